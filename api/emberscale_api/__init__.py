@@ -1,0 +1,9 @@
+"""The contracts of Emberscale: what its components say to each other, and nothing that they do.
+
+`job`      the TrainingJob manifest as types
+`rpc`      the control plane: protos, stubs, and how a call proves that it belongs to the job
+`wire`     the data plane between workers and parameter servers
+`routing`  which parameter server owns which key
+`metrics`  names of the Prometheus metrics
+`events`   structured logs
+"""

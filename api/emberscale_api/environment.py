@@ -1,0 +1,78 @@
+"""The environment variables that tell a process of a job who it is; the same for pods and local processes."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+JOB_NAME = "EMBERSCALE_JOB_NAME"
+JOB_UID = "EMBERSCALE_JOB_UID"
+ROLE = "EMBERSCALE_ROLE"
+INDEX = "EMBERSCALE_INDEX"
+INCARNATION = "EMBERSCALE_INCARNATION"
+MASTER_ADDRESS = "EMBERSCALE_MASTER_ADDRESS"
+TOKEN_FILE = "EMBERSCALE_TOKEN_FILE"
+REDIS_URL = "EMBERSCALE_REDIS_URL"
+MANIFEST_FILE = "EMBERSCALE_MANIFEST_FILE"
+LISTEN_HOST = "EMBERSCALE_LISTEN_HOST"
+ADVERTISED_HOST = "EMBERSCALE_ADVERTISED_HOST"
+SOCKET_DIRECTORY = "EMBERSCALE_SOCKET_DIRECTORY"
+CPU_CORES = "EMBERSCALE_CPU_CORES"
+
+
+class MissingVariableError(Exception):
+    """A process was started without a variable that it needs."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"{name} is not set; the processes of a job are started by `emberscale run` or by the operator"
+        )
+        self.name = name
+
+
+@dataclass(frozen=True)
+class ProcessIdentity:
+    """Who a process is and where its master is.
+
+    `incarnation` is never used twice for one role and index. `cpu_cores` is None where the manifest sets no limit.
+    `socket_directory`, if set, is a folder that all processes of the job share: data sockets go there.
+    """
+
+    job_name: str
+    job_uid: str
+    role: str
+    index: int
+    incarnation: str
+    master_address: str
+    token: str
+    listen_host: str
+    advertised_host: str
+    socket_directory: Path | None
+    cpu_cores: float | None
+
+
+def read_identity(environment: Mapping[str, str] = os.environ) -> ProcessIdentity:
+    """The identity that the environment gives. Raises MissingVariableError."""
+
+    def required(name: str) -> str:
+        try:
+            return environment[name]
+        except KeyError:
+            raise MissingVariableError(name) from None
+
+    listen_host = environment.get(LISTEN_HOST, "127.0.0.1")
+    sockets = environment.get(SOCKET_DIRECTORY)
+    cores = environment.get(CPU_CORES)
+    return ProcessIdentity(
+        job_name=required(JOB_NAME),
+        job_uid=required(JOB_UID),
+        role=required(ROLE),
+        index=int(environment.get(INDEX, "0")),
+        incarnation=required(INCARNATION),
+        master_address=required(MASTER_ADDRESS),
+        token=Path(required(TOKEN_FILE)).read_text(encoding="ascii").strip(),
+        listen_host=listen_host,
+        advertised_host=environment.get(ADVERTISED_HOST, listen_host),
+        socket_directory=Path(sockets) if sockets else None,
+        cpu_cores=float(cores) if cores else None,
+    )

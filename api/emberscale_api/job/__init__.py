@@ -1,0 +1,53 @@
+"""The TrainingJob manifest, `emberscale.io/v1alpha1`."""
+
+from emberscale_api.job.checkpoint import CheckpointSpec, FaultToleranceSpec, FaultToleranceStrategy
+from emberscale_api.job.data import DataFormat, DataSpec, ShufflingSpec
+from emberscale_api.job.duration import parse_duration
+from emberscale_api.job.manifest import ManifestError, apply_overrides, load_manifest, parse_manifest
+from emberscale_api.job.model import Architecture, EmbeddingSpec, InitializerSpec, ModelSpec, TableOverride
+from emberscale_api.job.optimizer import OptimizerSpec, OptimizersSpec, OptimizerType
+from emberscale_api.job.quantity import cpu_cores, memory_bytes
+from emberscale_api.job.resolved import ResolvedModel, TableSpec, resolve_model
+from emberscale_api.job.roles import ResourceRequirements, RoleSpec
+from emberscale_api.job.run_policy import RunPolicy, ScalingMode, ScalingSpec
+from emberscale_api.job.training import ShardingSpec, TrainingSpec
+from emberscale_api.job.training_job import API_VERSION, KIND, ObjectMeta, TrainingJob, TrainingJobSpec
+
+__all__ = [
+    "API_VERSION",
+    "KIND",
+    "Architecture",
+    "CheckpointSpec",
+    "DataFormat",
+    "DataSpec",
+    "EmbeddingSpec",
+    "FaultToleranceSpec",
+    "FaultToleranceStrategy",
+    "InitializerSpec",
+    "ManifestError",
+    "ModelSpec",
+    "ObjectMeta",
+    "OptimizerSpec",
+    "OptimizerType",
+    "OptimizersSpec",
+    "ResolvedModel",
+    "ResourceRequirements",
+    "RoleSpec",
+    "RunPolicy",
+    "ScalingMode",
+    "ScalingSpec",
+    "ShardingSpec",
+    "ShufflingSpec",
+    "TableOverride",
+    "TableSpec",
+    "TrainingJob",
+    "TrainingJobSpec",
+    "TrainingSpec",
+    "apply_overrides",
+    "cpu_cores",
+    "load_manifest",
+    "memory_bytes",
+    "parse_duration",
+    "parse_manifest",
+    "resolve_model",
+]

@@ -1,0 +1,75 @@
+"""The TrainingJob as a whole."""
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, ConfigDict, Field
+
+from emberscale_api.job.checkpoint import CheckpointSpec, FaultToleranceSpec
+from emberscale_api.job.data import DataSpec
+from emberscale_api.job.model import ModelSpec
+from emberscale_api.job.optimizer import OptimizersSpec
+from emberscale_api.job.roles import MasterSpec, RoleSpec
+from emberscale_api.job.run_policy import RunPolicy, ScalingSpec
+from emberscale_api.job.schema import ManifestPart
+from emberscale_api.job.training import ShardingSpec, TrainingSpec
+
+API_VERSION = "emberscale.io/v1alpha1"
+KIND = "TrainingJob"
+
+_DNS_LABEL = re.compile(r"^[a-z0-9]([-a-z0-9]{0,51}[a-z0-9])?$")
+
+
+def _job_name(name: str) -> str:
+    if not _DNS_LABEL.match(name):
+        raise ValueError(
+            "must be lower-case letters, digits and '-', start and end with a letter or digit, "
+            "and have at most 53 characters"
+        )
+    return name
+
+
+class ObjectMeta(ManifestPart):
+    """The metadata that matters here; everything else that Kubernetes puts there is kept, not read."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: Annotated[str, AfterValidator(_job_name)]
+    namespace: str = "default"
+    labels: dict[str, str] = Field(default_factory=dict)
+    annotations: dict[str, str] = Field(default_factory=dict)
+
+
+class TrainingJobSpec(ManifestPart):
+    """Everything a person can say about a job; only `data.train` must be said."""
+
+    model: ModelSpec = ModelSpec()
+    data: DataSpec
+    training: TrainingSpec = TrainingSpec()
+    optimizers: OptimizersSpec = OptimizersSpec()
+    sharding: ShardingSpec = ShardingSpec()
+    master: MasterSpec = MasterSpec()
+    ps: RoleSpec = RoleSpec()
+    worker: RoleSpec = RoleSpec()
+    scaling: ScalingSpec = ScalingSpec()
+    fault_tolerance: FaultToleranceSpec = FaultToleranceSpec()
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    run_policy: RunPolicy = RunPolicy()
+
+
+class TrainingJob(ManifestPart):
+    """One DLRM to train."""
+
+    api_version: Literal["emberscale.io/v1alpha1"]
+    kind: Literal["TrainingJob"]
+    metadata: ObjectMeta
+    spec: TrainingJobSpec
+
+    def to_json(self) -> str:
+        """The manifest with its defaults filled in, as it travels to the job's processes."""
+        return self.model_dump_json(by_alias=True, exclude_none=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> "TrainingJob":
+        """The inverse of `to_json`."""
+        return cls.model_validate_json(text)

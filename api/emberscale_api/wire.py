@@ -1,0 +1,110 @@
+"""The data plane: frames between a worker and a parameter server, over TCP or a Unix socket.
+
+A frame is a fixed little-endian header and a payload of raw numpy buffers; requests on one connection are answered in
+order. A pull's payload is `counts: uint32[tables]`, then `keys: int64[sum(counts)]`, table by table. Its answer is the
+rows' weights, `float32`, in the order of the keys, then the server's slice of the dense vector if it was asked for. A
+push's payload is a pull's, followed by the gradients in the same layout as a pull's answer.
+
+The first frame on a connection is HELLO; its payload is the job's token. A frame that is malformed ends the connection.
+"""
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+
+MAGIC = 0x4D424D45
+VERSION = 1
+MAX_PAYLOAD_BYTES = 1 << 30
+MAX_TABLES = 1 << 16
+
+
+class Kind(IntEnum):
+    """What a request asks for."""
+
+    HELLO = 1
+    PULL = 2
+    PUSH = 3
+
+
+class Status(IntEnum):
+    """What an answer says."""
+
+    OK = 0
+    REPEATED = 1
+    """The batch is applied already; nothing was done."""
+    REFRESH = 2
+    """The routing epoch is not this server's: fetch the routing table and the lease again."""
+    FENCED = 3
+    """A newer lease of this shard exists: drop it."""
+    REFUSED = 4
+    """The request makes no sense here; the payload is a UTF-8 reason."""
+
+
+class Flag(IntFlag):
+    """Options of a request."""
+
+    NONE = 0
+    DENSE = 1
+    """The payload or the answer carries the server's dense slice too."""
+    READ_ONLY = 2
+    """PULL: rows that do not exist are answered with their initial weights, and not made."""
+
+
+_HEADER = struct.Struct("<IBBHQQIIQQQII")
+HEADER_BYTES = _HEADER.size
+
+
+class WireError(Exception):
+    """The other side speaks something else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The fixed part of a frame.
+
+    `kind` is a Kind in requests and a Status in answers. `epoch`, `batch`, `shard` and `token` name the batch as the
+    ledger does; `routing_epoch` is the routing table that the sender used; `version` is the number of pushes that the
+    server had applied when it answered a pull, sent back with the push of the same batch.
+    """
+
+    kind: int
+    flags: int = 0
+    routing_epoch: int = 0
+    batch: int = 0
+    epoch: int = 0
+    tables: int = 0
+    shard: int = 0
+    token: int = 0
+    version: int = 0
+    payload_bytes: int = 0
+    worker: int = 0
+
+    def pack(self) -> bytes:
+        """The header as `HEADER_BYTES` bytes."""
+        return _HEADER.pack(
+            MAGIC,
+            VERSION,
+            self.kind,
+            self.flags,
+            self.routing_epoch,
+            self.batch,
+            self.epoch,
+            self.tables,
+            self.shard,
+            self.token,
+            self.version,
+            self.payload_bytes,
+            self.worker,
+        )
+
+    @classmethod
+    def unpack(cls, buffer: bytes | bytearray | memoryview) -> "Header":
+        """The header in the first `HEADER_BYTES` bytes. Raises WireError for another protocol or an absurd size."""
+        magic, version, kind, flags, routing_epoch, batch, epoch, tables, shard, token, applied, payload, worker = (
+            _HEADER.unpack_from(buffer)
+        )
+        if magic != MAGIC or version != VERSION:
+            raise WireError(f"not an Emberscale frame of version {VERSION}")
+        if payload > MAX_PAYLOAD_BYTES or tables > MAX_TABLES:
+            raise WireError(f"frame of {payload} bytes for {tables} tables is beyond the limits")
+        return cls(kind, flags, routing_epoch, batch, epoch, tables, shard, token, applied, payload, worker)
