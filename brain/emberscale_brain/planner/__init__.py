@@ -1,0 +1,1 @@
+"""Plans: what each job of a cluster should have, and why."""

@@ -1,0 +1,381 @@
+"""What a planner is given and what it answers.
+
+Everything is frozen and plain: times are seconds since the epoch, CPU is in cores, memory in bytes, throughput in
+samples per second, prices per hour. A planner sees one `ClusterView` and answers with a `PlannedShape` for each job.
+Own planners plug in through the entry-point group `PLANNER_ENTRY_POINTS`: the entry point names a callable that takes
+`PlannerSettings` and returns a `Planner`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from types import MappingProxyType
+from typing import NewType, Protocol, runtime_checkable
+
+JobId = NewType("JobId", str)
+
+PLANNER_ENTRY_POINTS = "emberscale.planners"
+
+# Order of the coefficients of `ThroughputFit`: DLRover-RM equations 2, 3, 4 and 5, and the sum of the four betas.
+COEFFICIENTS = ("gradient", "update", "synchronize", "embedding", "constant")
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class JobShape:
+    """Resources of a job: `workers` x (`worker_cpu`, `worker_memory`) and `ps` x (`ps_cpu`, `ps_memory`)."""
+
+    workers: int
+    ps: int
+    worker_cpu: float
+    ps_cpu: float
+    worker_memory: int
+    ps_memory: int
+
+    def __post_init__(self) -> None:
+        if self.workers < 1 or self.ps < 1:
+            raise ValueError(f"a job needs at least one worker and one PS, not {self.workers} and {self.ps}")
+        if not (self.worker_cpu > 0 and self.ps_cpu > 0):
+            raise ValueError(f"worker_cpu ({self.worker_cpu}) and ps_cpu ({self.ps_cpu}) must be above 0")
+        if self.worker_memory < 0 or self.ps_memory < 0:
+            raise ValueError(f"memory must not be negative: {self.worker_memory}, {self.ps_memory}")
+
+    @property
+    def cpu(self) -> float:
+        """Cores of all processes together."""
+        return self.workers * self.worker_cpu + self.ps * self.ps_cpu
+
+    @property
+    def memory(self) -> int:
+        """Bytes of all processes together."""
+        return self.workers * self.worker_memory + self.ps * self.ps_memory
+
+    def with_memory(self, worker_memory: int, ps_memory: int) -> "JobShape":
+        """The same processes and cores with other memory."""
+        return replace(self, worker_memory=worker_memory, ps_memory=ps_memory)
+
+    def describe(self) -> str:
+        """In words, for reasons and tables."""
+        return (
+            f"{self.workers} workers x {self.worker_cpu:g} cores {self.worker_memory / GIB:.3g} GiB, "
+            f"{self.ps} PS x {self.ps_cpu:g} cores {self.ps_memory / GIB:.3g} GiB"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeBounds:
+    """What the job's owner allows, inclusive; `cpu_step` is the grid on which cores are chosen."""
+
+    workers: tuple[int, int] = (1, 32)
+    ps: tuple[int, int] = (1, 16)
+    worker_cpu: tuple[float, float] = (1.0, 16.0)
+    ps_cpu: tuple[float, float] = (1.0, 16.0)
+    worker_memory: tuple[int, int] = (1 * GIB, 64 * GIB)
+    ps_memory: tuple[int, int] = (1 * GIB, 256 * GIB)
+    cpu_step: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("workers", "ps", "worker_cpu", "ps_cpu", "worker_memory", "ps_memory"):
+            low, high = getattr(self, name)
+            if low > high:
+                raise ValueError(f"{name}: the lower bound {low} is above the upper bound {high}")
+            if low <= 0:
+                raise ValueError(f"{name}: the lower bound {low} must be above 0")
+        if self.cpu_step <= 0:
+            raise ValueError(f"cpu_step ({self.cpu_step}) must be above 0")
+
+    def contains(self, shape: JobShape) -> bool:
+        """Whether every dimension of `shape` is within the bounds."""
+        return all(
+            low <= value <= high
+            for value, (low, high) in (
+                (shape.workers, self.workers),
+                (shape.ps, self.ps),
+                (shape.worker_cpu, self.worker_cpu),
+                (shape.ps_cpu, self.ps_cpu),
+                (shape.worker_memory, self.worker_memory),
+                (shape.ps_memory, self.ps_memory),
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class JobMetadata:
+    """What is known of a job at submission: the features of the warm start and the constants of the model.
+
+    `dense_bytes` is DLRover-RM's M (the dense parameters), `embedding_dimension` its D (the sum over tables of the
+    embedding's width, in floats per sample), `batch_size` its m (samples per worker and iteration).
+    """
+
+    architecture: str
+    batch_size: int
+    dense_bytes: int
+    embedding_dimension: int
+    tables: int
+    total_samples: int
+    name: str = ""
+    optimizer: str = ""
+    data_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "dense_bytes", "embedding_dimension", "total_samples"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True)
+class JobProfile:
+    """One measurement of a job in steady state, over some seconds up to `time`.
+
+    `iteration_seconds` is a worker's time for one batch and `throughput` all workers' samples per second; `samples` is
+    what the job had committed by then. `restarted` marks a window that a start, a failure or a scaling falls into: it
+    says nothing about the shape and enters no throughput fit. `ps_memory` and `worker_memory` are those of the
+    largest process of the role. Utilization is 0 to 1 of what is allocated; `stage_fractions` are shares of
+    `iteration_seconds` (read, pull, compute, push, wait).
+    """
+
+    time: float
+    shape: JobShape
+    batch_size: int
+    iteration_seconds: float
+    throughput: float
+    samples: int = 0
+    rows: int = 0
+    ps_memory: int = 0
+    worker_memory: int = 0
+    worker_cpu_utilization: float = 0.0
+    ps_cpu_utilization: float = 0.0
+    stage_fractions: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    restarted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ThroughputFit:
+    """A fitted throughput model (DLRover-RM equations 1-6) and how sure it is.
+
+    `coefficients` and the rows of `covariance` (5 x 5) are in the order of `COEFFICIENTS`. `noise` is the relative
+    standard deviation of one measured iteration time about the model, `rmsle` the fit's own error on its inliers.
+    `distinct_shapes` counts the shapes that the profiles cover; `prior_weight` is how many profiles' worth of trust
+    went to similar jobs; `outliers` of the `profiles` in the window were set aside.
+    """
+
+    coefficients: tuple[float, float, float, float, float]
+    covariance: tuple[tuple[float, ...], ...]
+    noise: float
+    rmsle: float
+    profiles: int
+    distinct_shapes: int
+    outliers: int = 0
+    prior_weight: float = 0.0
+    fitted_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """A job as the planner sees it; `current` is None while nothing of it is running.
+
+    `profiles` are the latest, oldest first. `fit` is the one made from them when there is one (a planner may refit).
+    `remaining_samples` counts over all epochs left. `priority` scales the job's weight. `last_scaled_at` is when the
+    current shape came into force. A `fixed` job is counted against the capacity and left as it is.
+    """
+
+    id: JobId
+    owner: str
+    metadata: JobMetadata
+    remaining_samples: int
+    current: JobShape | None
+    bounds: ShapeBounds = ShapeBounds()
+    profiles: tuple[JobProfile, ...] = ()
+    fit: ThroughputFit | None = None
+    submitted_at: float = 0.0
+    last_scaled_at: float = 0.0
+    priority: float = 1.0
+    fixed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PastJob:
+    """A finished job of the configuration database: the shape that served it well in the end, and its model."""
+
+    id: JobId
+    owner: str
+    metadata: JobMetadata
+    final_shape: JobShape
+    fit: ThroughputFit | None = None
+    finished_at: float = 0.0
+    rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterCapacity:
+    """What all jobs together may have; no process is planned larger than the largest node."""
+
+    cpu: float
+    memory: int
+    largest_node_cpu: float = float("inf")
+    largest_node_memory: float = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Money(a) of DLRover-RM equation 7: what a core and a GiB cost per hour."""
+
+    cpu_core_hour: float = 0.04
+    memory_gib_hour: float = 0.005
+
+    def per_hour(self, shape: JobShape) -> float:
+        """Cost of a shape per hour."""
+        return shape.cpu * self.cpu_core_hour + shape.memory / GIB * self.memory_gib_hour
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """What all jobs of one owner together may have."""
+
+    cpu: float = float("inf")
+    memory: float = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingOverheads:
+    """Learned from the start-ups of past processes: seconds until a new process serves, and seconds of standstill.
+
+    Scaling does not stop a job while new processes start; it stands still only while a change takes effect
+    (DLRover-RM section 5.2).
+    """
+
+    worker_start_seconds: float = 30.0
+    ps_start_seconds: float = 45.0
+    worker_pause_seconds: float = 1.0
+    ps_pause_seconds: float = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """Everything a planner may look at."""
+
+    jobs: tuple[JobView, ...]
+    capacity: ClusterCapacity
+    prices: Prices = Prices()
+    quotas: Mapping[str, Quota] = field(default_factory=lambda: MappingProxyType({}))
+    overheads: ScalingOverheads = ScalingOverheads()
+    history: tuple[PastJob, ...] = ()
+    network_bytes_per_second: float = 1.25e9
+
+
+class PlanAction(StrEnum):
+    """What a planned shape means for the job."""
+
+    KEEP = "Keep"  # as it is
+    START = "Start"  # first shape
+    SCALE = "Scale"  # a better shape
+    EXPLORE = "Explore"  # a small change that is expected to teach more than it costs
+    GROW_MEMORY = "GrowMemory"  # the PS would run out of memory
+    SHRINK = "Shrink"  # gives up resources that the cluster needs elsewhere or that gain nothing
+    WAIT = "Wait"  # no room; the shape is None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A point of a job's Pareto front: cost per hour, predicted throughput, and its relative standard deviation."""
+
+    shape: JobShape
+    cost_per_hour: float
+    throughput: float
+    uncertainty: float
+
+
+@dataclass(frozen=True, slots=True)
+class SimilarJob:
+    """A past job that a decision leans on; `features` says how alike each feature is, 0 to 1."""
+
+    id: JobId
+    similarity: float
+    features: Mapping[str, float]
+    shape: JobShape
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryForecast:
+    """PS memory at the end of the job, in bytes of the largest PS at the planned number of PS.
+
+    `law` names the growth that fitted best. `oom_at_samples` (and its 95% band) is where the present limit is
+    reached, None when that is not before the end of the job.
+    """
+
+    law: str
+    expected: float
+    lower: float
+    upper: float
+    oom_at_samples: float | None = None
+    oom_band: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The numbers behind a decision; what does not apply is None or empty.
+
+    `expected_gain` is samples/s net of the standstill, `expected_cost` the added cost per hour, `saved_seconds` the
+    expected change of the remaining time (positive: sooner).
+    """
+
+    fit: ThroughputFit | None = None
+    front: tuple[Candidate, ...] = ()
+    chosen: Candidate | None = None
+    present: Candidate | None = None
+    expected_gain: float = 0.0
+    expected_cost: float = 0.0
+    overhead_seconds: float = 0.0
+    saved_seconds: float = 0.0
+    weight: float = 0.0
+    similar: tuple[SimilarJob, ...] = ()
+    memory: MemoryForecast | None = None
+    numbers: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedShape:
+    """What one job should have. `reason` is for people; `explanation` holds the numbers it speaks of."""
+
+    shape: JobShape | None
+    action: PlanAction
+    reason: str
+    explanation: Explanation = Explanation()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One round of planning, as it is recorded."""
+
+    made_at: float
+    planner: str
+    jobs: Mapping[JobId, PlannedShape]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerSettings:
+    """The operator's preferences.
+
+    `rho` and `epsilon` are those of DLRover-RM equation 14, `smoothing` (mu) and `neighbours` (k) those of Algorithm 1.
+    `exploration` scales how much a planner values what a change would teach; 0 never explores.
+    """
+
+    rho: float = 2.5
+    epsilon: float = 1.0
+    smoothing: float = 0.5
+    neighbours: int = 5
+    exploration: float = 1.0
+    seed: int = 0
+
+
+@runtime_checkable
+class Planner(Protocol):
+    """An algorithm. It may keep what it learned between calls, but does no I/O and reads no clock."""
+
+    def plan(self, cluster: ClusterView, now: float) -> Mapping[JobId, PlannedShape]:
+        """Shapes for the jobs of `cluster` at `now` (seconds since the epoch); a job left out keeps what it has.
+
+        The shapes together stay within the capacity and the owners' quotas.
+        """
+        ...
