@@ -1,0 +1,1 @@
+"""What trains: parameter servers, workers, models, data and checkpoints."""

@@ -1,0 +1,1 @@
+"""The data side of training: files, blocks, the order of an epoch, batches, and synthetic data."""

@@ -1,0 +1,268 @@
+"""The Criteo format: lines of `label \t 13 integers \t 26 categories`, read straight from bytes.
+
+A label is 0 or 1. An integer may be negative or empty; a category is a 32-bit hexadecimal number or empty. A block in
+memory stays text: only the records that a batch asks for are parsed, in the order that it asks for them, right into the
+batch's arrays.
+"""
+
+from dataclasses import dataclass, replace
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from emberscale_api.job.resolved import CRITEO_CATEGORICAL, CRITEO_DENSE
+from emberscale_api.rpc.master_pb2 import Block, DataFile
+from emberscale_trainer.data.errors import BadRecord, DataUnavailableError
+from emberscale_trainer.data.files import read_range
+from emberscale_trainer.data.index import index_lines
+from emberscale_trainer.data.records import Columns
+
+MISSING_KEY = -1
+"""The id of an empty category."""
+
+MAX_LINE_BYTES = 1024
+"""The longest well-formed line has 496 bytes; anything far beyond is something else."""
+
+_DENSE = len(CRITEO_DENSE)
+_CATEGORICAL = len(CRITEO_CATEGORICAL)
+_FIELDS = 1 + _DENSE + _CATEGORICAL
+_MAX_DIGITS = 18
+_TAB, _NEWLINE, _RETURN, _MINUS, _ZERO = 9, 10, 13, 45, 48
+_NOT_HEX = 0x80
+
+# Problems of a line; a positive number is the number of the field that is not what it should be, plus one.
+_GOOD, _BLANK, _TOO_LONG, _WRONG_FIELDS = 0, -1, -2, -3
+
+
+def _hex_digits() -> npt.NDArray[np.uint8]:
+    table = np.full(256, _NOT_HEX, dtype=np.uint8)
+    for value, digit in enumerate("0123456789abcdef"):
+        table[ord(digit)] = table[ord(digit.upper())] = value
+    return table
+
+
+_HEX = _hex_digits()
+_LOG1P = np.log1p(np.arange(1024, dtype=np.float64)).astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class LineBlock:
+    """The text of one block: `starts[i]` is where line i begins, `starts[i + 1] - 1` where it ends."""
+
+    file: str
+    first_record: int
+    text: npt.NDArray[np.uint8]
+    starts: npt.NDArray[np.int64]
+
+    def read(self, records: npt.NDArray[np.int64], into: Columns) -> tuple[int, list[BadRecord]]:
+        """Parses the given lines; see RecordBlock. Dense features are log1p(max(x, 0)), 0 where missing."""
+        problems = np.empty(records.size, dtype=np.int32)
+        good = _parse(self.text, self.starts, records, into.labels, into.dense, into.ids, problems, True)
+        if good == records.size:
+            return good, []
+        bad = [self._describe(int(records[place]), int(problems[place])) for place in np.flatnonzero(problems)]
+        return good, bad
+
+    def read_raw(self, records: npt.NDArray[np.int64]) -> "RawColumns":
+        """Parses the given lines and leaves the integers as they are, NaN where missing."""
+        raw = RawColumns(
+            np.empty(records.size, dtype=np.float32),
+            np.empty((records.size, _DENSE), dtype=np.float64),
+            np.empty((records.size, _CATEGORICAL), dtype=np.int64),
+            (),
+        )
+        problems = np.empty(records.size, dtype=np.int32)
+        good = _parse(self.text, self.starts, records, raw.labels, raw.integers, raw.ids, problems, False)
+        bad = tuple(self._describe(int(records[place]), int(problems[place])) for place in np.flatnonzero(problems))
+        return replace(raw, labels=raw.labels[:good], integers=raw.integers[:good], ids=raw.ids[:good], bad_records=bad)
+
+    def _describe(self, record: int, problem: int) -> BadRecord:
+        line = self.text[self.starts[record] : self.starts[record + 1] - 1].tobytes().removesuffix(b"\r")
+        fields = line.split(b"\t")
+        if problem == _BLANK:
+            text = "the line is blank"
+        elif problem == _TOO_LONG:
+            text = f"the line has {len(line):,} bytes, more than {MAX_LINE_BYTES:,}"
+        elif problem == _WRONG_FIELDS:
+            text = f"expected {_FIELDS} fields separated by tabs, found {len(fields)}"
+        else:
+            number = problem - 1
+            shown = repr(fields[number][:24].decode("utf-8", "backslashreplace"))
+            if number == 0:
+                text = f"the label {shown} is neither 0 nor 1"
+            elif number <= _DENSE:
+                text = f"{CRITEO_DENSE[number - 1]} {shown} is not an integer of at most {_MAX_DIGITS} digits"
+            else:
+                name = CRITEO_CATEGORICAL[number - 1 - _DENSE]
+                text = f"{name} {shown} is not a hexadecimal number of at most 8 digits"
+        return BadRecord(self.file, self.first_record + record + 1, text)
+
+
+@dataclass(frozen=True, slots=True)
+class RawColumns:
+    """Good records as written: labels float32[n], integers float64[n, 13] (NaN: missing), ids int64[n, 26]."""
+
+    labels: npt.NDArray[np.float32]
+    integers: npt.NDArray[np.float64]
+    ids: npt.NDArray[np.int64]
+    bad_records: tuple[BadRecord, ...]
+
+
+def split_lines(text: bytes, records: int, file: str = "", first_record: int = 0) -> LineBlock:
+    """The lines of a block. Raises DataUnavailableError if there are not `records` lines."""
+    data = np.frombuffer(text, dtype=np.uint8)
+    starts = np.empty(records + 1, dtype=np.int64)
+    if _find_lines(data, starts) != records:
+        raise DataUnavailableError(
+            file,
+            f"changed since it was indexed: {records:,} lines are not where they were, from line {first_record + 1:,}",
+        )
+    return LineBlock(file, first_record, data, starts)
+
+
+@dataclass(frozen=True, slots=True)
+class CriteoTSV:
+    """The `CriteoTSV` format; a RecordFormat."""
+
+    dense_columns: int = _DENSE
+    categorical_columns: int = _CATEGORICAL
+
+    def index_file(self, file: DataFile, file_number: int, block_records: int) -> list[Block]:
+        """The blocks of one file. Raises DataUnavailableError."""
+        return index_lines(file, file_number, block_records)
+
+    def read_block(self, file: DataFile, block: Block) -> LineBlock:
+        """One block in memory. Raises DataUnavailableError."""
+        text = read_range(file.uri, block.offset, block.length)
+        return split_lines(text, block.records, file.uri, block.first_record)
+
+
+@numba.njit(nogil=True, cache=True)
+def _find_lines(data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64]) -> int:
+    """Fills `starts`; returns the number of lines, or -1 if there are more than fit."""
+    room = starts.size - 1
+    starts[0] = 0
+    lines = 0
+    for place in range(data.size):
+        if data[place] == _NEWLINE:
+            if lines == room:
+                return -1
+            lines += 1
+            starts[lines] = place + 1
+    if starts[lines] < data.size:
+        if lines == room:
+            return -1
+        lines += 1
+        starts[lines] = data.size + 1
+    return lines
+
+
+@numba.njit(nogil=True, cache=True)
+def _fault(data: npt.NDArray[np.uint8], begin: int, end: int, field: int) -> int:
+    """The problem of a line that went wrong in a field: a wrong number of fields comes first."""
+    fields = 1
+    for place in range(begin, end):
+        fields += data[place] == _TAB
+    return field + 1 if fields == _FIELDS else _WRONG_FIELDS
+
+
+@numba.njit(nogil=True, cache=True)
+def _parse_line(
+    data: npt.NDArray[np.uint8],
+    begin: int,
+    end: int,
+    labels: npt.NDArray[np.float32],
+    dense: npt.NDArray[np.floating],
+    ids: npt.NDArray[np.int64],
+    row: int,
+    transform: bool,
+) -> int:
+    """Parses the line in bytes [begin, end), without its end of line, to a row; returns its problem or _GOOD."""
+    if begin == end:
+        return _BLANK
+    if end - begin > MAX_LINE_BYTES:
+        return _TOO_LONG
+    label = data[begin] - _ZERO
+    if label < 0 or label > 1 or begin + 1 == end or data[begin + 1] != _TAB:
+        return _fault(data, begin, end, 0)
+    labels[row] = label
+    place = begin + 2
+    for column in range(_DENSE):
+        negative = place < end and data[place] == _MINUS
+        place += negative
+        first = place
+        value = 0
+        while place < end:
+            digit = data[place] - _ZERO
+            if digit < 0 or digit > 9:
+                break
+            value = value * 10 + digit
+            place += 1
+        digits = place - first
+        if place == end or data[place] != _TAB or digits > _MAX_DIGITS or (negative and digits == 0):
+            return _fault(data, begin, end, 1 + column)
+        place += 1
+        if transform:
+            if negative or value == 0:
+                dense[row, column] = 0.0
+            elif value < _LOG1P.size:
+                dense[row, column] = _LOG1P[value]
+            else:
+                dense[row, column] = np.log1p(np.float64(value))
+        elif digits == 0:
+            dense[row, column] = np.nan
+        else:
+            dense[row, column] = -value if negative else value
+    for column in range(_CATEGORICAL):
+        first = place
+        key = np.int64(0)
+        if place + 8 <= end:
+            wrong = np.int64(0)
+            for offset in range(8):
+                nibble = np.int64(_HEX[data[place + offset]])
+                wrong |= nibble
+                key = (key << 4) | (nibble & 15)
+            if wrong & _NOT_HEX:
+                key = np.int64(0)
+            else:
+                place += 8
+        if place == first:
+            while place < end and place < first + 8:
+                nibble = np.int64(_HEX[data[place]])
+                if nibble == _NOT_HEX:
+                    break
+                key = (key << 4) | nibble
+                place += 1
+        if column == _CATEGORICAL - 1:
+            if place != end:
+                return _fault(data, begin, end, 1 + _DENSE + column)
+        elif place == end or data[place] != _TAB:
+            return _fault(data, begin, end, 1 + _DENSE + column)
+        ids[row, column] = MISSING_KEY if place == first else key
+        place += 1
+    return _GOOD
+
+
+@numba.njit(nogil=True, cache=True)
+def _parse(
+    data: npt.NDArray[np.uint8],
+    starts: npt.NDArray[np.int64],
+    records: npt.NDArray[np.int64],
+    labels: npt.NDArray[np.float32],
+    dense: npt.NDArray[np.floating],
+    ids: npt.NDArray[np.int64],
+    problems: npt.NDArray[np.int32],
+    transform: bool,
+) -> int:
+    """Parses lines to rows without gaps; returns their number. `problems` says for each line what is wrong with it."""
+    row = 0
+    for place in range(records.size):
+        begin = starts[records[place]]
+        end = starts[records[place] + 1] - 1
+        if end > begin and data[end - 1] == _RETURN:
+            end -= 1
+        problem = _parse_line(data, begin, end, labels, dense, ids, row, transform)
+        problems[place] = problem
+        row += problem == _GOOD
+    return row

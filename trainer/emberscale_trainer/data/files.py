@@ -1,0 +1,98 @@
+"""From the paths of a manifest to files."""
+
+import glob
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from emberscale_api.rpc.master_pb2 import DataFile
+from emberscale_trainer.data.errors import DataUnavailableError
+
+_SHOWN = 5
+
+
+def expand(paths: Iterable[str]) -> list[DataFile]:
+    """The files that paths, globs and fsspec URIs name: sorted by URI, each once, with their sizes in bytes.
+
+    Local files get absolute paths. Raises DataUnavailableError for a path that names no readable file.
+    """
+    found: dict[str, int] = {}
+    for path in paths:
+        found.update(_expand_one(path))
+    return [DataFile(uri=uri, bytes=size) for uri, size in sorted(found.items())]
+
+
+def open_filesystem(path: str) -> tuple[Any, str]:
+    """The fsspec file system of a path or URI, and the path within it. Raises DataUnavailableError."""
+    try:
+        filesystem, inner = fsspec.url_to_fs(path)
+    except (ImportError, ValueError) as error:
+        raise DataUnavailableError(path, f"no file system for it: {error}") from error
+    return filesystem, inner
+
+
+def _expand_one(path: str) -> dict[str, int]:
+    filesystem, inner = open_filesystem(path)
+    try:
+        if filesystem.isfile(inner):
+            matches = [inner]
+        elif glob.has_magic(inner):
+            matches = [match for match in filesystem.glob(inner) if filesystem.isfile(match)]
+        elif filesystem.isdir(inner):
+            raise DataUnavailableError(
+                path, f"is a folder, write {path.rstrip('/')}/*.tsv or so; {_listing(filesystem, inner)}"
+            )
+        else:
+            matches = []
+        if not matches:
+            verb = "matches" if glob.has_magic(inner) else "is"
+            raise DataUnavailableError(path, f"{verb} no file; {_nearest(filesystem, inner)}")
+        return {_uri(filesystem, match): _size(filesystem, match) for match in matches}
+    except OSError as error:
+        raise DataUnavailableError(path, f"cannot be read: {error.strerror or error}") from error
+
+
+def _uri(filesystem: Any, path: str) -> str:
+    if not isinstance(filesystem, LocalFileSystem):
+        return str(filesystem.unstrip_protocol(path))
+    folder, name = os.path.split(path)
+    return os.path.join(os.path.realpath(folder), name) if ".." in folder.split("/") else path
+
+
+def _size(filesystem: Any, path: str) -> int:
+    if isinstance(filesystem, LocalFileSystem) and not os.access(path, os.R_OK):
+        raise DataUnavailableError(path, "cannot be read: permission denied")
+    return int(filesystem.size(path))
+
+
+def _nearest(filesystem: Any, path: str) -> str:
+    """What is in the closest folder above a path that exists."""
+    folder = path.rstrip("/")
+    while "/" in folder:
+        folder = folder.rpartition("/")[0]
+        if not glob.has_magic(folder) and filesystem.isdir(folder or "/"):
+            return _listing(filesystem, folder or "/")
+    return "nor is there a folder above it"
+
+
+def _listing(filesystem: Any, folder: str) -> str:
+    names = sorted(entry.rstrip("/").rpartition("/")[2] for entry in filesystem.ls(folder, detail=False))
+    if not names:
+        return f"{folder} is empty"
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{folder} holds {', '.join(names[:_SHOWN])}{more}"
+
+
+def read_range(uri: str, offset: int, length: int) -> bytes:
+    """Exactly the bytes [offset, offset + length) of a file. Raises DataUnavailableError."""
+    filesystem, path = open_filesystem(uri)
+    try:
+        data: bytes = filesystem.cat_file(path, start=offset, end=offset + length)
+    except OSError as error:
+        raise DataUnavailableError(uri, f"cannot be read: {error.strerror or error}") from error
+    if len(data) != length:
+        raise DataUnavailableError(uri, f"is shorter than when it was indexed: no byte {offset + length:,}")
+    return data

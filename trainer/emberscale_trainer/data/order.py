@@ -1,0 +1,86 @@
+"""The order of the records in one epoch.
+
+The records of a split lie in blocks, and an epoch is a line of positions 0..records-1. Position by position, the line
+walks through the blocks in a shuffled order, and through each block in a shuffled order of its records. Any range of
+positions can so be found without walking what is before it, and a reader touches few blocks.
+
+The order is a function of the block sizes, the seed and the epoch alone. It uses its own counter-based generator, not
+numpy's, so that it is the same with every version of numpy.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from emberscale_api.routing import MIX_1, MIX_2, mix64
+
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Places [start, stop) of a block's own shuffled order: the records `permutation(block)[start:stop]`."""
+
+    block: int
+    start: int
+    stop: int
+
+
+class EpochOrder:
+    """Which record stands at which position of an epoch.
+
+    With `enabled` False (evaluation) positions follow the files. Raises ValueError for a negative block size.
+    """
+
+    def __init__(self, block_records: Sequence[int], seed: int, epoch: int, enabled: bool) -> None:
+        sizes = np.asarray(block_records, dtype=np.int64)
+        if sizes.size and int(sizes.min()) < 0:
+            raise ValueError("a block cannot hold a negative number of records")
+        self._key = mix64(mix64(seed + _GOLDEN) + epoch)
+        self._enabled = enabled
+        self._sizes = sizes
+        self._order = self._shuffled(sizes.size, self._key)
+        self._ends = np.cumsum(sizes[self._order])
+
+    @property
+    def records(self) -> int:
+        """The number of positions."""
+        return int(self._ends[-1]) if self._ends.size else 0
+
+    def spans(self, start: int, stop: int) -> Iterator[Span]:
+        """Where the positions [start, stop) are, in order, as few spans as possible, none of them empty.
+
+        Raises ValueError for positions that the epoch does not have.
+        """
+        if not 0 <= start <= stop <= self.records:
+            raise ValueError(f"positions [{start}, {stop}) are not within the epoch's {self.records}")
+        place = int(np.searchsorted(self._ends, start, side="right"))
+        while start < stop:
+            block, end = int(self._order[place]), int(self._ends[place])
+            size = int(self._sizes[block])
+            begin = end - size
+            if size:
+                yield Span(block, start - begin, min(stop, end) - begin)
+                start = min(stop, end)
+            place += 1
+
+    def permutation(self, block: int) -> npt.NDArray[np.int64]:
+        """The block's own records, numbered from 0, in the order of their positions."""
+        return self._shuffled(int(self._sizes[block]), mix64(self._key ^ mix64(block + 1)))
+
+    def pieces(self, start: int, stop: int) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+        """The positions [start, stop) as (block, its records in order)."""
+        for span in self.spans(start, stop):
+            yield span.block, self.permutation(span.block)[span.start : span.stop]
+
+    def _shuffled(self, count: int, key: int) -> npt.NDArray[np.int64]:
+        """Sorts 0..count-1 by a hash of (key, number). The hash is a bijection of the number, so there are no ties."""
+        numbers = np.arange(count, dtype=np.int64)
+        if not self._enabled:
+            return numbers
+        hashes = np.uint64(key) + numbers.astype(np.uint64) * np.uint64(_GOLDEN)
+        hashes = (hashes ^ (hashes >> np.uint64(30))) * np.uint64(MIX_1)
+        hashes = (hashes ^ (hashes >> np.uint64(27))) * np.uint64(MIX_2)
+        return np.argsort(hashes ^ (hashes >> np.uint64(31)))

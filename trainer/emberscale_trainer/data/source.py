@@ -1,0 +1,107 @@
+"""From positions of an epoch to batches."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from emberscale_api.rpc.master_pb2 import Block, DataFile, Dataset, Split
+from emberscale_trainer.data.errors import BadRecord
+from emberscale_trainer.data.order import EpochOrder
+from emberscale_trainer.data.records import RecordBlock, RecordFormat, empty_columns
+
+_CACHED_BLOCKS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The records at positions [start, stop) of an epoch, without the malformed ones.
+
+    `number` is start // batch_size. labels float32[n], dense float32[n, d], ids int64[n, c], C-contiguous and the
+    batch's own; n + len(bad_records) == stop - start.
+    """
+
+    number: int
+    start: int
+    stop: int
+    labels: npt.NDArray[np.float32]
+    dense: npt.NDArray[np.float32]
+    ids: npt.NDArray[np.int64]
+    bad_records: tuple[BadRecord, ...]
+
+
+class BatchSource:
+    """Reads batches of an indexed data set; training data in a shuffled order if `shuffle`, evaluation data as it lies.
+
+    The blocks read last stay in memory, so that consecutive ranges do not read them again. Reading and parsing release
+    the GIL: iterate in a background thread to read ahead. One thread at a time.
+    """
+
+    def __init__(
+        self, dataset: Dataset, record_format: RecordFormat, batch_size: int, seed: int, shuffle: bool = True
+    ) -> None:
+        self._splits = {
+            Split.TRAINING_DATA: _SplitBlocks.of(dataset.training_files, dataset.training_blocks),
+            Split.EVALUATION_DATA: _SplitBlocks.of(dataset.evaluation_files, dataset.evaluation_blocks),
+        }
+        self._format = record_format
+        self._batch_size = batch_size
+        self._seed = seed
+        self._shuffle = shuffle
+        self._read_block = lru_cache(maxsize=_CACHED_BLOCKS)(self._load_block)
+        self._order = lru_cache(maxsize=2)(self._make_order)
+        self._permutation = lru_cache(maxsize=_CACHED_BLOCKS)(self._make_permutation)
+
+    def records(self, split: Split.ValueType) -> int:
+        """The number of positions in an epoch of a split."""
+        return sum(block.records for block in self._splits[split].blocks)
+
+    def batches(self, split: Split.ValueType, epoch: int, start: int, stop: int) -> Iterator[Batch]:
+        """The batches at positions [start, stop) of an epoch.
+
+        Raises ValueError if the range does not begin and end with a batch, and DataUnavailableError.
+        """
+        records = self._order(split, epoch).records
+        if start % self._batch_size or not (stop % self._batch_size == 0 or stop == records):
+            raise ValueError(f"positions [{start}, {stop}) are no whole batches of {self._batch_size}")
+        for first in range(start, stop, self._batch_size):
+            yield self._batch(split, epoch, first, min(first + self._batch_size, stop))
+
+    def _batch(self, split: Split.ValueType, epoch: int, start: int, stop: int) -> Batch:
+        columns = empty_columns(stop - start, self._format.dense_columns, self._format.categorical_columns)
+        bad_records: list[BadRecord] = []
+        filled = 0
+        for span in self._order(split, epoch).spans(start, stop):
+            wanted = self._permutation(split, epoch, span.block)[span.start : span.stop]
+            block = self._read_block(split, span.block)
+            written, bad = block.read(wanted, columns.rows(filled, filled + wanted.size))
+            filled += written
+            bad_records += bad
+        good = columns.rows(0, filled)
+        return Batch(start // self._batch_size, start, stop, good.labels, good.dense, good.ids, tuple(bad_records))
+
+    def _load_block(self, split: Split.ValueType, number: int) -> RecordBlock:
+        blocks = self._splits[split]
+        block = blocks.blocks[number]
+        return self._format.read_block(blocks.files[block.file_number], block)
+
+    def _make_order(self, split: Split.ValueType, epoch: int) -> EpochOrder:
+        sizes = [block.records for block in self._splits[split].blocks]
+        enabled = self._shuffle and split == Split.TRAINING_DATA
+        return EpochOrder(sizes, self._seed, epoch, enabled)
+
+    def _make_permutation(self, split: Split.ValueType, epoch: int, block: int) -> npt.NDArray[np.int64]:
+        return self._order(split, epoch).permutation(block)
+
+
+@dataclass(frozen=True, slots=True)
+class _SplitBlocks:
+    files: tuple[DataFile, ...]
+    blocks: tuple[Block, ...]
+
+    @classmethod
+    def of(cls, files: Sequence[DataFile], blocks: Sequence[Block]) -> "_SplitBlocks":
+        """Blocks in the order of the files, however the data set lists them: the order of an epoch hangs on it."""
+        return cls(tuple(files), tuple(sorted(blocks, key=lambda block: (block.file_number, block.offset))))
