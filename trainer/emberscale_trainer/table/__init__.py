@@ -1,0 +1,16 @@
+"""The embedding tables of a parameter server: dynamic hash tables with fused optimizers, in compiled kernels.
+
+`store`      TableStore: pull, push, load, snapshot; the only module that holds arrays
+`layout`     the bytes of a row                      `slab`, `descriptor`  where rows live, and what kernels know of it
+`rows`       the one place where rows change         `index`, `hashing`    from key to slot
+`optimizers`, `initializers`  the arithmetic          `kernels`             the entry points
+`compiled`, `memory`, `vector`  what Numba lacks: options, addresses, and registers of eight floats
+"""
+
+from emberscale_trainer.table.compiled import warm_up
+from emberscale_trainer.table.layout import RowLayout
+from emberscale_trainer.table.rows import Tracker
+from emberscale_trainer.table.snapshot import TableSnapshot
+from emberscale_trainer.table.store import TableStore
+
+__all__ = ["RowLayout", "TableSnapshot", "TableStore", "Tracker", "warm_up"]

@@ -1,0 +1,61 @@
+"""How the table kernels are compiled: one place for the options, and a cache that sees every source.
+
+An *entry* is called from Python, with integers only (numbers and addresses), so that a call costs well under a
+microsecond and no second signature ever exists. A *part* is called from entries and other parts and is inlined into
+them. Numba's on-disk cache notices changes only of the file that an entry stands in; here the stamp covers all files of
+the package, so that a changed part is never served from a stale cache.
+"""
+
+import hashlib
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from numba import njit, types
+from numba.extending import intrinsic
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# no exception on a division by zero: the check would keep the loops from being vectorised
+_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+
+_ENTRIES: list[tuple[Any, Any]] = []
+
+
+def part(function: F) -> F:
+    """Compiles a function that only kernels call."""
+    return cast(F, njit(**_OPTIONS)(function))
+
+
+def entry(function: F) -> F:
+    """Compiles a kernel that Python calls. It takes and returns int64 only, and runs without the interpreter's lock."""
+    try:
+        dispatcher = njit(cache=True, **_OPTIONS)(function)
+        dispatcher._cache._cache_file._source_stamp = _digest_of_sources()
+    except RuntimeError:  # no folder to cache in can be written: compile in every process
+        dispatcher = njit(**_OPTIONS)(function)
+    arguments = function.__code__.co_argcount
+    _ENTRIES.append((dispatcher, types.int64(*[types.int64] * arguments)))
+    return cast(F, dispatcher)
+
+
+def instruction(function: Callable[..., Any]) -> Any:
+    """A Numba intrinsic: `function` gets the argument types, returns the signature and what emits the LLVM code."""
+    return intrinsic(function)
+
+
+@cache
+def warm_up() -> None:
+    """Compiles all kernels, or loads them from the cache on disk. The first call takes seconds without a cache."""
+    for dispatcher, signature in _ENTRIES:
+        dispatcher.compile(signature)
+        dispatcher.disable_compile()
+
+
+@cache
+def _digest_of_sources() -> str:
+    digest = hashlib.sha256()
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,57 @@
+"""What a kernel knows of a table: one fixed-size entry each, written by TableStore and by the kernels."""
+
+import numpy as np
+
+PARAMETERS = 8
+"""Hyperparameters a table; see `optimizers.parameters_of`."""
+
+TABLE = np.dtype(
+    [
+        ("directory", "<i8"),  # address of int64[BUCKETS]: the sub-index of each bucket, see `index`
+        ("bucket_rows", "<i8"),  # address of uint32[BUCKETS]
+        ("segments", "<i8"),  # address of int64[]: where each segment begins
+        ("segment_count", "<i8"),
+        ("segment_rows", "<i8"),  # rows of one segment
+        ("slot_bits", "<i8"),  # a slot is `segment << slot_bits | row`
+        ("flags", "<i8"),  # offset in a segment of its uint8[segment_rows]
+        ("used", "<i8"),  # rows of the last segment that have been given out at some time
+        ("free", "<i8"),  # address of uint32[]: slots that were given back
+        ("free_count", "<i8"),
+        ("dimension", "<i8"),
+        ("stride", "<i8"),
+        ("pushes", "<i8"),  # offset of the counter in a row
+        ("optimizer", "<i8"),
+        ("initializer", "<i8"),
+        ("seed", "<i8"),
+        ("scale", "<f8"),
+        ("parameters", "<f8", (PARAMETERS,)),
+    ]
+)
+
+
+def _offset(field: str) -> int:
+    fields = TABLE.fields
+    if fields is None:
+        raise TypeError("TABLE has no fields")
+    return int(fields[field][1])
+
+
+TABLE_BYTES = TABLE.itemsize
+DIRECTORY = _offset("directory")
+BUCKET_ROWS = _offset("bucket_rows")
+SEGMENTS = _offset("segments")
+SEGMENT_COUNT = _offset("segment_count")
+SEGMENT_ROWS = _offset("segment_rows")
+SLOT_BITS = _offset("slot_bits")
+FLAGS = _offset("flags")
+USED = _offset("used")
+FREE = _offset("free")
+FREE_COUNT = _offset("free_count")
+DIMENSION = _offset("dimension")
+STRIDE = _offset("stride")
+PUSHES = _offset("pushes")
+OPTIMIZER = _offset("optimizer")
+INITIALIZER = _offset("initializer")
+SEED = _offset("seed")
+SCALE = _offset("scale")
+PARAMETERS_AT = _offset("parameters")

@@ -1,0 +1,172 @@
+"""From key to slot: one small open-addressing table a bucket.
+
+An entry is 8 bytes, `fingerprint << 32 | slot + 1`; 0 is empty. Probing is linear and begins at the fingerprint's
+highest bits, so growth needs no keys, and touches one bucket's entries only: 1/1024 of the table. Rows leave bucket by
+bucket, never alone, so there are no tombstones.
+
+The directory holds one number a bucket: the address of its entries, a multiple of 64, plus the binary logarithm of
+their count; 0 where the bucket has none yet.
+"""
+
+from emberscale_trainer.table.compiled import part
+from emberscale_trainer.table.descriptor import BUCKET_ROWS, DIRECTORY, SEGMENTS, SLOT_BITS, STRIDE
+from emberscale_trainer.table.hashing import BUCKET_MASK
+from emberscale_trainer.table.memory import (
+    CACHE_LINE,
+    allocate,
+    load_int64,
+    load_uint32,
+    prefetch,
+    release,
+    shift_right,
+    store_int64,
+    store_uint32,
+    zero,
+)
+
+ENTRY_BYTES = 8
+SMALLEST_BITS = 3
+"""A bucket begins with one cache line of entries."""
+
+NOT_FOUND = -1
+
+_SLOT_MASK = 0xFFFFFFFF
+_BITS_MASK = CACHE_LINE - 1
+
+
+@part
+def row_address(table: int, slot: int) -> int:
+    """Where the row of a slot begins."""
+    bits = load_int64(table + SLOT_BITS)
+    segment = load_int64(load_int64(table + SEGMENTS) + 8 * (slot >> bits))
+    return segment + (slot & ((1 << bits) - 1)) * load_int64(table + STRIDE)
+
+
+@part
+def _directory_entry(table: int, key_hash: int) -> int:
+    return load_int64(table + DIRECTORY) + 8 * (key_hash & BUCKET_MASK)
+
+
+@part
+def _home(entries: int, key_hash: int) -> int:
+    """The position at which probing begins."""
+    return shift_right(key_hash, 64 - (entries & _BITS_MASK))
+
+
+@part
+def prefetch_entry(directory: int, key_hash: int) -> None:
+    """Asks for the cache line in which probing will begin."""
+    entries = load_int64(directory + 8 * (key_hash & BUCKET_MASK))
+    if entries != 0:
+        prefetch((entries & ~_BITS_MASK) + ENTRY_BYTES * _home(entries, key_hash))
+
+
+@part
+def probable_slot(directory: int, key_hash: int) -> int:
+    """The first slot with the key's fingerprint, or NOT_FOUND. Its row may be another key's: compare."""
+    entries = load_int64(directory + 8 * (key_hash & BUCKET_MASK))
+    if entries == 0:
+        return NOT_FOUND
+    first = entries & ~_BITS_MASK
+    mask = (1 << (entries & _BITS_MASK)) - 1
+    fingerprint = shift_right(key_hash, 32)
+    position = _home(entries, key_hash)
+    while True:
+        entry = load_int64(first + ENTRY_BYTES * position)
+        if entry == 0:
+            return NOT_FOUND
+        if shift_right(entry, 32) == fingerprint:
+            return (entry & _SLOT_MASK) - 1
+        position = (position + 1) & mask
+
+
+@part
+def find(table: int, key: int, key_hash: int) -> int:
+    """The slot of a key, or NOT_FOUND."""
+    entries = load_int64(_directory_entry(table, key_hash))
+    if entries == 0:
+        return NOT_FOUND
+    first = entries & ~_BITS_MASK
+    mask = (1 << (entries & _BITS_MASK)) - 1
+    fingerprint = shift_right(key_hash, 32)
+    position = _home(entries, key_hash)
+    while True:
+        entry = load_int64(first + ENTRY_BYTES * position)
+        if entry == 0:
+            return NOT_FOUND
+        if shift_right(entry, 32) == fingerprint:
+            slot = (entry & _SLOT_MASK) - 1
+            if load_int64(row_address(table, slot)) == key:
+                return slot
+        position = (position + 1) & mask
+
+
+@part
+def _put(first: int, mask: int, position: int, entry: int) -> None:
+    while load_int64(first + ENTRY_BYTES * position) != 0:
+        position = (position + 1) & mask
+    store_int64(first + ENTRY_BYTES * position, entry)
+
+
+@part
+def make_room(table: int, key_hash: int) -> bool:
+    """Sees that the bucket of a hash can take one more entry at a load of 3/4 at most. False: there is no memory."""
+    at = _directory_entry(table, key_hash)
+    entries = load_int64(at)
+    old_bits = entries & _BITS_MASK
+    rows = load_uint32(load_int64(table + BUCKET_ROWS) + 4 * (key_hash & BUCKET_MASK))
+    if entries != 0 and 4 * (rows + 1) <= 3 << old_bits:
+        return True
+    bits = SMALLEST_BITS if entries == 0 else old_bits + 1
+    size = ENTRY_BYTES << bits
+    grown = allocate(CACHE_LINE, size)
+    if grown == 0:
+        return False
+    zero(grown, size)
+    if entries != 0:
+        first = entries & ~_BITS_MASK
+        mask = (1 << bits) - 1
+        for old in range(first, first + (ENTRY_BYTES << old_bits), ENTRY_BYTES):
+            entry = load_int64(old)
+            if entry != 0:
+                _put(grown, mask, shift_right(entry, 64 - bits), entry)
+        release(first)
+    store_int64(at, grown | bits)
+    return True
+
+
+@part
+def insert(table: int, key_hash: int, slot: int) -> None:
+    """Adds the slot of a key that is not there, after `make_room`."""
+    bucket = key_hash & BUCKET_MASK
+    entries = load_int64(_directory_entry(table, key_hash))
+    mask = (1 << (entries & _BITS_MASK)) - 1
+    entry = (shift_right(key_hash, 32) << 32) | (slot + 1)
+    _put(entries & ~_BITS_MASK, mask, _home(entries, key_hash), entry)
+    rows = load_int64(table + BUCKET_ROWS) + 4 * bucket
+    store_uint32(rows, load_uint32(rows) + 1)
+
+
+@part
+def slots_of_bucket(table: int, bucket: int, target: int) -> int:
+    """Writes the slots of a bucket as int64 to an address that has room for all; returns their number."""
+    entries = load_int64(load_int64(table + DIRECTORY) + 8 * bucket)
+    if entries == 0:
+        return 0
+    found = 0
+    first = entries & ~_BITS_MASK
+    for at in range(first, first + (ENTRY_BYTES << (entries & _BITS_MASK)), ENTRY_BYTES):
+        entry = load_int64(at)
+        if entry != 0:
+            store_int64(target + 8 * found, (entry & _SLOT_MASK) - 1)
+            found += 1
+    return found
+
+
+@part
+def drop_bucket(table: int, bucket: int) -> None:
+    """Forgets all entries of a bucket and gives their memory back."""
+    at = load_int64(table + DIRECTORY) + 8 * bucket
+    release(load_int64(at) & ~_BITS_MASK)
+    store_int64(at, 0)
+    store_uint32(load_int64(table + BUCKET_ROWS) + 4 * bucket, 0)

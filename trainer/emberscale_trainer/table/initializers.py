@@ -1,0 +1,55 @@
+"""The weights of a row that is seen for the first time.
+
+They follow from the seed, the number of the table, the key and the element, and from nothing else: neither the order
+of insertion nor the number of parameter servers matters. The generator is splitmix64 used by counter: element pair i of
+a row takes the two halves of `mix64(stream + (i + 1) * GAMMA)`, where `stream = mix64(mix64(key) ^ table_seed)`.
+"""
+
+import math
+
+from emberscale_api.job import TableSpec
+from emberscale_api.job.model import InitializerType
+from emberscale_api.routing import mix64 as reference_mix64
+from emberscale_trainer.table.compiled import part
+from emberscale_trainer.table.hashing import as_signed, mix64
+from emberscale_trainer.table.layout import FLOAT_BYTES
+from emberscale_trainer.table.memory import float32, shift_right, store_float32, zero
+
+ZEROS, UNIFORM, NORMAL = range(3)
+
+CODES = {InitializerType.ZEROS: ZEROS, InitializerType.UNIFORM: UNIFORM, InitializerType.NORMAL: NORMAL}
+
+GAMMA = 0x9E3779B97F4A7C15
+"""The increment of splitmix64."""
+
+_GAMMA = as_signed(GAMMA)
+_HALF = 0xFFFFFFFF
+_UNIT = 2.0**-32
+
+
+def table_seed(spec: TableSpec) -> int:
+    """The signed 64-bit number that tells the tables of a job, and jobs with different seeds, apart."""
+    return as_signed(reference_mix64(reference_mix64(spec.seed * GAMMA) + spec.number * GAMMA))
+
+
+@part
+def initial_weights(target: int, dimension: int, initializer: int, scale: float, seed: int, key_hash: int) -> None:
+    """Writes `dimension` float32 to an address: uniform in [-scale, scale], normal(0, scale), or zeros."""
+    if initializer == ZEROS:
+        zero(target, FLOAT_BYTES * dimension)
+        return
+    stream = mix64(key_hash ^ seed)
+    for element in range(0, dimension, 2):
+        stream += _GAMMA
+        bits = mix64(stream)
+        low, high = bits & _HALF, shift_right(bits, 32)
+        if initializer == UNIFORM:
+            first = ((low + 0.5) * (2 * _UNIT) - 1.0) * scale
+            second = ((high + 0.5) * (2 * _UNIT) - 1.0) * scale
+        else:  # Box-Muller
+            radius = math.sqrt(-2.0 * math.log((low + 1.0) * _UNIT)) * scale
+            angle = high * (2.0 * math.pi * _UNIT)
+            first, second = radius * math.cos(angle), radius * math.sin(angle)
+        store_float32(target + FLOAT_BYTES * element, float32(first))
+        if element + 1 < dimension:
+            store_float32(target + FLOAT_BYTES * (element + 1), float32(second))

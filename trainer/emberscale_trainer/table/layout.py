@@ -1,0 +1,72 @@
+"""How the bytes of a row are laid out."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emberscale_api.job import OptimizerType, TableSpec
+
+KEY_BYTES = 8
+FLOAT_BYTES = 4
+COUNTER_BYTES = 4
+
+
+def state_floats(optimizer: OptimizerType, dimension: int) -> int:
+    """Floats of optimizer state in a row of `dimension` weights."""
+    return {
+        OptimizerType.SGD: 0,
+        OptimizerType.MOMENTUM: dimension,
+        OptimizerType.ADAGRAD: dimension,
+        OptimizerType.ROW_WISE_ADAGRAD: 1,
+        OptimizerType.ADAM: 2 * dimension + 1,
+        OptimizerType.FTRL: 2 * dimension,
+    }[optimizer]
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """A row is one record: `key: int64 | weights: float32[dimension] | state: float32[state] | pushes: uint32`.
+
+    `pushes` counts the gradients that the row has taken. It stands in the row because there it costs no cache miss of
+    its own, and mostly fills what padding to a multiple of 8 bytes would waste.
+    """
+
+    dimension: int
+    state: int
+
+    @classmethod
+    def of(cls, spec: TableSpec) -> "RowLayout":
+        """The layout of a table's rows."""
+        return cls(spec.dimension, state_floats(spec.optimizer.type, spec.dimension))
+
+    @property
+    def pushes_offset(self) -> int:
+        """Where the counter begins, in bytes."""
+        return KEY_BYTES + FLOAT_BYTES * (self.dimension + self.state)
+
+    @property
+    def stride(self) -> int:
+        """Bytes of a record; a multiple of 8."""
+        return -(-(self.pushes_offset + COUNTER_BYTES) // 8) * 8
+
+    @cached_property
+    def dtype(self) -> np.dtype[np.void]:
+        """A record with the fields key, weights, state and pushes."""
+        return np.dtype(
+            {
+                "names": ["key", "weights", "state", "pushes"],
+                "formats": ["<i8", ("<f4", (self.dimension,)), ("<f4", (self.state,)), "<u4"],
+                "offsets": [0, KEY_BYTES, KEY_BYTES + FLOAT_BYTES * self.dimension, self.pushes_offset],
+                "itemsize": self.stride,
+            }
+        )
+
+    def fields(self, records: NDArray[np.uint8]) -> NDArray[np.void]:
+        """A view of `u8[n, stride]`, contiguous, as n records of `dtype`."""
+        return records.view(self.dtype)[:, 0]
+
+    def empty(self, rows: int) -> NDArray[np.uint8]:
+        """`u8[rows, stride]`, all zero."""
+        return np.zeros((rows, self.stride), np.uint8)

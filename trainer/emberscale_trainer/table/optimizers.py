@@ -1,0 +1,249 @@
+"""The update rules, fused: one pass over a row's weights and state for one gradient.
+
+Each rule is a function of elements, `rule(weight, state..., gradient, parameters) -> (weight, state...)`, which serves
+eight elements at once and one alone (see `vector`). The semantics are those of torch.optim, applied to a row when a
+gradient for it arrives; a row that gets none does not change:
+
+* SGD, Momentum, Adagrad: as torch.optim.SGD (no dampening) and torch.optim.Adagrad.
+* Adam: as torch.optim.SparseAdam, but the bias correction counts the steps of the row, not of the table.
+* RowWiseAdagrad: one accumulator a row, which takes the mean of the squared gradient.
+* FTRL: FTRL-Proximal with per-coordinate rates (McMahan et al., 2013, algorithm 1). A fresh row starts from the state
+  that the algorithm would have at the initial weights, so that these are not lost at the first gradient.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from emberscale_api.job import OptimizerSpec, OptimizerType
+from emberscale_trainer.table.compiled import part
+from emberscale_trainer.table.layout import FLOAT_BYTES
+from emberscale_trainer.table.memory import float32, load_float32, load_float64, store_float32
+from emberscale_trainer.table.vector import (
+    LANES,
+    VECTOR_BYTES,
+    greatest,
+    least,
+    load8,
+    root,
+    splat8,
+    store8,
+    sum8,
+)
+
+SGD, MOMENTUM, ADAGRAD, ROW_WISE_ADAGRAD, ADAM, FTRL = range(6)
+
+CODES = {
+    OptimizerType.SGD: SGD,
+    OptimizerType.MOMENTUM: MOMENTUM,
+    OptimizerType.ADAGRAD: ADAGRAD,
+    OptimizerType.ROW_WISE_ADAGRAD: ROW_WISE_ADAGRAD,
+    OptimizerType.ADAM: ADAM,
+    OptimizerType.FTRL: FTRL,
+}
+
+_WHOLE = ~(LANES - 1)
+
+
+def parameters_of(spec: OptimizerSpec) -> tuple[float, ...]:
+    """What the kernels need of a specification, in the order in which they read it; at most PARAMETERS numbers."""
+    rate = spec.learning_rate
+    return {
+        OptimizerType.SGD: (rate,),
+        OptimizerType.MOMENTUM: (rate, spec.momentum),
+        OptimizerType.ADAGRAD: (rate, spec.epsilon, spec.initial_accumulator),
+        OptimizerType.ROW_WISE_ADAGRAD: (rate, spec.epsilon, spec.initial_accumulator),
+        OptimizerType.ADAM: (rate, spec.epsilon, spec.beta1, spec.beta2),
+        OptimizerType.FTRL: (1 / rate, spec.l1, spec.ftrl_beta / rate + spec.l2),
+    }[spec.type]
+
+
+@part
+def _parameter(parameters: int, number: int) -> float:
+    return float32(load_float64(parameters + 8 * number))
+
+
+@part
+def sgd(weight: float, gradient: float, rate: float) -> float:
+    """w - rate*g"""
+    return weight - rate * gradient
+
+
+@part
+def momentum(weight: float, velocity: float, gradient: float, parameters: tuple[float, float]) -> tuple[float, float]:
+    """v = m*v + g; w - rate*v"""
+    rate, decay = parameters
+    velocity = decay * velocity + gradient
+    return weight - rate * velocity, velocity
+
+
+@part
+def adagrad(weight: float, squares: float, gradient: float, parameters: tuple[float, float]) -> tuple[float, float]:
+    """s = s + g^2; w - rate*g / (sqrt(s) + epsilon)"""
+    rate, epsilon = parameters
+    squares = squares + gradient * gradient
+    return weight - rate * gradient / (root(squares) + epsilon), squares
+
+
+@part
+def adam(
+    weight: float, mean: float, square: float, gradient: float, parameters: tuple[float, float, float, float]
+) -> tuple[float, float, float]:
+    """Exponential means of g and g^2; w - rate*mean / (sqrt(square) + epsilon), the rate being corrected for bias."""
+    rate, epsilon, fresh_1, fresh_2 = parameters
+    mean = mean + (gradient - mean) * fresh_1
+    square = square + (gradient * gradient - square) * fresh_2
+    return weight - rate * mean / (root(square) + epsilon), mean, square
+
+
+@part
+def ftrl(
+    weight: float, z: float, n: float, gradient: float, parameters: tuple[float, float, float]
+) -> tuple[float, float, float]:
+    """z = z + g - w*(sqrt(n + g^2) - sqrt(n))/alpha; n = n + g^2; w = -shrink(z, l1) / ((beta + sqrt(n))/alpha + l2)"""
+    inverse_alpha, l1, base = parameters
+    grown = n + gradient * gradient
+    grown_root = root(grown)
+    z = z + gradient - (grown_root - root(n)) * inverse_alpha * weight
+    return (greatest(least(z, l1), -l1) - z) / (grown_root * inverse_alpha + base), z, grown
+
+
+@part
+def _scale_into(weights: int, gradient: int, dimension: int, rate: float) -> None:
+    whole = FLOAT_BYTES * (dimension & _WHOLE)
+    for at in range(0, whole, VECTOR_BYTES):
+        store8(weights + at, sgd(load8(weights + at), load8(gradient + at), rate))
+    for at in range(whole, FLOAT_BYTES * dimension, FLOAT_BYTES):
+        store_float32(weights + at, sgd(load_float32(weights + at), load_float32(gradient + at), rate))
+
+
+def _over_one_state(rule: Callable[..., tuple[float, float]]) -> Callable[[int, int, int, Any], None]:
+    """A kernel part that applies a rule to the weights at an address and to one state float per weight behind them."""
+
+    @part
+    def apply(weights: int, gradient: int, dimension: int, parameters: Any) -> None:
+        state = weights + FLOAT_BYTES * dimension
+        whole = FLOAT_BYTES * (dimension & _WHOLE)
+        for at in range(0, whole, VECTOR_BYTES):
+            weight8, state8 = rule(load8(weights + at), load8(state + at), load8(gradient + at), parameters)
+            store8(weights + at, weight8)
+            store8(state + at, state8)
+        for at in range(whole, FLOAT_BYTES * dimension, FLOAT_BYTES):
+            weight1, state1 = rule(
+                load_float32(weights + at), load_float32(state + at), load_float32(gradient + at), parameters
+            )
+            store_float32(weights + at, weight1)
+            store_float32(state + at, state1)
+
+    return apply
+
+
+def _over_two_states(rule: Callable[..., tuple[float, float, float]]) -> Callable[[int, int, int, Any], None]:
+    """The same for rules with two state floats per weight."""
+
+    @part
+    def apply(weights: int, gradient: int, dimension: int, parameters: Any) -> None:
+        first = weights + FLOAT_BYTES * dimension
+        second = first + FLOAT_BYTES * dimension
+        whole = FLOAT_BYTES * (dimension & _WHOLE)
+        for at in range(0, whole, VECTOR_BYTES):
+            weight8, first8, second8 = rule(
+                load8(weights + at), load8(first + at), load8(second + at), load8(gradient + at), parameters
+            )
+            store8(weights + at, weight8)
+            store8(first + at, first8)
+            store8(second + at, second8)
+        for at in range(whole, FLOAT_BYTES * dimension, FLOAT_BYTES):
+            weight1, first1, second1 = rule(
+                load_float32(weights + at),
+                load_float32(first + at),
+                load_float32(second + at),
+                load_float32(gradient + at),
+                parameters,
+            )
+            store_float32(weights + at, weight1)
+            store_float32(first + at, first1)
+            store_float32(second + at, second1)
+
+    return apply
+
+
+_apply_momentum = _over_one_state(momentum)
+_apply_adagrad = _over_one_state(adagrad)
+_apply_adam = _over_two_states(adam)
+_apply_ftrl = _over_two_states(ftrl)
+
+
+@part
+def _mean_square(gradient: int, dimension: int) -> float:
+    whole = FLOAT_BYTES * (dimension & _WHOLE)
+    lanes = splat8(float32(0))
+    for at in range(0, whole, VECTOR_BYTES):
+        values = load8(gradient + at)
+        lanes = lanes + values * values
+    total = sum8(lanes)
+    for at in range(whole, FLOAT_BYTES * dimension, FLOAT_BYTES):
+        value = load_float32(gradient + at)
+        total += value * value
+    return total / float32(dimension)
+
+
+@part
+def _row_wise_adagrad(weights: int, gradient: int, dimension: int, parameters: int) -> None:
+    squares_at = weights + FLOAT_BYTES * dimension
+    squares = load_float32(squares_at) + _mean_square(gradient, dimension)
+    store_float32(squares_at, squares)
+    rate = _parameter(parameters, 0) / (root(squares) + _parameter(parameters, 1))
+    _scale_into(weights, gradient, dimension, rate)
+
+
+@part
+def _adam(weights: int, gradient: int, dimension: int, parameters: int) -> None:
+    steps_at = weights + 3 * FLOAT_BYTES * dimension
+    steps = load_float32(steps_at) + float32(1)
+    store_float32(steps_at, steps)
+    beta_1, beta_2 = load_float64(parameters + 16), load_float64(parameters + 24)
+    rate = load_float64(parameters) * math.sqrt(1.0 - beta_2**steps) / (1.0 - beta_1**steps)
+    step = (float32(rate), _parameter(parameters, 1), float32(1.0 - beta_1), float32(1.0 - beta_2))
+    _apply_adam(weights, gradient, dimension, step)
+
+
+@part
+def step(optimizer: int, weights: int, gradient: int, dimension: int, parameters: int) -> None:
+    """Applies one gradient to the weights at an address and to the state behind them."""
+    if optimizer == ROW_WISE_ADAGRAD:
+        _row_wise_adagrad(weights, gradient, dimension, parameters)
+    elif optimizer == ADAGRAD:
+        pair = (_parameter(parameters, 0), _parameter(parameters, 1))
+        _apply_adagrad(weights, gradient, dimension, pair)
+    elif optimizer == ADAM:
+        _adam(weights, gradient, dimension, parameters)
+    elif optimizer == FTRL:
+        triple = (_parameter(parameters, 0), _parameter(parameters, 1), _parameter(parameters, 2))
+        _apply_ftrl(weights, gradient, dimension, triple)
+    elif optimizer == MOMENTUM:
+        pair = (_parameter(parameters, 0), _parameter(parameters, 1))
+        _apply_momentum(weights, gradient, dimension, pair)
+    else:
+        _scale_into(weights, gradient, dimension, _parameter(parameters, 0))
+
+
+@part
+def initial_state(optimizer: int, weights: int, dimension: int, parameters: int) -> None:
+    """Writes the state of a fresh row behind its weights; the row's other bytes are zero already."""
+    state = weights + FLOAT_BYTES * dimension
+    if optimizer == ROW_WISE_ADAGRAD:
+        store_float32(state, _parameter(parameters, 2))
+    elif optimizer == ADAGRAD:
+        for element in range(dimension):
+            store_float32(state + FLOAT_BYTES * element, _parameter(parameters, 2))
+    elif optimizer == FTRL:
+        l1, base = _parameter(parameters, 1), _parameter(parameters, 2)
+        for element in range(dimension):
+            weight = load_float32(weights + FLOAT_BYTES * element)
+            shrunk = weight * base
+            if weight > 0:
+                shrunk += l1
+            elif weight < 0:
+                shrunk -= l1
+            store_float32(state + FLOAT_BYTES * element, -shrunk)

@@ -1,0 +1,260 @@
+"""All embedding tables of one parameter server."""
+
+import weakref
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emberscale_api.job import TableSpec
+from emberscale_api.routing import BUCKETS
+from emberscale_trainer.table import initializers, kernels, optimizers
+from emberscale_trainer.table.compiled import warm_up
+from emberscale_trainer.table.descriptor import TABLE
+from emberscale_trainer.table.index import ENTRY_BYTES
+from emberscale_trainer.table.layout import RowLayout
+from emberscale_trainer.table.memory import CACHE_LINE
+from emberscale_trainer.table.rows import Tracker
+from emberscale_trainer.table.slab import MAX_SLOTS, Segment, rows_per_segment
+from emberscale_trainer.table.snapshot import TableSnapshot
+
+Records = NDArray[np.uint8]
+
+
+class TableStore:
+    """Dynamic embedding tables with fused optimizers; `specs[i]` is table i of every request.
+
+    A row comes into being when its key is first pulled for training or pushed. Requests name keys table by table:
+    `counts: uint32[tables]` says how many of `keys: int64[n]` belong to each table, in order; weights and gradients are
+    float32, row after row in the order of the keys. Buffers may be read-only and need no alignment. The same requests
+    in the same order give the same bytes.
+
+    Not thread-safe: the caller holds one lock around calls. Kernels run without the interpreter's lock.
+    """
+
+    def __init__(self, specs: Sequence[TableSpec]) -> None:
+        warm_up()
+        self.specs = tuple(specs)
+        self.layouts = tuple(RowLayout.of(spec) for spec in specs)
+        tables = len(self.specs)
+        self._tables = np.zeros(tables, TABLE)
+        self._directories = np.zeros((tables, BUCKETS), np.int64)
+        self._bucket_rows = np.zeros((tables, BUCKETS), np.uint32)
+        self._segments: list[list[Segment]] = [[] for _ in self.specs]
+        self._segment_addresses = [np.zeros(8, np.int64) for _ in self.specs]
+        self._free = [np.zeros(0, np.uint32) for _ in self.specs]
+        self._scratch = np.zeros(kernels.SCRATCH_BYTES, np.uint8)
+        self._tables_address = _address(self._tables)
+        self._scratch_address = _address(self._scratch)
+        self._dimensions = np.array([spec.dimension for spec in self.specs], np.int64)
+        for number, (spec, layout) in enumerate(zip(self.specs, self.layouts, strict=True)):
+            self._describe(number, spec, layout)
+        weakref.finalize(self, _free_indexes, self._tables, self._directories, self._bucket_rows).atexit = False
+
+    def _describe(self, number: int, spec: TableSpec, layout: RowLayout) -> None:
+        table = self._tables[number]
+        segment_rows = rows_per_segment(layout.stride)
+        table["directory"] = _address(self._directories[number])
+        table["bucket_rows"] = _address(self._bucket_rows[number])
+        table["segments"] = _address(self._segment_addresses[number])
+        table["segment_rows"] = segment_rows
+        table["slot_bits"] = (segment_rows - 1).bit_length()
+        table["flags"] = segment_rows * layout.stride
+        table["dimension"] = spec.dimension
+        table["stride"] = layout.stride
+        table["pushes"] = layout.pushes_offset
+        table["optimizer"] = optimizers.CODES[spec.optimizer.type]
+        table["initializer"] = initializers.CODES[spec.initializer.type]
+        table["seed"] = initializers.table_seed(spec)
+        table["scale"] = spec.initializer.scale
+        parameters = optimizers.parameters_of(spec.optimizer)
+        table["parameters"][: len(parameters)] = parameters
+
+    def values_per_request(self, counts: NDArray[np.uint32]) -> int:
+        """The float32 numbers in the answer to a pull of so many keys a table."""
+        return int(self._dimensions @ counts)
+
+    def pull(
+        self,
+        counts: NDArray[np.uint32],
+        keys: NDArray[np.int64],
+        out: NDArray[np.float32],
+        *,
+        read_only: bool = False,
+    ) -> None:
+        """Writes the weights of the keys to `out: float32[values_per_request(counts)]`.
+
+        A key without a row gets one; with `read_only` it gets none, and is answered with the weights it would begin
+        with. Raises ValueError, nothing being done, for arrays of the wrong type, size or layout.
+        """
+        self._check(counts, keys, out, "out")
+        if not out.flags.writeable:
+            raise ValueError("out is read-only")
+        tables, addresses = self._tables_address, (_address(counts), _address(keys), len(keys), _address(out), len(out))
+        make = 0 if read_only else 1
+        self._finish(
+            len(keys),
+            lambda start: kernels.pull(tables, len(counts), *addresses, make, start, self._scratch_address),
+            counts,
+        )
+
+    def push(self, counts: NDArray[np.uint32], keys: NDArray[np.int64], gradients: NDArray[np.float32]) -> None:
+        """Steps the rows of the keys by `gradients: float32[values_per_request(counts)]`, making missing rows first.
+
+        The keys of one table are normally distinct; those that are not are stepped one after another. Raises
+        ValueError, nothing being done, for arrays of the wrong type, size or layout.
+        """
+        self._check(counts, keys, gradients, "gradients")
+        tables = self._tables_address
+        addresses = (_address(counts), _address(keys), len(keys), _address(gradients), len(gradients))
+        self._finish(
+            len(keys),
+            lambda start: kernels.push(tables, len(counts), *addresses, start, self._scratch_address),
+            counts,
+        )
+
+    def load(self, table: int, records: Records) -> None:
+        """Puts `records: uint8[n, stride]` of a table's RowLayout into it; they replace the rows of equal keys.
+
+        Of several records with one key the last stays. Raises ValueError for another shape or type.
+        """
+        stride = self.layouts[table].stride
+        if records.dtype != np.uint8 or records.ndim != 2 or records.shape[1] != stride:
+            raise ValueError(f"records of table {table} are uint8[n, {stride}], not {records.dtype}{records.shape}")
+        records = np.ascontiguousarray(records)
+        descriptor, address, count = self._descriptor(table), _address(records), len(records)
+        self._finish(count, lambda start: kernels.load(descriptor, address, count, start), table)
+
+    def rows(self) -> dict[str, int]:
+        """Rows of each table, by its name."""
+        return {spec.name: self._rows(number) for number, spec in enumerate(self.specs)}
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes of memory that rows, flags and indexes take: what was touched, not what was merely reserved."""
+        total = self._directories.nbytes + self._bucket_rows.nbytes
+        for number, layout in enumerate(self.layouts):
+            total += self._slots(number) * (layout.stride + 1)
+            total += self._free[number].nbytes + self._segment_addresses[number].nbytes
+        used = self._directories[self._directories != 0]
+        return total + int((np.int64(ENTRY_BYTES) << (used & (CACHE_LINE - 1))).sum())
+
+    def snapshot(self, changed_for: Tracker | None = None) -> tuple[TableSnapshot, ...]:
+        """Copies all rows, or those that changed since `forget_changes` of a tracker; one snapshot a table, in order.
+
+        Later calls do not alter a snapshot. A full one takes as much memory as the rows, until its chunks are dropped.
+        """
+        return tuple(
+            TableSnapshot.of(
+                spec.name,
+                layout,
+                self._segments[number],
+                int(self._tables[number]["used"]),
+                changed_for,
+                holes=bool(self._tables[number]["free_count"]),
+            )
+            for number, (spec, layout) in enumerate(zip(self.specs, self.layouts, strict=True))
+        )
+
+    def forget_changes(self, tracker: Tracker) -> None:
+        """From now on `snapshot(tracker)` leaves out the rows that do not change again."""
+        for segments in self._segments:
+            for segment in segments:
+                np.bitwise_and(segment.flags, 0xFF ^ tracker, out=segment.flags)
+
+    def records_of_bucket(self, table: int, bucket: int) -> Records:
+        """The rows of a bucket as `uint8[n, stride]`, in no particular order."""
+        slots = self._bucket_slots(table, bucket)
+        records = self.layouts[table].empty(len(slots))
+        kernels.read_bucket(self._descriptor(table), bucket, _address(slots), _address(records))
+        return records
+
+    def remove_bucket(self, table: int, bucket: int) -> int:
+        """Removes the rows of a bucket; returns how many there were. Their slots are used again."""
+        slots = self._bucket_slots(table, bucket)
+        descriptor, free = self._tables[table], self._free[table]
+        needed = int(descriptor["free_count"]) + len(slots)
+        if needed > len(free):
+            grown = np.zeros(max(needed, 2 * len(free)), np.uint32)
+            grown[: len(free)] = free
+            self._free[table] = grown
+            descriptor["free"] = _address(grown)
+        return kernels.remove_bucket(self._descriptor(table), bucket, _address(slots))
+
+    def clear(self) -> None:
+        """Removes all rows and gives their memory back."""
+        _free_indexes(self._tables, self._directories, self._bucket_rows)
+        for number in range(len(self.specs)):
+            self._segments[number] = []
+            for field in ("segment_count", "used", "free_count"):
+                self._tables[number][field] = 0
+
+    def _descriptor(self, table: int) -> int:
+        return self._tables_address + TABLE.itemsize * range(len(self.specs))[table]
+
+    def _bucket_slots(self, table: int, bucket: int) -> NDArray[np.int64]:
+        return np.empty(self._bucket_rows[table, range(BUCKETS)[bucket]], np.int64)
+
+    def _rows(self, table: int) -> int:
+        return self._slots(table) - int(self._tables[table]["free_count"])
+
+    def _slots(self, table: int) -> int:
+        """Slots that hold a row or held one."""
+        descriptor = self._tables[table]
+        full = max(int(descriptor["segment_count"]) - 1, 0)
+        return full * int(descriptor["segment_rows"]) + int(descriptor["used"])
+
+    def _check(
+        self, counts: NDArray[np.uint32], keys: NDArray[np.int64], values: NDArray[np.float32], values_name: str
+    ) -> None:
+        for name, array, dtype in (("counts", counts, "<u4"), ("keys", keys, "<i8"), (values_name, values, "<f4")):
+            if array.dtype != dtype or array.ndim != 1 or not array.flags.c_contiguous:
+                raise ValueError(
+                    f"{name} must be a contiguous vector of {np.dtype(dtype)}, not {array.dtype}{array.shape}"
+                )
+        if len(counts) != len(self.specs):
+            raise ValueError(f"counts has {len(counts)} entries for {len(self.specs)} tables")
+
+    def _finish(self, total: int, kernel: Callable[[int], int], of: NDArray[np.uint32] | int) -> None:
+        """Calls a kernel until it is through, adding segments where it needs them.
+
+        `of` is the table that the kernel fills, or the counts of a request.
+        """
+        done = kernel(0)
+        while done != total:
+            if done == kernels.MISMATCH:
+                raise ValueError(
+                    "the counts do not add up to the keys and values: the tables' dimensions are "
+                    f"{[spec.dimension for spec in self.specs]}"
+                )
+            if done == kernels.NO_MEMORY:
+                raise MemoryError("no memory for the index of the embedding rows")
+            table = of if isinstance(of, int) else int(np.searchsorted(np.cumsum(of), done, side="right"))
+            self._add_segment(table)
+            done = kernel(done)
+
+    def _add_segment(self, table: int) -> None:
+        descriptor, segments = self._tables[table], self._segments[table]
+        if (len(segments) + 1) << int(descriptor["slot_bits"]) > MAX_SLOTS:
+            raise MemoryError(f"table {self.specs[table].name} has as many rows as a table can have")
+        # small tables stay small: huge pages begin with the second segment
+        segment = Segment(int(descriptor["segment_rows"]), self.layouts[table].stride, huge=bool(segments))
+        addresses = self._segment_addresses[table]
+        if len(segments) == len(addresses):
+            addresses = np.concatenate([addresses, np.zeros_like(addresses)])
+            self._segment_addresses[table] = addresses
+            descriptor["segments"] = _address(addresses)
+        addresses[len(segments)] = segment.address
+        segments.append(segment)
+        descriptor["segment_count"] = len(segments)
+        descriptor["used"] = 0
+
+
+def _address(array: NDArray[np.generic]) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def _free_indexes(tables: NDArray[np.void], directories: NDArray[np.int64], bucket_rows: NDArray[np.uint32]) -> None:
+    """Frees all sub-indexes; the descriptors point to the two other arrays, which this keeps alive."""
+    for number in range(len(tables)):
+        kernels.drop_index(_address(tables) + TABLE.itemsize * number, BUCKETS)
