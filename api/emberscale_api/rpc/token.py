@@ -2,9 +2,18 @@
 
 import hmac
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc
+
+if TYPE_CHECKING:
+    ServerInterceptor = grpc.ServerInterceptor[Any, Any]
+    UnaryInterceptor = grpc.UnaryUnaryClientInterceptor[Any, Any]
+    StreamInterceptor = grpc.UnaryStreamClientInterceptor[Any, Any]
+else:  # generic in the stubs only
+    ServerInterceptor = grpc.ServerInterceptor
+    UnaryInterceptor = grpc.UnaryUnaryClientInterceptor
+    StreamInterceptor = grpc.UnaryStreamClientInterceptor
 
 _METADATA_KEY = "authorization"
 MAX_MESSAGE_BYTES = 256 << 20
@@ -27,7 +36,7 @@ def _as_bytes(token: str | bytes) -> bytes:
     return token.encode("utf-8") if isinstance(token, str) else token
 
 
-class TokenCheck(grpc.ServerInterceptor[Any, Any]):
+class TokenCheck(ServerInterceptor):
     """Refuses, with UNAUTHENTICATED, every call that does not carry the token."""
 
     def __init__(self, token: str) -> None:
@@ -55,7 +64,7 @@ class _CallDetails(NamedTuple):
     compression: Any
 
 
-class _TokenGiver(grpc.UnaryUnaryClientInterceptor[Any, Any], grpc.UnaryStreamClientInterceptor[Any, Any]):
+class _TokenGiver(UnaryInterceptor, StreamInterceptor):
     def __init__(self, token: str) -> None:
         self._entry = (_METADATA_KEY, f"Bearer {token}")
 
