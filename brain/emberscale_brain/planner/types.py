@@ -104,8 +104,9 @@ class ShapeBounds:
 class JobMetadata:
     """What is known of a job at submission: the features of the warm start and the constants of the model.
 
-    `dense_bytes` is DLRover-RM's M (the dense parameters), `embedding_dimension` its D (the sum over tables of the
-    embedding's width, in floats per sample), `batch_size` its m (samples per worker and iteration).
+    `total_samples` counts all `epochs`; rows appear in the first. `dense_bytes` is DLRover-RM's M (the dense
+    parameters), `embedding_dimension` its D (the sum over tables of the embedding's width, in floats per sample),
+    `batch_size` its m (samples per worker and iteration).
     """
 
     architecture: str
@@ -117,9 +118,10 @@ class JobMetadata:
     name: str = ""
     optimizer: str = ""
     data_bytes: int = 0
+    epochs: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "dense_bytes", "embedding_dimension", "total_samples"):
+        for name in ("batch_size", "dense_bytes", "embedding_dimension", "total_samples", "epochs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
 
@@ -156,8 +158,9 @@ class ThroughputFit:
 
     `coefficients` and the rows of `covariance` (5 x 5) are in the order of `COEFFICIENTS`. `noise` is the relative
     standard deviation of one measured iteration time about the model, `rmsle` the fit's own error on its inliers.
-    `distinct_shapes` counts the shapes that the profiles cover; `prior_weight` is how many profiles' worth of trust
-    went to similar jobs; `outliers` of the `profiles` in the window were set aside.
+    `distinct_shapes` counts the shapes that the profiles cover; `prior_share`, 0 to 1, is how much of what is known of
+    the coefficients comes from the prior (similar jobs) instead of own measurements; `outliers` of the `profiles` in
+    the window were set aside.
     """
 
     coefficients: tuple[float, float, float, float, float]
@@ -167,7 +170,7 @@ class ThroughputFit:
     profiles: int
     distinct_shapes: int
     outliers: int = 0
-    prior_weight: float = 0.0
+    prior_share: float = 0.0
     fitted_at: float = 0.0
 
 
@@ -358,14 +361,20 @@ class PlannerSettings:
     """The operator's preferences.
 
     `rho` and `epsilon` are those of DLRover-RM equation 14, `smoothing` (mu) and `neighbours` (k) those of Algorithm 1.
-    `exploration` scales how much a planner values what a change would teach; 0 never explores.
+    `time_value_per_hour`, in the prices' currency, is what it is worth to have a job done an hour sooner: high values
+    make jobs fast while there is room, low ones make them cheap. A running job keeps its shape unless its expected
+    bill (resources and time) falls by `minimum_gain`, a fraction. `exploration` scales how much a planner values what
+    a change would teach; 0 never explores. PS memory grows `memory_lead_seconds` before it is expected to run out.
     """
 
     rho: float = 2.5
     epsilon: float = 1.0
     smoothing: float = 0.5
     neighbours: int = 5
+    time_value_per_hour: float = 100.0
+    minimum_gain: float = 0.01
     exploration: float = 1.0
+    memory_lead_seconds: float = 3600.0
     seed: int = 0
 
 
