@@ -1,0 +1,17 @@
+"""A job on this machine: processes for pods, under the same reconciler."""
+
+from emberscale_operator.local.errors import PortUnavailableError, RedisUnavailableError, StartError
+from emberscale_operator.local.folder import RunFolder
+from emberscale_operator.local.plan import initial_demands
+from emberscale_operator.local.runner import LocalJob, Outcome, Snapshot
+
+__all__ = [
+    "LocalJob",
+    "Outcome",
+    "PortUnavailableError",
+    "RedisUnavailableError",
+    "RunFolder",
+    "Snapshot",
+    "StartError",
+    "initial_demands",
+]

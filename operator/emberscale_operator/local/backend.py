@@ -1,0 +1,166 @@
+"""Processes for pods: what the reconciler decides, done on this machine."""
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from emberscale_operator.local.placement import loads_of, place
+from emberscale_operator.local.process import TetheredProcess
+from emberscale_operator.reconcile import (
+    Instance,
+    InstanceExit,
+    InstanceId,
+    InstanceState,
+    Resources,
+    Role,
+)
+
+COMMANDS: Mapping[Role, tuple[str, ...]] = {
+    Role.MASTER: (sys.executable, "-P", "-m", "emberscale_jobmaster"),
+    Role.PS: (sys.executable, "-P", "-m", "emberscale_trainer.server"),
+    Role.WORKER: (sys.executable, "-P", "-m", "emberscale_trainer.worker"),
+}
+"""What each role runs; `-P` keeps the working directory out of the import path."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How to start an instance: the command, its environment, and the name of its incarnation."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    incarnation: str
+
+
+@dataclass(frozen=True)
+class ProcessView:
+    """One process as people see it; memory in bytes."""
+
+    name: str
+    pid: int
+    state: InstanceState
+    cores: tuple[int, ...] | None
+    resident_bytes: int
+
+
+@dataclass
+class _Entry:
+    process: TetheredProcess
+    resources: Resources
+    cores: tuple[int, ...] | None
+    started_at: float
+    exit: InstanceExit | None = None
+
+
+class LocalBackend:
+    """The processes of one job.
+
+    All calls come from one thread, and the processes die with it. `launch_of` says how an instance starts.
+    """
+
+    def __init__(
+        self, launch_of: Callable[[InstanceId, Resources], Launch], logs: Path, stop_grace: float = 10.0
+    ) -> None:
+        self._launch_of = launch_of
+        self._logs = logs
+        self._stop_grace = stop_grace
+        self._usable_cores = frozenset(os.sched_getaffinity(0))
+        self._entries: dict[InstanceId, _Entry] = {}
+        self._newest: dict[tuple[Role, int], int] = {}
+        self._peaks: dict[str, int] = {}
+
+    def create(self, instance: InstanceId, resources: Resources, now: float) -> None:
+        """Starts an incarnation, unless it or a newer one was started before."""
+        slot = (instance.role, instance.index)
+        if instance.incarnation <= self._newest.get(slot, 0):
+            return
+        self._newest[slot] = instance.incarnation
+        cores = place(resources.cpu_cores, self._loads())
+        launch = self._launch_of(instance, resources)
+        process = TetheredProcess(
+            name=instance.member,
+            command=launch.command,
+            environment=launch.environment,
+            log=self._logs / f"{instance.member}.log",
+            cores=cores,
+            incarnation=launch.incarnation,
+        )
+        self._entries[instance] = _Entry(process, resources, cores, started_at=now)
+
+    def resize(self, instance: InstanceId, resources: Resources) -> None:
+        """Gives a running instance other cores and another limit of memory."""
+        entry = self._entries.get(instance)
+        if entry is None or entry.exit is not None:
+            return
+        if resources.cpu_cores != entry.resources.cpu_cores:
+            entry.cores = place(resources.cpu_cores, self._loads(without=instance))
+            entry.process.set_cores(entry.cores if entry.cores is not None else tuple(self._usable_cores))
+        entry.resources = resources
+
+    def delete(self, instance: InstanceId, now: float) -> None:
+        """Asks a live instance to end, and forgets one that has ended."""
+        entry = self._entries.get(instance)
+        if entry is None:
+            return
+        if entry.exit is not None:
+            del self._entries[instance]
+        else:
+            entry.process.stop(now, self._stop_grace)
+
+    def observe(self, now: float) -> tuple[Instance, ...]:
+        """What there is; on the way, memory limits are enforced and overdue stops ended."""
+        for instance, entry in self._entries.items():
+            self._refresh(instance, entry, now)
+        return tuple(
+            Instance(instance, _state(entry), entry.resources, entry.started_at, entry.exit)
+            for instance, entry in self._entries.items()
+        )
+
+    def processes(self) -> tuple[ProcessView, ...]:
+        """Every process that is not forgotten, as of the last observation."""
+        return tuple(
+            ProcessView(instance.member, entry.process.pid, _state(entry), entry.cores, entry.process.resident_bytes)
+            for instance, entry in sorted(self._entries.items())
+        )
+
+    def peak_memory(self) -> dict[str, int]:
+        """The most resident bytes of each member over all its incarnations."""
+        return dict(self._peaks)
+
+    def kill_all(self) -> None:
+        """SIGKILL to all, and waits until the kernel has taken them away."""
+        for entry in self._entries.values():
+            entry.process.kill()
+        for entry in self._entries.values():
+            entry.process.wait(seconds=30)
+        self._entries.clear()
+
+    def _refresh(self, instance: InstanceId, entry: _Entry, now: float) -> None:
+        if entry.exit is not None:
+            return
+        process = entry.process
+        process.watch_memory(entry.resources.memory_bytes)
+        process.end_overdue(now)
+        peak = max(self._peaks.get(instance.member, 0), process.peak_bytes)
+        self._peaks[instance.member] = peak
+        code = process.exit_code()
+        if code is not None:
+            entry.exit = InstanceExit(process.exit_reason(code), code, at=now, deleted=process.stop_asked)
+
+    def _loads(self, without: InstanceId | None = None) -> dict[int, float]:
+        return loads_of(
+            {
+                str(instance): (entry.resources.cpu_cores, entry.cores)
+                for instance, entry in self._entries.items()
+                if entry.exit is None and instance != without
+            },
+            self._usable_cores,
+        )
+
+
+def _state(entry: _Entry) -> InstanceState:
+    if entry.exit is not None:
+        return InstanceState.EXITED
+    return InstanceState.TERMINATING if entry.process.stop_asked else InstanceState.RUNNING

@@ -1,0 +1,68 @@
+"""The environment of a job's processes."""
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from emberscale_api import environment as names
+from emberscale_operator.reconcile import InstanceId, Resources, Role
+
+_THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class JobEnvironment:
+    """What all processes of a job share, and the secrets that only the master gets."""
+
+    job_name: str
+    job_uid: str
+    launch: str
+    master_address: str
+    token_file: Path
+    manifest_file: Path
+    redis_url: str
+    socket_folder: Path
+    numba_cache: Path
+
+    def incarnation(self, instance: InstanceId) -> str:
+        """The name under which an instance joins; `launch` differs from one start of the job to the next."""
+        return f"{instance.incarnation}-{self.launch}"
+
+    def of(self, instance: InstanceId, resources: Resources, inherited: Mapping[str, str]) -> dict[str, str]:
+        """The environment of one instance."""
+        variables = {
+            **inherited,
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONFAULTHANDLER": "1",
+            names.JOB_NAME: self.job_name,
+            names.JOB_UID: self.job_uid,
+            names.ROLE: str(instance.role),
+            names.INDEX: str(instance.index),
+            names.INCARNATION: self.incarnation(instance),
+            names.MASTER_ADDRESS: self.master_address,
+            names.TOKEN_FILE: str(self.token_file),
+            names.LISTEN_HOST: "127.0.0.1",
+            names.ADVERTISED_HOST: "127.0.0.1",
+            names.SOCKET_DIRECTORY: str(self.socket_folder),
+        }
+        variables.setdefault("NUMBA_CACHE_DIR", str(self.numba_cache))
+        if instance.role is Role.MASTER:
+            variables[names.MANIFEST_FILE] = str(self.manifest_file)
+            variables[names.REDIS_URL] = self.redis_url
+        if resources.cpu_cores is not None:
+            variables[names.CPU_CORES] = f"{resources.cpu_cores:g}"
+            variables.update(dict.fromkeys(_THREAD_LIMITS, str(max(1, math.floor(resources.cpu_cores)))))
+        return variables
+
+
+def numba_cache_folder(environment: Mapping[str, str], fallback: Path) -> Path:
+    """Where compiled kernels are kept from run to run: the user's cache folder, or `fallback` where there is none."""
+    home = environment.get("XDG_CACHE_HOME") or str(Path(environment.get("HOME", "/nonexistent"), ".cache"))
+    folder = Path(home, "emberscale", "numba")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return fallback
+    return folder if os.access(folder, os.W_OK) else fallback

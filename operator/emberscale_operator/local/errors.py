@@ -1,0 +1,19 @@
+"""What can keep a job from starting here."""
+
+
+class StartError(Exception):
+    """Something that the job needs of this machine cannot be had; the text is one line that says what."""
+
+
+class RedisUnavailableError(StartError):
+    """No Redis: neither the one that was named nor one of the job's own."""
+
+
+class PortUnavailableError(StartError):
+    """The port for the master is taken, or may not be used."""
+
+    def __init__(self, host: str, port: int, reason: str) -> None:
+        super().__init__(
+            f"--master-port {port}: port {port} on {host} cannot be had: {reason}; choose another, or 0 for any"
+        )
+        self.port = port

@@ -1,0 +1,67 @@
+"""Where a job keeps its files on this machine."""
+
+import os
+import secrets
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+_LONGEST_SOCKET_FOLDER = 60
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The part of a run's folder that its processes use: `logs/`, and `state/`, which outlives them."""
+
+    root: Path
+
+    @property
+    def logs(self) -> Path:
+        """One log a member, `<role>-<index>.log`."""
+        return self.root / "logs"
+
+    @property
+    def state(self) -> Path:
+        """What the job needs to go on: the store's files and the manifest."""
+        return self.root / "state"
+
+    @property
+    def manifest(self) -> Path:
+        """The manifest, defaults filled in, as the job's processes read it."""
+        return self.state / "manifest.json"
+
+    @property
+    def token(self) -> Path:
+        """The secret of the run under way."""
+        return self.state / "token"
+
+    def make(self) -> None:
+        """Makes the folders. Raises OSError."""
+        self.logs.mkdir(parents=True, exist_ok=True)
+        self.state.mkdir(parents=True, exist_ok=True)
+
+    def write_token(self) -> str:
+        """A new random secret, in a file that only its owner can read."""
+        token = secrets.token_hex(32)
+        write_private(self.token, token)
+        return token
+
+
+def write_private(path: Path, text: str) -> None:
+    """Writes a file that nobody else can read, not even for a moment."""
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def make_socket_folder() -> Path:
+    """A new folder for Unix sockets, private to this user; its path is short, as the kernel allows 107 bytes in all."""
+    parent = tempfile.gettempdir()
+    return Path(tempfile.mkdtemp(prefix="emberscale-", dir=parent if len(parent) <= _LONGEST_SOCKET_FOLDER else "/tmp"))
+
+
+def remove_socket_folder(folder: Path) -> None:
+    """Removes it with the sockets in it; it may be gone already."""
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,47 @@
+"""What a plan asks for, in the reconciler's words."""
+
+from emberscale_api.job import ResourceRequirements, TrainingJobSpec
+from emberscale_api.rpc import master_pb2 as pb
+from emberscale_operator.reconcile import Demand, Policy, Resources, Role
+
+_ROLES = {pb.MASTER: Role.MASTER, pb.PS: Role.PS, pb.WORKER: Role.WORKER}
+MESSAGE_ROLES = {role: number for number, role in _ROLES.items()}
+ENDED_PHASES = frozenset({pb.SUSPENDED, pb.COMPLETE, pb.FAILED})
+
+
+def resources_of(requirements: ResourceRequirements) -> Resources:
+    """The limits that a manifest gives."""
+    return Resources(requirements.cpu_limit, requirements.memory_limit)
+
+
+def initial_demands(spec: TrainingJobSpec) -> tuple[Demand, ...]:
+    """What runs until the master says otherwise."""
+    return (
+        Demand(Role.MASTER, 1, resources_of(spec.master.resources)),
+        Demand(Role.PS, spec.ps.initial_replicas, resources_of(spec.ps.resources)),
+        Demand(Role.WORKER, spec.worker.initial_replicas, resources_of(spec.worker.resources)),
+    )
+
+
+def demands_of(plan: pb.Plan, spec: TrainingJobSpec) -> tuple[Demand, ...]:
+    """What a plan of the master asks for; what it leaves open is as in the manifest."""
+    planned = {_ROLES[role.role]: role for role in plan.roles if role.role in _ROLES}
+    return tuple(
+        demand
+        if demand.role is Role.MASTER or demand.role not in planned
+        else _planned(planned[demand.role], demand.resources)
+        for demand in initial_demands(spec)
+    )
+
+
+def _planned(plan: pb.RolePlan, manifest: Resources) -> Demand:
+    return Demand(
+        _ROLES[plan.role],
+        plan.replicas,
+        Resources(plan.cpu_cores or manifest.cpu_cores, plan.memory_bytes or manifest.memory_bytes),
+    )
+
+
+def policy_of(spec: TrainingJobSpec) -> Policy:
+    """The limits that the manifest sets on restarts."""
+    return Policy(backoff_limit=spec.run_policy.backoff_limit)

@@ -1,0 +1,163 @@
+"""One tethered process: started, watched, stopped."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from emberscale_operator.reconcile import ExitReason
+
+_TETHER = Path(__file__).with_name("tether.py")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Resident bytes now, and at most since the process started."""
+
+    resident: int
+    peak: int
+
+
+def read_memory(pid: int) -> Memory | None:
+    """What the kernel says of a process; None when it is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    kibibytes = {}
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name in ("VmRSS", "VmHWM"):
+            kibibytes[name] = int(value.split()[0])
+    if len(kibibytes) < 2:
+        return None  # it has ended and waits to be reaped
+    return Memory(kibibytes["VmRSS"] * 1024, kibibytes["VmHWM"] * 1024)
+
+
+class TetheredProcess:
+    """A command whose life is tied to the calling thread's.
+
+    It runs in a session of its own, so that a Ctrl-C in the terminal reaches only the program that started it. What it
+    prints is appended to `log`, after a line that says which incarnation speaks.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        cores: Sequence[int] | None,
+        incarnation: str,
+    ) -> None:
+        self.name = name
+        self._log = log
+        self._incarnation = incarnation
+        self.resident_bytes = 0
+        self.peak_bytes = 0
+        self.out_of_memory = False
+        self.stop_asked = False
+        self._kill_at: float | None = None
+        which = "-" if cores is None else ",".join(str(core) for core in cores)
+        self._note("process starting", command=list(command), cores=which)
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(_TETHER), str(os.getpid()), which, *command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=dict(environment),
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """The process's id, also after it has ended."""
+        return self._process.pid
+
+    def exit_code(self) -> int | None:
+        """None while it runs; negative for a signal."""
+        running = self._process.returncode is None
+        code = self._process.poll()
+        if running and code is not None:
+            self._note("process ended", exit_code=code, reason=str(self.exit_reason(code)))
+        return code
+
+    def exit_reason(self, code: int) -> ExitReason:
+        """The class of an exit code; SIGKILL and SIGTERM come from outside, other signals are crashes."""
+        if self.out_of_memory:
+            return ExitReason.OOM_KILLED
+        if code == 0:
+            return ExitReason.COMPLETED
+        return ExitReason.KILLED if code in (-signal.SIGKILL, -signal.SIGTERM) else ExitReason.ERROR
+
+    def watch_memory(self, limit: int | None) -> None:
+        """Notes what it uses, and kills the process if it is above its limit, as a kubelet would."""
+        memory = read_memory(self.pid)
+        if memory is None:
+            self.resident_bytes = 0
+            return
+        self.resident_bytes = memory.resident
+        self.peak_bytes = max(self.peak_bytes, memory.peak)
+        if limit is not None and memory.resident > limit and self.exit_code() is None:
+            self.out_of_memory = True
+            self._note("memory limit exceeded", limit_bytes=limit, resident_bytes=memory.resident)
+            self.kill()
+
+    def end_overdue(self, now: float) -> None:
+        """SIGKILL for a process that was asked to stop and has not within its grace."""
+        if self._kill_at is not None and now >= self._kill_at:
+            self.kill()
+
+    def stop(self, now: float, grace: float) -> None:
+        """SIGTERM now; SIGKILL follows after `grace` seconds."""
+        if not self.stop_asked and self.exit_code() is None:
+            self.stop_asked = True
+            self._kill_at = now + grace
+            self._process.terminate()
+
+    def kill(self) -> None:
+        """SIGKILL now."""
+        if self.exit_code() is None:
+            self._process.kill()
+
+    def wait(self, seconds: float) -> int | None:
+        """The exit code once it has ended; None when it still runs after `seconds`."""
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+        return self.exit_code()
+
+    def set_cores(self, cores: Sequence[int]) -> None:
+        """Moves all its threads to these cores."""
+        for task in list_threads(self.pid):
+            try:
+                os.sched_setaffinity(task, cores)
+            except ProcessLookupError:
+                continue
+
+    def _note(self, event: str, **fields: object) -> None:
+        line = {
+            "timestamp": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "level": "info",
+            "event": event,
+            "process": self.name,
+            "incarnation": self._incarnation,
+            **fields,
+        }
+        with self._log.open("a", encoding="utf-8") as output:
+            output.write(json.dumps(line) + "\n")
+
+
+def list_threads(pid: int) -> list[int]:
+    """The ids of a process's threads; empty when it is gone."""
+    try:
+        return [int(task) for task in os.listdir(f"/proc/{pid}/task")]
+    except (FileNotFoundError, ProcessLookupError):
+        return []

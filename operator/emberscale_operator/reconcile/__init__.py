@@ -1,0 +1,49 @@
+"""The reconciler: a pure function from what is wanted and what is observed to what is to be done."""
+
+from emberscale_operator.reconcile.instances import (
+    ExitReason,
+    Instance,
+    InstanceExit,
+    InstanceId,
+    InstanceState,
+    Resources,
+    Role,
+)
+from emberscale_operator.reconcile.reconciler import (
+    Action,
+    Create,
+    Delete,
+    Demand,
+    Desired,
+    Fail,
+    Policy,
+    ReportExit,
+    Resize,
+    Wait,
+    reconcile,
+)
+from emberscale_operator.reconcile.restarts import Backoff, History, advance
+
+__all__ = [
+    "Action",
+    "Backoff",
+    "Create",
+    "Delete",
+    "Demand",
+    "Desired",
+    "ExitReason",
+    "Fail",
+    "History",
+    "Instance",
+    "InstanceExit",
+    "InstanceId",
+    "InstanceState",
+    "Policy",
+    "ReportExit",
+    "Resize",
+    "Resources",
+    "Role",
+    "Wait",
+    "advance",
+    "reconcile",
+]

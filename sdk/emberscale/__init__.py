@@ -1,0 +1,1 @@
+"""The public face of Emberscale: the `emberscale` command line."""

@@ -1,0 +1,51 @@
+"""Arguments and options that several commands take, and how bad input ends a command."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from emberscale.errors import BadInputError
+from emberscale_api.job import ManifestError
+from emberscale_operator.local import StartError
+
+BAD_INPUT = 2
+
+
+class Output(StrEnum):
+    """How a command prints its result."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+ManifestFile = Annotated[
+    Path, typer.Argument(metavar="FILE", help="A TrainingJob manifest (YAML).", show_default=False)
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="spec.path=value",
+        help="Replaces one field of the manifest, the value in YAML. Repeatable: "
+        "[cyan]--set spec.worker.replicas=4 --set spec.training.epochs=2[/]",
+        show_default=False,
+    ),
+]
+OutputFormat = Annotated[
+    Output, typer.Option("--output", "-o", help="[cyan]json[/] prints one object, for programs, last on stdout.")
+]
+
+
+@contextmanager
+def bad_input_exits() -> Iterator[None]:
+    """Turns what a person got wrong into lines on stderr and exit code 2."""
+    try:
+        yield
+    except (BadInputError, ManifestError, StartError) as error:
+        for line in str(error).splitlines():
+            typer.echo(f"error: {line}", err=True)
+        raise typer.Exit(BAD_INPUT) from error

@@ -1,0 +1,57 @@
+"""Checks, before anything is started, that a job's input is there and that its output can be written."""
+
+import glob
+import os
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from emberscale.errors import BadInputError
+from emberscale_api.job import TrainingJob
+
+
+def local_path(uri: str) -> Path | None:
+    """The path that a URI means on this machine; None for a remote one."""
+    scheme, separator, rest = uri.partition("://")
+    if not separator:
+        return Path(uri)
+    return Path(url2pathname(urlsplit(uri).path) if rest.startswith("/") else rest) if scheme == "file" else None
+
+
+def check_data(job: TrainingJob) -> None:
+    """Raises BadInputError for a local path or glob that names no readable file; remote URIs are left to the job."""
+    problems = []
+    for field, uris in (("train", job.spec.data.train), ("evaluation", job.spec.data.evaluation)):
+        for number, uri in enumerate(uris):
+            path = local_path(uri)
+            problem = None if path is None else _problem(path)
+            if problem is not None:
+                problems.append(f"spec.data.{field}.{number}: {uri}: {problem}")
+    if problems:
+        raise BadInputError("\n".join(problems))
+
+
+def _problem(path: Path) -> str | None:
+    found = [Path(match) for match in glob.glob(str(path), recursive=True)]
+    if not found:
+        return (
+            f"no such file (relative paths start at {Path.cwd()}); "
+            "`emberscale data synth OUT` writes data to try things with"
+        )
+    files = [match for match in found if not match.is_dir()]
+    if not files:
+        return f"is a folder; name its files, such as {path / '*.tsv'}"
+    for file in files:
+        if not os.access(file, os.R_OK):
+            return f"{file} cannot be read: permission denied"
+    return None
+
+
+def ensure_writable(folder: Path, field: str) -> None:
+    """Makes the folder. Raises BadInputError if it cannot be made or written to."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInputError(f"{field}: {folder} cannot be made: {error.strerror}") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise BadInputError(f"{field}: {folder} cannot be written to: permission denied")

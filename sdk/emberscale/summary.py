@@ -1,0 +1,114 @@
+"""What a run came to."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from emberscale_api.rpc import master_pb2 as pb
+from emberscale_operator.local import Outcome
+
+STAGES = ("read", "pull", "compute", "push", "wait")
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The summary object of a run; its fields are those of summary.json.
+
+    `auc` and `logloss` are those of the last evaluation (`measured_on: evaluation`), or else progressive ones over a
+    recent window of the training itself. `samples_per_second` is over the time spent training. `stages` are seconds
+    summed over workers; `peak_memory_bytes` by process; `restarts` by role.
+    """
+
+    name: str
+    phase: str
+    reason: str
+    message: str
+    samples: int
+    expected_samples: int
+    auc: float | None
+    logloss: float | None
+    measured_on: str | None
+    samples_per_second: float
+    wall_seconds: float
+    training_seconds: float
+    stages: Mapping[str, float]
+    rows: Mapping[str, int]
+    peak_memory_bytes: Mapping[str, int]
+    restarts: Mapping[str, int]
+    bad_records: int
+    recoveries: int
+    checkpoint: str | None
+    evaluations: tuple[Mapping[str, float], ...]
+
+    def as_document(self) -> dict[str, Any]:
+        """Plain types, for JSON."""
+        return asdict(self)
+
+
+def phase_name(phase: "pb.Phase.ValueType") -> str:
+    """`Complete` for COMPLETE."""
+    return pb.Phase.Name(phase).capitalize()
+
+
+def summarize(name: str, outcome: Outcome, wall_seconds: float) -> Summary:
+    """Puts the master's last status and the observations of the processes together."""
+    status = outcome.status or pb.JobStatus()
+    auc, logloss, measured_on = _quality(status)
+    return Summary(
+        name=name,
+        phase="Interrupted" if outcome.phase == pb.PHASE_UNSPECIFIED else phase_name(outcome.phase),
+        reason=outcome.reason,
+        message=outcome.message,
+        samples=status.samples,
+        expected_samples=status.expected_samples,
+        auc=auc,
+        logloss=logloss,
+        measured_on=measured_on,
+        samples_per_second=status.samples / status.training_seconds if status.training_seconds > 0 else 0.0,
+        wall_seconds=wall_seconds,
+        training_seconds=status.training_seconds,
+        stages=_stages(status),
+        rows=dict(sorted(status.rows.items())),
+        peak_memory_bytes=_peaks(outcome, status),
+        restarts=dict(outcome.restarts),
+        bad_records=status.bad_records,
+        recoveries=status.recoveries,
+        checkpoint=status.checkpoint or None,
+        evaluations=tuple(
+            {
+                "epoch": evaluation.epoch,
+                "samples": evaluation.samples,
+                "auc": evaluation.auc,
+                "logloss": evaluation.logloss,
+                "normalized_entropy": evaluation.normalized_entropy,
+                "calibration": evaluation.calibration,
+            }
+            for evaluation in status.evaluations
+        ),
+    )
+
+
+def _quality(status: pb.JobStatus) -> tuple[float | None, float | None, str | None]:
+    if status.evaluations:
+        last = status.evaluations[-1]
+        return last.auc, last.logloss, "evaluation"
+    if status.samples:
+        return status.auc, status.loss, "training"
+    return None, None, None
+
+
+def _stages(status: pb.JobStatus) -> dict[str, float]:
+    seconds: Counter[str] = Counter()
+    for member in status.members:
+        if member.member.role == pb.WORKER:
+            seconds.update(dict(member.stage_seconds))
+    return {stage: float(seconds[stage]) for stage in STAGES}
+
+
+def _peaks(outcome: Outcome, status: pb.JobStatus) -> dict[str, int]:
+    peaks = dict(outcome.peak_memory)
+    for member in status.members:
+        name = f"{pb.Role.Name(member.member.role).lower()}-{member.member.index}"
+        peaks[name] = max(peaks.get(name, 0), member.peak_memory_bytes)
+    return dict(sorted(peaks.items()))
