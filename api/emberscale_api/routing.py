@@ -6,6 +6,9 @@ parameter server owns each bucket. Dense parameters are one flat vector, cut int
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 BUCKETS = 1024
 """Number of buckets; a power of two."""
 
@@ -20,6 +23,14 @@ def mix64(key: int) -> int:
     value = ((value ^ (value >> 30)) * MIX_1) & _MASK
     value = ((value ^ (value >> 27)) * MIX_2) & _MASK
     return value ^ (value >> 31)
+
+
+def buckets_of(keys: NDArray[np.int64]) -> NDArray[np.int64]:
+    """`bucket_of` each key, int64 [n]."""
+    values = keys.view(np.uint64)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(MIX_1)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(MIX_2)
+    return ((values ^ (values >> np.uint64(31))) & np.uint64(BUCKETS - 1)).view(np.int64)
 
 
 def bucket_of(key: int) -> int:

@@ -1,9 +1,13 @@
 """The data plane: frames between a worker and a parameter server, over TCP or a Unix socket.
 
 A frame is a fixed little-endian header and a payload of raw numpy buffers; requests on one connection are answered in
-order. A pull's payload is `counts: uint32[tables]`, then `keys: int64[sum(counts)]`, table by table. Its answer is the
-rows' weights, `float32`, in the order of the keys, then the server's slice of the dense vector if it was asked for. A
-push's payload is a pull's, followed by the gradients in the same layout as a pull's answer.
+order. A pull's payload is `counts: uint32[tables]`, padded to a multiple of 8 bytes, then `keys: int64[sum(counts)]`,
+table by table. Its answer is the rows' weights, `float32`, in the order of the keys, then the server's slice of the
+dense vector if it was asked for. A push's payload is a pull's, followed by the gradients in the layout of a pull's
+answer.
+
+A worker keeps two connections to each server, one for pulls and one for pushes, so that a pull which the server holds
+back (bounded staleness) never stands in the way of the push that it waits for.
 
 The first frame on a connection is HELLO; its payload is the job's token. A frame that is malformed ends the connection.
 """
@@ -50,8 +54,13 @@ class Flag(IntFlag):
     """PULL: rows that do not exist are answered with their initial weights, and not made."""
 
 
-_HEADER = struct.Struct("<IBBHQQIIQQQII")
+_HEADER = struct.Struct("<IBBHQQIIQQII")
 HEADER_BYTES = _HEADER.size
+
+
+def counts_bytes(tables: int) -> int:
+    """Bytes that `counts` takes in a payload, its padding included."""
+    return (tables * 4 + 7) & ~7
 
 
 class WireError(Exception):
@@ -63,8 +72,7 @@ class Header:
     """The fixed part of a frame.
 
     `kind` is a Kind in requests and a Status in answers. `epoch`, `batch`, `shard` and `token` name the batch as the
-    ledger does; `routing_epoch` is the routing table that the sender used; `version` is the number of pushes that the
-    server had applied when it answered a pull, sent back with the push of the same batch.
+    ledger does; `routing_epoch` is that of the routing table that the sender used.
     """
 
     kind: int
@@ -75,7 +83,6 @@ class Header:
     tables: int = 0
     shard: int = 0
     token: int = 0
-    version: int = 0
     payload_bytes: int = 0
     worker: int = 0
 
@@ -92,7 +99,6 @@ class Header:
             self.tables,
             self.shard,
             self.token,
-            self.version,
             self.payload_bytes,
             self.worker,
         )
@@ -100,11 +106,11 @@ class Header:
     @classmethod
     def unpack(cls, buffer: bytes | bytearray | memoryview) -> "Header":
         """The header in the first `HEADER_BYTES` bytes. Raises WireError for another protocol or an absurd size."""
-        magic, version, kind, flags, routing_epoch, batch, epoch, tables, shard, token, applied, payload, worker = (
+        (magic, version, kind, flags, routing_epoch, batch, epoch, tables, shard, token, payload, worker) = (
             _HEADER.unpack_from(buffer)
         )
         if magic != MAGIC or version != VERSION:
             raise WireError(f"not an Emberscale frame of version {VERSION}")
         if payload > MAX_PAYLOAD_BYTES or tables > MAX_TABLES:
             raise WireError(f"frame of {payload} bytes for {tables} tables is beyond the limits")
-        return cls(kind, flags, routing_epoch, batch, epoch, tables, shard, token, applied, payload, worker)
+        return cls(kind, flags, routing_epoch, batch, epoch, tables, shard, token, payload, worker)

@@ -337,9 +337,12 @@ class PsReport(_message.Message):
     APPLIED_BATCHES_FIELD_NUMBER: _builtins.int
     ROUTING_EPOCH_FIELD_NUMBER: _builtins.int
     STAGE_SECONDS_FIELD_NUMBER: _builtins.int
+    REPEATED_BATCHES_FIELD_NUMBER: _builtins.int
     table_bytes: _builtins.int
     applied_batches: _builtins.int
     routing_epoch: _builtins.int
+    repeated_batches: _builtins.int
+    """pushes that were applied before, and ignored"""
     @_builtins.property
     def rows(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """per table"""
@@ -356,10 +359,11 @@ class PsReport(_message.Message):
         applied_batches: _builtins.int = ...,
         routing_epoch: _builtins.int = ...,
         stage_seconds: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        repeated_batches: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_batches", b"applied_batches", "routing_epoch", b"routing_epoch", "rows", b"rows", "stage_seconds", b"stage_seconds", "table_bytes", b"table_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_batches", b"applied_batches", "repeated_batches", b"repeated_batches", "routing_epoch", b"routing_epoch", "rows", b"rows", "stage_seconds", b"stage_seconds", "table_bytes", b"table_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1492,7 +1496,7 @@ class CutRequest(_message.Message):
     URI_FIELD_NUMBER: _builtins.int
     cut: _builtins.int
     settle_seconds: _builtins.float
-    """give up waiting after this; the cut is taken all the same"""
+    """after this, FAILED_PRECONDITION: thaw all, and try again later"""
     uri: _builtins.str
     """folder of this checkpoint"""
     @_builtins.property

@@ -1,0 +1,77 @@
+"""The bound on how far workers may drift apart."""
+
+import hypothesis.strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from emberscale_trainer.server.staleness import StalenessBound
+
+
+class _Workers(RuleBasedStateMachine):
+    """Workers pull, push, ask anew and die in any order; what the bound does not admit, they wait with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bound = 0
+        self.subject = StalenessBound(0)
+        self.applied = 0
+        self.pulled: dict[tuple[int, int, int], int] = {}
+        self.batch = 0
+        self.started = False
+
+    @precondition(lambda self: not self.started)
+    @rule(bound=st.integers(0, 4))
+    def start(self, bound: int) -> None:
+        self.bound, self.subject, self.started = bound, StalenessBound(bound), True
+
+    @precondition(lambda self: self.started)
+    @rule(worker=st.integers(0, 3))
+    def pull(self, worker: int) -> None:
+        if self.subject.may_pull():
+            ticket = (worker, 0, self.batch)
+            self.batch += 1
+            self.subject.pulled(ticket)
+            self.pulled[ticket] = self.applied
+
+    @precondition(lambda self: self.pulled)
+    @rule(data=st.data())
+    def push(self, data: st.DataObject) -> None:
+        ticket = data.draw(st.sampled_from(sorted(self.pulled)))
+        if self.subject.may_push(ticket):
+            staleness = self.subject.pushed(ticket)
+            assert staleness == self.applied - self.pulled.pop(ticket)
+            assert staleness <= self.bound
+            self.applied += 1
+
+    @precondition(lambda self: self.pulled)
+    @rule(data=st.data())
+    def lose_a_worker(self, data: st.DataObject) -> None:
+        worker = data.draw(st.sampled_from(sorted(self.pulled)))[0]
+        self.subject.forget_worker(worker)
+        self.pulled = {ticket: version for ticket, version in self.pulled.items() if ticket[0] != worker}
+
+    @invariant()
+    def someone_can_go_on(self) -> None:
+        assert self.subject.may_pull() or any(self.subject.may_push(ticket) for ticket in self.pulled)
+
+    @invariant()
+    def the_oldest_is_never_held(self) -> None:
+        oldest = min(self.pulled, key=lambda ticket: ticket[2], default=None)
+        assert oldest is None or self.subject.may_push(oldest)
+
+
+TestNoGradientIsStalerThanTheBound = _Workers.TestCase
+
+
+def test_with_no_staleness_one_batch_is_under_way_at_a_time() -> None:
+    bound = StalenessBound(0)
+    bound.pulled((0, 0, 1))
+    assert not bound.may_pull()
+    bound.pushed((0, 0, 1))
+    assert bound.may_pull()
+
+
+def test_a_pull_asked_for_anew_counts_once() -> None:
+    bound = StalenessBound(1)
+    bound.pulled((0, 0, 1))
+    bound.pulled((0, 0, 1))
+    assert bound.outstanding == 1

@@ -1,0 +1,100 @@
+"""Calls to the master, repeated while it is away."""
+
+import os
+import random
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import grpc
+import structlog
+
+from emberscale_api.environment import ProcessIdentity
+from emberscale_api.rpc import master_pb2, master_pb2_grpc
+from emberscale_api.rpc.token import open_channel
+
+log = structlog.get_logger()
+
+_Reply = TypeVar("_Reply")
+_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+_CALL_SECONDS = 10.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+
+
+class SupersededError(Exception):
+    """Another process has this one's role and index now."""
+
+
+class JobOverError(Exception):
+    """The job has ended, or this process is told to stop."""
+
+
+class MasterClient:
+    """The master as one member of the job sees it.
+
+    A call is repeated until the master answers: it may be restarted at any time, and its state outlives it. Only the
+    end of this process, by `close`, ends the waiting, with JobOverError.
+    """
+
+    def __init__(self, identity: ProcessIdentity) -> None:
+        self._channel = open_channel(identity.master_address, identity.token)
+        self.stub = master_pb2_grpc.MasterStub(self._channel)
+        roles = {"ps": master_pb2.PS, "worker": master_pb2.WORKER}
+        self.member = master_pb2.Member(
+            role=roles[identity.role], index=identity.index, incarnation=identity.incarnation
+        )
+        self._registration: master_pb2.RegisterRequest | None = None
+        self._closed = threading.Event()
+
+    def register(
+        self, data_address: str = "", control_address: str = "", metrics_address: str = ""
+    ) -> master_pb2.RegisterReply:
+        """Joins the job. Raises SupersededError."""
+        self._registration = master_pb2.RegisterRequest(
+            member=self.member,
+            data_address=data_address,
+            control_address=control_address,
+            metrics_address=metrics_address,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+        )
+        return self.call(self.stub.Register, self._registration)
+
+    def call(self, method: Callable[..., _Reply], request: Any, waits: float = 0.0) -> _Reply:
+        """One call, repeated while the master is away; `waits` is how long the master may take to answer by itself.
+
+        Raises SupersededError, JobOverError, or grpc.RpcError for any other answer of the master.
+        """
+        pause = _FIRST_PAUSE
+        while not self._closed.is_set():
+            try:
+                return method(request, timeout=waits + _CALL_SECONDS)
+            except grpc.RpcError as error:
+                self._consider(error)
+            self._closed.wait(pause * random.uniform(0.5, 1.5))
+            pause = min(_LONGEST_PAUSE, pause * 2)
+        raise JobOverError("the process is stopping")
+
+    def _consider(self, error: grpc.RpcError) -> None:
+        """Returns for what passes by itself, and raises for everything else."""
+        code = error.code()
+        if code is grpc.StatusCode.FAILED_PRECONDITION:
+            raise SupersededError(error.details()) from error
+        if code is grpc.StatusCode.NOT_FOUND and self._registration is not None:
+            log.warning("unknown_to_master", detail=error.details())
+            self._register_anew(self._registration)
+        elif code not in _AWAY:
+            raise error
+
+    def _register_anew(self, registration: master_pb2.RegisterRequest) -> None:
+        try:
+            self.stub.Register(registration, timeout=_CALL_SECONDS)
+        except grpc.RpcError as error:
+            if error.code() not in _AWAY:
+                raise
+
+    def close(self) -> None:
+        """Ends all waiting."""
+        self._closed.set()
+        self._channel.close()

@@ -1,0 +1,91 @@
+"""Which batches a parameter server has applied, and how often: the record behind "exactly once"."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Runs = list[tuple[int, int, int]]
+"""`(first, stop, times)`: each batch in [first, stop) was applied `times` times."""
+
+_START_CAPACITY = 1024
+
+
+class AppliedBatches:
+    """Counts, per epoch and batch number, the pushes that changed rows.
+
+    A count above 1 would be a defect; it is counted rather than flagged so that an audit can see one.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[int, NDArray[np.uint8]] = {}
+
+    def __contains__(self, batch: tuple[int, int]) -> bool:
+        epoch, number = batch
+        counts = self._counts.get(epoch)
+        return counts is not None and number < len(counts) and counts[number] > 0
+
+    def record(self, epoch: int, number: int) -> None:
+        """Notes that a batch was applied."""
+        counts = self._counts.get(epoch)
+        if counts is None or number >= len(counts):
+            counts = self._grow(epoch, number + 1)
+        if counts[number] < 255:
+            counts[number] += 1
+
+    def ranges(self, epoch: int) -> list[tuple[int, int]]:
+        """The applied batches of an epoch as ascending [first, stop) pairs."""
+        counts = self._counts.get(epoch)
+        return [] if counts is None else [(first, stop) for first, stop, times in _runs(counts > 0) if times]
+
+    def epochs(self) -> list[int]:
+        """The epochs of which something is recorded, ascending."""
+        return sorted(self._counts)
+
+    def copy(self) -> "AppliedBatches":
+        """An independent copy."""
+        duplicate = AppliedBatches()
+        duplicate._counts = {epoch: counts.copy() for epoch, counts in self._counts.items()}
+        return duplicate
+
+    def runs(self, epoch: int) -> Runs:
+        """The counts of an epoch as runs; batches in no run were applied zero times."""
+        return [run for run in _runs(self._counts[epoch]) if run[2]]
+
+    @classmethod
+    def from_runs(cls, epochs: Iterable[tuple[int, Sequence[Sequence[int]]]]) -> "AppliedBatches":
+        """The inverse of `runs`, for several epochs."""
+        applied = cls()
+        for epoch, runs in epochs:
+            for first, stop, times in runs:
+                applied._grow(epoch, stop)[first:stop] = times
+        return applied
+
+    @classmethod
+    def merged(cls, records: Sequence["AppliedBatches"]) -> "AppliedBatches":
+        """What holds for several servers together: a batch that one has not applied is not applied; else the most."""
+        merged = cls()
+        for epoch in sorted({epoch for record in records for epoch in record.epochs()}):
+            longest = max(len(record._counts.get(epoch, ())) for record in records)
+            counts = [record._grow(epoch, longest) for record in records]
+            fewest, most = np.minimum.reduce(counts), np.maximum.reduce(counts)
+            merged._counts[epoch] = np.where(fewest > 0, most, 0).astype(np.uint8)
+        return merged
+
+    def _grow(self, epoch: int, batches: int) -> NDArray[np.uint8]:
+        old = self._counts.get(epoch, np.zeros(0, dtype=np.uint8))
+        if batches <= len(old):
+            return old
+        grown = np.zeros(max(_START_CAPACITY, 2 * len(old), batches), dtype=np.uint8)
+        grown[: len(old)] = old
+        self._counts[epoch] = grown
+        return grown
+
+
+def _runs(values: NDArray[np.generic]) -> Runs:
+    """Runs of equal values, as (first, stop, value)."""
+    if not len(values):
+        return []
+    edges = np.flatnonzero(values[1:] != values[:-1]) + 1
+    firsts = [0, *edges.tolist()]
+    return [(first, stop, int(values[first])) for first, stop in zip(firsts, [*firsts[1:], len(values)], strict=True)]

@@ -1,0 +1,1 @@
+"""The parameter server: rows and a slice of the dense vector, each batch applied once."""

@@ -1,0 +1,61 @@
+"""What a parameter server shows to Prometheus."""
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from emberscale_api import metrics
+from emberscale_trainer.server.state import ServerState
+
+
+class ServerMetrics(Collector):
+    """Counters of the state, read when scraped, and measurements of checkpoints."""
+
+    def __init__(self, state: ServerState, registry: CollectorRegistry) -> None:
+        self._state = state
+        self._cut_pause = Histogram(
+            metrics.CUT_PAUSE_SECONDS, "Seconds for which pushes waited while a cut was copied", registry=registry
+        )
+        self._checkpoint = Histogram(
+            metrics.CHECKPOINT_SECONDS,
+            "Seconds that writing this server's part of a checkpoint took",
+            buckets=(0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000),
+            registry=registry,
+        )
+        self._checkpoint_bytes = Counter(metrics.CHECKPOINT_BYTES, "Bytes written into checkpoints", registry=registry)
+        registry.register(self)
+
+    def cut_taken(self, pause_seconds: float) -> None:
+        """A cut was copied."""
+        self._cut_pause.observe(pause_seconds)
+
+    def checkpoint_written(self, seconds: float, size: int) -> None:
+        """A cut was written."""
+        self._checkpoint.observe(seconds)
+        self._checkpoint_bytes.inc(size)
+
+    def collect(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
+        """The state's figures at this moment."""
+        totals = self._state.totals
+        pushes = CounterMetricFamily(metrics.PUSHES_TOTAL, "Pushes by outcome", labels=["outcome"])
+        pushes.add_metric(["applied"], totals.pushes)
+        pushes.add_metric(["repeated"], totals.repeated)
+        yield pushes
+        yield CounterMetricFamily(metrics.PULLS_TOTAL, "Pulls answered", value=totals.pulls)
+        stages = CounterMetricFamily(metrics.STAGE_SECONDS_TOTAL, "Seconds spent by stage", labels=["stage"])
+        for stage, seconds in stage_seconds(self._state).items():
+            stages.add_metric([stage], seconds)
+        yield stages
+        rows = GaugeMetricFamily(metrics.TABLE_ROWS, "Rows held, by table", labels=["table"])
+        for table, count in self._state.rows().items():
+            rows.add_metric([table], count)
+        yield rows
+        yield GaugeMetricFamily(metrics.TABLE_BYTES, "Memory of the tables", value=self._state.table_bytes())
+
+
+def stage_seconds(state: ServerState) -> dict[str, float]:
+    """Seconds by stage: `pull` and `push` under the lock, `hold` waiting for a cut or the staleness bound."""
+    totals = state.totals
+    return {"pull": totals.pull_seconds, "push": totals.push_seconds, "hold": totals.hold_seconds}

@@ -1,0 +1,85 @@
+"""Forward and backward over one batch whose rows have been pulled."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from emberscale_api.job import TrainingJob, resolve_model
+from emberscale_trainer.data.source import Batch
+from emberscale_trainer.models import FlatParameters, build_model
+from emberscale_trainer.worker.keys import KeyPlan
+from emberscale_trainer.worker.rows import gather, scatter
+from emberscale_trainer.worker.servers import Pulled
+
+
+class NonFiniteLossError(Exception):
+    """The loss is NaN or infinite; training on would only spread it."""
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """What to push: `rows` float32 [plan.values], `dense` float32 [parameters]."""
+
+    rows: NDArray[np.float32]
+    dense: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """`probabilities` float32 [batch]; `loss_sum` is the log loss summed over the batch."""
+
+    probabilities: NDArray[np.float32]
+    loss_sum: float
+
+
+class ModelReplica:
+    """A worker's copy of the dense model. Its parameters are overwritten with what each pull brings."""
+
+    def __init__(self, job: TrainingJob) -> None:
+        resolved = resolve_model(job.spec)
+        self._model: nn.Module = build_model(job.spec.model, resolved, job.spec.training.seed)
+        self._flat = FlatParameters(self._model)
+        self.dimensions = np.array([table.dimension for table in resolved.tables], dtype=np.int64)
+
+    @property
+    def parameters(self) -> int:
+        """Length of the flat dense vector."""
+        return len(self._flat)
+
+    def train(self, batch: Batch, plan: KeyPlan, pulled: Pulled) -> tuple[Gradients, Predictions]:
+        """Gradients of the mean log loss over the batch. Raises NonFiniteLossError."""
+        if not len(batch.labels):
+            empty = np.empty(0, dtype=np.float32)
+            return Gradients(np.zeros(plan.values, np.float32), np.zeros(self.parameters, np.float32)), Predictions(
+                empty, 0.0
+            )
+        embeddings = self._embeddings(plan, pulled).requires_grad_()
+        self._flat.clear_gradients()
+        logits = self._model(torch.from_numpy(batch.dense), embeddings)
+        loss = nn.functional.binary_cross_entropy_with_logits(logits, torch.from_numpy(batch.labels))
+        mean_loss = loss.item()
+        if not np.isfinite(mean_loss):
+            raise NonFiniteLossError(f"the loss of batch {batch.number} is {mean_loss}")
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        if embeddings.grad is None:
+            raise NonFiniteLossError("the model's output does not depend on its embeddings")
+        rows = scatter(embeddings.grad.numpy(), plan.offsets, self.dimensions, plan.values)
+        gradients = Gradients(rows, self._flat.gradients.numpy().copy())
+        return gradients, Predictions(torch.sigmoid(logits.detach()).numpy(), mean_loss * len(batch.labels))
+
+    def evaluate(self, batch: Batch, plan: KeyPlan, pulled: Pulled) -> Predictions:
+        """Predictions and loss, no gradients."""
+        with torch.no_grad():
+            embeddings = self._embeddings(plan, pulled)
+            logits = self._model(torch.from_numpy(batch.dense), embeddings)
+            loss = nn.functional.binary_cross_entropy_with_logits(
+                logits, torch.from_numpy(batch.labels), reduction="sum"
+            )
+            return Predictions(torch.sigmoid(logits).numpy(), loss.item())
+
+    def _embeddings(self, plan: KeyPlan, pulled: Pulled) -> torch.Tensor:
+        self._flat.values.copy_(torch.from_numpy(pulled.dense))
+        return torch.from_numpy(gather(pulled.rows, plan.offsets, self.dimensions))

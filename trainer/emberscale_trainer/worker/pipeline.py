@@ -1,0 +1,177 @@
+"""Four stages, each a thread: read the next batches, pull their rows, compute, push.
+
+The pipeline lives as long as nothing changes under it. When a connection breaks, the routing moves on or a lease is
+lost, it is torn down and `run` raises; whoever runs it builds another, which goes on from what is committed.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn
+
+from emberscale_api.rpc import master_pb2
+from emberscale_trainer.data.source import Batch, BatchSource
+from emberscale_trainer.worker.channel import Channel, ChannelClosedError
+from emberscale_trainer.worker.compute import Gradients, ModelReplica
+from emberscale_trainer.worker.evaluation import EvaluationTotals
+from emberscale_trainer.worker.keys import KeyPlan, KeyPlanner
+from emberscale_trainer.worker.leases import LeaseBook
+from emberscale_trainer.worker.servers import BatchName, ParameterServers, Pulled
+from emberscale_trainer.worker.statistics import WorkerStatistics
+
+NextTask = Callable[[], master_pb2.Task]
+"""Waits for the next TRAIN or EVALUATE task; raises JobOverError when none will come."""
+
+
+@dataclass(frozen=True)
+class _Planned:
+    task: master_pb2.Task
+    batch: Batch
+    plan: KeyPlan
+    name: BatchName
+
+
+@dataclass(frozen=True)
+class _Ready:
+    planned: _Planned
+    pulled: Pulled
+
+
+@dataclass(frozen=True)
+class _Computed:
+    planned: _Planned
+    gradients: Gradients
+
+
+class Pipeline:
+    """One run over as many leases as come, against one routing epoch.
+
+    `pulls` and `pushes` are two sets of connections to the same servers. `lease_finished` is called when the last batch
+    of a lease is committed.
+    """
+
+    def __init__(
+        self,
+        source: BatchSource,
+        planner: KeyPlanner,
+        replica: ModelReplica,
+        pulls: ParameterServers,
+        pushes: ParameterServers,
+        leases: LeaseBook,
+        statistics: WorkerStatistics,
+        prefetch: int,
+        lease_finished: Callable[[], None],
+    ) -> None:
+        self._source = source
+        self._planner = planner
+        self._replica = replica
+        self._pulls = pulls
+        self._pushes = pushes
+        self._leases = leases
+        self._statistics = statistics
+        self._lease_finished = lease_finished
+        self._planned: Channel[_Planned] = Channel(max(1, prefetch))
+        self._ready: Channel[_Ready] = Channel(1)
+        self._computed: Channel[_Computed] = Channel(1)
+        self._evaluations: dict[int, EvaluationTotals] = {}
+        self._failure: Exception | None = None
+        self._failing = threading.Lock()
+
+    def run(self, next_task: NextTask) -> NoReturn:
+        """Works until a stage stops, and raises what stopped it first: JobOverError when all is done."""
+        work: dict[str, Callable[[], None]] = {
+            "read": lambda: self._read(next_task),
+            "pull": self._pull,
+            "push": self._push,
+        }
+        stages = [
+            threading.Thread(target=self._stage, args=(stage,), name=name, daemon=True) for name, stage in work.items()
+        ]
+        for stage in stages:
+            stage.start()
+        self._stage(self._compute)
+        for stage in stages:
+            stage.join()
+        raise self._failure or ChannelClosedError
+
+    def abort(self, reason: Exception) -> None:
+        """Tears the pipeline down from outside; `run` raises `reason`."""
+        with self._failing:
+            if self._failure is None:
+                self._failure = reason
+        for channel in (self._planned, self._ready, self._computed):
+            channel.abort()
+        self._pulls.close()
+        self._pushes.close()
+
+    def _stage(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except ChannelClosedError:
+            pass  # another stage has failed and said why
+        except Exception as error:  # noqa: BLE001 - it is raised again by `run`, in the thread that waits
+            self.abort(error)
+
+    def _read(self, next_task: NextTask) -> None:
+        while True:
+            task = next_task()
+            split = master_pb2.TRAINING_DATA if task.kind == master_pb2.TRAIN else master_pb2.EVALUATION_DATA
+            batches = self._source.batches(split, task.epoch, task.start, task.stop)
+            while True:
+                with self._statistics.stage("read"):
+                    batch = next(batches, None)
+                    if batch is None:
+                        break
+                    plan = self._planner.plan(batch.ids)
+                if batch.bad_records:
+                    self._statistics.skipped(
+                        [
+                            master_pb2.BadRecord(file=record.file, line=record.line, problem=record.problem)
+                            for record in batch.bad_records
+                        ]
+                    )
+                name = BatchName(task.epoch, batch.number, task.shard, task.token)
+                self._planned.put(_Planned(task, batch, plan, name))
+
+    def _pull(self) -> None:
+        while True:
+            planned = self._planned.get()
+            with self._statistics.stage("pull"):
+                read_only = planned.task.kind == master_pb2.EVALUATE
+                pulled = self._pulls.pull(planned.plan, planned.name, read_only)
+            self._statistics.moved(pulled.rows.nbytes + pulled.dense.nbytes, 0)
+            self._ready.put(_Ready(planned, pulled))
+
+    def _compute(self) -> None:
+        while True:
+            with self._statistics.stage("wait"):
+                ready = self._ready.get()
+            planned = ready.planned
+            with self._statistics.stage("compute"):
+                if planned.task.kind == master_pb2.EVALUATE:
+                    self._evaluate(ready)
+                    continue
+                gradients, predictions = self._replica.train(planned.batch, planned.plan, ready.pulled)
+                self._statistics.trained(predictions.probabilities, planned.batch.labels, predictions.loss_sum)
+            self._computed.put(_Computed(planned, gradients))
+
+    def _evaluate(self, ready: _Ready) -> None:
+        task, batch = ready.planned.task, ready.planned.batch
+        predictions = self._replica.evaluate(batch, ready.planned.plan, ready.pulled)
+        totals = self._evaluations.setdefault(task.token, EvaluationTotals())
+        totals.add(predictions.probabilities, batch.labels, predictions.loss_sum)
+        if batch.stop == task.stop:
+            self._leases.finish(
+                master_pb2.TaskResult(token=task.token, evaluation=self._evaluations.pop(task.token).to_proto())
+            )
+
+    def _push(self) -> None:
+        while True:
+            computed = self._computed.get()
+            planned, gradients = computed.planned, computed.gradients
+            with self._statistics.stage("push"):
+                self._pushes.push(planned.plan, planned.name, gradients.rows, gradients.dense)
+            pushed = gradients.rows.nbytes + gradients.dense.nbytes + sum(keys.nbytes for keys in planned.plan.keys)
+            self._statistics.moved(0, pushed)
+            if self._leases.commit(planned.task.token, planned.batch.stop):
+                self._lease_finished()

@@ -1,0 +1,197 @@
+"""A worker's life: register, prepare, then one pipeline after another until the job is over."""
+
+import threading
+from collections.abc import Callable
+
+import structlog
+
+from emberscale_api.environment import ProcessIdentity
+from emberscale_api.job import TrainingJob
+from emberscale_api.routing import PsAddress, RoutingTable
+from emberscale_api.rpc import master_pb2
+from emberscale_trainer.data.errors import DataUnavailableError
+from emberscale_trainer.data.formats import record_format
+from emberscale_trainer.data.source import BatchSource
+from emberscale_trainer.membership import Heartbeat, JobOverError, MasterClient, SupersededError
+from emberscale_trainer.transport import ConnectionLostError
+from emberscale_trainer.worker.compute import ModelReplica, NonFiniteLossError
+from emberscale_trainer.worker.keys import KeyPlanner
+from emberscale_trainer.worker.leases import LeaseBook
+from emberscale_trainer.worker.pipeline import Pipeline
+from emberscale_trainer.worker.servers import (
+    LeaseFencedError,
+    ParameterServers,
+    RoutingStaleError,
+)
+from emberscale_trainer.worker.statistics import WorkerStatistics
+from emberscale_trainer.worker.tasks import TaskFeed
+
+log = structlog.get_logger()
+
+_ROUTING_WAIT_SECONDS = 5.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+_PASSING = (ConnectionLostError, RoutingStaleError, LeaseFencedError)
+
+
+class FatalError(Exception):
+    """The job cannot go on; `reason` is in CamelCase."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class LeasesRevokedError(Exception):
+    """The master has given leases of this worker to others."""
+
+
+class Worker:
+    """One worker process. `run` returns when the job is over."""
+
+    def __init__(
+        self,
+        identity: ProcessIdentity,
+        master: MasterClient,
+        statistics: WorkerStatistics,
+        metrics_address: str,
+        stopping: threading.Event,
+    ) -> None:
+        self._identity = identity
+        self._master = master
+        self._statistics = statistics
+        self._metrics_address = metrics_address
+        self._stopping = stopping
+        self._pipeline: Pipeline | None = None
+        self._routing_epoch = 0
+
+    def run(self) -> None:
+        """Trains until there is nothing left.
+
+        Raises FatalError for what would happen again, and SupersededError if another process took this one's place.
+        """
+        registered = self._master.register(metrics_address=self._metrics_address)
+        job = TrainingJob.from_json(registered.manifest_json)
+        self._leases = LeaseBook()
+        self._heartbeat = Heartbeat(
+            self._master, registered.heartbeat_seconds, self._report, self._heed, self._stopping
+        )
+        self._heartbeat.start()
+        try:
+            self._train(job)
+        except JobOverError:
+            log.info("job_over", samples=self._statistics.total_samples)
+        except NonFiniteLossError as error:
+            raise FatalError("NonFiniteLoss", str(error)) from error
+        except DataUnavailableError as error:
+            raise FatalError(error.reason, str(error)) from error
+        if self._heartbeat.superseded:
+            raise SupersededError("another process has this worker's index")
+
+    def _train(self, job: TrainingJob) -> None:
+        feed = TaskFeed(self._master, self._leases, job.spec.data, self._stopping)
+        feed.next()
+        dataset = self._master.call(
+            self._master.stub.GetDataset, master_pb2.GetDatasetRequest(member=self._master.member)
+        )
+        source = BatchSource(
+            dataset,
+            record_format(job.spec.data.format),
+            job.spec.training.batch_size,
+            job.spec.training.seed,
+            job.spec.data.shuffling.enabled,
+        )
+        replica = ModelReplica(job)
+        pause = _FIRST_PAUSE
+        while True:
+            before = self._statistics.total_batches
+            try:
+                self._run_pipeline(job, feed, source, replica)
+            except _PASSING as error:
+                log.warning("pipeline_restarts", cause=type(error).__name__, detail=str(error))
+                if isinstance(error, LeaseFencedError):
+                    self._leases.revoke({error.token})
+            except LeasesRevokedError:
+                log.warning("pipeline_restarts", cause="LeasesRevoked")
+            pause = _FIRST_PAUSE if self._statistics.total_batches > before else min(_LONGEST_PAUSE, 2 * pause)
+            if self._stopping.wait(pause):
+                raise JobOverError("the process is told to stop")
+
+    def _run_pipeline(self, job: TrainingJob, feed: TaskFeed, source: BatchSource, replica: ModelReplica) -> None:
+        routing = self._routing()
+        if routing.epoch != self._routing_epoch:
+            if self._routing_epoch:
+                self._leases.drop_all()
+            self._routing_epoch = routing.epoch
+        pulls = ParameterServers(routing, self._identity.token, self._identity.index, replica.parameters)
+        try:
+            pushes = ParameterServers(routing, self._identity.token, self._identity.index, replica.parameters)
+        except ConnectionLostError:
+            pulls.close()
+            raise
+        resumed = [_rest(task, committed) for task, committed in self._leases.held()]
+        self._pipeline = Pipeline(
+            source,
+            KeyPlanner(routing, replica.dimensions),
+            replica,
+            pulls,
+            pushes,
+            self._leases,
+            self._statistics,
+            job.spec.training.prefetch_batches,
+            lease_finished=self._heartbeat.beat_now,
+        )
+        try:
+            self._pipeline.run(_resumed_then(resumed, feed.next))
+        finally:
+            self._pipeline = None
+            pulls.close()
+            pushes.close()
+
+    def _routing(self) -> RoutingTable:
+        """The routing table in force, once every server has adopted it."""
+        while not self._stopping.is_set():
+            request = master_pb2.GetRoutingRequest(member=self._master.member, max_wait_seconds=_ROUTING_WAIT_SECONDS)
+            reply = self._master.call(self._master.stub.GetRouting, request, waits=_ROUTING_WAIT_SECONDS)
+            if reply.ready:
+                return RoutingTable(
+                    epoch=reply.epoch,
+                    servers=tuple(
+                        PsAddress(server.index, server.incarnation, server.data_address, server.control_address)
+                        for server in reply.servers
+                    ),
+                    owners=tuple(reply.bucket_owners),
+                )
+        raise JobOverError("the process is told to stop")
+
+    def _report(self, request: master_pb2.HeartbeatRequest) -> None:
+        request.leases.extend(self._leases.progress())
+        self._statistics.fill(request)
+
+    def _heed(self, reply: master_pb2.HeartbeatReply) -> None:
+        lost = self._leases.revoke(set(reply.revoked_tokens))
+        pipeline = self._pipeline
+        if pipeline is None:
+            return
+        if reply.stop:
+            pipeline.abort(JobOverError("the job has ended"))
+        elif lost:
+            pipeline.abort(LeasesRevokedError())
+
+
+def _rest(task: master_pb2.Task, committed: int) -> master_pb2.Task:
+    """What is left of a lease."""
+    rest = master_pb2.Task()
+    rest.CopyFrom(task)
+    rest.start = committed
+    return rest
+
+
+def _resumed_then(
+    resumed: list[master_pb2.Task], next_task: Callable[[], master_pb2.Task]
+) -> Callable[[], master_pb2.Task]:
+    """First the leases that an earlier pipeline left unfinished, then new ones."""
+
+    def following() -> master_pb2.Task:
+        return resumed.pop(0) if resumed else next_task()
+
+    return following

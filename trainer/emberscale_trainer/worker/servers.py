@@ -1,0 +1,171 @@
+"""The parameter servers of one routing epoch, as a worker sees them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emberscale_api.routing import RoutingTable
+from emberscale_api.wire import Flag, Header, Kind, Status, counts_bytes
+from emberscale_trainer.transport import Connection, ConnectionLostError, connect
+from emberscale_trainer.worker.keys import KeyPlan
+
+_CONNECT_SECONDS = 5.0
+
+
+class RoutingStaleError(Exception):
+    """A server is at another routing epoch."""
+
+
+class LeaseFencedError(Exception):
+    """A newer lease of the shard has pushed already; `token` is that of the lost lease."""
+
+    def __init__(self, token: int) -> None:
+        super().__init__(f"lease {token} is superseded")
+        self.token = token
+
+
+class RequestRefusedError(Exception):
+    """A server says that a request makes no sense."""
+
+
+@dataclass(frozen=True)
+class BatchName:
+    """How the ledger and the servers name a batch under a lease."""
+
+    epoch: int
+    number: int
+    shard: int
+    token: int
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """Rows of the plan's keys, float32 [plan.values], and the whole dense vector, float32 [parameters]."""
+
+    rows: NDArray[np.float32]
+    dense: NDArray[np.float32]
+
+
+class ParameterServers:
+    """One connection to each server. Not thread-safe: pulls and pushes use two of these, each in its own thread."""
+
+    def __init__(self, routing: RoutingTable, token: str, worker: int, parameters: int) -> None:
+        """Connects. Raises ConnectionLostError."""
+        self._epoch = routing.epoch
+        self._worker = worker
+        self._parameters = parameters
+        self._slices = [routing.dense_slice(server, parameters) for server in range(len(routing.servers))]
+        self._connections: list[Connection] = []
+        try:
+            for server in routing.servers:
+                self._connections.append(_open(server.data, token, worker))
+        except ConnectionLostError:
+            self.close()
+            raise
+
+    @property
+    def traffic_bytes(self) -> tuple[int, int]:
+        """Bytes sent and received so far."""
+        return (
+            sum(connection.sent_bytes for connection in self._connections),
+            sum(connection.received_bytes for connection in self._connections),
+        )
+
+    def pull(self, plan: KeyPlan, batch: BatchName, read_only: bool) -> Pulled:
+        """Rows and dense vector for a batch; `read_only` makes no rows. Raises as `_check` does, and for lost peers."""
+        flags = Flag.DENSE | (Flag.READ_ONLY if read_only else Flag.NONE)
+        for connection, counts, keys in zip(self._connections, plan.counts, plan.keys, strict=True):
+            self._send(connection, Kind.PULL, flags, batch, counts, [keys])
+        pulled = Pulled(
+            np.empty(plan.values, dtype=np.float32),
+            np.empty(self._parameters, dtype=np.float32),
+        )
+        statuses = []
+        for server, connection in enumerate(self._connections):
+            header = connection.receive_header()
+            start, stop = self._slices[server]
+            rows = pulled.rows[plan.value_edges[server] : plan.value_edges[server + 1]]
+            dense = pulled.dense[start:stop]
+            if header.kind == Status.OK:
+                if header.payload_bytes != rows.nbytes + dense.nbytes:
+                    raise RequestRefusedError(f"server {server} answered {header.payload_bytes} bytes")
+                connection.receive_payload(rows)
+                connection.receive_payload(dense)
+            statuses.append(_outcome(connection, header))
+        _check(statuses, batch)
+        return pulled
+
+    def push(self, plan: KeyPlan, batch: BatchName, gradients: NDArray[np.float32], dense: NDArray[np.float32]) -> None:
+        """Returns when every server has applied the batch, now or earlier. Raises as `pull` does."""
+        for server, connection in enumerate(self._connections):
+            start, stop = self._slices[server]
+            rows = gradients[plan.value_edges[server] : plan.value_edges[server + 1]]
+            buffers: list[NDArray[Any]] = [plan.keys[server], rows, dense[start:stop]]
+            self._send(connection, Kind.PUSH, Flag.DENSE, batch, plan.counts[server], buffers)
+        statuses = [_outcome(connection, connection.receive_header()) for connection in self._connections]
+        _check(statuses, batch)
+
+    def _send(
+        self,
+        connection: Connection,
+        kind: Kind,
+        flags: Flag,
+        batch: BatchName,
+        counts: NDArray[np.uint32],
+        buffers: Sequence[NDArray[Any]],
+    ) -> None:
+        padding = counts_bytes(len(counts)) - counts.nbytes
+        header = Header(
+            kind=kind,
+            flags=flags,
+            routing_epoch=self._epoch,
+            batch=batch.number,
+            epoch=batch.epoch,
+            tables=len(counts),
+            shard=batch.shard,
+            token=batch.token,
+            payload_bytes=counts.nbytes + padding + sum(buffer.nbytes for buffer in buffers),
+            worker=self._worker,
+        )
+        connection.send(header, [counts, bytes(padding), *buffers])
+
+    def close(self) -> None:
+        """Ends all connections, also for a thread that waits on one."""
+        for connection in self._connections:
+            connection.close()
+
+
+def _open(address: str, token: str, worker: int) -> Connection:
+    try:
+        connection = Connection(connect(address, _CONNECT_SECONDS))
+    except OSError as error:
+        raise ConnectionLostError(f"{address}: {error}") from error
+    hello = token.encode()
+    connection.send(Header(Kind.HELLO, payload_bytes=len(hello), worker=worker), [hello])
+    _check([_outcome(connection, connection.receive_header())], None)
+    return connection
+
+
+def _outcome(connection: Connection, header: Header) -> tuple[Status, str]:
+    """The status of an answer, and its reason where it is refused."""
+    status = Status(header.kind)
+    if status is not Status.REFUSED:
+        return status, ""
+    reason = np.empty(header.payload_bytes, dtype=np.uint8)
+    connection.receive_payload(reason)
+    return status, reason.tobytes().decode(errors="replace")
+
+
+def _check(outcomes: Sequence[tuple[Status, str]], batch: BatchName | None) -> None:
+    """Raises RequestRefusedError, RoutingStaleError or LeaseFencedError for the worst of the outcomes."""
+    for status, reason in outcomes:
+        if status is Status.REFUSED:
+            raise RequestRefusedError(reason)
+    statuses = {status for status, _ in outcomes}
+    if Status.REFRESH in statuses:
+        raise RoutingStaleError
+    if Status.FENCED in statuses and batch is not None:
+        raise LeaseFencedError(batch.token)

@@ -1,0 +1,100 @@
+"""What a worker counts between heartbeats."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emberscale_api.rpc import master_pb2
+
+PROGRESS_BINS = 1024
+"""Bins of the histograms of predictions that travel with every heartbeat."""
+
+EVALUATION_BINS = 16384
+"""Bins of an evaluation shard's histograms: AUC to about 1e-6."""
+
+STAGES = ("read", "pull", "compute", "push", "wait")
+
+
+def histogram(probabilities: NDArray[np.float32], labels: NDArray[np.float32], bins: int) -> NDArray[np.int64]:
+    """Counts int64 [2, bins] of predictions in [0, 1] by label; row 1 holds the positives."""
+    cells = np.minimum((probabilities * bins).astype(np.int64), bins - 1) + (labels > 0) * bins
+    return np.bincount(cells, minlength=2 * bins).reshape(2, bins)
+
+
+class WorkerStatistics:
+    """Totals since the start and deltas since the last heartbeat; any thread may add."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sequence = 0
+        self._samples = 0
+        self._batches = 0
+        self._loss_sum = 0.0
+        self._histogram = np.zeros((2, PROGRESS_BINS), dtype=np.int64)
+        self._stages = dict.fromkeys(STAGES, 0.0)
+        self._traffic = (0, 0)
+        self._bad_records: list[master_pb2.BadRecord] = []
+        self.total_samples = 0
+        self.total_batches = 0
+        self.total_stages = dict.fromkeys(STAGES, 0.0)
+        self.total_traffic = (0, 0)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Adds the time of a block to a stage."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            seconds = time.perf_counter() - started
+            with self._lock:
+                self._stages[name] += seconds
+                self.total_stages[name] += seconds
+
+    def trained(self, probabilities: NDArray[np.float32], labels: NDArray[np.float32], loss_sum: float) -> None:
+        """A batch was computed; `loss_sum` is over its samples."""
+        counts = histogram(probabilities, labels, PROGRESS_BINS)
+        with self._lock:
+            self._samples += len(labels)
+            self._batches += 1
+            self._loss_sum += loss_sum
+            self._histogram += counts
+            self.total_samples += len(labels)
+            self.total_batches += 1
+
+    def moved(self, pulled: int, pushed: int) -> None:
+        """Bytes went over the wire."""
+        with self._lock:
+            self._traffic = (self._traffic[0] + pulled, self._traffic[1] + pushed)
+            self.total_traffic = (self.total_traffic[0] + pulled, self.total_traffic[1] + pushed)
+
+    def skipped(self, records: list[master_pb2.BadRecord]) -> None:
+        """Malformed records were left out."""
+        with self._lock:
+            self._bad_records += records
+
+    def fill(self, request: master_pb2.HeartbeatRequest) -> None:
+        """Moves the delta into a heartbeat, under the next sequence number."""
+        with self._lock:
+            self._sequence += 1
+            request.delta_sequence = self._sequence
+            delta = request.worker
+            delta.samples = self._samples
+            delta.batches = self._batches
+            delta.loss_sum = self._loss_sum
+            if self._batches:
+                delta.negatives.extend(self._histogram[0].tolist())
+                delta.positives.extend(self._histogram[1].tolist())
+            delta.stage_seconds.update(self._stages)
+            delta.pulled_bytes, delta.pushed_bytes = self._traffic
+            request.bad_records.extend(self._bad_records)
+            self._samples = self._batches = 0
+            self._loss_sum = 0.0
+            self._histogram[:] = 0
+            self._stages = dict.fromkeys(STAGES, 0.0)
+            self._traffic = (0, 0)
+            self._bad_records = []

@@ -1,0 +1,64 @@
+"""Asking the master for work."""
+
+import threading
+
+from emberscale_api.job import DataSpec
+from emberscale_api.rpc import master_pb2
+from emberscale_trainer.data.files import expand
+from emberscale_trainer.data.formats import record_format
+from emberscale_trainer.membership import JobOverError, MasterClient
+from emberscale_trainer.worker.leases import LeaseBook
+
+_IDLE_WAIT_SECONDS = 5.0
+_BUSY_WAIT_SECONDS = 0.1
+
+
+class TaskFeed:
+    """The stream of tasks: what prepares the data is done here and now; training and evaluation are handed on."""
+
+    def __init__(self, master: MasterClient, leases: LeaseBook, data: DataSpec, stopping: threading.Event) -> None:
+        self._master = master
+        self._leases = leases
+        self._data = data
+        self._format = record_format(data.format)
+        self._stopping = stopping
+
+    def next(self) -> master_pb2.Task:
+        """The next TRAIN or EVALUATE task, which the lease book then holds. Reports finished ones on the way.
+
+        Raises JobOverError, SupersededError, DataUnavailableError.
+        """
+        while True:
+            task = self._acquire()
+            if task.kind in (master_pb2.TRAIN, master_pb2.EVALUATE):
+                self._leases.hold(task)
+                return task
+            self._leases.finish(self._prepare(task))
+
+    def _acquire(self) -> master_pb2.Task:
+        while not self._stopping.is_set():
+            # With batches still on their way their results must be reported soon, so the master is not left to wait.
+            busy = bool(self._leases.held())
+            request = master_pb2.AcquireTaskRequest(
+                member=self._master.member,
+                finished=self._leases.take_finished(),
+                max_wait_seconds=0.0 if busy else _IDLE_WAIT_SECONDS,
+            )
+            reply = self._master.call(self._master.stub.AcquireTask, request, waits=request.max_wait_seconds)
+            if reply.stop:
+                break
+            if reply.HasField("task"):
+                return reply.task
+            if busy:
+                self._leases.wait_for_finished(_BUSY_WAIT_SECONDS)
+        raise JobOverError("the job has no more work for this worker")
+
+    def _prepare(self, task: master_pb2.Task) -> master_pb2.TaskResult:
+        if task.kind == master_pb2.DISCOVER:
+            return master_pb2.TaskResult(
+                token=task.token,
+                training_files=expand(self._data.train),
+                evaluation_files=expand(self._data.evaluation),
+            )
+        blocks = self._format.index_file(task.file, task.file_number, self._data.shuffling.block_records)
+        return master_pb2.TaskResult(token=task.token, blocks=blocks)
