@@ -1,0 +1,70 @@
+"""What is believed of a job's coefficients before its own measurements can tell: a normal distribution.
+
+A job that has not varied its shape leaves the model under-determined. Similar past jobs then say how its time divides
+among the terms; without any, the time that its workers spend in each stage does.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emberscale_brain.planner.types import ThroughputFit
+
+# Shares of an iteration where nothing is measured: DLRover-RM figure 1 gives the look-ups 30 to 48%.
+_DEFAULT_SHARES = (0.40, 0.15, 0.10, 0.25, 0.10)
+_LEAST_SHARE = 0.03
+_WEAK_RELATIVE_SD = 1.5
+_LEAST_SD_SHARE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Prior:
+    """Mean float64[5] and covariance float64[5, 5] of the coefficients; `origin` says in words where they come from."""
+
+    mean: NDArray[np.float64]
+    covariance: NDArray[np.float64]
+    origin: str
+
+
+def _stage_shares(stages: Mapping[str, float]) -> NDArray[np.float64]:
+    """Shares of the five terms from a worker's stages: compute is the gradient; pull and push wait for the PS."""
+    total = sum(stages.values())
+    if total <= 0:
+        return np.array(_DEFAULT_SHARES)
+    compute, pull, push = (stages.get(name, 0.0) / total for name in ("compute", "pull", "push"))
+    rest = max(0.0, 1 - compute - pull - push)
+    shares = np.array([compute, 0.6 * push, 0.4 * push, pull, rest])
+    shares = np.maximum(shares, _LEAST_SHARE)
+    normalized: NDArray[np.float64] = shares / shares.sum()
+    return normalized
+
+
+def weak_prior(at: NDArray[np.float64], iteration_seconds: float, stages: Mapping[str, float] | None = None) -> Prior:
+    """A prior that little data outweighs: the time measured at features `at` (float64[5]), split by the stages."""
+    mean = _stage_shares(stages or {}) * iteration_seconds / at
+    return Prior(mean, np.diag((_WEAK_RELATIVE_SD * mean) ** 2), "the share of its time that each stage takes")
+
+
+def similar_prior(fits: Sequence[ThroughputFit], similarities: Sequence[float], at: NDArray[np.float64]) -> Prior:
+    """The prior that past jobs' fits give, weighted by similarity (0 to 1, above 0).
+
+    Its spread is that of the fits, their own doubt, and more the less similar they are; `at` (float64[5]) are the
+    features of a typical shape, at which no term is believed to be exactly nothing. The speed as a whole is trusted
+    less than how it divides among the terms: one hardware or feature pipeline is slower than another in all of them.
+    """
+    weights = np.asarray(similarities, dtype=np.float64)
+    if len(fits) == 0 or len(fits) != len(weights) or not (weights > 0).all():
+        raise ValueError("a prior needs at least one past fit, each with a similarity above 0")
+    likeness = float((weights**2).sum() / weights.sum())
+    weights = weights / weights.sum()
+    coefficients = np.array([fit.coefficients for fit in fits])
+    mean = weights @ coefficients
+    deviations = coefficients - mean
+    between = np.einsum("i,ij,ik->jk", weights, deviations, deviations)
+    own = np.einsum("i,ijk->jk", weights, np.array([fit.covariance for fit in fits]))
+    doubt = 0.15 + 0.85 * (1 - likeness)
+    least = _LEAST_SD_SHARE * float(at @ mean) / at
+    covariance = between + own + np.diag((doubt * mean) ** 2 + least**2) + doubt**2 * np.outer(mean, mean)
+    return Prior(mean, covariance, f"{len(fits)} similar past jobs (likeness {likeness:.2f})")
