@@ -1,0 +1,100 @@
+"""`manifest.json` of a checkpoint: what the folder holds and which batches its rows have seen.
+
+The folder of a checkpoint is `<spec.checkpoint.uri>/<id>/`. Parameter server i writes its files below `ps-<i>/`; the
+master writes the manifest last. A folder without a manifest, or with one that does not verify, is no checkpoint.
+"""
+
+import zlib
+from datetime import datetime
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from emberscale_api.job import TrainingJob
+
+MANIFEST_NAME = "manifest.json"
+
+
+class DamagedCheckpointError(Exception):
+    """A checkpoint that must not be used; the text says which and why."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
+
+
+class CheckpointFile(_Part):
+    """A file, its path relative to the checkpoint's folder; `crc32` is `zlib.crc32` of its content."""
+
+    path: str
+    bytes: int = Field(ge=0)
+    crc32: int = Field(ge=0, lt=1 << 32)
+
+
+class DataFileIdentity(_Part):
+    """A data file as it was when the job indexed it."""
+
+    uri: str
+    bytes: int
+
+
+class EpochApplied(_Part):
+    """Batches [start, stop) of an epoch that are applied on every parameter server of the cut; ascending, disjoint."""
+
+    epoch: int
+    ranges: tuple[tuple[int, int], ...]
+
+
+class EvaluationResult(_Part):
+    """What the evaluation after an epoch measured; logarithms are natural."""
+
+    epoch: int
+    samples: int
+    auc: float
+    logloss: float
+    normalized_entropy: float
+    calibration: float
+
+
+class CheckpointManifest(_Part):
+    """The content of `manifest.json`. `seal` is the CRC-32 of the manifest itself, with `seal` being 0."""
+
+    format_version: Literal[1] = 1
+    id: str
+    cut: int
+    created: datetime
+    job_uid: str
+    job: TrainingJob
+    ps_count: int = Field(ge=1)
+    routing_epoch: int
+    epoch: int
+    batch_size: int
+    training_records: int
+    applied: tuple[EpochApplied, ...]
+    evaluations: tuple[EvaluationResult, ...]
+    training_files: tuple[DataFileIdentity, ...]
+    evaluation_files: tuple[DataFileIdentity, ...]
+    training_seconds: float
+    files: tuple[CheckpointFile, ...]
+    seal: int = 0
+
+    def to_json(self) -> str:
+        """The sealed manifest as text."""
+        return self._sealed().model_dump_json(indent=1, by_alias=True)
+
+    @classmethod
+    def from_json(cls, text: str | bytes, name: str) -> "CheckpointManifest":
+        """Reads a manifest; `name` is what errors call it. Raises DamagedCheckpointError."""
+        try:
+            manifest = cls.model_validate_json(text)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            where = ".".join(str(part) for part in problem["loc"]) or "content"
+            raise DamagedCheckpointError(f"{name}: {where}: {problem['msg']}") from error
+        if manifest._sealed().seal != manifest.seal:
+            raise DamagedCheckpointError(f"{name}: was altered after it was written (its seal does not match)")
+        return manifest
+
+    def _sealed(self) -> "CheckpointManifest":
+        unsealed = self.model_copy(update={"seal": 0})
+        return self.model_copy(update={"seal": zlib.crc32(unsealed.model_dump_json(by_alias=True).encode())})

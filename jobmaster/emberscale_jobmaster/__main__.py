@@ -1,0 +1,86 @@
+"""`python -m emberscale_jobmaster`: the master of one job, as its environment says.
+
+Exit codes: 0 after SIGTERM or SIGINT, 2 when something that it needs cannot be had, 3 when another master of the same
+job has taken over, 1 for a defect.
+"""
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import structlog
+
+from emberscale_api import environment
+from emberscale_api.environment import MissingVariableError, ProcessIdentity, read_identity
+from emberscale_api.events import configure_logging
+from emberscale_api.job import ManifestError, TrainingJob, load_manifest
+from emberscale_jobmaster.server import AddressInUseError, MasterProcess
+from emberscale_jobmaster.store import JobStore, StoreUnavailableError, UnreadableStateError
+
+EXIT_UNUSABLE = 2
+EXIT_DEPOSED = 3
+EXIT_DEFECT = 1
+
+_log = structlog.get_logger()
+
+
+def main() -> None:
+    """Runs the master until it is told to stop."""
+    try:
+        identity = read_identity()
+        job, redis_url = _job(), _required(environment.REDIS_URL)
+    except (MissingVariableError, ManifestError, OSError, ValueError) as error:
+        sys.exit(_unusable(str(error)))
+    configure_logging(identity.job_name, "master", identity.index)
+    sys.exit(run(identity, job, redis_url))
+
+
+def run(identity: ProcessIdentity, job: TrainingJob, redis_url: str) -> int:
+    """Serves until a signal, a defect or another master ends it; returns the exit code."""
+    ended = threading.Event()
+    codes: list[int] = []
+
+    def end(code: int) -> None:
+        codes.append(code)
+        ended.set()
+
+    def on_defect(args: threading.ExceptHookArgs) -> None:
+        _log.error("defect", thread=args.thread.name if args.thread else "", exc_info=args.exc_value)
+        end(EXIT_DEFECT)
+
+    threading.excepthook = on_defect
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: end(0))
+    store = JobStore(redis_url, identity.job_uid)
+    try:
+        master = MasterProcess(identity, job, store, on_deposed=lambda: end(EXIT_DEPOSED))
+        master.start()
+    except (StoreUnavailableError, UnreadableStateError, AddressInUseError, OSError) as error:
+        return _unusable(str(error))
+    ended.wait()
+    _log.info("stopping", exit_code=codes[0])
+    master.stop()
+    return codes[0]
+
+
+def _job() -> TrainingJob:
+    path = Path(_required(environment.MANIFEST_FILE))
+    return TrainingJob.from_json(path.read_text()) if path.suffix == ".json" else load_manifest(path)
+
+
+def _required(name: str) -> str:
+    value = os.environ.get(name)
+    if not value:
+        raise MissingVariableError(name)
+    return value
+
+
+def _unusable(problem: str) -> int:
+    print(f"emberscale-master: {problem}", file=sys.stderr)  # noqa: T201  # the one line a person sees
+    return EXIT_UNUSABLE
+
+
+if __name__ == "__main__":
+    main()

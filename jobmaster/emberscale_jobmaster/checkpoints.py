@@ -1,0 +1,116 @@
+"""The folder of a job's checkpoints, at any fsspec URI."""
+
+import os
+import re
+from collections.abc import Container
+from pathlib import Path
+
+import fsspec
+import structlog
+from fsspec.implementations.local import LocalFileSystem
+
+from emberscale_api.checkpoint import MANIFEST_NAME, CheckpointManifest, DamagedCheckpointError
+from emberscale_api.job import TrainingJob
+
+_ID = re.compile(r"^\d{8,}$")
+_log = structlog.get_logger()
+
+
+def checkpoint_id(cut: int) -> str:
+    """The name of the checkpoint of a cut; names sort by age."""
+    return f"{cut:08d}"
+
+
+class CheckpointFolder:
+    """Checkpoints below one URI. All methods raise OSError where the place cannot be reached."""
+
+    def __init__(self, uri: str) -> None:
+        self._filesystem, self._root = fsspec.core.url_to_fs(uri)
+        self._uri = uri.rstrip("/")
+
+    def uri_of(self, identifier: str) -> str:
+        """The URI of one checkpoint's folder."""
+        return f"{self._uri}/{identifier}"
+
+    def folders(self) -> list[str]:
+        """Ids of all checkpoints, oldest first, whether complete or not."""
+        self._filesystem.invalidate_cache()
+        try:
+            entries = self._filesystem.ls(self._root, detail=False)
+        except FileNotFoundError:
+            return []
+        names = (entry.rstrip("/").rpartition("/")[2] for entry in entries)
+        return sorted(name for name in names if _ID.match(name))
+
+    def complete(self) -> list[str]:
+        """Ids of the checkpoints that have a manifest, oldest first."""
+        return [name for name in self.folders() if self._filesystem.exists(self._manifest_path(name))]
+
+    def read(self, identifier: str) -> CheckpointManifest:
+        """The manifest of a checkpoint. Raises DamagedCheckpointError."""
+        path = self._manifest_path(identifier)
+        manifest = CheckpointManifest.from_json(self._filesystem.cat_file(path), path)
+        if manifest.id != identifier:
+            raise DamagedCheckpointError(f"{path}: is the manifest of checkpoint {manifest.id}")
+        for file in manifest.files:
+            place = f"{self._root}/{identifier}/{file.path}"
+            try:
+                size = self._filesystem.size(place)
+            except FileNotFoundError:
+                raise DamagedCheckpointError(f"{place}: is missing") from None
+            if size != file.bytes:
+                raise DamagedCheckpointError(f"{place}: has {size} bytes, and should have {file.bytes}")
+        return manifest
+
+    def write(self, manifest: CheckpointManifest) -> None:
+        """Makes a checkpoint complete: its manifest appears whole or not at all."""
+        content = manifest.to_json().encode()
+        path = self._manifest_path(manifest.id)
+        if not isinstance(self._filesystem, LocalFileSystem):
+            self._filesystem.pipe_file(path, content)
+            return
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft = target.with_suffix(".writing")
+        with draft.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(target)
+
+    def delete(self, identifier: str) -> None:
+        """Removes a checkpoint, its manifest first, so that half of it is never taken for a whole."""
+        for path in (self._manifest_path(identifier), f"{self._root}/{identifier}"):
+            try:
+                self._filesystem.rm(path, recursive=True)
+            except FileNotFoundError:
+                continue
+
+    def prune(self, keep: int, damaged: Container[str] = ()) -> None:
+        """Removes what is older than the newest complete checkpoint, but for the `keep` newest that are sound."""
+        kept = [identifier for identifier in self.complete() if identifier not in damaged][-keep:]
+        for identifier in self.folders():
+            if kept and identifier < kept[-1] and identifier not in kept:
+                _log.info("old checkpoint is removed", checkpoint=identifier)
+                self.delete(identifier)
+
+    def _manifest_path(self, identifier: str) -> str:
+        return f"{self._root}/{identifier}/{MANIFEST_NAME}"
+
+
+def incompatibility(manifest: CheckpointManifest, job: TrainingJob) -> str:
+    """Why a job cannot go on from a checkpoint, for people; empty where it can."""
+    if manifest.job.metadata.name != job.metadata.name:
+        return f"it belongs to job {manifest.job.metadata.name}: give this one another spec.checkpoint.uri"
+    saved, wanted = manifest.job.spec, job.spec
+    fixed = {
+        "spec.training.batchSize": (saved.training.batch_size, wanted.training.batch_size),
+        "spec.training.seed": (saved.training.seed, wanted.training.seed),
+        "spec.data.format": (saved.data.format, wanted.data.format),
+        "spec.data.shuffling": (saved.data.shuffling, wanted.data.shuffling),
+        "spec.model": (saved.model, wanted.model),
+        "spec.optimizers.sparse.type": (saved.optimizers.sparse.type, wanted.optimizers.sparse.type),
+        "spec.optimizers.dense.type": (saved.optimizers.dense.type, wanted.optimizers.dense.type),
+    }
+    changed = [field for field, (before, now) in fixed.items() if before != now]
+    return f"{', '.join(changed)} must stay as it was when the checkpoint was taken" if changed else ""

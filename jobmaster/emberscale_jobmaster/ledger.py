@@ -1,0 +1,133 @@
+"""The books over one run of work, counted in batches: what is done, what is leased, what is left.
+
+At any time every batch is in exactly one of: `done`, a live lease from its commit offset on, `returned` (the rest of a
+lease that ended early), or `uncut` (not part of any shard yet). Leases carry fencing tokens, given by the caller, that
+ascend over the life of the job; whoever acts for a lease that is no longer in the books is told so.
+"""
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field, replace
+
+from emberscale_jobmaster import ranges
+from emberscale_jobmaster.membership import MemberId
+from emberscale_jobmaster.ranges import Ranges
+
+
+@dataclass(frozen=True)
+class Lease:
+    """Batches [start, stop) that one member works on; those below `committed` are done.
+
+    `shard` is where the shard as first cut begins: a remainder that is leased again keeps it.
+    """
+
+    token: int
+    holder: MemberId
+    shard: int
+    start: int
+    stop: int
+    committed: int
+
+
+@dataclass(frozen=True)
+class Remainder:
+    """What a lease that ended early left undone."""
+
+    shard: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Immutable; every method that changes something returns the books after it."""
+
+    batches: int
+    uncut: Ranges
+    done: Ranges = ()
+    returned: tuple[Remainder, ...] = ()
+    leases: Mapping[int, Lease] = field(default_factory=dict)
+
+    @classmethod
+    def fresh(cls, batches: int, done: Ranges = ()) -> "Ledger":
+        """Books in which only `done` is done: the start of an epoch, or what a checkpoint held of one."""
+        everything = ranges.normalised([(0, batches)])
+        done = ranges.intersection(done, everything)
+        return cls(batches=batches, uncut=ranges.difference(everything, done), done=done)
+
+    @property
+    def done_count(self) -> int:
+        """Batches that are done."""
+        return ranges.count(self.done)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every batch is done."""
+        return self.done_count == self.batches
+
+    @property
+    def available(self) -> int:
+        """Batches that are neither done nor leased."""
+        return ranges.count(self.uncut) + sum(rest.stop - rest.start for rest in self.returned)
+
+    @property
+    def under_way(self) -> Ranges:
+        """Batches that somebody may have begun: ever part of a lease, and not done."""
+        return ranges.difference(ranges.normalised([(0, self.batches)]), ranges.union(self.done, self.uncut))
+
+    def held_by(self, member: MemberId) -> tuple[Lease, ...]:
+        """The live leases of a member."""
+        return tuple(lease for lease in self.leases.values() if lease.holder == member)
+
+    def grant(self, member: MemberId, token: int, batches: int) -> tuple["Ledger", Lease] | None:
+        """Leases up to `batches` batches, what was returned first; None where nothing is left to lease.
+
+        Only the first part of a longer remainder is leased; the rest waits as a shard of its own.
+        """
+        if self.returned:
+            rest, *others = self.returned
+            stop = min(rest.stop, rest.start + batches)
+            if stop < rest.stop:
+                others.insert(0, Remainder(shard=stop, start=stop, stop=rest.stop))
+            lease = Lease(token, member, rest.shard, rest.start, stop, rest.start)
+            books = replace(self, returned=tuple(others))
+        elif self.uncut:
+            start = self.uncut[0][0]
+            stop = min(self.uncut[0][1], start + batches)
+            lease = Lease(token, member, start, start, stop, start)
+            books = replace(self, uncut=ranges.difference(self.uncut, ((start, stop),)))
+        else:
+            return None
+        return replace(books, leases={**self.leases, token: lease}), lease
+
+    def commit(self, token: int, committed: int) -> "Ledger":
+        """Marks a live lease's batches below `committed` as done; never goes back, never beyond the lease."""
+        lease = self.leases[token]
+        committed = min(committed, lease.stop)
+        if committed <= lease.committed:
+            return self
+        return replace(
+            self,
+            done=ranges.union(self.done, ((lease.committed, committed),)),
+            leases={**self.leases, token: replace(lease, committed=committed)},
+        )
+
+    def finish(self, token: int) -> "Ledger":
+        """Marks all of a live lease as done and ends it."""
+        books = self.commit(token, self.leases[token].stop)
+        return replace(books, leases={other: lease for other, lease in books.leases.items() if other != token})
+
+    def revoke(self, tokens: Container[int]) -> "Ledger":
+        """Ends those of the leases that are live; what they had not committed is leased again, lowest first."""
+        ended = [lease for token, lease in self.leases.items() if token in tokens]
+        if not ended:
+            return self
+        rests = [Remainder(lease.shard, lease.committed, lease.stop) for lease in ended if lease.committed < lease.stop]
+        return replace(
+            self,
+            returned=tuple(sorted((*self.returned, *rests), key=lambda rest: rest.start)),
+            leases={token: lease for token, lease in self.leases.items() if token not in tokens},
+        )
+
+    def revoke_all(self) -> "Ledger":
+        """Ends every lease."""
+        return self.revoke(self.leases.keys())

@@ -1,0 +1,137 @@
+"""Who belongs to the job: one slot a role and index, held by one incarnation at a time.
+
+An incarnation that was superseded, or whose end was reported, is refused for ever. Silence is different: a member that
+was given up because it was silent may speak again, without its leases.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+
+class Role(StrEnum):
+    """What a process of the job is."""
+
+    MASTER = "master"
+    PS = "ps"
+    WORKER = "worker"
+
+
+@dataclass(frozen=True)
+class MemberId:
+    """One process; `incarnation` is never used twice for one role and index."""
+
+    role: Role
+    index: int
+    incarnation: str
+
+    @property
+    def slot(self) -> str:
+        """What people call it: the role and the index."""
+        return slot_name(self.role, self.index)
+
+
+class UnknownMemberError(Exception):
+    """A member that never registered; it should."""
+
+    def __init__(self, member: MemberId) -> None:
+        super().__init__(f"{member.slot} with incarnation {member.incarnation!r} is not registered: register first")
+
+
+class SupersededError(Exception):
+    """A member whose place was taken, or whose end was reported; it must not go on."""
+
+    def __init__(self, member: MemberId) -> None:
+        super().__init__(f"{member.slot} with incarnation {member.incarnation!r} was superseded and must exit")
+
+
+@dataclass(frozen=True)
+class Process:
+    """A registered process. `alive` is False while it is silent for too long."""
+
+    incarnation: str
+    data_address: str
+    control_address: str
+    metrics_address: str
+    pid: int
+    host: str
+    alive: bool = True
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One role and index: the process that holds it, if any, and every incarnation that no longer may."""
+
+    role: Role
+    index: int
+    process: Process | None = None
+    registrations: int = 0
+    past: tuple[str, ...] = ()
+    exits: tuple[str, ...] = ()
+    """Incarnations whose end the operator reported; a report that is repeated counts once."""
+
+
+@dataclass(frozen=True)
+class Membership:
+    """Immutable; every method that changes something returns the membership after it."""
+
+    slots: Mapping[str, Slot] = field(default_factory=dict)
+
+    def slot(self, role: Role, index: int) -> Slot:
+        """The slot, empty if nobody ever registered there."""
+        return self.slots.get(slot_name(role, index)) or Slot(role, index)
+
+    def process(self, role: Role, index: int) -> Process | None:
+        """The process in a slot if it is alive."""
+        process = self.slot(role, index).process
+        return process if process is not None and process.alive else None
+
+    def register(self, role: Role, index: int, process: Process) -> "Membership":
+        """Puts a process in its slot, in the place of the one before. Registering twice changes nothing more.
+
+        Raises SupersededError.
+        """
+        slot = self.slot(role, index)
+        if process.incarnation in slot.past:
+            raise SupersededError(MemberId(role, index, process.incarnation))
+        before = slot.process
+        if before is not None and before.incarnation == process.incarnation:
+            return self._with(replace(slot, process=process))
+        past = slot.past if before is None else (*slot.past, before.incarnation)
+        return self._with(replace(slot, process=process, past=past, registrations=slot.registrations + 1))
+
+    def check(self, member: MemberId) -> Process:
+        """The member's process. Raises UnknownMemberError or SupersededError."""
+        slot = self.slot(member.role, member.index)
+        if slot.process is not None and slot.process.incarnation == member.incarnation:
+            return slot.process
+        if member.incarnation in slot.past:
+            raise SupersededError(member)
+        raise UnknownMemberError(member)
+
+    def set_alive(self, member: MemberId, alive: bool) -> "Membership":
+        """Notes that a registered member speaks, or is silent."""
+        process = self.check(member)
+        if process.alive == alive:
+            return self
+        slot = self.slot(member.role, member.index)
+        return self._with(replace(slot, process=replace(process, alive=alive)))
+
+    def exited(self, member: MemberId) -> "Membership":
+        """Notes the end of a process, registered or not: its incarnation is refused from now on."""
+        slot = self.slot(member.role, member.index)
+        if member.incarnation in slot.exits:
+            return self
+        current = slot.process
+        if current is not None and current.incarnation == member.incarnation:
+            current = None
+        past = slot.past if member.incarnation in slot.past else (*slot.past, member.incarnation)
+        return self._with(replace(slot, process=current, past=past, exits=(*slot.exits, member.incarnation)))
+
+    def _with(self, slot: Slot) -> "Membership":
+        return Membership({**self.slots, slot_name(slot.role, slot.index): slot})
+
+
+def slot_name(role: Role, index: int) -> str:
+    """`worker-0`."""
+    return f"{role.value}-{index}"

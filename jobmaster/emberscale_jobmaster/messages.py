@@ -1,0 +1,239 @@
+"""Between the wire and the core: what comes in is checked against its bounds, what goes out is only translated."""
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from emberscale_api.checkpoint import EvaluationResult
+from emberscale_api.routing import RoutingTable
+from emberscale_api.rpc import master_pb2 as pb
+from emberscale_jobmaster import ranges
+from emberscale_jobmaster.evaluation import BINS, Tally
+from emberscale_jobmaster.membership import MemberId, Process, Role
+from emberscale_jobmaster.observations import ServerReport, Vitals, WorkReport
+from emberscale_jobmaster.ranges import Ranges
+from emberscale_jobmaster.state import BadRecord, DataFile, Phase, Stage
+from emberscale_jobmaster.tasks import Discovered, Finding, Indexed, InvalidReportError, Split, Task
+
+_MAX_INDEX = 1023
+_MAX_TEXT = 4096
+_MAX_BAD_RECORDS = 10_000
+_REASON = re.compile(r"^[A-Z][A-Za-z0-9]{0,127}$")
+
+_ROLES = {pb.MASTER: Role.MASTER, pb.PS: Role.PS, pb.WORKER: Role.WORKER}
+_WIRE_ROLES = {role: number for number, role in _ROLES.items()}
+_WIRE_PHASES = {phase: pb.Phase.Value(phase.name) for phase in Phase}
+_WIRE_KINDS = {
+    Stage.DISCOVER: pb.DISCOVER,
+    Stage.INDEX: pb.INDEX,
+    Stage.TRAIN: pb.TRAIN,
+    Stage.EVALUATE: pb.EVALUATE,
+}
+_WIRE_SPLITS = {Split.TRAINING: pb.TRAINING_DATA, Split.EVALUATION: pb.EVALUATION_DATA}
+
+
+def member_id(member: pb.Member, *allowed: Role) -> MemberId:
+    """Who is calling; one of the `allowed` roles. Raises InvalidReportError."""
+    role = _ROLES.get(member.role)
+    if role is None or role not in allowed:
+        raise InvalidReportError(f"member.role: expected {' or '.join(allowed)}")
+    if member.index > _MAX_INDEX:
+        raise InvalidReportError(f"member.index: {member.index} is above {_MAX_INDEX}")
+    if not 0 < len(member.incarnation) <= _MAX_TEXT:
+        raise InvalidReportError("member.incarnation: must be given")
+    return MemberId(role, member.index, member.incarnation)
+
+
+def wire_member(role: Role, index: int, incarnation: str) -> pb.Member:
+    """The inverse of `member_id`."""
+    return pb.Member(role=_WIRE_ROLES[role], index=index, incarnation=incarnation)
+
+
+def wire_role(role: Role) -> pb.Role.ValueType:
+    """A role as a number."""
+    return _WIRE_ROLES[role]
+
+
+def wire_phase(phase: Phase) -> pb.Phase.ValueType:
+    """A phase as a number."""
+    return _WIRE_PHASES[phase]
+
+
+def process(request: pb.RegisterRequest, role: Role) -> Process:
+    """The process that registers. Raises InvalidReportError for a parameter server without addresses."""
+    if role is Role.PS and not (request.data_address and request.control_address):
+        raise InvalidReportError("data_address and control_address: a parameter server must give both")
+    texts = (request.data_address, request.control_address, request.metrics_address, request.host)
+    if any(len(text) > _MAX_TEXT for text in texts):
+        raise InvalidReportError(f"addresses and host: at most {_MAX_TEXT} characters")
+    return Process(
+        incarnation=request.member.incarnation,
+        data_address=request.data_address,
+        control_address=request.control_address,
+        metrics_address=request.metrics_address,
+        pid=request.pid,
+        host=request.host,
+    )
+
+
+def vitals(request: pb.HeartbeatRequest) -> Vitals:
+    """Resources of the caller."""
+    _finite("cpu_seconds", [request.cpu_seconds])
+    return Vitals(request.memory_bytes, request.peak_memory_bytes, request.cpu_seconds)
+
+
+def work_report(delta: pb.WorkerDelta) -> WorkReport:
+    """What a worker did. Raises InvalidReportError."""
+    _finite("worker.stage_seconds", delta.stage_seconds.values())
+    if len(delta.positives) != len(delta.negatives) or len(delta.positives) > BINS:
+        raise InvalidReportError(f"worker.positives and negatives: expected equal lengths of at most {BINS}")
+    if not math.isfinite(delta.loss_sum):
+        raise InvalidReportError("worker.loss_sum: is not finite; report a failure with reason NonFiniteLoss")
+    return WorkReport(delta.samples, delta.loss_sum, delta.positives, delta.negatives, dict(delta.stage_seconds))
+
+
+def server_report(report: pb.PsReport) -> ServerReport:
+    """What a parameter server holds. Raises InvalidReportError."""
+    _finite("ps.stage_seconds", report.stage_seconds.values())
+    return ServerReport(
+        dict(report.rows),
+        report.table_bytes,
+        report.applied_batches,
+        report.repeated_batches,
+        dict(report.stage_seconds),
+    )
+
+
+def bad_records(records: Iterable[pb.BadRecord]) -> list[BadRecord]:
+    """Malformed records, of one call no more than a bounded number."""
+    return [
+        BadRecord(record.file[:_MAX_TEXT], record.line, record.problem[:_MAX_TEXT])
+        for record, _ in zip(records, range(_MAX_BAD_RECORDS), strict=False)
+    ]
+
+
+def failure(request: pb.ReportFailureRequest) -> tuple[str, str]:
+    """Why a member cannot go on: reason and message. Raises InvalidReportError for a reason that is not CamelCase."""
+    if not _REASON.match(request.reason):
+        raise InvalidReportError("reason: expected one CamelCase word, such as NonFiniteLoss")
+    return request.reason, request.message[:_MAX_TEXT]
+
+
+def finding(result: pb.TaskResult, stage: Stage) -> Finding:
+    """What a finished task of a stage found. Raises InvalidReportError."""
+    match stage:
+        case Stage.DISCOVER:
+            return Discovered(_files(result.training_files), _files(result.evaluation_files))
+        case Stage.INDEX:
+            return Indexed(sum(block.records for block in result.blocks))
+        case Stage.EVALUATE:
+            return _tally(result.evaluation)
+        case _:
+            return None
+
+
+def check_blocks(blocks: Iterable[pb.Block], file: DataFile, file_number: int) -> None:
+    """Raises InvalidReportError unless the blocks follow each other through the file."""
+    offset, record = 0, 0
+    for block in blocks:
+        ends = block.offset + block.length
+        if block.file_number != file_number or block.offset < offset or block.first_record != record:
+            raise InvalidReportError(f"{file.uri}: the block at byte {block.offset} does not follow the one before")
+        if ends > file.bytes:
+            raise InvalidReportError(f"{file.uri}: a block ends at byte {ends}, the file at {file.bytes}")
+        offset, record = ends, record + block.records
+
+
+def wire_task(task: Task) -> pb.Task:
+    """A task as the worker gets it."""
+    return pb.Task(
+        kind=_WIRE_KINDS[task.stage],
+        token=task.token,
+        epoch=task.epoch,
+        start=task.start,
+        stop=task.stop,
+        shard=task.shard,
+        file=wire_file(task.file) if task.file is not None else None,
+        file_number=task.file_number,
+        split=_WIRE_SPLITS[task.split] if task.split is not None else pb.SPLIT_UNSPECIFIED,
+    )
+
+
+def wire_file(file: DataFile) -> pb.DataFile:
+    """A data file."""
+    return pb.DataFile(uri=file.uri, bytes=file.bytes)
+
+
+def wire_routing(table: RoutingTable, ready: bool) -> pb.Routing:
+    """A routing table."""
+    servers = [
+        pb.PsEndpoint(
+            index=server.index,
+            incarnation=server.incarnation,
+            data_address=server.data,
+            control_address=server.control,
+        )
+        for server in table.servers
+    ]
+    return pb.Routing(epoch=table.epoch, servers=servers, bucket_owners=table.owners, ready=ready)
+
+
+def wire_evaluation(result: EvaluationResult) -> pb.EvaluationStatus:
+    """The result of an epoch's evaluation."""
+    return pb.EvaluationStatus(
+        epoch=result.epoch,
+        samples=result.samples,
+        auc=result.auc,
+        logloss=result.logloss,
+        normalized_entropy=result.normalized_entropy,
+        calibration=result.calibration,
+    )
+
+
+def wire_bad_record(record: BadRecord) -> pb.BadRecord:
+    """A malformed record."""
+    return pb.BadRecord(file=record.file, line=record.line, problem=record.problem)
+
+
+def applied(batches: Iterable[pb.AppliedBatches]) -> dict[int, Ranges]:
+    """Batches by epoch. Raises ValueError."""
+    return {entry.epoch: ranges.unflattened(entry.ranges) for entry in batches if entry.ranges}
+
+
+def wire_applied(by_epoch: Mapping[int, Ranges]) -> list[pb.AppliedBatches]:
+    """The inverse of `applied`."""
+    return [
+        pb.AppliedBatches(epoch=epoch, ranges=ranges.flattened(batches))
+        for epoch, batches in sorted(by_epoch.items())
+        if batches
+    ]
+
+
+def _files(files: Iterable[pb.DataFile]) -> tuple[DataFile, ...]:
+    return tuple(DataFile(file.uri, file.bytes) for file in files)
+
+
+def _tally(evaluation: pb.Evaluation) -> Tally:
+    _finite("evaluation sums", [evaluation.loss_sum, evaluation.prediction_sum])
+    histograms = []
+    for name, data in (("positives", evaluation.positives), ("negatives", evaluation.negatives)):
+        if len(data) != 4 * BINS:
+            raise InvalidReportError(f"evaluation.{name}: expected {BINS} 32-bit counts, got {len(data)} bytes")
+        histograms.append(tuple(np.frombuffer(data, dtype="<u4").tolist()))
+    if sum(map(sum, histograms)) != evaluation.samples:
+        raise InvalidReportError("evaluation: the histograms do not add up to evaluation.samples")
+    return Tally(
+        samples=evaluation.samples,
+        loss_sum=evaluation.loss_sum,
+        prediction_sum=evaluation.prediction_sum,
+        label_sum=evaluation.label_sum,
+        positives=histograms[0],
+        negatives=histograms[1],
+    )
+
+
+def _finite(name: str, numbers: Iterable[float]) -> None:
+    if not all(math.isfinite(number) and number >= 0 for number in numbers):
+        raise InvalidReportError(f"{name}: expected finite numbers, not below 0")

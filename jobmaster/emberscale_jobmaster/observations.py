@@ -1,0 +1,184 @@
+"""What the master saw lately and may forget: who spoke when, speeds, memory, progressive metrics.
+
+None of it is durable. A new master starts with nothing, and every deadline starts anew.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from emberscale_jobmaster.ledger import Ledger
+from emberscale_jobmaster.membership import MemberId, Membership, Role
+from emberscale_jobmaster.statistics import ProgressiveWindow, RateMeter
+
+
+@dataclass(frozen=True)
+class Vitals:
+    """Resources of a process, as it reports them."""
+
+    memory_bytes: int = 0
+    peak_memory_bytes: int = 0
+    cpu_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class WorkReport:
+    """What a worker did since its report before; the histograms are of predictions, by label."""
+
+    samples: int
+    loss_sum: float
+    positives: Sequence[int]
+    negatives: Sequence[int]
+    stage_seconds: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class ServerReport:
+    """What a parameter server holds, and did since it started."""
+
+    rows: Mapping[str, int]
+    table_bytes: int
+    applied_batches: int
+    repeated_batches: int
+    stage_seconds: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """The last that was heard of the holder of a slot, and what the slot did in all."""
+
+    incarnation: str
+    at: float
+    sequence: int = 0
+    vitals: Vitals = Vitals()
+    meter: RateMeter = field(default_factory=RateMeter)
+    stage_seconds: Mapping[str, float] = field(default_factory=dict)
+    server: ServerReport | None = None
+    repeated_before: int = 0
+    """Repeated batches that earlier incarnations counted."""
+
+
+@dataclass(frozen=True)
+class Observations:
+    """Immutable; `now` is seconds of a clock that never goes back."""
+
+    sightings: Mapping[str, Sighting] = field(default_factory=dict)
+    leases: Mapping[int, float] = field(default_factory=dict)
+    """When each live lease was last mentioned by its holder, or granted."""
+    meter: RateMeter = field(default_factory=RateMeter)
+    window: ProgressiveWindow = field(default_factory=ProgressiveWindow)
+
+    def heard(self, member: MemberId, now: float) -> "Observations":
+        """A member spoke."""
+        known = self.sightings.get(member.slot)
+        if known is None:
+            sighting = Sighting(member.incarnation, now)
+        elif known.incarnation == member.incarnation:
+            sighting = replace(known, at=now)
+        else:
+            repeated = known.repeated_before + (known.server.repeated_batches if known.server else 0)
+            sighting = Sighting(
+                member.incarnation,
+                now,
+                vitals=Vitals(peak_memory_bytes=known.vitals.peak_memory_bytes),
+                stage_seconds=known.stage_seconds,
+                repeated_before=repeated,
+            )
+        return self._with(member, sighting)
+
+    def leased(self, token: int, now: float) -> "Observations":
+        """A lease was granted, or its holder mentioned it."""
+        return replace(self, leases={**self.leases, token: now})
+
+    def mentioned(self, tokens: Iterable[int], now: float) -> "Observations":
+        """Holders mentioned these leases."""
+        return replace(self, leases={**self.leases, **dict.fromkeys(tokens, now)})
+
+    def reported(self, member: MemberId, vitals: Vitals) -> "Observations":
+        """A member told its resources; the peak is that of all incarnations."""
+        known = self.sightings[member.slot]
+        peak = max(known.vitals.peak_memory_bytes, vitals.peak_memory_bytes)
+        return self._with(member, replace(known, vitals=replace(vitals, peak_memory_bytes=peak)))
+
+    def worked(self, member: MemberId, sequence: int, report: WorkReport, now: float) -> "Observations":
+        """A worker told what it did; a report that is repeated counts once. Raises ValueError for odd histograms."""
+        known = self.sightings[member.slot]
+        if sequence <= known.sequence:
+            return self
+        stages = {
+            stage: known.stage_seconds.get(stage, 0.0) + report.stage_seconds.get(stage, 0.0)
+            for stage in known.stage_seconds.keys() | report.stage_seconds.keys()
+        }
+        meter = known.meter.add(report.samples, now)
+        seen = self._with(member, replace(known, sequence=sequence, stage_seconds=stages, meter=meter))
+        if not report.samples:
+            return seen
+        return replace(
+            seen,
+            meter=self.meter.add(report.samples, now),
+            window=self.window.add(report.samples, report.loss_sum, report.positives, report.negatives, now),
+        )
+
+    def served(self, member: MemberId, report: ServerReport) -> "Observations":
+        """A parameter server told what it holds."""
+        known = self.sightings[member.slot]
+        return self._with(member, replace(known, server=report, stage_seconds=report.stage_seconds))
+
+    def rolled_back(self) -> "Observations":
+        """Progressive figures start anew: what they measured is undone."""
+        return replace(self, meter=RateMeter(), window=ProgressiveWindow())
+
+    def speed(self, slot: str, now: float) -> float | None:
+        """Samples per second of a worker; None while unknown."""
+        sighting = self.sightings.get(slot)
+        return sighting.meter.rate(now) if sighting is not None else None
+
+    def silent(self, members: Membership, now: float, timeout: float) -> list[MemberId]:
+        """Live members that have not spoken for `timeout` seconds."""
+        return [
+            MemberId(slot.role, slot.index, slot.process.incarnation)
+            for name, slot in members.slots.items()
+            if slot.process is not None
+            and slot.process.alive
+            and name in self.sightings
+            and now - self.sightings[name].at > timeout
+        ]
+
+    def unmentioned(self, ledger: Ledger, now: float, timeout: float) -> list[int]:
+        """Live leases that their holder has not mentioned for `timeout` seconds."""
+        return [token for token in ledger.leases if now - self.leases.get(token, now) > timeout]
+
+    def watching(self, members: Membership, ledger: Ledger, now: float) -> "Observations":
+        """Starts the deadlines of members and leases that have none, and forgets leases that have ended."""
+        sightings = dict(self.sightings)
+        for name, slot in members.slots.items():
+            if slot.process is not None and name not in sightings:
+                sightings[name] = Sighting(slot.process.incarnation, now)
+        leases = {token: self.leases.get(token, now) for token in ledger.leases}
+        return replace(self, sightings=sightings, leases=leases)
+
+    def excused(self, pause: float) -> "Observations":
+        """Moves every deadline by `pause` seconds, in which nobody could be heard."""
+        return replace(
+            self,
+            sightings={name: replace(seen, at=seen.at + pause) for name, seen in self.sightings.items()},
+            leases={token: at + pause for token, at in self.leases.items()},
+        )
+
+    def repeated_batches(self) -> int:
+        """Pushes that parameter servers ignored because they were applied before."""
+        return sum(
+            seen.repeated_before + (seen.server.repeated_batches if seen.server else 0)
+            for seen in self.sightings.values()
+        )
+
+    def rows(self) -> dict[str, int]:
+        """Rows per table over all parameter servers."""
+        total: dict[str, int] = {}
+        for name, seen in self.sightings.items():
+            if seen.server is not None and name.startswith(Role.PS.value):
+                for table, rows in seen.server.rows.items():
+                    total[table] = total.get(table, 0) + rows
+        return total
+
+    def _with(self, member: MemberId, sighting: Sighting) -> "Observations":
+        return replace(self, sightings={**self.sightings, member.slot: sighting})

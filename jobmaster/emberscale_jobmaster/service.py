@@ -1,0 +1,228 @@
+"""The gRPC face of the master: checks what comes in, asks the core, answers when it is durable."""
+
+import functools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import grpc
+import structlog
+
+from emberscale_api.rpc import master_pb2 as pb
+from emberscale_api.rpc import master_pb2_grpc as rpc
+from emberscale_jobmaster import lifecycle, messages, progress, status, tasks
+from emberscale_jobmaster.dataset import DatasetCatalog, DatasetNotReadyError
+from emberscale_jobmaster.membership import MemberId, Role, SupersededError, UnknownMemberError
+from emberscale_jobmaster.runtime import Change, ClosingError, JobRuntime
+from emberscale_jobmaster.shard_sizing import shard_batches
+from emberscale_jobmaster.state import JobState, Stage
+from emberscale_jobmaster.store import StoreUnavailableError
+from emberscale_jobmaster.tasks import InvalidReportError, Task
+
+_LONGEST_WAIT_SECONDS = 10.0
+_CODES: dict[type[Exception], grpc.StatusCode] = {
+    UnknownMemberError: grpc.StatusCode.NOT_FOUND,
+    SupersededError: grpc.StatusCode.FAILED_PRECONDITION,
+    InvalidReportError: grpc.StatusCode.INVALID_ARGUMENT,
+    StoreUnavailableError: grpc.StatusCode.UNAVAILABLE,
+    ClosingError: grpc.StatusCode.UNAVAILABLE,
+    DatasetNotReadyError: grpc.StatusCode.UNAVAILABLE,
+}
+_Call = TypeVar("_Call", bound=Callable[..., Any])
+_log = structlog.get_logger()
+
+
+def _answering(call: _Call) -> _Call:
+    """Turns what the core raises into a status that the caller can act on."""
+
+    @functools.wraps(call)
+    def answer(self: "MasterService", request: Any, context: grpc.ServicerContext) -> Any:
+        try:
+            return call(self, request, context)
+        except tuple(_CODES) as error:
+            context.abort(_CODES[type(error)], str(error))
+
+    return answer  # type: ignore[return-value]  # same signature, which mypy cannot see through Any
+
+
+class MasterService(rpc.MasterServicer):
+    """One job's master, as its members and the operator see it."""
+
+    def __init__(self, runtime: JobRuntime) -> None:
+        self._runtime = runtime
+        self._spec = runtime.spec
+        self._manifest = runtime.job.to_json()
+        self._catalog = DatasetCatalog(runtime.store)
+
+    @_answering
+    def Register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.RegisterReply:  # noqa: N802
+        """Joins the job."""
+        member = messages.member_id(request.member, Role.PS, Role.WORKER)
+        process = messages.process(request, member.role)
+        with self._runtime.changing() as change:
+            change.state = lifecycle.registered(change.state, self._spec, member, process)
+            change.observed = change.observed.heard(member, self._runtime.now())
+        _log.info("registered", member=member.slot, incarnation=member.incarnation, pid=request.pid, host=request.host)
+        return pb.RegisterReply(manifest_json=self._manifest, heartbeat_seconds=self._spec.sharding.heartbeat_interval)
+
+    @_answering
+    def Heartbeat(self, request: pb.HeartbeatRequest, context: grpc.ServicerContext) -> pb.HeartbeatReply:  # noqa: N802
+        """Keeps the member and its leases alive, and takes its progress."""
+        member = self._caller(request.member, Role.PS, Role.WORKER)
+        vitals = messages.vitals(request)
+        work = messages.work_report(request.worker) if request.HasField("worker") else None
+        served = messages.server_report(request.ps) if request.HasField("ps") else None
+        if request.bad_records:
+            self._runtime.note_bad_records(messages.bad_records(request.bad_records))
+        progress = {lease.token: lease.committed for lease in request.leases}
+        now = self._runtime.now()
+        with self._runtime.changing() as change:
+            state = lifecycle.heard(change.state, member)
+            change.state, dropped = tasks.report_progress(state, self._spec, member, progress)
+            seen = change.observed.reported(member, vitals).mentioned(progress.keys() - set(dropped), now)
+            if work is not None and member.role is Role.WORKER:
+                seen = seen.worked(member, request.delta_sequence, work, now)
+            if served is not None and member.role is Role.PS:
+                seen = seen.served(member, served)
+            change.observed = seen
+        return pb.HeartbeatReply(
+            routing_epoch=change.state.routing.table.epoch, revoked_tokens=dropped, stop=change.state.over
+        )
+
+    @_answering
+    def AcquireTask(self, request: pb.AcquireTaskRequest, context: grpc.ServicerContext) -> pb.AcquireTaskReply:  # noqa: N802
+        """Takes finished tasks, and leases the next one."""
+        member = self._caller(request.member, Role.WORKER)
+        self._take_finished(member, request.finished)
+        deadline = time.monotonic() + min(max(request.max_wait_seconds, 0.0), _LONGEST_WAIT_SECONDS)
+        while True:
+            task, over = self._lease(member)
+            left = deadline - time.monotonic()
+            if task is not None or over or left <= 0 or not context.is_active():
+                return pb.AcquireTaskReply(task=messages.wire_task(task) if task is not None else None, stop=over)
+            self._runtime.wait_until(functools.partial(self._has_work, member), left)
+
+    @_answering
+    def GetRouting(self, request: pb.GetRoutingRequest, context: grpc.ServicerContext) -> pb.Routing:  # noqa: N802
+        """The routing table, when there is a newer one that is ready, or after the wait."""
+        self._caller(request.member, Role.PS, Role.WORKER)
+
+        def newer(state: JobState) -> bool | None:
+            routing = state.routing
+            return (state.over or (routing.ready and routing.table.epoch > request.newer_than)) or None
+
+        self._runtime.wait_until(newer, min(max(request.max_wait_seconds, 0.0), _LONGEST_WAIT_SECONDS))
+        state, _ = self._runtime.snapshot()
+        return messages.wire_routing(state.routing.table, state.routing.ready)
+
+    @_answering
+    def GetDataset(self, request: pb.GetDatasetRequest, context: grpc.ServicerContext) -> pb.Dataset:  # noqa: N802
+        """The index of the data."""
+        self._caller(request.member, Role.PS, Role.WORKER)
+        state, _ = self._runtime.snapshot()
+        return self._catalog.get(state)
+
+    @_answering
+    def ReportFailure(  # noqa: N802
+        self, request: pb.ReportFailureRequest, context: grpc.ServicerContext
+    ) -> pb.ReportFailureReply:
+        """A member cannot go on."""
+        member = self._caller(request.member, Role.PS, Role.WORKER)
+        reason, message = messages.failure(request)
+        _log.error("failure reported", member=member.slot, reason=reason, message=message, fatal=request.fatal)
+        self._runtime.update(lambda state: lifecycle.failure_reported(state, member, reason, message, request.fatal))
+        return pb.ReportFailureReply()
+
+    @_answering
+    def GetStatus(self, request: pb.GetStatusRequest, context: grpc.ServicerContext) -> pb.JobStatus:  # noqa: N802
+        """Everything about the job."""
+        state, seen = self._runtime.snapshot()
+        return status.job_status(state, seen, self._spec, self._runtime.now())
+
+    def WatchPlan(self, request: pb.WatchPlanRequest, context: grpc.ServicerContext) -> Iterator[pb.Plan]:  # noqa: N802
+        """Every plan newer than the one that the caller knows, as it comes."""
+        known = request.newer_than
+        while context.is_active():
+            try:
+                plan = self._runtime.wait_until(functools.partial(self._newer_plan, known), _LONGEST_WAIT_SECONDS)
+            except (ClosingError, StoreUnavailableError) as error:
+                context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+            if plan is not None:
+                known = plan.version
+                yield plan
+
+    @_answering
+    def ReportExit(self, request: pb.ReportExitRequest, context: grpc.ServicerContext) -> pb.ReportExitReply:  # noqa: N802
+        """The operator saw a process end."""
+        member = messages.member_id(request.member, Role.MASTER, Role.PS, Role.WORKER)
+        _log.info("exited", member=member.slot, exit_code=request.exit_code, reason=request.reason)
+        self._runtime.update(
+            lambda state: lifecycle.exited(state, self._spec, member, request.exit_code, request.reason)
+        )
+        return pb.ReportExitReply()
+
+    @_answering
+    def Suspend(self, request: pb.SuspendRequest, context: grpc.ServicerContext) -> pb.SuspendReply:  # noqa: N802
+        """Takes a checkpoint and leaves the job Suspended; answers when it is."""
+        self._runtime.update(progress.suspension_begun)
+        state = self._runtime.wait_until(lambda state: state if state.over else None, context.time_remaining())
+        if state is None:
+            context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the checkpoint is still being taken")
+        return pb.SuspendReply(checkpoint=state.checkpoint)
+
+    def _caller(self, member: pb.Member, *roles: Role) -> MemberId:
+        """The member that calls, once it is known that it may call."""
+        caller = messages.member_id(member, *roles)
+        self._runtime.hear(caller)
+        return caller
+
+    def _take_finished(self, member: MemberId, results: Sequence[pb.TaskResult]) -> None:
+        for result in results:
+            if result.bad_records:
+                self._runtime.note_bad_records(messages.bad_records(result.bad_records))
+            state, _ = self._runtime.snapshot()
+            lease = state.ledger.leases.get(result.token)
+            if lease is None or lease.holder != member:
+                continue
+            if state.stage is Stage.INDEX:
+                split, number = tasks.file_of(state, lease.start)
+                messages.check_blocks(result.blocks, tasks.file_at(state, lease.start), number)
+                self._runtime.store.save_blocks(split, number, pb.TaskResult(blocks=result.blocks).SerializeToString())
+            finding = messages.finding(result, state.stage)
+            self._runtime.update(functools.partial(tasks.finish, member=member, token=result.token, finding=finding))
+
+    def _lease(self, member: MemberId) -> tuple[Task | None, bool]:
+        task = None
+        try:
+            with self._runtime.changing() as change:
+                batches = self._shard_batches(change, member)
+                change.state, task = tasks.acquire(change.state, self._spec, member, batches)
+                if task is not None:
+                    change.observed = change.observed.leased(task.token, self._runtime.now())
+        except StoreUnavailableError:
+            if task is not None:
+                token = task.token
+                self._runtime.apply(lambda state: lifecycle.leases_expired(state, [token]))
+            raise
+        return task, change.state.over
+
+    def _has_work(self, member: MemberId, state: JobState) -> bool | None:
+        return (state.over or tasks.acquire(state, self._spec, member, 1)[1] is not None) or None
+
+    def _newer_plan(self, known: int, state: JobState) -> pb.Plan | None:
+        return status.plan(state, self._spec) if state.plan_version > known else None
+
+    def _shard_batches(self, change: Change, member: MemberId) -> int:
+        now = self._runtime.now()
+        peers = [
+            change.observed.speed(name, now)
+            for name, slot in change.state.members.slots.items()
+            if slot.role is Role.WORKER and slot.process is not None and slot.process.alive
+        ]
+        return shard_batches(
+            change.state.ledger.available,
+            change.observed.speed(member.slot, now),
+            peers,
+            self._spec.sharding.min_batches,
+            self._spec.sharding.max_batches,
+        )

@@ -1,0 +1,204 @@
+"""The durable state of a job, and what follows from it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from emberscale_api.checkpoint import EvaluationResult
+from emberscale_api.job import TrainingJobSpec
+from emberscale_api.routing import RoutingTable
+from emberscale_jobmaster.evaluation import Tally
+from emberscale_jobmaster.ledger import Ledger
+from emberscale_jobmaster.membership import Membership, Process, Role
+from emberscale_jobmaster.ranges import Ranges
+
+
+class Stage(StrEnum):
+    """What the ledger counts, or what the job waits for."""
+
+    DISCOVER = "Discover"
+    INDEX = "Index"
+    READY = "Ready"
+    """The data is known; the parameter servers are not all assigned."""
+    TRAIN = "Train"
+    EVALUATE = "Evaluate"
+    SAVE = "Save"
+
+
+class Phase(StrEnum):
+    """What people see."""
+
+    PENDING = "Pending"
+    PREPARING = "Preparing"
+    RESTORING = "Restoring"
+    TRAINING = "Training"
+    EVALUATING = "Evaluating"
+    SAVING = "Saving"
+    SUSPENDED = "Suspended"
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+
+
+OVER = frozenset({Phase.SUSPENDED, Phase.COMPLETE, Phase.FAILED})
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A data file; `records` is None until it is indexed."""
+
+    uri: str
+    bytes: int
+    records: int | None = None
+
+
+NOTHING_ASSIGNED = RoutingTable(epoch=1, servers=(), owners=())
+
+
+@dataclass(frozen=True)
+class Routing:
+    """The routing table and whether every parameter server has adopted it. Without servers nothing is assigned yet."""
+
+    table: RoutingTable = NOTHING_ASSIGNED
+    ready: bool = False
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What the parameter servers held when they were last assigned: batches applied on all of them, by epoch.
+
+    `data` is the (uri, bytes) of each data file that the checkpoint saw, None where they started from nothing.
+    """
+
+    applied: Mapping[int, Ranges] = field(default_factory=dict)
+    evaluations: tuple[EvaluationResult, ...] = ()
+    data: tuple[tuple[str, int], ...] | None = None
+
+
+@dataclass(frozen=True)
+class BadRecord:
+    """A record that could not be parsed; lines count from 1."""
+
+    file: str
+    line: int
+    problem: str
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A checkpoint that is being taken. While it freezes, no lease is granted."""
+
+    number: int
+    freezing: bool
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the job ended, or that it rests."""
+
+    phase: Phase
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Time that counts, in seconds. `wall` is when it was last counted, as seconds since 1970."""
+
+    wall: float
+    active_seconds: float = 0.0
+    training_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class JobState:
+    """Everything that must survive the master. Immutable; the transitions are in the modules that name them."""
+
+    clock: Clock
+    stage: Stage = Stage.DISCOVER
+    ledger: Ledger = field(default_factory=lambda: Ledger.fresh(1))
+    epoch: int = 0
+    next_token: int = 1
+    members: Membership = field(default_factory=Membership)
+    routing: Routing = field(default_factory=Routing)
+    training_files: tuple[DataFile, ...] = ()
+    evaluation_files: tuple[DataFile, ...] = ()
+    restored: Restored = field(default_factory=Restored)
+    evaluations: tuple[EvaluationResult, ...] = ()
+    tally: Tally | None = None
+    bad_records: int = 0
+    bad_record_samples: tuple[BadRecord, ...] = ()
+    own_errors: int = 0
+    recoveries: int = 0
+    next_cut: int = 1
+    cut: Cut | None = None
+    checkpoint: str = ""
+    suspending: bool = False
+    outcome: Outcome | None = None
+    trouble: str = ""
+    """What stands in the way now, for people; empty when nothing does."""
+    plan_version: int = 1
+
+    @property
+    def training_records(self) -> int:
+        """Records of one epoch, 0 until all files are indexed."""
+        return _records(self.training_files)
+
+    @property
+    def evaluation_records(self) -> int:
+        """Records of the evaluation data, 0 until all files are indexed."""
+        return _records(self.evaluation_files)
+
+    @property
+    def over(self) -> bool:
+        """Whether no process has anything left to do."""
+        return self.outcome is not None
+
+
+def _records(files: tuple[DataFile, ...]) -> int:
+    known = [file.records for file in files if file.records is not None]
+    return sum(known) if len(known) == len(files) else 0
+
+
+def batches_of(records: int, batch_size: int) -> int:
+    """The number of batches that hold `records` records; the last may be short."""
+    return -(-records // batch_size)
+
+
+def live_servers(state: JobState, spec: TrainingJobSpec) -> list[Process]:
+    """The live parameter servers among those wanted, by index."""
+    found = (state.members.process(Role.PS, index) for index in range(spec.ps.initial_replicas))
+    return [process for process in found if process is not None]
+
+
+def phase_of(state: JobState, spec: TrainingJobSpec) -> Phase:
+    """The phase that people see."""
+    if state.outcome is not None:
+        return state.outcome.phase
+    missing = len(live_servers(state, spec)) < spec.ps.initial_replicas
+    match state.stage:
+        case Stage.DISCOVER | Stage.INDEX:
+            return Phase.PENDING if missing else Phase.PREPARING
+        case Stage.READY:
+            return Phase.PENDING if missing and not state.recoveries else Phase.RESTORING
+        case Stage.TRAIN:
+            return Phase.TRAINING
+        case Stage.EVALUATE:
+            return Phase.EVALUATING
+        case Stage.SAVE:
+            return Phase.SAVING
+
+
+def committed_samples(state: JobState, spec: TrainingJobSpec) -> int:
+    """Samples that are applied on every parameter server, over all epochs."""
+    size, records = spec.training.batch_size, state.training_records
+    if state.stage in (Stage.DISCOVER, Stage.INDEX):
+        return 0
+    if state.stage in (Stage.EVALUATE, Stage.SAVE):
+        return (state.epoch + 1) * records
+    in_epoch = sum(min(stop * size, records) - start * size for start, stop in state.ledger.done)
+    return state.epoch * records + in_epoch
+
+
+def evaluated_samples(state: JobState) -> int:
+    """Samples of the evaluation under way that are counted."""
+    return state.tally.samples if state.tally is not None else 0

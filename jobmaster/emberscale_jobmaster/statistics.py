@@ -1,0 +1,108 @@
+"""Figures over the last seconds: speeds, and progressive loss and AUC. Time is an argument, in seconds.
+
+Samples are gathered in slices of time, so that a window costs a few slices however many workers report.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from emberscale_jobmaster.auc import auc
+
+
+@dataclass(frozen=True)
+class RateMeter:
+    """Samples per second over the last `window` seconds."""
+
+    window: float = 15.0
+    slices: tuple[tuple[float, int], ...] = ()
+    """(when the slice began, samples), ascending."""
+    began: float | None = None
+
+    def add(self, samples: int, now: float) -> "RateMeter":
+        """The meter after `samples` more; the first report only starts the clock."""
+        if self.began is None:
+            return RateMeter(self.window, (), now)
+        kept = [entry for entry in self.slices if entry[0] > now - self.window]
+        if kept and now - kept[-1][0] < 1.0:
+            kept[-1] = (kept[-1][0], kept[-1][1] + samples)
+        else:
+            kept.append((now, samples))
+        return RateMeter(self.window, tuple(kept), self.began)
+
+    def rate(self, now: float) -> float | None:
+        """Samples per second; None before there is anything to go by."""
+        if self.began is None or now <= self.began or not self.slices:
+            return None
+        recent = sum(samples for when, samples in self.slices if when > now - self.window)
+        return recent / max(1.0, min(self.window, now - self.began))
+
+
+@dataclass(frozen=True)
+class Slice:
+    """What was learnt in one slice of time; histograms of predictions by label, shape [bins]."""
+
+    began: float
+    samples: int
+    loss_sum: float
+    positives: npt.NDArray[np.int64]
+    negatives: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class ProgressiveWindow:
+    """Progressive validation: loss and AUC of predictions made before the update, over the last `window` seconds."""
+
+    window: float = 60.0
+    slice_seconds: float = 5.0
+    slices: tuple[Slice, ...] = ()
+
+    def add(
+        self, samples: int, loss_sum: float, positives: Sequence[int], negatives: Sequence[int], now: float
+    ) -> "ProgressiveWindow":
+        """The window after a report. Raises ValueError for histograms of another length than those before."""
+        ones, zeros = np.asarray(positives, dtype=np.int64), np.asarray(negatives, dtype=np.int64)
+        kept = [part for part in self.slices if part.began > now - self.window]
+        bins = next((len(part.positives) for part in self.slices if len(part.positives)), len(ones))
+        if len(ones) not in (0, bins):
+            raise ValueError(f"a histogram of {len(ones)} bins cannot be merged with one of {bins}")
+        if kept and now - kept[-1].began < self.slice_seconds:
+            last = kept.pop()
+            part = Slice(
+                last.began,
+                last.samples + samples,
+                last.loss_sum + loss_sum,
+                _sum(last.positives, ones),
+                _sum(last.negatives, zeros),
+            )
+        else:
+            part = Slice(now, samples, loss_sum, ones, zeros)
+        return ProgressiveWindow(self.window, self.slice_seconds, (*kept, part))
+
+    def loss(self) -> float:
+        """Mean log loss; NaN before the first report."""
+        samples = sum(part.samples for part in self.slices)
+        return sum(part.loss_sum for part in self.slices) / samples if samples else math.nan
+
+    def auc(self) -> float:
+        """AUC; NaN until both labels were seen."""
+        filled = [part for part in self.slices if len(part.positives)]
+        if not filled:
+            return math.nan
+        return auc(sum(part.positives for part in filled), sum(part.negatives for part in filled))
+
+
+def eta_seconds(remaining: int, samples_per_second: float | None) -> float:
+    """Seconds until `remaining` samples are trained; negative where that is not known."""
+    if remaining == 0:
+        return 0.0
+    return remaining / samples_per_second if samples_per_second else -1.0
+
+
+def _sum(one: npt.NDArray[np.int64], other: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    if not len(other):
+        return one
+    return other if not len(one) else one + other

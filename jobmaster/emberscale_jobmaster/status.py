@@ -1,0 +1,129 @@
+"""What `GetStatus` and `WatchPlan` say."""
+
+from emberscale_api.job import RoleSpec, TrainingJobSpec
+from emberscale_api.rpc import master_pb2 as pb
+from emberscale_jobmaster.lifecycle import waiting_for
+from emberscale_jobmaster.membership import Role
+from emberscale_jobmaster.messages import (
+    wire_bad_record,
+    wire_evaluation,
+    wire_member,
+    wire_phase,
+    wire_role,
+)
+from emberscale_jobmaster.observations import Observations, Sighting
+from emberscale_jobmaster.state import (
+    OVER,
+    JobState,
+    Phase,
+    committed_samples,
+    evaluated_samples,
+    phase_of,
+)
+from emberscale_jobmaster.statistics import eta_seconds
+
+
+def job_status(state: JobState, seen: Observations, spec: TrainingJobSpec, now: float) -> pb.JobStatus:
+    """Everything about the job but its master as a member."""
+    phase = phase_of(state, spec)
+    reason, message = explanation(state, spec)
+    samples = committed_samples(state, spec)
+    expected = spec.training.epochs * state.training_records
+    speed = seen.meter.rate(now) if phase is Phase.TRAINING else None
+    return pb.JobStatus(
+        phase=wire_phase(phase),
+        reason=reason,
+        message=message,
+        epoch=state.epoch,
+        epochs=spec.training.epochs,
+        samples=samples,
+        expected_samples=expected,
+        samples_per_second=speed or 0.0,
+        loss=seen.window.loss(),
+        auc=seen.window.auc(),
+        eta_seconds=eta_seconds(expected - samples, speed) if expected else -1.0,
+        evaluations=[wire_evaluation(result) for result in state.evaluations],
+        members=_members(state, seen, now),
+        rows=seen.rows(),
+        bad_records=state.bad_records,
+        bad_record_samples=[wire_bad_record(record) for record in state.bad_record_samples],
+        checkpoint=state.checkpoint,
+        routing_epoch=state.routing.table.epoch,
+        recoveries=state.recoveries,
+        training_seconds=state.clock.training_seconds,
+        evaluated_samples=evaluated_samples(state),
+        repeated_batches=seen.repeated_batches(),
+    )
+
+
+def explanation(state: JobState, spec: TrainingJobSpec) -> tuple[str, str]:
+    """Why the job is where it is: a CamelCase reason, and a sentence."""
+    if state.outcome is not None:
+        return state.outcome.reason, state.outcome.message
+    if state.trouble:
+        return "Retrying", state.trouble
+    missing = waiting_for(state, spec)
+    match phase_of(state, spec):
+        case Phase.PENDING:
+            return "WaitingForParameterServers", missing
+        case Phase.PREPARING:
+            done, total = state.ledger.done_count, state.ledger.batches
+            return "PreparingData", f"{state.stage} task {done} of {total} is done"
+        case Phase.RESTORING:
+            return ("WaitingForParameterServers", missing) if missing else ("LoadingRows", "rows are being loaded")
+        case Phase.TRAINING:
+            return "Training", f"epoch {state.epoch + 1} of {spec.training.epochs}"
+        case Phase.EVALUATING:
+            return "Evaluating", f"epoch {state.epoch + 1} of {spec.training.epochs}"
+        case _:
+            return "SavingModel", "the final checkpoint is being written"
+
+
+def plan(state: JobState, spec: TrainingJobSpec) -> pb.Plan:
+    """How many processes of each role are wanted, with what resources; none once the job is over."""
+    phase = phase_of(state, spec)
+    reason, message = explanation(state, spec)
+    wanted = 0 if phase in OVER else 1
+    roles = [
+        pb.RolePlan(
+            role=pb.MASTER,
+            replicas=wanted,
+            cpu_cores=spec.master.resources.cpu_limit or 0.0,
+            memory_bytes=spec.master.resources.memory_limit or 0,
+        ),
+        _role_plan(Role.PS, spec.ps, wanted),
+        _role_plan(Role.WORKER, spec.worker, wanted),
+    ]
+    return pb.Plan(version=state.plan_version, reason=reason, message=message, roles=roles, phase=wire_phase(phase))
+
+
+def _role_plan(role: Role, spec: RoleSpec, wanted: int) -> pb.RolePlan:
+    return pb.RolePlan(
+        role=wire_role(role),
+        replicas=spec.initial_replicas * wanted,
+        cpu_cores=spec.resources.cpu_limit or 0.0,
+        memory_bytes=spec.resources.memory_limit or 0,
+    )
+
+
+def _members(state: JobState, seen: Observations, now: float) -> list[pb.MemberStatus]:
+    members = []
+    for name, slot in sorted(state.members.slots.items()):
+        process = slot.process
+        sighting = seen.sightings.get(name, Sighting("", now))
+        incarnation = process.incarnation if process is not None else sighting.incarnation
+        members.append(
+            pb.MemberStatus(
+                member=wire_member(slot.role, slot.index, incarnation),
+                alive=process is not None and process.alive,
+                registrations=slot.registrations,
+                memory_bytes=sighting.vitals.memory_bytes,
+                peak_memory_bytes=sighting.vitals.peak_memory_bytes,
+                cpu_seconds=sighting.vitals.cpu_seconds,
+                metrics_address=process.metrics_address if process is not None else "",
+                samples_per_second=sighting.meter.rate(now) or 0.0,
+                stage_seconds=sighting.stage_seconds,
+                rows=sighting.server.rows if sighting.server is not None else {},
+            )
+        )
+    return members

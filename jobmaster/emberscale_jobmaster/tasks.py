@@ -1,0 +1,164 @@
+"""Handing out work, and taking back what was done of it."""
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from emberscale_api.job import TrainingJobSpec
+from emberscale_jobmaster.evaluation import Tally
+from emberscale_jobmaster.ledger import Lease
+from emberscale_jobmaster.membership import MemberId
+from emberscale_jobmaster.shard_sizing import LEASES_PER_WORKER
+from emberscale_jobmaster.state import DataFile, JobState, Stage
+
+
+class InvalidReportError(ValueError):
+    """A report that contradicts the task that it is about."""
+
+
+class Split(StrEnum):
+    """Which of the two data sets."""
+
+    TRAINING = "Training"
+    EVALUATION = "Evaluation"
+
+
+@dataclass(frozen=True)
+class Task:
+    """One lease as the worker sees it; `start`, `stop` and `shard` are positions in the epoch's order."""
+
+    stage: Stage
+    token: int
+    epoch: int = 0
+    start: int = 0
+    stop: int = 0
+    shard: int = 0
+    file: DataFile | None = None
+    file_number: int = 0
+    split: Split | None = None
+
+
+@dataclass(frozen=True)
+class Discovered:
+    """Outcome of a DISCOVER task: the files of both splits, in order."""
+
+    training: tuple[DataFile, ...]
+    evaluation: tuple[DataFile, ...]
+
+
+@dataclass(frozen=True)
+class Indexed:
+    """Outcome of an INDEX task: how many records the file has."""
+
+    records: int
+
+
+Finding = Discovered | Indexed | Tally | None
+"""What a finished task found; None after TRAIN."""
+
+
+def acquire(state: JobState, spec: TrainingJobSpec, member: MemberId, batches: int) -> tuple[JobState, Task | None]:
+    """Leases the next work to a worker, `batches` batches where it is data; None where there is nothing for it now."""
+    if not _may_lease(state) or len(state.ledger.held_by(member)) >= LEASES_PER_WORKER:
+        return state, None
+    size = 1 if state.stage in (Stage.DISCOVER, Stage.INDEX) else batches
+    granted = state.ledger.grant(member, state.next_token, size)
+    if granted is None:
+        return state, None
+    ledger, lease = granted
+    return replace(state, ledger=ledger, next_token=state.next_token + 1), _task(state, spec, lease)
+
+
+def report_progress(
+    state: JobState, spec: TrainingJobSpec, member: MemberId, committed: dict[int, int]
+) -> tuple[JobState, list[int]]:
+    """Commits a worker's progress, `committed` being positions by token; returns the tokens that it must drop.
+
+    Raises InvalidReportError for a position beyond the lease.
+    """
+    dropped = []
+    for token, position in committed.items():
+        lease = state.ledger.leases.get(token)
+        if lease is None or lease.holder != member:
+            dropped.append(token)
+        elif state.stage is Stage.TRAIN:
+            state = replace(state, ledger=state.ledger.commit(token, _batches_below(state, spec, lease, position)))
+    return state, dropped
+
+
+def finish(state: JobState, member: MemberId, token: int, finding: Finding) -> JobState:
+    """Ends a task whose work is done. A token that is not the worker's any more changes nothing.
+
+    Raises InvalidReportError where the finding is not of the task's kind.
+    """
+    lease = state.ledger.leases.get(token)
+    if lease is None or lease.holder != member:
+        return state
+    match state.stage, finding:
+        case Stage.DISCOVER, Discovered(training, evaluation):
+            if not training:
+                raise InvalidReportError("no training file was found")
+            state = replace(state, training_files=training, evaluation_files=evaluation)
+        case Stage.INDEX, Indexed(records):
+            state = _with_records(state, lease.start, records)
+        case Stage.EVALUATE, Tally() as tally if state.tally is not None:
+            state = replace(state, tally=state.tally.merge(tally))
+        case Stage.TRAIN, None:
+            pass
+        case _:
+            raise InvalidReportError(f"the result of task {token} is not one of stage {state.stage}")
+    return replace(state, ledger=state.ledger.finish(token))
+
+
+def file_of(state: JobState, number: int) -> tuple[Split, int]:
+    """Which file the INDEX task of batch `number` is about: its split, and its number there."""
+    if number < len(state.training_files):
+        return Split.TRAINING, number
+    return Split.EVALUATION, number - len(state.training_files)
+
+
+def file_at(state: JobState, number: int) -> DataFile:
+    """The file that the INDEX task of batch `number` is about."""
+    return (*state.training_files, *state.evaluation_files)[number]
+
+
+def _may_lease(state: JobState) -> bool:
+    if state.over:
+        return False
+    if state.suspending:
+        # What somebody may have pushed in part must be settled before a cut; nothing new is begun.
+        return state.stage is Stage.TRAIN and bool(state.ledger.returned) and state.cut is None
+    if state.stage is Stage.TRAIN:
+        return state.cut is None or not state.cut.freezing
+    return state.stage in (Stage.DISCOVER, Stage.INDEX, Stage.EVALUATE)
+
+
+def _task(state: JobState, spec: TrainingJobSpec, lease: Lease) -> Task:
+    match state.stage:
+        case Stage.INDEX:
+            split, number = file_of(state, lease.start)
+            return Task(state.stage, lease.token, file=file_at(state, lease.start), file_number=number, split=split)
+        case Stage.TRAIN | Stage.EVALUATE:
+            size = spec.training.batch_size
+            stop = min(lease.stop * size, _records(state))
+            return Task(state.stage, lease.token, state.epoch, lease.start * size, stop, lease.shard * size)
+        case _:
+            return Task(state.stage, lease.token)
+
+
+def _batches_below(state: JobState, spec: TrainingJobSpec, lease: Lease, position: int) -> int:
+    size = spec.training.batch_size
+    end = min(lease.stop * size, _records(state))
+    if position > end:
+        raise InvalidReportError(f"lease {lease.token} ends at position {end}, and {position} was committed")
+    return lease.stop if position == end else position // size
+
+
+def _records(state: JobState) -> int:
+    return state.training_records if state.stage is Stage.TRAIN else state.evaluation_records
+
+
+def _with_records(state: JobState, number: int, records: int) -> JobState:
+    files = [*state.training_files, *state.evaluation_files]
+    files[number] = replace(files[number], records=records)
+    split = len(state.training_files)
+    return replace(state, training_files=tuple(files[:split]), evaluation_files=tuple(files[split:]))
