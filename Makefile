@@ -19,5 +19,21 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
+demo: install
+	$(BIN)/emberscale data synth data/criteo-synthetic --rows 1000000 --seed 1
+	$(BIN)/emberscale run deploy/examples/criteo-dlrm.yaml
+
+test: lint
+	$(BIN)/pytest
+
+lint: install
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy api/emberscale_api brain/emberscale_brain jobmaster/emberscale_jobmaster operator/emberscale_operator sdk/emberscale trainer/emberscale_trainer tests
+	$(BIN)/lint-imports
+
 protos: install
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc --proto_path=api --python_out=api --grpc_python_out=api --mypy_out=api --mypy_grpc_out=api $(PROTOS)
+
+clean:
+	rm -rf $(VENV) runs data .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

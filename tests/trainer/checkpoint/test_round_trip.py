@@ -51,8 +51,8 @@ def save(partitions: list[Partition], folder: Path) -> str:
     table = routing(len(partitions))
     files = []
     for index, partition in enumerate(partitions):
-        for file in write_cut(partition.cut(), str(folder), index, table, SPECS, PARAMETERS):
-            files.append(CheckpointFile(path=file.path, bytes=file.bytes, crc32=file.crc32))
+        written = write_cut(partition.cut(), str(folder), index, table, SPECS, PARAMETERS)
+        files += [CheckpointFile(path=file.path, bytes=file.bytes, crc32=file.crc32) for file in written]
     manifest = CheckpointManifest(
         id="00000001",
         cut=1,

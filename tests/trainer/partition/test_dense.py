@@ -1,5 +1,7 @@
 """Slices of the dense vector, stepped apart, against torch stepping the whole."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from emberscale_api.routing import dense_slice
 from emberscale_trainer.partition import DenseSlice
 
 RULES = [OptimizerType.SGD, OptimizerType.MOMENTUM, OptimizerType.ADAGRAD, OptimizerType.ADAM]
-REFERENCE = {
+REFERENCE: dict[OptimizerType, Callable[[torch.nn.Parameter], torch.optim.Optimizer]] = {
     OptimizerType.SGD: lambda p: torch.optim.SGD([p], lr=0.1),
     OptimizerType.MOMENTUM: lambda p: torch.optim.SGD([p], lr=0.1, momentum=0.9),
     OptimizerType.ADAGRAD: lambda p: torch.optim.Adagrad([p], lr=0.1, eps=1e-8),

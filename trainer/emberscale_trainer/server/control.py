@@ -133,7 +133,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         if save is None:
             context.abort(grpc.StatusCode.NOT_FOUND, f"cut {request.cut} was not taken here")
         try:
-            files = save.result(timeout=context.time_remaining())
+            files = save.result()
         except OSError as error:
             log.error("checkpoint_not_written", problem=str(error))
             context.abort(grpc.StatusCode.INTERNAL, f"the checkpoint cannot be written: {error}")

@@ -1,0 +1,95 @@
+"""What survives the loss of a parameter server, an interruption, and damage to a checkpoint."""
+
+import json
+import random
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from local_jobs import Job
+
+
+def assert_exact(job: Job) -> None:
+    audit = job.audit()
+    assert (audit["missing"], audit["repeated"]) == (0, 0)
+
+
+def newest_checkpoint(job: Job) -> Path | None:
+    complete = sorted((job.run_folder / "checkpoints").glob("*/manifest.json"))
+    return complete[-1].parent if complete else None
+
+
+def test_a_dead_parameter_server_takes_the_job_back_to_its_checkpoint(make_job: Callable[..., Job]) -> None:
+    job = make_job({"checkpoint": {"interval": "1s"}})
+    job.start()
+    assert job.wait_for(lambda: newest_checkpoint(job))
+    assert job.kill("ps", random.Random(1))
+    finished = job.finish()
+    assert finished.summary["phase"] == "Complete", finished.stderr
+    assert finished.summary["recoveries"] == 1
+    assert finished.summary["restarts"]["ps"] == 1
+    assert finished.summary["samples"] == finished.summary["expected_samples"]
+    assert_exact(job)
+
+
+def test_a_parameter_server_that_dies_before_any_checkpoint_takes_the_job_back_to_its_start(
+    make_job: Callable[..., Job],
+) -> None:
+    job = make_job({"checkpoint": {"interval": "1h"}})
+    job.start()
+    assert job.wait_for(lambda: job.samples() > 0)
+    assert job.kill("ps", random.Random(2))
+    finished = job.finish()
+    assert finished.summary["phase"] == "Complete", finished.stderr
+    assert_exact(job)
+
+
+def test_an_interrupted_run_is_resumed_with_another_number_of_servers(make_job: Callable[..., Job]) -> None:
+    job = make_job()
+    job.start()
+    assert job.process is not None
+    assert job.wait_for(lambda: job.samples() > 5_000)
+    started = job.children()
+    job.process.send_signal(signal.SIGINT)
+    interrupted = job.finish()
+    assert interrupted.code == 130, interrupted.stderr
+    _, alive = psutil.wait_procs(started, timeout=10)
+    assert not alive
+    resumed = job.run("--resume", "--set", "spec.ps.replicas=3")
+    assert resumed.summary["phase"] == "Complete", resumed.stderr
+    assert resumed.summary["samples"] == resumed.summary["expected_samples"]
+    audit = job.audit()
+    assert (audit["missing"], audit["repeated"], audit["ps_count"]) == (0, 0, 3)
+
+
+def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_used(make_job: Callable[..., Job]) -> None:
+    job = make_job({"checkpoint": {"interval": "1s", "keep": 3}})
+    job.start()
+    assert job.process is not None
+    assert job.wait_for(lambda: len(list((job.run_folder / "checkpoints").glob("*/manifest.json"))) >= 2)
+    job.process.send_signal(signal.SIGINT)
+    assert job.finish().code == 130
+    damaged = newest_checkpoint(job)
+    assert damaged is not None
+    rows = max((damaged / "ps-0").glob("table-*.rows"), key=lambda file: file.stat().st_size)
+    rows.write_bytes(rows.read_bytes()[:-7])
+    resumed = job.run("--resume")
+    assert resumed.summary["phase"] == "Complete", resumed.stderr
+    refusals = [line for line in job.logs().splitlines() if damaged.name in line and rows.name in line]
+    assert refusals
+    assert all(json.loads(line)["level"] in ("error", "warning") for line in refusals)
+    assert_exact(job)
+
+
+def test_no_process_outlives_a_killed_cli(make_job: Callable[..., Job]) -> None:
+    job = make_job()
+    job.start()
+    assert job.process is not None
+    assert job.wait_for(lambda: job.samples() > 0)
+    started = job.children()
+    assert len(started) >= 6
+    job.process.kill()
+    _, alive = psutil.wait_procs(started, timeout=10)
+    assert not alive

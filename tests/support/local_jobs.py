@@ -1,0 +1,145 @@
+"""Whole jobs on this machine, started as a person would start them."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+BATCH = 256
+ROLE_VARIABLE = "EMBERSCALE_ROLE"
+CLI = str(Path(sys.executable).with_name("emberscale"))
+
+
+def emberscale(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Runs the CLI to its end."""
+    return subprocess.run([CLI, *arguments], cwd=cwd, capture_output=True, text=True, check=False)
+
+
+@dataclass
+class Job:
+    """One run of `emberscale run` in a folder of its own."""
+
+    folder: Path
+    manifest: dict[str, Any]
+    process: subprocess.Popen[str] | None = None
+
+    @property
+    def run_folder(self) -> Path:
+        return self.folder / "run"
+
+    def start(self, *arguments: str) -> None:
+        file = self.folder / "job.yaml"
+        file.write_text(yaml.safe_dump(self.manifest))
+        command = [CLI, "run", str(file), "--workdir", str(self.run_folder)]
+        self.process = subprocess.Popen(
+            [*command, "--output", "json", *arguments],
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def finish(self, timeout: float = 100) -> "Finished":
+        assert self.process is not None
+        stdout, stderr = self.process.communicate(timeout=timeout)
+        return Finished(self.process.returncode, stdout, stderr, self)
+
+    def run(self, *arguments: str) -> "Finished":
+        self.start(*arguments)
+        return self.finish()
+
+    def members(self, role: str) -> list[psutil.Process]:
+        """The job's live processes of a role."""
+        return [process for process in self.children() if _environment(process).get(ROLE_VARIABLE) == role]
+
+    def children(self) -> list[psutil.Process]:
+        """All live processes that the CLI has started."""
+        assert self.process is not None
+        try:
+            return psutil.Process(self.process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+
+    def samples(self) -> int:
+        """Samples committed, by the last line of the metrics over time."""
+        metrics = self.run_folder / "metrics.csv"
+        if not metrics.exists():
+            return 0
+        lines = metrics.read_text().splitlines()
+        column = lines[0].split(",").index("samples") if lines else 0
+        return int(lines[-1].split(",")[column]) if len(lines) > 1 else 0
+
+    def is_over(self) -> bool:
+        assert self.process is not None
+        return self.process.poll() is not None
+
+    def wait_for(self, condition: Callable[[], object], timeout: float = 60) -> bool:
+        """Polls until the condition holds; False if the job ended first."""
+        deadline = time.monotonic() + timeout
+        while not condition():
+            if self.is_over():
+                return False
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"not within {timeout:g} s: {condition}")
+            time.sleep(0.01)
+        return True
+
+    def kill(self, role: str, choice: random.Random) -> bool:
+        """SIGKILLs one process of a role, once there is one. False if the job ended first."""
+        if not self.wait_for(lambda: self.members(role)):
+            return False
+        members = self.members(role)
+        if members:
+            choice.choice(members).send_signal(signal.SIGKILL)
+        return bool(members)
+
+    def audit(self) -> dict[str, Any]:
+        audited = emberscale("audit", str(self.run_folder), "--output", "json", cwd=self.folder)
+        result: dict[str, Any] = json.loads(audited.stdout)
+        return result
+
+    def logs(self) -> str:
+        return "".join(file.read_text() for file in sorted((self.run_folder / "logs").glob("*.log")))
+
+
+@dataclass(frozen=True)
+class Finished:
+    """How a run ended."""
+
+    code: int
+    stdout: str
+    stderr: str
+    job: Job
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        try:
+            result: dict[str, Any] = json.loads(self.stdout[self.stdout.index("{") :])
+        except ValueError:
+            pytest.fail(f"no summary; stderr: {self.stderr}\n{self.job.logs()[-8000:]}")
+        return result
+
+
+def _environment(process: psutil.Process) -> dict[str, str]:
+    try:
+        return dict(process.environ())
+    except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+        return {}
+
+
+def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """`base` with `changes` laid over it, mapping by mapping."""
+    merged = dict(base)
+    for key, value in changes.items():
+        merged[key] = merge(merged.get(key, {}), value) if isinstance(value, dict) else value
+    return merged

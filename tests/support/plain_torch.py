@@ -1,0 +1,141 @@
+"""The reference: the same model, trained on the same rows by PyTorch alone, in one process."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.metrics import log_loss, roc_auc_score
+from torch import nn
+
+from emberscale_api.job import TrainingJob, resolve_model
+from emberscale_api.rpc.master_pb2 import EVALUATION_DATA, TRAINING_DATA, Block, DataFile, Dataset
+from emberscale_trainer.data.files import expand
+from emberscale_trainer.data.formats import record_format
+from emberscale_trainer.data.source import BatchSource
+from emberscale_trainer.models import build_model
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Quality on the evaluation data."""
+
+    auc: float
+    logloss: float
+
+
+class PlainDLRM(nn.Module):
+    """The job's dense model over one `nn.Embedding` a table."""
+
+    def __init__(self, job: TrainingJob, rows: list[int]) -> None:
+        super().__init__()
+        resolved = resolve_model(job.spec)
+        self.dense_model = build_model(job.spec.model, resolved, job.spec.training.seed)
+        self.embeddings = nn.ModuleList(
+            nn.Embedding(count, table.dimension, sparse=True)
+            for count, table in zip(rows, resolved.tables, strict=True)
+        )
+        scale = job.spec.model.embeddings.initializer.scale
+        for embedding in self.embeddings:
+            nn.init.uniform_(embedding.weight, -scale, scale)  # type: ignore[arg-type]  # an Embedding's weight
+
+    def forward(self, dense: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        vectors = [embedding(rows[:, table]) for table, embedding in enumerate(self.embeddings)]
+        logits: torch.Tensor = self.dense_model(dense, torch.cat(vectors, dim=1))
+        return logits
+
+
+class RowWiseAdagrad:
+    """One accumulator a row: the mean of the squared gradient's elements."""
+
+    def __init__(self, weights: list[torch.Tensor], learning_rate: float, epsilon: float) -> None:
+        self._weights = weights
+        self._accumulators = [torch.zeros(len(weight)) for weight in weights]
+        self._learning_rate = learning_rate
+        self._epsilon = epsilon
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for weight, accumulator in zip(self._weights, self._accumulators, strict=True):
+            assert weight.grad is not None
+            gradient = weight.grad.coalesce()
+            rows, values = gradient.indices()[0], gradient.values()
+            accumulator[rows] += values.pow(2).mean(dim=1)
+            scale = accumulator[rows].sqrt_().add_(self._epsilon)
+            weight[rows] -= self._learning_rate * values / scale[:, None]
+            weight.grad = None
+
+
+def train(job: TrainingJob) -> HeldOut:
+    """Trains on the job's rows in the job's order, and evaluates."""
+    spec = job.spec
+    source = _source(job)
+    training = _batches(source, TRAINING_DATA, spec.training.epochs)
+    evaluation = _batches(source, EVALUATION_DATA, 1)
+    vocabularies = [
+        np.unique(np.concatenate([ids[:, table] for _, _, ids in training + evaluation]))
+        for table in range(training[0][2].shape[1])
+    ]
+    torch.manual_seed(spec.training.seed)
+    model = PlainDLRM(job, [len(vocabulary) for vocabulary in vocabularies])
+    sparse, dense = spec.optimizers.sparse, spec.optimizers.dense
+    tables = RowWiseAdagrad(
+        [embedding.weight for embedding in model.embeddings],  # type: ignore[misc]  # an Embedding's weight
+        sparse.learning_rate,
+        sparse.epsilon,
+    )
+    mlps = torch.optim.Adagrad(model.dense_model.parameters(), lr=dense.learning_rate, eps=dense.epsilon)
+    for labels, features, ids in training:
+        logits = model(torch.from_numpy(features), _rows(ids, vocabularies))
+        nn.functional.binary_cross_entropy_with_logits(logits, torch.from_numpy(labels)).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        tables.step()
+        mlps.step()
+        mlps.zero_grad()
+    with torch.no_grad():
+        predictions = [
+            torch.sigmoid(model(torch.from_numpy(features), _rows(ids, vocabularies)))
+            for _, features, ids in evaluation
+        ]
+    labels = np.concatenate([labels for labels, _, _ in evaluation])
+    probabilities = torch.cat(predictions).numpy().astype(np.float64)
+    return HeldOut(roc_auc_score(labels, probabilities), log_loss(labels, probabilities))
+
+
+Batches = list[tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]]]
+
+
+def _source(job: TrainingJob) -> BatchSource:
+    data, training = job.spec.data, job.spec.training
+    reader = record_format(data.format)
+
+    def indexed(paths: tuple[str, ...]) -> tuple[list[DataFile], list[Block]]:
+        files = expand(paths)
+        blocks = [
+            block
+            for number, file in enumerate(files)
+            for block in reader.index_file(file, number, data.shuffling.block_records)
+        ]
+        return files, blocks
+
+    training_files, training_blocks = indexed(data.train)
+    evaluation_files, evaluation_blocks = indexed(data.evaluation)
+    dataset = Dataset(
+        training_files=training_files,
+        training_blocks=training_blocks,
+        evaluation_files=evaluation_files,
+        evaluation_blocks=evaluation_blocks,
+    )
+    return BatchSource(dataset, reader, training.batch_size, training.seed, data.shuffling.enabled)
+
+
+def _batches(source: BatchSource, split: int, epochs: int) -> Batches:
+    return [
+        (batch.labels, batch.dense, batch.ids)
+        for epoch in range(epochs)
+        for batch in source.batches(split, epoch, 0, source.records(split))  # type: ignore[arg-type]  # a proto enum
+    ]
+
+
+def _rows(ids: NDArray[np.int64], vocabularies: list[NDArray[np.int64]]) -> torch.Tensor:
+    columns = [np.searchsorted(vocabulary, ids[:, table]) for table, vocabulary in enumerate(vocabularies)]
+    return torch.from_numpy(np.stack(columns, axis=1))
