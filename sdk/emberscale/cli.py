@@ -1,8 +1,30 @@
 """The `emberscale` command."""
 
+from typing import Annotated
+
 import typer
 
-from emberscale.commands.run import run
+from emberscale.commands import audit, explain, run, validate
+from emberscale.commands.options import paragraphs
+
+HELP = paragraphs("""\
+Trains deep-learning recommendation models on parameter servers.
+
+A [bold]TrainingJob[/] manifest says what to train, on which data, with which processes. The same manifest runs here,
+with processes, and on a Kubernetes cluster, with pods.
+""")
+EXAMPLES = """\
+[bold]Start here[/]
+
+  emberscale data synth data/criteo-synthetic --rows 1000000 --seed 1
+
+  emberscale explain deploy/examples/criteo-dlrm.yaml
+
+  emberscale run deploy/examples/criteo-dlrm.yaml
+
+  emberscale audit runs/criteo-dlrm
+"""
+_TRAINING, _MANIFESTS = "Train", "Understand a manifest"
 
 app = typer.Typer(
     name="emberscale",
@@ -10,14 +32,28 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_show_locals=False,
-    help="Trains deep-learning recommendation models on parameter servers.",
 )
-app.command()(run)
+app.command("run", help=run.HELP, epilog=run.EXAMPLES, rich_help_panel=_TRAINING)(run.run)
+app.command("audit", help=audit.HELP, epilog=audit.EXAMPLES, rich_help_panel=_TRAINING)(audit.audit)
+app.command("validate", help=validate.HELP, epilog=validate.EXAMPLES, rich_help_panel=_MANIFESTS)(validate.validate)
+app.command("explain", help=explain.HELP, epilog=explain.EXAMPLES, rich_help_panel=_MANIFESTS)(explain.explain)
 
 
-@app.callback()
-def about() -> None:
-    """Trains deep-learning recommendation models on parameter servers."""
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"emberscale {version('emberscale')}")
+        raise typer.Exit
+
+
+@app.callback(help=HELP, epilog=EXAMPLES)
+def about(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Prints the version.")
+    ] = False,
+) -> None:
+    """What holds for every command."""
 
 
 def main() -> None:

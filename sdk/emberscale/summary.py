@@ -1,5 +1,7 @@
 """What a run came to."""
 
+import json
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -44,6 +46,19 @@ class Summary:
     def as_document(self) -> dict[str, Any]:
         """Plain types, for JSON."""
         return asdict(self)
+
+
+def finite_json(document: Any) -> str:
+    """JSON text; numbers that JSON cannot say are null."""
+    return json.dumps(_finite(document), indent=2)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def phase_name(phase: "pb.Phase.ValueType") -> str:

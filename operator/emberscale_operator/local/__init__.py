@@ -3,10 +3,11 @@
 from emberscale_operator.local.errors import PortUnavailableError, RedisUnavailableError, StartError
 from emberscale_operator.local.folder import RunFolder
 from emberscale_operator.local.plan import initial_demands
-from emberscale_operator.local.runner import LocalJob, Outcome, Snapshot
+from emberscale_operator.local.runner import LocalJob, MemberExit, Outcome, Snapshot
 
 __all__ = [
     "LocalJob",
+    "MemberExit",
     "Outcome",
     "PortUnavailableError",
     "RedisUnavailableError",

@@ -7,7 +7,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-_LONGEST_SOCKET_FOLDER = 60
+_PREFIX = "emberscale-"
+_LONGEST_PARENT = 40
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,11 @@ class RunFolder:
         """The secret of the run under way."""
         return self.state / "token"
 
+    @property
+    def sockets(self) -> Path:
+        """A link to the folder with the job's Unix sockets, while there is one."""
+        return self.state / "sockets"
+
     def make(self) -> None:
         """Makes the folders. Raises OSError."""
         self.logs.mkdir(parents=True, exist_ok=True)
@@ -56,12 +62,23 @@ def write_private(path: Path, text: str) -> None:
         file.write(text)
 
 
-def make_socket_folder() -> Path:
-    """A new folder for Unix sockets, private to this user; its path is short, as the kernel allows 107 bytes in all."""
+def make_socket_folder(link: Path) -> Path:
+    """A new folder for Unix sockets, private to this user, and a link to it; replaces what an earlier run left.
+
+    It is not in the run's own folder because the kernel allows 107 bytes for the path of a socket.
+    """
+    remove_socket_folder(link)
     parent = tempfile.gettempdir()
-    return Path(tempfile.mkdtemp(prefix="emberscale-", dir=parent if len(parent) <= _LONGEST_SOCKET_FOLDER else "/tmp"))
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent if len(parent) <= _LONGEST_PARENT else "/tmp"))
+    link.symlink_to(folder)
+    return folder
 
 
-def remove_socket_folder(folder: Path) -> None:
-    """Removes it with the sockets in it; it may be gone already."""
-    shutil.rmtree(folder, ignore_errors=True)
+def remove_socket_folder(link: Path) -> None:
+    """Removes the link, and the folder that it names, if that is one of ours."""
+    if not link.is_symlink():
+        return
+    folder = link.readlink()
+    if folder.name.startswith(_PREFIX) and folder.is_dir() and folder.stat().st_uid == os.getuid():
+        shutil.rmtree(folder)
+    link.unlink()

@@ -27,10 +27,13 @@ from emberscale_operator.reconcile import (
     Delete,
     Demand,
     Desired,
+    ExitReason,
     Fail,
     History,
+    Instance,
     InstanceId,
     InstanceState,
+    Policy,
     ReportExit,
     Resize,
     Resources,
@@ -46,13 +49,27 @@ _SUSPEND_TIMEOUT_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
+class MemberExit:
+    """A process that ended while it was wanted."""
+
+    name: str
+    reason: ExitReason
+    code: int
+    memory_limit: int | None
+
+
+@dataclass(frozen=True)
 class Snapshot:
-    """What is known of the running job, `seconds` after its start; `status` is None until the master was reached."""
+    """What is known of the running job, `seconds` after its start.
+
+    `status` is None until the master was reached; `exits` are all since the start, `restarts` by role.
+    """
 
     seconds: float
     status: pb.JobStatus | None
     processes: tuple[ProcessView, ...]
     restarts: Mapping[str, int]
+    exits: tuple[MemberExit, ...]
     suspending: bool
 
 
@@ -88,6 +105,7 @@ class LocalJob:
         redis_url: str | None = None,
         master_port: int = 0,
         commands: Mapping[Role, Sequence[str]] = COMMANDS,
+        policy: Policy | None = None,
     ) -> None:
         self._job = job
         self._uid = uid
@@ -98,13 +116,14 @@ class LocalJob:
         self._wake = threading.Event()
         self._suspend_asked = False
         self._kill_asked = False
-        self._policy = policy_of(job.spec)
+        self._policy = policy or policy_of(job.spec)
         self._history = History()
         self._ended_at: float | None = None
         self._ended_phase: pb.Phase.ValueType = pb.PHASE_UNSPECIFIED
         self._failure: Fail | None = None
         self._suspension: grpc.Future[pb.SuspendReply] | None = None
         self._redis_ready = False
+        self._exits: dict[InstanceId, MemberExit] = {}
 
     def __enter__(self) -> Self:
         self._port: ReservedPort = reserve_port(self._master_port)
@@ -114,7 +133,7 @@ class LocalJob:
             except RedisUnavailableError:
                 self._port.__exit__(None, None, None)
                 raise
-        self._sockets = make_socket_folder()
+        self._sockets = make_socket_folder(self._folder.sockets)
         self._started_at = time.monotonic()
         self._folder.manifest.write_text(self._job.to_json(), encoding="utf-8")
         token = self._folder.write_token()
@@ -132,7 +151,7 @@ class LocalJob:
             socket_folder=self._sockets,
             numba_cache=numba_cache_folder(os.environ, self._folder.state.resolve() / "numba"),
         )
-        self._backend = LocalBackend(self._launch_of, self._folder.logs)
+        self._backend = LocalBackend(self._launch_of, self._folder.logs, self._policy.stop_grace)
         self._link = MasterLink(self._port.address, token, self._wake.set)
         return self
 
@@ -143,17 +162,18 @@ class LocalJob:
         self._link.close()
         self._port.__exit__(None, None, None)
         self._folder.token.unlink(missing_ok=True)
-        remove_socket_folder(self._sockets)
+        remove_socket_folder(self._folder.sockets)
+        if self._redis is not None:
+            self._redis.configuration.unlink(missing_ok=True)
 
     def suspend(self) -> None:
         """Asks the job to save its state and end."""
+        # no event is set here: a signal handler that interrupts the loop inside of that event's lock would hang
         self._suspend_asked = True
-        self._wake.set()
 
     def kill(self) -> None:
         """Ends every process now; the state is that of the last checkpoint."""
         self._kill_asked = True
-        self._wake.set()
 
     def run(self, observer: Callable[[Snapshot], None]) -> Outcome:
         """Runs the job to its end; `observer` is called about ten times a second. Raises RedisUnavailableError."""
@@ -165,6 +185,7 @@ class LocalJob:
                 self._history = self._history.with_reported(instance)
             self._follow_suspension(now)
             self._note_end(now)
+            self._note_exits(observed)
             desired = Desired(self._demands(), self._ended_at)
             if self._ended_at is not None and not observed:
                 break
@@ -204,14 +225,21 @@ class LocalJob:
             return
         if self._suspension is None:
             if self._link.status is None:
-                self._ended_at = now  # nothing has begun: there is nothing to save
+                self._end_unannounced(now)  # nothing has begun: there is nothing to save
                 return
             self._suspension = self._link.suspend(_SUSPEND_TIMEOUT_SECONDS)
         elif self._suspension.done():
-            # saved or not, the person wants it to end; a failed suspension leaves the last checkpoint
             if self._suspension.exception() is None:
                 self._ended_phase = pb.SUSPENDED
-            self._ended_at = now
+                self._ended_at = now
+                self._link.refresh_status()
+            else:
+                # the person wants it to end all the same; the last checkpoint is there to go on from
+                self._end_unannounced(now)
+
+    def _end_unannounced(self, now: float) -> None:
+        """The job ends without its members having been told: there is no use in waiting for them to go."""
+        self._ended_at = now - self._policy.stop_grace
 
     def _note_end(self, now: float) -> None:
         if self._ended_at is not None:
@@ -223,6 +251,15 @@ class LocalJob:
                 self._ended_phase = phase
                 self._link.refresh_status()
                 return
+
+    def _note_exits(self, observed: Sequence[Instance]) -> None:
+        if self._ended_at is not None:
+            return
+        for instance in observed:
+            ended = instance.exit
+            if ended is not None and not ended.deleted and instance.id not in self._exits:
+                limit = instance.resources.memory_bytes
+                self._exits[instance.id] = MemberExit(instance.id.member, ended.reason, ended.code, limit)
 
     def _apply(self, action: Action, now: float) -> None:
         match action:
@@ -238,7 +275,7 @@ class LocalJob:
                 self._link.report_exit(instance, self._environment.incarnation(instance), ended)
             case Fail():
                 self._failure = action
-                self._ended_at = now
+                self._end_unannounced(now)
                 self._ended_phase = pb.FAILED
             case Wait():
                 pass  # the tick is shorter
@@ -259,13 +296,14 @@ class LocalJob:
             status=self._link.status,
             processes=tuple(view for view in self._backend.processes() if view.state is not InstanceState.EXITED),
             restarts=self._restarts(),
+            exits=tuple(self._exits.values()),
             suspending=self._suspend_asked,
         )
 
     def _outcome(self) -> Outcome:
         status = self._link.status
         if self._failure is not None:
-            reason, message = self._failure.reason, self._failure.message
+            reason, message = self._failure.reason, f"{self._failure.message}; see {self._folder.logs}"
         elif self._ended_phase == pb.PHASE_UNSPECIFIED:
             reason, message = "Interrupted", "stopped before its state could be saved"
         else:

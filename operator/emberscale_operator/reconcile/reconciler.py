@@ -25,7 +25,8 @@ class Policy:
     """What of a job's manifest concerns its instances, in seconds and counts.
 
     `stop_grace` is how long members may take to end by themselves once the job has ended. `backoff_limit` bounds the
-    errors of the master and of its store; the master itself counts those of the other roles.
+    errors of each role and index. The master, which knows more, is mostly first to give up on its members, but it
+    cannot count its own errors.
     """
 
     backoff: Backoff = field(default_factory=Backoff)
@@ -83,7 +84,7 @@ class ReportExit:
 
 @dataclass(frozen=True)
 class Fail:
-    """The job cannot go on, and there is no master to say so."""
+    """The job cannot go on."""
 
     reason: str
     message: str
@@ -169,16 +170,16 @@ def _reports(observed: Sequence[Instance], history: History) -> Iterable[Action]
 
 
 def _exceeded(policy: Policy, history: History) -> Iterable[Action]:
-    for role in (Role.MASTER, Role.REDIS):
-        faults = history.faults(role)
-        if faults > policy.backoff_limit:
-            last = history.of(role, 0).last_exit
-            how = f"exit status {last.code}" if last and last.reason is ExitReason.ERROR else "out of memory"
+    for (role, index), lives in sorted(history.lives.items()):
+        if lives.faults > policy.backoff_limit and lives.last_exit is not None:
+            last = lives.last_exit
+            how = "for want of memory" if last.reason is ExitReason.OOM_KILLED else f"with exit code {last.code}"
             yield Fail(
                 "BackoffLimitExceeded",
-                f"{role}-0 failed {faults} times, last with {how}; spec.runPolicy.backoffLimit is "
-                f"{policy.backoff_limit}",
+                f"{role}-{index} ended {lives.faults} times by errors of its own, the last time {how}; "
+                f"spec.runPolicy.backoffLimit allows {policy.backoff_limit}",
             )
+            return
 
 
 def _wind_down(policy: Policy, ended_at: float, observed: Sequence[Instance], now: float) -> Iterable[Action]:

@@ -68,10 +68,6 @@ class History:
         """How often an instance of the role was started in place of one that had ended."""
         return sum(lives.last_incarnation - 1 for (of, _), lives in self.lives.items() if of is role)
 
-    def faults(self, role: Role) -> int:
-        """How many instances of the role ended by an error of their own."""
-        return sum(lives.faults for (of, _), lives in self.lives.items() if of is role)
-
 
 def advance(history: History, observed: Iterable[Instance], backoff: Backoff) -> History:
     """Folds what is observed into the history; folding the same observation again changes nothing."""

@@ -49,3 +49,8 @@ def bad_input_exits() -> Iterator[None]:
         for line in str(error).splitlines():
             typer.echo(f"error: {line}", err=True)
         raise typer.Exit(BAD_INPUT) from error
+
+
+def paragraphs(text: str) -> str:
+    """Help text with each paragraph on one line, to be wrapped where the terminal ends."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))

@@ -1,24 +1,69 @@
 """`emberscale run`: trains a manifest on this machine."""
 
 import json
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
-from emberscale.commands.options import ManifestFile, Output, OutputFormat, Overrides, bad_input_exits
-from emberscale.preflight import check_data
-from emberscale.run_folder import Run, RunStatus, open_run, write_atomically
-from emberscale.summary import Summary, summarize
+from emberscale.commands.options import ManifestFile, Output, OutputFormat, Overrides, bad_input_exits, paragraphs
+from emberscale.errors import BadInputError
+from emberscale.model_folder import ModelUnavailableError, export_model
+from emberscale.preflight import check_data, ensure_writable, local_path
+from emberscale.progress import open_progress
+from emberscale.recorder import Recorder
+from emberscale.run_folder import (
+    CompleteAlreadyError,
+    Run,
+    RunPaths,
+    RunStatus,
+    open_run,
+    read_record,
+    write_atomically,
+)
+from emberscale.summary import Summary, finite_json, summarize
+from emberscale.summary_table import summary_table
 from emberscale_api.job import load_manifest
 from emberscale_api.rpc import master_pb2 as pb
-from emberscale_operator.local import LocalJob
+from emberscale_operator.local import LocalJob, Snapshot
 
 _STATUS = {
     pb.COMPLETE: RunStatus.COMPLETE,
     pb.FAILED: RunStatus.FAILED,
     pb.SUSPENDED: RunStatus.SUSPENDED,
 }
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+HELP = paragraphs("""\
+Trains a manifest on this machine: one process for every pod that a cluster would run.
+
+Progress goes to stderr, the summary to stdout and, with the metrics, their picture, the logs and the model, to the
+run's folder. Exit code [green]0[/] only for Complete, [red]1[/] for Failed, [red]2[/] for bad input (nothing was
+started), [yellow]130[/] after Ctrl-C.
+
+[bold]Ctrl-C[/] takes a checkpoint and stops every process; a second one stops them at once. Either way
+[cyan]--resume[/] goes on from the last checkpoint.
+
+A new run replaces a Complete or Failed one in the same folder; one that can be resumed only with [cyan]--overwrite[/],
+and a folder that holds anything else never.
+""")
+EXAMPLES = """\
+[bold]Examples[/]
+
+  emberscale run deploy/examples/criteo-dlrm.yaml
+
+  emberscale run job.yaml --set spec.worker.replicas=4 --set spec.training.epochs=2
+
+  emberscale run job.yaml --resume
+
+  emberscale run job.yaml --output json | jq .auc
+"""
 
 
 def run(
@@ -28,9 +73,11 @@ def run(
         Path | None,
         typer.Option(metavar="DIR", help="The run's folder. [dim]default: runs/<job name>[/]", show_default=False),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Goes on with the run in the folder.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Goes on with the run in the folder; replicas and resources may differ.")
+    ] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Starts anew even if the folder holds a run that could be resumed.")
+        bool, typer.Option("--overwrite", help="Starts anew even if the folder holds a run that can be resumed.")
     ] = False,
     redis: Annotated[
         str | None,
@@ -42,22 +89,102 @@ def run(
     output: OutputFormat = Output.TEXT,
 ) -> None:
     """Trains a manifest on this machine."""
+    interruption = Interruption()
     with bad_input_exits():
+        if resume and overwrite:
+            raise BadInputError("--resume and --overwrite contradict each other: give one of them")
         job = load_manifest(file, overrides or ())
         check_data(job)
+        if job.spec.checkpoint.uri is not None and (folder := local_path(job.spec.checkpoint.uri)) is not None:
+            ensure_writable(folder, "spec.checkpoint.uri")
         root = workdir or Path("runs", job.metadata.name)
-        with open_run(root, job, resume, overwrite) as held:
-            summary = _train(held, redis, master_port)
+        try:
+            with open_run(root, job, resume, overwrite) as held:
+                summary = _train(held, redis, master_port, interruption)
+        except CompleteAlreadyError:
+            summary = _summary_of(RunPaths(root))
+            typer.echo(f"{root}: the run is Complete; there is nothing to resume", err=True)
     if output is Output.JSON:
-        typer.echo(json.dumps(summary.as_document(), indent=2))
+        typer.echo(finite_json(summary.as_document()))
+    else:
+        Console().print(summary_table(summary, root))
+    raise typer.Exit(_exit_code(summary, interruption))
 
 
-def _train(held: Run, redis: str | None, master_port: int) -> Summary:
+class Interruption:
+    """Signals that ask the run to end: the first saves the state, the second does not wait for that."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+
+    @contextmanager
+    def of(self, local: LocalJob) -> Iterator[None]:
+        """Hands signals to the job while the body runs."""
+
+        def interrupt(number: int, _: FrameType | None) -> None:
+            if self.signal is None:
+                local.suspend()
+            else:
+                local.kill()
+            self.signal = number
+
+        before = {number: signal.signal(number, interrupt) for number in _STOP_SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _train(held: Run, redis: str | None, master_port: int, interruption: Interruption) -> Summary:
     held.processes.make()
-    with LocalJob(held.job, held.record.uid, held.processes, redis, master_port) as local:
+    begun = time.monotonic()
+    with (
+        LocalJob(held.job, held.record.uid, held.processes, redis, master_port) as local,
+        open_progress(held.record.name) as progress,
+        Recorder(held.paths.metrics, held.record.seconds) as recorder,
+    ):
         held.save()
-        outcome = local.run(lambda snapshot: None)
-    held.save(status=_STATUS.get(outcome.phase, RunStatus.INTERRUPTED))
-    summary = summarize(held.record.name, outcome, outcome.seconds)
-    write_atomically(held.paths.summary, json.dumps(summary.as_document(), indent=2) + "\n")
+
+        def observe(snapshot: Snapshot) -> None:
+            progress.show(snapshot)
+            recorder.record(snapshot)
+
+        with interruption.of(local):
+            outcome = local.run(observe)
+    wall_seconds = time.monotonic() - begun
+    summary = summarize(held.record.name, outcome, held.record.seconds + wall_seconds)
+    write_atomically(held.paths.summary, finite_json(summary.as_document()) + "\n")
+    held.save(
+        status=_STATUS.get(outcome.phase, RunStatus.INTERRUPTED),
+        seconds=held.record.seconds + wall_seconds,
+        ended_at=datetime.now(UTC),
+    )
+    _illustrate(held, summary)
     return summary
+
+
+def _illustrate(held: Run, summary: Summary) -> None:
+    # matplotlib takes a second to import, which only this moment should cost
+    from emberscale.picture import draw_metrics
+
+    draw_metrics(held.paths.metrics, held.paths.picture, held.record.name)
+    uri = held.job.spec.checkpoint.uri
+    if uri is not None and summary.checkpoint is not None:
+        try:
+            export_model(uri, summary.checkpoint, held.paths.model)
+        except ModelUnavailableError as error:
+            typer.echo(f"warning: {error}", err=True)
+
+
+def _summary_of(paths: RunPaths) -> Summary:
+    read_record(paths)
+    return Summary(**json.loads(paths.summary.read_text(encoding="utf-8")))
+
+
+def _exit_code(summary: Summary, interruption: Interruption) -> int:
+    if summary.phase == "Complete":
+        return 0
+    if interruption.signal is not None and summary.phase != "Failed":
+        return 128 + interruption.signal
+    return 1

@@ -1,0 +1,111 @@
+"""How often each sample was applied, from what every parameter server recorded."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+Runs = Sequence[tuple[int, int, int]]
+"""(first, stop, times): each batch in [first, stop) was applied `times` times."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Samples that some server applied zero times, that every one applied once, and that some applied repeatedly.
+
+    A sample that one server missed and another repeated is in both `missing` and `repeated`.
+    """
+
+    missing: int = 0
+    once: int = 0
+    repeated: int = 0
+
+    def __add__(self, other: "Counts") -> "Counts":
+        return Counts(self.missing + other.missing, self.once + other.once, self.repeated + other.repeated)
+
+    @property
+    def exact(self) -> bool:
+        """Whether no sample was lost or repeated."""
+        return self.missing == 0 and self.repeated == 0
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """Counts by epoch, over all servers of a checkpoint."""
+
+    epochs: Mapping[int, Counts]
+    checkpoint: str
+    ps_count: int
+
+    @property
+    def total(self) -> Counts:
+        """Over all epochs."""
+        return sum(self.epochs.values(), Counts())
+
+    def as_document(self) -> dict[str, Any]:
+        """Plain types, for JSON."""
+        return {
+            **asdict(self.total),
+            "epochs": [{"epoch": epoch, **asdict(counts)} for epoch, counts in sorted(self.epochs.items())],
+            "checkpoint": self.checkpoint,
+            "ps_count": self.ps_count,
+        }
+
+
+def audit_applied(
+    records: int, batch_size: int, epochs: int, servers: Sequence[Mapping[int, Runs]]
+) -> dict[int, Counts]:
+    """Counts for each epoch.
+
+    Batch k of an epoch holds its samples [k * batch_size, min((k + 1) * batch_size, records)). `servers[i][epoch]` is
+    what server i applied; batches in none of its runs were applied zero times. Epochs beyond `epochs` are counted too
+    if any server knows of them: whatever is applied there is too much.
+    """
+    expected = range(epochs)
+    beyond = {epoch for server in servers for epoch in server if epoch not in expected}
+    counts = {epoch: _epoch(records, batch_size, [server.get(epoch, ()) for server in servers]) for epoch in expected}
+    for epoch in sorted(beyond):
+        applied = _epoch(records, batch_size, [server.get(epoch, ()) for server in servers])
+        counts[epoch] = Counts(repeated=applied.once + applied.repeated)
+    return counts
+
+
+def _epoch(records: int, batch_size: int, servers: Sequence[Runs]) -> Counts:
+    batches = -(-records // batch_size)
+    total = Counts()
+    edges = {0, batches}
+    for runs in servers:
+        edges |= {edge for first, stop, _ in runs for edge in (first, stop)}
+    cursors = [_Times(runs) for runs in servers]
+    ordered = sorted(edges)
+    for first, stop in pairwise(ordered):
+        times = [cursor.at(first) for cursor in cursors]
+        samples = min(stop * batch_size, records) - min(first * batch_size, records)
+        if first >= batches:
+            # batches that the data does not have: there is no sample to count, yet something was applied
+            samples = (stop - first) * batch_size
+            total += Counts(repeated=samples if any(times) else 0)
+            continue
+        low, high = min(times, default=0), max(times, default=0)
+        total += Counts(
+            missing=samples if low == 0 else 0,
+            once=samples if low == high == 1 else 0,
+            repeated=samples if high > 1 else 0,
+        )
+    return total
+
+
+class _Times:
+    """How often one server applied the batches from a position on; asked for ascending positions."""
+
+    def __init__(self, runs: Runs) -> None:
+        self._runs = sorted(runs)
+        self._next = 0
+
+    def at(self, batch: int) -> int:
+        while self._next < len(self._runs) and self._runs[self._next][1] <= batch:
+            self._next += 1
+        if self._next == len(self._runs):
+            return 0
+        first, _, times = self._runs[self._next]
+        return times if first <= batch else 0

@@ -1,0 +1,77 @@
+"""`emberscale audit`: was every sample applied exactly once?"""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from emberscale.audit import AuditReport
+from emberscale.checkpoints import CheckpointFolder, audit_checkpoints
+from emberscale.commands.options import Output, OutputFormat, bad_input_exits, paragraphs
+from emberscale.errors import BadInputError
+from emberscale.run_folder import RunPaths, read_record
+from emberscale_api.job import TrainingJob
+
+HELP = paragraphs("""\
+Proves that a run lost no sample and repeated none.
+
+Every parameter server records how often it applied each batch, and saves that with its rows. From the last complete
+checkpoint of the run this counts the samples of each epoch that some server never applied ([red]missing[/]), that
+every server applied exactly once, and that some server applied more often ([red]repeated[/]).
+
+Exit code [green]0[/] only if nothing is missing or repeated; what an unfinished run has not trained yet is missing.
+""")
+EXAMPLES = """\
+[bold]Examples[/]
+
+  emberscale audit runs/criteo-dlrm
+
+  emberscale audit runs/criteo-dlrm --output json | jq .missing
+"""
+
+
+def audit(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run.", show_default=False)],
+    output: OutputFormat = Output.TEXT,
+) -> None:
+    """Proves that a run lost no sample and repeated none."""
+    with bad_input_exits():
+        report = _audit(RunPaths(run_dir))
+    if output is Output.JSON:
+        typer.echo(json.dumps(report.as_document(), indent=2))
+    else:
+        _print(report)
+    raise typer.Exit(0 if report.total.exact else 1)
+
+
+def _audit(paths: RunPaths) -> AuditReport:
+    record = read_record(paths)
+    uri = TrainingJob.model_validate(record.manifest).spec.checkpoint.uri
+    if uri is None:
+        raise BadInputError(f"{paths.record}: names no checkpoint URI")
+    folder = CheckpointFolder(uri)
+    report, refused = audit_checkpoints(folder, folder.find(record.uid))
+    for problem in refused:
+        typer.echo(f"warning: {problem}", err=True)
+    if report is None:
+        raise BadInputError(
+            f"{paths.root}: the run has no complete checkpoint in {uri}; let it finish, or go on with it"
+        )
+    return report
+
+
+def _print(report: AuditReport) -> None:
+    table = Table(title=f"Samples applied, checkpoint {report.checkpoint}, {report.ps_count} parameter servers")
+    for column in ("epoch", "missing", "once", "repeated"):
+        table.add_column(column, justify="right")
+    for epoch, counts in sorted(report.epochs.items()):
+        table.add_row(str(epoch + 1), f"{counts.missing:,}", f"{counts.once:,}", f"{counts.repeated:,}")
+    total = report.total
+    table.add_section()
+    table.add_row("all", f"{total.missing:,}", f"{total.once:,}", f"{total.repeated:,}", style="bold")
+    console = Console()
+    console.print(table)
+    console.print("[green]every sample exactly once[/]" if total.exact else "[red]not exactly once[/]")

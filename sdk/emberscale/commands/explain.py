@@ -1,0 +1,95 @@
+"""`emberscale explain`: what a manifest means."""
+
+from itertools import groupby
+from pathlib import Path
+
+import typer
+import yaml
+from rich.console import Console
+from rich.syntax import Syntax
+from rich.table import Table
+
+from emberscale.commands.options import ManifestFile, Overrides, bad_input_exits, paragraphs
+from emberscale_api.job import TableSpec, TrainingJob, load_manifest, resolve_model
+from emberscale_operator.local import initial_demands
+
+HELP = paragraphs("""\
+Shows what a manifest resolves to: every default filled in, the embedding tables, the processes that would start with
+their resources, and where files would go. Nothing is started.
+""")
+EXAMPLES = """\
+[bold]Examples[/]
+
+  emberscale explain deploy/examples/criteo-dlrm.yaml
+
+  emberscale explain job.yaml --set spec.ps.replicas=4
+"""
+
+
+def explain(file: ManifestFile, overrides: Overrides = None) -> None:
+    """Shows what a manifest resolves to."""
+    with bad_input_exits():
+        job = load_manifest(file, overrides or ())
+    console = Console()
+    text = yaml.safe_dump(job.model_dump(mode="json", by_alias=True, exclude_none=True), sort_keys=False)
+    if console.is_terminal:
+        console.print(Syntax(text, "yaml", background_color="default"))
+    else:
+        typer.echo(text)
+    for table in (tables_of(job), processes_of(job), files_of(job)):
+        console.print(table)
+        console.print()
+
+
+def tables_of(job: TrainingJob) -> Table:
+    """One row for every run of embedding tables that are alike."""
+    table = Table(title="Embedding tables", title_justify="left")
+    for column in ("tables", "dimension", "optimizer", "learning rate", "initializer"):
+        table.add_column(column)
+    for alike, group in groupby(resolve_model(job.spec).tables, key=_settings):
+        names = [entry.name for entry in group]
+        table.add_row(names[0] if len(names) == 1 else f"{names[0]} to {names[-1]} ({len(names)})", *alike)
+    return table
+
+
+def _settings(table: TableSpec) -> tuple[str, ...]:
+    initializer = table.initializer
+    return (
+        str(table.dimension),
+        table.optimizer.type,
+        f"{table.optimizer.learning_rate:g}",
+        f"{initializer.type} {initializer.scale:g}",
+    )
+
+
+def processes_of(job: TrainingJob) -> Table:
+    """One row a process."""
+    table = Table(title="Processes", title_justify="left")
+    for column in ("process", "CPU cores", "memory limit"):
+        table.add_column(column)
+    table.add_row("redis-0", "any", "none")
+    for demand in initial_demands(job.spec):
+        cores, memory = demand.resources.cpu_cores, demand.resources.memory_bytes
+        for index in range(demand.replicas):
+            table.add_row(
+                f"{demand.role}-{index}",
+                "any" if cores is None else f"{cores:g}",
+                "none" if memory is None else f"{memory / 2**20:,.0f} MiB",
+            )
+    return table
+
+
+def files_of(job: TrainingJob) -> Table:
+    """Where `emberscale run` reads and writes."""
+    root = Path("runs", job.metadata.name)
+    table = Table(title="Files", title_justify="left")
+    table.add_column("what")
+    table.add_column("where", overflow="fold")
+    table.add_row("training data", ", ".join(job.spec.data.train))
+    table.add_row("held-out data", ", ".join(job.spec.data.evaluation) or "none")
+    table.add_row("run", f"{root}/ (or --workdir)")
+    table.add_row("checkpoints", job.spec.checkpoint.uri or f"{root}/checkpoints/")
+    table.add_row("model", f"{root}/model/")
+    table.add_row("logs", f"{root}/logs/<process>.log")
+    table.add_row("summary, metrics", f"{root}/summary.json, metrics.csv, metrics.png")
+    return table

@@ -1,0 +1,35 @@
+"""`emberscale validate`: is a manifest right?"""
+
+import typer
+
+from emberscale.commands.options import ManifestFile, Overrides, bad_input_exits, paragraphs
+from emberscale.errors import BadInputError
+from emberscale.preflight import check_data
+from emberscale_api.job import load_manifest
+
+HELP = paragraphs("""\
+Checks a manifest without starting anything.
+
+Every problem is one line that names the field and says what is allowed there. Exit code [green]0[/] if there is none,
+[red]2[/] otherwise. Local data files that do not exist here are pointed out, and are no error: the manifest may be
+meant for another machine.
+""")
+EXAMPLES = """\
+[bold]Examples[/]
+
+  emberscale validate deploy/examples/criteo-dlrm.yaml
+
+  emberscale validate job.yaml --set spec.worker.minReplicas=4 --set spec.worker.maxReplicas=2
+"""
+
+
+def validate(file: ManifestFile, overrides: Overrides = None) -> None:
+    """Checks a manifest without starting anything."""
+    with bad_input_exits():
+        job = load_manifest(file, overrides or ())
+    try:
+        check_data(job)
+    except BadInputError as absent:
+        for line in str(absent).splitlines():
+            typer.echo(f"note: {line}", err=True)
+    typer.echo(f"{file}: TrainingJob {job.metadata.name} is valid")

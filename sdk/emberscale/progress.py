@@ -1,0 +1,204 @@
+"""What a person sees while a job runs: live where there is a terminal, lines where there is none; on stderr."""
+
+import math
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from emberscale.durations import clock_time
+from emberscale.summary import phase_name
+from emberscale_api.rpc import master_pb2 as pb
+from emberscale_operator.local import MemberExit, Snapshot
+from emberscale_operator.reconcile import ExitReason
+
+_LINE_SECONDS = 5.0
+_REDRAW_SECONDS = 0.2
+
+
+class Progress(Protocol):
+    """Shows a job's state, and single remarks."""
+
+    def show(self, snapshot: Snapshot) -> None:
+        """The state as it is now."""
+
+    def say(self, remark: str) -> None:
+        """One line that stays."""
+
+
+@contextmanager
+def open_progress(name: str) -> Iterator[Progress]:
+    """Progress on stderr, as suits it."""
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        yield PlainProgress(console)
+        return
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        yield LiveProgress(name, live)
+
+
+def remarks(before: Snapshot | None, after: Snapshot) -> list[str]:
+    """What happened from one snapshot to the next that a person should know."""
+    lines = []
+    if after.suspending and (before is None or not before.suspending):
+        lines.append("stopping: a checkpoint is being taken; Ctrl-C again stops at once")
+    known = len(before.exits) if before is not None else 0
+    lines.extend(exit_remark(ended) for ended in after.exits[known:])
+    old = before.status if before is not None else None
+    new = after.status
+    if new is None or old is None:
+        return lines
+    if new.recoveries > old.recoveries:
+        lines.append(f"a parameter server was lost: training went back to checkpoint {new.checkpoint or 'none'}")
+    if new.bad_records > old.bad_records:
+        last = new.bad_record_samples[-1] if new.bad_record_samples else None
+        where = f", the last at {last.file}:{last.line}: {last.problem}" if last is not None else ""
+        lines.append(f"{new.bad_records} malformed records were skipped so far{where}")
+    lines.extend(
+        f"epoch {evaluation.epoch + 1}: held-out AUC {evaluation.auc:.4f}, log loss {evaluation.logloss:.4f}"
+        for evaluation in new.evaluations[len(old.evaluations) :]
+    )
+    return lines
+
+
+def exit_remark(ended: MemberExit) -> str:
+    """Why a process ended, and where to read more."""
+    log = f"see logs/{ended.name}.log"
+    match ended.reason:
+        case ExitReason.OOM_KILLED if ended.memory_limit is not None:
+            return f"{ended.name} was killed: it used more than its limit of {ended.memory_limit / 2**20:,.0f} MiB"
+        case ExitReason.COMPLETED:
+            return f"{ended.name} ended before the job did; {log}"
+        case ExitReason.KILLED:
+            return f"{ended.name} was killed by {_how(ended.code)}; it is started again"
+        case _:
+            return f"{ended.name} failed with {_how(ended.code)}; {log}"
+
+
+def _how(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+
+
+def figures(status: pb.JobStatus) -> list[str]:
+    """Speed, loss, AUC, as far as they are known."""
+    parts = []
+    if status.phase == pb.TRAINING and status.samples_per_second > 0:
+        parts.append(f"{status.samples_per_second:,.0f} samples/s")
+    if status.samples and math.isfinite(status.loss):
+        parts.append(f"loss {status.loss:.4f}")
+    if status.samples and math.isfinite(status.auc):
+        parts.append(f"AUC {status.auc:.4f}")
+    return parts
+
+
+def headline(snapshot: Snapshot) -> str:
+    """The phase, and what it waits for."""
+    status = snapshot.status
+    if status is None:
+        return "Starting"
+    name = "Stopping" if snapshot.suspending else phase_name(status.phase)
+    if status.phase == pb.TRAINING and status.epochs > 1:
+        return f"{name} epoch {status.epoch + 1} of {status.epochs}"
+    if status.phase == pb.EVALUATING:
+        return f"{name}: {status.evaluated_samples:,} samples"
+    return f"{name}: {status.message}" if status.message and status.phase != pb.TRAINING else name
+
+
+class PlainProgress:
+    """A line every few seconds, and one whenever the phase changes."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._before: Snapshot | None = None
+        self._phase = ""
+        self._next = 0.0
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Prints a line if it is time for one."""
+        for remark in remarks(self._before, snapshot):
+            self.say(remark)
+        self._before = snapshot
+        phase = "Starting" if snapshot.status is None else phase_name(snapshot.status.phase)
+        if phase == self._phase and snapshot.seconds < self._next:
+            return
+        self._phase = phase
+        self._next = snapshot.seconds + _LINE_SECONDS
+        self._print(f"{snapshot.seconds:7.1f}s  {_plain_line(snapshot)}")
+
+    def say(self, remark: str) -> None:
+        """Prints a line."""
+        self._print(remark)
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False, soft_wrap=True)
+
+
+def _plain_line(snapshot: Snapshot) -> str:
+    status = snapshot.status
+    parts = [headline(snapshot)]
+    if status is None:
+        return parts[0]
+    if status.expected_samples:
+        share = status.samples / status.expected_samples
+        parts.append(f"{share:6.1%}  {status.samples:,} of {status.expected_samples:,} samples")
+    parts.extend(figures(status))
+    if status.phase == pb.TRAINING and status.eta_seconds >= 0:
+        parts.append(f"ETA {clock_time(status.eta_seconds)}")
+    return "  ".join(parts)
+
+
+class LiveProgress:
+    """A few lines at the bottom of the terminal, redrawn; remarks scroll above them."""
+
+    def __init__(self, name: str, live: Live) -> None:
+        self._name = name
+        self._live = live
+        self._before: Snapshot | None = None
+        self._next = 0.0
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Redraws, a few times a second."""
+        for remark in remarks(self._before, snapshot):
+            self.say(remark)
+        self._before = snapshot
+        if snapshot.seconds >= self._next:
+            self._next = snapshot.seconds + _REDRAW_SECONDS
+            self._live.update(live_view(self._name, snapshot), refresh=True)
+
+    def say(self, remark: str) -> None:
+        """A line above the live ones."""
+        self._live.console.print(Text(remark, style="yellow"))
+
+
+def live_view(name: str, snapshot: Snapshot) -> RenderableType:
+    """The job in three lines: what it does, how far it is, how fast and how good."""
+    status = snapshot.status or pb.JobStatus()
+    title = Text.assemble(
+        (name, "bold"), "  ", (headline(snapshot), "cyan"), ("  " + clock_time(snapshot.seconds), "dim")
+    )
+    title.no_wrap = True
+    title.overflow = "ellipsis"
+    total = status.expected_samples
+    bar = Table.grid(padding=(0, 1))
+    eta = f"ETA {clock_time(status.eta_seconds)}" if status.phase == pb.TRAINING and status.eta_seconds >= 0 else ""
+    bar.add_row(
+        ProgressBar(total=total or None, completed=status.samples, width=40, pulse=not total),
+        Text(f"{status.samples / total:6.1%}" if total else "", "bold"),
+        Text(f"{status.samples:,} / {total:,} samples" if total else "", "dim"),
+        Text(eta, "cyan"),
+    )
+    counts: dict[str, int] = {}
+    for process in snapshot.processes:
+        role = process.name.rpartition("-")[0]
+        counts[role] = counts.get(role, 0) + 1
+    restarts = sum(snapshot.restarts.values())
+    members = [f"{counts.get('ps', 0)} PS", f"{counts.get('worker', 0)} workers"]
+    if restarts:
+        members.append(f"{restarts} restarts")
+    return Group(title, bar, Text("   ".join([*figures(status), *members]), "green"))

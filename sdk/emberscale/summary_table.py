@@ -1,0 +1,58 @@
+"""A run's summary for people."""
+
+from pathlib import Path
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from emberscale.durations import clock_time
+from emberscale.run_folder import RunPaths
+from emberscale.summary import Summary
+
+_COLOURS = {"Complete": "bold green", "Failed": "bold red"}
+
+
+def summary_table(summary: Summary, root: Path) -> RenderableType:
+    """What came out, where the time and the memory went, and where the files are."""
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in _lines(summary):
+        table.add_row(name, value)
+    paths = RunPaths(root)
+    files = [paths.summary, paths.metrics, paths.picture, paths.logs, paths.model]
+    table.add_row("files", "   ".join(str(path) for path in files if path.exists()))
+    title = Text.assemble((summary.name, "bold"), " is ", (summary.phase, _COLOURS.get(summary.phase, "bold yellow")))
+    if summary.message:
+        title.append(f": {summary.message}")
+    return Group(Text(), title, Text(), table)
+
+
+def _lines(summary: Summary) -> list[tuple[str, str]]:
+    share = f" of {summary.expected_samples:,}" if summary.samples != summary.expected_samples else ""
+    lines = [("samples", f"{summary.samples:,}{share}")]
+    if summary.auc is not None and summary.logloss is not None:
+        where = "on held-out data" if summary.measured_on == "evaluation" else "on the latest training data"
+        lines.append(("AUC", f"{summary.auc:.4f}   log loss {summary.logloss:.4f}   {where}"))
+    lines.append(("speed", f"{summary.samples_per_second:,.0f} samples/s over {clock_time(summary.training_seconds)}"))
+    lines.append(("wall time", clock_time(summary.wall_seconds)))
+    if any(summary.stages.values()):
+        lines.append(("stages", "   ".join(f"{stage} {seconds:.1f}s" for stage, seconds in summary.stages.items())))
+    if summary.rows:
+        lines.append(("rows", f"{sum(summary.rows.values()):,} in {len(summary.rows)} tables"))
+    if summary.peak_memory_bytes:
+        peaks = (f"{name} {_mebibytes(count)}" for name, count in summary.peak_memory_bytes.items())
+        lines.append(("peak memory", "   ".join(peaks)))
+    troubles = [f"{count} {role} restarts" for role, count in summary.restarts.items() if count]
+    if summary.recoveries:
+        troubles.append(f"{summary.recoveries} recoveries from a checkpoint")
+    if summary.bad_records:
+        troubles.append(f"{summary.bad_records:,} malformed records")
+    lines.append(("troubles", ", ".join(troubles) or "none"))
+    lines.append(("checkpoint", summary.checkpoint or "none"))
+    return lines
+
+
+def _mebibytes(count: int) -> str:
+    return f"{count / 2**20:,.0f} MiB"
