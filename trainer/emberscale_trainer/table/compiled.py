@@ -1,9 +1,10 @@
 """How the table kernels are compiled: one place for the options, and a cache that sees every source.
 
 An *entry* is called from Python, with integers only (numbers and addresses), so that a call costs well under a
-microsecond and no second signature ever exists. A *part* is called from entries and other parts and is inlined into
-them. Numba's on-disk cache notices changes only of the file that an entry stands in; here the stamp covers all files of
-the package, so that a changed part is never served from a stale cache.
+microsecond and no second signature ever exists. A *part* is inlined into the entries and parts that call it; a
+*routine* is called by them, which keeps what is seldom needed out of the hot loops. Numba's on-disk cache notices
+changes only of the file that an entry stands in; here the stamp covers all files of the package, so that a changed
+part is never served from a stale cache.
 """
 
 import hashlib
@@ -24,7 +25,12 @@ _ENTRIES: list[tuple[Any, Any]] = []
 
 
 def part(function: F) -> F:
-    """Compiles a function that only kernels call."""
+    """Compiles a function that is inlined wherever a kernel calls it."""
+    return cast(F, njit(forceinline=True, **_OPTIONS)(function))
+
+
+def routine(function: F) -> F:
+    """Compiles a function that kernels call."""
     return cast(F, njit(**_OPTIONS)(function))
 
 

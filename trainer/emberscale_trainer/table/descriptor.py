@@ -13,7 +13,7 @@ TABLE = np.dtype(
         ("segment_count", "<i8"),
         ("segment_rows", "<i8"),  # rows of one segment
         ("slot_bits", "<i8"),  # a slot is `segment << slot_bits | row`
-        ("flags", "<i8"),  # offset in a segment of its uint8[segment_rows]
+        ("bitmaps", "<i8"),  # offset in a segment of its bitmaps, see `rows`
         ("used", "<i8"),  # rows of the last segment that have been given out at some time
         ("free", "<i8"),  # address of uint32[]: slots that were given back
         ("free_count", "<i8"),
@@ -43,7 +43,7 @@ SEGMENTS = _offset("segments")
 SEGMENT_COUNT = _offset("segment_count")
 SEGMENT_ROWS = _offset("segment_rows")
 SLOT_BITS = _offset("slot_bits")
-FLAGS = _offset("flags")
+BITMAPS = _offset("bitmaps")
 USED = _offset("used")
 FREE = _offset("free")
 FREE_COUNT = _offset("free_count")

@@ -8,7 +8,9 @@ The directory holds one number a bucket: the address of its entries, a multiple 
 their count; 0 where the bucket has none yet.
 """
 
-from emberscale_trainer.table.compiled import part
+from typing import NamedTuple
+
+from emberscale_trainer.table.compiled import part, routine
 from emberscale_trainer.table.descriptor import BUCKET_ROWS, DIRECTORY, SEGMENTS, SLOT_BITS, STRIDE
 from emberscale_trainer.table.hashing import BUCKET_MASK
 from emberscale_trainer.table.memory import (
@@ -34,17 +36,32 @@ _SLOT_MASK = 0xFFFFFFFF
 _BITS_MASK = CACHE_LINE - 1
 
 
+class Geometry(NamedTuple):
+    """Where the rows of a table are, loaded from its descriptor once for many rows."""
+
+    segments: int
+    slot_bits: int
+    row_mask: int
+    stride: int
+
+
 @part
-def row_address(table: int, slot: int) -> int:
-    """Where the row of a slot begins."""
+def geometry_of(table: int) -> Geometry:
+    """Reads the geometry of a table. It holds until a segment is added."""
     bits = load_int64(table + SLOT_BITS)
-    segment = load_int64(load_int64(table + SEGMENTS) + 8 * (slot >> bits))
-    return segment + (slot & ((1 << bits) - 1)) * load_int64(table + STRIDE)
+    return Geometry(load_int64(table + SEGMENTS), bits, (1 << bits) - 1, load_int64(table + STRIDE))
 
 
 @part
-def _directory_entry(table: int, key_hash: int) -> int:
-    return load_int64(table + DIRECTORY) + 8 * (key_hash & BUCKET_MASK)
+def segment_of(geometry: Geometry, slot: int) -> int:
+    """Where the segment of a slot begins."""
+    return load_int64(geometry.segments + 8 * (slot >> geometry.slot_bits))
+
+
+@part
+def row_address(geometry: Geometry, slot: int) -> int:
+    """Where the row of a slot begins."""
+    return segment_of(geometry, slot) + (slot & geometry.row_mask) * geometry.stride
 
 
 @part
@@ -80,12 +97,13 @@ def probable_slot(directory: int, key_hash: int) -> int:
         position = (position + 1) & mask
 
 
-@part
+@routine
 def find(table: int, key: int, key_hash: int) -> int:
     """The slot of a key, or NOT_FOUND."""
-    entries = load_int64(_directory_entry(table, key_hash))
+    entries = load_int64(load_int64(table + DIRECTORY) + 8 * (key_hash & BUCKET_MASK))
     if entries == 0:
         return NOT_FOUND
+    geometry = geometry_of(table)
     first = entries & ~_BITS_MASK
     mask = (1 << (entries & _BITS_MASK)) - 1
     fingerprint = shift_right(key_hash, 32)
@@ -96,7 +114,7 @@ def find(table: int, key: int, key_hash: int) -> int:
             return NOT_FOUND
         if shift_right(entry, 32) == fingerprint:
             slot = (entry & _SLOT_MASK) - 1
-            if load_int64(row_address(table, slot)) == key:
+            if load_int64(row_address(geometry, slot)) == key:
                 return slot
         position = (position + 1) & mask
 
@@ -108,10 +126,10 @@ def _put(first: int, mask: int, position: int, entry: int) -> None:
     store_int64(first + ENTRY_BYTES * position, entry)
 
 
-@part
+@routine
 def make_room(table: int, key_hash: int) -> bool:
     """Sees that the bucket of a hash can take one more entry at a load of 3/4 at most. False: there is no memory."""
-    at = _directory_entry(table, key_hash)
+    at = load_int64(table + DIRECTORY) + 8 * (key_hash & BUCKET_MASK)
     entries = load_int64(at)
     old_bits = entries & _BITS_MASK
     rows = load_uint32(load_int64(table + BUCKET_ROWS) + 4 * (key_hash & BUCKET_MASK))
@@ -135,11 +153,11 @@ def make_room(table: int, key_hash: int) -> bool:
     return True
 
 
-@part
+@routine
 def insert(table: int, key_hash: int, slot: int) -> None:
     """Adds the slot of a key that is not there, after `make_room`."""
     bucket = key_hash & BUCKET_MASK
-    entries = load_int64(_directory_entry(table, key_hash))
+    entries = load_int64(load_int64(table + DIRECTORY) + 8 * bucket)
     mask = (1 << (entries & _BITS_MASK)) - 1
     entry = (shift_right(key_hash, 32) << 32) | (slot + 1)
     _put(entries & ~_BITS_MASK, mask, _home(entries, key_hash), entry)
@@ -147,7 +165,7 @@ def insert(table: int, key_hash: int, slot: int) -> None:
     store_uint32(rows, load_uint32(rows) + 1)
 
 
-@part
+@routine
 def slots_of_bucket(table: int, bucket: int, target: int) -> int:
     """Writes the slots of a bucket as int64 to an address that has room for all; returns their number."""
     entries = load_int64(load_int64(table + DIRECTORY) + 8 * bucket)
@@ -163,7 +181,7 @@ def slots_of_bucket(table: int, bucket: int, target: int) -> int:
     return found
 
 
-@part
+@routine
 def drop_bucket(table: int, bucket: int) -> None:
     """Forgets all entries of a bucket and gives their memory back."""
     at = load_int64(table + DIRECTORY) + 8 * bucket

@@ -10,7 +10,7 @@ import math
 from emberscale_api.job import TableSpec
 from emberscale_api.job.model import InitializerType
 from emberscale_api.routing import mix64 as reference_mix64
-from emberscale_trainer.table.compiled import part
+from emberscale_trainer.table.compiled import routine
 from emberscale_trainer.table.hashing import as_signed, mix64
 from emberscale_trainer.table.layout import FLOAT_BYTES
 from emberscale_trainer.table.memory import float32, shift_right, store_float32, zero
@@ -32,7 +32,7 @@ def table_seed(spec: TableSpec) -> int:
     return as_signed(reference_mix64(reference_mix64(spec.seed * GAMMA) + spec.number * GAMMA))
 
 
-@part
+@routine
 def initial_weights(target: int, dimension: int, initializer: int, scale: float, seed: int, key_hash: int) -> None:
     """Writes `dimension` float32 to an address: uniform in [-scale, scale], normal(0, scale), or zeros."""
     if initializer == ZEROS:

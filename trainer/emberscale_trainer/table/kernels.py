@@ -8,13 +8,14 @@ A kernel that needs a segment for a new row returns how many keys it has finishe
 as `start` once TableStore has added one.
 """
 
-from emberscale_trainer.table.compiled import entry, part
+from emberscale_trainer.table.compiled import entry, part, routine
 from emberscale_trainer.table.descriptor import DIMENSION, DIRECTORY, INITIALIZER, SCALE, SEED, STRIDE, TABLE_BYTES
 from emberscale_trainer.table.hashing import mix64
 from emberscale_trainer.table.index import (
     NOT_FOUND,
     drop_bucket,
     find,
+    geometry_of,
     insert,
     make_room,
     prefetch_entry,
@@ -27,13 +28,16 @@ from emberscale_trainer.table.layout import FLOAT_BYTES, KEY_BYTES
 from emberscale_trainer.table.memory import (
     CACHE_LINE,
     copy,
+    load_float32,
     load_float64,
     load_int64,
     load_uint32,
     prefetch,
+    store_float32,
     store_int64,
 )
-from emberscale_trainer.table.rows import NO_SLOT, make_row, put_row, retire_row, step_row, take_slot
+from emberscale_trainer.table.rows import NO_SLOT, make_row, put_row, retire_row, step_rows, take_slot
+from emberscale_trainer.table.vector import VECTOR_BYTES, WHOLE, load8, store8
 
 BLOCK = 64
 """Keys whose cache misses overlap."""
@@ -52,27 +56,61 @@ _SLOTS = 8 * BLOCK
 _ROWS = 16 * BLOCK
 
 
-@part
+@routine
 def _seek(table: int, keys: int, count: int, row_bytes: int, scratch: int) -> None:
     """Writes the hashes, probable slots and their rows' addresses (0: no slot) of up to BLOCK keys to the scratch."""
     directory = load_int64(table + DIRECTORY)
-    for number in range(0, 8 * count, 8):
-        key_hash = mix64(load_int64(keys + number))
-        store_int64(scratch + _HASHES + number, key_hash)
+    geometry = geometry_of(table)
+    for at in range(0, 8 * count, 8):
+        key_hash = mix64(load_int64(keys + at))
+        store_int64(scratch + _HASHES + at, key_hash)
         prefetch_entry(directory, key_hash)
-    for number in range(0, 8 * count, 8):
-        slot = probable_slot(directory, load_int64(scratch + _HASHES + number))
+    for at in range(0, 8 * count, 8):
+        slot = probable_slot(directory, load_int64(scratch + _HASHES + at))
         row = 0
         if slot != NOT_FOUND:
-            row = row_address(table, slot)
-            for at in range(0, row_bytes, CACHE_LINE):
-                prefetch(row + at)
+            row = row_address(geometry, slot)
+            for offset in range(0, row_bytes, CACHE_LINE):
+                prefetch(row + offset)
             prefetch(row + row_bytes - 1)
-        store_int64(scratch + _SLOTS + number, slot)
-        store_int64(scratch + _ROWS + number, row)
+        store_int64(scratch + _SLOTS + at, slot)
+        store_int64(scratch + _ROWS + at, row)
+
+
+@routine
+def _settle(table: int, keys: int, count: int, make: int, scratch: int) -> int:
+    """Corrects what `_seek` guessed: every key gets its slot and row, missing rows being made if `make`, or else 0.
+
+    Returns `count`, or what `_add` returns when it cannot add; rows made until then stay.
+    """
+    geometry = geometry_of(table)
+    for at in range(0, 8 * count, 8):
+        key = load_int64(keys + at)
+        row = load_int64(scratch + _ROWS + at)
+        if row != 0 and load_int64(row) == key:
+            continue
+        key_hash = load_int64(scratch + _HASHES + at)
+        slot = find(table, key, key_hash)  # another key had the fingerprint, or this block has just made the row
+        if slot == NOT_FOUND and make:
+            slot = _add(table, key_hash)
+            if slot < 0:
+                return slot
+            make_row(table, slot, key, key_hash)
+        store_int64(scratch + _SLOTS + at, slot)
+        store_int64(scratch + _ROWS + at, 0 if slot == NOT_FOUND else row_address(geometry, slot))
+    return count
 
 
 @part
+def _copy_weights(target: int, weights: int, dimension: int) -> None:
+    whole = FLOAT_BYTES * (dimension & WHOLE)
+    for at in range(0, whole, VECTOR_BYTES):
+        store8(target + at, load8(weights + at))
+    for at in range(whole, FLOAT_BYTES * dimension, FLOAT_BYTES):
+        store_float32(target + at, load_float32(weights + at))
+
+
+@routine
 def _add(table: int, key_hash: int) -> int:
     """Gives a key that is not there a slot, without a row yet. NO_SLOT or _NO_MEMORY_SLOT if that cannot be."""
     if not make_room(table, key_hash):
@@ -83,17 +121,7 @@ def _add(table: int, key_hash: int) -> int:
     return slot
 
 
-@part
-def _find_or_make(table: int, key: int, key_hash: int) -> int:
-    slot = find(table, key, key_hash)
-    if slot == NOT_FOUND:
-        slot = _add(table, key_hash)
-        if slot >= 0:
-            make_row(table, slot, key, key_hash)
-    return slot
-
-
-@part
+@routine
 def _fits(tables: int, table_count: int, counts: int, key_count: int, value_count: int) -> bool:
     keys, values = 0, 0
     for number in range(table_count):
@@ -103,7 +131,7 @@ def _fits(tables: int, table_count: int, counts: int, key_count: int, value_coun
     return keys == key_count and values == value_count
 
 
-@part
+@routine
 def _write_initial_weights(table: int, key_hash: int, target: int) -> None:
     initial_weights(
         target,
@@ -137,30 +165,23 @@ def pull(
     first = 0
     for number in range(table_count):
         table = tables + TABLE_BYTES * number
-        size = FLOAT_BYTES * load_int64(table + DIMENSION)
+        dimension = load_int64(table + DIMENSION)
+        size = FLOAT_BYTES * dimension
         end = first + load_uint32(counts + 4 * number)
         skipped = min(max(start, first), end)
         values += (skipped - first) * size
         for block in range(skipped, end, BLOCK):
             count = min(BLOCK, end - block)
             _seek(table, keys + 8 * block, count, KEY_BYTES + size, scratch)
-            for at in range(count):
-                key = load_int64(keys + 8 * (block + at))
-                row = load_int64(scratch + _ROWS + 8 * at)
-                if row == 0 or load_int64(row) != key:
-                    key_hash = load_int64(scratch + _HASHES + 8 * at)
-                    slot = _find_or_make(table, key, key_hash) if make else find(table, key, key_hash)
-                    row = 0
-                    if slot >= 0:
-                        row = row_address(table, slot)
-                    elif not make:
-                        _write_initial_weights(table, key_hash, values)
-                    elif slot == NO_SLOT:
-                        return block + at
-                    else:
-                        return NO_MEMORY
+            settled = _settle(table, keys + 8 * block, count, make, scratch)
+            if settled < 0:
+                return block if settled == NO_SLOT else NO_MEMORY
+            for at in range(0, 8 * count, 8):
+                row = load_int64(scratch + _ROWS + at)
                 if row != 0:
-                    copy(values, row + KEY_BYTES, size)
+                    _copy_weights(values, row + KEY_BYTES, dimension)
+                else:
+                    _write_initial_weights(table, load_int64(scratch + _HASHES + at), values)
                 values += size
         first = end
     return first
@@ -191,19 +212,11 @@ def push(
         for block in range(skipped, end, BLOCK):
             count = min(BLOCK, end - block)
             _seek(table, keys + 8 * block, count, load_int64(table + STRIDE), scratch)
-            for at in range(count):
-                key = load_int64(keys + 8 * (block + at))
-                slot = load_int64(scratch + _SLOTS + 8 * at)
-                row = load_int64(scratch + _ROWS + 8 * at)
-                if row == 0 or load_int64(row) != key:
-                    slot = _find_or_make(table, key, load_int64(scratch + _HASHES + 8 * at))
-                    if slot == NO_SLOT:
-                        return block + at
-                    if slot < 0:
-                        return NO_MEMORY
-                    row = row_address(table, slot)
-                step_row(table, slot, row, gradients)
-                gradients += size
+            settled = _settle(table, keys + 8 * block, count, 1, scratch)
+            if settled < 0:
+                return block if settled == NO_SLOT else NO_MEMORY
+            step_rows(table, scratch + _SLOTS, scratch + _ROWS, count, gradients)
+            gradients += count * size
         first = end
     return first
 
@@ -230,10 +243,11 @@ def load(table: int, records: int, count: int, start: int) -> int:
 @entry
 def read_bucket(table: int, bucket: int, slots: int, records: int) -> int:
     """Copies the rows of a bucket to `records`; `slots` and `records` have room for all. Returns their number."""
-    stride = load_int64(table + STRIDE)
+    geometry = geometry_of(table)
+    stride = geometry.stride
     count = slots_of_bucket(table, bucket, slots)
     for number in range(count):
-        copy(records + stride * number, row_address(table, load_int64(slots + 8 * number)), stride)
+        copy(records + stride * number, row_address(geometry, load_int64(slots + 8 * number)), stride)
     return count
 
 

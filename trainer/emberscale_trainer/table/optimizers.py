@@ -16,12 +16,12 @@ from collections.abc import Callable
 from typing import Any
 
 from emberscale_api.job import OptimizerSpec, OptimizerType
-from emberscale_trainer.table.compiled import part
+from emberscale_trainer.table.compiled import part, routine
 from emberscale_trainer.table.layout import FLOAT_BYTES
 from emberscale_trainer.table.memory import float32, load_float32, load_float64, store_float32
 from emberscale_trainer.table.vector import (
-    LANES,
     VECTOR_BYTES,
+    WHOLE,
     greatest,
     least,
     load8,
@@ -41,8 +41,6 @@ CODES = {
     OptimizerType.ADAM: ADAM,
     OptimizerType.FTRL: FTRL,
 }
-
-_WHOLE = ~(LANES - 1)
 
 
 def parameters_of(spec: OptimizerSpec) -> tuple[float, ...]:
@@ -110,7 +108,7 @@ def ftrl(
 
 @part
 def _scale_into(weights: int, gradient: int, dimension: int, rate: float) -> None:
-    whole = FLOAT_BYTES * (dimension & _WHOLE)
+    whole = FLOAT_BYTES * (dimension & WHOLE)
     for at in range(0, whole, VECTOR_BYTES):
         store8(weights + at, sgd(load8(weights + at), load8(gradient + at), rate))
     for at in range(whole, FLOAT_BYTES * dimension, FLOAT_BYTES):
@@ -123,7 +121,7 @@ def _over_one_state(rule: Callable[..., tuple[float, float]]) -> Callable[[int, 
     @part
     def apply(weights: int, gradient: int, dimension: int, parameters: Any) -> None:
         state = weights + FLOAT_BYTES * dimension
-        whole = FLOAT_BYTES * (dimension & _WHOLE)
+        whole = FLOAT_BYTES * (dimension & WHOLE)
         for at in range(0, whole, VECTOR_BYTES):
             weight8, state8 = rule(load8(weights + at), load8(state + at), load8(gradient + at), parameters)
             store8(weights + at, weight8)
@@ -145,7 +143,7 @@ def _over_two_states(rule: Callable[..., tuple[float, float, float]]) -> Callabl
     def apply(weights: int, gradient: int, dimension: int, parameters: Any) -> None:
         first = weights + FLOAT_BYTES * dimension
         second = first + FLOAT_BYTES * dimension
-        whole = FLOAT_BYTES * (dimension & _WHOLE)
+        whole = FLOAT_BYTES * (dimension & WHOLE)
         for at in range(0, whole, VECTOR_BYTES):
             weight8, first8, second8 = rule(
                 load8(weights + at), load8(first + at), load8(second + at), load8(gradient + at), parameters
@@ -168,15 +166,15 @@ def _over_two_states(rule: Callable[..., tuple[float, float, float]]) -> Callabl
     return apply
 
 
-_apply_momentum = _over_one_state(momentum)
-_apply_adagrad = _over_one_state(adagrad)
+apply_momentum = _over_one_state(momentum)
+apply_adagrad = _over_one_state(adagrad)
 _apply_adam = _over_two_states(adam)
-_apply_ftrl = _over_two_states(ftrl)
+apply_ftrl = _over_two_states(ftrl)
 
 
 @part
 def _mean_square(gradient: int, dimension: int) -> float:
-    whole = FLOAT_BYTES * (dimension & _WHOLE)
+    whole = FLOAT_BYTES * (dimension & WHOLE)
     lanes = splat8(float32(0))
     for at in range(0, whole, VECTOR_BYTES):
         values = load8(gradient + at)
@@ -189,46 +187,63 @@ def _mean_square(gradient: int, dimension: int) -> float:
 
 
 @part
-def _row_wise_adagrad(weights: int, gradient: int, dimension: int, parameters: int) -> None:
-    squares_at = weights + FLOAT_BYTES * dimension
-    squares = load_float32(squares_at) + _mean_square(gradient, dimension)
-    store_float32(squares_at, squares)
-    rate = _parameter(parameters, 0) / (root(squares) + _parameter(parameters, 1))
+def apply_sgd(weights: int, gradient: int, dimension: int, rate: float) -> None:
+    """Steps one row by SGD."""
     _scale_into(weights, gradient, dimension, rate)
 
 
 @part
-def _adam(weights: int, gradient: int, dimension: int, parameters: int) -> None:
+def apply_row_wise_adagrad(weights: int, gradient: int, dimension: int, parameters: tuple[float, float]) -> None:
+    """Steps one row: s = s + mean(g^2); w - rate*g / (sqrt(s) + epsilon)."""
+    rate, epsilon = parameters
+    squares_at = weights + FLOAT_BYTES * dimension
+    squares = load_float32(squares_at) + _mean_square(gradient, dimension)
+    store_float32(squares_at, squares)
+    _scale_into(weights, gradient, dimension, rate / (root(squares) + epsilon))
+
+
+@part
+def apply_adam(weights: int, gradient: int, dimension: int, parameters: tuple[float, float, float, float]) -> None:
+    """Steps one row by Adam, counting its steps in the last float of the state."""
+    rate, epsilon, beta_1, beta_2 = parameters
     steps_at = weights + 3 * FLOAT_BYTES * dimension
     steps = load_float32(steps_at) + float32(1)
     store_float32(steps_at, steps)
-    beta_1, beta_2 = load_float64(parameters + 16), load_float64(parameters + 24)
-    rate = load_float64(parameters) * math.sqrt(1.0 - beta_2**steps) / (1.0 - beta_1**steps)
-    step = (float32(rate), _parameter(parameters, 1), float32(1.0 - beta_1), float32(1.0 - beta_2))
+    corrected = rate * math.sqrt(1.0 - beta_2**steps) / (1.0 - beta_1**steps)
+    step = (float32(corrected), float32(epsilon), float32(1.0 - beta_1), float32(1.0 - beta_2))
     _apply_adam(weights, gradient, dimension, step)
 
 
 @part
-def step(optimizer: int, weights: int, gradient: int, dimension: int, parameters: int) -> None:
-    """Applies one gradient to the weights at an address and to the state behind them."""
-    if optimizer == ROW_WISE_ADAGRAD:
-        _row_wise_adagrad(weights, gradient, dimension, parameters)
-    elif optimizer == ADAGRAD:
-        pair = (_parameter(parameters, 0), _parameter(parameters, 1))
-        _apply_adagrad(weights, gradient, dimension, pair)
-    elif optimizer == ADAM:
-        _adam(weights, gradient, dimension, parameters)
-    elif optimizer == FTRL:
-        triple = (_parameter(parameters, 0), _parameter(parameters, 1), _parameter(parameters, 2))
-        _apply_ftrl(weights, gradient, dimension, triple)
-    elif optimizer == MOMENTUM:
-        pair = (_parameter(parameters, 0), _parameter(parameters, 1))
-        _apply_momentum(weights, gradient, dimension, pair)
-    else:
-        _scale_into(weights, gradient, dimension, _parameter(parameters, 0))
+def rate_of(parameters: int) -> float:
+    """Reads what SGD needs."""
+    return _parameter(parameters, 0)
 
 
 @part
+def two_parameters(parameters: int) -> tuple[float, float]:
+    """Reads what Momentum, Adagrad and RowWiseAdagrad need."""
+    return _parameter(parameters, 0), _parameter(parameters, 1)
+
+
+@part
+def three_parameters(parameters: int) -> tuple[float, float, float]:
+    """Reads what FTRL needs."""
+    return _parameter(parameters, 0), _parameter(parameters, 1), _parameter(parameters, 2)
+
+
+@part
+def adam_parameters(parameters: int) -> tuple[float, float, float, float]:
+    """Reads what Adam needs, in float64: powers of the betas are taken of it."""
+    return (
+        load_float64(parameters),
+        load_float64(parameters + 8),
+        load_float64(parameters + 16),
+        load_float64(parameters + 24),
+    )
+
+
+@routine
 def initial_state(optimizer: int, weights: int, dimension: int, parameters: int) -> None:
     """Writes the state of a fresh row behind its weights; the row's other bytes are zero already."""
     state = weights + FLOAT_BYTES * dimension

@@ -1,20 +1,23 @@
 """The one place where the bytes of a row change.
 
-Nothing else writes to a segment. A row is made (`make_row`), stepped by a gradient (`step_row`), replaced by a record
+Nothing else writes to a segment. A row is made (`make_row`), stepped by a gradient (`step_rows`), replaced by a record
 that was saved or sent (`put_row`) or given back (`retire_row`); a slot that holds no row is all zero. Each of the four
-sees the row's old bytes before it writes and the new ones after, and marks the change in the row's flags. What must
-know of every change belongs here: the parity delta `old ^ new` is to be taken around the write.
+sees the row's old bytes before it writes and the new ones after, and marks the change. What must know of every change
+belongs here: the parity delta `old ^ new` is to be taken around the write.
 
-The flags are one byte a slot, outside of the row. Bit 7 says that the slot holds a row; each other bit belongs to a
-tracker, who clears it when it has seen the row. A change sets them all in one store, so trackers cost nothing.
+A segment ends with bitmaps, one bit a slot. The first says which slots hold a row. The others belong to trackers: a
+change sets the row's bit in each, and the tracker clears it when it has seen the row.
 """
 
+from collections.abc import Callable
 from enum import IntEnum
+from typing import Any, NamedTuple
 
-from emberscale_trainer.table.compiled import part
+from emberscale_trainer.table import optimizers
+from emberscale_trainer.table.compiled import part, routine
 from emberscale_trainer.table.descriptor import (
+    BITMAPS,
     DIMENSION,
-    FLAGS,
     FREE,
     FREE_COUNT,
     INITIALIZER,
@@ -25,45 +28,75 @@ from emberscale_trainer.table.descriptor import (
     SEED,
     SEGMENT_COUNT,
     SEGMENT_ROWS,
-    SEGMENTS,
     SLOT_BITS,
-    STRIDE,
     USED,
 )
-from emberscale_trainer.table.index import row_address
+from emberscale_trainer.table.index import Geometry, geometry_of, row_address, segment_of
 from emberscale_trainer.table.initializers import initial_weights
-from emberscale_trainer.table.layout import KEY_BYTES
+from emberscale_trainer.table.layout import FLOAT_BYTES, KEY_BYTES
 from emberscale_trainer.table.memory import (
     copy,
     load_float64,
     load_int64,
+    load_uint8,
     load_uint32,
     store_int64,
     store_uint8,
     store_uint32,
     zero,
 )
-from emberscale_trainer.table.optimizers import initial_state, step
-
-LIVE = 0x80
-_CHANGED = 0xFF
-NO_SLOT = -1
 
 
 class Tracker(IntEnum):
-    """Who follows the changes of rows; the value is the tracker's bit in the flags. There is room for seven."""
+    """Who follows the changes of rows. Another one is another member here, and a bit a row."""
 
-    CHECKPOINT = 0x01
+    CHECKPOINT = 0
+
+
+LIVE_BITMAP = 0
+BITMAPS_PER_SEGMENT = 1 + len(Tracker)
+NO_SLOT = -1
+
+_FIRST_TRACKER_BITMAP = 1
+
+
+def bitmap_of(tracker: Tracker) -> int:
+    """The number of a tracker's bitmap."""
+    return _FIRST_TRACKER_BITMAP + tracker
+
+
+def bitmap_bytes(segment_rows: int) -> int:
+    """Bytes of one bitmap of a segment; the number of rows is a multiple of 8."""
+    return segment_rows // 8
+
+
+class _Marks(NamedTuple):
+    """What it takes to find the bits of a slot."""
+
+    geometry: Geometry
+    bitmaps: int
+    bitmap_bytes: int
 
 
 @part
-def _mark(table: int, slot: int, flags: int) -> None:
-    bits = load_int64(table + SLOT_BITS)
-    segment = load_int64(load_int64(table + SEGMENTS) + 8 * (slot >> bits))
-    store_uint8(segment + load_int64(table + FLAGS) + (slot & ((1 << bits) - 1)), flags)
+def _marks_of(table: int) -> _Marks:
+    return _Marks(geometry_of(table), load_int64(table + BITMAPS), load_int64(table + SEGMENT_ROWS) >> 3)
 
 
 @part
+def _set_bit(marks: _Marks, bitmap: int, slot: int) -> None:
+    row = slot & marks.geometry.row_mask
+    at = segment_of(marks.geometry, slot) + marks.bitmaps + bitmap * marks.bitmap_bytes + (row >> 3)
+    store_uint8(at, load_uint8(at) | (1 << (row & 7)))
+
+
+@part
+def _mark_changed(marks: _Marks, slot: int) -> None:
+    for bitmap in range(_FIRST_TRACKER_BITMAP, BITMAPS_PER_SEGMENT):
+        _set_bit(marks, bitmap, slot)
+
+
+@routine
 def take_slot(table: int) -> int:
     """A slot that holds no row: one given back, or the next of the last segment. NO_SLOT when all are in use."""
     free = load_int64(table + FREE_COUNT)
@@ -78,10 +111,11 @@ def take_slot(table: int) -> int:
     return ((segments - 1) << load_int64(table + SLOT_BITS)) | used
 
 
-@part
+@routine
 def make_row(table: int, slot: int, key: int, key_hash: int) -> None:
     """Writes a row with its initial weights and state into a slot that held none."""
-    row = row_address(table, slot)
+    marks = _marks_of(table)
+    row = row_address(marks.geometry, slot)
     dimension = load_int64(table + DIMENSION)
     store_int64(row, key)
     initial_weights(
@@ -92,37 +126,80 @@ def make_row(table: int, slot: int, key: int, key_hash: int) -> None:
         load_int64(table + SEED),
         key_hash,
     )
-    initial_state(load_int64(table + OPTIMIZER), row + KEY_BYTES, dimension, table + PARAMETERS_AT)
-    _mark(table, slot, _CHANGED)
+    optimizers.initial_state(load_int64(table + OPTIMIZER), row + KEY_BYTES, dimension, table + PARAMETERS_AT)
+    _set_bit(marks, LIVE_BITMAP, slot)
+    _mark_changed(marks, slot)
 
 
-@part
-def step_row(table: int, slot: int, row: int, gradient: int) -> None:
-    """Applies a gradient to a row and counts it."""
-    step(
-        load_int64(table + OPTIMIZER),
-        row + KEY_BYTES,
-        gradient,
-        load_int64(table + DIMENSION),
-        table + PARAMETERS_AT,
-    )
-    pushes = row + load_int64(table + PUSHES)
-    store_uint32(pushes, load_uint32(pushes) + 1)
-    _mark(table, slot, _CHANGED)
-
-
-@part
+@routine
 def put_row(table: int, slot: int, record: int) -> None:
     """Replaces a row, or fills a slot that held none, by a record."""
-    copy(row_address(table, slot), record, load_int64(table + STRIDE))
-    _mark(table, slot, _CHANGED)
+    marks = _marks_of(table)
+    copy(row_address(marks.geometry, slot), record, marks.geometry.stride)
+    _set_bit(marks, LIVE_BITMAP, slot)
+    _mark_changed(marks, slot)
 
 
-@part
+@routine
 def retire_row(table: int, slot: int) -> None:
     """Zeroes a row and gives its slot back; the list of free slots has room for it."""
-    zero(row_address(table, slot), load_int64(table + STRIDE))
-    _mark(table, slot, 0)
+    marks = _marks_of(table)
+    zero(row_address(marks.geometry, slot), marks.geometry.stride)
+    row = slot & marks.geometry.row_mask
+    for bitmap in range(BITMAPS_PER_SEGMENT):
+        at = segment_of(marks.geometry, slot) + marks.bitmaps + bitmap * marks.bitmap_bytes + (row >> 3)
+        store_uint8(at, load_uint8(at) & ~(1 << (row & 7)))
     free = load_int64(table + FREE_COUNT)
     store_uint32(load_int64(table + FREE) + 4 * free, slot)
     store_int64(table + FREE_COUNT, free + 1)
+
+
+def _stepper(
+    load_parameters: Callable[[int], Any], apply: Callable[..., None]
+) -> Callable[[int, int, int, int, int], None]:
+    """The loop of `step_rows` for one rule, so that nothing is decided row by row."""
+
+    @routine
+    def step_with_rule(table: int, slots: int, rows: int, count: int, gradients: int) -> None:
+        parameters = load_parameters(table + PARAMETERS_AT)
+        dimension = load_int64(table + DIMENSION)
+        pushes_offset = load_int64(table + PUSHES)
+        marks = _marks_of(table)
+        for at in range(0, 8 * count, 8):
+            row = load_int64(rows + at)
+            apply(row + KEY_BYTES, gradients, dimension, parameters)
+            pushes = row + pushes_offset
+            store_uint32(pushes, load_uint32(pushes) + 1)
+            _mark_changed(marks, load_int64(slots + at))
+            gradients += FLOAT_BYTES * dimension
+
+    return step_with_rule
+
+
+_step_sgd = _stepper(optimizers.rate_of, optimizers.apply_sgd)
+_step_momentum = _stepper(optimizers.two_parameters, optimizers.apply_momentum)
+_step_adagrad = _stepper(optimizers.two_parameters, optimizers.apply_adagrad)
+_step_row_wise_adagrad = _stepper(optimizers.two_parameters, optimizers.apply_row_wise_adagrad)
+_step_adam = _stepper(optimizers.adam_parameters, optimizers.apply_adam)
+_step_ftrl = _stepper(optimizers.three_parameters, optimizers.apply_ftrl)
+
+
+@routine
+def step_rows(table: int, slots: int, rows: int, count: int, gradients: int) -> None:
+    """Applies `count` gradients to rows, one after another, and counts them.
+
+    `slots` and `rows` are the addresses of int64[count]: slots, and where their rows begin.
+    """
+    optimizer = load_int64(table + OPTIMIZER)
+    if optimizer == optimizers.ROW_WISE_ADAGRAD:
+        _step_row_wise_adagrad(table, slots, rows, count, gradients)
+    elif optimizer == optimizers.ADAGRAD:
+        _step_adagrad(table, slots, rows, count, gradients)
+    elif optimizer == optimizers.ADAM:
+        _step_adam(table, slots, rows, count, gradients)
+    elif optimizer == optimizers.FTRL:
+        _step_ftrl(table, slots, rows, count, gradients)
+    elif optimizer == optimizers.MOMENTUM:
+        _step_momentum(table, slots, rows, count, gradients)
+    else:
+        _step_sgd(table, slots, rows, count, gradients)

@@ -11,13 +11,13 @@ MAX_SLOTS = (1 << 32) - 1
 
 
 class Segment:
-    """Zeroed memory of one segment: `rows: u8[segment_rows, stride]`, then `flags: u8[segment_rows]`.
+    """Zeroed memory of one segment: `rows: uint8[rows, stride]`, then `bitmaps: uint8[bitmaps, rows / 8]`.
 
     Pages are committed when they are first touched; with `huge`, 2 MB at a time, which spares the processor most of its
     address translation where rows are spread over gigabytes.
     """
 
-    def __init__(self, segment_rows: int, stride: int, *, huge: bool) -> None:
+    def __init__(self, segment_rows: int, stride: int, bitmaps: int, *, huge: bool) -> None:
         try:
             memory = mmap.mmap(-1, SEGMENT_BYTES)
         except OSError as error:
@@ -26,11 +26,16 @@ class Segment:
             with contextlib.suppress(OSError):  # a kernel without huge pages
                 memory.madvise(mmap.MADV_HUGEPAGE)
         whole: NDArray[np.uint8] = np.frombuffer(memory, np.uint8)
+        end = segment_rows * stride
         self.address: int = whole.ctypes.data
-        self.rows = whole[: segment_rows * stride].reshape(segment_rows, stride)
-        self.flags = whole[segment_rows * stride : segment_rows * (stride + 1)]
+        self.rows = whole[:end].reshape(segment_rows, stride)
+        self.bitmaps = whole[end : end + bitmaps * segment_rows // 8].reshape(bitmaps, segment_rows // 8)
+
+    def chosen(self, bitmap: int, rows: int) -> NDArray[np.intp]:
+        """Which of the first `rows` rows have their bit set in a bitmap, in ascending order."""
+        return np.flatnonzero(np.unpackbits(self.bitmaps[bitmap], count=rows, bitorder="little"))
 
 
-def rows_per_segment(stride: int) -> int:
-    """Rows of `stride` bytes, with their flags, that fit into a segment."""
-    return SEGMENT_BYTES // (stride + 1)
+def rows_per_segment(stride: int, bitmaps: int) -> int:
+    """Rows of `stride` bytes, with their bits, that fit into a segment: a multiple of 8."""
+    return SEGMENT_BYTES // (8 * stride + bitmaps) * 8

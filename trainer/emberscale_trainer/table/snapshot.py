@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emberscale_trainer.table.layout import RowLayout
-from emberscale_trainer.table.rows import LIVE, Tracker
+from emberscale_trainer.table.rows import LIVE_BITMAP, Tracker, bitmap_of
 from emberscale_trainer.table.slab import Segment
 
 
@@ -37,9 +37,8 @@ class TableSnapshot:
             if changed_for is None and not holes:
                 part = segment.rows[:rows].copy()
             else:
-                wanted = LIVE | (changed_for or 0)
-                chosen = np.flatnonzero((segment.flags[:rows] & wanted) == wanted)
-                part = np.take(segment.rows[:rows], chosen, axis=0)
+                bitmap = LIVE_BITMAP if changed_for is None else bitmap_of(changed_for)
+                part = np.take(segment.rows[:rows], segment.chosen(bitmap, rows), axis=0)
             if len(part):
                 parts.append(part)
         return cls(name, layout, tuple(parts))

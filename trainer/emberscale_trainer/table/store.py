@@ -14,7 +14,7 @@ from emberscale_trainer.table.descriptor import TABLE
 from emberscale_trainer.table.index import ENTRY_BYTES
 from emberscale_trainer.table.layout import RowLayout
 from emberscale_trainer.table.memory import CACHE_LINE
-from emberscale_trainer.table.rows import Tracker
+from emberscale_trainer.table.rows import BITMAPS_PER_SEGMENT, Tracker, bitmap_of
 from emberscale_trainer.table.slab import MAX_SLOTS, Segment, rows_per_segment
 from emberscale_trainer.table.snapshot import TableSnapshot
 
@@ -53,13 +53,13 @@ class TableStore:
 
     def _describe(self, number: int, spec: TableSpec, layout: RowLayout) -> None:
         table = self._tables[number]
-        segment_rows = rows_per_segment(layout.stride)
+        segment_rows = rows_per_segment(layout.stride, BITMAPS_PER_SEGMENT)
         table["directory"] = _address(self._directories[number])
         table["bucket_rows"] = _address(self._bucket_rows[number])
         table["segments"] = _address(self._segment_addresses[number])
         table["segment_rows"] = segment_rows
         table["slot_bits"] = (segment_rows - 1).bit_length()
-        table["flags"] = segment_rows * layout.stride
+        table["bitmaps"] = segment_rows * layout.stride
         table["dimension"] = spec.dimension
         table["stride"] = layout.stride
         table["pushes"] = layout.pushes_offset
@@ -131,10 +131,10 @@ class TableStore:
 
     @property
     def allocated_bytes(self) -> int:
-        """Bytes of memory that rows, flags and indexes take: what was touched, not what was merely reserved."""
+        """Bytes of memory that rows, bitmaps and indexes take: what was touched, not what was merely reserved."""
         total = self._directories.nbytes + self._bucket_rows.nbytes
         for number, layout in enumerate(self.layouts):
-            total += self._slots(number) * (layout.stride + 1)
+            total += self._slots(number) * layout.stride + self._slots(number) * BITMAPS_PER_SEGMENT // 8
             total += self._free[number].nbytes + self._segment_addresses[number].nbytes
         used = self._directories[self._directories != 0]
         return total + int((np.int64(ENTRY_BYTES) << (used & (CACHE_LINE - 1))).sum())
@@ -160,7 +160,7 @@ class TableStore:
         """From now on `snapshot(tracker)` leaves out the rows that do not change again."""
         for segments in self._segments:
             for segment in segments:
-                np.bitwise_and(segment.flags, 0xFF ^ tracker, out=segment.flags)
+                segment.bitmaps[bitmap_of(tracker)] = 0
 
     def records_of_bucket(self, table: int, bucket: int) -> Records:
         """The rows of a bucket as `uint8[n, stride]`, in no particular order."""
@@ -238,7 +238,9 @@ class TableStore:
         if (len(segments) + 1) << int(descriptor["slot_bits"]) > MAX_SLOTS:
             raise MemoryError(f"table {self.specs[table].name} has as many rows as a table can have")
         # small tables stay small: huge pages begin with the second segment
-        segment = Segment(int(descriptor["segment_rows"]), self.layouts[table].stride, huge=bool(segments))
+        segment = Segment(
+            int(descriptor["segment_rows"]), self.layouts[table].stride, BITMAPS_PER_SEGMENT, huge=bool(segments)
+        )
         addresses = self._segment_addresses[table]
         if len(segments) == len(addresses):
             addresses = np.concatenate([addresses, np.zeros_like(addresses)])

@@ -22,6 +22,8 @@ from emberscale_trainer.table.compiled import instruction
 
 LANES = 8
 VECTOR_BYTES = 32
+WHOLE = ~(LANES - 1)
+"""`n & WHOLE` is the largest multiple of LANES up to n."""
 
 _VECTOR = ir.VectorType(ir.FloatType(), LANES)
 
