@@ -1,0 +1,200 @@
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from emberscale_api import environment
+from emberscale_api.environment import ProcessIdentity
+from emberscale_api.job import TrainingJob
+from emberscale_api.rpc import master_pb2 as pb
+from emberscale_jobmaster.server import MasterProcess
+from emberscale_jobmaster.store import JobStore
+from tests.jobmaster.fakes import (
+    TOKEN,
+    Caller,
+    FakePs,
+    FakeWorker,
+    RedisServer,
+    free_port,
+    heartbeats,
+    job,
+    wait_for,
+)
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
+    """A Redis that the test may kill."""
+    folder = tmp_path / "redis"
+    folder.mkdir()
+    server = RedisServer(folder)
+    server.start()
+    yield server
+    server.kill()
+
+
+class Cluster:
+    """One job: a master, in this process or its own, and fakes of everything else. Ends all it has started."""
+
+    def __init__(self, folder: Path, redis: RedisServer) -> None:
+        self.folder = folder
+        self.redis = redis
+        self.port = free_port()
+        self.address = f"127.0.0.1:{self.port}"
+        self.uid = uuid.uuid4().hex
+        self.job = job()
+        self.servers: list[FakePs] = []
+        self.deposed = threading.Event()
+        self.workers: list[FakeWorker] = []
+        self._stack = ExitStack()
+        self._beats: dict[int, ExitStack] = {}
+        self._master: MasterProcess | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    def configure(self, **sections: Any) -> TrainingJob:
+        """Sets the manifest; checkpoints go to a folder of the test unless it says otherwise."""
+        sections["checkpoint"] = {"uri": str(self.checkpoints), "interval": 1000, **sections.get("checkpoint", {})}
+        self.job = job(**sections)
+        return self.job
+
+    def start_master(self) -> None:
+        store = JobStore(self.redis.url, self.uid)
+        self._master = MasterProcess(self._identity(), self.job, store, on_deposed=self.deposed.set)
+        self._master.start()
+
+    def stop_master(self) -> None:
+        if self._master is not None:
+            self._master.stop()
+            self._master = None
+
+    def start_master_process(self) -> "subprocess.Popen[bytes]":
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "emberscale_jobmaster"],
+            env=self.environment(),
+            stderr=(self.folder / "master.log").open("ab"),
+        )
+        return self._process
+
+    def kill_master_process(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def environment(self) -> dict[str, str]:
+        token, manifest = self.folder / "token", self.folder / "job.json"
+        token.write_text(TOKEN)
+        manifest.write_text(self.job.to_json())
+        return {
+            environment.JOB_NAME: "fake",
+            environment.JOB_UID: self.uid,
+            environment.ROLE: "master",
+            environment.INCARNATION: uuid.uuid4().hex,
+            environment.MASTER_ADDRESS: self.address,
+            environment.TOKEN_FILE: str(token),
+            environment.REDIS_URL: self.redis.url,
+            environment.MANIFEST_FILE: str(manifest),
+        }
+
+    def caller(self, role: pb.Role.ValueType = pb.WORKER, index: int = 0, incarnation: str | None = None) -> Caller:
+        caller = Caller(self.address, role, index, incarnation)
+        self._stack.callback(caller.close)
+        return caller
+
+    def start_ps(self, index: int) -> FakePs:
+        """Starts and registers a parameter server, in the place of the one before, and keeps it alive."""
+        server = FakePs(index)
+        self._stack.callback(server.stop)
+        caller = self.caller(pb.PS, index, server.incarnation)
+        caller.register(data_address=f"tcp://127.0.0.1:{server.port}", control_address=server.address)
+        beats = self._beats[index] = ExitStack()
+        self._stack.callback(beats.close)
+        beats.enter_context(heartbeats(caller))
+        self.servers = sorted(
+            [*(other for other in self.servers if other.index != index), server], key=lambda ps: ps.index
+        )
+        return server
+
+    def start_servers(self) -> None:
+        for index in range(self.job.spec.ps.initial_replicas):
+            self.start_ps(index)
+
+    def kill_ps(self, index: int) -> pb.Member:
+        """Ends a parameter server without a word; returns who it was."""
+        self._beats.pop(index).close()
+        server = next(ps for ps in self.servers if ps.index == index)
+        server.stop()
+        return pb.Member(role=pb.PS, index=index, incarnation=server.incarnation)
+
+    def start_worker(self, index: int, records: int = 400, evaluation: int = 0, pace: float = 0.0) -> FakeWorker:
+        worker = FakeWorker(self.address, index, lambda: self.servers, records, evaluation, pace).start()
+        self.workers.append(worker)
+        return worker
+
+    def status(self) -> pb.JobStatus:
+        return self.caller().status()
+
+    def until(self, condition: Callable[[pb.JobStatus], Any], what: str, seconds: float = 30.0) -> pb.JobStatus:
+        """Waits for a status."""
+        caller = self.caller()
+
+        def look() -> pb.JobStatus | None:
+            with suppress(grpc.RpcError):
+                status = caller.status()
+                return status if condition(status) else None
+            return None
+
+        found: pb.JobStatus = wait_for(look, what, seconds)
+        return found
+
+    def until_phase(self, *phases: pb.Phase.ValueType) -> pb.JobStatus:
+        return self.until(lambda status: status.phase in phases, f"phase {[pb.Phase.Name(p) for p in phases]}")
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.kill()
+        self._stack.close()
+        self.stop_master()
+        if self._process is not None and self._process.poll() is None:
+            self.kill_master_process()
+
+    def _identity(self) -> ProcessIdentity:
+        return ProcessIdentity(
+            job_name="fake",
+            job_uid=self.uid,
+            role="master",
+            index=0,
+            incarnation=uuid.uuid4().hex,
+            master_address=self.address,
+            token=TOKEN,
+            listen_host="127.0.0.1",
+            advertised_host="127.0.0.1",
+            socket_directory=None,
+            cpu_cores=None,
+        )
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, redis_server: RedisServer) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path, redis_server)
+    cluster.configure()
+    yield cluster
+    cluster.close()
