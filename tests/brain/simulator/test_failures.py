@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+
 from emberscale_brain.simulator.failures import (
     CPR_MEAN_HOURS,
     CPR_MEDIAN_HOURS,

@@ -3,6 +3,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from emberscale_brain.simulator.ground_truth import (
     Physics,
     TableGrowth,
@@ -11,8 +14,6 @@ from emberscale_brain.simulator.ground_truth import (
     batch_rates,
     rate,
 )
-from hypothesis import given
-from hypothesis import strategies as st
 
 PHYSICS = Physics(
     batch_size=512,

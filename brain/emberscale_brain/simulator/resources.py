@@ -1,0 +1,99 @@
+"""Cores and bytes, and what a live change of shape takes of them while old and new pods overlap."""
+
+from dataclasses import dataclass, replace
+
+from emberscale_brain.planner.types import JobShape
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """Cores and bytes."""
+
+    cpu: float
+    memory: int
+
+    def fits(self, free: "Resources") -> bool:
+        """Whether there is room; a thousandth of a core is rounding."""
+        return self.cpu <= free.cpu + 1e-3 and self.memory <= free.memory
+
+    def __add__(self, other: "Resources") -> "Resources":
+        return Resources(self.cpu + other.cpu, self.memory + other.memory)
+
+    def __sub__(self, other: "Resources") -> "Resources":
+        return Resources(self.cpu - other.cpu, self.memory - other.memory)
+
+    def __mul__(self, count: int) -> "Resources":
+        return Resources(self.cpu * count, self.memory * count)
+
+    def larger(self, other: "Resources") -> "Resources":
+        """The larger of each."""
+        return Resources(max(self.cpu, other.cpu), max(self.memory, other.memory))
+
+
+NOTHING = Resources(0.0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class RoleResources:
+    """What workers and parameter servers take, each together."""
+
+    worker: Resources
+    ps: Resources
+
+    @property
+    def total(self) -> Resources:
+        """Both."""
+        return self.worker + self.ps
+
+
+def worker_pod(shape: JobShape) -> Resources:
+    """One worker."""
+    return Resources(shape.worker_cpu, shape.worker_memory)
+
+
+def ps_pod(shape: JobShape) -> Resources:
+    """One parameter server."""
+    return Resources(shape.ps_cpu, shape.ps_memory)
+
+
+def role_resources(shape: JobShape) -> RoleResources:
+    """All pods of a shape."""
+    return RoleResources(worker_pod(shape) * shape.workers, ps_pod(shape) * shape.ps)
+
+
+def with_workers(shape: JobShape, workers: int) -> JobShape:
+    """The same pods, another number of workers."""
+    return replace(shape, workers=workers)
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """What a live change takes until it is over: with all new pods at once, or with one of them at a time.
+
+    `new_workers` and `new_ps` are how many pods start.
+    """
+
+    at_once: RoleResources
+    one_by_one: RoleResources
+    new_workers: int
+    new_ps: int
+
+
+def overlap_of(present: JobShape, target: JobShape) -> Overlap:
+    """A role whose pods keep their size only gets more of them or gives some up; otherwise all are replaced."""
+    worker = _role_overlap(worker_pod(present), present.workers, worker_pod(target), target.workers)
+    ps = _role_overlap(ps_pod(present), present.ps, ps_pod(target), target.ps)
+    return Overlap(
+        at_once=RoleResources(worker[0], ps[0]),
+        one_by_one=RoleResources(worker[1], ps[1]),
+        new_workers=worker[2],
+        new_ps=ps[2],
+    )
+
+
+def _role_overlap(old: Resources, old_count: int, new: Resources, new_count: int) -> tuple[Resources, Resources, int]:
+    if old == new:
+        kept = old * max(old_count, new_count)
+        return kept, kept, max(0, new_count - old_count)
+    before, after = old * old_count, new * new_count
+    return before + after, before.larger(after) + new, new_count

@@ -1,0 +1,1 @@
+"""The schedulers that are compared: the published baselines, and any planner."""
