@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from emberscale.commands import audit, explain, run, validate
+from emberscale.commands.data import data_app
 from emberscale.commands.options import paragraphs
 
 HELP = paragraphs("""\
@@ -37,6 +38,7 @@ app.command("run", help=run.HELP, epilog=run.EXAMPLES, rich_help_panel=_TRAINING
 app.command("audit", help=audit.HELP, epilog=audit.EXAMPLES, rich_help_panel=_TRAINING)(audit.audit)
 app.command("validate", help=validate.HELP, epilog=validate.EXAMPLES, rich_help_panel=_MANIFESTS)(validate.validate)
 app.command("explain", help=explain.HELP, epilog=explain.EXAMPLES, rich_help_panel=_MANIFESTS)(explain.explain)
+app.add_typer(data_app, name="data", rich_help_panel="Prepare data")
 
 
 def _print_version(wanted: bool) -> None:
