@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 
 import structlog
@@ -22,6 +23,8 @@ from emberscale_jobmaster.store import JobStore, StoreUnavailableError, Unreadab
 EXIT_UNUSABLE = 2
 EXIT_DEPOSED = 3
 EXIT_DEFECT = 1
+PATIENCE_SECONDS = 8.0
+"""How long Redis, or the address to listen on, may keep a starting master waiting."""
 
 _log = structlog.get_logger()
 
@@ -53,12 +56,24 @@ def run(identity: ProcessIdentity, job: TrainingJob, redis_url: str) -> int:
     threading.excepthook = on_defect
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: end(0))
-    store = JobStore(redis_url, identity.job_uid)
     try:
-        master = MasterProcess(identity, job, store, on_deposed=lambda: end(EXIT_DEPOSED))
-        master.start()
-    except (StoreUnavailableError, UnreadableStateError, AddressInUseError, OSError) as error:
-        return _unusable(str(error))
+        store = JobStore(redis_url, identity.job_uid)
+    except ValueError as error:
+        return _unusable(f"{environment.REDIS_URL}: {error}")
+    master = MasterProcess(identity, job, store, on_deposed=lambda: end(EXIT_DEPOSED))
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not ended.is_set():
+        try:
+            master.start()
+            break
+        except (StoreUnavailableError, AddressInUseError) as error:
+            if time.monotonic() > deadline:
+                return _unusable(str(error))
+            ended.wait(0.5)
+        except UnreadableStateError as error:
+            return _unusable(str(error))
+    else:
+        return codes[0]
     ended.wait()
     _log.info("stopping", exit_code=codes[0])
     master.stop()

@@ -17,13 +17,13 @@ from emberscale_api.job import TrainingJobSpec
 from emberscale_api.routing import PsAddress
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_jobmaster import messages, progress
-from emberscale_jobmaster.applied import on_all
+from emberscale_jobmaster.applied import Applied, on_all
 from emberscale_jobmaster.checkpoints import CheckpointFolder, checkpoint_id, incompatibility
 from emberscale_jobmaster.cut import CutTaker
 from emberscale_jobmaster.parameter_servers import AbandonedError, ParameterServers, ServerCallError
 from emberscale_jobmaster.runtime import ClosingError, JobRuntime
 from emberscale_jobmaster.state import JobState, Restored, Stage, live_servers
-from emberscale_jobmaster.store import StoreUnavailableError
+from emberscale_jobmaster.store import DeposedError, StoreUnavailableError
 
 _RETRY_SECONDS = 1.0
 _ATTEMPTS = 8
@@ -85,7 +85,7 @@ class Conductor:
                 except StoreUnavailableError as error:
                     _log.warning("conductor waits for the store", problem=str(error))
                     self._runtime.pause(_RETRY_SECONDS)
-        except ClosingError:
+        except (ClosingError, DeposedError):
             return
         finally:
             self._servers.forget(keep=())
@@ -142,7 +142,7 @@ class Conductor:
                 self._assignment_failed("AssignFailed", str(error), counts=not error.away)
             return
         applied = on_all([messages.applied(reply.applied) for reply in replies.values()])
-        restored = Restored(applied, source.evaluations, _data_of(source)) if source else Restored(applied)
+        restored = _restored(applied, source)
         checkpoint = source.id if source else ""
         self._runtime.update(lambda now: progress.assigned(now, table.epoch, restored, checkpoint))
         self._failures = 0
@@ -235,7 +235,7 @@ class Conductor:
         if complete:
             self._runtime.update(lambda now: progress.cut_saved(now, number, identifier))
         else:
-            self._runtime.update(lambda now: progress.cut_abandoned(now, number, ""))
+            self._runtime.update(lambda now: progress.cut_abandoned(now, number))
 
     def _thaw(self, server: PsAddress, number: int) -> None:
         request = {server: pb.ThawRequest(cut=number)}
@@ -271,5 +271,8 @@ class Conductor:
         return abandoned
 
 
-def _data_of(manifest: CheckpointManifest) -> tuple[tuple[str, int], ...]:
-    return tuple((file.uri, file.bytes) for file in (*manifest.training_files, *manifest.evaluation_files))
+def _restored(applied: Applied, source: CheckpointManifest | None) -> Restored:
+    if source is None:
+        return Restored(applied)
+    data = tuple((file.uri, file.bytes) for file in (*source.training_files, *source.evaluation_files))
+    return Restored(applied, source.evaluations, data, source.training_seconds)

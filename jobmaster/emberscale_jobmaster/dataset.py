@@ -25,7 +25,7 @@ class DatasetCatalog:
         self._dataset: pb.Dataset | None = None
 
     def get(self, state: JobState) -> pb.Dataset:
-        """Files and blocks of both splits. Raises DatasetNotReadyError and StoreUnavailableError."""
+        """Files and blocks of both splits. Raises DatasetNotReadyError."""
         if state.stage in (Stage.DISCOVER, Stage.INDEX):
             raise DatasetNotReadyError
         with self._lock:
@@ -34,7 +34,7 @@ class DatasetCatalog:
             return self._dataset
 
     def _load(self, state: JobState) -> pb.Dataset:
-        by_file = {key: pb.TaskResult.FromString(blocks).blocks for key, blocks in self._store.load_blocks().items()}
+        by_file = {key: pb.TaskResult.FromString(blocks).blocks for key, blocks in self._store.blocks().items()}
 
         def blocks(split: Split, files: tuple[DataFile, ...]) -> list[pb.Block]:
             return [block for number in range(len(files)) for block in by_file[split, number]]

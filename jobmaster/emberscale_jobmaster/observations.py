@@ -3,6 +3,7 @@
 None of it is durable. A new master starts with nothing, and every deadline starts anew.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -48,6 +49,8 @@ class Sighting:
 
     incarnation: str
     at: float
+    beat_at: float | None = None
+    """When the last heartbeat came, which names all leases that the member knows of."""
     sequence: int = 0
     vitals: Vitals = Vitals()
     meter: RateMeter = field(default_factory=RateMeter)
@@ -64,6 +67,8 @@ class Observations:
     sightings: Mapping[str, Sighting] = field(default_factory=dict)
     leases: Mapping[int, float] = field(default_factory=dict)
     """When each live lease was last mentioned by its holder, or granted."""
+    lapses: int = 0
+    """Leases that their holder stopped mentioning."""
     meter: RateMeter = field(default_factory=RateMeter)
     window: ProgressiveWindow = field(default_factory=ProgressiveWindow)
 
@@ -85,22 +90,15 @@ class Observations:
             )
         return self._with(member, sighting)
 
-    def leased(self, token: int, now: float) -> "Observations":
-        """A lease was granted, or its holder mentioned it."""
-        return replace(self, leases={**self.leases, token: now})
-
-    def mentioned(self, tokens: Iterable[int], now: float) -> "Observations":
-        """Holders mentioned these leases."""
-        return replace(self, leases={**self.leases, **dict.fromkeys(tokens, now)})
-
-    def reported(self, member: MemberId, vitals: Vitals) -> "Observations":
-        """A member told its resources; the peak is that of all incarnations."""
+    def beat(self, member: MemberId, vitals: Vitals, leases: Iterable[int], now: float) -> "Observations":
+        """A heartbeat told a member's resources and the leases that it holds; the peak is of all incarnations."""
         known = self.sightings[member.slot]
         peak = max(known.vitals.peak_memory_bytes, vitals.peak_memory_bytes)
-        return self._with(member, replace(known, vitals=replace(vitals, peak_memory_bytes=peak)))
+        seen = self._with(member, replace(known, beat_at=now, vitals=replace(vitals, peak_memory_bytes=peak)))
+        return replace(seen, leases={**self.leases, **dict.fromkeys(leases, now)})
 
     def worked(self, member: MemberId, sequence: int, report: WorkReport, now: float) -> "Observations":
-        """A worker told what it did; a report that is repeated counts once. Raises ValueError for odd histograms."""
+        """A worker told what it did; a report that is repeated counts once."""
         known = self.sightings[member.slot]
         if sequence <= known.sequence:
             return self
@@ -143,9 +141,17 @@ class Observations:
             and now - self.sightings[name].at > timeout
         ]
 
-    def unmentioned(self, ledger: Ledger, now: float, timeout: float) -> list[int]:
-        """Live leases that their holder has not mentioned for `timeout` seconds."""
-        return [token for token in ledger.leases if now - self.leases.get(token, now) > timeout]
+    def lapsed(self, ledger: Ledger, now: float, timeout: float, forgotten: float) -> list[int]:
+        """Live leases whose holder has not mentioned them for `timeout` seconds.
+
+        A holder whose heartbeats come, and do not mention a lease for `forgotten` seconds, never got it or dropped it.
+        """
+        return [
+            token
+            for token, lease in ledger.leases.items()
+            if now - self.leases.get(token, now) > timeout
+            or self._last_beat(lease.holder) - self.leases.get(token, now) > forgotten
+        ]
 
     def watching(self, members: Membership, ledger: Ledger, now: float) -> "Observations":
         """Starts the deadlines of members and leases that have none, and forgets leases that have ended."""
@@ -179,6 +185,12 @@ class Observations:
                 for table, rows in seen.server.rows.items():
                     total[table] = total.get(table, 0) + rows
         return total
+
+    def _last_beat(self, member: MemberId) -> float:
+        sighting = self.sightings.get(member.slot)
+        if sighting is None or sighting.incarnation != member.incarnation or sighting.beat_at is None:
+            return -math.inf
+        return sighting.beat_at
 
     def _with(self, member: MemberId, sighting: Sighting) -> "Observations":
         return replace(self, sightings={**self.sightings, member.slot: sighting})

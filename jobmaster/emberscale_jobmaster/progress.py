@@ -108,7 +108,8 @@ def assigned(state: JobState, epoch: int, restored: Restored, checkpoint: str) -
     if state.routing.table.epoch != epoch or state.over:
         return state
     routing = Routing(state.routing.table, ready=True)
-    return replace(state, routing=routing, restored=restored, checkpoint=checkpoint, trouble="")
+    clock = replace(state.clock, training_seconds=max(state.clock.training_seconds, restored.training_seconds))
+    return replace(state, routing=routing, restored=restored, checkpoint=checkpoint, clock=clock, trouble="")
 
 
 def cut_begun(state: JobState, number: int) -> JobState:
@@ -125,11 +126,11 @@ def cut_made(state: JobState, number: int) -> JobState:
     return replace(state, cut=Cut(number, freezing=False))
 
 
-def cut_abandoned(state: JobState, number: int, trouble: str) -> JobState:
+def cut_abandoned(state: JobState, number: int) -> JobState:
     """The checkpoint came to nothing."""
     if state.cut is None or state.cut.number != number:
         return state
-    return replace(state, cut=None, trouble=trouble)
+    return replace(state, cut=None)
 
 
 def cut_saved(state: JobState, number: int, checkpoint: str) -> JobState:

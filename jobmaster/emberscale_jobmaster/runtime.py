@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TypeVar
 
 import structlog
@@ -52,6 +53,8 @@ class JobRuntime:
         self._version, self._durable = 1, 0
         self._store_failures, self._store_problem = 0, ""
         self._bad: set[tuple[str, int]] = set()
+        sharding = job.spec.sharding
+        self._forgotten_seconds = min(sharding.lease_timeout, max(2.0, 5 * sharding.heartbeat_interval))
         self._last_tick = clock()
         self._closing = False
         self._threads = [
@@ -59,16 +62,23 @@ class JobRuntime:
             threading.Thread(target=self._watch, name="deadline-watch"),
         ]
 
-    def start(self) -> None:
-        """Takes the job over from the master before, if there was one. Raises StoreUnavailableError."""
+    def take_over(self) -> None:
+        """Deposes the master before, if there was one, and goes on from its state.
+
+        Raises StoreUnavailableError and UnreadableStateError.
+        """
         found = self.store.open()
-        self._bad = self.store.load_bad_records()
+        self._bad = self.store.bad_records()
         if found is not None:
             self._state = progress.resumed(found, self.spec, self._wall())
             _log.info("state taken over", term=self.store.term, phase=str(phase_of(self._state, self.spec)))
         self.store.save(self._state)
         self._durable = self._version
         self._observed = self._observed.watching(self._state.members, self._state.ledger, self.now())
+
+    def start(self) -> None:
+        """Begins to keep the state durable and to look at deadlines."""
+        self._last_tick = self.now()
         for thread in self._threads:
             thread.start()
 
@@ -176,15 +186,15 @@ class JobRuntime:
                 _log.warning("master was stalled, deadlines are moved", seconds=round(pause, 3))
                 observed = observed.excused(pause)
             silent = observed.silent(self._state.members, now, timeout)
-            unmentioned = observed.unmentioned(self._state.ledger, now, timeout)
+            lapsed = observed.lapsed(self._state.ledger, now, timeout, self._forgotten_seconds)
             for member in silent:
                 _log.warning("member is silent", member=member.slot, incarnation=member.incarnation, seconds=timeout)
-            if unmentioned:
-                _log.warning("leases expired", tokens=unmentioned)
+            if lapsed:
+                _log.warning("leases expired", tokens=lapsed)
             state = lifecycle.silent(self._state, self.spec, silent)
-            state = lifecycle.leases_expired(state, unmentioned)
+            state = lifecycle.leases_expired(state, lapsed)
             state = lifecycle.time_passed(state, self.spec, self._wall())
-            self._install(Change(state, observed))
+            self._install(Change(state, replace(observed, lapses=observed.lapses + len(lapsed))))
 
     def _install(self, change: "Change") -> int:
         before = self._state

@@ -1,19 +1,23 @@
 """The master as a whole: store, runtime, conductor, metrics and the gRPC server, started and stopped in order."""
 
-import os
-import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
+import psutil
 import structlog
+from prometheus_client import CollectorRegistry, start_http_server
 
 from emberscale_api.environment import ProcessIdentity
 from emberscale_api.job import RoleSpec, TrainingJob
+from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc import master_pb2_grpc as rpc
 from emberscale_api.rpc.token import CHANNEL_OPTIONS, TokenCheck
 from emberscale_jobmaster.conductor import Conductor
+from emberscale_jobmaster.membership import Role
+from emberscale_jobmaster.messages import wire_member
+from emberscale_jobmaster.metrics import JobMetrics
 from emberscale_jobmaster.runtime import JobRuntime
 from emberscale_jobmaster.service import MasterService
 from emberscale_jobmaster.store import JobStore
@@ -36,6 +40,8 @@ class MasterProcess:
     def __init__(
         self, identity: ProcessIdentity, job: TrainingJob, store: JobStore, on_deposed: Callable[[], None]
     ) -> None:
+        self._identity = identity
+        self._store = store
         self._runtime = JobRuntime(job, identity.job_uid, store, on_deposed)
         self._conductor = threading.Thread(target=Conductor(self._runtime, identity.token).run, name="conductor")
         members = sum(_most(role) for role in (job.spec.ps, job.spec.worker))
@@ -44,21 +50,30 @@ class MasterProcess:
             interceptors=[TokenCheck(identity.token)],
             options=(*CHANNEL_OPTIONS, ("grpc.so_reuseport", 0)),
         )
-        self._address = f"{identity.listen_host}:{identity.master_address.rpartition(':')[2]}"
-        rpc.add_MasterServicer_to_server(MasterService(self._runtime), self._server)
+        rpc.add_MasterServicer_to_server(MasterService(self._runtime, self._own_status), self._server)
+        self._process = psutil.Process()
+        self._peak_memory = 0
+        self._metrics_address = ""
 
     def start(self) -> None:
-        """Takes the job over and serves. Raises StoreUnavailableError and AddressInUseError."""
+        """Takes the job over and serves; may be called again where it raised.
+
+        Raises StoreUnavailableError, UnreadableStateError and AddressInUseError.
+        """
+        self._runtime.take_over()
+        address = f"{self._identity.listen_host}:{self._identity.master_address.rpartition(':')[2]}"
         try:
-            self._server.add_insecure_port(self._address)
+            self._server.add_insecure_port(address)
         except RuntimeError as error:
-            raise AddressInUseError(f"cannot listen on {self._address}: {error}") from error
+            raise AddressInUseError(f"cannot listen on {address}: {error}") from error
+        registry = CollectorRegistry()
+        registry.register(JobMetrics(self._runtime))
+        self._metrics_server, _ = start_http_server(0, addr=self._identity.listen_host, registry=registry)
+        self._metrics_address = f"{self._identity.advertised_host}:{self._metrics_server.server_port}"
         self._runtime.start()
         self._conductor.start()
         self._server.start()
-        _log.info(
-            "serving", address=self._address, term=self._runtime.store.term, pid=os.getpid(), host=socket.gethostname()
-        )
+        _log.info("serving", address=address, term=self._store.term, metrics=self._metrics_address)
 
     def stop(self) -> None:
         """Ends all calls and threads, promptly."""
@@ -66,6 +81,22 @@ class MasterProcess:
         self._runtime.close()
         stopped.wait()
         self._conductor.join()
+        self._metrics_server.shutdown()
+        self._metrics_server.server_close()
+
+    def _own_status(self) -> pb.MemberStatus:
+        """The master as a member of its job; every term is one start of a master."""
+        memory, times = self._process.memory_info().rss, self._process.cpu_times()
+        self._peak_memory = max(self._peak_memory, memory)
+        return pb.MemberStatus(
+            member=wire_member(Role.MASTER, 0, self._identity.incarnation),
+            alive=True,
+            registrations=self._store.term,
+            memory_bytes=memory,
+            peak_memory_bytes=self._peak_memory,
+            cpu_seconds=times.user + times.system,
+            metrics_address=self._metrics_address,
+        )
 
 
 def _most(role: RoleSpec) -> int:

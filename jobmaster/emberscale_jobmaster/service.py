@@ -48,8 +48,9 @@ def _answering(call: _Call) -> _Call:
 class MasterService(rpc.MasterServicer):
     """One job's master, as its members and the operator see it."""
 
-    def __init__(self, runtime: JobRuntime) -> None:
+    def __init__(self, runtime: JobRuntime, own_status: Callable[[], pb.MemberStatus]) -> None:
         self._runtime = runtime
+        self._own_status = own_status
         self._spec = runtime.spec
         self._manifest = runtime.job.to_json()
         self._catalog = DatasetCatalog(runtime.store)
@@ -79,7 +80,7 @@ class MasterService(rpc.MasterServicer):
         with self._runtime.changing() as change:
             state = lifecycle.heard(change.state, member)
             change.state, dropped = tasks.report_progress(state, self._spec, member, progress)
-            seen = change.observed.reported(member, vitals).mentioned(progress.keys() - set(dropped), now)
+            seen = change.observed.beat(member, vitals, progress.keys(), now)
             if work is not None and member.role is Role.WORKER:
                 seen = seen.worked(member, request.delta_sequence, work, now)
             if served is not None and member.role is Role.PS:
@@ -137,7 +138,9 @@ class MasterService(rpc.MasterServicer):
     def GetStatus(self, request: pb.GetStatusRequest, context: grpc.ServicerContext) -> pb.JobStatus:  # noqa: N802
         """Everything about the job."""
         state, seen = self._runtime.snapshot()
-        return status.job_status(state, seen, self._spec, self._runtime.now())
+        answer = status.job_status(state, seen, self._spec, self._runtime.now())
+        answer.members.insert(0, self._own_status())
+        return answer
 
     def WatchPlan(self, request: pb.WatchPlanRequest, context: grpc.ServicerContext) -> Iterator[pb.Plan]:  # noqa: N802
         """Every plan newer than the one that the caller knows, as it comes."""
@@ -196,9 +199,8 @@ class MasterService(rpc.MasterServicer):
         try:
             with self._runtime.changing() as change:
                 batches = self._shard_batches(change, member)
-                change.state, task = tasks.acquire(change.state, self._spec, member, batches)
-                if task is not None:
-                    change.observed = change.observed.leased(task.token, self._runtime.now())
+                state = lifecycle.heard(change.state, member)
+                change.state, task = tasks.acquire(state, self._spec, member, batches)
         except StoreUnavailableError:
             if task is not None:
                 token = task.token

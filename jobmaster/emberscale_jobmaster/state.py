@@ -72,6 +72,7 @@ class Restored:
     applied: Mapping[int, Ranges] = field(default_factory=dict)
     evaluations: tuple[EvaluationResult, ...] = ()
     data: tuple[tuple[str, int], ...] | None = None
+    training_seconds: float = 0.0
 
 
 @dataclass(frozen=True)

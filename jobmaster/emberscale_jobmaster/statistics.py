@@ -63,21 +63,13 @@ class ProgressiveWindow:
     def add(
         self, samples: int, loss_sum: float, positives: Sequence[int], negatives: Sequence[int], now: float
     ) -> "ProgressiveWindow":
-        """The window after a report. Raises ValueError for histograms of another length than those before."""
+        """The window after a report. Histograms of another length than before begin the window anew."""
         ones, zeros = np.asarray(positives, dtype=np.int64), np.asarray(negatives, dtype=np.int64)
-        kept = [part for part in self.slices if part.began > now - self.window]
-        bins = next((len(part.positives) for part in self.slices if len(part.positives)), len(ones))
-        if len(ones) not in (0, bins):
-            raise ValueError(f"a histogram of {len(ones)} bins cannot be merged with one of {bins}")
+        kept = [part for part in self.slices if part.began > now - self.window and len(part.positives) == len(ones)]
         if kept and now - kept[-1].began < self.slice_seconds:
             last = kept.pop()
-            part = Slice(
-                last.began,
-                last.samples + samples,
-                last.loss_sum + loss_sum,
-                _sum(last.positives, ones),
-                _sum(last.negatives, zeros),
-            )
+            samples, loss_sum = last.samples + samples, last.loss_sum + loss_sum
+            part = Slice(last.began, samples, loss_sum, last.positives + ones, last.negatives + zeros)
         else:
             part = Slice(now, samples, loss_sum, ones, zeros)
         return ProgressiveWindow(self.window, self.slice_seconds, (*kept, part))
@@ -89,10 +81,9 @@ class ProgressiveWindow:
 
     def auc(self) -> float:
         """AUC; NaN until both labels were seen."""
-        filled = [part for part in self.slices if len(part.positives)]
-        if not filled:
+        if not self.slices:
             return math.nan
-        return auc(sum(part.positives for part in filled), sum(part.negatives for part in filled))
+        return auc(sum(part.positives for part in self.slices), sum(part.negatives for part in self.slices))
 
 
 def eta_seconds(remaining: int, samples_per_second: float | None) -> float:
@@ -100,9 +91,3 @@ def eta_seconds(remaining: int, samples_per_second: float | None) -> float:
     if remaining == 0:
         return 0.0
     return remaining / samples_per_second if samples_per_second else -1.0
-
-
-def _sum(one: npt.NDArray[np.int64], other: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    if not len(other):
-        return one
-    return other if not len(one) else one + other

@@ -7,6 +7,7 @@ from emberscale_api.job import TrainingJobSpec
 from emberscale_jobmaster.evaluation import Tally
 from emberscale_jobmaster.ledger import Lease
 from emberscale_jobmaster.membership import MemberId
+from emberscale_jobmaster.progress import failed
 from emberscale_jobmaster.shard_sizing import LEASES_PER_WORKER
 from emberscale_jobmaster.state import DataFile, JobState, Stage
 
@@ -96,7 +97,7 @@ def finish(state: JobState, member: MemberId, token: int, finding: Finding) -> J
     match state.stage, finding:
         case Stage.DISCOVER, Discovered(training, evaluation):
             if not training:
-                raise InvalidReportError("no training file was found")
+                return failed(state, "DataUnavailable", "spec.data.train: no file was found")
             state = replace(state, training_files=training, evaluation_files=evaluation)
         case Stage.INDEX, Indexed(records):
             state = _with_records(state, lease.start, records)

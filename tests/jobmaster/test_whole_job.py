@@ -1,5 +1,6 @@
-from emberscale_api.rpc import master_pb2 as pb
 from tests.jobmaster.conftest import Cluster
+
+from emberscale_api.rpc import master_pb2 as pb
 
 
 def test_a_job_trains_every_batch_once_and_completes(cluster: Cluster) -> None:

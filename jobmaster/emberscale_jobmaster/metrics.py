@@ -1,0 +1,44 @@
+"""What the master shows to Prometheus: the job as it stands when scraped."""
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from emberscale_api import metrics
+from emberscale_jobmaster.membership import Role
+from emberscale_jobmaster.runtime import JobRuntime
+from emberscale_jobmaster.state import Phase, committed_samples, phase_of
+
+
+class JobMetrics(Collector):
+    """Reads a job's state and observations at every scrape."""
+
+    def __init__(self, runtime: JobRuntime) -> None:
+        self._runtime = runtime
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics of this moment."""
+        state, seen = self._runtime.snapshot()
+        spec = self._runtime.spec
+        current = phase_of(state, spec)
+        phases = GaugeMetricFamily(metrics.JOB_PHASE, "1 for the phase that the job is in", labels=["phase"])
+        for phase in Phase:
+            phases.add_metric([phase.value], float(phase is current))
+        yield phases
+        alive = GaugeMetricFamily(metrics.MEMBERS_ALIVE, "Members that are heard of, by role", labels=["role"])
+        for role in (Role.PS, Role.WORKER):
+            slots = (slot for slot in state.members.slots.values() if slot.role is role)
+            alive.add_metric([role.value], sum(slot.process is not None and slot.process.alive for slot in slots))
+        yield alive
+        samples, expected = committed_samples(state, spec), spec.training.epochs * state.training_records
+        yield GaugeMetricFamily(
+            metrics.JOB_PROGRESS_RATIO, "Part of all samples of all epochs that is trained", samples / (expected or 1)
+        )
+        throughput = seen.meter.rate(self._runtime.now()) if current is Phase.TRAINING else None
+        yield GaugeMetricFamily(metrics.JOB_THROUGHPUT, "Samples trained per second, lately", throughput or 0.0)
+        yield GaugeMetricFamily(metrics.LOSS, "Progressive log loss, lately", seen.window.loss())
+        yield GaugeMetricFamily(metrics.AUC_RATIO, "Progressive area under the ROC curve, lately", seen.window.auc())
+        yield GaugeMetricFamily(metrics.SHARDS_LEASED, "Leases that are live", len(state.ledger.leases))
+        yield CounterMetricFamily(metrics.LEASES_EXPIRED_TOTAL, "Leases that lapsed", seen.lapses)
+        yield CounterMetricFamily(metrics.RECOVERIES_TOTAL, "Roll-backs to a checkpoint", state.recoveries)
