@@ -1,0 +1,61 @@
+"""`python -m emberscale_operator`: runs TrainingJobs on the cluster that it is in, or that KUBECONFIG names.
+
+It takes no arguments; the environment says the rest.
+
+    EMBERSCALE_IMAGE               image of the jobs' pods; required
+    EMBERSCALE_IMAGE_PULL_POLICY   of the jobs' pods: Always, IfNotPresent or Never; default IfNotPresent
+    EMBERSCALE_IMAGE_PULL_SECRETS  names of Secrets in the jobs' namespaces, separated by commas
+    EMBERSCALE_REDIS_URL           where the masters keep their state, with the password if there is one; required. It must
+                                   resolve in the jobs' namespaces. It comes from a Secret of the operator's namespace, and is
+                                   copied into one Secret a job, which only the job's master mounts
+    EMBERSCALE_BRAIN_ADDRESS       host:port of the brain, given to the masters; none by default
+    EMBERSCALE_WATCH_NAMESPACES    namespaces to watch, separated by commas; empty watches the whole cluster
+    EMBERSCALE_NAMESPACE           the operator's own namespace, where the lease is; required (downward API)
+    EMBERSCALE_POD_NAME            who holds the lease; default the host's name (downward API)
+    EMBERSCALE_LEASE_NAME          default emberscale-operator
+    EMBERSCALE_CLUSTER_DOMAIN      default cluster.local
+    EMBERSCALE_METRICS_PORT        /metrics, Prometheus; default 9090
+    EMBERSCALE_HEALTH_PORT         /healthz (fails when reconciling makes no progress) and /readyz; default 8080
+    EMBERSCALE_RESYNC              how often every job is reconciled without an event, such as 30s; default 30s
+    EMBERSCALE_LOG_LEVEL           debug, info, warning or error; default info
+
+The rights that it uses, in each watched namespace or in the cluster:
+
+    emberscale.io      trainingjobs         list, watch, delete (spec.runPolicy.ttlAfterFinished)
+                       trainingjobs/status  patch
+    ""                 pods                 list, watch, create, delete
+                       pods/resize          patch
+                       secrets, services    get, create
+                       events               list (why a pod's volume cannot be mounted), create
+    coordination.k8s.io leases              get, create, update; in its own namespace only
+
+Pods of a job serve Prometheus metrics on the port named `metrics` (9090) and carry the labels emberscale.io/job-name,
+emberscale.io/role (master, ps, worker), emberscale.io/index and app.kubernetes.io/{name,instance,component,part-of,
+managed-by}. The master's Service `<job>-master` has the port `grpc` (7070).
+
+Exit codes: 0 after SIGTERM, 2 for an environment that is wrong, 1 when the cluster cannot be reached.
+"""
+
+import sys
+
+from emberscale_operator.kubernetes.settings import SettingsError, read_settings
+
+
+def main() -> None:
+    """Runs until it is told to stop."""
+    if len(sys.argv) > 1:
+        print(__doc__)  # noqa: T201
+        sys.exit(0 if sys.argv[1] in ("-h", "--help") else 2)
+    try:
+        settings = read_settings()
+    except SettingsError as error:
+        print(f"emberscale-operator: {error}", file=sys.stderr)  # noqa: T201
+        sys.exit(2)
+    # kopf and the Kubernetes client take a second to import
+    from emberscale_operator.kubernetes.operator import run
+
+    sys.exit(run(settings))
+
+
+if __name__ == "__main__":
+    main()
