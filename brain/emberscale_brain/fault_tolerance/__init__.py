@@ -1,0 +1,1 @@
+"""Which way of surviving failures costs a job least, and how often it should save."""

@@ -1,0 +1,146 @@
+"""Full, partial or coded recovery: the expected overhead of each, as a share of the job's time.
+
+Full and partial recovery follow CPR equations 1 and 2, each at its own best checkpoint interval: sqrt(2 O_save T_fail)
+for full (CPR section 2.2), 2 PLS N_ps T_fail for partial (equation 4 solved for T_save). Coded recovery (ECRM) pays for
+parity all the time and rebuilds without going back; its checkpoints are only for more failures at once than the code
+tolerates, so they may be rare.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+
+
+class Recovery(StrEnum):
+    """Named as the manifest's `faultTolerance.strategy` names them."""
+
+    FULL = "FullRecovery"
+    PARTIAL = "PartialRecovery"
+    CODED = "ErasureCoding"
+
+
+@dataclass(frozen=True, slots=True)
+class FailureCosts:
+    """What is known of a job's failures. Times in seconds, of the whole job; fractions 0 to 1.
+
+    `between_failures` is CPR's T_fail (mean time between failures of any PS of the job), `save`, `load` and
+    `reschedule` are its O_save, O_load and O_res. `target_pls` is the portion of lost samples that is acceptable.
+    `parity_slowdown` is the share of throughput that keeping `tolerated` parities costs, `parity_memory` their bytes
+    over those of the tables and `memory_cost_share` the share of the job's bill that is PS memory. `rebuild` is how
+    long a rebuild takes, at `rebuild_slowdown` of the throughput.
+    """
+
+    total_seconds: float
+    ps: int
+    between_failures: float
+    save: float
+    load: float
+    reschedule: float
+    target_pls: float = 0.1
+    tolerated: int = 1
+    parity_slowdown: float = 0.04
+    parity_memory: float = 0.5
+    memory_cost_share: float = 0.1
+    rebuild: float = 60.0
+    rebuild_slowdown: float = 0.3
+
+    def __post_init__(self) -> None:
+        for name in ("total_seconds", "between_failures"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
+        for name in ("save", "load", "reschedule", "parity_memory", "rebuild"):
+            if not (0 <= getattr(self, name) < math.inf):
+                raise ValueError(f"{name} must be finite and at least 0, not {getattr(self, name)}")
+        for name in ("parity_slowdown", "memory_cost_share", "rebuild_slowdown", "target_pls"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be between 0 and 1, not {getattr(self, name)}")
+        if self.ps < 1 or self.tolerated < 1:
+            raise ValueError(f"ps ({self.ps}) and tolerated ({self.tolerated}) must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryCost:
+    """Expected overhead as a share of the job's time, at this checkpoint interval, and the expected PLS."""
+
+    overhead: float
+    interval: float
+    expected_pls: float
+
+
+@dataclass(frozen=True, slots=True)
+class FaultToleranceAdvice:
+    """The cheapest way, its checkpoint interval in seconds, what each way would cost, and why."""
+
+    strategy: Recovery
+    checkpoint_interval: float
+    costs: Mapping[Recovery, RecoveryCost]
+    reason: str
+
+
+def expected_pls(interval: float, between_failures: float, ps: int) -> float:
+    """CPR equation 4: the portion of samples whose effect is lost by the end of the job."""
+    return 0.5 * interval / (between_failures * ps)
+
+
+def full_recovery(costs: FailureCosts) -> RecoveryCost:
+    """CPR equation 1 at its best interval; nothing is lost for good."""
+    interval = _interval(math.sqrt(2 * costs.save * costs.between_failures), costs)
+    lost = costs.load + interval / 2 + costs.reschedule
+    return RecoveryCost(costs.save / interval + lost / costs.between_failures, interval, 0.0)
+
+
+def partial_recovery(costs: FailureCosts) -> RecoveryCost:
+    """CPR equation 2 at the interval that meets the target PLS (equation 4)."""
+    interval = _interval(2 * costs.target_pls * costs.ps * costs.between_failures, costs)
+    overhead = costs.save / interval + (costs.load + costs.reschedule) / costs.between_failures
+    return RecoveryCost(overhead, interval, expected_pls(interval, costs.between_failures, costs.ps))
+
+
+def coded_recovery(costs: FailureCosts) -> RecoveryCost:
+    """Parity always, a rebuild per failure, and full recovery where failures overlap beyond the code.
+
+    A failure is beyond the code when `tolerated` more PS fail while one is replaced and rebuilt (failures at random
+    moments, as CPR section 3.1 finds them after a job's beginning).
+    """
+    exposed = costs.reschedule + costs.rebuild
+    others = max(0, costs.ps - 1) / costs.ps
+    another = 1 - math.exp(-exposed * others / costs.between_failures)
+    beyond = another**costs.tolerated if costs.ps > 1 else 1.0
+    between_losses = costs.between_failures / max(beyond, 1e-12)
+    interval = _interval(math.sqrt(2 * costs.save * between_losses), costs)
+    losses = (costs.load + interval / 2 + costs.reschedule) / between_losses
+    repairs = (costs.rebuild * costs.rebuild_slowdown) / costs.between_failures
+    parity = costs.parity_slowdown + costs.parity_memory * costs.memory_cost_share
+    return RecoveryCost(parity + repairs + costs.save / interval + losses, interval, 0.0)
+
+
+def _interval(best: float, costs: FailureCosts) -> float:
+    """Not more often than saving takes, and at least once in the job."""
+    return min(max(best, costs.save, 1.0), max(costs.total_seconds, costs.save, 1.0))
+
+
+def advise(costs: FailureCosts, least_benefit: float = 0.001) -> FaultToleranceAdvice:
+    """The cheapest way; full recovery unless another saves at least `least_benefit` of the job's time.
+
+    Coded recovery needs more PS than parities. Of partial and coded recovery at equal cost the coded one is taken: it
+    loses nothing.
+    """
+    ways = {Recovery.FULL: full_recovery(costs), Recovery.PARTIAL: partial_recovery(costs)}
+    if costs.ps > costs.tolerated:
+        ways[Recovery.CODED] = coded_recovery(costs)
+    best = Recovery.FULL
+    for way in (Recovery.CODED, Recovery.PARTIAL):
+        margin = least_benefit if best is Recovery.FULL else 0.0
+        if way in ways and ways[way].overhead < ways[best].overhead - margin:
+            best = way
+    chosen = ways[best]
+    others = ", ".join(f"{way} {cost.overhead:.2%}" for way, cost in ways.items() if way is not best)
+    reason = (
+        f"{best} is expected to cost {chosen.overhead:.2%} of the job's time ({others}) with a PS failing every "
+        f"{costs.between_failures / 3600:.3g} h; a checkpoint every {chosen.interval / 60:.3g} min"
+    )
+    if chosen.expected_pls > 0:
+        reason += f" loses the effect of {chosen.expected_pls:.2%} of the samples"
+    return FaultToleranceAdvice(best, chosen.interval, MappingProxyType(ways), reason)

@@ -1,0 +1,1 @@
+"""The first shape of a job, from similar jobs of the past."""

@@ -1,0 +1,114 @@
+"""Which recovery is cheapest, and when."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from emberscale_brain.fault_tolerance.advice import (
+    FailureCosts,
+    Recovery,
+    advise,
+    coded_recovery,
+    expected_pls,
+    full_recovery,
+    partial_recovery,
+)
+
+HOUR = 3600.0
+JOB = FailureCosts(
+    total_seconds=56 * HOUR, ps=18, between_failures=28 * HOUR, save=300, load=300, reschedule=600, target_pls=0.1
+)
+
+costs = st.builds(
+    FailureCosts,
+    total_seconds=st.floats(60, 1e7),
+    ps=st.integers(1, 64),
+    between_failures=st.floats(60, 1e8),
+    save=st.floats(0, 3600),
+    load=st.floats(0, 3600),
+    reschedule=st.floats(0, 3600),
+    target_pls=st.floats(0, 0.5),
+    tolerated=st.integers(1, 2),
+    parity_slowdown=st.floats(0, 0.5),
+    rebuild=st.floats(0, 3600),
+)
+
+
+def test_full_recoverys_interval_is_the_best_one() -> None:
+    best = full_recovery(JOB)
+    assert best.interval == pytest.approx(math.sqrt(2 * JOB.save * JOB.between_failures))
+
+    def overhead(interval: float) -> float:  # CPR equation 1 over T_total
+        return JOB.save / interval + (JOB.load + interval / 2 + JOB.reschedule) / JOB.between_failures
+
+    assert best.overhead == pytest.approx(min(overhead(t) for t in np.linspace(600, 1e5, 20_000)), rel=1e-6)
+
+
+def test_partial_recoverys_interval_meets_the_target_pls() -> None:
+    partial = partial_recovery(replace(JOB, total_seconds=1e7))
+    assert partial.interval == pytest.approx(2 * 0.1 * 18 * 28 * HOUR)
+    assert partial.expected_pls == pytest.approx(0.1)
+    assert partial.expected_pls == pytest.approx(expected_pls(partial.interval, JOB.between_failures, JOB.ps))
+
+
+def test_cprs_setting_prefers_partial_recovery_to_full() -> None:
+    assert partial_recovery(JOB).overhead < 0.5 * full_recovery(JOB).overhead
+    assert advise(replace(JOB, parity_slowdown=0.2)).strategy is Recovery.PARTIAL
+
+
+def test_no_loss_allowed_falls_back_to_full_recovery() -> None:
+    advice = advise(replace(JOB, target_pls=0.0, parity_slowdown=0.2))
+    assert advice.strategy is Recovery.FULL
+    assert advice.costs[Recovery.FULL].expected_pls == 0
+
+
+def test_frequent_failures_and_slow_checkpoints_are_worth_parity() -> None:
+    unstable = replace(JOB, between_failures=HOUR, save=600, target_pls=0.01, parity_slowdown=0.03)
+    assert advise(unstable).strategy is Recovery.CODED
+
+
+def test_a_job_that_hardly_ever_fails_needs_nothing_but_checkpoints() -> None:
+    advice = advise(replace(JOB, between_failures=1e9, save=1, total_seconds=HOUR))
+    assert advice.strategy is Recovery.FULL
+    assert "FullRecovery" in advice.reason
+    assert "ErasureCoding" in advice.reason
+
+
+def test_one_ps_cannot_be_coded() -> None:
+    assert Recovery.CODED not in advise(replace(JOB, ps=1)).costs
+    assert Recovery.CODED not in advise(replace(JOB, ps=2, tolerated=2)).costs
+
+
+def test_a_second_parity_makes_checkpoints_rarer() -> None:
+    one, two = coded_recovery(JOB), coded_recovery(replace(JOB, tolerated=2, total_seconds=1e12))
+    assert two.interval > one.interval
+
+
+@settings(max_examples=200, deadline=None)
+@given(costs)
+def test_the_advice_is_never_much_dearer_than_any_other_way(job: FailureCosts) -> None:
+    advice = advise(job)
+    cheapest = min(cost.overhead for cost in advice.costs.values())
+    assert advice.costs[advice.strategy].overhead <= cheapest + 0.001 + 1e-12
+    assert 0 < advice.checkpoint_interval < math.inf
+    assert all(math.isfinite(cost.overhead) and cost.overhead >= 0 for cost in advice.costs.values())
+
+
+@settings(max_examples=100, deadline=None)
+@given(costs, st.floats(1.1, 10))
+def test_more_failures_never_cost_less(job: FailureCosts, factor: float) -> None:
+    worse = replace(job, between_failures=job.between_failures / factor)
+    for way in (full_recovery, partial_recovery, coded_recovery):
+        assert way(worse).overhead >= way(job).overhead * (1 - 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("between_failures", 0.0), ("save", -1.0), ("target_pls", 1.5), ("ps", 0)]
+)
+def test_impossible_costs_are_refused_by_name(field: str, value: float) -> None:
+    with pytest.raises(ValueError, match=field):
+        replace(JOB, **{field: value})  # type: ignore[arg-type]  # the fields have several types

@@ -1,0 +1,125 @@
+"""First shapes from the past."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from emberscale_brain.planner.types import GIB, JobId, JobMetadata, JobShape, PastJob, ShapeBounds
+from emberscale_brain.warm_start.similarity import HistoryIndex, NewJob, describe
+from emberscale_brain.warm_start.start import smooth, warm_start
+
+CTR = JobMetadata(
+    architecture="DLRM",
+    batch_size=512,
+    dense_bytes=4 << 20,
+    embedding_dimension=416,
+    tables=26,
+    total_samples=10**8,
+    name="ctr-home-20240301",
+    data_bytes=40 * GIB,
+)
+BIG = JobMetadata(
+    architecture="xDeepFM",
+    batch_size=4096,
+    dense_bytes=400 << 20,
+    embedding_dimension=6400,
+    tables=200,
+    total_samples=10**10,
+    name="video-rank",
+    data_bytes=4000 * GIB,
+)
+SMALL_SHAPE = JobShape(4, 2, 4, 2, 4 * GIB, 8 * GIB)
+BIG_SHAPE = JobShape(24, 12, 8, 6, 16 * GIB, 64 * GIB)
+
+
+def past(name: str, metadata: JobMetadata, shape: JobShape, owner: str = "ads", finished_at: float = 0.0) -> PastJob:
+    return PastJob(JobId(name), owner, metadata, shape, finished_at=finished_at)
+
+
+HISTORY = (
+    past("monday", CTR, SMALL_SHAPE, finished_at=1),
+    past("tuesday", replace(CTR, name="ctr-home-20240302", total_samples=12 * 10**7), replace(SMALL_SHAPE, workers=6)),
+    past("video", BIG, BIG_SHAPE, owner="video"),
+)
+
+
+def start(metadata: JobMetadata, owner: str = "ads", history: tuple[PastJob, ...] = HISTORY) -> JobShape:
+    return warm_start(NewJob(owner, metadata), ShapeBounds(), HistoryIndex(history), neighbours=5, mu=0.5).shape
+
+
+def test_a_job_that_comes_again_starts_like_the_last_time() -> None:
+    assert start(replace(CTR, name="ctr-home-20240303")) == replace(SMALL_SHAPE, workers=5)
+    assert start(BIG, "video") == BIG_SHAPE
+
+
+def test_the_most_similar_job_has_the_last_word() -> None:
+    shapes = [replace(SMALL_SHAPE, workers=workers) for workers in (1, 9, 17)]
+    assert smooth(shapes, mu=0.5).workers == 11  # ((1 + 9) / 2 + 17) / 2
+    assert smooth(shapes, mu=1.0).workers == 17
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.builds(
+            JobShape,
+            st.integers(1, 100),
+            st.integers(1, 50),
+            st.floats(0.5, 32),
+            st.floats(0.5, 32),
+            st.integers(0, 1 << 40),
+            st.integers(0, 1 << 40),
+        ),
+        min_size=1,
+        max_size=8,
+    ),
+    st.floats(0.05, 1),
+)
+def test_a_smoothed_shape_lies_between_those_it_comes_from(shapes: list[JobShape], mu: float) -> None:
+    smoothed = smooth(shapes, mu)
+    for name in ("workers", "ps", "worker_cpu", "ps_cpu"):
+        values = [getattr(shape, name) for shape in shapes]
+        assert min(values) * (1 - 1e-9) <= getattr(smoothed, name) <= max(values) * (1 + 1e-9)
+
+
+def test_dissimilar_jobs_do_not_dilute_a_job_that_is_the_same() -> None:
+    others = tuple(past(f"other{i}", replace(BIG, architecture="DLRM"), BIG_SHAPE) for i in range(20))
+    assert start(CTR, history=(HISTORY[0], *others)) == SMALL_SHAPE
+
+
+def test_a_job_like_no_other_starts_cold_and_says_so() -> None:
+    strange = replace(BIG, architecture="DCN", name="x")
+    cold = warm_start(NewJob("new", strange), ShapeBounds(), HistoryIndex(HISTORY[:2]), neighbours=5, mu=0.5)
+    assert cold.similar == ()
+    assert "cold start" in cold.reason
+    assert "monday" in cold.reason or "tuesday" in cold.reason
+    nothing = warm_start(NewJob("new", strange), ShapeBounds(), HistoryIndex(()), neighbours=5, mu=0.5)
+    assert "no history" in nothing.reason
+
+
+def test_bounds_hold_for_a_first_shape() -> None:
+    bounds = ShapeBounds(workers=(1, 3), ps=(4, 8), worker_cpu=(0.5, 1.5), cpu_step=0.5)
+    shape = warm_start(NewJob("ads", CTR), bounds, HistoryIndex(HISTORY), neighbours=5, mu=0.5).shape
+    assert bounds.contains(shape)
+    assert (shape.workers, shape.ps, shape.worker_cpu) == (3, 4, 1.5)
+
+
+def test_similarity_is_explained_feature_by_feature() -> None:
+    new = NewJob("search", replace(CTR, batch_size=1024, name="ctr-feed"))
+    (_, similar), *_ = HistoryIndex(HISTORY).rank(new, 3)
+    assert similar.id == "monday"
+    assert similar.features["batch size"] == 0.5
+    assert similar.features["owner"] == 0
+    assert similar.features["name"] == pytest.approx(1 / 3)
+    text = describe(similar)
+    assert "same architecture" in text
+    assert "owner (0% alike)" in text
+
+
+def test_identical_jobs_are_wholly_similar_and_the_latest_comes_first() -> None:
+    twins = (past("early", CTR, SMALL_SHAPE, finished_at=1), past("late", CTR, SMALL_SHAPE, finished_at=2))
+    ranked = HistoryIndex(twins).rank(NewJob("ads", CTR), 2)
+    assert [similar.id for _, similar in ranked] == ["late", "early"]
+    assert ranked[0][1].similarity == pytest.approx(1)
