@@ -38,7 +38,7 @@ def entry(function: F) -> F:
     """Compiles a kernel that Python calls. It takes and returns int64 only, and runs without the interpreter's lock."""
     try:
         dispatcher = njit(cache=True, **_OPTIONS)(function)
-        dispatcher._cache._cache_file._source_stamp = _digest_of_sources()
+        dispatcher._cache._cache_file._source_stamp = digest_of_sources(Path(__file__).parent)
     except RuntimeError:  # no folder to cache in can be written: compile in every process
         dispatcher = njit(**_OPTIONS)(function)
     arguments = function.__code__.co_argcount
@@ -59,9 +59,10 @@ def warm_up() -> None:
         dispatcher.disable_compile()
 
 
-@cache
-def _digest_of_sources() -> str:
+def digest_of_sources(folder: Path) -> str:
+    """A hash over the names and contents of the Python files in a folder."""
     digest = hashlib.sha256()
-    for source in sorted(Path(__file__).parent.glob("*.py")):
+    for source in sorted(folder.glob("*.py")):
+        digest.update(f"{source.name} {source.stat().st_size}\n".encode())
         digest.update(source.read_bytes())
     return digest.hexdigest()
