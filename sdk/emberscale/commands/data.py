@@ -1,0 +1,191 @@
+"""`emberscale data`: make data sets, and look into them."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from emberscale.commands.options import Output, OutputFormat, bad_input_exits, paragraphs
+from emberscale.errors import BadInputError
+from emberscale_trainer.data.errors import DataUnavailableError
+from emberscale_trainer.data.files import expand
+from emberscale_trainer.data.inspect import DataSummary, inspect_files
+from emberscale_trainer.data.synthetic import DatasetSpec, SynthesisError, SynthesisResult, write_dataset
+
+HELP = "Make synthetic data sets, and look into data sets before training on them."
+
+SYNTH_HELP = paragraphs("""\
+Writes a synthetic data set in the Criteo format: OUT/train-00000.tsv and so on, OUT/evaluation.tsv, OUT/metadata.json.
+
+Ids follow power laws with very different cardinalities, new ids keep arriving, fields are missing, and labels come from
+a hidden teacher. The teacher's own AUC, about 0.8, is the best that a model can reach: it is printed, and kept in
+metadata.json.
+
+The same options give the same bytes. If OUT holds this data set already, nothing is done.
+""")
+SYNTH_EXAMPLES = """\
+[bold]Examples[/]
+
+  emberscale data synth criteo-synthetic --rows 1000000 --seed 7
+
+  emberscale data synth big --rows 20000000 --parts 8 --evaluation-fraction 0
+"""
+INSPECT_HELP = paragraphs("""\
+Counts the records of Criteo files, and shows what is in them: malformed lines with their file and number, the ratio of
+positives, and for each column how many fields are empty, the range of its integers, or its distinct ids and the most
+frequent ones.
+
+Paths are files, globs (quote them) or fsspec URIs such as s3://bucket/day_*. Exit code [green]0[/] even if there are
+malformed lines, [red]2[/] if there is nothing to read.
+""")
+INSPECT_EXAMPLES = """\
+[bold]Examples[/]
+
+  emberscale data inspect criteo-synthetic/evaluation.tsv
+
+  emberscale data inspect 'day_*.tsv' --max-records 10000000 --output json
+"""
+
+data_app = typer.Typer(name="data", help=HELP, no_args_is_help=True, rich_markup_mode="rich")
+
+
+@data_app.command("synth", help=SYNTH_HELP, epilog=SYNTH_EXAMPLES)
+def synth(
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="The folder to make, in one that exists.", show_default=False)
+    ],
+    rows: Annotated[int, typer.Option(help="Rows in all files together.")] = 1_000_000,
+    seed: Annotated[int, typer.Option(help="Each seed has its own teacher and ids.")] = 0,
+    parts: Annotated[int, typer.Option(help="Training files that share the rows.")] = 1,
+    evaluation_fraction: Annotated[
+        float, typer.Option(help="Ratio of the rows, the last ones, that go to evaluation.tsv.")
+    ] = 0.1,
+    output: OutputFormat = Output.TEXT,
+) -> None:
+    """Writes a synthetic data set in the Criteo format."""
+    with bad_input_exits():
+        try:
+            spec = DatasetSpec(rows, seed, parts, evaluation_fraction)
+        except ValueError as error:
+            raise BadInputError(str(error)) from error
+        try:
+            result = _write(out, spec)
+        except SynthesisError as error:
+            raise BadInputError(str(error)) from error
+    if output is Output.JSON:
+        typer.echo(json.dumps({"path": str(out), "written": result.written, **result.metadata}, indent=2))
+    else:
+        _show_synthesis(out, result)
+
+
+def _write(out: Path, spec: DatasetSpec) -> SynthesisResult:
+    columns = (TextColumn("writing rows"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with _progress(*columns) as progress:
+        task = progress.add_task("", total=spec.rows)
+        return write_dataset(out, spec, lambda rows: progress.advance(task, rows))
+
+
+def _progress(*columns: ProgressColumn) -> Progress:
+    console = Console(stderr=True)
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+def _show_synthesis(out: Path, result: SynthesisResult) -> None:
+    typer.echo(f"{out} {'is written' if result.written else 'is there already; nothing was done'}")
+    table = _table("split", "files", "rows", "bytes", "positives", "teacher AUC", "teacher log loss")
+    for split, measured in result.metadata["splits"].items():
+        files = [file for file in result.metadata["files"] if file["name"].startswith(split)]
+        table.add_row(
+            split,
+            str(len(files)),
+            f"{measured['rows']:,}",
+            f"{sum(file['bytes'] for file in files):,}",
+            f"{measured['positives'] / measured['rows']:.2%}",
+            _score(measured["teacher_auc"]),
+            _score(measured["teacher_log_loss"]),
+        )
+    Console().print(table)
+
+
+def _score(value: Any) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
+def _table(first: str, *numbers: str) -> Table:
+    table = Table(first)
+    for name in numbers:
+        table.add_column(name, justify="right")
+    return table
+
+
+@data_app.command("inspect", help=INSPECT_HELP, epilog=INSPECT_EXAMPLES)
+def inspect(
+    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Criteo TSV files.", show_default=False)],
+    max_records: Annotated[
+        int, typer.Option(help="Records to examine, spread evenly over all files; counting covers every record.")
+    ] = 1_000_000,
+    output: OutputFormat = Output.TEXT,
+) -> None:
+    """Shows what is in Criteo files."""
+    with bad_input_exits():
+        if max_records < 1:
+            raise BadInputError(f"--max-records must be at least 1 (got {max_records})")
+        try:
+            summary = _inspect(paths, max_records)
+        except DataUnavailableError as error:
+            raise BadInputError(str(error)) from error
+    if output is Output.JSON:
+        typer.echo(json.dumps(asdict(summary), indent=2))
+    else:
+        _show_summary(summary)
+
+
+def _inspect(paths: list[str], max_records: int) -> DataSummary:
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with _progress(*columns) as progress:
+        task = progress.add_task("looking for files")
+        return inspect_files(
+            expand(paths),
+            max_records,
+            lambda stage, done, total: progress.update(task, description=stage, completed=done, total=total),
+        )
+
+
+def _show_summary(summary: DataSummary) -> None:
+    console = Console()
+    files = _table("file", "bytes", "records")
+    for file in summary.files:
+        files.add_row(file.uri, f"{file.bytes:,}", f"{file.records:,}")
+    console.print(files)
+    part = "all" if summary.examined == summary.records else f"{summary.examined:,} of"
+    positives = "" if summary.positive_rate is None else f", {summary.positive_rate:.2%} positive"
+    typer.echo(f"Examined {part} {summary.records:,} records: {summary.bad_records:,} malformed{positives}")
+    for bad in summary.bad_record_samples:
+        typer.echo(f"  {bad}")
+    if summary.bad_records > len(summary.bad_record_samples):
+        typer.echo(f"  and {summary.bad_records - len(summary.bad_record_samples):,} more")
+    dense = _table("integers", "missing", "min", "mean", "max")
+    for integers in summary.dense:
+        row = (_count(integers.minimum), _mean(integers.mean), _count(integers.maximum))
+        dense.add_row(integers.name, f"{integers.missing:.1%}", *row)
+    console.print(dense)
+    categorical = _table("categories", "missing", "distinct ids", "most frequent, with their share of records")
+    for ids in summary.categorical:
+        top = "  ".join(f"{key:08x} {share:5.1%}" for key, share in ids.top)
+        categorical.add_row(ids.name, f"{ids.missing:.1%}", f"{ids.distinct:,}", top)
+    console.print(categorical)
+    if summary.examined < summary.records:
+        typer.echo("Distinct ids are those of the examined records: all records may hold more.")
+
+
+def _count(value: int | None) -> str:
+    return "-" if value is None else f"{value:,}"
+
+
+def _mean(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.1f}"

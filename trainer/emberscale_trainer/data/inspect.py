@@ -1,0 +1,191 @@
+"""What is in Criteo files: how many records, which are malformed, and what each column looks like."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from emberscale_api.job.resolved import CRITEO_CATEGORICAL, CRITEO_DENSE
+from emberscale_api.rpc.master_pb2 import Block, DataFile
+from emberscale_trainer.data.criteo import MISSING_KEY, CriteoTSV, RawColumns
+from emberscale_trainer.data.errors import BadRecord
+
+SHOWN_BAD_RECORDS = 20
+SHOWN_IDS = 3
+_BLOCK_RECORDS = 8192
+_MERGE_RECORDS = 1 << 19
+
+
+@dataclass(frozen=True, slots=True)
+class DenseSummary:
+    """A column of integers; `missing` is a ratio, the others are None if no record has a value."""
+
+    name: str
+    missing: float
+    minimum: int | None
+    mean: float | None
+    maximum: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CategoricalSummary:
+    """A column of ids: the ratio of empty fields, the distinct ids, the most frequent and their share of records."""
+
+    name: str
+    missing: float
+    distinct: int
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FileSummary:
+    """One file."""
+
+    uri: str
+    bytes: int
+    records: int
+
+
+@dataclass(frozen=True, slots=True)
+class DataSummary:
+    """`records` is what the files hold; all that follows it is about the `examined` ones among them.
+
+    Distinct ids are exact for the examined records, and so a lower bound where not all were examined.
+    """
+
+    files: tuple[FileSummary, ...]
+    records: int
+    examined: int
+    bad_records: int
+    bad_record_samples: tuple[BadRecord, ...]
+    positive_rate: float | None
+    dense: tuple[DenseSummary, ...]
+    categorical: tuple[CategoricalSummary, ...]
+
+
+class Tally:
+    """Adds records up. Holds a few hundred bytes a distinct id at most, however many records there are."""
+
+    def __init__(self) -> None:
+        self._good = 0
+        self._positives = 0
+        self._bad = 0
+        self._samples: list[BadRecord] = []
+        self._present = np.zeros(len(CRITEO_DENSE), dtype=np.int64)
+        self._sum = np.zeros(len(CRITEO_DENSE))
+        self._minimum = np.full(len(CRITEO_DENSE), np.inf)
+        self._maximum = np.full(len(CRITEO_DENSE), -np.inf)
+        self._counts = [_IdCounts() for _ in CRITEO_CATEGORICAL]
+
+    def add(self, columns: RawColumns) -> None:
+        """Takes records."""
+        self._bad += len(columns.bad_records)
+        self._samples += columns.bad_records[: SHOWN_BAD_RECORDS - len(self._samples)]
+        self._good += columns.labels.size
+        self._positives += int(columns.labels.sum(dtype=np.float64))
+        if columns.labels.size:
+            present = ~np.isnan(columns.integers)
+            self._present += present.sum(axis=0)
+            self._sum += np.where(present, columns.integers, 0.0).sum(axis=0)
+            self._minimum = np.minimum(self._minimum, np.where(present, columns.integers, np.inf).min(axis=0))
+            self._maximum = np.maximum(self._maximum, np.where(present, columns.integers, -np.inf).max(axis=0))
+        for counts, ids in zip(self._counts, columns.ids.T, strict=True):
+            counts.add(ids)
+
+    def summary(self, files: Sequence[FileSummary]) -> DataSummary:
+        """What was added up, as a part of `files`."""
+        return DataSummary(
+            files=tuple(files),
+            records=sum(file.records for file in files),
+            examined=self._good + self._bad,
+            bad_records=self._bad,
+            bad_record_samples=tuple(self._samples),
+            positive_rate=self._positives / self._good if self._good else None,
+            dense=tuple(self._dense(column, name) for column, name in enumerate(CRITEO_DENSE)),
+            categorical=tuple(
+                counts.summary(name, self._good) for counts, name in zip(self._counts, CRITEO_CATEGORICAL, strict=True)
+            ),
+        )
+
+    def _dense(self, column: int, name: str) -> DenseSummary:
+        present = int(self._present[column])
+        if not present:
+            return DenseSummary(name, 1.0 if self._good else 0.0, None, None, None)
+        return DenseSummary(
+            name,
+            1 - present / self._good,
+            int(self._minimum[column]),
+            float(self._sum[column]) / present,
+            int(self._maximum[column]),
+        )
+
+
+class _IdCounts:
+    """How often each id of a column came up."""
+
+    def __init__(self) -> None:
+        self._ids = np.empty(0, dtype=np.int64)
+        self._times = np.empty(0, dtype=np.int64)
+        self._waiting: list[npt.NDArray[np.int64]] = []
+        self._waiting_records = 0
+
+    def add(self, ids: npt.NDArray[np.int64]) -> None:
+        self._waiting.append(ids.copy())
+        self._waiting_records += ids.size
+        if self._waiting_records >= _MERGE_RECORDS:
+            self._merge()
+
+    def summary(self, name: str, records: int) -> CategoricalSummary:
+        self._merge()
+        missing = int(self._times[self._ids == MISSING_KEY].sum())
+        ids, times = self._ids[self._ids != MISSING_KEY], self._times[self._ids != MISSING_KEY]
+        first = np.lexsort((ids, -times))[:SHOWN_IDS]
+        top = tuple((int(ids[place]), int(times[place]) / records) for place in first)
+        return CategoricalSummary(name, missing / records if records else 0.0, ids.size, top)
+
+    def _merge(self) -> None:
+        ids, times = np.unique(np.concatenate([np.empty(0, np.int64), *self._waiting]), return_counts=True)
+        together, places = np.unique(np.concatenate([self._ids, ids]), return_inverse=True)
+        counts = np.zeros(together.size, dtype=np.int64)
+        np.add.at(counts, places, np.concatenate([self._times, times]))
+        self._ids, self._times = together, counts
+        self._waiting, self._waiting_records = [], 0
+
+
+def inspect_files(
+    files: Sequence[DataFile],
+    max_records: int,
+    progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
+) -> DataSummary:
+    """Counts the records of all files, and examines at most `max_records` of them, in blocks spread evenly over all.
+
+    `progress` is called with what is being done, and how much of it is. Raises DataUnavailableError, and ValueError if
+    `max_records` is below 1.
+    """
+    if max_records < 1:
+        raise ValueError("max_records must be at least 1")
+    criteo = CriteoTSV()
+    block_records = min(_BLOCK_RECORDS, max_records)
+    blocks: list[Block] = []
+    summaries = []
+    for number, file in enumerate(files):
+        progress("counting records", number, len(files))
+        found = criteo.index_file(file, number, block_records)
+        summaries.append(FileSummary(file.uri, file.bytes, sum(block.records for block in found)))
+        blocks += found
+    tally = Tally()
+    chosen = _choose(blocks, max_records)
+    for done, block in enumerate(chosen):
+        progress("examining records", done, len(chosen))
+        text = criteo.read_block(files[block.file_number], block)
+        tally.add(text.read_raw(np.arange(block.records)))
+    return tally.summary(summaries)
+
+
+def _choose(blocks: Sequence[Block], max_records: int) -> list[Block]:
+    """Blocks at even distances with at most `max_records` records together; all of them if that is enough."""
+    if sum(block.records for block in blocks) <= max_records:
+        return list(blocks)
+    count = max(1, max_records // max(block.records for block in blocks))
+    return [blocks[len(blocks) * place // count] for place in range(count)]

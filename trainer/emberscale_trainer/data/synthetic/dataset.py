@@ -1,0 +1,201 @@
+"""A synthetic data set as a folder: `train-00000.tsv`, ..., `evaluation.tsv` and `metadata.json`.
+
+The folder appears whole or not at all: files are written to a hidden folder beside it, which is renamed at the end.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from emberscale_api.job.resolved import CRITEO_CATEGORICAL
+from emberscale_trainer.data.synthetic.calibration import RankStatistics
+from emberscale_trainer.data.synthetic.columns import CATEGORICAL
+from emberscale_trainer.data.synthetic.population import Population, SeenIds
+from emberscale_trainer.data.synthetic.text import format_rows
+
+METADATA = "metadata.json"
+GENERATOR = 1
+"""Version of the rows: raised whenever the same parameters would give other bytes."""
+
+CHUNK_ROWS = 65_536
+
+
+class SynthesisError(Exception):
+    """A data set that cannot be written; names the path and says what to do."""
+
+    def __init__(self, path: Path, problem: str) -> None:
+        super().__init__(f"{path}: {problem}")
+        self.path = path
+        self.problem = problem
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetSpec:
+    """What to write: `rows` in total, the last `evaluation_fraction` of them held out, the others in `parts` files.
+
+    Raises ValueError for numbers that make no data set.
+    """
+
+    rows: int
+    seed: int = 0
+    parts: int = 1
+    evaluation_fraction: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.rows < 1:
+            raise ValueError(f"rows must be at least 1 (got {self.rows})")
+        if not 0 <= self.seed < 1 << 63:
+            raise ValueError(f"seed must be at least 0 and below 2**63 (got {self.seed})")
+        if not 0 <= self.evaluation_fraction < 1:
+            raise ValueError(f"evaluation fraction must be at least 0 and below 1 (got {self.evaluation_fraction:g})")
+        if not 1 <= self.parts <= max(self.training_rows, 1):
+            raise ValueError(f"parts must be from 1 to the number of training rows (got {self.parts})")
+        if not self.training_rows:
+            raise ValueError(
+                f"{self.rows} rows with evaluation fraction {self.evaluation_fraction:g} leave none to train"
+            )
+
+    @property
+    def evaluation_rows(self) -> int:
+        """Rows in `evaluation.tsv`."""
+        return round(self.rows * self.evaluation_fraction)
+
+    @property
+    def training_rows(self) -> int:
+        """Rows in all training files together."""
+        return self.rows - self.evaluation_rows
+
+    def files(self) -> dict[str, tuple[int, int]]:
+        """Rows [start, stop) by the file that holds them."""
+        bounds = [self.training_rows * part // self.parts for part in range(self.parts + 1)]
+        files = {f"train-{part:05d}.tsv": (bounds[part], bounds[part + 1]) for part in range(self.parts)}
+        if self.evaluation_rows:
+            files["evaluation.tsv"] = (self.training_rows, self.rows)
+        return files
+
+
+@dataclass(frozen=True, slots=True)
+class SynthesisResult:
+    """`written` is False if the data set was there already. `metadata` is what `metadata.json` holds."""
+
+    written: bool
+    metadata: dict[str, Any]
+
+
+def write_dataset(
+    out: Path,
+    spec: DatasetSpec,
+    progress: Callable[[int], None] = lambda rows: None,
+    chunk_rows: int = CHUNK_ROWS,
+) -> SynthesisResult:
+    """Writes a data set to the new or empty folder `out`, unless it is there already.
+
+    `progress` is called with numbers of rows as they are written. Raises SynthesisError.
+    """
+    existing = _existing(out, spec)
+    if existing is not None:
+        return SynthesisResult(False, existing)
+    if not out.parent.is_dir():
+        raise SynthesisError(out, f"the folder {out.parent} does not exist; make it first")
+    try:
+        with _draft_of(out) as draft:
+            metadata = _write_files(draft, spec, progress, chunk_rows)
+            (draft / METADATA).write_text(json.dumps(metadata, indent=2) + "\n", encoding="utf-8")
+            draft.rename(out)
+    except OSError as error:
+        raise SynthesisError(out, f"cannot be written: {error.strerror or error}") from error
+    return SynthesisResult(True, metadata)
+
+
+def _existing(out: Path, spec: DatasetSpec) -> dict[str, Any] | None:
+    """The metadata of the same data set, None if there is nothing yet. Raises SynthesisError for anything else."""
+    try:
+        if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+            return None
+        metadata: dict[str, Any] = json.loads((out / METADATA).read_text(encoding="utf-8"))
+        found = {"generator": metadata["generator"], **metadata["parameters"]}
+        sizes = {file["name"]: file["bytes"] for file in metadata["files"]}
+    except OSError as error:
+        raise SynthesisError(out, "exists and holds no data set of this generator: choose another path") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise SynthesisError(out / METADATA, "is not what the generator writes: choose another path") from error
+    wanted = {"generator": GENERATOR, **asdict(spec)}
+    if found != wanted:
+        differing = ", ".join(
+            f"{key} {found.get(key)} instead of {wanted[key]}" for key in wanted if found.get(key) != wanted[key]
+        )
+        raise SynthesisError(out, f"holds another data set ({differing}): remove it or choose another path")
+    for name, size in sizes.items():
+        path = out / name
+        if not path.is_file() or path.stat().st_size != size:
+            raise SynthesisError(path, f"is damaged, it should have {size:,} bytes: remove {out} and write it again")
+    return metadata
+
+
+@contextmanager
+def _draft_of(out: Path) -> Iterator[Path]:
+    """A hidden, empty folder beside `out`, held by this process alone, and gone afterwards unless it was renamed.
+
+    The lock ends with the process: what a killed one left behind is cleared by the next.
+    """
+    draft = out.parent / f".{out.name}.partial"
+    draft.mkdir(exist_ok=True)
+    handle = os.open(draft, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SynthesisError(out, "another process is writing it") from None
+        if not draft.exists() or not os.path.samestat(os.fstat(handle), draft.stat()):
+            raise SynthesisError(out, "another process has just written it")
+        for leftover in draft.iterdir():
+            leftover.unlink()
+        try:
+            yield draft
+        finally:
+            if draft.exists():
+                shutil.rmtree(draft)
+    finally:
+        os.close(handle)
+
+
+def _write_files(draft: Path, spec: DatasetSpec, progress: Callable[[int], None], chunk_rows: int) -> dict[str, Any]:
+    population = Population(spec.seed)
+    seen = SeenIds(spec.rows)
+    statistics = {"train": RankStatistics(), "evaluation": RankStatistics()}
+    files = []
+    for name, (start, stop) in spec.files().items():
+        split = "evaluation" if start >= spec.training_rows else "train"
+        with (draft / name).open("wb") as file:
+            for first in range(start, stop, chunk_rows):
+                last = min(first + chunk_rows, stop)
+                rows = population.rows(first, last, seen if split == "train" else None)
+                statistics[split].add(rows.probabilities, rows.labels)
+                file.write(format_rows(rows).data)
+                progress(last - first)
+            files.append({"name": name, "rows": stop - start, "bytes": file.tell()})
+    return {
+        "generator": GENERATOR,
+        "parameters": asdict(spec),
+        "splits": {split: _summary(measured) for split, measured in statistics.items() if measured.rows},
+        "columns": {
+            name: {"distinct_in_train": distinct, "cardinality": column.cardinality}
+            for name, distinct, column in zip(CRITEO_CATEGORICAL, seen.counts(), CATEGORICAL, strict=True)
+        },
+        "files": files,
+    }
+
+
+def _summary(measured: RankStatistics) -> dict[str, Any]:
+    return {
+        "rows": measured.rows,
+        "positives": measured.positives,
+        "teacher_auc": measured.auc,
+        "teacher_log_loss": measured.log_loss,
+    }
