@@ -1,0 +1,78 @@
+"""What happens to the brain's knowledge, one record a fact.
+
+The same records are written to the database, applied to the service's memory and sent to the planning process, so that
+the three can only differ in how far they have got.
+"""
+
+from dataclasses import dataclass
+
+from emberscale_brain.planner.types import (
+    JobId,
+    JobMetadata,
+    JobProfile,
+    JobShape,
+    PlannedShape,
+    ShapeBounds,
+    ThroughputFit,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class JobSubmitted:
+    """A job is known from here on."""
+
+    job: JobId
+    owner: str
+    metadata: JobMetadata
+    bounds: ShapeBounds
+    submitted_at: float
+    current: JobShape | None = None
+    priority: float = 1.0
+    fixed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileReported:
+    """A measurement of a known job was accepted. `sequence` is the reporter's; each counts once."""
+
+    job: JobId
+    sequence: int
+    profile: JobProfile
+
+
+@dataclass(frozen=True, slots=True)
+class StartUpObserved:
+    """A pod of `role` ("worker" or "ps") took `seconds` to serve; its job stood still for `paused_seconds`."""
+
+    job: JobId
+    role: str
+    time: float
+    seconds: float
+    paused_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PlanMade:
+    """A job has a new plan in force."""
+
+    job: JobId
+    version: int
+    made_at: float
+    planner: str
+    planned: PlannedShape
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnded:
+    """A job is over; `phase` is Complete, Failed or Suspended."""
+
+    job: JobId
+    phase: str
+    finished_at: float
+    final_shape: JobShape | None = None
+    fit: ThroughputFit | None = None
+    rows: int = 0
+
+
+Change = JobSubmitted | ProfileReported | StartUpObserved | PlanMade | JobEnded
+COMPLETE = "Complete"

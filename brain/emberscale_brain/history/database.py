@@ -1,0 +1,80 @@
+"""Opening the database, and bringing its schema up to this version."""
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from alembic import command
+from alembic.config import Config
+from alembic.util import CommandError
+from sqlalchemy import Engine, create_engine, event
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+
+_CONNECT_SECONDS = 3
+
+
+class DatabaseAwayError(Exception):
+    """The database cannot be reached or cannot do it now; trying later makes sense."""
+
+
+class DatabaseUnusableError(Exception):
+    """The database's address or schema is wrong; trying later does not help."""
+
+
+def open_engine(url: str) -> Engine:
+    """An engine for `sqlite:///path` or `postgresql://...`; connects to nothing yet. Raises DatabaseUnusableError."""
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise DatabaseUnusableError(
+            f"{url!r} is no database URL: write sqlite:///path/to/file.db or postgresql://user@host/name"
+        ) from error
+    if parsed.drivername == "postgresql":
+        parsed = parsed.set(drivername="postgresql+psycopg")
+    dialect = parsed.get_backend_name()
+    if dialect == "sqlite":
+        if parsed.database and parsed.database != ":memory:":
+            Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
+        engine = create_engine(parsed, connect_args={"timeout": _CONNECT_SECONDS})
+        event.listen(engine, "connect", _set_up_sqlite)
+        return engine
+    if dialect == "postgresql":
+        try:
+            return create_engine(
+                parsed,
+                pool_pre_ping=True,
+                pool_size=4,
+                connect_args={"connect_timeout": _CONNECT_SECONDS, "application_name": "emberscale-brain"},
+            )
+        except NoSuchModuleError as error:
+            raise DatabaseUnusableError(f"{parsed.drivername}: no such driver; write postgresql://...") from error
+    raise DatabaseUnusableError(f"the database must be SQLite or PostgreSQL, not {dialect}")
+
+
+def migrate(engine: Engine) -> None:
+    """Creates or upgrades the schema. Raises DatabaseAwayError, or DatabaseUnusableError for a newer schema."""
+    config = Config()
+    config.set_main_option("script_location", str(files("emberscale_brain.history") / "migrations"))
+    config.attributes["engine"] = engine
+    try:
+        command.upgrade(config, "head")
+    except DBAPIError as error:
+        raise DatabaseAwayError(_first_line(error)) from error
+    except CommandError as error:
+        raise DatabaseUnusableError(
+            f"the database's schema is not one of this version ({error}); it was written by a newer Emberscale"
+        ) from error
+
+
+def _first_line(error: DBAPIError) -> str:
+    return str(error.orig or error).strip().splitlines()[0]
+
+
+def _set_up_sqlite(connection: Any, _record: object) -> None:
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA foreign_keys = ON")
+    cursor.execute("PRAGMA journal_mode = WAL")
+    # An accepted profile survives a crash of the machine, not only of the process.
+    cursor.execute("PRAGMA synchronous = FULL")
+    cursor.close()

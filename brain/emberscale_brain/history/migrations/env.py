@@ -1,0 +1,17 @@
+"""Alembic's entry: runs the migrations on the engine that `history.database.migrate` brings."""
+
+from alembic import context
+from sqlalchemy import Engine, text
+
+from emberscale_brain.history.tables import Table
+
+_LOCK = 0x656D6272
+
+engine: Engine = context.config.attributes["engine"]
+with engine.connect() as connection:
+    context.configure(connection=connection, target_metadata=Table.metadata, render_as_batch=True)
+    with context.begin_transaction():
+        if engine.dialect.name == "postgresql":
+            # two brains that start together take turns
+            connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
+        context.run_migrations()

@@ -1,0 +1,369 @@
+"""Reading and writing the configuration database.
+
+Writing is idempotent: a change that is written twice, say after a connection broke at the commit, counts once.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from sqlalchemy import CursorResult, Engine, delete, desc, func, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from emberscale_brain.history.changes import (
+    COMPLETE,
+    Change,
+    JobEnded,
+    JobSubmitted,
+    PlanMade,
+    ProfileReported,
+    StartUpObserved,
+)
+from emberscale_brain.history.codec import Codec
+from emberscale_brain.history.database import DatabaseAwayError, migrate, open_engine
+from emberscale_brain.history.tables import JobRow, PlanRow, ProfileRow, StartUpRow
+from emberscale_brain.planner.types import (
+    Explanation,
+    JobId,
+    JobMetadata,
+    JobProfile,
+    JobShape,
+    PastJob,
+    PlanAction,
+    PlannedShape,
+    ShapeBounds,
+    ThroughputFit,
+)
+
+METADATA: Codec[JobMetadata] = Codec(JobMetadata)
+BOUNDS: Codec[ShapeBounds] = Codec(ShapeBounds)
+SHAPE: Codec[JobShape] = Codec(JobShape)
+FIT: Codec[ThroughputFit] = Codec(ThroughputFit)
+EXPLANATION: Codec[Explanation] = Codec(Explanation)
+
+_DAY = 86_400.0
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How long what is kept. Profiles of running jobs are kept as many as their window holds; ages are in days."""
+
+    profiles_per_job: int = 256
+    profile_days: float = 30.0
+    plans_per_job: int = 64
+    start_up_days: float = 90.0
+    job_days: float = 365.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """How many rows went."""
+
+    profiles: int
+    plans: int
+    start_ups: int
+    jobs: int
+
+
+class HistoryStore:
+    """The database. Every method raises DatabaseAwayError while it cannot be reached."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        dialect = postgresql if engine.dialect.name == "postgresql" else sqlite
+        self._insert: Callable[[Any], Any] = dialect.insert
+
+    @classmethod
+    def open(cls, url: str) -> "HistoryStore":
+        """Does not connect. Raises DatabaseUnusableError for an address that cannot be one."""
+        return cls(open_engine(url))
+
+    def migrate(self) -> None:
+        """Creates or upgrades the schema. Raises DatabaseUnusableError if a newer version wrote it."""
+        migrate(self._engine)
+
+    def close(self) -> None:
+        """Lets go of all connections."""
+        self._engine.dispose()
+
+    def write(self, changes: Sequence[Change]) -> None:
+        """All of them in one transaction, in order."""
+
+        def insert_all(session: Session) -> None:
+            for change in changes:
+                match change:
+                    case JobSubmitted():
+                        self._add(session, JobRow, _job_values(change))
+                    case ProfileReported():
+                        self._add(session, ProfileRow, _profile_values(change))
+                    case StartUpObserved():
+                        self._add(session, StartUpRow, _start_up_values(change))
+                    case PlanMade():
+                        self._add(session, PlanRow, _plan_values(change))
+                    case JobEnded():
+                        session.execute(update(JobRow).where(JobRow.uid == change.job).values(**_end_values(change)))
+
+        self._in_transaction(insert_all)
+
+    def running_jobs(self, profiles_per_job: int) -> list[Change]:
+        """What a brain has to know again after a restart: running jobs, their last plan and their latest profiles."""
+
+        def read(session: Session) -> list[Change]:
+            changes: list[Change] = []
+            for row in session.scalars(select(JobRow).where(JobRow.phase.is_(None)).order_by(JobRow.submitted_at)):
+                job = JobId(row.uid)
+                changes.append(
+                    JobSubmitted(
+                        job=job,
+                        owner=row.owner,
+                        metadata=METADATA.from_plain(row.metadata_),
+                        bounds=BOUNDS.from_plain(row.bounds),
+                        submitted_at=row.submitted_at,
+                        current=None if row.current is None else SHAPE.from_plain(row.current),
+                        priority=row.priority,
+                        fixed=row.fixed,
+                    )
+                )
+                profiles = session.scalars(
+                    select(ProfileRow)
+                    .where(ProfileRow.job_uid == job)
+                    .order_by(desc(ProfileRow.sequence))
+                    .limit(profiles_per_job)
+                ).all()
+                changes += [ProfileReported(job, profile.sequence, _profile(profile)) for profile in reversed(profiles)]
+                last = session.scalars(
+                    select(PlanRow).where(PlanRow.job_uid == job).order_by(desc(PlanRow.version)).limit(1)
+                ).first()
+                if last is not None:
+                    changes.append(_plan(last))
+            return changes
+
+        return self._in_transaction(read)
+
+    def past_jobs(self, limit: int, owner: str | None = None, architecture: str | None = None) -> list[PastJob]:
+        """Completed jobs for the warm start, the most promising first, at most `limit`.
+
+        Those of the owner and of the architecture come before others, then the latest.
+        """
+
+        def read(session: Session) -> list[PastJob]:
+            order: list[Any] = [
+                desc(column == value)
+                for column, value in ((JobRow.owner, owner), (JobRow.architecture, architecture))
+                if value is not None
+            ]
+            rows = session.scalars(
+                select(JobRow)
+                .where(JobRow.phase == COMPLETE, JobRow.final_shape.is_not(None))
+                .order_by(*order, desc(JobRow.finished_at))
+                .limit(limit)
+            )
+            return [_past_job(row) for row in rows]
+
+        return self._in_transaction(read)
+
+    def start_ups(self, limit_per_role: int) -> dict[str, list[tuple[float, float]]]:
+        """(seconds, paused seconds) of the latest start-ups of each role."""
+
+        def read(session: Session) -> dict[str, list[tuple[float, float]]]:
+            return {
+                role: [
+                    (seconds, paused)
+                    for seconds, paused in session.execute(
+                        select(StartUpRow.seconds, StartUpRow.paused_seconds)
+                        .where(StartUpRow.role == role)
+                        .order_by(desc(StartUpRow.time))
+                        .limit(limit_per_role)
+                    )
+                ]
+                for role in ("worker", "ps")
+            }
+
+        return self._in_transaction(read)
+
+    def plans(self, job: JobId, limit: int) -> list[PlanMade]:
+        """A job's plans, the latest first."""
+
+        def read(session: Session) -> list[PlanMade]:
+            rows = session.scalars(
+                select(PlanRow).where(PlanRow.job_uid == job).order_by(desc(PlanRow.version)).limit(limit)
+            )
+            return [_plan(row) for row in rows]
+
+        return self._in_transaction(read)
+
+    def profiles(self, job: JobId, limit: int) -> list[JobProfile]:
+        """A job's latest profiles, oldest first."""
+
+        def read(session: Session) -> list[JobProfile]:
+            rows = session.scalars(
+                select(ProfileRow).where(ProfileRow.job_uid == job).order_by(desc(ProfileRow.sequence)).limit(limit)
+            ).all()
+            return [_profile(row) for row in reversed(rows)]
+
+        return self._in_transaction(read)
+
+    def prune(self, retention: Retention, now: float) -> Pruned:
+        """Deletes what is older than it is kept for. Running jobs keep their latest profiles and plans whatever."""
+
+        def remove(session: Session) -> Pruned:
+            ended = select(JobRow.uid).where(JobRow.phase.is_not(None))
+            old = ProfileRow.time < now - retention.profile_days * _DAY
+            profiles = _count(session, delete(ProfileRow).where(old, ProfileRow.job_uid.in_(ended)))
+            profiles += self._keep_latest(session, ProfileRow, ProfileRow.sequence, retention.profiles_per_job)
+            plans = self._keep_latest(session, PlanRow, PlanRow.version, retention.plans_per_job)
+            start_ups = _count(
+                session, delete(StartUpRow).where(StartUpRow.time < now - retention.start_up_days * _DAY)
+            )
+            jobs = _count(session, delete(JobRow).where(JobRow.finished_at < now - retention.job_days * _DAY))
+            return Pruned(profiles, plans, start_ups, jobs)
+
+        return self._in_transaction(remove)
+
+    def _keep_latest(self, session: Session, table: Any, order: Any, keep: int) -> int:
+        """Deletes all but the `keep` latest rows of each job."""
+        rank = func.row_number().over(partition_by=table.job_uid, order_by=desc(order)).label("rank")
+        ranked = select(table.id, rank).subquery()
+        return _count(session, delete(table).where(table.id.in_(select(ranked.c.id).where(ranked.c.rank > keep))))
+
+    def _add(self, session: Session, table: Any, values: Mapping[str, Any]) -> None:
+        session.execute(self._insert(table).values(**values).on_conflict_do_nothing())
+
+    def _in_transaction(self, work: Callable[[Session], R]) -> R:
+        try:
+            with Session(self._engine) as session, session.begin():
+                return work(session)
+        except DBAPIError as error:
+            text = str(error.orig or error).strip().splitlines()
+            raise DatabaseAwayError(text[0] if text else type(error).__name__) from error
+        except SQLAlchemyError as error:
+            raise DatabaseAwayError(str(error)) from error
+
+
+def _count(session: Session, statement: Any) -> int:
+    result = session.execute(statement.execution_options(synchronize_session=False))
+    return result.rowcount if isinstance(result, CursorResult) else 0
+
+
+def _job_values(change: JobSubmitted) -> dict[str, Any]:
+    return {
+        "uid": change.job,
+        "owner": change.owner,
+        "name": change.metadata.name,
+        "architecture": change.metadata.architecture,
+        "metadata_": METADATA.plain(change.metadata),
+        "bounds": BOUNDS.plain(change.bounds),
+        "current": None if change.current is None else SHAPE.plain(change.current),
+        "priority": change.priority,
+        "fixed": change.fixed,
+        "submitted_at": change.submitted_at,
+        "rows": 0,
+    }
+
+
+def _end_values(change: JobEnded) -> dict[str, Any]:
+    return {
+        "phase": change.phase,
+        "finished_at": change.finished_at,
+        "final_shape": None if change.final_shape is None else SHAPE.plain(change.final_shape),
+        "fit": None if change.fit is None else FIT.text(change.fit),
+        "rows": change.rows,
+    }
+
+
+def _profile_values(change: ProfileReported) -> dict[str, Any]:
+    profile, shape = change.profile, change.profile.shape
+    return {
+        "job_uid": change.job,
+        "sequence": change.sequence,
+        "time": profile.time,
+        "workers": shape.workers,
+        "ps": shape.ps,
+        "worker_cpu": shape.worker_cpu,
+        "ps_cpu": shape.ps_cpu,
+        "worker_memory_limit": shape.worker_memory,
+        "ps_memory_limit": shape.ps_memory,
+        "batch_size": profile.batch_size,
+        "iteration_seconds": profile.iteration_seconds,
+        "throughput": profile.throughput,
+        "samples": profile.samples,
+        "rows": profile.rows,
+        "ps_memory": profile.ps_memory,
+        "worker_memory": profile.worker_memory,
+        "worker_cpu_utilization": profile.worker_cpu_utilization,
+        "ps_cpu_utilization": profile.ps_cpu_utilization,
+        "stage_fractions": dict(profile.stage_fractions),
+        "restarted": profile.restarted,
+    }
+
+
+def _profile(row: ProfileRow) -> JobProfile:
+    return JobProfile(
+        time=row.time,
+        shape=JobShape(row.workers, row.ps, row.worker_cpu, row.ps_cpu, row.worker_memory_limit, row.ps_memory_limit),
+        batch_size=row.batch_size,
+        iteration_seconds=row.iteration_seconds,
+        throughput=row.throughput,
+        samples=row.samples,
+        rows=row.rows,
+        ps_memory=row.ps_memory,
+        worker_memory=row.worker_memory,
+        worker_cpu_utilization=row.worker_cpu_utilization,
+        ps_cpu_utilization=row.ps_cpu_utilization,
+        stage_fractions=row.stage_fractions,
+        restarted=row.restarted,
+    )
+
+
+def _start_up_values(change: StartUpObserved) -> dict[str, Any]:
+    return {
+        "job_uid": change.job,
+        "role": change.role,
+        "time": change.time,
+        "seconds": change.seconds,
+        "paused_seconds": change.paused_seconds,
+    }
+
+
+def _plan_values(change: PlanMade) -> dict[str, Any]:
+    planned = change.planned
+    return {
+        "job_uid": change.job,
+        "version": change.version,
+        "made_at": change.made_at,
+        "planner": change.planner,
+        "action": planned.action.value,
+        "reason": planned.reason,
+        "shape": None if planned.shape is None else SHAPE.plain(planned.shape),
+        "explanation": EXPLANATION.text(planned.explanation),
+    }
+
+
+def _plan(row: PlanRow) -> PlanMade:
+    return PlanMade(
+        job=JobId(row.job_uid),
+        version=row.version,
+        made_at=row.made_at,
+        planner=row.planner,
+        planned=PlannedShape(
+            shape=None if row.shape is None else SHAPE.from_plain(row.shape),
+            action=PlanAction(row.action),
+            reason=row.reason,
+            explanation=EXPLANATION.from_text(row.explanation),
+        ),
+    )
+
+
+def _past_job(row: JobRow) -> PastJob:
+    return PastJob(
+        id=JobId(row.uid),
+        owner=row.owner,
+        metadata=METADATA.from_plain(row.metadata_),
+        final_shape=SHAPE.from_plain(row.final_shape),
+        fit=None if row.fit is None else FIT.from_text(row.fit),
+        finished_at=row.finished_at or 0.0,
+        rows=row.rows,
+    )

@@ -1,0 +1,173 @@
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import text
+
+from emberscale_brain.history.changes import (
+    Change,
+    JobEnded,
+    JobSubmitted,
+    PlanMade,
+    ProfileReported,
+    StartUpObserved,
+)
+from emberscale_brain.history.database import DatabaseAwayError, DatabaseUnusableError, open_engine
+from emberscale_brain.history.store import HistoryStore, Pruned, Retention
+from emberscale_brain.history.tables import Table
+from emberscale_brain.planner.types import (
+    GIB,
+    Explanation,
+    JobId,
+    JobMetadata,
+    JobProfile,
+    JobShape,
+    PlanAction,
+    PlannedShape,
+    ShapeBounds,
+    SimilarJob,
+    ThroughputFit,
+)
+
+SHAPE = JobShape(8, 4, 4, 4, 4 * GIB, 300 * GIB)
+FIT = ThroughputFit((1.0, 2.0, 3.0, 4.0, 5.0), ((math.inf,) * 5,) * 5, 0.05, 0.03, 10, 3)
+
+
+def submitted(job: str, owner: str = "ann", architecture: str = "DLRM", at: float = 0.0) -> JobSubmitted:
+    metadata = JobMetadata(architecture, 512, 10**6, 416, 26, 10**12, name="ads")
+    return JobSubmitted(JobId(job), owner, metadata, ShapeBounds(), at, current=SHAPE)
+
+
+def profile(job: str, sequence: int, time: float = 0.0) -> ProfileReported:
+    measured = JobProfile(time, SHAPE, 512, 0.1, 41_000.5, 10**12, 10**10, 200 * GIB, GIB, 0.4, 0.3, {"pull": 0.25})
+    return ProfileReported(JobId(job), sequence, measured)
+
+
+def plan(job: str, version: int) -> PlanMade:
+    explanation = Explanation(
+        fit=FIT, similar=(SimilarJob(JobId("z"), 0.9, {"owner": 1.0}, SHAPE),), numbers={"gain": math.inf}
+    )
+    return PlanMade(JobId(job), version, 7.0, "default", PlannedShape(SHAPE, PlanAction.SCALE, "faster", explanation))
+
+
+def ended(job: str, at: float = 100.0, phase: str = "Complete") -> JobEnded:
+    return JobEnded(JobId(job), phase, at, SHAPE, FIT, 5 * 10**9)
+
+
+def test_what_is_written_is_read_again_exactly(store: HistoryStore) -> None:
+    changes: list[Change] = [submitted("a"), profile("a", 1), profile("a", 2), plan("a", 1), plan("a", 2)]
+    store.write(changes)
+    assert store.running_jobs(10) == [submitted("a"), profile("a", 1), profile("a", 2), plan("a", 2)]
+    assert store.plans(JobId("a"), 5) == [plan("a", 2), plan("a", 1)]
+    assert store.profiles(JobId("a"), 1) == [profile("a", 2).profile]
+
+
+def test_writing_again_changes_nothing(store: HistoryStore) -> None:
+    changes: list[Change] = [
+        submitted("a"),
+        profile("a", 1),
+        StartUpObserved(JobId("a"), "ps", 3.0, 40.0, 2.0),
+        plan("a", 1),
+    ]
+    store.write(changes)
+    store.write([*changes, replace(profile("a", 1), profile=replace(profile("a", 1).profile, throughput=1.0))])
+    assert store.running_jobs(10) == [submitted("a"), profile("a", 1), plan("a", 1)]
+    assert store.start_ups(10) == {"worker": [], "ps": [(40.0, 2.0)]}
+
+
+def test_a_batch_is_written_whole_or_not_at_all(store: HistoryStore) -> None:
+    with pytest.raises(DatabaseAwayError):
+        store.write([submitted("a"), profile("nobody", 1)])
+    assert store.running_jobs(10) == []
+
+
+def test_ended_jobs_become_history_with_the_likeliest_first(store: HistoryStore) -> None:
+    for number, (owner, architecture) in enumerate(
+        [("bob", "DCN"), ("ann", "DCN"), ("bob", "DLRM"), ("ann", "DLRM"), ("ann", "DLRM")]
+    ):
+        store.write([submitted(str(number), owner, architecture), ended(str(number), at=float(number))])
+    store.write([submitted("failed"), ended("failed", phase="Failed"), submitted("running")])
+    assert [job.id for job in store.past_jobs(10, "ann", "DLRM")] == ["4", "3", "1", "2", "0"]
+    assert [job.id for job in store.past_jobs(2)] == ["4", "3"]
+    assert store.past_jobs(1)[0].fit == FIT
+    assert store.past_jobs(1)[0].rows == 5 * 10**9
+    assert [change.job for change in store.running_jobs(10)] == ["running"]
+
+
+def test_retention_keeps_the_latest_of_running_jobs_and_the_young_of_ended_ones(store: HistoryStore) -> None:
+    day = 86_400.0
+    profiles: list[Change] = [profile("run", number, time=0.0) for number in range(6)]
+    plans: list[Change] = [plan("run", number) for number in range(5)]
+    store.write([submitted("run"), *profiles, *plans, submitted("done"), ended("done", 50 * day)])
+    store.write([profile("done", 1, time=0.0), profile("done", 2, time=50 * day)])
+    store.write([submitted("ancient"), profile("ancient", 1), plan("ancient", 1), ended("ancient", 1.0)])
+    store.write([StartUpObserved(JobId("run"), "ps", at, 40.0) for at in (0.0, 59 * day)])
+    pruned = store.prune(Retention(4, 30, 3, 30, 55), now=60 * day)
+    assert pruned == Pruned(profiles=2 + 1 + 1, plans=2, start_ups=1, jobs=1)
+    assert [item.sequence for item in store.running_jobs(10) if isinstance(item, ProfileReported)] == [2, 3, 4, 5]
+    assert [item.version for item in store.plans(JobId("run"), 10)] == [4, 3, 2]
+    assert len(store.profiles(JobId("done"), 10)) == 1
+    assert [job.id for job in store.past_jobs(10)] == ["done"]
+    assert store.plans(JobId("ancient"), 10) == []
+
+
+def test_the_migrations_make_the_tables_of_the_code(store: HistoryStore, database_url: str) -> None:
+    with open_engine(database_url).connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, Table.metadata) == []
+
+
+def test_migrating_again_keeps_everything(store: HistoryStore) -> None:
+    store.write([submitted("a"), profile("a", 1)])
+    store.migrate()
+    assert store.running_jobs(10) == [submitted("a"), profile("a", 1)]
+
+
+def test_a_schema_of_a_newer_version_is_refused(store: HistoryStore, database_url: str) -> None:
+    with open_engine(database_url).begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(DatabaseUnusableError, match="written by a newer Emberscale"):
+        store.migrate()
+
+
+def test_a_server_that_is_not_there_is_away_not_unusable(tmp_path: Path) -> None:
+    gone = HistoryStore.open(f"postgresql://brain@/brain?host={tmp_path}")
+    with pytest.raises(DatabaseAwayError, match="No such file"):
+        gone.migrate()
+    with pytest.raises(DatabaseAwayError):
+        gone.write([submitted("a")])
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("brain.db", "is no database URL"),
+        ("mysql://root@localhost/brain", "must be SQLite or PostgreSQL, not mysql"),
+    ],
+)
+def test_an_address_that_is_no_database_is_refused(url: str, problem: str) -> None:
+    with pytest.raises(DatabaseUnusableError, match=problem):
+        HistoryStore.open(url)
+
+
+def test_what_a_killed_writer_committed_is_there(tmp_path: Path, run_python: Callable[[str], int]) -> None:
+    url = f"sqlite:///{tmp_path / 'history.db'}"
+    code = f"""
+import os, signal
+from emberscale_brain.history.store import HistoryStore
+from emberscale_brain.history.changes import JobSubmitted
+from emberscale_brain.planner.types import JobId, JobMetadata, ShapeBounds
+store = HistoryStore.open({url!r})
+store.migrate()
+store.write([JobSubmitted(JobId("a"), "ann", JobMetadata("DLRM", 512, 1, 1, 1, 1), ShapeBounds(), 0.0)])
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert run_python(code) == -9
+    opened = HistoryStore.open(url)
+    opened.migrate()
+    assert [change.job for change in opened.running_jobs(1)] == ["a"]
+    opened.close()
