@@ -186,7 +186,7 @@ class LocalJob:
             self._follow_suspension(now)
             self._note_end(now)
             self._note_exits(observed)
-            desired = Desired(self._demands(), self._ended_at)
+            desired = Desired(self._demands() if self._ended_at is None else (), self._ended_at)
             if self._ended_at is not None and not observed:
                 break
             actions = reconcile(self._policy, desired, observed, self._history, now)

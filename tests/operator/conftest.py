@@ -1,0 +1,72 @@
+"""What the tests with real processes share."""
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from emberscale_api.job import TrainingJob, parse_manifest
+from emberscale_operator.local.backend import Launch, LocalBackend
+from emberscale_operator.reconcile import InstanceId, Resources, Role
+
+Eventually = Callable[[Callable[[], object]], None]
+STAND_IN = Path(__file__).with_name("stand_in.py")
+
+
+@pytest.fixture
+def eventually() -> Eventually:
+    """Waits until a condition holds; fails after 20 s."""
+
+    def wait(condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + 20
+        while not condition():
+            if time.monotonic() > deadline:
+                pytest.fail("the condition never held")
+            threading.Event().wait(0.02)
+
+    return wait
+
+
+@pytest.fixture
+def make_backend(tmp_path: Path) -> Iterator[Callable[..., LocalBackend]]:
+    """Makes backends whose instances all run one piece of Python; what they start is ended with the test."""
+    backends: list[LocalBackend] = []
+
+    def make(code: str, stop_grace: float = 10.0) -> LocalBackend:
+        def launch(instance: InstanceId, resources: Resources) -> Launch:
+            return Launch((sys.executable, "-S", "-c", code), {}, f"life-{instance.incarnation}")
+
+        backend = LocalBackend(launch, tmp_path, stop_grace)
+        backends.append(backend)
+        return backend
+
+    yield make
+    for backend in backends:
+        backend.kill_all()
+
+
+@pytest.fixture
+def job() -> TrainingJob:
+    """A small manifest; its data is never read."""
+    return parse_manifest(
+        {
+            "apiVersion": "emberscale.io/v1alpha1",
+            "kind": "TrainingJob",
+            "metadata": {"name": "toy"},
+            "spec": {
+                "data": {"train": ["nowhere.tsv"]},
+                "ps": {"replicas": 2},
+                "worker": {"replicas": 2, "resources": {"limits": {"cpu": 1, "memory": "256Mi"}}},
+                "runPolicy": {"backoffLimit": 1},
+            },
+        }
+    )
+
+
+@pytest.fixture
+def stand_ins() -> dict[Role, tuple[str, ...]]:
+    """Commands that speak the real protocol and train nothing."""
+    return {role: (sys.executable, str(STAND_IN), str(role)) for role in (Role.MASTER, Role.PS, Role.WORKER)}

@@ -1,0 +1,242 @@
+"""A whole job on this machine: real processes, a real Redis, the real protocol; only the training is made up."""
+
+import os
+import signal
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from emberscale_api.job import TrainingJob
+from emberscale_api.rpc import master_pb2 as pb
+from emberscale_operator.local import (
+    LocalJob,
+    Outcome,
+    PortUnavailableError,
+    RedisUnavailableError,
+    RunFolder,
+    Snapshot,
+)
+from emberscale_operator.reconcile import Backoff, ExitReason, Policy, Role
+
+Commands = Mapping[Role, tuple[str, ...]]
+MakeJob = Callable[..., LocalJob]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    made = RunFolder(tmp_path / "run")
+    made.make()
+    return made
+
+
+@pytest.fixture
+def make_local(job: TrainingJob, folder: RunFolder, stand_ins: Commands) -> MakeJob:
+    def make(**options: object) -> LocalJob:
+        settings: dict[str, object] = {
+            "commands": stand_ins,
+            "policy": Policy(Backoff(base=0.1), backoff_limit=1, stop_grace=2.0),
+            **options,
+        }
+        return LocalJob(job, "uid-1", folder, **settings)  # type: ignore[arg-type] # options by name, for brevity
+
+    return make
+
+
+class Watch:
+    """Looks at a job while it runs, and does something to it once."""
+
+    def __init__(self, when: Callable[[Snapshot], bool], then: Callable[[Snapshot], None]) -> None:
+        self._when, self._then = when, then
+        self.pids: set[int] = set()
+        self.done = False
+        self.last: Snapshot | None = None
+
+    def __call__(self, snapshot: Snapshot) -> None:
+        self.last = snapshot
+        self.pids |= {process.pid for process in snapshot.processes}
+        if not self.done and self._when(snapshot):
+            self.done = True
+            self._then(snapshot)
+
+    def left(self) -> list[int]:
+        return [pid for pid in self.pids if Path(f"/proc/{pid}").exists()]
+
+
+def training(snapshot: Snapshot) -> bool:
+    return snapshot.status is not None and snapshot.status.samples > 0
+
+
+def nothing(snapshot: Snapshot) -> None:
+    pass
+
+
+def kill(name: str) -> Callable[[Snapshot], None]:
+    def act(snapshot: Snapshot) -> None:
+        os.kill(next(process.pid for process in snapshot.processes if process.name == name), signal.SIGKILL)
+
+    return act
+
+
+def run(local: LocalJob, watch: Watch) -> Outcome:
+    with local:
+        return local.run(watch)
+
+
+def test_a_job_runs_to_its_end_and_leaves_only_its_files(make_local: MakeJob, folder: RunFolder) -> None:
+    watch = Watch(training, nothing)
+    outcome = run(make_local(), watch)
+    assert outcome.phase == pb.COMPLETE
+    assert outcome.status is not None
+    assert outcome.status.samples == outcome.status.expected_samples
+    assert len(watch.pids) == 6
+    assert watch.left() == []
+    assert set(outcome.peak_memory) == {"redis-0", "master-0", "ps-0", "ps-1", "worker-0", "worker-1"}
+    assert min(outcome.peak_memory.values()) > 1 << 20
+    assert {path.name for path in folder.state.iterdir()} == {"appendonly.aof", "manifest.json"}
+    assert not folder.sockets.is_symlink()
+
+
+@pytest.mark.parametrize("victim", ["master-0", "ps-1", "worker-0", "redis-0"])
+def test_a_killed_process_is_replaced_and_the_job_goes_on(
+    make_local: MakeJob, victim: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STAND_IN_SAMPLES", "250000")
+    watch = Watch(training, kill(victim))
+    outcome = run(make_local(), watch)
+    assert outcome.phase == pb.COMPLETE
+    assert watch.last is not None
+    assert [(ended.name, ended.reason) for ended in watch.last.exits] == [(victim, ExitReason.KILLED)]
+    role = victim.partition("-")[0]
+    assert {name: count for name, count in outcome.restarts.items() if count} == ({role: 1} if role != "redis" else {})
+    assert watch.left() == []
+
+
+def test_the_master_hears_of_a_member_that_ended(
+    make_local: MakeJob, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told = tmp_path / "exits"
+    monkeypatch.setenv("STAND_IN_EXITS", str(told))
+    monkeypatch.setenv("STAND_IN_SAMPLES", "200000")
+    run(make_local(), Watch(training, kill("worker-1")))
+    assert told.read_text().splitlines() == ["worker-1 Killed -9"]
+
+
+def test_a_worker_above_its_memory_limit_is_oom_killed_until_the_job_gives_up(
+    make_local: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STAND_IN_EAT_BYTES", str(400 << 20))
+    monkeypatch.setenv("STAND_IN_SAMPLES", "1000000000")
+    watch = Watch(training, nothing)
+    outcome = run(make_local(), watch)
+    assert (outcome.phase, outcome.reason) == (pb.FAILED, "BackoffLimitExceeded")
+    assert "worker-" in outcome.message
+    assert "for want of memory" in outcome.message
+    assert watch.left() == []
+
+
+def test_a_master_that_cannot_start_fails_the_job(make_local: MakeJob, stand_ins: Commands, folder: RunFolder) -> None:
+    outcome = run(make_local(commands={**stand_ins, Role.MASTER: ("/bin/false",)}), Watch(training, nothing))
+    assert (outcome.phase, outcome.reason) == (pb.FAILED, "BackoffLimitExceeded")
+    assert "master-0" in outcome.message
+    assert str(folder.logs) in outcome.message
+
+
+def test_suspending_saves_the_state_and_ends_every_process(
+    make_local: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STAND_IN_SAMPLES", "1000000000")
+    local = make_local()
+    watch = Watch(training, lambda _: local.suspend())
+    outcome = run(local, watch)
+    assert outcome.phase == pb.SUSPENDED
+    assert watch.left() == []
+
+
+def test_suspending_before_the_master_is_up_just_ends(make_local: MakeJob) -> None:
+    local = make_local()
+    watch = Watch(lambda snapshot: bool(snapshot.processes), lambda _: local.suspend())
+    outcome = run(local, watch)
+    assert (outcome.phase, outcome.reason) == (pb.PHASE_UNSPECIFIED, "Interrupted")
+    assert watch.left() == []
+
+
+def test_killing_does_not_wait_for_the_state_to_be_saved(make_local: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STAND_IN_SAMPLES", "1000000000")
+    monkeypatch.setenv("STAND_IN_SUSPEND_SECONDS", "60")
+    local = make_local()
+    watch = Watch(training, lambda _: local.suspend())
+
+    def observe(snapshot: Snapshot) -> None:
+        watch(snapshot)
+        if snapshot.suspending:
+            local.kill()
+
+    with local:
+        outcome = local.run(observe)
+    assert outcome.phase == pb.PHASE_UNSPECIFIED
+    assert watch.left() == []
+
+
+def test_members_that_do_not_listen_are_killed_after_the_grace(
+    make_local: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STAND_IN_DEAF", "1")
+    watch = Watch(training, nothing)
+    outcome = run(make_local(policy=Policy(stop_grace=0.5)), watch)
+    assert outcome.phase == pb.COMPLETE
+    assert watch.left() == []
+
+
+def test_the_plan_sets_the_number_of_workers(make_local: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STAND_IN_WORKERS", "3")
+    outcome = run(make_local(), Watch(training, nothing))
+    assert "worker-2" in outcome.peak_memory
+
+
+def test_a_port_that_is_taken_is_named(make_local: MakeJob) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with (
+            pytest.raises(
+                PortUnavailableError, match=f"port {port} on 127.0.0.1 cannot be had: Address already in use"
+            ),
+            make_local(master_port=port),
+        ):
+            pytest.fail("it started all the same")
+
+
+def test_a_given_redis_that_does_not_answer_stops_the_start(make_local: MakeJob, folder: RunFolder) -> None:
+    with pytest.raises(RedisUnavailableError), make_local(redis_url="redis://127.0.0.1:1"):
+        pytest.fail("it started all the same")
+    assert list(folder.state.iterdir()) == []
+
+
+def test_a_redis_server_that_cannot_start_is_named(make_local: MakeJob, folder: RunFolder) -> None:
+    (folder.state / "appendonly.aof").mkdir()
+    with pytest.raises(RedisUnavailableError, match=r"did not start.*redis-0\.log"):
+        run(make_local(), Watch(training, nothing))
+    assert not folder.sockets.is_symlink()
+
+
+def test_only_the_master_is_told_where_redis_is(make_local: MakeJob) -> None:
+    environments: dict[str, dict[str, str]] = {}
+
+    def look(snapshot: Snapshot) -> None:
+        for process in snapshot.processes:
+            raw = Path(f"/proc/{process.pid}/environ").read_bytes()
+            pairs = (entry.partition(b"=") for entry in raw.split(b"\0") if entry)
+            if process.name == "redis-0":
+                continue  # it writes its title over its environment
+            environments[process.name] = {name.decode(): value.decode() for name, _, value in pairs}
+
+    run(make_local(), Watch(training, look))
+    assert [name for name, found in environments.items() if "EMBERSCALE_REDIS_URL" in found] == ["master-0"]
+    assert environments["worker-1"]["EMBERSCALE_CPU_CORES"] == "1"
+    assert environments["worker-1"]["OMP_NUM_THREADS"] == "1"
+    assert "EMBERSCALE_CPU_CORES" not in environments["ps-0"]
+    members = [(found["EMBERSCALE_ROLE"], found["EMBERSCALE_INDEX"]) for found in environments.values()]
+    assert sorted(members) == [("master", "0"), ("ps", "0"), ("ps", "1"), ("worker", "0"), ("worker", "1")]
