@@ -51,6 +51,8 @@ class MasterProcess:
             options=(*CHANNEL_OPTIONS, ("grpc.so_reuseport", 0)),
         )
         rpc.add_MasterServicer_to_server(MasterService(self._runtime, self._own_status), self._server)
+        self._address = f"{identity.listen_host}:{identity.master_address.rpartition(':')[2]}"
+        self._bound = False
         self._process = psutil.Process()
         self._peak_memory = 0
         self._metrics_address = ""
@@ -60,12 +62,8 @@ class MasterProcess:
 
         Raises StoreUnavailableError, UnreadableStateError and AddressInUseError.
         """
+        self._bind()
         self._runtime.take_over()
-        address = f"{self._identity.listen_host}:{self._identity.master_address.rpartition(':')[2]}"
-        try:
-            self._server.add_insecure_port(address)
-        except RuntimeError as error:
-            raise AddressInUseError(f"cannot listen on {address}: {error}") from error
         registry = CollectorRegistry()
         registry.register(JobMetrics(self._runtime))
         self._metrics_server, _ = start_http_server(0, addr=self._identity.listen_host, registry=registry)
@@ -73,7 +71,7 @@ class MasterProcess:
         self._runtime.start()
         self._conductor.start()
         self._server.start()
-        _log.info("serving", address=address, term=self._store.term, metrics=self._metrics_address)
+        _log.info("serving", address=self._address, term=self._store.term, metrics=self._metrics_address)
 
     def stop(self) -> None:
         """Ends all calls and threads, promptly."""
@@ -83,6 +81,16 @@ class MasterProcess:
         self._conductor.join()
         self._metrics_server.shutdown()
         self._metrics_server.server_close()
+
+    def _bind(self) -> None:
+        """Once: a server cannot bind its own address again."""
+        if self._bound:
+            return
+        try:
+            self._server.add_insecure_port(self._address)
+        except RuntimeError as error:
+            raise AddressInUseError(f"cannot listen on {self._address}: is another process there?") from error
+        self._bound = True
 
     def _own_status(self) -> pb.MemberStatus:
         """The master as a member of its job; every term is one start of a master."""

@@ -1,0 +1,265 @@
+"""The master over real sockets: who may call, what is refused, and with which words."""
+
+import math
+from typing import Any
+
+import grpc
+import pytest
+from tests.jobmaster.conftest import Cluster
+from tests.jobmaster.fakes import BINS, Caller, FakePs, discovered, indexed
+
+from emberscale_api.rpc import master_pb2 as pb
+from emberscale_api.rpc import master_pb2_grpc as rpc
+from emberscale_api.rpc.token import open_channel
+
+
+@pytest.fixture
+def worker(cluster: Cluster) -> Caller:
+    cluster.start_master()
+    caller = cluster.caller(pb.WORKER)
+    caller.register()
+    return caller
+
+
+def refusal(call: Any, *arguments: Any, **fields: Any) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.RpcError) as raised:
+        call(*arguments, **fields)
+    return raised.value.code(), raised.value.details() or ""
+
+
+def train(cluster: Cluster, worker: Caller, records: int = 100) -> None:
+    """Prepares the data and assigns servers: from here on, tasks are TRAIN."""
+    cluster.start_servers()
+    discover = worker.acquire()
+    index = worker.acquire(discovered(discover.task))
+    worker.acquire(indexed(index.task, records), wait=0)
+    cluster.until_phase(pb.TRAINING)
+
+
+def test_a_call_without_the_jobs_token_is_refused(cluster: Cluster) -> None:
+    cluster.start_master()
+    with open_channel(cluster.address, "another-token") as channel:
+        code, _ = refusal(rpc.MasterStub(channel).GetStatus, pb.GetStatusRequest(), timeout=10)
+    assert code is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_registration_brings_the_whole_manifest(cluster: Cluster) -> None:
+    cluster.start_master()
+    reply = cluster.caller().register()
+    assert type(cluster.job).from_json(reply.manifest_json) == cluster.job
+    assert reply.heartbeat_seconds == 0.05
+
+
+def test_who_never_registered_is_told_to(cluster: Cluster, worker: Caller) -> None:
+    stranger = cluster.caller(pb.WORKER, index=5)
+    for call in (stranger.heartbeat, stranger.acquire):
+        code, words = refusal(call)
+        assert code is grpc.StatusCode.NOT_FOUND
+        assert "register first" in words
+
+
+def test_a_superseded_incarnation_is_refused_for_ever(cluster: Cluster, worker: Caller) -> None:
+    cluster.caller(pb.WORKER).register()
+    for call in (worker.heartbeat, worker.acquire, worker.register):
+        code, words = refusal(call)
+        assert code is grpc.StatusCode.FAILED_PRECONDITION
+        assert "superseded" in words
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"member": pb.Member(role=pb.MASTER, incarnation="x")}, "member.role: expected ps or worker"),
+        ({"member": pb.Member(role=pb.PS, incarnation="x", index=1024)}, "member.index: 1024 is above 1023"),
+        ({"member": pb.Member(role=pb.PS)}, "member.incarnation: must be given"),
+        ({"member": pb.Member(role=pb.PS, incarnation="x")}, "data_address and control_address"),
+    ],
+)
+def test_a_registration_that_makes_no_sense_is_refused(
+    cluster: Cluster, worker: Caller, fields: dict[str, Any], words: str
+) -> None:
+    code, found = refusal(worker.stub.Register, pb.RegisterRequest(**fields), timeout=10)
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert words in found
+
+
+@pytest.mark.parametrize(
+    ("delta", "words"),
+    [
+        (pb.WorkerDelta(loss_sum=math.nan), "worker.loss_sum"),
+        (pb.WorkerDelta(positives=[1], negatives=[]), "worker.positives"),
+        (pb.WorkerDelta(positives=[1] * (BINS + 1), negatives=[1] * (BINS + 1)), "at most 16384"),
+        (pb.WorkerDelta(stage_seconds={"pull": -1.0}), "worker.stage_seconds"),
+    ],
+)
+def test_a_report_that_makes_no_sense_is_refused(worker: Caller, delta: pb.WorkerDelta, words: str) -> None:
+    code, found = refusal(worker.heartbeat, worker=delta, delta_sequence=1)
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert words in found
+
+
+def test_blocks_that_do_not_follow_each_other_are_refused(worker: Caller) -> None:
+    index = worker.acquire(discovered(worker.acquire().task)).task
+    hole = [
+        pb.Block(offset=0, length=10, first_record=0, records=5),
+        pb.Block(offset=10, length=10, first_record=6, records=5),
+    ]
+    code, words = refusal(worker.acquire, pb.TaskResult(token=index.token, blocks=hole))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert "the block at byte 10 does not follow" in words
+    beyond = [pb.Block(offset=0, length=(1 << 20) + 1, records=5)]
+    _, words = refusal(worker.acquire, pb.TaskResult(token=index.token, blocks=beyond))
+    assert "a block ends at byte 1048577, the file at 1048576" in words
+
+
+def test_an_evaluation_whose_counts_do_not_add_up_is_refused(cluster: Cluster) -> None:
+    cluster.configure(evaluation=20)
+    cluster.start_master()
+    worker = cluster.caller(pb.WORKER)
+    worker.register()
+    cluster.start_servers()
+    index = worker.acquire(discovered(worker.acquire().task, evaluation=20))
+    index = worker.acquire(indexed(index.task, 10))
+    train = worker.acquire(indexed(index.task, 20))
+    evaluate = worker.acquire(pb.TaskResult(token=train.task.token))
+    assert evaluate.task.kind == pb.EVALUATE
+    bins = bytes(4 * BINS)
+    wrong = pb.Evaluation(samples=20, positives=bins, negatives=bins)
+    code, words = refusal(worker.acquire, pb.TaskResult(token=evaluate.task.token, evaluation=wrong))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert "do not add up" in words
+
+
+def test_the_dataset_is_what_the_workers_indexed(cluster: Cluster, worker: Caller) -> None:
+    request = pb.GetDatasetRequest(member=worker.member)
+    code, words = refusal(worker.stub.GetDataset, request, timeout=10)
+    assert code is grpc.StatusCode.UNAVAILABLE
+    assert "not indexed yet" in words
+    train(cluster, worker, records=77)
+    dataset = worker.stub.GetDataset(request, timeout=10)
+    assert [file.uri for file in dataset.training_files] == ["/data/day_0"]
+    assert [(block.first_record, block.records) for block in dataset.training_blocks] == [(0, 77)]
+    assert (dataset.training_records, dataset.evaluation_records) == (77, 0)
+
+
+def test_a_task_is_waited_for(cluster: Cluster, worker: Caller) -> None:
+    """The second worker asks before there is anything to do, and gets it the moment there is."""
+    other = cluster.caller(pb.WORKER, index=1)
+    other.register()
+    discover = worker.acquire()
+    waiting = other.stub.AcquireTask.future(pb.AcquireTaskRequest(member=other.member, max_wait_seconds=10), timeout=20)
+    index = worker.acquire(discovered(discover.task, evaluation=10))
+    assert {index.task.file.uri, waiting.result().task.file.uri} == {"/data/day_0", "/data/test"}
+
+
+def test_a_lease_that_the_master_does_not_know_is_revoked(cluster: Cluster, worker: Caller) -> None:
+    reply = worker.heartbeat(leases=[pb.LeaseProgress(token=77, committed=3)])
+    assert list(reply.revoked_tokens) == [77]
+    assert not reply.stop
+
+
+def test_routing_is_waited_for_until_every_server_has_adopted_it(cluster: Cluster, worker: Caller) -> None:
+    request = pb.GetRoutingRequest(member=worker.member, max_wait_seconds=0)
+    assert not worker.stub.GetRouting(request, timeout=10).ready
+    waiting = worker.stub.GetRouting.future(pb.GetRoutingRequest(member=worker.member, max_wait_seconds=10), timeout=20)
+    cluster.start_servers()
+    routing = waiting.result()
+    assert routing.ready
+    assert [server.control_address for server in routing.servers] == [ps.address for ps in cluster.servers]
+    assert set(routing.bucket_owners) == {0, 1}
+    assert len(routing.bucket_owners) == 1024
+
+
+def test_a_bad_record_counts_once_however_often_it_is_reported(cluster: Cluster) -> None:
+    cluster.configure(data={"maxBadRecords": 2})
+    cluster.start_master()
+    worker = cluster.caller(pb.WORKER)
+    worker.register()
+    bad = [pb.BadRecord(file="/data/day_0", line=line, problem="no label") for line in (3, 8)]
+    for _ in range(3):
+        worker.heartbeat(bad_records=bad)
+    status = worker.status()
+    assert status.bad_records == 2
+    assert list(status.bad_record_samples) == bad
+
+    reply = worker.heartbeat(bad_records=[pb.BadRecord(file="/data/day_0", line=9, problem="no label")])
+
+    assert reply.stop
+    status = worker.status()
+    assert (status.phase, status.reason) == (pb.FAILED, "BadRecords")
+    assert "/data/day_0:3: no label" in status.message
+
+
+def test_a_fatal_failure_ends_the_job_for_everybody(cluster: Cluster, worker: Caller) -> None:
+    request = pb.ReportFailureRequest(
+        member=worker.member, reason="NonFiniteLoss", message="loss is nan in batch 7", fatal=True
+    )
+    worker.stub.ReportFailure(request, timeout=10)
+    assert worker.heartbeat().stop
+    assert worker.acquire().stop
+    status = worker.status()
+    assert (status.phase, status.reason) == (pb.FAILED, "NonFiniteLoss")
+    assert "loss is nan in batch 7" in status.message
+
+
+def test_a_reason_that_is_no_reason_is_refused(worker: Caller) -> None:
+    request = pb.ReportFailureRequest(member=worker.member, reason="it broke", fatal=True)
+    code, _ = refusal(worker.stub.ReportFailure, request, timeout=10)
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_plans_say_what_is_wanted_until_nothing_is(cluster: Cluster) -> None:
+    limits = {"limits": {"cpu": "500m", "memory": "1Gi"}}
+    cluster.configure(ps={"replicas": 3, "resources": limits})
+    cluster.start_master()
+    caller = cluster.caller(pb.WORKER)
+    caller.register()
+    plans = iter(caller.stub.WatchPlan(pb.WatchPlanRequest(), timeout=30))
+    first = next(plans)
+    roles = {plan.role: plan for plan in first.roles}
+    assert (roles[pb.MASTER].replicas, roles[pb.PS].replicas, roles[pb.WORKER].replicas) == (1, 3, 2)
+    assert (roles[pb.PS].cpu_cores, roles[pb.PS].memory_bytes) == (0.5, 1 << 30)
+
+    caller.stub.ReportFailure(
+        pb.ReportFailureRequest(member=caller.member, reason="Broken", message="m", fatal=True), timeout=10
+    )
+
+    last = next(plan for plan in plans if plan.phase == pb.FAILED)
+    assert last.version > first.version
+    assert [plan.replicas for plan in last.roles] == [0, 0, 0]
+    assert last.reason == "Broken"
+
+
+def test_status_names_what_the_job_waits_for(cluster: Cluster, worker: Caller) -> None:
+    cluster.start_ps(0)
+    status = worker.status()
+    assert (status.phase, status.reason, status.message) == (
+        pb.PENDING,
+        "WaitingForParameterServers",
+        "waiting for ps-1",
+    )
+
+
+def test_status_shows_members_and_their_restarts(cluster: Cluster, worker: Caller) -> None:
+    again = cluster.caller(pb.WORKER)
+    again.register(metrics_address="127.0.0.1:9")
+    again.heartbeat(memory_bytes=5, peak_memory_bytes=9, cpu_seconds=1.5)
+    members = {(status.member.role, status.member.index): status for status in again.status().members}
+    found = members[pb.WORKER, 0]
+    assert found.alive
+    assert (found.registrations, found.memory_bytes, found.peak_memory_bytes, found.cpu_seconds) == (2, 5, 9, 1.5)
+    master = members[pb.MASTER, 0]
+    assert master.registrations == 1
+    assert master.memory_bytes > 0
+
+
+def test_status_adds_up_what_servers_hold_and_ignored(cluster: Cluster, worker: Caller) -> None:
+    for index in range(2):
+        server = FakePs(index)
+        caller = cluster.caller(pb.PS, index, server.incarnation)
+        caller.register(data_address="tcp://a", control_address=server.address)
+        caller.heartbeat(ps=pb.PsReport(rows={"C1": 5 + index, "C2": 1}, repeated_batches=3))
+        server.stop()
+    status = worker.status()
+    assert dict(status.rows) == {"C1": 11, "C2": 2}
+    assert status.repeated_batches == 6

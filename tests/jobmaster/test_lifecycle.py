@@ -1,0 +1,89 @@
+import pytest
+from tests.jobmaster.fakes import job
+
+from emberscale_jobmaster import lifecycle, progress
+from emberscale_jobmaster.membership import MemberId, Role
+from emberscale_jobmaster.state import BadRecord, JobState, Phase
+
+START = progress.initial(wall=100.0)
+
+
+def worker(incarnation: str) -> MemberId:
+    return MemberId(Role.WORKER, 0, incarnation)
+
+
+def outcome(state: JobState) -> tuple[Phase, str, str]:
+    assert state.outcome is not None
+    return state.outcome.phase, state.outcome.reason, state.outcome.message
+
+
+def test_errors_of_the_jobs_own_up_to_the_limit_are_borne() -> None:
+    spec = job(runPolicy={"backoffLimit": 2}).spec
+    state = START
+    for number in range(2):
+        state = lifecycle.exited(state, spec, worker(f"w{number}"), 1, "Error")
+    assert not state.over
+    state = lifecycle.exited(state, spec, worker("w2"), 1, "Error")
+    phase, reason, message = outcome(state)
+    assert (phase, reason) == (Phase.FAILED, "BackoffLimitExceeded")
+    assert "worker-0 with exit code 1" in message
+    assert "spec.runPolicy.backoffLimit allows 2" in message
+
+
+@pytest.mark.parametrize("reason", ["Killed", "NodeLost", "OOMKilled"])
+def test_what_others_did_to_a_process_is_not_the_jobs_error(reason: str) -> None:
+    spec = job(runPolicy={"backoffLimit": 0}).spec
+    assert not lifecycle.exited(START, spec, worker("w"), 137, reason).over
+
+
+def test_an_exit_that_is_reported_twice_counts_once() -> None:
+    spec = job(runPolicy={"backoffLimit": 1}).spec
+    state = START
+    for _ in range(3):
+        state = lifecycle.exited(state, spec, worker("w"), 1, "Error")
+    assert state.own_errors == 1
+
+
+def test_a_clean_exit_is_no_error() -> None:
+    spec = job(runPolicy={"backoffLimit": 0}).spec
+    assert not lifecycle.exited(START, spec, worker("w"), 0, "Completed").over
+
+
+def test_a_fatal_failure_fails_the_job_and_another_does_not() -> None:
+    assert not lifecycle.failure_reported(START, worker("w"), "Busy", "later", fatal=False).over
+    failed = lifecycle.failure_reported(START, worker("w"), "NonFiniteLoss", "loss is nan", fatal=True)
+    assert outcome(failed) == (Phase.FAILED, "NonFiniteLoss", "worker-0: loss is nan")
+
+
+def test_bad_records_beyond_the_limit_fail_the_job_and_the_first_is_named() -> None:
+    spec = job(data={"maxBadRecords": 2}).spec
+    records = tuple(BadRecord("/data/day_0", line, f"problem {line}") for line in (7, 9, 11))
+    state = lifecycle.bad_records_found(START, spec, 2, records[:2])
+    assert not state.over
+    state = lifecycle.bad_records_found(state, spec, 3, records[2:])
+    _, reason, message = outcome(state)
+    assert reason == "BadRecords"
+    assert message.startswith("/data/day_0:7: problem 7")
+    assert "spec.data.maxBadRecords allows 2" in message
+
+
+def test_only_time_in_which_the_job_is_active_counts() -> None:
+    spec = job(runPolicy={"activeDeadline": 60}).spec
+    state = lifecycle.time_passed(START, spec, wall=150.0)
+    assert state.clock.active_seconds == 50.0
+    state = progress.suspended(state)
+    state = lifecycle.time_passed(state, spec, wall=1000.0)
+    state = progress.resumed(state, spec, wall=1000.0)
+    state = lifecycle.time_passed(state, spec, wall=1009.0)
+    assert state.clock.active_seconds == 59.0
+    assert not state.over
+    state = lifecycle.time_passed(state, spec, wall=1011.5)
+    phase, reason, message = outcome(state)
+    assert (phase, reason) == (Phase.FAILED, "DeadlineExceeded")
+    assert "spec.runPolicy.activeDeadline (60s)" in message
+
+
+def test_a_clock_that_goes_back_counts_nothing() -> None:
+    state = lifecycle.time_passed(START, job().spec, wall=50.0)
+    assert state.clock.active_seconds == 0.0
+    assert lifecycle.time_passed(state, job().spec, wall=60.0).clock.active_seconds == 10.0

@@ -1,0 +1,69 @@
+import pytest
+
+from emberscale_jobmaster.membership import MemberId, Membership, Process, Role, SupersededError, UnknownMemberError
+
+
+def process(incarnation: str) -> Process:
+    return Process(incarnation, "tcp://a:1", "a:2", "a:3", 1, "host")
+
+
+def member(incarnation: str, index: int = 0) -> MemberId:
+    return MemberId(Role.WORKER, index, incarnation)
+
+
+def test_a_newer_registration_supersedes_the_older_for_ever() -> None:
+    members = Membership().register(Role.WORKER, 0, process("a")).register(Role.WORKER, 0, process("b"))
+
+    assert members.check(member("b")).incarnation == "b"
+    with pytest.raises(SupersededError, match="worker-0"):
+        members.check(member("a"))
+    with pytest.raises(SupersededError):
+        members.register(Role.WORKER, 0, process("a"))
+    members = members.register(Role.WORKER, 0, process("c"))
+    for incarnation in ("a", "b"):
+        with pytest.raises(SupersededError):
+            members.check(member(incarnation))
+
+
+def test_a_registration_that_is_repeated_counts_once() -> None:
+    members = Membership()
+    for incarnation in ("a", "a", "b", "b", "b"):
+        members = members.register(Role.WORKER, 0, process(incarnation))
+    assert members.slot(Role.WORKER, 0).registrations == 2
+
+
+def test_slots_are_apart() -> None:
+    members = Membership().register(Role.WORKER, 0, process("a")).register(Role.PS, 0, process("a"))
+    members = members.register(Role.WORKER, 1, process("a"))
+    members = members.register(Role.WORKER, 0, process("b"))
+    assert members.check(MemberId(Role.PS, 0, "a")).alive
+    assert members.check(member("a", index=1)).alive
+
+
+def test_who_never_registered_is_told_to() -> None:
+    with pytest.raises(UnknownMemberError, match="register first"):
+        Membership().check(member("a"))
+
+
+def test_an_incarnation_whose_end_was_seen_is_refused_even_if_it_never_registered() -> None:
+    members = Membership().exited(member("a"))
+    with pytest.raises(SupersededError):
+        members.register(Role.WORKER, 0, process("a"))
+    assert members.exited(member("a")) is members
+
+
+def test_silence_is_forgiven_and_the_end_is_not() -> None:
+    members = Membership().register(Role.WORKER, 0, process("a")).set_alive(member("a"), alive=False)
+    assert members.process(Role.WORKER, 0) is None
+    members = members.set_alive(member("a"), alive=True)
+    assert members.process(Role.WORKER, 0) is not None
+    members = members.exited(member("a"))
+    assert members.process(Role.WORKER, 0) is None
+    with pytest.raises(SupersededError):
+        members.set_alive(member("a"), alive=True)
+
+
+def test_the_end_of_an_old_incarnation_leaves_the_new_one_alone() -> None:
+    members = Membership().register(Role.WORKER, 0, process("a")).register(Role.WORKER, 0, process("b"))
+    members = members.exited(member("a"))
+    assert members.check(member("b")).alive

@@ -1,0 +1,132 @@
+import math
+from typing import Any
+
+import pytest
+
+from emberscale_jobmaster.ledger import Ledger
+from emberscale_jobmaster.membership import MemberId, Membership, Process, Role
+from emberscale_jobmaster.observations import Observations, ServerReport, Vitals, WorkReport
+from emberscale_jobmaster.statistics import ProgressiveWindow, RateMeter, eta_seconds
+
+WORKER = MemberId(Role.WORKER, 0, "w")
+SERVER = MemberId(Role.PS, 0, "p")
+
+
+def report(samples: int = 100, stages: dict[str, float] | None = None) -> WorkReport:
+    return WorkReport(samples, loss_sum=0.5 * samples, positives=(0, 1), negatives=(1, 0), stage_seconds=stages or {})
+
+
+def served(rows: int, repeated: int = 0) -> ServerReport:
+    return ServerReport({"C1": rows}, 8, 1, repeated, {"pull": 1.0})
+
+
+def members() -> Membership:
+    return Membership().register(Role.WORKER, 0, Process("w", "", "", "", 1, "h"))
+
+
+def leased() -> Ledger:
+    granted = Ledger.fresh(10).grant(WORKER, 1, 4)
+    assert granted is not None
+    return granted[0]
+
+
+def test_a_member_is_silent_only_after_the_whole_timeout() -> None:
+    seen = Observations().heard(WORKER, now=100.0)
+    assert seen.silent(members(), now=110.0, timeout=10.0) == []
+    assert seen.silent(members(), now=110.1, timeout=10.0) == [WORKER]
+    assert seen.heard(WORKER, now=109.0).silent(members(), now=118.0, timeout=10.0) == []
+
+
+def test_after_a_restart_of_the_master_every_deadline_starts_anew() -> None:
+    seen = Observations().watching(members(), leased(), now=500.0)
+    assert seen.silent(members(), now=509.0, timeout=10.0) == []
+    assert seen.lapsed(leased(), now=509.0, timeout=10.0, forgotten=2.0) == []
+    assert seen.silent(members(), now=511.0, timeout=10.0) == [WORKER]
+    assert seen.lapsed(leased(), now=511.0, timeout=10.0, forgotten=2.0) == [1]
+
+
+def test_a_lease_lives_while_its_holder_mentions_it() -> None:
+    seen = Observations().heard(WORKER, 0.0).watching(members(), leased(), now=0.0)
+    for now in range(1, 40):
+        seen = seen.heard(WORKER, now).beat(WORKER, Vitals(), [1], now)
+        assert seen.lapsed(leased(), now, timeout=10.0, forgotten=2.0) == []
+
+
+def test_a_holder_that_speaks_of_other_things_loses_the_lease_sooner() -> None:
+    seen = Observations().heard(WORKER, 0.0).watching(members(), leased(), now=0.0)
+    seen = seen.heard(WORKER, 1.5).beat(WORKER, Vitals(), [], now=1.5)
+    assert seen.lapsed(leased(), now=1.6, timeout=10.0, forgotten=2.0) == []
+    seen = seen.heard(WORKER, 2.5).beat(WORKER, Vitals(), [], now=2.5)
+    assert seen.lapsed(leased(), now=2.6, timeout=10.0, forgotten=2.0) == [1]
+
+
+def test_nobody_is_blamed_for_a_pause_of_the_master() -> None:
+    seen = Observations().heard(WORKER, 0.0).watching(members(), leased(), now=0.0)
+    seen = seen.excused(pause=60.0)
+    assert seen.silent(members(), now=61.0, timeout=10.0) == []
+    assert seen.lapsed(leased(), now=61.0, timeout=10.0, forgotten=2.0) == []
+
+
+def test_a_report_that_is_repeated_counts_once() -> None:
+    seen = Observations().heard(WORKER, 0.0)
+    for sequence in (1, 2, 2, 1):
+        seen = seen.worked(WORKER, sequence, report(stages={"pull": 1.5}), now=float(sequence))
+    assert seen.sightings["worker-0"].stage_seconds == {"pull": 3.0}
+    assert sum(part.samples for part in seen.window.slices) == 200
+
+
+def test_a_new_incarnation_reports_from_one_and_keeps_the_slots_totals() -> None:
+    seen = Observations().heard(WORKER, 0.0).beat(WORKER, Vitals(5, 50, 1.0), [], 0.0)
+    seen = seen.worked(WORKER, 9, report(stages={"pull": 1.0}), now=1.0)
+    after = MemberId(Role.WORKER, 0, "again")
+    seen = seen.heard(after, 2.0).worked(after, 1, report(stages={"pull": 2.0}), now=3.0)
+    assert seen.sightings["worker-0"].stage_seconds == {"pull": 3.0}
+    assert seen.sightings["worker-0"].vitals.peak_memory_bytes == 50
+
+
+def test_rows_are_summed_over_servers_and_repeats_over_their_incarnations() -> None:
+    other, again = MemberId(Role.PS, 1, "q"), MemberId(Role.PS, 0, "p2")
+    seen = Observations().heard(SERVER, 0.0).served(SERVER, served(10, repeated=3))
+    seen = seen.heard(other, 0.0).served(other, served(20, repeated=1))
+    seen = seen.heard(again, 1.0).served(again, served(7, repeated=2))
+    assert seen.rows() == {"C1": 27}
+    assert seen.repeated_batches() == 6
+
+
+def test_speed_is_what_was_done_lately() -> None:
+    meter = RateMeter(window=10.0)
+    assert meter.rate(0.0) is None
+    for second in range(31):
+        meter = meter.add(100 if second <= 15 else 300, now=float(second))
+    assert meter.rate(30.0) == pytest.approx(300.0)
+    assert meter.rate(35.0) == pytest.approx(150.0, rel=0.1)
+
+
+def test_a_burst_at_the_start_is_not_taken_for_speed() -> None:
+    meter = RateMeter().add(1_000_000, now=5.0)
+    assert meter.rate(5.1) is None
+
+
+def test_loss_and_auc_are_of_the_last_window_only() -> None:
+    window = ProgressiveWindow(window=10.0, slice_seconds=1.0)
+    assert math.isnan(window.loss())
+    assert math.isnan(window.auc())
+    window = window.add(10, 50.0, [10, 0], [0, 10], now=0.0)
+    assert (window.loss(), window.auc()) == (5.0, 0.0)
+    for second in range(20):
+        window = window.add(10, 2.0, [0, 5], [5, 0], now=float(second))
+    assert window.loss() == pytest.approx(0.2)
+    assert window.auc() == 1.0
+    assert len(window.slices) <= 11
+
+
+def test_histograms_of_another_length_begin_anew() -> None:
+    window = ProgressiveWindow().add(10, 5.0, [10, 0], [0, 10], now=0.0).add(4, 1.0, [0, 0, 2], [2, 0, 0], now=0.1)
+    assert (window.loss(), window.auc()) == (0.25, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("remaining", "speed", "eta"), [(100, 10.0, 10.0), (0, None, 0.0), (5, None, -1.0), (5, 0.0, -1.0)]
+)
+def test_eta_is_negative_while_it_is_not_known(remaining: int, speed: Any, eta: float) -> None:
+    assert eta_seconds(remaining, speed) == eta

@@ -1,0 +1,368 @@
+"""The job's stages as pure functions: what follows what, and what undoes it."""
+
+from typing import Any
+
+import pytest
+from tests.jobmaster.fakes import job
+
+from emberscale_api.job import TrainingJobSpec
+from emberscale_jobmaster import lifecycle, progress, tasks
+from emberscale_jobmaster.evaluation import Tally
+from emberscale_jobmaster.membership import MemberId, Process, Role
+from emberscale_jobmaster.state import DataFile, JobState, Phase, Restored, Stage, committed_samples, phase_of
+from emberscale_jobmaster.tasks import Discovered, Finding, Indexed, InvalidReportError, Task
+
+WORKER = MemberId(Role.WORKER, 0, "w")
+TRAINING, EVALUATION = DataFile("/data/day_0", 1000), DataFile("/data/test", 500)
+
+
+class Pure:
+    """A job driven through the pure core alone."""
+
+    def __init__(self, **sections: Any) -> None:
+        self.spec: TrainingJobSpec = job(**sections).spec
+        self.state: JobState = progress.initial(wall=0.0)
+        self.phases = [Phase.PENDING]
+
+    def apply(self, state: JobState) -> None:
+        self.state = progress.advance(self.state, state, self.spec)
+        if (phase := phase_of(self.state, self.spec)) is not self.phases[-1]:
+            self.phases.append(phase)
+
+    def register(self, role: Role, index: int, incarnation: str) -> MemberId:
+        member = MemberId(role, index, incarnation)
+        process = Process(incarnation, "tcp://a", "a:1", "", 1, "h")
+        self.apply(lifecycle.registered(self.state, self.spec, member, process))
+        return member
+
+    def acquire(self, member: MemberId = WORKER, batches: int = 4) -> Task | None:
+        state, task = tasks.acquire(self.state, self.spec, member, batches)
+        self.apply(state)
+        return task
+
+    def work(self, finding: Finding = None) -> Task:
+        """Leases one task and finishes it."""
+        task = self.acquire()
+        assert task is not None
+        self.apply(tasks.finish(self.state, WORKER, task.token, finding))
+        return task
+
+    def prepare(self, records: int = 100, evaluation: int | None = None) -> None:
+        self.work(Discovered((TRAINING,), () if evaluation is None else (EVALUATION,)))
+        self.work(Indexed(records))
+        if evaluation is not None:
+            self.work(Indexed(evaluation))
+
+    def assign(self, **restored: Any) -> None:
+        self.apply(progress.assignment_begun(self.state, self.spec))
+        epoch = self.state.routing.table.epoch
+        self.apply(progress.assigned(self.state, epoch, Restored(**restored), checkpoint=""))
+
+    def train_epoch(self) -> list[Task]:
+        done, epoch = [], self.state.epoch
+        while self.state.stage is Stage.TRAIN and self.state.epoch == epoch:
+            done.append(self.work())
+        return done
+
+    def start_training(self, records: int = 100, evaluation: int | None = None) -> None:
+        self.register(Role.WORKER, 0, WORKER.incarnation)
+        for index in range(self.spec.ps.initial_replicas):
+            self.register(Role.PS, index, f"ps-{index}")
+        self.prepare(records, evaluation)
+        self.assign()
+
+
+def test_phases_follow_each_other_to_the_end() -> None:
+    pure = Pure(evaluation=30, checkpoint={"uri": "/somewhere"})
+    pure.start_training(evaluation=30)
+    pure.train_epoch()
+    while pure.state.stage is Stage.EVALUATE:
+        pure.work(Tally(samples=1))
+    pure.apply(progress.cut_begun(pure.state, 1))
+    pure.apply(progress.cut_saved(pure.state, 1, "00000001"))
+
+    assert pure.phases == [
+        Phase.PENDING,
+        Phase.PREPARING,
+        Phase.RESTORING,
+        Phase.TRAINING,
+        Phase.EVALUATING,
+        Phase.SAVING,
+        Phase.COMPLETE,
+    ]
+    assert pure.state.checkpoint == "00000001"
+    assert pure.state.plan_version == len(pure.phases)
+
+
+def test_each_epoch_is_evaluated_after_its_last_batch() -> None:
+    pure = Pure(training={"epochs": 2}, evaluation=30)
+    pure.start_training(evaluation=30)
+    for epoch in range(2):
+        assert [task.epoch for task in pure.train_epoch()] == [epoch] * 3
+        assert pure.state.stage is Stage.EVALUATE
+        while pure.state.stage is Stage.EVALUATE:
+            pure.work(Tally(samples=5, loss_sum=1.0))
+    assert [(result.epoch, result.samples) for result in pure.state.evaluations] == [(0, 5), (1, 5)]
+
+
+def test_without_evaluation_data_and_without_checkpoints_training_is_all() -> None:
+    pure = Pure()
+    pure.start_training()
+    pure.train_epoch()
+    assert pure.phases[-2:] == [Phase.TRAINING, Phase.COMPLETE]
+
+
+def test_an_epoch_is_cut_into_shards_that_end_with_the_data() -> None:
+    pure = Pure()
+    pure.start_training(records=95)
+    shards = [(task.start, task.stop, task.shard) for task in pure.train_epoch()]
+    assert shards == [(0, 40, 0), (40, 80, 40), (80, 95, 80)]
+    assert committed_samples(pure.state, pure.spec) == 95
+
+
+def test_tokens_ascend_over_the_life_of_the_job_through_a_recovery() -> None:
+    pure = Pure()
+    pure.start_training()
+    tokens = [pure.work().token]
+    pure.register(Role.PS, 1, "ps-1-again")
+    pure.assign()
+    tokens += [task.token for task in pure.train_epoch()]
+    assert tokens == sorted(set(tokens))
+    assert tokens[0] == 3
+
+
+def test_a_worker_holds_two_leases_and_no_more() -> None:
+    pure = Pure()
+    pure.start_training(records=1000)
+    assert [pure.acquire() is not None for _ in range(4)] == [True, True, False, False]
+
+
+def test_progress_is_committed_in_batches_and_only_by_the_holder() -> None:
+    pure = Pure()
+    pure.start_training(records=95)
+    pure.work()
+    pure.work()
+    task = pure.acquire()
+    assert task is not None
+
+    for position, committed in ((80, 80), (89, 80), (90, 90), (85, 90), (95, 95)):
+        state, dropped = tasks.report_progress(pure.state, pure.spec, WORKER, {task.token: position})
+        assert (committed_samples(state, pure.spec), dropped) == (committed, [])
+        pure.state = state
+    other = MemberId(Role.WORKER, 1, "x")
+    _, dropped = tasks.report_progress(pure.state, pure.spec, other, {task.token: 95, 99: 5})
+    assert dropped == [task.token, 99]
+
+
+def test_progress_beyond_the_lease_is_refused() -> None:
+    pure = Pure()
+    pure.start_training(records=95)
+    task = pure.acquire()
+    assert task is not None
+    with pytest.raises(InvalidReportError, match="ends at position 40"):
+        tasks.report_progress(pure.state, pure.spec, WORKER, {task.token: 41})
+
+
+def test_a_dead_workers_lease_goes_to_the_next_from_its_committed_offset() -> None:
+    pure = Pure()
+    pure.start_training(records=100)
+    task = pure.acquire()
+    assert task is not None
+    pure.apply(tasks.report_progress(pure.state, pure.spec, WORKER, {task.token: 20})[0])
+
+    pure.apply(lifecycle.exited(pure.state, pure.spec, WORKER, 137, "Killed"))
+    other = pure.register(Role.WORKER, 1, "other")
+    rest = pure.acquire(other)
+
+    assert rest is not None
+    assert (rest.start, rest.stop, rest.shard) == (20, 40, 0)
+    assert rest.token > task.token
+
+
+def test_a_lost_server_takes_all_leases_and_everything_back_to_the_checkpoint() -> None:
+    pure = Pure(training={"epochs": 2})
+    pure.start_training(records=100)
+    pure.train_epoch()
+    pure.acquire()
+    before = pure.state.routing.table.epoch
+
+    pure.apply(lifecycle.silent(pure.state, pure.spec, [MemberId(Role.PS, 0, "ps-0")]))
+
+    assert not pure.state.ledger.leases
+    assert not pure.state.routing.ready
+    assert pure.state.routing.table.epoch > before
+    assert pure.phases[-1] is Phase.RESTORING
+    assert pure.acquire() is None
+    pure.register(Role.PS, 0, "ps-0-again")
+    pure.assign(applied={0: ((0, 3), (5, 6))})
+    assert (pure.state.epoch, pure.state.stage, pure.state.recoveries) == (0, Stage.TRAIN, 1)
+    assert [(task.start, task.stop) for task in pure.train_epoch()] == [(30, 50), (60, 100)]
+
+
+def test_evaluations_are_those_that_the_checkpoint_had_seen() -> None:
+    pure = Pure(training={"epochs": 3}, evaluation=30)
+    pure.start_training(evaluation=30)
+    for _ in range(2):
+        pure.train_epoch()
+        while pure.state.stage is Stage.EVALUATE:
+            pure.work(Tally(samples=5, loss_sum=1.0))
+    first = pure.state.evaluations[0]
+
+    pure.register(Role.PS, 1, "ps-1-again")
+    pure.assign(applied={0: ((0, 10),), 1: ((0, 2),)}, evaluations=(first,))
+
+    assert (pure.state.epoch, pure.state.evaluations) == (1, (first,))
+
+
+def test_a_checkpoint_between_training_and_evaluation_evaluates_again() -> None:
+    pure = Pure(evaluation=60)
+    pure.start_training(evaluation=60)
+    pure.train_epoch()
+    pure.work(Tally(samples=5))
+    pure.register(Role.PS, 1, "ps-1-again")
+
+    pure.assign(applied={0: ((0, 10),)})
+
+    assert pure.state.stage is Stage.EVALUATE
+    assert pure.state.tally == Tally()
+
+
+def test_a_server_lost_while_data_is_prepared_costs_no_preparation() -> None:
+    pure = Pure()
+    pure.register(Role.WORKER, 0, WORKER.incarnation)
+    for index in range(2):
+        pure.register(Role.PS, index, f"ps-{index}")
+    pure.work(Discovered((TRAINING,), ()))
+    pure.assign()
+    task = pure.acquire()
+    assert task is not None
+
+    pure.register(Role.PS, 0, "ps-0-again")
+
+    assert task.token in pure.state.ledger.leases
+    assert pure.state.recoveries == 0
+    pure.apply(tasks.finish(pure.state, WORKER, task.token, Indexed(100)))
+    assert pure.state.stage is Stage.READY
+
+
+def test_an_assignment_that_a_newer_one_replaced_counts_for_nothing() -> None:
+    pure = Pure()
+    pure.register(Role.WORKER, 0, WORKER.incarnation)
+    for index in range(2):
+        pure.register(Role.PS, index, f"ps-{index}")
+    pure.apply(progress.assignment_begun(pure.state, pure.spec))
+    epoch = pure.state.routing.table.epoch
+    pure.register(Role.PS, 0, "ps-0-again")
+
+    pure.apply(progress.assigned(pure.state, epoch, Restored(), ""))
+
+    assert not pure.state.routing.ready
+
+
+def test_changed_data_is_refused_by_the_file() -> None:
+    pure = Pure()
+    pure.register(Role.WORKER, 0, WORKER.incarnation)
+    for index in range(2):
+        pure.register(Role.PS, index, f"ps-{index}")
+    pure.prepare()
+
+    pure.assign(data=((TRAINING.uri, TRAINING.bytes - 1),))
+
+    assert pure.state.outcome is not None
+    assert pure.state.outcome.reason == "DataChanged"
+    assert "/data/day_0 has 1000 bytes, and had 999" in pure.state.outcome.message
+
+
+@pytest.mark.parametrize(
+    ("saved", "complaint"),
+    [
+        ((("/data/day_0", 1000), ("/data/day_1", 5)), "/data/day_1 is no longer among the data files"),
+        ((), "/data/day_0 was not among the data files"),
+    ],
+)
+def test_files_that_came_or_went_are_refused(saved: tuple[tuple[str, int], ...], complaint: str) -> None:
+    pure = Pure()
+    pure.register(Role.WORKER, 0, WORKER.incarnation)
+    for index in range(2):
+        pure.register(Role.PS, index, f"ps-{index}")
+    pure.prepare()
+    pure.assign(data=saved)
+    assert pure.state.outcome is not None
+    assert complaint in pure.state.outcome.message
+
+
+def test_no_lease_is_granted_between_freeze_and_cut() -> None:
+    pure = Pure(checkpoint={"uri": "/somewhere"})
+    pure.start_training(records=1000)
+    pure.apply(progress.cut_begun(pure.state, 1))
+    assert pure.acquire() is None
+    pure.apply(progress.cut_made(pure.state, 1))
+    assert pure.acquire() is not None
+
+
+def test_while_suspending_only_what_was_begun_is_finished() -> None:
+    pure = Pure(checkpoint={"uri": "/somewhere"})
+    pure.start_training(records=1000)
+    task = pure.acquire()
+    assert task is not None
+    pure.apply(progress.suspension_begun(pure.state))
+    assert pure.acquire() is None
+    pure.apply(lifecycle.leases_expired(pure.state, [task.token]))
+    rest = pure.acquire()
+    assert rest is not None
+    assert (rest.start, rest.stop) == (task.start, task.stop)
+
+
+def test_a_suspended_job_goes_on_from_its_servers_up() -> None:
+    pure = Pure(checkpoint={"uri": "/somewhere"})
+    pure.start_training(records=1000)
+    pure.apply(progress.suspension_begun(pure.state))
+    pure.apply(progress.cut_begun(pure.state, 1))
+    pure.apply(progress.cut_saved(pure.state, 1, "00000001"))
+
+    pure.apply(progress.resumed(pure.state, pure.spec, wall=1000.0))
+
+    assert pure.phases[-3:] == [Phase.TRAINING, Phase.SUSPENDED, Phase.RESTORING]
+    assert not pure.state.routing.ready
+
+
+def test_an_epoch_without_data_fails_the_job() -> None:
+    pure = Pure()
+    pure.register(Role.WORKER, 0, WORKER.incarnation)
+    pure.prepare(records=0)
+    assert pure.state.outcome is not None
+    assert (pure.state.outcome.phase, pure.state.outcome.reason) == (Phase.FAILED, "DataEmpty")
+
+
+def test_paths_that_match_no_file_fail_the_job() -> None:
+    pure = Pure()
+    pure.register(Role.WORKER, 0, WORKER.incarnation)
+    pure.work(Discovered((), ()))
+    assert pure.state.outcome is not None
+    assert pure.state.outcome.reason == "DataUnavailable"
+
+
+def test_a_result_of_another_kind_is_refused() -> None:
+    pure = Pure()
+    pure.register(Role.WORKER, 0, WORKER.incarnation)
+    task = pure.acquire()
+    assert task is not None
+    with pytest.raises(InvalidReportError, match="is not one of stage Discover"):
+        tasks.finish(pure.state, WORKER, task.token, Indexed(4))
+
+
+def test_results_of_a_lease_that_is_gone_change_nothing() -> None:
+    pure = Pure()
+    pure.start_training()
+    task = pure.acquire()
+    assert task is not None
+    pure.apply(lifecycle.leases_expired(pure.state, [task.token]))
+    assert tasks.finish(pure.state, WORKER, task.token, None) == pure.state
+
+
+def test_the_first_failure_stands() -> None:
+    pure = Pure()
+    pure.apply(progress.failed(pure.state, "NonFiniteLoss", "worker-0"))
+    pure.apply(progress.failed(pure.state, "BadRecords", "later"))
+    assert pure.state.outcome is not None
+    assert pure.state.outcome.reason == "NonFiniteLoss"

@@ -1,0 +1,122 @@
+import uuid
+from dataclasses import replace
+
+import pytest
+import redis
+from tests.jobmaster.fakes import RedisServer, free_port, job, wait_for
+
+from emberscale_jobmaster import progress
+from emberscale_jobmaster.evaluation import Tally
+from emberscale_jobmaster.ledger import Ledger
+from emberscale_jobmaster.membership import MemberId, Process, Role
+from emberscale_jobmaster.runtime import JobRuntime
+from emberscale_jobmaster.state import BadRecord, Cut, DataFile, JobState, Restored, Stage
+from emberscale_jobmaster.store import DeposedError, JobStore, StoreUnavailableError, UnreadableStateError, redacted
+
+
+def rich_state() -> JobState:
+    """A state in which nothing has its default."""
+    member = MemberId(Role.WORKER, 3, "w")
+    granted = Ledger.fresh(50, done=((4, 6),)).grant(member, 17, 4)
+    assert granted is not None
+    state = progress.initial(wall=12.5)
+    return replace(
+        state,
+        stage=Stage.EVALUATE,
+        ledger=granted[0].commit(17, 2),
+        next_token=18,
+        members=state.members.register(Role.WORKER, 3, Process("w", "tcp://a", "b:1", "c:2", 7, "h")),
+        training_files=(DataFile("/d/0", 9, 500),),
+        restored=Restored({0: ((0, 4), (9, 50))}, (Tally(samples=1).result(0),), (("/d/0", 9),)),
+        evaluations=(Tally(samples=4, loss_sum=1.0, label_sum=1).result(0),),
+        tally=Tally(samples=2, positives=(1,), negatives=(1,)),
+        bad_record_samples=(BadRecord("/d/0", 7, "no label"),),
+        cut=Cut(3, freezing=True),
+    )
+
+
+def test_a_state_reads_back_as_it_was_saved(redis_server: RedisServer) -> None:
+    uid = uuid.uuid4().hex
+    first, second = JobStore(redis_server.url, uid), JobStore(redis_server.url, uid)
+    assert first.open() is None
+    first.save(rich_state())
+    # NaN differs from itself; everything else must not.
+    assert repr(second.open()) == repr(rich_state())
+
+
+def test_of_two_masters_only_the_newer_writes(redis_server: RedisServer) -> None:
+    uid = uuid.uuid4().hex
+    old, new = JobStore(redis_server.url, uid), JobStore(redis_server.url, uid)
+    old.open()
+    old.save(progress.initial(wall=1.0))
+    new.open()
+    with pytest.raises(DeposedError):
+        old.save(progress.initial(wall=2.0))
+    with pytest.raises(DeposedError, match="term 2"):
+        old.confirm()
+    new.save(progress.initial(wall=3.0))
+    new.confirm()
+    found = JobStore(redis_server.url, uid).open()
+    assert found is not None
+    assert found.clock.wall == 3.0
+
+
+def test_a_deposed_master_says_so_and_answers_nobody_any_more(redis_server: RedisServer) -> None:
+    uid = uuid.uuid4().hex
+    deposed: list[bool] = []
+    runtime = JobRuntime(job(), uid, JobStore(redis_server.url, uid), on_deposed=lambda: deposed.append(True))
+    runtime.take_over()
+    runtime.start()
+    JobStore(redis_server.url, uid).open()
+
+    with pytest.raises(Exception, match="the master is stopping"):
+        runtime.update(lambda state: replace(state, trouble="anything"))
+
+    wait_for(lambda: deposed, "the deposed master's notice")
+    runtime.close()
+
+
+def test_what_was_written_ahead_reads_back(redis_server: RedisServer) -> None:
+    uid = uuid.uuid4().hex
+    store = JobStore(redis_server.url, uid)
+    store.open()
+    store.save_blocks("Training", 11, b"\x00blocks\xff")
+    store.add_bad_records([("s3://bucket/day:1", 7), ("/day", 9)])
+    again = JobStore(redis_server.url, uid)
+    again.open()
+    assert again.blocks() == {("Training", 11): b"\x00blocks\xff"}
+    assert again.bad_records() == {("s3://bucket/day:1", 7), ("/day", 9)}
+
+
+def test_a_redis_that_lost_everything_gets_it_back(own_redis: RedisServer) -> None:
+    store = JobStore(own_redis.url, "uid")
+    store.open()
+    store.save_blocks("Training", 0, b"blocks")
+    store.add_bad_records([("/day", 9)])
+    redis.Redis.from_url(own_redis.url).flushall()
+
+    store.save(progress.initial(wall=5.0))
+
+    again = JobStore(own_redis.url, "uid")
+    assert again.open() == progress.initial(wall=5.0)
+    assert (again.term, again.blocks(), again.bad_records()) == (2, {("Training", 0): b"blocks"}, {("/day", 9)})
+
+
+def test_a_redis_that_is_away_is_named_without_its_password() -> None:
+    port = free_port()
+    store = JobStore(f"redis://:secret@127.0.0.1:{port}/0", "uid")
+    with pytest.raises(StoreUnavailableError, match=f"Redis at redis://.*127.0.0.1:{port}/0 cannot be used") as raised:
+        store.open()
+    assert "secret" not in str(raised.value)
+
+
+def test_a_state_of_something_else_is_not_taken_for_ours(redis_server: RedisServer) -> None:
+    uid = uuid.uuid4().hex
+    redis.Redis.from_url(redis_server.url).set(f"emberscale:{uid}:state", '{"clock": "noon"}')
+    with pytest.raises(UnreadableStateError, match=f"emberscale:{uid}:state"):
+        JobStore(redis_server.url, uid).open()
+
+
+def test_passwords_are_not_shown() -> None:
+    assert redacted("rediss://user:secret@host:1/0") == "rediss://***@host:1/0"
+    assert redacted("redis://host:1/0") == "redis://host:1/0"
