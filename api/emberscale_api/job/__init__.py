@@ -6,10 +6,11 @@ from emberscale_api.job.duration import parse_duration
 from emberscale_api.job.manifest import ManifestError, apply_overrides, load_manifest, parse_manifest
 from emberscale_api.job.model import Architecture, EmbeddingSpec, InitializerSpec, ModelSpec, TableOverride
 from emberscale_api.job.optimizer import OptimizerSpec, OptimizersSpec, OptimizerType
+from emberscale_api.job.pod_template import PodTemplate
 from emberscale_api.job.quantity import cpu_cores, memory_bytes
 from emberscale_api.job.resolved import ResolvedModel, TableSpec, resolve_model
-from emberscale_api.job.roles import ResourceRequirements, RoleSpec
-from emberscale_api.job.run_policy import RunPolicy, ScalingMode, ScalingSpec
+from emberscale_api.job.roles import MasterSpec, ResourceRequirements, RoleSpec
+from emberscale_api.job.run_policy import CleanPodPolicy, RunPolicy, ScalingMode, ScalingSpec
 from emberscale_api.job.training import ShardingSpec, TrainingSpec
 from emberscale_api.job.training_job import API_VERSION, KIND, ObjectMeta, TrainingJob, TrainingJobSpec
 
@@ -18,6 +19,7 @@ __all__ = [
     "KIND",
     "Architecture",
     "CheckpointSpec",
+    "CleanPodPolicy",
     "DataFormat",
     "DataSpec",
     "EmbeddingSpec",
@@ -25,11 +27,13 @@ __all__ = [
     "FaultToleranceStrategy",
     "InitializerSpec",
     "ManifestError",
+    "MasterSpec",
     "ModelSpec",
     "ObjectMeta",
     "OptimizerSpec",
     "OptimizerType",
     "OptimizersSpec",
+    "PodTemplate",
     "ResolvedModel",
     "ResourceRequirements",
     "RoleSpec",

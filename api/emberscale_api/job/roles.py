@@ -4,6 +4,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
+from emberscale_api.job.pod_template import PodTemplate
 from emberscale_api.job.quantity import Quantity, cpu_cores, memory_bytes
 from emberscale_api.job.schema import ManifestPart
 
@@ -49,6 +50,7 @@ class RoleSpec(ManifestPart):
     min_replicas: int | None = Field(default=None, ge=1, le=1024)
     max_replicas: int | None = Field(default=None, ge=1, le=1024)
     resources: ResourceRequirements = ResourceRequirements()
+    template: PodTemplate = PodTemplate()
 
     @model_validator(mode="after")
     def _one_way_to_size(self) -> Self:
@@ -68,3 +70,4 @@ class MasterSpec(ManifestPart):
     """There is exactly one master."""
 
     resources: ResourceRequirements = ResourceRequirements()
+    template: PodTemplate = PodTemplate()

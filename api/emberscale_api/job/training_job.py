@@ -55,6 +55,9 @@ class TrainingJobSpec(ManifestPart):
     fault_tolerance: FaultToleranceSpec = FaultToleranceSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
     run_policy: RunPolicy = RunPolicy()
+    suspend: bool = Field(
+        default=False, description="On a cluster: true takes a checkpoint and deletes the pods, false goes on from it"
+    )
 
 
 class TrainingJob(ManifestPart):

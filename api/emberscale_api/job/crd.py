@@ -1,0 +1,408 @@
+"""The CustomResourceDefinition of TrainingJob, from its types: `python -m emberscale_api.job.crd > FILE`.
+
+The schema is structural, as the API server demands: references are put in place, `null` is left out, exclusive bounds
+are written as in OpenAPI 3.0, and quantities and durations are `int-or-string`. What a single field cannot say is said
+in CEL, here, beside the name of the type whose Python validator says the same.
+"""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+
+from emberscale_api.job.status import TrainingJobStatus
+from emberscale_api.job.training_job import TrainingJobSpec
+
+GROUP = "emberscale.io"
+VERSION = "v1alpha1"
+PLURAL = "trainingjobs"
+NAME = f"{PLURAL}.{GROUP}"
+
+_MAX_STRING = 1024
+_MAX_ITEMS = 256
+"""The API server estimates the cost of a CEL rule from what is allowed; nobody has more data paths or columns."""
+_LONG_STRINGS = {"value": 32768, "message": 32768}
+
+_QUANTITY = "^([0-9]+([.][0-9]+)?|[.][0-9]+)(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
+_DURATION = "^([0-9]+([.][0-9]+)?(ms|s|m|h|d))+$"
+_DURATION_OF_CEL = "^([0-9]+([.][0-9]+)?(ms|s|m|h))+$"
+_QUANTITIES = {("ResourceList", "cpu"), ("ResourceList", "memory")}
+_DURATIONS = {
+    ("CheckpointSpec", "interval"): False,
+    ("ShardingSpec", "leaseTimeout"): False,
+    ("ShardingSpec", "heartbeatInterval"): False,
+    ("RunPolicy", "activeDeadline"): False,
+    ("RunPolicy", "ttlAfterFinished"): True,
+}
+"""Whether a duration may be 0."""
+
+_LAYERS = {"items": {"minimum": 1, "maximum": 65536}, "maxItems": 32}
+_EXTRA: Mapping[tuple[str, str], Mapping[str, Any]] = {
+    ("ModelSpec", "bottomMlp"): _LAYERS,
+    ("ModelSpec", "topMlp"): _LAYERS,
+    ("DataSpec", "train"): {"items": {"minLength": 1}},
+    ("DataSpec", "evaluation"): {"items": {"minLength": 1}},
+    ("TrainingSpec", "seed"): {"exclusiveMaximum": None},
+    ("EmbeddingSpec", "tables"): {"maxProperties": 64},
+}
+
+
+def _within(name: str) -> dict[str, str]:
+    request, limit = f"self.requests.{name}", f"self.limits.{name}"
+    return {
+        "rule": f"!has(self.requests) || !has(self.limits) || !has({request}) || !has({limit}) || "
+        f"!quantity(string({request})).isGreaterThan(quantity(string({limit})))",
+        "message": f"requests.{name} must not be above limits.{name}",
+    }
+
+
+def _positive(name: str) -> dict[str, str]:
+    return {
+        "rule": f"!has(self.{name}) || quantity(string(self.{name})).isGreaterThan(quantity('0'))",
+        "message": f"{name} must be above 0",
+    }
+
+
+def _milliseconds(name: str) -> str:
+    return f"(type(self.{name}) == int ? int(self.{name}) * 1000 : duration(string(self.{name})).getMilliseconds())"
+
+
+def _fixed(field: str, advice: str) -> dict[str, str]:
+    return {
+        "rule": f"self.{field} == oldSelf.{field}",
+        "message": f"spec.{field} cannot change once the job is created: {advice}",
+    }
+
+
+_ANEW = "delete the TrainingJob and create one of another name"
+_RULES: Mapping[str, list[dict[str, str]]] = {
+    "TrainingJobSpec": [
+        _fixed("model", _ANEW),
+        _fixed("data", _ANEW),
+        _fixed("optimizers", _ANEW),
+        _fixed("training", _ANEW),
+        _fixed("sharding", _ANEW),
+        _fixed("faultTolerance", _ANEW),
+    ],
+    "RoleSpec": [
+        {
+            "rule": "!has(self.replicas) || (!has(self.minReplicas) && !has(self.maxReplicas))",
+            "message": "give either replicas, or minReplicas and maxReplicas",
+        },
+        {
+            "rule": "!has(self.minReplicas) || !has(self.maxReplicas) || self.minReplicas <= self.maxReplicas",
+            "message": "minReplicas must not be above maxReplicas",
+        },
+    ],
+    "ResourceRequirements": [_within("cpu"), _within("memory")],
+    "ResourceList": [_positive("cpu"), _positive("memory")],
+    "ShardingSpec": [
+        {
+            "rule": "!has(self.minBatches) || !has(self.maxBatches) || self.minBatches <= self.maxBatches",
+            "message": "minBatches must not be above maxBatches",
+        },
+        {
+            "rule": "!has(self.leaseTimeout) || !has(self.heartbeatInterval) || "
+            f"{_milliseconds('heartbeatInterval')} * 2 <= {_milliseconds('leaseTimeout')}",
+            "message": "leaseTimeout must be at least twice heartbeatInterval",
+        },
+    ],
+    "CheckpointSpec": [
+        {
+            "rule": "has(self.uri) == has(oldSelf.uri) && (!has(self.uri) || self.uri == oldSelf.uri)",
+            "message": "spec.checkpoint.uri cannot change once the job is created: the job goes on from what is there",
+        }
+    ],
+    "OptimizersSpec": [
+        {
+            "rule": "!has(self.dense) || !has(self.dense.type) || !(self.dense.type in ['RowWiseAdagrad', 'FTRL'])",
+            "message": "optimizers.dense.type: RowWiseAdagrad and FTRL are for embeddings; "
+            "use SGD, Momentum, Adagrad or Adam",
+        }
+    ],
+    "EmbeddingSpec": [
+        {
+            "rule": "!has(self.tables) || self.tables.all(name, name.matches('^C([1-9]|1[0-9]|2[0-6])$'))",
+            "message": "embeddings.tables: no such categorical column; CriteoTSV has C1 to C26",
+        },
+        {
+            "rule": "!has(self.tables) || self.tables.all(name, !has(self.tables[name].dimension) || "
+            "self.tables[name].dimension == self.dimension)",
+            "message": "embeddings.tables: DLRM takes dot products of embeddings: all dimensions must be equal",
+        },
+    ],
+    "EnvironmentVariable": [
+        {"rule": "!has(self.value) || !has(self.valueFrom)", "message": "give either value or valueFrom"},
+        {
+            "rule": "!self.name.startsWith('EMBERSCALE_')",
+            "message": "names that start with EMBERSCALE_ are set by the operator",
+        },
+    ],
+    "PodTemplate": [
+        {
+            "rule": "!has(self.volumes) || self.volumes.all(volume, !(volume.name in "
+            "['emberscale-tmp', 'emberscale-job', 'emberscale-shm']))",
+            "message": "names of volumes that start with emberscale- are the operator's",
+        },
+        {
+            "rule": "!has(self.volumeMounts) || self.volumeMounts.all(mount, mount.mountPath.startsWith('/'))",
+            "message": "volumeMounts: mountPath must be absolute",
+        },
+        {
+            "rule": "!has(self.volumeMounts) || self.volumeMounts.all(mount, "
+            "has(self.volumes) && self.volumes.exists(volume, volume.name == mount.name))",
+            "message": "volumeMounts: each must name one of the volumes of the same template",
+        },
+    ],
+}
+_NAME_RULE = {
+    "rule": "self.metadata.name.matches('^[a-z]([-a-z0-9]{0,51}[a-z0-9])?$')",
+    "message": "metadata.name: must be lower-case letters, digits and '-', start with a letter, end with a letter or "
+    "digit, and have at most 53 characters",
+}
+_COLUMNS = (
+    ("Phase", "string", ".status.phase", "Where the job stands"),
+    ("Workers", "string", ".status.worker.summary", "Workers that are ready / wanted"),
+    ("PS", "string", ".status.ps.summary", "Parameter servers that are ready / wanted"),
+    ("Samples/s", "integer", ".status.progress.samplesPerSecond", "Throughput over the last seconds"),
+    ("Progress", "string", ".status.progress.percent", "Samples trained, of all epochs"),
+    ("ETA", "string", ".status.progress.eta", "Time left at this throughput"),
+    ("Age", "date", ".metadata.creationTimestamp", "Since the job was created"),
+)
+
+
+def custom_resource_definition() -> dict[str, Any]:
+    """The CustomResourceDefinition, as `kubectl apply` takes it."""
+    schema = {
+        "description": "One deep-learning recommendation model to train.",
+        "type": "object",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"type": "object"},
+            "spec": structural_schema(TrainingJobSpec, bounded=True),
+            "status": structural_schema(TrainingJobStatus, bounded=False),
+        },
+        "x-kubernetes-validations": [_NAME_RULE],
+    }
+    columns = [
+        {"name": name, "type": kind, "jsonPath": path, "description": text} for name, kind, path, text in _COLUMNS
+    ]
+    version = {
+        "name": VERSION,
+        "served": True,
+        "storage": True,
+        "schema": {"openAPIV3Schema": schema},
+        "additionalPrinterColumns": columns,
+        "subresources": {
+            "status": {},
+            "scale": {
+                "specReplicasPath": ".spec.worker.replicas",
+                "statusReplicasPath": ".status.worker.ready",
+                "labelSelectorPath": ".status.selector",
+            },
+        },
+    }
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {
+            "name": NAME,
+            "labels": {"app.kubernetes.io/name": "emberscale", "app.kubernetes.io/part-of": "emberscale"},
+        },
+        "spec": {
+            "group": GROUP,
+            "scope": "Namespaced",
+            "names": {
+                "kind": "TrainingJob",
+                "listKind": "TrainingJobList",
+                "plural": PLURAL,
+                "singular": "trainingjob",
+                "shortNames": ["tj"],
+                "categories": ["all"],
+            },
+            "versions": [version],
+        },
+    }
+
+
+def structural_schema(model: type[BaseModel], bounded: bool) -> dict[str, Any]:
+    """The model's schema without references; `bounded` limits what the types leave unlimited."""
+    document = model.model_json_schema(by_alias=True)
+    definitions = document.pop("$defs", {})
+    return _Inliner(definitions, bounded).object_of(model.__name__, document)
+
+
+class _Inliner:
+    def __init__(self, definitions: Mapping[str, Any], bounded: bool) -> None:
+        self._definitions = definitions
+        self._bounded = bounded
+
+    def object_of(self, type_name: str, source: Mapping[str, Any]) -> dict[str, Any]:
+        properties = {name: self._field(type_name, name, field) for name, field in source["properties"].items()}
+        schema: dict[str, Any] = {"type": "object", "properties": properties}
+        if "description" in source:
+            schema["description"] = _one_paragraph(source["description"])
+        if "required" in source:
+            schema["required"] = source["required"]
+        if type_name in _RULES:
+            schema["x-kubernetes-validations"] = _RULES[type_name]
+        return schema
+
+    def _field(self, type_name: str, name: str, source: Mapping[str, Any]) -> dict[str, Any]:
+        if (type_name, name) in _QUANTITIES:
+            return {"x-kubernetes-int-or-string": True, "pattern": _QUANTITY, "maxLength": 32}
+        if (type_name, name) in _DURATIONS:
+            pattern = _DURATION_OF_CEL if type_name == "ShardingSpec" else _DURATION
+            return _duration(source, pattern, _DURATIONS[type_name, name])
+        schema = self._convert(name, source)
+        _merge(schema, _EXTRA.get((type_name, name), {}))
+        return schema
+
+    def _convert(self, name: str, source: Mapping[str, Any]) -> dict[str, Any]:
+        source = _without_null(source)
+        if "$ref" in source:
+            type_name = source["$ref"].rpartition("/")[2]
+            definition = self._definitions[type_name]
+            if "properties" in definition:
+                schema = self.object_of(type_name, definition)
+                _take_default(schema, source, self._own_defaults(definition))
+                schema["description"] = source.get("description", schema.get("description", ""))
+                return schema
+            source = {**definition, **{key: value for key, value in source.items() if key != "$ref"}}
+        schema = {
+            key: source[key]
+            for key in ("type", "format", "enum", "pattern", "minLength", "maxLength", "minItems", "maxItems")
+            if key in source
+        }
+        schema |= {key: value for key, value in source.items() if key.startswith("x-kubernetes-")}
+        if "maxProperties" in source:
+            schema["maxProperties"] = source["maxProperties"]
+        if "const" in source:
+            schema["enum"] = [source["const"]]
+        if "description" in source:
+            schema["description"] = _one_paragraph(source["description"])
+        _take_bounds(schema, source)
+        if source.get("default") not in (None, [], {}, ()):
+            schema["default"] = _plain_number(source["default"])
+        kind = source.get("type")
+        if kind == "array":
+            schema["items"] = self._convert(name, source["items"])
+            if self._bounded:
+                schema.setdefault("maxItems", _MAX_ITEMS)
+        elif kind == "object" and isinstance(source.get("additionalProperties"), dict):
+            schema["additionalProperties"] = self._convert(name, source["additionalProperties"])
+            if self._bounded:
+                schema.setdefault("maxProperties", _MAX_ITEMS)
+        elif kind == "object" and schema.get("x-kubernetes-preserve-unknown-fields"):
+            schema["properties"] = {"name": {"type": "string", "maxLength": 253}} if name == "volumes" else {}
+            if name == "volumes":
+                schema["required"] = ["name"]
+            if not schema["properties"]:
+                del schema["properties"]
+        elif kind == "string" and self._bounded and "enum" not in schema and schema.get("format") is None:
+            schema.setdefault("maxLength", _LONG_STRINGS.get(name, _MAX_STRING))
+        elif kind == "integer" and self._bounded:
+            schema["format"] = "int64"
+        return schema
+
+    def _own_defaults(self, definition: Mapping[str, Any]) -> dict[str, Any]:
+        """What an object of the type is when nothing is said: the defaults of its fields."""
+        return {name: field["default"] for name, field in definition["properties"].items() if "default" in field}
+
+
+def _take_default(schema: dict[str, Any], source: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """An object's default names only what differs from its fields' own defaults, which the API server fills in."""
+    given = source.get("default")
+    if given is None:
+        return
+    differing = {
+        name: value
+        for name, value in given.items()
+        if name in own and not isinstance(value, dict) and value != own[name] and value not in (None, [])
+    }
+    if differing or _has_defaults(schema):
+        schema["default"] = {name: _plain_number(value) for name, value in differing.items()}
+
+
+def _has_defaults(schema: Mapping[str, Any]) -> bool:
+    return any("default" in field for field in schema["properties"].values())
+
+
+def _without_null(source: Mapping[str, Any]) -> dict[str, Any]:
+    if "anyOf" not in source:
+        return dict(source)
+    (kind,) = (option for option in source["anyOf"] if option.get("type") != "null")
+    return {**{key: value for key, value in source.items() if key != "anyOf"}, **kind}
+
+
+def _take_bounds(schema: dict[str, Any], source: Mapping[str, Any]) -> None:
+    for bound in ("minimum", "maximum"):
+        if bound in source:
+            schema[bound] = source[bound]
+        exclusive = f"exclusive{bound.capitalize()}"
+        # a bound of an int64 at its very end is not a number that OpenAPI's float64 can hold
+        if exclusive in source and source[exclusive] < 1 << 63:
+            schema[bound] = source[exclusive]
+            schema[exclusive] = True
+
+
+def _duration(source: Mapping[str, Any], pattern: str, zero: bool) -> dict[str, Any]:
+    schema: dict[str, Any] = {
+        "x-kubernetes-int-or-string": True,
+        "pattern": pattern,
+        "maxLength": 32,
+        "description": _one_paragraph(f"{source.get('description', '')} A duration such as 90s, 5m or 1h30m.").strip(),
+        "x-kubernetes-validations": [
+            {
+                "rule": f"type(self) != int || int(self) {'>=' if zero else '>'} 0",
+                "message": "must not be negative" if zero else "must be above 0",
+            }
+        ],
+    }
+    if not zero:
+        schema["x-kubernetes-validations"].append(
+            {"rule": "type(self) == int || string(self).matches('[1-9]')", "message": "must be above 0"}
+        )
+    if source.get("default") is not None:
+        schema["default"] = _plain_number(source["default"])
+    return schema
+
+
+def _plain_number(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _merge(schema: dict[str, Any], extra: Mapping[str, Any]) -> None:
+    for key, value in extra.items():
+        if isinstance(value, Mapping):
+            _merge(schema.setdefault(key, {}), value)
+        elif value is None:
+            schema.pop(key, None)
+        else:
+            schema[key] = value
+
+
+def _one_paragraph(text: str) -> str:
+    return " ".join(text.split())
+
+
+def to_yaml(document: Mapping[str, Any]) -> str:
+    """The definition as it is kept in `deploy/crd/`."""
+    header = "# Generated by `make manifests` (python -m emberscale_api.job.crd); do not edit.\n"
+    text: str = yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
+    return header + text
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes repeated parts in full: an alias would save lines and cost the reader."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+if __name__ == "__main__":
+    sys.stdout.write(to_yaml(custom_resource_definition()))

@@ -1,0 +1,153 @@
+"""`status` of a TrainingJob on a cluster: written by the operator, read by people and the client."""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+
+from emberscale_api.job.schema import ManifestPart
+
+
+class JobPhase(StrEnum):
+    """Where a job stands. `SUSPENDING`: the checkpoint that it will go on from is being taken."""
+
+    PENDING = "Pending"
+    PREPARING = "Preparing"
+    RESTORING = "Restoring"
+    TRAINING = "Training"
+    EVALUATING = "Evaluating"
+    SAVING = "Saving"
+    SUSPENDING = "Suspending"
+    SUSPENDED = "Suspended"
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+
+
+class ConditionType(StrEnum):
+    """`PROGRESSING`: nothing keeps the job from going on; the others as in batch/v1."""
+
+    PROGRESSING = "Progressing"
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+    SUSPENDED = "Suspended"
+
+
+class _Status(ManifestPart):
+    model_config = ConfigDict(extra="ignore")
+
+
+class Condition(_Status):
+    """As metav1.Condition."""
+
+    type: str = Field(max_length=316)
+    status: Literal["True", "False", "Unknown"]
+    observed_generation: int = Field(default=0, ge=0)
+    last_transition_time: datetime
+    reason: str = Field(min_length=1, max_length=1024, pattern="^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$")
+    message: str = Field(max_length=32768)
+
+
+class EvaluationResult(_Status):
+    """What the evaluation after an epoch (counted from 1) measured."""
+
+    epoch: int
+    samples: int
+    auc: float | None = None
+    logloss: float | None = None
+
+
+class Progress(_Status):
+    """How far training is. `loss` and `auc` are over a recent window; `percent` and `eta` are for people."""
+
+    samples: int = 0
+    expected_samples: int = 0
+    percent: str = ""
+    samples_per_second: int = 0
+    eta: str = ""
+    epoch: int = 0
+    epochs: int = 0
+    loss: float | None = None
+    auc: float | None = None
+    evaluations: tuple[EvaluationResult, ...] = ()
+    checkpoint: str = ""
+    recoveries: int = 0
+    bad_records: int = 0
+
+
+class RolePlan(_Status):
+    """What the plan in force gives a role; quantities as in `resources`, empty where there is no limit."""
+
+    replicas: int
+    cpu: str = ""
+    memory: str = ""
+
+
+class PlanStatus(_Status):
+    """The plan in force and why."""
+
+    version: int = 0
+    reason: str = ""
+    message: str = ""
+    ps: RolePlan | None = None
+    worker: RolePlan | None = None
+
+
+class RoleStatus(_Status):
+    """How many pods of a role there are; `summary` is ready/wanted. `memory_bytes` is what running out of it led to."""
+
+    wanted: int = 0
+    ready: int = 0
+    restarts: int = 0
+    summary: str = ""
+    memory_bytes: int | None = None
+
+
+class MemberStatus(_Status):
+    """One role and index, over all of its pods.
+
+    `incarnation` counts them; `counted` is the newest whose end is in `restarts` (ends that were not asked for),
+    `streak` (ends in a row) and `faults` (errors of its own). `not_before` is when the next may start, `reason` and
+    `message` say what it waits for or how the last one ended.
+    """
+
+    role: str
+    index: int
+    pod: str = ""
+    uid: str = ""
+    node: str = ""
+    state: str = ""
+    reason: str = ""
+    message: str = ""
+    incarnation: int = 0
+    counted: int = 0
+    restarts: int = 0
+    streak: int = 0
+    faults: int = 0
+    not_before: datetime | None = None
+
+
+class TrainingJobStatus(_Status):
+    """The whole. `applied_ps` is the number of parameter servers that the job last ran with."""
+
+    phase: JobPhase = JobPhase.PENDING
+    reason: str = ""
+    message: str = ""
+    observed_generation: int = 0
+    conditions: Annotated[
+        tuple[Condition, ...],
+        Field(json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),
+    ] = ()
+    start_time: datetime | None = None
+    completion_time: datetime | None = None
+    progress: Progress | None = None
+    plan: PlanStatus | None = None
+    master: RoleStatus | None = None
+    ps: RoleStatus | None = None
+    worker: RoleStatus | None = None
+    members: Annotated[
+        tuple[MemberStatus, ...],
+        Field(json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["role", "index"]}),
+    ] = ()
+    applied_ps: int | None = None
+    selector: str = ""
