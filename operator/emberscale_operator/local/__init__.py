@@ -3,7 +3,8 @@
 from emberscale_operator.local.errors import PortUnavailableError, RedisUnavailableError, StartError
 from emberscale_operator.local.folder import RunFolder
 from emberscale_operator.local.plan import initial_demands
-from emberscale_operator.local.runner import LocalJob, MemberExit, Outcome, Snapshot
+from emberscale_operator.local.runner import LocalJob
+from emberscale_operator.local.snapshot import MemberExit, Outcome, Snapshot
 
 __all__ = [
     "LocalJob",

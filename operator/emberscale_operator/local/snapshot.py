@@ -1,0 +1,49 @@
+"""What is said of a running job, and of one that has ended."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from emberscale_api.rpc import master_pb2 as pb
+from emberscale_operator.local.backend import ProcessView
+from emberscale_operator.reconcile import ExitReason
+
+
+@dataclass(frozen=True)
+class MemberExit:
+    """A process that ended while it was wanted."""
+
+    name: str
+    reason: ExitReason
+    code: int
+    memory_limit: int | None
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What is known of the running job, `seconds` after its start.
+
+    `status` is None until the master was reached; `exits` are all since the start, `restarts` by role.
+    """
+
+    seconds: float
+    status: pb.JobStatus | None
+    processes: tuple[ProcessView, ...]
+    restarts: Mapping[str, int]
+    exits: tuple[MemberExit, ...]
+    suspending: bool
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended.
+
+    `phase` is PHASE_UNSPECIFIED for a run that was cut short. `peak_memory` is in bytes by member, `restarts` by role.
+    """
+
+    phase: "pb.Phase.ValueType"
+    reason: str
+    message: str
+    status: pb.JobStatus | None
+    peak_memory: Mapping[str, int]
+    restarts: Mapping[str, int]
+    seconds: float

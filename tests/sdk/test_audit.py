@@ -1,0 +1,88 @@
+"""Counting how often each sample was applied."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from emberscale.audit import AuditReport, Counts, Runs, audit_applied
+
+APPLIED = st.dictionaries(st.integers(0, 12), st.integers(1, 3), max_size=12)
+"""How often each batch was applied."""
+
+
+def as_runs(applied: dict[int, int]) -> Runs:
+    """Runs of equal counts, as a server writes them."""
+    runs: list[tuple[int, int, int]] = []
+    for batch, times in sorted(applied.items()):
+        if runs and runs[-1][1] == batch and runs[-1][2] == times:
+            runs[-1] = (runs[-1][0], batch + 1, times)
+        else:
+            runs.append((batch, batch + 1, times))
+    return runs
+
+
+def test_every_batch_once_on_every_server_is_exact() -> None:
+    counts = audit_applied(1000, 64, 1, [{0: [(0, 16, 1)]}, {0: [(0, 5, 1), (5, 16, 1)]}])
+    assert counts == {0: Counts(missing=0, once=1000, repeated=0)}
+
+
+def test_a_batch_that_one_server_missed_is_missing() -> None:
+    counts = audit_applied(1000, 64, 1, [{0: [(0, 16, 1)]}, {0: [(0, 3, 1), (4, 16, 1)]}])
+    assert counts == {0: Counts(missing=64, once=936, repeated=0)}
+
+
+def test_the_last_batch_counts_only_the_samples_that_it_has() -> None:
+    assert audit_applied(1000, 64, 1, [{0: [(0, 15, 1)]}]) == {0: Counts(missing=40, once=960)}
+    assert audit_applied(1000, 64, 1, [{0: [(0, 15, 1), (15, 16, 2)]}]) == {0: Counts(once=960, repeated=40)}
+
+
+def test_an_epoch_that_no_server_knows_is_missing_whole() -> None:
+    assert audit_applied(100, 10, 2, [{0: [(0, 10, 1)]}])[1] == Counts(missing=100)
+
+
+def test_what_is_missed_by_one_and_repeated_by_another_is_both() -> None:
+    counts = audit_applied(20, 10, 1, [{0: [(0, 1, 2), (1, 2, 1)]}, {0: [(1, 2, 1)]}])
+    assert counts == {0: Counts(missing=10, once=10, repeated=10)}
+
+
+@pytest.mark.parametrize("applied", [{0: [(0, 3, 1)]}, {0: [(0, 2, 1)], 1: [(0, 1, 1)]}])
+def test_batches_that_do_not_exist_are_no_credit(applied: dict[int, Runs]) -> None:
+    assert audit_applied(20, 10, 1, [applied])[0].repeated or audit_applied(20, 10, 1, [applied])[1].repeated
+
+
+def test_without_servers_all_is_missing() -> None:
+    assert audit_applied(20, 10, 1, []) == {0: Counts(missing=20)}
+
+
+@given(st.integers(1, 120), st.integers(1, 16), st.lists(APPLIED, min_size=1, max_size=3))
+def test_runs_are_counted_as_samples_one_by_one_would_be(
+    records: int, batch_size: int, servers: list[dict[int, int]]
+) -> None:
+    batches = -(-records // batch_size)
+    servers = [{batch: times for batch, times in server.items() if batch < batches} for server in servers]
+    expected: Counter[str] = Counter()
+    for sample in range(records):
+        times = [server.get(sample // batch_size, 0) for server in servers]
+        expected["missing"] += min(times) == 0
+        expected["once"] += all(count == 1 for count in times)
+        expected["repeated"] += max(times) > 1
+    (found,) = audit_applied(records, batch_size, 1, [{0: as_runs(server)} for server in servers]).values()
+    assert found == Counts(**{name: expected[name] for name in ("missing", "once", "repeated")})
+
+
+def test_the_document_adds_the_epochs_up() -> None:
+    report = AuditReport({1: Counts(once=5), 0: Counts(missing=1, once=4)}, "00000007", 2)
+    assert report.as_document() == {
+        "missing": 1,
+        "once": 9,
+        "repeated": 0,
+        "epochs": [
+            {"epoch": 0, "missing": 1, "once": 4, "repeated": 0},
+            {"epoch": 1, "missing": 0, "once": 5, "repeated": 0},
+        ],
+        "checkpoint": "00000007",
+        "ps_count": 2,
+    }
+    assert not report.total.exact

@@ -1,0 +1,124 @@
+"""`emberscale audit`, on folders as a job leaves them."""
+
+import json
+import zlib
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from emberscale.audit import Runs
+from emberscale.cli import app
+from emberscale.run_folder import open_run
+from emberscale_api.checkpoint import CheckpointFile, CheckpointManifest
+from emberscale_api.job import TrainingJob, load_manifest
+
+RECORDS, BATCH = 1000, 64
+EXACT: Runs = [(0, 16, 1)]
+
+
+class Run:
+    """A run's folder with checkpoints in it."""
+
+    def __init__(self, root: Path, job: TrainingJob) -> None:
+        self.root = root
+        with open_run(root, job, resume=False, overwrite=False) as held:
+            held.save()
+            self.uid, self.job = held.record.uid, held.job
+
+    def checkpoint(self, cut: int, servers: list[Runs], uid: str | None = None) -> Path:
+        folder = self.root / "checkpoints" / f"{cut:08}"
+        files = []
+        for index, runs in enumerate(servers):
+            content = json.dumps({"epochs": [{"epoch": 0, "runs": runs}]}).encode()
+            path = folder / f"ps-{index}" / "applied.json"
+            path.parent.mkdir(parents=True)
+            path.write_bytes(content)
+            files.append(CheckpointFile(path=f"ps-{index}/applied.json", bytes=len(content), crc32=zlib.crc32(content)))
+        manifest = CheckpointManifest(
+            id=folder.name,
+            cut=cut,
+            created=datetime.now(UTC),
+            job_uid=uid or self.uid,
+            job=self.job,
+            ps_count=len(servers),
+            routing_epoch=1,
+            epoch=0,
+            batch_size=BATCH,
+            training_records=RECORDS,
+            applied=(),
+            evaluations=(),
+            training_files=(),
+            evaluation_files=(),
+            training_seconds=1.0,
+            files=tuple(files),
+        )
+        (folder / "manifest.json").write_text(manifest.to_json())
+        return folder
+
+
+@pytest.fixture
+def run(manifest: Path, tmp_path: Path) -> Run:
+    overrides = [f"spec.training.batchSize={BATCH}"]
+    return Run(tmp_path / "run", load_manifest(manifest, overrides))
+
+
+def audit(run: Run, *options: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, ["audit", str(run.root), *options])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_an_exact_run_passes(run: Run) -> None:
+    run.checkpoint(1, [EXACT, EXACT])
+    code, printed, _ = audit(run, "--output", "json")
+    assert code == 0
+    report = json.loads(printed)
+    assert (report["missing"], report["once"], report["repeated"]) == (0, RECORDS, 0)
+    assert (report["checkpoint"], report["ps_count"]) == ("00000001", 2)
+
+
+@pytest.mark.parametrize("runs", [[(0, 15, 1)], [(0, 15, 1), (15, 16, 2)]])
+def test_a_missing_or_repeated_sample_fails_the_audit(run: Run, runs: Runs) -> None:
+    run.checkpoint(1, [EXACT, runs])
+    code, printed, _ = audit(run)
+    assert code == 1
+    assert "not exactly once" in printed
+
+
+def test_the_newest_complete_checkpoint_counts(run: Run) -> None:
+    run.checkpoint(9, [[(0, 3, 1)]])
+    run.checkpoint(10, [EXACT])
+    (run.checkpoint(11, [[(0, 1, 5)]]) / "manifest.json").unlink()
+    assert json.loads(audit(run, "--output", "json")[1])["checkpoint"] == "00000010"
+
+
+def test_another_jobs_checkpoint_does_not_count(run: Run) -> None:
+    run.checkpoint(1, [EXACT])
+    run.checkpoint(2, [[(0, 1, 5)]], uid="another")
+    assert json.loads(audit(run, "--output", "json")[1])["checkpoint"] == "00000001"
+
+
+def test_an_altered_record_is_refused_by_name_and_the_checkpoint_before_is_used(run: Run) -> None:
+    run.checkpoint(1, [EXACT])
+    altered = run.checkpoint(2, [EXACT]) / "ps-0" / "applied.json"
+    altered.write_text(altered.read_text().replace("16", "15"))
+    code, printed, errors = audit(run, "--output", "json")
+    assert code == 0
+    assert json.loads(printed)["checkpoint"] == "00000001"
+    assert str(altered) in errors
+
+
+def test_an_altered_manifest_is_refused_by_name(run: Run) -> None:
+    manifest = run.checkpoint(1, [EXACT]) / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"cut": 1', '"cut": 3'))
+    code, _, errors = audit(run)
+    assert code == 2
+    assert str(manifest) in errors
+    assert "no complete checkpoint" in errors
+
+
+def test_a_folder_without_a_run_is_bad_input(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["audit", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "run.json is missing" in result.stderr

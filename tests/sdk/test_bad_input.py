@@ -1,0 +1,109 @@
+"""Bad input: a line that names the field, exit code 2, nothing started."""
+
+import os
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from emberscale.cli import app
+
+
+def invoke(*arguments: str) -> tuple[int, list[str]]:
+    result = CliRunner().invoke(app, list(arguments))
+    assert result.stdout == "" or result.exit_code == 0
+    return result.exit_code, result.stderr.splitlines()
+
+
+@pytest.fixture(autouse=True)
+def _in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("command", ["run", "validate", "explain"])
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("spec.trainin.epochs=1", ["spec.trainin", "unknown field", "allowed here", "training"]),
+        ("spec.training.batchSize=many", ["spec.training.batchSize", "integer"]),
+        ("spec.worker={minReplicas: 4, maxReplicas: 2}", ["spec.worker", "minReplicas", "maxReplicas"]),
+        ("spec.ps.replicas=0", ["spec.ps.replicas", "greater than or equal to 1"]),
+        ("spec.training.epochs", ["--set", "dotted.path=value"]),
+        ("spec.training.epochs={", ["--set", "not valid YAML"]),
+    ],
+)
+def test_a_wrong_field_is_one_line_that_names_it(
+    manifest: Path, tmp_path: Path, command: str, override: str, expected: list[str]
+) -> None:
+    code, lines = invoke(command, str(manifest), "--set", override)
+    assert code == 2
+    assert len(lines) == 1
+    for part in expected:
+        assert part in lines[0]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_manifest_that_is_missing_or_broken_is_named(tmp_path: Path) -> None:
+    code, lines = invoke("validate", "nowhere.yaml")
+    assert (code, lines) == (2, ["error: nowhere.yaml: cannot be read: No such file or directory"])
+    (tmp_path / "broken.yaml").write_text("spec: [\n")
+    code, lines = invoke("run", "broken.yaml")
+    assert code == 2
+    assert "broken.yaml:2: is not valid YAML" in lines[0]
+
+
+@pytest.mark.parametrize("field", ["train", "evaluation"])
+def test_a_data_file_that_is_missing_is_named_by_its_field(manifest: Path, tmp_path: Path, field: str) -> None:
+    code, lines = invoke("run", str(manifest), "--set", f"spec.data.{field}=[train.tsv, 'gone-*.tsv']")
+    assert code == 2
+    assert len(lines) == 1
+    assert f"spec.data.{field}.1: gone-*.tsv: no such file" in lines[0]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_folder_is_no_data_file(manifest: Path, tmp_path: Path) -> None:
+    (tmp_path / "parts").mkdir()
+    code, lines = invoke("run", str(manifest), "--set", "spec.data.train=[parts]")
+    assert code == 2
+    assert "spec.data.train.0: parts: is a folder" in lines[0]
+
+
+@pytest.mark.parametrize("blocked", ["--workdir", "spec.checkpoint.uri"])
+def test_an_output_that_cannot_be_written_is_named(manifest: Path, tmp_path: Path, blocked: str) -> None:
+    target = str(tmp_path / "train.tsv" / "below")
+    options = ["--workdir", target] if blocked == "--workdir" else ["--set", f"spec.checkpoint.uri={target}"]
+    code, lines = invoke("run", str(manifest), *options)
+    assert code == 2
+    assert len(lines) == 1
+    assert blocked in lines[0]
+    assert target in lines[0]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_without_permission_is_named(manifest: Path, tmp_path: Path) -> None:
+    (tmp_path / "locked").mkdir(mode=0o500)
+    code, lines = invoke("run", str(manifest), "--workdir", "locked")
+    assert code == 2
+    assert "--workdir: locked cannot be written to" in lines[0]
+
+
+def test_a_redis_that_cannot_be_had_is_named(manifest: Path, tmp_path: Path) -> None:
+    code, lines = invoke("run", str(manifest), "--redis", "redis://:secret@127.0.0.1:1/0")
+    assert code == 2
+    assert len(lines) == 1
+    assert "--redis redis://127.0.0.1:1/0" in lines[0]
+    assert not (tmp_path / "runs" / "toy" / "run.json").exists()
+
+
+def test_options_that_contradict_each_other_are_refused(manifest: Path) -> None:
+    code, lines = invoke("run", str(manifest), "--resume", "--overwrite")
+    assert code == 2
+    assert "--resume and --overwrite" in lines[0]
+
+
+def test_data_that_is_elsewhere_does_not_make_a_manifest_invalid(manifest: Path) -> None:
+    result = CliRunner().invoke(app, ["validate", str(manifest), "--set", "spec.data.train=[gone.tsv]"])
+    assert result.exit_code == 0
+    assert "note: spec.data.train.0: gone.tsv: no such file" in result.stderr
+    remote = CliRunner().invoke(app, ["validate", str(manifest), "--set", "spec.data.train=['s3://bucket/x.tsv']"])
+    assert (remote.exit_code, remote.stderr) == (0, "")

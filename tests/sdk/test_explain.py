@@ -1,0 +1,43 @@
+"""What a manifest means, for people."""
+
+from pathlib import Path
+
+import yaml
+from typer.testing import CliRunner
+
+from emberscale.cli import app
+from emberscale_api.job import load_manifest, parse_manifest
+
+EXAMPLE = Path(__file__).parents[2] / "deploy" / "examples" / "criteo-dlrm.yaml"
+
+
+def explain(*options: str) -> str:
+    result = CliRunner().invoke(app, ["explain", str(EXAMPLE), *options])
+    assert result.exit_code == 0, result.stderr
+    return result.stdout
+
+
+def test_the_manifest_is_shown_with_every_default() -> None:
+    printed = explain()
+    document = yaml.safe_load(printed[: printed.index("Embedding tables")])
+    assert document["spec"]["sharding"]["maxBatches"] == 64
+    assert parse_manifest(document) == load_manifest(EXAMPLE)
+
+
+def test_every_process_is_listed_with_its_resources() -> None:
+    printed = explain("--set", "spec.ps.replicas=3")
+    rows = {line.split()[1]: line.split() for line in printed.splitlines() if line.startswith("│")}
+    assert {"redis-0", "master-0", "ps-0", "ps-1", "ps-2", "worker-0", "worker-1"} <= rows.keys()
+    assert rows["ps-2"][3:6] == ["1", "│", "2,048"]
+
+
+def test_tables_that_differ_are_told_apart() -> None:
+    printed = explain("--set", "spec.model.embeddings.tables.C3.optimizer.type=Adam")
+    assert "C1 to C2 (2)" in printed
+    assert "C4 to C26 (23)" in printed
+    assert any("C3" in line and "Adam" in line for line in printed.splitlines())
+
+
+def test_the_example_says_why_each_field_is_there() -> None:
+    lines = EXAMPLE.read_text().splitlines()
+    assert sum("#" in line for line in lines) > len(lines) / 3
