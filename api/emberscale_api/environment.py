@@ -18,6 +18,8 @@ LISTEN_HOST = "EMBERSCALE_LISTEN_HOST"
 ADVERTISED_HOST = "EMBERSCALE_ADVERTISED_HOST"
 SOCKET_DIRECTORY = "EMBERSCALE_SOCKET_DIRECTORY"
 CPU_CORES = "EMBERSCALE_CPU_CORES"
+METRICS_PORT = "EMBERSCALE_METRICS_PORT"
+BRAIN_ADDRESS = "EMBERSCALE_BRAIN_ADDRESS"
 
 
 class MissingVariableError(Exception):
@@ -36,6 +38,7 @@ class ProcessIdentity:
 
     `incarnation` is never used twice for one role and index. `cpu_cores` is None where the manifest sets no limit.
     `socket_directory`, if set, is a folder that all processes of the job share: data sockets go there.
+    `metrics_port` is 0 for any free port.
     """
 
     job_name: str
@@ -49,6 +52,7 @@ class ProcessIdentity:
     advertised_host: str
     socket_directory: Path | None
     cpu_cores: float | None
+    metrics_port: int = 0
 
 
 def read_identity(environment: Mapping[str, str] = os.environ) -> ProcessIdentity:
@@ -75,4 +79,5 @@ def read_identity(environment: Mapping[str, str] = os.environ) -> ProcessIdentit
         advertised_host=environment.get(ADVERTISED_HOST, listen_host),
         socket_directory=Path(sockets) if sockets else None,
         cpu_cores=float(cores) if cores else None,
+        metrics_port=int(environment.get(METRICS_PORT) or 0),
     )

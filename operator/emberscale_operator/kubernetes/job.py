@@ -1,0 +1,89 @@
+"""A TrainingJob as the API server holds it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from pydantic import ValidationError
+
+from emberscale_api.job import ManifestError, TrainingJob, TrainingJobSpec, parse_manifest
+from emberscale_api.job.status import TrainingJobStatus
+
+
+@dataclass(frozen=True)
+class JobKey:
+    """Where a job is."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One generation of a job; `created` is in seconds since 1970."""
+
+    key: JobKey
+    uid: str
+    generation: int
+    created: float
+    deleting: bool
+    manifest: TrainingJob
+
+    @property
+    def spec(self) -> TrainingJobSpec:
+        """What is wanted."""
+        return self.manifest.spec
+
+
+class UnreadableJobError(ValueError):
+    """A job that the API server took and that cannot run; the text says which field and why."""
+
+
+def read_job(body: Mapping[str, Any]) -> Job:
+    """The job in an object. Raises UnreadableJobError."""
+    metadata = body["metadata"]
+    key = JobKey(metadata["namespace"], metadata["name"])
+    document = {
+        "apiVersion": body["apiVersion"],
+        "kind": body["kind"],
+        "metadata": {"name": key.name, "namespace": key.namespace},
+        "spec": _plain(body.get("spec") or {}),
+    }
+    try:
+        manifest = parse_manifest(document, source="TrainingJob")
+    except ManifestError as error:
+        raise UnreadableJobError(str(error).replace("TrainingJob: ", "")) from error
+    return Job(
+        key=key,
+        uid=metadata["uid"],
+        generation=metadata.get("generation", 1),
+        created=parse_time(metadata["creationTimestamp"]),
+        deleting="deletionTimestamp" in metadata,
+        manifest=manifest,
+    )
+
+
+def read_status(body: Mapping[str, Any]) -> TrainingJobStatus:
+    """What the operator wrote last; that of a new job where there is nothing that it could have written."""
+    try:
+        return TrainingJobStatus.model_validate(_plain(body.get("status") or {}))
+    except ValidationError:
+        return TrainingJobStatus()
+
+
+def parse_time(text: str) -> float:
+    """Seconds since 1970 of a metav1.Time."""
+    return datetime.fromisoformat(text).timestamp()
+
+
+def _plain(value: Any) -> Any:
+    """A copy in plain dictionaries and lists: kopf's views are neither, and pydantic takes no others."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value

@@ -1,0 +1,101 @@
+"""Names, labels and annotations of what belongs to a job in the cluster."""
+
+import hashlib
+from collections.abc import Mapping
+
+from emberscale_operator.reconcile import InstanceId, Role
+
+GROUP = "emberscale.io"
+VERSION = "v1alpha1"
+PLURAL = "trainingjobs"
+API_VERSION = f"{GROUP}/{VERSION}"
+KIND = "TrainingJob"
+COMPONENT = "emberscale-operator"
+
+JOB_LABEL = f"{GROUP}/job-name"
+ROLE_LABEL = f"{GROUP}/role"
+INDEX_LABEL = f"{GROUP}/index"
+INCARNATION_LABEL = f"{GROUP}/incarnation"
+MANIFEST_ANNOTATION = f"{GROUP}/manifest"
+
+MASTER_PORT = 7070
+METRICS_PORT = 9090
+
+
+def pod_name(job: str, instance: InstanceId) -> str:
+    """One name a life: to create the same one twice is a conflict, and not a second pod."""
+    return f"{job}-{instance.role}-{instance.index}-{instance.incarnation}"
+
+
+def service_name(job: str) -> str:
+    """Of the Service in front of the master."""
+    return f"{job}-master"
+
+
+def token_secret_name(job: str) -> str:
+    """Of the Secret with the job's token."""
+    return f"{job}-token"
+
+
+def store_secret_name(job: str, redis_url: str) -> str:
+    """Of the Secret with the Redis URL; another URL has another name, for masters to come."""
+    return f"{job}-store-{digest(redis_url)}"
+
+
+def manifest_name(job: str, manifest: str) -> str:
+    """Of the ConfigMap with a manifest; another manifest has another name."""
+    return f"{job}-manifest-{digest(manifest)}"
+
+
+def digest(text: str) -> str:
+    """A short name of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+def job_labels(job: str) -> dict[str, str]:
+    """On everything of a job."""
+    return {
+        JOB_LABEL: job,
+        "app.kubernetes.io/name": "emberscale",
+        "app.kubernetes.io/instance": job,
+        "app.kubernetes.io/part-of": "emberscale",
+        "app.kubernetes.io/managed-by": COMPONENT,
+    }
+
+
+def instance_labels(job: str, instance: InstanceId) -> dict[str, str]:
+    """On a pod of a job."""
+    return {
+        **job_labels(job),
+        "app.kubernetes.io/component": str(instance.role),
+        ROLE_LABEL: str(instance.role),
+        INDEX_LABEL: str(instance.index),
+        INCARNATION_LABEL: str(instance.incarnation),
+    }
+
+
+def instance_of(labels: Mapping[str, str]) -> InstanceId | None:
+    """The instance that a pod's labels name; None for a pod that is not ours."""
+    try:
+        return InstanceId(Role(labels[ROLE_LABEL]), int(labels[INDEX_LABEL]), int(labels[INCARNATION_LABEL]))
+    except (KeyError, ValueError):
+        return None
+
+
+def owner_reference(name: str, uid: str) -> dict[str, object]:
+    """Has what carries it deleted with the job; it never holds up the deletion of the job or of its namespace."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "name": name,
+        "uid": uid,
+        "controller": True,
+        "blockOwnerDeletion": False,
+    }
+
+
+def is_owned_by(body: Mapping[str, object], uid: str) -> bool:
+    """Whether an object belongs to the job of this uid, and not to one of the same name before it."""
+    metadata = body.get("metadata")
+    references = metadata.get("ownerReferences", ()) if isinstance(metadata, Mapping) else ()
+    return any(reference.get("uid") == uid for reference in references)

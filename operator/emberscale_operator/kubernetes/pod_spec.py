@@ -1,0 +1,294 @@
+"""The objects that a job's processes run in, as they are sent to the API server."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from emberscale_api import environment
+from emberscale_api.job import (
+    MasterSpec,
+    PodTemplate,
+    ResourceRequirements,
+    RoleSpec,
+    RunPolicy,
+    cpu_cores,
+    memory_bytes,
+)
+from emberscale_operator.kubernetes import names
+from emberscale_operator.kubernetes.job import Job
+from emberscale_operator.kubernetes.settings import Settings
+from emberscale_operator.reconcile import InstanceId, Resources, Role
+
+COMMANDS: Mapping[Role, Sequence[str]] = {
+    Role.MASTER: ("emberscale-master",),
+    Role.PS: ("emberscale-ps",),
+    Role.WORKER: ("emberscale-worker",),
+}
+_USER = 65532
+_FOLDER = "/run/emberscale"
+_GRACE_SECONDS = 15
+_NODE_LOSS_SECONDS = 30
+_THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class JobObjects:
+    """What a job's pods refer to: names of objects, and the text of the manifest that a new master reads.
+
+    `restart_key` names what of the manifest a running master must be replaced for.
+    """
+
+    manifest: str
+    manifest_name: str
+    restart_key: str
+    store_secret: str
+
+    @classmethod
+    def of(cls, job: Job, settings: Settings) -> "JobObjects":
+        """The objects for the job as it is now."""
+        spec, name = job.spec, job.key.name
+        bare = {"template": PodTemplate()}
+        roles = {"worker": spec.worker, "ps": spec.ps, "master": spec.master}
+        text = _with_spec(
+            job, {"suspend": False, **{role: part.model_copy(update=bare) for role, part in roles.items()}}
+        )
+        key = _with_spec(job, {"suspend": False, "run_policy": _seen_by_master(spec.run_policy), **_UNSIZED})
+        return cls(
+            manifest=text,
+            manifest_name=names.manifest_name(name, text),
+            restart_key=names.digest(key),
+            store_secret=names.store_secret_name(name, settings.redis_url),
+        )
+
+
+_UNSIZED = {"worker": RoleSpec(), "ps": RoleSpec(), "master": MasterSpec()}
+
+
+def _with_spec(job: Job, changes: Mapping[str, Any]) -> str:
+    return job.manifest.model_copy(update={"spec": job.spec.model_copy(update=changes)}).to_json()
+
+
+def _seen_by_master(policy: RunPolicy) -> RunPolicy:
+    return RunPolicy(backoff_limit=policy.backoff_limit, active_deadline=policy.active_deadline)
+
+
+def build_token_secret(job: Job, token: str) -> dict[str, Any]:
+    """The Secret that all pods of a job mount."""
+    return _object(
+        "v1", "Secret", job, names.token_secret_name(job.key.name), immutable=True, stringData={"token": token}
+    )
+
+
+def build_store_secret(job: Job, objects: JobObjects, redis_url: str) -> dict[str, Any]:
+    """The Secret that only the master gets."""
+    return _object("v1", "Secret", job, objects.store_secret, immutable=True, stringData={"redis-url": redis_url})
+
+
+def build_manifest(job: Job, objects: JobObjects) -> dict[str, Any]:
+    """The ConfigMap with the manifest."""
+    data = {"manifest.json": objects.manifest}
+    return _object("v1", "ConfigMap", job, objects.manifest_name, immutable=True, data=data)
+
+
+def build_service(job: Job) -> dict[str, Any]:
+    """The Service in front of the master, whichever pod that is."""
+    spec = {
+        "selector": {names.JOB_LABEL: job.key.name, names.ROLE_LABEL: str(Role.MASTER)},
+        "ports": [
+            {"name": "grpc", "port": names.MASTER_PORT, "targetPort": "grpc", "appProtocol": "kubernetes.io/h2c"}
+        ],
+        "publishNotReadyAddresses": True,
+    }
+    return _object("v1", "Service", job, names.service_name(job.key.name), spec=spec)
+
+
+def master_address(job: Job, settings: Settings) -> str:
+    """Where members find the master."""
+    key = job.key
+    return f"{names.service_name(key.name)}.{key.namespace}.svc.{settings.cluster_domain}:{names.MASTER_PORT}"
+
+
+def build_pod(
+    job: Job, objects: JobObjects, instance: InstanceId, resources: Resources, settings: Settings
+) -> dict[str, Any]:
+    """The pod of one instance: what the person asked for, under what the job needs."""
+    role = _role_spec(job, instance.role)
+    template = role.template
+    annotations = dict(template.annotations)
+    if instance.role is Role.MASTER:
+        annotations[names.MANIFEST_ANNOTATION] = objects.restart_key
+    pod = _object("v1", "Pod", job, names.pod_name(job.key.name, instance))
+    pod["metadata"]["labels"] = {**template.labels, **names.instance_labels(job.key.name, instance)}
+    pod["metadata"]["annotations"] = annotations
+    pod["spec"] = _without_empty(
+        {
+            "restartPolicy": "Never",
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "terminationGracePeriodSeconds": _GRACE_SECONDS,
+            "priorityClassName": job.spec.run_policy.priority_class_name,
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": _USER,
+                "runAsGroup": _USER,
+                "fsGroup": _USER,
+                "fsGroupChangePolicy": "OnRootMismatch",
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "imagePullSecrets": [
+                *(_dump(secret) for secret in template.image_pull_secrets),
+                *({"name": name} for name in settings.image_pull_secrets),
+            ],
+            "nodeSelector": dict(template.node_selector),
+            "affinity": template.affinity,
+            "schedulerName": template.scheduler_name,
+            "runtimeClassName": template.runtime_class_name,
+            "serviceAccountName": template.service_account_name,
+            "tolerations": _tolerations(template),
+            "volumes": [*template.volumes, *_volumes(job, objects, instance.role)],
+            "containers": [_container(job, objects, instance, resources, settings)],
+        }
+    )
+    return pod
+
+
+def limits_of(resources: Resources) -> dict[str, str]:
+    """Limits of a container, as quantities."""
+    limits = {}
+    if resources.cpu_cores is not None:
+        limits["cpu"] = f"{round(resources.cpu_cores * 1000)}m"
+    if resources.memory_bytes is not None:
+        limits["memory"] = str(resources.memory_bytes)
+    return limits
+
+
+def requests_of(requirements: ResourceRequirements, resources: Resources) -> dict[str, str]:
+    """Requests of a container: as the manifest says, in proportion to limits that differ from the manifest's."""
+    requests = limits_of(resources)
+    if requirements.requests.cpu is not None and requirements.cpu_limit and resources.cpu_cores is not None:
+        share = cpu_cores(requirements.requests.cpu) / requirements.cpu_limit
+        requests["cpu"] = f"{max(1, round(resources.cpu_cores * share * 1000))}m"
+    if requirements.requests.memory is not None and requirements.memory_limit and resources.memory_bytes is not None:
+        share = memory_bytes(requirements.requests.memory) / requirements.memory_limit
+        requests["memory"] = str(math.ceil(resources.memory_bytes * share))
+    return requests
+
+
+def _container(
+    job: Job, objects: JobObjects, instance: InstanceId, resources: Resources, settings: Settings
+) -> dict[str, Any]:
+    role = _role_spec(job, instance.role)
+    template = role.template
+    ports = [{"name": "metrics", "containerPort": names.METRICS_PORT}]
+    mounts = [
+        *(_dump(mount) for mount in template.volume_mounts),
+        {"name": "emberscale-tmp", "mountPath": "/tmp"},  # noqa: S108 - the pod's own
+        {"name": "emberscale-job", "mountPath": _FOLDER, "readOnly": True},
+    ]
+    container = {
+        "name": str(instance.role),
+        "image": template.image or settings.image,
+        "imagePullPolicy": settings.image_pull_policy,
+        "command": list(COMMANDS[instance.role]),
+        "env": _environment(job, objects, instance, resources, settings),
+        "envFrom": list(template.env_from),
+        "ports": ports,
+        "resources": _without_empty(
+            {"limits": limits_of(resources), "requests": requests_of(role.resources, resources)}
+        ),
+        "volumeMounts": mounts,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+    }
+    if instance.role is Role.MASTER:
+        ports.append({"name": "grpc", "containerPort": names.MASTER_PORT})
+        container["readinessProbe"] = {"tcpSocket": {"port": "grpc"}, "periodSeconds": 2}
+    return _without_empty(container)
+
+
+def _environment(
+    job: Job, objects: JobObjects, instance: InstanceId, resources: Resources, settings: Settings
+) -> list[dict[str, Any]]:
+    values = {
+        environment.JOB_NAME: job.key.name,
+        environment.JOB_UID: job.uid,
+        environment.ROLE: str(instance.role),
+        environment.INDEX: str(instance.index),
+        environment.MASTER_ADDRESS: master_address(job, settings),
+        environment.TOKEN_FILE: f"{_FOLDER}/token",
+        environment.LISTEN_HOST: "0.0.0.0",
+        environment.METRICS_PORT: str(names.METRICS_PORT),
+    }
+    if resources.cpu_cores is not None:
+        values[environment.CPU_CORES] = f"{resources.cpu_cores:g}"
+        values.update(dict.fromkeys(_THREAD_LIMITS, str(max(1, math.floor(resources.cpu_cores)))))
+    if instance.role is Role.MASTER:
+        values[environment.MANIFEST_FILE] = f"{_FOLDER}/manifest.json"
+        if settings.brain_address:
+            values[environment.BRAIN_ADDRESS] = settings.brain_address
+    variables: list[dict[str, Any]] = [
+        *(_dump(variable) for variable in _role_spec(job, instance.role).template.env),
+        # a pod's uid is never used twice, in contrast to its name
+        {"name": environment.INCARNATION, "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
+        {"name": environment.ADVERTISED_HOST, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        *({"name": name, "value": value} for name, value in values.items()),
+    ]
+    if instance.role is Role.MASTER:
+        reference = {"name": objects.store_secret, "key": "redis-url"}
+        variables.append({"name": environment.REDIS_URL, "valueFrom": {"secretKeyRef": reference}})
+    return variables
+
+
+def _volumes(job: Job, objects: JobObjects, role: Role) -> list[dict[str, Any]]:
+    token = {"secret": {"name": names.token_secret_name(job.key.name), "items": [{"key": "token", "path": "token"}]}}
+    sources: list[dict[str, Any]] = [token]
+    if role is Role.MASTER:
+        sources.append({"configMap": {"name": objects.manifest_name}})
+    return [
+        {"name": "emberscale-tmp", "emptyDir": {}},
+        {"name": "emberscale-job", "projected": {"defaultMode": 0o440, "sources": sources}},
+    ]
+
+
+def _tolerations(template: PodTemplate) -> list[dict[str, Any]]:
+    """The person's, and a short patience with lost nodes, unless they speak of lost nodes themselves."""
+    given = [_dump(toleration) for toleration in template.tolerations]
+    for taint in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"):
+        if not any(toleration.get("key") in (None, taint) and "effect" not in toleration for toleration in given):
+            given.append(
+                {
+                    "key": taint,
+                    "operator": "Exists",
+                    "effect": "NoExecute",
+                    "tolerationSeconds": _NODE_LOSS_SECONDS,
+                }
+            )
+    return given
+
+
+def _role_spec(job: Job, role: Role) -> Any:
+    return {Role.MASTER: job.spec.master, Role.PS: job.spec.ps, Role.WORKER: job.spec.worker}[role]
+
+
+def _object(api_version: str, kind: str, job: Job, name: str, **content: Any) -> dict[str, Any]:
+    metadata = {
+        "name": name,
+        "namespace": job.key.namespace,
+        "labels": names.job_labels(job.key.name),
+        "ownerReferences": [names.owner_reference(job.key.name, job.uid)],
+    }
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **content}
+
+
+def _dump(part: Any) -> dict[str, Any]:
+    dumped: dict[str, Any] = part.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return dumped
+
+
+def _without_empty(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value not in (None, {}, [], ())}

@@ -1,0 +1,200 @@
+"""What a pod is to the reconciler, and what it waits for."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from emberscale_api.job import cpu_cores, memory_bytes
+from emberscale_operator.kubernetes.job import parse_time
+from emberscale_operator.kubernetes.names import MANIFEST_ANNOTATION, instance_of
+from emberscale_operator.reconcile import (
+    ExitReason,
+    Instance,
+    InstanceExit,
+    InstanceId,
+    InstanceState,
+    Resources,
+)
+
+LOST_SECONDS = 10.0
+"""A pod that is still there so long after it had to be gone is on a node that nobody hears of."""
+SUPERSEDED_EXIT_CODE = 3
+UNUSABLE_EXIT_CODE = 2
+_FROM_OUTSIDE = frozenset(
+    {
+        "Evicted",
+        "NodeAffinity",
+        "NodeLost",
+        "NodeShutdown",
+        "OutOfcpu",
+        "OutOfmemory",
+        "OutOfpods",
+        "Preempting",
+        "Shutdown",
+        "Terminated",
+        "UnexpectedAdmissionError",
+    }
+)
+"""`status.reason` of pods whose end is the cluster's doing."""
+_SIGKILL, _SIGTERM = 9, 15
+_QUIET_WAITS = frozenset({"", "ContainerCreating", "PodInitializing"})
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Why a pod does not run yet: a CamelCase reason, and a sentence."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class PodView:
+    """One pod of a job. `cause` and `detail` say how it ended; `mounting` that it has been preparing for a while.
+
+    `restart_key` is what a master's manifest was.
+    """
+
+    name: str
+    uid: str
+    node: str
+    address: str
+    instance: Instance
+    ready: bool
+    running: bool
+    waiting: Waiting | None = None
+    cause: str = ""
+    detail: str = ""
+    mounting: bool = False
+    lost: bool = False
+    restart_key: str = ""
+
+    @property
+    def id(self) -> InstanceId:
+        """Which life of which member it is."""
+        return self.instance.id
+
+
+def view_pod(pod: Mapping[str, Any], now: float) -> PodView | None:
+    """The pod as of `now`, in seconds since 1970; None for one that is not an instance of a job."""
+    metadata, spec, status = pod["metadata"], pod["spec"], pod.get("status") or {}
+    identity = instance_of(metadata.get("labels") or {})
+    if identity is None:
+        return None
+    ended = _exit(metadata, status, now)
+    lost = ended is not None and ended.cause == "NodeLost"
+    if ended is not None:
+        state = InstanceState.EXITED
+    else:
+        state = InstanceState.TERMINATING if "deletionTimestamp" in metadata else InstanceState.RUNNING
+    created = parse_time(metadata["creationTimestamp"])
+    waiting = _waiting(status) if state is InstanceState.RUNNING else None
+    return PodView(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        node=spec.get("nodeName") or "",
+        address=status.get("podIP") or "",
+        instance=Instance(identity, state, _resources(spec), _started(status, created), ended and ended.exit),
+        ready=state is InstanceState.RUNNING and _condition(status, "Ready").get("status") == "True",
+        running=state is InstanceState.RUNNING and status.get("phase") == "Running",
+        waiting=waiting,
+        cause=ended.cause if ended else "",
+        detail=ended.detail if ended else "",
+        mounting=(
+            waiting is None
+            and state is InstanceState.RUNNING
+            and status.get("phase", "Pending") == "Pending"
+            and bool(spec.get("nodeName"))
+            and now - created > 3.0
+        ),
+        lost=lost,
+        restart_key=(metadata.get("annotations") or {}).get(MANIFEST_ANNOTATION, ""),
+    )
+
+
+@dataclass(frozen=True)
+class _Exit:
+    exit: InstanceExit
+    cause: str
+    detail: str
+
+
+def _exit(metadata: Mapping[str, Any], status: Mapping[str, Any], now: float) -> _Exit | None:
+    deletion = metadata.get("deletionTimestamp")
+    if status.get("phase") not in ("Succeeded", "Failed"):
+        if deletion is None or now < parse_time(deletion) + LOST_SECONDS:
+            return None
+        ended = InstanceExit(ExitReason.KILLED, -_SIGKILL, at=parse_time(deletion))
+        return _Exit(ended, "NodeLost", "its node does not answer")
+    terminated = _terminated(status)
+    at = parse_time(terminated["finishedAt"]) if terminated.get("finishedAt") else now
+    code = int(terminated.get("exitCode", 1))
+    detail = (terminated.get("message") or status.get("message") or "").strip()
+    outside = _outside_cause(status)
+    if terminated.get("reason") == "OOMKilled":
+        reason, cause = ExitReason.OOM_KILLED, "OOMKilled"
+    elif status["phase"] == "Succeeded" or code == 0:
+        reason, cause = ExitReason.COMPLETED, "Completed"
+    elif outside:
+        reason, cause = ExitReason.KILLED, outside
+    elif code in (128 + _SIGKILL, 128 + _SIGTERM):
+        reason, cause = ExitReason.KILLED, "Killed"
+    elif code == SUPERSEDED_EXIT_CODE:
+        reason, cause = ExitReason.KILLED, "Superseded"
+    elif code == UNUSABLE_EXIT_CODE:
+        # what it needs cannot be had: it goes on when that is mended, and nothing of the job's is at fault
+        reason, cause = ExitReason.KILLED, "Unusable"
+    else:
+        reason, cause = ExitReason.ERROR, "Error"
+    signed = 128 - code if code > 128 else code
+    return _Exit(InstanceExit(reason, signed, at, deleted=deletion is not None and not outside), cause, detail)
+
+
+def _outside_cause(status: Mapping[str, Any]) -> str:
+    disruption = _condition(status, "DisruptionTarget")
+    if disruption.get("status") == "True":
+        return str(disruption.get("reason") or "Evicted")
+    reason = status.get("reason") or ""
+    return reason if reason in _FROM_OUTSIDE else ""
+
+
+def _terminated(status: Mapping[str, Any]) -> Mapping[str, Any]:
+    for container in status.get("containerStatuses") or ():
+        terminated = (container.get("state") or {}).get("terminated")
+        if terminated:
+            return dict(terminated)
+    return {}
+
+
+def _waiting(status: Mapping[str, Any]) -> Waiting | None:
+    scheduled = _condition(status, "PodScheduled")
+    if scheduled.get("status") == "False":
+        return Waiting(scheduled.get("reason") or "Unschedulable", scheduled.get("message") or "")
+    containers: Sequence[Mapping[str, Any]] = status.get("containerStatuses") or ()
+    for container in containers:
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        if waiting.get("reason", "") not in _QUIET_WAITS:
+            return Waiting(waiting["reason"], waiting.get("message") or "")
+    return None
+
+
+def _condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    return next((condition for condition in status.get("conditions") or () if condition["type"] == kind), {})
+
+
+def _started(status: Mapping[str, Any], created: float) -> float:
+    for container in status.get("containerStatuses") or ():
+        for state in ("running", "terminated"):
+            started = ((container.get("state") or {}).get(state) or {}).get("startedAt")
+            if started:
+                return parse_time(started)
+    return created
+
+
+def _resources(spec: Mapping[str, Any]) -> Resources:
+    limits = (spec["containers"][0].get("resources") or {}).get("limits") or {}
+    cpu, memory = limits.get("cpu"), limits.get("memory")
+    return Resources(
+        None if cpu is None else round(cpu_cores(str(cpu)), 3),
+        None if memory is None else memory_bytes(str(memory)),
+    )
