@@ -19,8 +19,12 @@ class TrainingSpec(ManifestPart):
     epochs: int = Field(default=1, ge=1, le=10_000)
     seed: int = Field(default=0, ge=0, lt=1 << 63)
     max_staleness: int = Field(default=64, ge=0, le=1 << 20)
-    prefetch_batches: int = Field(
-        default=2, ge=0, le=64, description="Batches read and pulled ahead of the one computed"
+    staleness_warmup: int = Field(
+        default=32, ge=0, le=1 << 20, description="The bound grows from 0 by one every so many applied batches"
+    )
+    prefetch_batches: int = Field(default=2, ge=1, le=64, description="Batches that a worker has read ahead")
+    pull_ahead: int = Field(
+        default=1, ge=0, le=64, description="Batches whose rows a worker pulls before its earlier ones are pushed"
     )
 
 

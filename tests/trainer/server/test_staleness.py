@@ -19,9 +19,9 @@ class _Workers(RuleBasedStateMachine):
         self.started = False
 
     @precondition(lambda self: not self.started)
-    @rule(bound=st.integers(0, 4))
-    def start(self, bound: int) -> None:
-        self.bound, self.subject, self.started = bound, StalenessBound(bound), True
+    @rule(bound=st.integers(0, 4), warmup=st.integers(0, 3))
+    def start(self, bound: int, warmup: int) -> None:
+        self.bound, self.subject, self.started = bound, StalenessBound(bound, warmup), True
 
     @precondition(lambda self: self.started)
     @rule(worker=st.integers(0, 3))
@@ -68,6 +68,15 @@ def test_with_no_staleness_one_batch_is_under_way_at_a_time() -> None:
     assert not bound.may_pull()
     bound.pushed((0, 0, 1))
     assert bound.may_pull()
+
+
+def test_the_bound_grows_as_batches_are_applied_until_it_is_reached() -> None:
+    bound = StalenessBound(2, warmup=10, applied=9)
+    assert bound.in_force == 0
+    for batch, in_force in ((1, 1), (2, 1)):
+        bound.pushed((0, 0, batch))
+        assert bound.in_force == in_force
+    assert StalenessBound(2, warmup=10, applied=500).in_force == 2
 
 
 def test_a_pull_asked_for_anew_counts_once() -> None:

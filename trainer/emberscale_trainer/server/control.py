@@ -66,7 +66,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
                 context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
             self._assignment = assignment
             keeps_the_bound = self._index == 0
-            self._state.adopt(partition, StalenessBound(job.spec.training.max_staleness) if keeps_the_bound else None)
+            self._state.adopt(partition, _staleness_bound(job, partition.applied) if keeps_the_bound else None)
         rows = partition.tables.rows()
         log.info(
             "assigned",
@@ -147,6 +147,11 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         """Gives up a cut."""
         self._state.thaw(request.cut)
         return master_pb2.ThawReply()
+
+
+def _staleness_bound(job: TrainingJob, applied: AppliedBatches) -> StalenessBound:
+    batches = sum(stop - first for epoch in applied.epochs() for first, stop in applied.ranges(epoch))
+    return StalenessBound(job.spec.training.max_staleness, job.spec.training.staleness_warmup, batches)
 
 
 def routing_from_proto(routing: master_pb2.Routing) -> RoutingTable:

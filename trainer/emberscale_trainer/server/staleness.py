@@ -23,21 +23,31 @@ class StalenessBound:
     The invariant, for every outstanding pull: pushes applied since it, plus the outstanding pulls older than it, is at
     most `bound`. A pull is admitted only if it holds for the newcomer; a push, only if it goes on holding for the older
     ones. The oldest is never held, so someone can always go on.
+
+    Stale gradients do most harm while the parameters still move fast, so the bound itself grows: from 0 by one every
+    `warmup` applied batches.
     """
 
-    def __init__(self, bound: int) -> None:
+    def __init__(self, bound: int, warmup: int = 0, applied: int = 0) -> None:
+        """`applied` is how many batches the parameters have seen already."""
         self._bound = bound
+        self._warmup = warmup
         self._outstanding: list[_Outstanding] = []
-        self._applied = 0
+        self._applied = applied
 
     @property
     def outstanding(self) -> int:
         """Pulls whose push has not come."""
         return len(self._outstanding)
 
+    @property
+    def in_force(self) -> int:
+        """The bound at this moment."""
+        return min(self._bound, self._applied // self._warmup) if self._warmup else self._bound
+
     def may_pull(self) -> bool:
         """Whether one more pull keeps the invariant."""
-        return len(self._outstanding) <= self._bound
+        return len(self._outstanding) <= self.in_force
 
     def pulled(self, ticket: Ticket) -> None:
         """Notes an admitted pull. A ticket that is outstanding already (the worker asks anew) takes its last place."""
@@ -46,10 +56,11 @@ class StalenessBound:
 
     def may_push(self, ticket: Ticket) -> bool:
         """Whether applying this push keeps the invariant. A push without a pull is as the youngest."""
+        bound = self.in_force
         for older, pull in enumerate(self._outstanding):
             if pull.ticket == ticket:
                 return True
-            if self._applied + 1 - pull.version + older > self._bound:
+            if self._applied + 1 - pull.version + older > bound:
                 return False
         return True
 

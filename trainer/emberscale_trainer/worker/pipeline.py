@@ -47,7 +47,8 @@ class Pipeline:
     """One run over as many leases as come, against one routing epoch.
 
     `pulls` and `pushes` are two sets of connections to the same servers. `lease_finished` is called when the last batch
-    of a lease is committed.
+    of a lease is committed. `prefetch` batches are read ahead; rows are pulled for at most `pull_ahead` batches beyond
+    the oldest whose push is not acknowledged: what is pulled earlier is staler when it is used.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Pipeline:
         leases: LeaseBook,
         statistics: WorkerStatistics,
         prefetch: int,
+        pull_ahead: int,
         lease_finished: Callable[[], None],
     ) -> None:
         self._source = source
@@ -70,7 +72,8 @@ class Pipeline:
         self._leases = leases
         self._statistics = statistics
         self._lease_finished = lease_finished
-        self._planned: Channel[_Planned] = Channel(max(1, prefetch))
+        self._planned: Channel[_Planned] = Channel(prefetch)
+        self._unpushed: Channel[None] = Channel(pull_ahead + 1)
         self._ready: Channel[_Ready] = Channel(1)
         self._computed: Channel[_Computed] = Channel(1)
         self._evaluations: dict[int, EvaluationTotals] = {}
@@ -99,7 +102,7 @@ class Pipeline:
         with self._failing:
             if self._failure is None:
                 self._failure = reason
-        for channel in (self._planned, self._ready, self._computed):
+        for channel in (self._planned, self._unpushed, self._ready, self._computed):
             channel.abort()
         self._pulls.close()
         self._pushes.close()
@@ -136,6 +139,7 @@ class Pipeline:
     def _pull(self) -> None:
         while True:
             planned = self._planned.get()
+            self._unpushed.put(None)
             with self._statistics.stage("pull"):
                 read_only = planned.task.kind == master_pb2.EVALUATE
                 pulled = self._pulls.pull(planned.plan, planned.name, read_only)
@@ -150,6 +154,7 @@ class Pipeline:
             with self._statistics.stage("compute"):
                 if planned.task.kind == master_pb2.EVALUATE:
                     self._evaluate(ready)
+                    self._unpushed.get()
                     continue
                 gradients, predictions = self._replica.train(planned.batch, planned.plan, ready.pulled)
                 self._statistics.trained(predictions.probabilities, planned.batch.labels, predictions.loss_sum)
@@ -171,6 +176,7 @@ class Pipeline:
             planned, gradients = computed.planned, computed.gradients
             with self._statistics.stage("push"):
                 self._pushes.push(planned.plan, planned.name, gradients.rows, gradients.dense)
+            self._unpushed.get()
             pushed = gradients.rows.nbytes + gradients.dense.nbytes + sum(keys.nbytes for keys in planned.plan.keys)
             self._statistics.moved(0, pushed)
             if self._leases.commit(planned.task.token, planned.batch.stop):

@@ -138,6 +138,7 @@ class Worker:
             self._leases,
             self._statistics,
             job.spec.training.prefetch_batches,
+            job.spec.training.pull_ahead,
             lease_finished=self._heartbeat.beat_now,
         )
         try:
