@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+import redis
 from tests.jobmaster.fakes import (
     TOKEN,
     Caller,
@@ -51,9 +52,9 @@ def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
 class Cluster:
     """One job: a master, in this process or its own, and fakes of everything else. Ends all it has started."""
 
-    def __init__(self, folder: Path, redis: RedisServer) -> None:
+    def __init__(self, folder: Path, redis_server: RedisServer) -> None:
         self.folder = folder
-        self.redis = redis
+        self.redis = redis_server
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
         self.uid = uuid.uuid4().hex
@@ -119,9 +120,36 @@ class Cluster:
         self._stack.callback(caller.close)
         return caller
 
-    def start_ps(self, index: int) -> FakePs:
+    @property
+    def master_process(self) -> "subprocess.Popen[bytes]":
+        assert self._process is not None
+        return self._process
+
+    def answers(self) -> bool:
+        """Whether a master answers."""
+        try:
+            self.status()
+        except grpc.RpcError:
+            return False
+        return True
+
+    def registers(self, index: int) -> bool:
+        """Whether a worker can join."""
+        try:
+            self.caller(pb.WORKER, index).register()
+        except grpc.RpcError:
+            return False
+        return True
+
+    def redis_is_empty(self) -> None:
+        """What the job has in Redis is lost; the next master finds nothing."""
+        client = redis.Redis.from_url(self.redis.url)
+        client.delete(*(f"emberscale:{self.uid}:{key}" for key in ("term", "state", "blocks", "bad")))
+        client.close()
+
+    def start_ps(self, index: int, kind: type[FakePs] = FakePs) -> FakePs:
         """Starts and registers a parameter server, in the place of the one before, and keeps it alive."""
-        server = FakePs(index)
+        server = kind(index)
         self._stack.callback(server.stop)
         caller = self.caller(pb.PS, index, server.incarnation)
         caller.register(data_address=f"tcp://127.0.0.1:{server.port}", control_address=server.address)
@@ -152,7 +180,7 @@ class Cluster:
     def status(self) -> pb.JobStatus:
         return self.caller().status()
 
-    def until(self, condition: Callable[[pb.JobStatus], Any], what: str, seconds: float = 30.0) -> pb.JobStatus:
+    def until(self, condition: Callable[[pb.JobStatus], Any], what: str, seconds: float = 60.0) -> pb.JobStatus:
         """Waits for a status."""
         caller = self.caller()
 

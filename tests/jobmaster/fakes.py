@@ -65,7 +65,7 @@ class RedisServer:
             return False
 
 
-def wait_for(condition: Callable[[], Any], what: str, seconds: float = 30.0) -> Any:
+def wait_for(condition: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
     """Looks until the condition holds, and returns what it returned."""
     pause = threading.Event()
     for _ in range(int(seconds / 0.02)):
@@ -123,6 +123,9 @@ def from_wire(entries: Any) -> Applied:
         }
         for entry in entries
     }
+
+
+AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
 
 class FakePs(rpc.ParameterServerServicer):
@@ -257,7 +260,9 @@ class Caller:
         self._channel.close()
 
     def register(self, **addresses: str) -> pb.RegisterReply:
-        return self.stub.Register(pb.RegisterRequest(member=self.member, pid=1, host="h", **addresses), timeout=20)
+        """Waits until the master listens: all channels of this process share what they know of an address."""
+        request = pb.RegisterRequest(member=self.member, pid=1, host="h", **addresses)
+        return self.stub.Register(request, timeout=20, wait_for_ready=True)
 
     def acquire(self, *finished: pb.TaskResult, wait: float = 5.0) -> pb.AcquireTaskReply:
         request = pb.AcquireTaskRequest(member=self.member, finished=finished, max_wait_seconds=wait)
@@ -407,7 +412,7 @@ class FakeWorker:
             try:
                 return call()
             except grpc.RpcError as error:
-                if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                if error.code() not in AWAY:
                     raise
             self.killed.wait(0.05)
         raise _KilledError

@@ -1,0 +1,167 @@
+"""The folder of checkpoints: what counts as complete, what is refused, what is removed."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.jobmaster.fakes import job
+
+from emberscale_api.checkpoint import CheckpointFile, CheckpointManifest, DamagedCheckpointError, EpochApplied
+from emberscale_api.job import TrainingJob
+from emberscale_jobmaster.checkpoints import CheckpointFolder, checkpoint_id, incompatibility
+from emberscale_jobmaster.evaluation import Tally
+
+
+def manifest(identifier: str, **changes: Any) -> CheckpointManifest:
+    fields: dict[str, Any] = {
+        "id": identifier,
+        "cut": int(identifier),
+        "created": datetime.now(UTC),
+        "job_uid": "uid",
+        "job": job(),
+        "ps_count": 1,
+        "routing_epoch": 3,
+        "epoch": 1,
+        "batch_size": 10,
+        "training_records": 100,
+        "applied": (EpochApplied(epoch=0, ranges=((0, 4), (6, 10))),),
+        "evaluations": (Tally().result(0),),
+        "training_files": (),
+        "evaluation_files": (),
+        "training_seconds": 1.5,
+        "files": (CheckpointFile(path="ps-0/rows", bytes=4, crc32=9),),
+    }
+    return CheckpointManifest(**{**fields, **changes})
+
+
+def write(folder: CheckpointFolder, place: Path, identifier: str, complete: bool = True) -> None:
+    rows = place / identifier / "ps-0" / "rows"
+    rows.parent.mkdir(parents=True)
+    rows.write_bytes(b"rows")
+    if complete:
+        folder.write(manifest(identifier))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> CheckpointFolder:
+    return CheckpointFolder(str(tmp_path))
+
+
+def test_a_manifest_reads_back_as_it_was_written(folder: CheckpointFolder, tmp_path: Path) -> None:
+    write(folder, tmp_path, "00000007")
+    assert repr(folder.read("00000007").model_copy(update={"seal": 0})) == repr(
+        manifest("00000007", created=folder.read("00000007").created)
+    )
+
+
+def test_only_a_folder_with_a_manifest_is_a_checkpoint(folder: CheckpointFolder, tmp_path: Path) -> None:
+    write(folder, tmp_path, "00000001")
+    write(folder, tmp_path, "00000002", complete=False)
+    (tmp_path / "notes").mkdir()
+    assert folder.complete() == ["00000001"]
+    assert folder.folders() == ["00000001", "00000002"]
+
+
+def test_where_nothing_was_written_there_is_no_checkpoint(tmp_path: Path) -> None:
+    assert CheckpointFolder(str(tmp_path / "nowhere")).complete() == []
+
+
+def test_names_sort_by_age() -> None:
+    cuts = [3, 20, 100_000_001, 7]
+    assert sorted(map(checkpoint_id, sorted(cuts)[:3])) == [checkpoint_id(cut) for cut in sorted(cuts)[:3]]
+
+
+@pytest.mark.parametrize(
+    ("damage", "complaint"),
+    [
+        (lambda text: text.replace('"epoch": 1', '"epoch": 0'), "altered after it was written"),
+        (lambda text: text[: len(text) // 2], "manifest.json"),
+        (lambda text: text.replace('"ps_count": 1', '"ps_count": "many"'), "ps_count"),
+        (lambda text: text.replace('"format_version": 1', '"format_version": 2'), "format_version"),
+    ],
+)
+def test_a_manifest_that_was_altered_is_refused_by_name(
+    folder: CheckpointFolder, tmp_path: Path, damage: Any, complaint: str
+) -> None:
+    write(folder, tmp_path, "00000001")
+    place = tmp_path / "00000001" / "manifest.json"
+    damaged = damage(place.read_text())
+    assert damaged != place.read_text()
+    place.write_text(damaged)
+    with pytest.raises(DamagedCheckpointError, match=complaint) as raised:
+        folder.read("00000001")
+    assert "00000001" in str(raised.value)
+
+
+def test_a_truncated_file_is_refused_by_name(folder: CheckpointFolder, tmp_path: Path) -> None:
+    write(folder, tmp_path, "00000001")
+    (tmp_path / "00000001" / "ps-0" / "rows").write_bytes(b"ro")
+    with pytest.raises(DamagedCheckpointError, match="00000001/ps-0/rows: has 2 bytes, and should have 4"):
+        folder.read("00000001")
+    (tmp_path / "00000001" / "ps-0" / "rows").unlink()
+    with pytest.raises(DamagedCheckpointError, match="00000001/ps-0/rows: is missing"):
+        folder.read("00000001")
+
+
+def test_a_checkpoint_that_was_renamed_is_refused(folder: CheckpointFolder, tmp_path: Path) -> None:
+    write(folder, tmp_path, "00000001")
+    (tmp_path / "00000001").rename(tmp_path / "00000002")
+    with pytest.raises(DamagedCheckpointError, match="is the manifest of checkpoint 00000001"):
+        folder.read("00000002")
+
+
+def test_the_newest_stay_and_what_is_older_goes(folder: CheckpointFolder, tmp_path: Path) -> None:
+    for number in range(1, 7):
+        write(folder, tmp_path, checkpoint_id(number), complete=number not in (2, 6))
+    folder.prune(keep=2)
+    assert folder.folders() == ["00000004", "00000005", "00000006"]
+
+
+def test_damaged_ones_are_not_among_those_kept(folder: CheckpointFolder, tmp_path: Path) -> None:
+    for number in range(1, 5):
+        write(folder, tmp_path, checkpoint_id(number))
+    folder.prune(keep=2, damaged={"00000003"})
+    assert folder.folders() == ["00000002", "00000004"]
+
+
+def test_a_deleted_checkpoint_is_gone_whether_or_not_it_was_complete(folder: CheckpointFolder, tmp_path: Path) -> None:
+    write(folder, tmp_path, "00000001")
+    write(folder, tmp_path, "00000002", complete=False)
+    for number in (1, 2, 3):
+        folder.delete(checkpoint_id(number))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_any_fsspec_uri_will_do() -> None:
+    folder = CheckpointFolder("memory://checkpoints-of-a-test")
+    assert folder.complete() == []
+    folder.write(manifest("00000001", files=()))
+    assert folder.read("00000001").cut == 1
+    folder.delete("00000001")
+    assert folder.complete() == []
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"training": {"batchSize": 20}}, "spec.training.batchSize"),
+        ({"training": {"seed": 4}}, "spec.training.seed"),
+        ({"data": {"shuffling": {"enabled": False}}}, "spec.data.shuffling"),
+        ({"model": {"embeddings": {"dimension": 8}}}, "spec.model"),
+        ({"optimizers": {"sparse": {"type": "Adam"}}}, "spec.optimizers.sparse.type"),
+    ],
+)
+def test_what_would_change_the_meaning_of_a_checkpoint_is_named(change: dict[str, Any], field: str) -> None:
+    problem = incompatibility(manifest("00000001"), job(**change))
+    assert problem == f"{field} must stay as it was when the checkpoint was taken"
+
+
+def test_more_epochs_servers_and_workers_are_no_obstacle() -> None:
+    changed = job(training={"epochs": 5}, ps={"replicas": 7}, worker={"replicas": 9})
+    assert incompatibility(manifest("00000001"), changed) == ""
+
+
+def test_another_jobs_checkpoint_is_not_overwritten() -> None:
+    other = TrainingJob.model_validate({**job().model_dump(), "metadata": {"name": "other"}})
+    assert "it belongs to job other" in incompatibility(manifest("00000001", job=other), job())

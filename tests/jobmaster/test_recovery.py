@@ -1,0 +1,177 @@
+"""A parameter server is lost, or everything but a checkpoint is."""
+
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from tests.jobmaster.conftest import Cluster
+from tests.jobmaster.fakes import FakePs
+
+from emberscale_api.rpc import master_pb2 as pb
+
+
+def trains_to_the_end(cluster: Cluster, batches: int, epochs: int = 1) -> pb.JobStatus:
+    status = cluster.until_phase(pb.COMPLETE, pb.FAILED)
+    assert status.phase == pb.COMPLETE, status.message
+    for server in cluster.servers:
+        assert server.applied == {epoch: set(range(batches)) for epoch in range(epochs)}
+    return status
+
+
+@pytest.mark.parametrize("notice", ["exit", "registration", "silence"])
+def test_a_lost_server_takes_all_back_to_the_last_checkpoint(cluster: Cluster, notice: str) -> None:
+    cluster.configure(checkpoint={"interval": 0.3}, sharding={"leaseTimeout": 1})
+    cluster.start_master()
+    cluster.start_servers()
+    for index in range(2):
+        cluster.start_worker(index, records=1500, pace=0.01)
+    cluster.until(lambda status: status.checkpoint and status.samples > 300, "a checkpoint")
+    before = cluster.status()
+
+    lost = cluster.kill_ps(1)
+    if notice == "exit":
+        cluster.caller().report_exit(lost, 137, "Killed")
+    if notice == "silence":
+        cluster.until(lambda status: status.routing_epoch > before.routing_epoch, "the loss")
+    replacement = cluster.start_ps(1)
+
+    status = trains_to_the_end(cluster, batches=150)
+    assert status.recoveries == 1
+    assert status.samples == status.expected_samples == 1500
+    assert replacement.assigned_from[0] == cluster.servers[0].assigned_from[-1] != ""
+
+
+def test_a_server_lost_before_the_first_checkpoint_starts_all_from_nothing(cluster: Cluster) -> None:
+    cluster.start_master()
+    cluster.start_servers()
+    cluster.start_worker(0, records=600, pace=0.01)
+    cluster.until(lambda status: status.samples > 100, "some progress")
+    cluster.kill_ps(0)
+    replacement = cluster.start_ps(0)
+    trains_to_the_end(cluster, batches=60)
+    assert replacement.assigned_from == [""]
+
+
+def test_servers_that_die_while_they_are_assigned_are_waited_for(cluster: Cluster) -> None:
+    cluster.start_master()
+    first = cluster.start_ps(0)
+    second = cluster.start_ps(1)
+
+    def die() -> None:
+        cluster.caller().report_exit(pb.Member(role=pb.PS, index=1, incarnation=second.incarnation), 137, "Killed")
+
+    second.faults["Assign"] = die
+    cluster.until(lambda status: status.message == "waiting for ps-1", "the loss")
+    cluster.start_ps(1)
+    cluster.start_worker(0, records=100)
+    trains_to_the_end(cluster, batches=10)
+    assert first.applied == {0: set(range(10))}
+
+
+def test_a_job_resumes_from_its_checkpoint_with_an_empty_redis(cluster: Cluster) -> None:
+    cluster.configure(training={"epochs": 2}, checkpoint={"interval": 0.3}, evaluation=40)
+    cluster.start_master()
+    cluster.start_servers()
+    first = cluster.start_worker(0, records=500, evaluation=40, pace=0.01)
+    cluster.until(lambda status: status.epoch == 1 and status.samples > 600, "the second epoch")
+    at = cluster.status().checkpoint
+    status = cluster.until(lambda status: status.checkpoint > at, "a checkpoint in the second epoch")
+    first.kill()
+    cluster.stop_master()
+    for index in range(2):
+        cluster.kill_ps(index)
+
+    cluster.uid = "another-uid"
+    cluster.redis_is_empty()
+    cluster.start_master()
+    cluster.start_servers()
+    cluster.start_worker(0, records=500, evaluation=40)
+
+    resumed = trains_to_the_end(cluster, batches=50, epochs=2)
+    assert all(Path(ps.assigned_from[0]).name >= status.checkpoint for ps in cluster.servers)
+    assert [result.epoch for result in resumed.evaluations] == [0, 1]
+    assert resumed.checkpoint > status.checkpoint
+    assert resumed.training_seconds >= status.training_seconds
+
+
+def stopped_with_checkpoints(cluster: Cluster, wanted: int) -> list[Path]:
+    """Trains until there are some checkpoints, then takes everything down."""
+    cluster.configure(checkpoint={"interval": 0.2, "keep": wanted})
+    cluster.start_master()
+    cluster.start_servers()
+    worker = cluster.start_worker(0, records=5000, pace=0.005)
+    cluster.until(lambda status: status.checkpoint >= f"{wanted + 1:08d}", "checkpoints")
+    cluster.stop_master()
+    worker.kill()
+    for index in range(2):
+        cluster.kill_ps(index)
+    cluster.redis_is_empty()
+    return sorted(place.parent for place in cluster.checkpoints.glob("*/manifest.json"))
+
+
+def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_used(cluster: Cluster) -> None:
+    *_, before, newest = stopped_with_checkpoints(cluster, wanted=2)
+    (newest / "ps-1" / "applied.json").write_text("{}")
+    cluster.start_master()
+    cluster.start_servers()
+    cluster.until_phase(pb.RESTORING, pb.PREPARING, pb.TRAINING)
+    status = cluster.until(lambda status: status.checkpoint, "the assignment")
+    assert status.checkpoint == before.name
+    assert all(Path(ps.assigned_from[-1]) == before for ps in cluster.servers)
+
+
+def test_a_checkpoint_that_a_server_refuses_is_not_used_again(cluster: Cluster) -> None:
+
+    *_, before, newest = stopped_with_checkpoints(cluster, wanted=2)
+    refused: list[str] = []
+
+    class Choosy(FakePs):
+        def Assign(self, request: Any, context: Any) -> Any:  # noqa: N802
+            if Path(request.checkpoint_uri) == newest:
+                refused.append(request.checkpoint_uri)
+                context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{newest}/ps-1/rows: checksum differs")
+            return super().Assign(request, context)
+
+    cluster.start_master()
+    cluster.start_ps(0)
+    cluster.start_ps(1, Choosy)
+    status = cluster.until(lambda status: status.checkpoint, "the assignment")
+    assert status.checkpoint == before.name
+    assert len(refused) == 1
+
+
+def test_where_every_checkpoint_is_damaged_the_job_fails_and_names_them(cluster: Cluster) -> None:
+    folders = stopped_with_checkpoints(cluster, wanted=2)
+    for folder in folders:
+        (folder / "manifest.json").write_text("{}")
+    cluster.start_master()
+    cluster.start_servers()
+    status = cluster.until_phase(pb.FAILED)
+    assert status.reason == "CheckpointDamaged"
+    assert all(folder.name in status.message for folder in folders)
+
+
+def test_a_checkpoint_of_another_batch_size_is_refused(cluster: Cluster) -> None:
+    stopped_with_checkpoints(cluster, wanted=1)
+    cluster.configure(training={"batchSize": 20})
+    cluster.start_master()
+    cluster.start_servers()
+    status = cluster.until_phase(pb.FAILED)
+    assert status.reason == "CheckpointIncompatible"
+    assert "spec.training.batchSize must stay" in status.message
+
+
+def test_data_that_changed_since_the_checkpoint_is_refused(cluster: Cluster) -> None:
+    stopped_with_checkpoints(cluster, wanted=1)
+    cluster.start_master()
+    cluster.start_servers()
+    worker = cluster.caller()
+    worker.register()
+    task = worker.acquire().task
+    files = [pb.DataFile(uri="/data/day_0", bytes=3)]
+    index = worker.acquire(pb.TaskResult(token=task.token, training_files=files)).task
+    worker.acquire(pb.TaskResult(token=index.token, blocks=[pb.Block(length=3, records=5000)]), wait=0)
+    status = cluster.until_phase(pb.FAILED)
+    assert status.reason == "DataChanged"
+    assert "/data/day_0 has 3 bytes, and had 1048576" in status.message

@@ -1,0 +1,67 @@
+import grpc
+from tests.jobmaster.conftest import Cluster
+from tests.jobmaster.fakes import FaultError
+
+from emberscale_api.rpc import master_pb2 as pb
+
+
+def suspend(cluster: Cluster) -> str:
+    return cluster.caller().stub.Suspend(pb.SuspendRequest(), timeout=60).checkpoint
+
+
+def test_a_suspended_job_rests_at_a_checkpoint_of_now_and_goes_on_from_it(cluster: Cluster) -> None:
+    cluster.start_master()
+    cluster.start_servers()
+    workers = [cluster.start_worker(index, records=1000, pace=0.01) for index in range(2)]
+    cluster.until(lambda status: status.samples > 200, "some progress")
+
+    checkpoint = suspend(cluster)
+
+    status = cluster.status()
+    assert status.phase == pb.SUSPENDED
+    assert status.checkpoint == checkpoint != ""
+    for worker in workers:
+        worker.join()
+    cluster.stop_master()
+    for index in range(2):
+        cluster.kill_ps(index)
+    cluster.start_master()
+    cluster.start_servers()
+    cluster.start_worker(0, records=1000)
+    done = cluster.until_phase(pb.COMPLETE, pb.FAILED)
+    assert done.phase == pb.COMPLETE, done.message
+    assert all(ps.assigned_from == [str(cluster.checkpoints / checkpoint)] for ps in cluster.servers)
+    assert all(ps.applied == {0: set(range(100))} for ps in cluster.servers)
+
+
+def test_a_job_that_has_not_begun_is_suspended_at_once(cluster: Cluster) -> None:
+    cluster.start_master()
+    assert suspend(cluster) == ""
+    assert cluster.status().phase == pb.SUSPENDED
+
+
+def test_a_job_that_is_over_stays_what_it_is(cluster: Cluster) -> None:
+    cluster.start_master()
+    cluster.start_servers()
+    cluster.start_worker(0, records=50)
+    done = cluster.until_phase(pb.COMPLETE)
+    assert suspend(cluster) == done.checkpoint
+    assert cluster.status().phase == pb.COMPLETE
+
+
+def test_a_cut_that_cannot_be_settled_does_not_keep_a_job_from_resting(cluster: Cluster) -> None:
+    """The last checkpoint is what it rests at then."""
+
+    def refuse() -> None:
+        raise FaultError(grpc.StatusCode.FAILED_PRECONDITION, "not settled")
+
+    cluster.configure(checkpoint={"interval": 0.3})
+    cluster.start_master()
+    cluster.start_servers()
+    cluster.start_worker(0, records=5000, pace=0.01)
+    cluster.until(lambda status: status.checkpoint, "a checkpoint")
+    for server in cluster.servers:
+        server.faults["Cut"] = refuse
+    before = cluster.status().checkpoint
+    assert suspend(cluster) >= before
+    assert cluster.status().phase == pb.SUSPENDED
