@@ -31,9 +31,9 @@ The same options give the same bytes. If OUT holds this data set already, nothin
 SYNTH_EXAMPLES = """\
 [bold]Examples[/]
 
-  emberscale data synth criteo-synthetic --rows 1000000 --seed 7
+  emberscale data synth data/criteo-synthetic --rows 1000000 --seed 7
 
-  emberscale data synth big --rows 20000000 --parts 8 --evaluation-fraction 0
+  emberscale data synth data/big --rows 20000000 --parts 8 --evaluation-fraction 0
 """
 INSPECT_HELP = paragraphs("""\
 Counts the records of Criteo files, and shows what is in them: malformed lines with their file and number, the ratio of
@@ -46,7 +46,7 @@ malformed lines, [red]2[/] if there is nothing to read.
 INSPECT_EXAMPLES = """\
 [bold]Examples[/]
 
-  emberscale data inspect criteo-synthetic/evaluation.tsv
+  emberscale data inspect data/criteo-synthetic/evaluation.tsv
 
   emberscale data inspect 'day_*.tsv' --max-records 10000000 --output json
 """
@@ -54,10 +54,15 @@ INSPECT_EXAMPLES = """\
 data_app = typer.Typer(name="data", help=HELP, no_args_is_help=True, rich_markup_mode="rich")
 
 
-@data_app.command("synth", help=SYNTH_HELP, epilog=SYNTH_EXAMPLES)
+@data_app.command(
+    "synth", short_help="Writes a synthetic data set in the Criteo format.", help=SYNTH_HELP, epilog=SYNTH_EXAMPLES
+)
 def synth(
     out: Annotated[
-        Path, typer.Argument(metavar="OUT", help="The folder to make, in one that exists.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="OUT", help="The folder to make. Above an absolute path, all must exist.", show_default=False
+        ),
     ],
     rows: Annotated[int, typer.Option(help="Rows in all files together.")] = 1_000_000,
     seed: Annotated[int, typer.Option(help="Each seed has its own teacher and ids.")] = 0,
@@ -123,7 +128,7 @@ def _table(first: str, *numbers: str) -> Table:
     return table
 
 
-@data_app.command("inspect", help=INSPECT_HELP, epilog=INSPECT_EXAMPLES)
+@data_app.command("inspect", short_help="Shows what is in Criteo files.", help=INSPECT_HELP, epilog=INSPECT_EXAMPLES)
 def inspect(
     paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Criteo TSV files.", show_default=False)],
     max_records: Annotated[

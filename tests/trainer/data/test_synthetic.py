@@ -123,15 +123,15 @@ def test_new_ids_keep_arriving_and_popularity_is_skewed(population: Population) 
         halves = [np.unique(half) for half in np.split(ids[:, column], 2)]
         assert np.setdiff1d(halves[1], halves[0]).size > 5000
         _, times = np.unique(ids[:, column], return_counts=True)
-        assert np.sort(times)[-100:].sum() > 20 * 100 * times.mean() / 10
+        assert np.sort(times)[-100:].sum() > 200 * times.mean()
     distinct = [np.unique(ids[:, column]).size for column in range(26)]
     assert min(distinct) <= 4
     assert max(distinct) > 20_000
 
 
 def test_a_simple_model_learns_most_of_what_the_teacher_knows(population: Population) -> None:
-    """Smoothed log odds of each id, added up: what a model that only sees single ids gets from 270,000 rows."""
-    rows, train = population.rows(0, 300_000), 270_000
+    """Smoothed log odds of each id, added up: what a model that only sees single ids gets from 180,000 rows."""
+    rows, train = population.rows(0, 200_000), 180_000
     rate = rows.labels[:train].mean()
     score = np.zeros(rows.labels.size - train)
     for column in range(26):
@@ -151,7 +151,7 @@ def _log_odds(
     return odds
 
 
-@settings(max_examples=50)
+@settings(max_examples=20, deadline=None)
 @given(
     st.lists(st.tuples(st.floats(0.001, 0.999), st.integers(0, 1)), min_size=2, max_size=200).filter(
         lambda rows: len({label for _, label in rows}) == 2
@@ -246,6 +246,15 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path, out: str, pro
     (tmp_path / "file").touch()
     with pytest.raises(SynthesisError, match=problem):
         write_dataset(Path(out.format(tmp_path)), DatasetSpec(100))
+
+
+def test_folders_above_a_relative_path_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert write_dataset(Path("a/b/out"), DatasetSpec(100)).written
+    assert (tmp_path / "a/b/out/metadata.json").is_file()
+    (tmp_path / "file").touch()
+    with pytest.raises(SynthesisError, match="file/out: cannot be written"):
+        write_dataset(Path("file/out"), DatasetSpec(100))
 
 
 def test_an_interrupted_writer_leaves_nothing(tmp_path: Path) -> None:

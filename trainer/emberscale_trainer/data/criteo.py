@@ -7,12 +7,12 @@ batch's arrays.
 
 from dataclasses import dataclass, replace
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
 from emberscale_api.job.resolved import CRITEO_CATEGORICAL, CRITEO_DENSE
 from emberscale_api.rpc.master_pb2 import Block, DataFile
+from emberscale_trainer.data.compiled import kernel, prefetch
 from emberscale_trainer.data.errors import BadRecord, DataUnavailableError
 from emberscale_trainer.data.files import read_range
 from emberscale_trainer.data.index import index_lines
@@ -22,7 +22,7 @@ MISSING_KEY = -1
 """The id of an empty category."""
 
 MAX_LINE_BYTES = 1024
-"""The longest well-formed line has 496 bytes; anything far beyond is something else."""
+"""The longest well-formed line has 495 bytes; anything far beyond is something else."""
 
 _DENSE = len(CRITEO_DENSE)
 _CATEGORICAL = len(CRITEO_CATEGORICAL)
@@ -30,6 +30,12 @@ _FIELDS = 1 + _DENSE + _CATEGORICAL
 _MAX_DIGITS = 18
 _TAB, _NEWLINE, _RETURN, _MINUS, _ZERO = 9, 10, 13, 45, 48
 _NOT_HEX = 0x80
+
+# Records of a batch are all over the block: their cache lines are asked for some records ahead, which nearly doubles
+# the speed. Most lines are shorter than `_USUAL_BYTES`.
+_READ_AHEAD = 6
+_USUAL_BYTES = 320
+_CACHE_LINE = 64
 
 # Problems of a line; a positive number is the number of the field that is not what it should be, plus one.
 _GOOD, _BLANK, _TOO_LONG, _WRONG_FIELDS = 0, -1, -2, -3
@@ -138,7 +144,7 @@ class CriteoTSV:
         return split_lines(text, block.records, file.uri, block.first_record)
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def _find_lines(data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64]) -> int:
     """Fills `starts`; returns the number of lines, or -1 if there are more than fit."""
     room = starts.size - 1
@@ -158,7 +164,7 @@ def _find_lines(data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64]) -> i
     return lines
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def _fault(data: npt.NDArray[np.uint8], begin: int, end: int, field: int) -> int:
     """The problem of a line that went wrong in a field: a wrong number of fields comes first."""
     fields = 1
@@ -167,7 +173,7 @@ def _fault(data: npt.NDArray[np.uint8], begin: int, end: int, field: int) -> int
     return field + 1 if fields == _FIELDS else _WRONG_FIELDS
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def _parse_line(
     data: npt.NDArray[np.uint8],
     begin: int,
@@ -244,7 +250,7 @@ def _parse_line(
     return _GOOD
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def _parse(
     data: npt.NDArray[np.uint8],
     starts: npt.NDArray[np.int64],
@@ -258,6 +264,10 @@ def _parse(
     """Parses lines to rows without gaps; returns their number. `problems` says for each line what is wrong with it."""
     row = 0
     for place in range(records.size):
+        if place + _READ_AHEAD < records.size:
+            ahead = starts[records[place + _READ_AHEAD]]
+            for line in range(ahead, min(ahead + _USUAL_BYTES, data.size), _CACHE_LINE):
+                prefetch(data, line)
         begin = starts[records[place]]
         end = starts[records[place] + 1] - 1
         if end > begin and data[end - 1] == _RETURN:

@@ -16,9 +16,6 @@ class DataUnavailableError(Exception):
         self.path = path
         self.problem = problem
 
-    def __reduce__(self) -> tuple[type["DataUnavailableError"], tuple[str, str]]:
-        return type(self), (self.path, self.problem)
-
 
 @dataclass(frozen=True, slots=True)
 class BadRecord:

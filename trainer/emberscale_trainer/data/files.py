@@ -65,7 +65,10 @@ def _uri(filesystem: Any, path: str) -> str:
 def _size(filesystem: Any, path: str) -> int:
     if isinstance(filesystem, LocalFileSystem) and not os.access(path, os.R_OK):
         raise DataUnavailableError(path, "cannot be read: permission denied")
-    return int(filesystem.size(path))
+    size = filesystem.size(path)
+    if size is None:
+        raise DataUnavailableError(_uri(filesystem, path), "its server does not tell its size, so no range can be read")
+    return int(size)
 
 
 def _nearest(filesystem: Any, path: str) -> str:

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
 from emberscale_api.rpc.master_pb2 import Block, DataFile
+from emberscale_trainer.data.compiled import kernel
 from emberscale_trainer.data.errors import DataUnavailableError
 from emberscale_trainer.data.files import open_filesystem
 
@@ -108,7 +108,7 @@ def _feed_all(stream: Any, indexer: LineIndexer, file: DataFile) -> None:
         raise DataUnavailableError(file.uri, f"changed while it was read: {file.bytes:,} bytes became {read:,}")
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def _find_block_ends(
     data: npt.NDArray[np.uint8], lines: int, block_records: int, ends: npt.NDArray[np.int64]
 ) -> tuple[int, int, int]:

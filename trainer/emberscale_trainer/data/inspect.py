@@ -65,7 +65,7 @@ class DataSummary:
 
 
 class Tally:
-    """Adds records up. Holds a few hundred bytes a distinct id at most, however many records there are."""
+    """Adds records up. Its memory grows with the distinct ids, not with the records."""
 
     def __init__(self) -> None:
         self._good = 0

@@ -96,14 +96,16 @@ def write_dataset(
 ) -> SynthesisResult:
     """Writes a data set to the new or empty folder `out`, unless it is there already.
 
-    `progress` is called with numbers of rows as they are written. Raises SynthesisError.
+    Folders above a relative `out` are made; those above an absolute one must exist, since a misspelt mount point would
+    fill another disk. `progress` is called with numbers of rows as they are written. Raises SynthesisError.
     """
     existing = _existing(out, spec)
     if existing is not None:
         return SynthesisResult(False, existing)
-    if not out.parent.is_dir():
+    if out.is_absolute() and not out.parent.is_dir():
         raise SynthesisError(out, f"the folder {out.parent} does not exist; make it first")
     try:
+        out.parent.mkdir(parents=True, exist_ok=True)
         with _draft_of(out) as draft:
             metadata = _write_files(draft, spec, progress, chunk_rows)
             (draft / METADATA).write_text(json.dumps(metadata, indent=2) + "\n", encoding="utf-8")

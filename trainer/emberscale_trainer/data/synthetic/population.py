@@ -9,11 +9,11 @@ interact, are drawn from a hash of (seed, column, id); the label is Bernoulli(si
 
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
 from emberscale_api.routing import MIX_1, MIX_2, mix64
+from emberscale_trainer.data.compiled import kernel
 from emberscale_trainer.data.criteo import MISSING_KEY
 from emberscale_trainer.data.synthetic.calibration import calibrate
 from emberscale_trainer.data.synthetic.columns import CATEGORICAL, DENSE, POSITIVE_RATE, TEACHER_AUC
@@ -110,14 +110,14 @@ class SeenIds:
 _NOTHING_SEEN = (np.zeros(0, dtype=np.uint8), np.zeros(1, dtype=np.int64))
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def _mix(value: np.uint64) -> np.uint64:
     value = (value ^ (value >> _S30)) * _U1
     value = (value ^ (value >> _S27)) * _U2
     return value ^ (value >> _S31)
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def _name(number: np.uint64, key: np.uint64) -> np.uint64:
     """A bijection of 32-bit numbers (murmur3's finaliser), so that distinct ids have distinct names."""
     value = (number + key) & _LOW32
@@ -126,7 +126,7 @@ def _name(number: np.uint64, key: np.uint64) -> np.uint64:
     return value ^ (value >> _S16)
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def _make_rows(
     numbers: npt.NDArray[np.int64],
     keys: npt.NDArray[np.uint64],
@@ -195,7 +195,7 @@ def _make_rows(
         scores[place] = score + _PAIR_WEIGHT * 0.5 * pairs
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def _draw_labels(
     numbers: npt.NDArray[np.int64],
     keys: npt.NDArray[np.uint64],

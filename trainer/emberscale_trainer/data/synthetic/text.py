@@ -1,9 +1,9 @@
 """Rows as Criteo TSV."""
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from emberscale_trainer.data.compiled import kernel
 from emberscale_trainer.data.criteo import MISSING_KEY
 from emberscale_trainer.data.synthetic.population import MISSING_INTEGER, Rows
 
@@ -21,7 +21,7 @@ def format_rows(rows: Rows) -> npt.NDArray[np.uint8]:
     return room[:length]
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def _format(
     labels: npt.NDArray[np.uint8],
     integers: npt.NDArray[np.int64],
