@@ -1,5 +1,6 @@
 """What the tests of the command line share."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -38,8 +39,6 @@ def start(tmp_path: Path) -> Start:
     """Starts the real command, with stand-ins for what trains, in the folder of the manifest."""
 
     def begin(*arguments: str, environment: Mapping[str, str] | None = None) -> "subprocess.Popen[str]":
-        import os
-
         return subprocess.Popen(
             [sys.executable, str(WITH_STAND_INS), *arguments],
             cwd=tmp_path,

@@ -1,0 +1,67 @@
+"""metrics.csv and the picture of it."""
+
+import csv
+from pathlib import Path
+
+import matplotlib.image
+import pytest
+
+from emberscale.picture import draw_metrics
+from emberscale.recorder import COLUMNS, Recorder
+from emberscale_api.rpc import master_pb2 as pb
+from emberscale_operator.local import Snapshot
+
+
+def snapshot(seconds: float, phase: "pb.Phase.ValueType" = pb.TRAINING, **fields: float) -> Snapshot:
+    status = pb.JobStatus(phase=phase, rows={"C1": 3, "C2": 4})
+    for name, value in fields.items():
+        setattr(status, name, value)
+    return Snapshot(seconds, status, (), {}, (), False)
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_rows_are_half_a_second_apart(tmp_path: Path) -> None:
+    with Recorder(tmp_path / "metrics.csv", offset=0.0) as recorder:
+        for tick in range(21):
+            recorder.record(snapshot(tick / 10, samples=tick))
+    assert [row["samples"] for row in rows(tmp_path / "metrics.csv")] == ["0", "5", "10", "15", "20"]
+
+
+def test_a_resumed_run_goes_on_where_the_first_ended(tmp_path: Path) -> None:
+    for offset in (0.0, 60.0):
+        with Recorder(tmp_path / "metrics.csv", offset) as recorder:
+            recorder.record(snapshot(1.0))
+    assert [row["seconds"] for row in rows(tmp_path / "metrics.csv")] == ["1.00", "61.00"]
+
+
+def test_a_row_can_be_read_while_the_job_runs(tmp_path: Path) -> None:
+    with Recorder(tmp_path / "metrics.csv", 0.0) as recorder:
+        recorder.record(snapshot(1.0, samples=7))
+        assert rows(tmp_path / "metrics.csv")[0]["samples"] == "7"
+
+
+def test_what_is_not_known_is_empty(tmp_path: Path) -> None:
+    with Recorder(tmp_path / "metrics.csv", 0.0) as recorder:
+        recorder.record(Snapshot(0.1, None, (), {}, (), False))
+        recorder.record(snapshot(1.0, pb.PREPARING))
+        recorder.record(snapshot(2.0, samples=5, loss=float("nan"), auc=0.5))
+    first, second = rows(tmp_path / "metrics.csv")
+    assert (first["loss"], first["auc"], first["samples_per_second"], first["rows"]) == ("", "", "", "7")
+    assert (second["loss"], second["auc"]) == ("", "0.500000")
+
+
+@pytest.mark.parametrize("trained", [0, 1, 50])
+def test_the_picture_is_drawn_however_far_the_job_got(tmp_path: Path, trained: int) -> None:
+    metrics = tmp_path / "metrics.csv"
+    with metrics.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        for second in range(trained):
+            writer.writerow([second, "Training", 0, second * 1000, 50_000, 0.5, 0.7, 10, 1e8, 2e8, 3e8, 1e7])
+    draw_metrics(metrics, tmp_path / "metrics.png", "toy")
+    height, width, _ = matplotlib.image.imread(tmp_path / "metrics.png").shape
+    assert width > height > 500

@@ -1,0 +1,142 @@
+"""What a person sees while a job runs."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from emberscale.durations import clock_time
+from emberscale.progress import PlainProgress, live_view, remarks
+from emberscale_api.rpc import master_pb2 as pb
+from emberscale_operator.local import MemberExit, Snapshot
+from emberscale_operator.reconcile import ExitReason
+
+
+def snapshot(
+    status: pb.JobStatus | None = None,
+    seconds: float = 1.0,
+    exits: tuple[MemberExit, ...] = (),
+    suspending: bool = False,
+) -> Snapshot:
+    return Snapshot(seconds, status, (), {"worker": len(exits)}, exits, suspending)
+
+
+def training(samples: int = 500, **fields: object) -> pb.JobStatus:
+    status = pb.JobStatus(
+        phase=pb.TRAINING,
+        samples=samples,
+        expected_samples=1000,
+        samples_per_second=50_000,
+        loss=0.48,
+        auc=0.76,
+        eta_seconds=75,
+        epochs=1,
+    )
+    for name, value in fields.items():
+        setattr(status, name, value)
+    return status
+
+
+def plain(*snapshots: Snapshot) -> list[str]:
+    written = io.StringIO()
+    progress = PlainProgress(Console(file=written, width=200))
+    for shown in snapshots:
+        progress.show(shown)
+    return written.getvalue().splitlines()
+
+
+def test_a_line_holds_all_that_matters() -> None:
+    (line,) = plain(snapshot(training()))
+    for part in (
+        "Training",
+        "50.0%",
+        "500 of 1,000 samples",
+        "50,000 samples/s",
+        "loss 0.4800",
+        "AUC 0.7600",
+        "ETA 1:15",
+    ):
+        assert part in line
+
+
+def test_lines_come_every_few_seconds_and_at_every_change_of_phase() -> None:
+    lines = plain(
+        snapshot(None, 0.0),
+        snapshot(training(), 1.0),
+        snapshot(training(), 2.0),
+        snapshot(training(), 5.9),
+        snapshot(training(), 6.1),
+        snapshot(pb.JobStatus(phase=pb.SAVING), 6.2),
+    )
+    assert [line.split()[:2] for line in lines] == [
+        ["0.0s", "Starting"],
+        ["1.0s", "Training"],
+        ["6.1s", "Training"],
+        ["6.2s", "Saving"],
+    ]
+
+
+def test_what_is_not_known_is_not_shown() -> None:
+    (line,) = plain(snapshot(training(0, expected_samples=0, loss=float("nan"), auc=0.0, eta_seconds=-1.0)))
+    assert "nan" not in line
+    assert "ETA" not in line
+    assert "%" not in line
+
+
+@pytest.mark.parametrize(
+    ("ended", "told"),
+    [
+        (MemberExit("ps-0", ExitReason.KILLED, -9, None), "ps-0 was killed by SIGKILL"),
+        (MemberExit("ps-0", ExitReason.ERROR, 3, None), "ps-0 failed with exit code 3; see logs/ps-0.log"),
+        (MemberExit("ps-0", ExitReason.ERROR, -11, None), "ps-0 failed with SIGSEGV"),
+        (MemberExit("ps-0", ExitReason.OOM_KILLED, -9, 1 << 30), "its limit of 1,024 MiB"),
+        (MemberExit("ps-0", ExitReason.COMPLETED, 0, None), "ps-0 ended before the job did"),
+    ],
+)
+def test_an_end_is_told_once_with_its_cause(ended: MemberExit, told: str) -> None:
+    before, after = snapshot(training()), snapshot(training(), exits=(ended,))
+    (line,) = remarks(before, after)
+    assert told in line
+    assert remarks(after, after) == []
+
+
+def test_a_rollback_is_told() -> None:
+    before, after = snapshot(training()), snapshot(training(recoveries=1, checkpoint="00000003"))
+    assert remarks(before, after) == ["a parameter server was lost: training went back to checkpoint 00000003"]
+
+
+def test_a_malformed_record_is_told_with_its_file_and_line() -> None:
+    status = training(bad_records=1)
+    status.bad_record_samples.add(file="a.tsv", line=7, problem="40 fields expected, 3 found")
+    (line,) = remarks(snapshot(training()), snapshot(status))
+    assert "a.tsv:7: 40 fields expected" in line
+
+
+def test_an_evaluation_is_told() -> None:
+    status = training()
+    status.evaluations.add(epoch=0, auc=0.79, logloss=0.44)
+    assert remarks(snapshot(training()), snapshot(status)) == ["epoch 1: held-out AUC 0.7900, log loss 0.4400"]
+
+
+def test_the_first_ctrl_c_is_answered_once() -> None:
+    asked = snapshot(training(), suspending=True)
+    assert len(remarks(snapshot(training()), asked)) == 1
+    assert remarks(asked, asked) == []
+
+
+@pytest.mark.parametrize(
+    "status", [None, training(), training(0, expected_samples=0), pb.JobStatus(phase=pb.EVALUATING)]
+)
+def test_the_live_view_fits_a_narrow_terminal(status: pb.JobStatus | None) -> None:
+    written = io.StringIO()
+    Console(file=written, width=80).print(live_view("criteo-dlrm", snapshot(status)))
+    lines = written.getvalue().splitlines()
+    assert len(lines) == 3
+    assert "criteo-dlrm" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (754, "12:34"), (3723, "1:02:03"), (-1, "0:00")]
+)
+def test_durations_read_like_a_clock(seconds: float, text: str) -> None:
+    assert clock_time(seconds) == text

