@@ -22,6 +22,7 @@ MISSING_INTEGER = np.iinfo(np.int64).min
 
 _PILOT_ROWS = 16_384
 _PILOT_STRIDE = 977
+# Chosen such that ids, pairs of ids and integers each matter, and a model of one epoch gets most of it.
 _PAIR_WEIGHT = 0.25
 _DENSE_WEIGHT = 0.8
 _RANK = 4
@@ -156,13 +157,13 @@ def _make_rows(
             normal = (total / 65536.0 - 2.0 + 2.0 / 65536.0) * _SQRT_3
             if np.float64(gate >> _S11) * 2.0**-53 < missing:
                 integers[place, column] = MISSING_INTEGER
-                seen_value = 0.0
+                feature = 0.0
             else:
                 value = np.int64(np.exp(mean + deviation * normal)) - np.int64(shift)
                 integers[place, column] = value
-                seen_value = np.log1p(np.float64(value)) if value > 0 else 0.0
+                feature = np.log1p(np.float64(value)) if value > 0 else 0.0
             weight = np.float64(_mix(keys[_DENSE_EFFECTS + column]) >> _S11) * 2.0**-52 - 1.0
-            score += _DENSE_WEIGHT * weight * seen_value
+            score += _DENSE_WEIGHT * weight * feature
         latent[:] = 0.0
         squares = 0.0
         for column in range(categorical.shape[0]):
