@@ -5,13 +5,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from emberscale_brain.planner.types import GIB, JobShape, PastJob, ShapeBounds, SimilarJob
+from emberscale_brain.planner.types import JobShape, PastJob, ShapeBounds, SimilarJob
 from emberscale_brain.warm_start.similarity import HistoryIndex, NewJob, describe
 
 LEAST_SIMILARITY = 0.6
 WITHIN_BEST = 0.15  # jobs less similar than the best by more than this say nothing that it does not say better
 
-_COLD = JobShape(workers=2, ps=1, worker_cpu=4, ps_cpu=4, worker_memory=4 * GIB, ps_memory=8 * GIB)
 _UNIT = 1 << 26
 
 
@@ -65,11 +64,28 @@ def within(shape: JobShape, bounds: ShapeBounds) -> JobShape:
     )
 
 
+def cold_start(bounds: ShapeBounds) -> JobShape:
+    """The geometric middle of the bounds: nothing is far from it, in either direction."""
+
+    def middle(low: float, high: float) -> float:
+        return float(np.sqrt(low * high))
+
+    shape = JobShape(
+        workers=round(middle(*bounds.workers)),
+        ps=round(middle(*bounds.ps)),
+        worker_cpu=middle(*bounds.worker_cpu),
+        ps_cpu=middle(*bounds.ps_cpu),
+        worker_memory=round(middle(*bounds.worker_memory) / _UNIT) * _UNIT,
+        ps_memory=round(middle(*bounds.ps_memory) / _UNIT) * _UNIT,
+    )
+    return within(shape, bounds)
+
+
 def warm_start(new: NewJob, bounds: ShapeBounds, index: HistoryIndex, neighbours: int, mu: float) -> WarmStart:
-    """The first shape of a job; a small one where no past job is similar enough."""
+    """The first shape of a job; a middling one where no past job is similar enough."""
     ranked = index.rank(new, neighbours, LEAST_SIMILARITY)
     if not ranked:
-        shape = within(_COLD, bounds)
+        shape = cold_start(bounds)
         best = index.rank(new, 1, 0.0)
         why = f"the most similar of {len(index)} is {describe(best[0][1])}" if best else "there is no history"
         return WarmStart(shape, (), (), f"cold start with {shape.describe()}: no past job is similar enough; {why}")

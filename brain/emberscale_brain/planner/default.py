@@ -1,0 +1,202 @@
+"""The planner that is used unless another is asked for: DLRover-RM section 4.3, from profiles to shapes for all jobs.
+
+For each running job: fit the model, forecast the memory, find the Pareto front, find the shape with the smallest bill.
+For each waiting job: a warm start. Then weighted greedy selection for all jobs together under capacity and quotas. A
+job that stays as it is may try a small change that is expected to teach more than it costs.
+
+Fronts are enumerated exactly up to `MOST_SHAPES` shapes: in `benchmarks/planner_quality.py` that is faster than NSGA-II
+and never worse. NSGA-II searches larger grids.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from emberscale_brain.model.features import ModelConstants
+from emberscale_brain.planner.candidates import DOUBT_PRICE, Candidates, evaluate
+from emberscale_brain.planner.explain import explain_experiment, explain_running, explain_waiting
+from emberscale_brain.planner.explore import DWELL_SECONDS, Experiment, best_experiment, neighbours
+from emberscale_brain.planner.grid import Floats, Horizon
+from emberscale_brain.planner.job_model import JobModel, prior_of
+from emberscale_brain.planner.room import Room
+from emberscale_brain.planner.running import Assessment, Assessor, FrontMethod
+from emberscale_brain.planner.selection import Options, select, weighted_value
+from emberscale_brain.planner.types import ClusterView, JobId, JobView, PlannedShape, PlannerSettings
+from emberscale_brain.planner.waiting import FirstShapes, first_shapes
+from emberscale_brain.warm_start.similarity import HistoryIndex, NewJob
+from emberscale_brain.warm_start.start import WarmStart, warm_start
+
+_SAMPLES_PER_CORE = 1000.0  # a second, where nothing at all is known
+_PROFILES_BEFORE_EXPERIMENTS = 3
+
+
+class DefaultPlanner:
+    """Keeps each job's window of profiles, fit and front between rounds; the same calls give the same plans."""
+
+    def __init__(self, settings: PlannerSettings | None = None, method: FrontMethod = FrontMethod.AUTO) -> None:
+        self._settings = settings or PlannerSettings()
+        self._method = method
+        self._models: dict[JobId, JobModel] = {}
+        self._starts: dict[JobId, WarmStart] = {}
+
+    def plan(self, cluster: ClusterView, now: float) -> Mapping[JobId, PlannedShape]:
+        """Shapes for all jobs but the fixed ones, which count against the capacity."""
+        index = HistoryIndex(cluster.history)
+        moving = [job for job in cluster.jobs if not job.fixed]
+        self._forget({job.id for job in moving})
+        room = Room(cluster.capacity, cluster.quotas)
+        for job in cluster.jobs:
+            if job.fixed:
+                room.take(job.owner, job.current)
+        running, waiting = self._assess(cluster, moving, room, index, now)
+        chosen = self._select(cluster, running, waiting, room)
+        plans: dict[JobId, PlannedShape] = {}
+        for assessment, row in zip(running, chosen[: len(running)], strict=True):
+            plans[assessment.job.id] = self._plan_running(cluster, assessment, row, room)
+        for first, row in zip(waiting, chosen[len(running) :], strict=True):
+            plans[first.job.id] = explain_waiting(first, row)
+        return {job.id: plans[job.id] for job in moving}
+
+    def _forget(self, alive: set[JobId]) -> None:
+        for known in (self._models, self._starts):
+            for gone in known.keys() - alive:
+                del known[gone]
+
+    def _start(self, job: JobView, index: HistoryIndex) -> WarmStart:
+        if job.id not in self._starts:
+            new = NewJob(job.owner, job.metadata)
+            self._starts[job.id] = warm_start(
+                new, job.bounds, index, self._settings.neighbours, self._settings.smoothing
+            )
+        return self._starts[job.id]
+
+    def _assess(
+        self, cluster: ClusterView, jobs: Sequence[JobView], room: Room, index: HistoryIndex, now: float
+    ) -> tuple[list[Assessment], list[FirstShapes]]:
+        assessor = Assessor(cluster, self._settings, self._method)
+        running: list[Assessment] = []
+        for job in jobs:
+            if job.current is not None:
+                model = self._model(cluster, job, index)
+                model.observe(job, ModelConstants.of(job.metadata, cluster.network_bytes_per_second), now)
+                running.append(assessor.assess(job, job.current, model, room.limits(job.owner)))
+        per_core = [float(a.candidates.gross[0]) / a.present.cpu for a in running if a.fit is not None]
+        guess = float(np.median(per_core)) if per_core else _SAMPLES_PER_CORE
+        waiting = []
+        for job in jobs:
+            if job.current is None:
+                start = self._start(job, index)
+                constants = ModelConstants.of(job.metadata, cluster.network_bytes_per_second)
+                prior = prior_of(start.past, start.similar, constants)
+                waiting.append(first_shapes(job, start, prior, cluster, self._settings, guess))
+        return running, waiting
+
+    def _model(self, cluster: ClusterView, job: JobView, index: HistoryIndex) -> JobModel:
+        if job.id not in self._models:
+            start = self._start(job, index)
+            constants = ModelConstants.of(job.metadata, cluster.network_bytes_per_second)
+            self._models[job.id] = JobModel(prior_of(start.past, start.similar, constants))
+        return self._models[job.id]
+
+    def _select(
+        self, cluster: ClusterView, running: list[Assessment], waiting: list[FirstShapes], room: Room
+    ) -> list[int | None]:
+        """Rows of each job's candidates, None for nothing; takes what they need from `room`."""
+        offers = [
+            *(self._options(a.job, a.candidates.take(a.offered), must=True) for a in running),
+            *(self._options(w.job, w.candidates, must=False) for w in waiting),
+        ]
+        picks = select(offers, *room.rest({job.owner for job in cluster.jobs}))
+        rows = [
+            *(None if pick is None else int(a.offered[pick]) for a, pick in zip(running, picks, strict=False)),
+            *picks[len(running) :],
+        ]
+        for job, candidates, row in zip(
+            [*(a.job for a in running), *(w.job for w in waiting)],
+            [*(a.candidates for a in running), *(w.candidates for w in waiting)],
+            rows,
+            strict=True,
+        ):
+            room.take(job.owner, None if row is None else candidates.shapes[row])
+        return rows
+
+    def _options(self, job: JobView, candidates: Candidates, must: bool) -> Options:
+        return Options(
+            owner=job.owner,
+            must=must,
+            cpu=np.array([shape.cpu for shape in candidates.shapes]),
+            memory=np.array([shape.memory for shape in candidates.shapes], dtype=np.float64),
+            value=self._value(job, candidates),
+        )
+
+    def _value(self, job: JobView, candidates: Candidates) -> Floats:
+        settings = self._settings
+        net = candidates.net / (1 + DOUBT_PRICE * candidates.doubt)
+        return weighted_value(
+            candidates.gross, net, job.remaining_samples, settings.rho, settings.epsilon, job.priority
+        )
+
+    def _plan_running(self, cluster: ClusterView, assessment: Assessment, row: int | None, room: Room) -> PlannedShape:
+        job, candidates = assessment.job, assessment.candidates
+        if row and self._better_kept(assessment, row, room):
+            room.give_back(job.owner, candidates.shapes[row])
+            room.take(job.owner, candidates.shapes[0])
+            row = 0
+        similar = self._starts[job.id].similar
+        if row == 0 and not assessment.grows and not assessment.problem and self._settings.exploration > 0:
+            found = self._experiment(cluster, assessment, room)
+            if found is not None:
+                trials, experiment = found
+                room.give_back(job.owner, candidates.shapes[0])
+                room.take(job.owner, trials.shapes[experiment.row])
+                return explain_experiment(assessment, trials, experiment, similar)
+        return explain_running(assessment, row, self._weight(assessment, row or 0), similar)
+
+    def _weight(self, assessment: Assessment, row: int) -> float:
+        """WG of equation 14."""
+        candidates, job = assessment.candidates, assessment.job
+        one = weighted_value(
+            candidates.gross[row : row + 1],
+            np.ones(1),
+            job.remaining_samples,
+            self._settings.rho,
+            self._settings.epsilon,
+            job.priority,
+        )
+        return float(one[0])
+
+    def _better_kept(self, assessment: Assessment, row: int, room: Room) -> bool:
+        """Whether the present shape fits after all and the selected one's bill is not smaller by the minimum gain."""
+        if not assessment.keeps:
+            return False
+        bill, shapes, owner = assessment.candidates.bill, assessment.candidates.shapes, assessment.job.owner
+        if bill[row] <= bill[0] * (1 - self._settings.minimum_gain):
+            return False
+        room.give_back(owner, shapes[row])
+        fits = room.fits(owner, shapes[0])
+        room.take(owner, shapes[row])
+        return fits
+
+    def _experiment(
+        self, cluster: ClusterView, assessment: Assessment, room: Room
+    ) -> tuple[Candidates, Experiment] | None:
+        """A small change worth trying, among those for which there is room."""
+        job, present, fit = assessment.job, assessment.present, assessment.fit
+        model = self._models[job.id]
+        if fit is None or model.profiles_of(present) < _PROFILES_BEFORE_EXPERIMENTS:
+            return None
+        room.give_back(job.owner, present)
+        near = tuple(shape for shape in neighbours(present, job.bounds) if room.fits(job.owner, shape))
+        room.take(job.owner, present)
+        if not near:
+            return None
+        constants = ModelConstants.of(job.metadata, cluster.network_bytes_per_second)
+        horizon = Horizon(present, float(assessment.candidates.gross[0]), DWELL_SECONDS, cluster.overheads)
+        value = self._settings.time_value_per_hour
+        trials = evaluate((present, *near), constants, fit, cluster.prices, horizon, job.remaining_samples, value).take(
+            np.arange(1, len(near) + 1)
+        )
+        experiment = best_experiment(
+            trials, assessment.candidates, constants, fit, job.remaining_samples, value, self._settings.exploration
+        )
+        return None if experiment is None else (trials, experiment)

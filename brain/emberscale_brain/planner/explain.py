@@ -1,0 +1,135 @@
+"""Decisions in words and numbers."""
+
+from types import MappingProxyType
+
+from emberscale_brain.planner.candidates import Candidates
+from emberscale_brain.planner.explore import DWELL_SECONDS, Experiment
+from emberscale_brain.planner.reasons import change_in_words, duration, fit_in_words, memory_in_words
+from emberscale_brain.planner.running import Assessment
+from emberscale_brain.planner.types import Candidate, Explanation, PlanAction, PlannedShape, SimilarJob
+from emberscale_brain.planner.waiting import FirstShapes
+from emberscale_brain.warm_start.similarity import describe
+
+
+def _front(assessment: Assessment) -> tuple[Candidate, ...]:
+    return tuple(assessment.candidates.point(row) for row in range(1, 1 + assessment.front_rows))
+
+
+def _explanation(
+    assessment: Assessment, candidates: Candidates, row: int, weight: float, similar: tuple[SimilarJob, ...]
+) -> Explanation:
+    present = assessment.candidates
+    before, remaining = float(present.gross[0]), assessment.job.remaining_samples
+    net = max(float(candidates.net[row]), 1e-12)
+    return Explanation(
+        fit=assessment.fit,
+        front=_front(assessment),
+        chosen=candidates.point(row),
+        present=present.point(0),
+        expected_gain=float(candidates.net[row]) - before,
+        expected_cost=float(candidates.cost[row] - present.cost[0]),
+        overhead_seconds=float(candidates.delay[row] + candidates.pause[row]),
+        saved_seconds=remaining / before - remaining / net,
+        weight=weight,
+        similar=similar,
+        memory=assessment.memory,
+        numbers=MappingProxyType(
+            {
+                "present_bill": float(present.bill[0]),
+                "chosen_bill": float(candidates.bill[row]),
+                "smallest_bill": float(present.bill.min()),
+            }
+        ),
+    )
+
+
+def explain_running(
+    assessment: Assessment, row: int | None, weight: float, similar: tuple[SimilarJob, ...]
+) -> PlannedShape:
+    """A running job gets the candidate in `row`; None: there is no room for it at all."""
+    candidates, present = assessment.candidates, assessment.present
+    if row is None:
+        reason = (
+            f"No room: capacity or the owner's quota is below the least that it runs with ({present.describe()} now)."
+        )
+        return PlannedShape(None, PlanAction.WAIT, reason, _explanation(assessment, candidates, 0, weight, similar))
+    explanation = _explanation(assessment, candidates, row, weight, similar)
+    fit = "" if assessment.fit is None else " " + fit_in_words(assessment.fit)
+    if row == 0:
+        if assessment.grows and assessment.memory is not None:
+            reason = (
+                f"More memory before it runs out: {memory_in_words(assessment.memory, present.ps_memory)}; "
+                f"{candidates.shapes[0].describe()}."
+            )
+            return PlannedShape(candidates.shapes[0], PlanAction.GROW_MEMORY, reason + fit, explanation)
+        return PlannedShape(present, PlanAction.KEEP, _why_kept(assessment) + fit, explanation)
+    change = change_in_words(candidates, 0, row, assessment.job.remaining_samples)
+    reason = f"{change}.{_no_room_for_target(assessment, row)}{fit}"
+    action = PlanAction.SHRINK if candidates.cost[row] < candidates.cost[0] else PlanAction.SCALE
+    return PlannedShape(candidates.shapes[row], action, reason, explanation)
+
+
+def _why_kept(assessment: Assessment) -> str:
+    if assessment.problem:
+        return f"Kept: {assessment.problem}."
+    candidates = assessment.candidates
+    if assessment.target:
+        wanted = change_in_words(candidates, 0, assessment.target, assessment.job.remaining_samples)
+        return f"Kept: there is no room for {wanted}."
+    others = candidates.bill[1:]
+    if not len(others):
+        return "Kept: no other shape is within the bounds."
+    best = int(others.argmin()) + 1
+    saves = 1 - float(candidates.bill[best] / candidates.bill[0])
+    words = f"would make the rest of the job {saves:.1%} cheaper" if saves > 0 else "would make it dearer"
+    return (
+        f"Kept: of {len(candidates) - 1} other shapes the best, {candidates.shapes[best].describe()}, {words}, "
+        "time and the change included."
+    )
+
+
+def _no_room_for_target(assessment: Assessment, row: int) -> str:
+    if row == assessment.target:
+        return ""
+    wanted = assessment.candidates.shapes[assessment.target]
+    return f" The best for this job alone, {wanted.describe()}, is more than the cluster has for it now."
+
+
+def explain_experiment(
+    assessment: Assessment, trials: Candidates, experiment: Experiment, similar: tuple[SimilarJob, ...]
+) -> PlannedShape:
+    """A running job tries a small change."""
+    shape = trials.shapes[experiment.row]
+    explanation = _explanation(assessment, trials, experiment.row, 0.0, similar)
+    fit = "" if assessment.fit is None else fit_in_words(assessment.fit)
+    reason = (
+        f"{assessment.present.describe()} -> {shape.describe()} for {duration(DWELL_SECONDS)} at least: what is learned "
+        f"there should make the rest of the job {experiment.worth:.3g} cheaper and costs {experiment.cost:.3g}. {fit}"
+    )
+    return PlannedShape(shape, PlanAction.EXPLORE, reason, explanation)
+
+
+def explain_waiting(first: FirstShapes, row: int | None) -> PlannedShape:
+    """A job that does not run yet starts with the candidate in `row`, or waits."""
+    candidates = first.candidates
+    if row is None:
+        least = f" (at least {candidates.shapes[-1].describe()})" if len(candidates) else ""
+        reason = f"Waits: the cluster or the owner's quota has no room for it{least}. Then a {first.start.reason}."
+        return PlannedShape(None, PlanAction.WAIT, reason, Explanation(fit=first.fit, similar=first.start.similar))
+    shape = candidates.shapes[row]
+    reason = f"{first.start.reason[:1].upper()}{first.start.reason[1:]}."
+    if row:
+        reason += f" The cluster has room for a part of it now: {shape.describe()}."
+    if len(first.start.similar) > 1:
+        reason += " Also like " + "; ".join(describe(one) for one in first.start.similar[1:3]) + "."
+    return PlannedShape(
+        shape,
+        PlanAction.START,
+        reason,
+        Explanation(
+            fit=first.fit,
+            chosen=candidates.point(row) if first.fit is not None else None,
+            expected_cost=float(candidates.cost[row]),
+            similar=first.start.similar,
+        ),
+    )

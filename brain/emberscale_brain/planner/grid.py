@@ -1,0 +1,157 @@
+"""The shapes that a job may have, and what each is expected to cost and to bring.
+
+A job's two objectives are the cost of its resources (DLRover-RM equation 7) and the inverse of its throughput, net of
+what changing to the shape takes (equation 8). The throughput is counted whole, not as a difference to the present one:
+that moves every point by the same amount, so the Pareto front is the same, and a job that has no shape yet fits in.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emberscale_brain.memory.forecast import PsMemoryNeed
+from emberscale_brain.model.features import ModelConstants
+from emberscale_brain.planner.types import (
+    GIB,
+    ClusterCapacity,
+    JobShape,
+    Prices,
+    ScalingOverheads,
+    ShapeBounds,
+    ThroughputFit,
+)
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+def cpu_choices(bounds: tuple[float, float], step: float) -> Floats:
+    """The multiples of `step` within the bounds, and the lower bound itself."""
+    low, high = bounds
+    first = np.floor(low / step) + 1
+    multiples = np.arange(first, np.floor(high / step + 1e-9) + 1) * step
+    return np.concatenate([[low], multiples[multiples > low * (1 + 1e-9)]])
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeGrid:
+    """Choices of each dimension, ascending; `ps_memory[i]` is the memory of each PS when there are `ps[i]`."""
+
+    workers: Ints
+    ps: Ints
+    worker_cpu: Floats
+    ps_cpu: Floats
+    worker_memory: int
+    ps_memory: Ints
+
+    @property
+    def size(self) -> int:
+        """How many shapes there are."""
+        return len(self.workers) * len(self.ps) * len(self.worker_cpu) * len(self.ps_cpu)
+
+    def shape(self, workers: int, ps: int, worker_cpu: float, ps_cpu: float) -> JobShape:
+        """The shape with the memory that its number of PS needs."""
+        memory = int(self.ps_memory[int(np.searchsorted(self.ps, ps))])
+        return JobShape(workers, ps, worker_cpu, ps_cpu, self.worker_memory, memory)
+
+
+def shape_grid(
+    bounds: ShapeBounds, capacity: ClusterCapacity, worker_memory: int, ps_memory_for: PsMemoryNeed
+) -> ShapeGrid | None:
+    """The grid within bounds and nodes; None where no number of PS gives each of them enough memory."""
+    counts = np.arange(bounds.ps[0], bounds.ps[1] + 1)
+    needs = np.maximum(ps_memory_for.each(counts), bounds.ps_memory[0])
+    fits = needs <= min(bounds.ps_memory[1], capacity.largest_node_memory)
+    worker_cpu = cpu_choices(bounds.worker_cpu, bounds.cpu_step)
+    ps_cpu = cpu_choices(bounds.ps_cpu, bounds.cpu_step)
+    worker_cpu = worker_cpu[worker_cpu <= capacity.largest_node_cpu]
+    ps_cpu = ps_cpu[ps_cpu <= capacity.largest_node_cpu]
+    worker_memory = int(np.clip(worker_memory, *bounds.worker_memory))
+    if not fits.any() or not len(worker_cpu) or not len(ps_cpu) or worker_memory > capacity.largest_node_memory:
+        return None
+    return ShapeGrid(
+        workers=np.arange(bounds.workers[0], bounds.workers[1] + 1),
+        ps=counts[fits],
+        worker_cpu=worker_cpu,
+        ps_cpu=ps_cpu,
+        worker_memory=worker_memory,
+        ps_memory=needs[fits],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Horizon:
+    """The change from `current` (None: nothing runs yet) at `throughput`, judged over the next `seconds`."""
+
+    current: JobShape | None
+    throughput: float
+    seconds: float
+    overheads: ScalingOverheads
+
+    def net(self, gross: Floats, workers: Floats, ps: Floats, worker_cpu: Floats, ps_cpu: Floats) -> Floats:
+        """Samples per second over the horizon, the change included; all arrays broadcast together.
+
+        While new processes start the job goes on as before; while the change takes effect it stands still.
+        """
+        if self.current is None:
+            return gross
+        delay, pause = self.disturbance(workers, ps, worker_cpu, ps_cpu)
+        delay = np.minimum(delay, self.seconds)
+        effective = np.maximum(0.0, self.seconds - delay - pause)
+        net: Floats = (self.throughput * delay + gross * effective) / self.seconds
+        return net
+
+    def disturbance(self, workers: Floats, ps: Floats, worker_cpu: Floats, ps_cpu: Floats) -> tuple[Floats, Floats]:
+        """Seconds until a change takes effect and seconds of standstill; 0 for the current shape."""
+        now, costs = self.current, self.overheads
+        if now is None:
+            nothing = np.zeros(np.broadcast(workers, ps, worker_cpu, ps_cpu).shape)
+            return nothing, nothing
+        new_ps = (ps != now.ps) | (ps_cpu != now.ps_cpu)
+        new_workers = (workers != now.workers) | (worker_cpu != now.worker_cpu)
+        starting_workers = (workers > now.workers) | (worker_cpu != now.worker_cpu)
+        delay = np.maximum(costs.ps_start_seconds * new_ps, costs.worker_start_seconds * starting_workers)
+        pause = costs.ps_pause_seconds * new_ps + costs.worker_pause_seconds * new_workers
+        return delay, pause
+
+
+@dataclass(frozen=True, slots=True)
+class JobProblem:
+    """A job's candidates: its grid, its fitted model, what it costs, and the change from its present shape."""
+
+    grid: ShapeGrid
+    constants: ModelConstants
+    fit: ThroughputFit
+    prices: Prices
+    horizon: Horizon
+    cpu_limit: float = float("inf")
+    memory_limit: float = float("inf")
+
+    def gross(self, workers: Floats, ps: Floats, worker_cpu: Floats, ps_cpu: Floats) -> Floats:
+        """Samples per second (DLRover-RM equations 1-6) of shapes given as arrays that broadcast together."""
+        constants = self.constants
+        gradient, update, synchronize, embedding, constant = self.fit.coefficients
+        sync = synchronize * constants.dense_bytes / constants.network_bytes_per_second
+        lookup = embedding * constants.batch_size * constants.embedding_dimension
+        seconds = (
+            (gradient * constants.batch_size / worker_cpu + constant)
+            + (update / ps_cpu + sync) * (workers / ps)
+            + lookup / ps
+        )
+        return workers * constants.batch_size / np.maximum(seconds, 1e-9)
+
+    def evaluate(self, workers: Ints, ps_index: Ints, worker_cpu: Floats, ps_cpu: Floats) -> tuple[Floats, Floats]:
+        """Cost per hour and net throughput of shapes; arrays that broadcast together.
+
+        A shape above the limits costs infinitely much. `ps_index` points into `grid.ps`.
+        """
+        w = workers.astype(np.float64)
+        ps = self.grid.ps[ps_index].astype(np.float64)
+        cores = w * worker_cpu + ps * ps_cpu
+        memory = w * self.grid.worker_memory + ps * self.grid.ps_memory[ps_index]
+        cost = cores * self.prices.cpu_core_hour + memory * (self.prices.memory_gib_hour / GIB)
+        if self.cpu_limit < float("inf") or self.memory_limit < float("inf"):
+            cost = np.where((cores <= self.cpu_limit) & (memory <= self.memory_limit), cost, np.inf)
+        gross = self.gross(w, ps, worker_cpu, ps_cpu)
+        return cost, self.horizon.net(gross, w, ps, worker_cpu, ps_cpu)

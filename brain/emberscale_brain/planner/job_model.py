@@ -1,0 +1,84 @@
+"""What a planner has learned about one job: its window of profiles, its fits, and the front that they led to."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from emberscale_brain.memory.forecast import MemoryTrack, PsMemoryModel, PsMemoryNeed, fit_memory
+from emberscale_brain.model.features import ModelConstants, shape_features
+from emberscale_brain.model.fit import first_prior, fit_window, prior_fit
+from emberscale_brain.model.prior import Prior, similar_prior
+from emberscale_brain.model.window import ProfileWindow, shape_key
+from emberscale_brain.planner.front import Front
+from emberscale_brain.planner.grid import Ints
+from emberscale_brain.planner.types import JobShape, JobView, PastJob, SimilarJob, ThroughputFit
+
+_WORKER_HEADROOM = 1.25
+_UNIT = 1 << 26
+
+
+def prior_of(past: Sequence[PastJob], similar: Sequence[SimilarJob], constants: ModelConstants) -> Prior | None:
+    """The prior that similar jobs' fits give; None when none of them has a fit."""
+    fitted = [(job, like) for job, like in zip(past, similar, strict=True) if job.fit is not None]
+    if not fitted:
+        return None
+    fits = [job.fit for job, _ in fitted if job.fit is not None]
+    return similar_prior(
+        fits, [like.similarity for _, like in fitted], shape_features(constants, fitted[0][0].final_shape)
+    )
+
+
+@dataclass(slots=True)
+class JobModel:
+    """Grows with the profiles that `observe` is given; a fit is only made anew when there are new ones."""
+
+    prior: Prior | None
+    window: ProfileWindow = field(default_factory=ProfileWindow)
+    track: MemoryTrack = field(default_factory=MemoryTrack)
+    fit: ThroughputFit | None = None
+    memory: PsMemoryModel | None = None
+    worker_memory: int = 0
+    front: Front | None = None
+    front_key: tuple[object, ...] = ()
+    front_fit: ThroughputFit | None = None
+    population: Ints | None = None
+
+    def observe(self, job: JobView, constants: ModelConstants, now: float) -> None:
+        """Takes in the profiles that are new since the last call."""
+        before = self.window
+        self.window = before.add(job.profiles, now)
+        if self.window is before and self.fit is not None:
+            return
+        fresh = [profile for profile in job.profiles if before.latest < profile.time <= self.window.latest]
+        if fresh or self.memory is None:
+            self.track = self.track.add(fresh)
+            self.memory = fit_memory(self.track, job.metadata)
+            self.worker_memory = max([self.worker_memory, *(profile.worker_memory for profile in fresh)])
+        self.fit = self._fitted(job, constants, now)
+
+    def _fitted(self, job: JobView, constants: ModelConstants, now: float) -> ThroughputFit | None:
+        if self.window.shapes:
+            prior = self.prior or first_prior(job.profiles, self.window, constants)
+            return None if prior is None else fit_window(self.window, constants, prior, now)
+        if job.fit is not None:
+            return job.fit
+        return None if self.prior is None else prior_fit(self.prior, now)
+
+    def profiles_of(self, shape: JobShape) -> int:
+        """Usable profiles of a shape in the window."""
+        summary = self.window.shapes.get(shape_key(shape))
+        return 0 if summary is None else len(summary.log_seconds)
+
+    def ps_memory_need(self, present: JobShape) -> PsMemoryNeed:
+        """For the rest of the job; before anything is measured, what the present PS have together."""
+        if self.memory is None:
+            return PsMemoryNeed(0.0, float(present.ps * present.ps_memory))
+        return self.memory.need()
+
+    def worker_memory_need(self, present: JobShape) -> int:
+        """The present memory while it is enough and not more than twice that; else what was used, with headroom."""
+        if not self.worker_memory:
+            return present.worker_memory
+        need = int(np.ceil(self.worker_memory * _WORKER_HEADROOM / _UNIT)) * _UNIT
+        return present.worker_memory if need <= present.worker_memory <= 2 * need else need

@@ -1,0 +1,49 @@
+"""Reasons for people: what was decided, what it is expected to bring, and what that rests on."""
+
+from emberscale_brain.planner.candidates import Candidates
+from emberscale_brain.planner.types import MemoryForecast, ThroughputFit
+
+
+def duration(seconds: float) -> str:
+    """In the unit that a person would use."""
+    for unit, size in (("d", 86_400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def fit_in_words(fit: ThroughputFit) -> str:
+    """What the model rests on and how sure it is."""
+    if not fit.profiles:
+        return "The model is that of similar jobs; this job has not been measured yet."
+    text = (
+        f"The fit rests on {fit.profiles} profiles of {fit.distinct_shapes} "
+        f"{'shape' if fit.distinct_shapes == 1 else 'shapes'}, RMSLE {fit.rmsle:.3f}"
+    )
+    if fit.outliers:
+        text += f", {fit.outliers} outliers set aside"
+    if fit.prior_share >= 0.05:
+        text += f"; {fit.prior_share:.0%} of it is what was believed before"
+    return text + "."
+
+
+def change_in_words(candidates: Candidates, now: int, then: int, remaining_samples: float) -> str:
+    """From one row to another: throughput, cost, time and standstill."""
+    before, after = float(candidates.gross[now]), float(candidates.gross[then])
+    saved = remaining_samples / before - remaining_samples / max(float(candidates.net[then]), 1e-12)
+    cost = float(candidates.cost[then] - candidates.cost[now])
+    sooner = f"done {duration(saved)} sooner" if saved >= 0 else f"done {duration(-saved)} later"
+    return (
+        f"{candidates.shapes[now].describe()} -> {candidates.shapes[then].describe()}: "
+        f"{after / before - 1:+.1%} throughput ({before:.4g} -> {after:.4g} samples/s, +-{candidates.doubt[then]:.1%}) "
+        f"for {cost:+.3g}/h; {sooner}, {duration(float(candidates.pause[then]))} of standstill"
+    )
+
+
+def memory_in_words(forecast: MemoryForecast, limit: int) -> str:
+    """When a PS is expected to be full."""
+    gib = float(1 << 30)
+    return (
+        f"at the end the largest PS is expected to need {forecast.expected / gib:.3g} GiB "
+        f"({forecast.lower / gib:.3g} to {forecast.upper / gib:.3g}, {forecast.law}) of {limit / gib:.3g} GiB"
+    )

@@ -1,0 +1,264 @@
+"""A running job: its fit, front and bill, and which shapes it may be offered."""
+
+import zlib
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from emberscale_brain.model.features import ModelConstants
+from emberscale_brain.model.predict import throughput
+from emberscale_brain.planner.candidates import Candidates, evaluate, front_shapes, worker_only_shapes
+from emberscale_brain.planner.exact import MOST_SHAPES, exact_front
+from emberscale_brain.planner.front import Front
+from emberscale_brain.planner.grid import Floats, Horizon, Ints, JobProblem, ShapeGrid, shape_grid
+from emberscale_brain.planner.job_model import JobModel
+from emberscale_brain.planner.nsga2 import nsga2_front
+from emberscale_brain.planner.types import (
+    ClusterView,
+    JobShape,
+    JobView,
+    MemoryForecast,
+    PlannerSettings,
+    ShapeBounds,
+    ThroughputFit,
+)
+from emberscale_brain.planner.waiting import guessed_fit
+
+_FRONT_SHAPES = 32
+_WORKER_ONLY_SHAPES = 12
+_SAMPLES_PER_CORE = 1000.0  # a second, where nothing at all is known
+_SAME_PREDICTIONS = 0.02  # a front stands while a new fit predicts its points within this
+
+
+class FrontMethod(StrEnum):
+    """How fronts are found: exactly, by NSGA-II, or exactly while the grid is small enough."""
+
+    AUTO = "auto"
+    EXACT = "exact"
+    NSGA2 = "nsga2"
+
+
+@dataclass(frozen=True, slots=True)
+class Assessment:
+    """A running job as the selection sees it.
+
+    Row 0 of `candidates` is the present shape, with more memory if it `grows`; `front_rows` are points of the front.
+    `offered` are the rows that may be selected: the `target` and what is cheaper. A job that has to stay as it is has
+    no other row, and `problem` says why.
+    """
+
+    job: JobView
+    present: JobShape
+    fit: ThroughputFit | None
+    candidates: Candidates
+    front_rows: int
+    offered: Ints
+    target: int
+    keeps: bool
+    grows: bool
+    memory: MemoryForecast | None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Assessor:
+    """What is the same for all running jobs of one round of planning."""
+
+    cluster: ClusterView
+    settings: PlannerSettings
+    method: FrontMethod
+
+    def assess(self, job: JobView, present: JobShape, model: JobModel, limits: tuple[float, float]) -> Assessment:
+        """The job's candidates within `limits`, the cores and bytes that it may have."""
+        forecast = None if model.memory is None else model.memory.forecast(present)
+        if model.fit is None:
+            return self._stays(job, present, None, forecast, "nothing usable has been measured yet")
+        constants = self._constants(job)
+        gross = throughput(constants, model.fit, present)[0]
+        seconds = max(job.remaining_samples / gross, 1.0)
+        worker_memory = model.worker_memory_need(present)
+        need = model.ps_memory_need(present)
+        grid = shape_grid(job.bounds, self.cluster.capacity, worker_memory, need)
+        if grid is None:
+            return self._stays(
+                job,
+                present,
+                model.fit,
+                forecast,
+                f"no number of PS within {job.bounds.ps} holds the tables, which need "
+                f"{need.shared / (1 << 30):.3g} GiB, within the bounds and nodes: raise the bounds of ps or ps_memory",
+            )
+        grows = self._runs_out_of_memory(job, forecast, gross)
+        stay = present
+        if grows:
+            stay = present.with_memory(
+                max(worker_memory, present.worker_memory),
+                max(int(need.each(np.array([present.ps]))[0]), present.ps_memory),
+            )
+        overheads = self.cluster.overheads
+        problem = JobProblem(
+            grid,
+            constants,
+            model.fit,
+            self.cluster.prices,
+            Horizon(present, gross, _coarse(seconds), overheads),
+            *limits,
+        )
+        front = self._front(job, model, problem)
+        on_front = (
+            front_shapes(front, problem, job.remaining_samples, self.settings.time_value_per_hour, _FRONT_SHAPES)
+            if len(front)
+            else ()
+        )
+        aside = worker_only_shapes(problem, stay, _WORKER_ONLY_SHAPES) if _counts_within(stay, job.bounds, grid) else ()
+        aside = tuple(shape for shape in aside if shape.cpu <= limits[0] and shape.memory <= limits[1])
+        candidates = evaluate(
+            (stay, *on_front, *aside),
+            constants,
+            model.fit,
+            self.cluster.prices,
+            Horizon(present, gross, seconds, overheads),
+            job.remaining_samples,
+            self.settings.time_value_per_hour,
+        )
+        keeps = _counts_within(stay, job.bounds, grid) and stay.ps_memory <= job.bounds.ps_memory[1]
+        keeps = keeps or len(candidates) == 1
+        settled = model.profiles_of(present) > 0
+        target = self._target(candidates, keeps, settled)
+        return Assessment(
+            job,
+            present,
+            model.fit,
+            candidates,
+            len(on_front),
+            _offered(candidates, target, keeps),
+            target,
+            keeps,
+            grows,
+            forecast,
+        )
+
+    def _constants(self, job: JobView) -> ModelConstants:
+        return ModelConstants.of(job.metadata, self.cluster.network_bytes_per_second)
+
+    def _stays(
+        self,
+        job: JobView,
+        present: JobShape,
+        fit: ThroughputFit | None,
+        forecast: MemoryForecast | None,
+        problem: str,
+    ) -> Assessment:
+        """The present shape as the only one."""
+        constants = self._constants(job)
+        known = fit or guessed_fit(_SAMPLES_PER_CORE)
+        horizon = Horizon(present, throughput(constants, known, present)[0], 1.0, self.cluster.overheads)
+        candidates = evaluate(
+            (present,),
+            constants,
+            known,
+            self.cluster.prices,
+            horizon,
+            job.remaining_samples,
+            self.settings.time_value_per_hour,
+        )
+        return Assessment(
+            job, present, fit, candidates, 0, np.zeros(1, dtype=np.int64), 0, True, False, forecast, problem
+        )
+
+    def _runs_out_of_memory(self, job: JobView, forecast: MemoryForecast | None, gross: float) -> bool:
+        if forecast is None or forecast.oom_band is None:
+            return False
+        seen = job.metadata.total_samples - job.remaining_samples
+        return (forecast.oom_band[0] - seen) / gross <= self.settings.memory_lead_seconds
+
+    def _target(self, candidates: Candidates, keeps: bool, settled: bool) -> int:
+        """The row with the smallest bill; the present one unless another's is smaller by the minimum gain."""
+        if keeps and not settled:
+            return 0
+        bill = candidates.bill if keeps else np.concatenate([[np.inf], candidates.bill[1:]])
+        best = int(np.argmin(bill))
+        if keeps and bill[best] > bill[0] * (1 - self.settings.minimum_gain):
+            return 0
+        return best
+
+    def _front(self, job: JobView, model: JobModel, problem: JobProblem) -> Front:
+        """The front; the last one while nothing changed but the fit's last digits."""
+        grid = problem.grid
+        key = (
+            job.bounds,
+            problem.prices,
+            problem.horizon.current,
+            problem.horizon.seconds,
+            problem.horizon.overheads,
+            problem.cpu_limit if problem.cpu_limit < _most_cpu(grid) else np.inf,
+            problem.memory_limit if problem.memory_limit < _most_memory(grid) else np.inf,
+            grid.worker_memory,
+            tuple(np.round(np.log(grid.ps_memory) / 0.05).tolist()),
+        )
+        if model.front is not None and model.front_key == key and _same_predictions(model, problem):
+            return _reevaluated(model.front, problem)
+        exact = self.method is FrontMethod.EXACT or (self.method is FrontMethod.AUTO and grid.size <= MOST_SHAPES)
+        if exact:
+            model.front = exact_front(problem)
+        else:
+            seed = (self.settings.seed + zlib.crc32(job.id.encode())) % (1 << 31)
+            model.front, model.population = nsga2_front(problem, seed, model.population)
+        model.front_key, model.front_fit = key, problem.fit
+        return model.front
+
+
+def _coarse(seconds: float) -> float:
+    """A power of two: the same front serves until the rest of the job has halved."""
+    return float(2 ** np.round(np.log2(seconds)))
+
+
+def _counts_within(shape: JobShape, bounds: ShapeBounds, grid: ShapeGrid) -> bool:
+    return bool(
+        bounds.workers[0] <= shape.workers <= bounds.workers[1]
+        and grid.ps[0] <= shape.ps <= grid.ps[-1]
+        and bounds.worker_cpu[0] <= shape.worker_cpu <= bounds.worker_cpu[1]
+        and bounds.ps_cpu[0] <= shape.ps_cpu <= bounds.ps_cpu[1]
+    )
+
+
+def _most_cpu(grid: ShapeGrid) -> float:
+    return float(grid.workers[-1] * grid.worker_cpu[-1] + grid.ps[-1] * grid.ps_cpu[-1])
+
+
+def _most_memory(grid: ShapeGrid) -> float:
+    return float(grid.workers[-1] * grid.worker_memory + (grid.ps * grid.ps_memory).max())
+
+
+def _gross(front: Front, problem: JobProblem) -> Floats:
+    return problem.gross(*(np.ascontiguousarray(column) for column in front.choices.T))
+
+
+def _same_predictions(model: JobModel, problem: JobProblem) -> bool:
+    if model.front is None or model.front_fit is None or not len(model.front):
+        return False
+    if model.front_fit is problem.fit:
+        return True
+    then = _gross(
+        model.front, JobProblem(problem.grid, problem.constants, model.front_fit, problem.prices, problem.horizon)
+    )
+    return bool(np.abs(np.log(_gross(model.front, problem) / then)).max() < _SAME_PREDICTIONS)
+
+
+def _reevaluated(front: Front, problem: JobProblem) -> Front:
+    """The same shapes with the present fit and memory."""
+    w, p, cpu_w, cpu_p = (np.ascontiguousarray(column) for column in front.choices.T)
+    index = np.searchsorted(problem.grid.ps, p)
+    cost, net = problem.evaluate(w.astype(np.int64), index, cpu_w, cpu_p)
+    kept = np.flatnonzero(np.isfinite(cost) & (net > 0))
+    order = kept[np.argsort(net[kept], kind="stable")]
+    return Front(problem.grid, front.choices[order], cost[order], net[order])
+
+
+def _offered(candidates: Candidates, target: int, keeps: bool) -> Ints:
+    offered = candidates.cost <= candidates.cost[target] * (1 + 1e-9)
+    offered &= candidates.net > 0
+    offered[0] &= keeps
+    offered[target] = True
+    return np.flatnonzero(offered)
