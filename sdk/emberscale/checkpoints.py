@@ -1,7 +1,7 @@
 """The checkpoints of a run, as far as people ask about them."""
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,14 +35,26 @@ class FoundCheckpoints:
 
 
 class CheckpointFolder:
-    """The place where a job's checkpoints are: any fsspec URI."""
+    """The place where a job's checkpoints are: any fsspec URI. Raises BadInputError for one that cannot be used."""
 
     def __init__(self, uri: str) -> None:
         self._uri = uri
-        self._filesystem, self._root = fsspec.core.url_to_fs(uri)
+        try:
+            self._filesystem, self._root = fsspec.core.url_to_fs(uri)
+        except (ValueError, ImportError, OSError) as error:
+            raise BadInputError(f"spec.checkpoint.uri: {uri}: {error}") from error
 
-    def find(self, job_uid: str) -> FoundCheckpoints:
-        """The complete checkpoints of a job. Raises BadInputError if the place cannot be read."""
+    def refuse_if_used(self) -> None:
+        """Raises BadInputError if there are checkpoints: a job goes on from those that it finds."""
+        manifests = self._manifests()
+        if manifests:
+            raise BadInputError(
+                f"spec.checkpoint.uri: {self._uri} holds checkpoints already, and a new run would go on from them: "
+                "name another place, or remove them"
+            )
+
+    def find(self, job_uids: Container[str]) -> FoundCheckpoints:
+        """The complete checkpoints of a run, whose jobs have these uids. Raises BadInputError."""
         complete, damaged = [], []
         for path in self._manifests():
             try:
@@ -50,7 +62,7 @@ class CheckpointFolder:
             except DamagedCheckpointError as error:
                 damaged.append(str(error))
                 continue
-            if manifest.job_uid == job_uid:
+            if manifest.job_uid in job_uids:
                 complete.append(manifest)
         return FoundCheckpoints(
             tuple(sorted(complete, key=lambda manifest: manifest.cut, reverse=True)), tuple(damaged)
@@ -60,11 +72,11 @@ class CheckpointFolder:
         """What each server had applied at the cut, by epoch. Raises DamagedCheckpointError."""
         return [self._applied(manifest, f"ps-{index}/applied.json") for index in range(manifest.ps_count)]
 
-    def _manifests(self) -> Iterable[str]:
+    def _manifests(self) -> list[str]:
         try:
             return sorted(self._filesystem.glob(f"{self._root}/*/{MANIFEST_NAME}"))
         except OSError as error:
-            raise BadInputError(f"{self._uri}: cannot be read: {error}") from error
+            raise BadInputError(f"spec.checkpoint.uri: {self._uri}: cannot be read: {error}") from error
 
     def _applied(self, manifest: CheckpointManifest, name: str) -> dict[int, Runs]:
         path = f"{self._root}/{manifest.id}/{name}"

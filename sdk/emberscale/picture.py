@@ -48,6 +48,7 @@ def _throughput(axes: Axes, rows: Sequence[dict[str, str]]) -> None:
     points = _over_time(rows, "samples_per_second", 1.0)
     axes.set_title("Throughput")
     _fill(axes, points, _BLUE)
+    _whole_run(axes, rows)
     axes.set_xlabel("seconds")
     axes.set_ylabel("samples/s")
     axes.yaxis.set_major_formatter(FuncFormatter(_thousands))
@@ -67,7 +68,8 @@ def _memory(axes: Axes, rows: Sequence[dict[str, str]]) -> None:
             alpha=0.85,
             linewidth=0,
         )
-        axes.legend(loc="lower right", ncols=2, fontsize=9)
+        axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=4, fontsize=9, borderaxespad=0.2)
+    _whole_run(axes, rows)
     axes.set_ylim(bottom=0)
     axes.set_xlabel("seconds")
     axes.set_ylabel("GiB")
@@ -83,6 +85,12 @@ def _curve(axes: Axes, points: Series, title: str, colour: str) -> None:
     axes.margins(y=0.15)
     axes.set_xlabel("samples")
     axes.xaxis.set_major_formatter(FuncFormatter(_thousands))
+
+
+def _whole_run(axes: Axes, rows: Sequence[dict[str, str]]) -> None:
+    """All pictures over time show the same time."""
+    if rows:
+        axes.set_xlim(0.0, max(float(rows[-1]["seconds"]), 1.0))
 
 
 def _fill(axes: Axes, points: Series, colour: str) -> None:

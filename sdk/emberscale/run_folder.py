@@ -1,6 +1,7 @@
 """A run's folder: what is in it, and whom it belongs to."""
 
 import fcntl
+import json
 import os
 import platform
 import shutil
@@ -31,15 +32,33 @@ class RunStatus(StrEnum):
 
 
 _ENDED = frozenset({RunStatus.COMPLETE, RunStatus.FAILED})
+_FIXED = (
+    "spec.model",
+    "spec.data.format",
+    "spec.data.train",
+    "spec.data.evaluation",
+    "spec.data.shuffling",
+    "spec.training.batchSize",
+    "spec.training.seed",
+    "spec.optimizers.sparse.type",
+    "spec.optimizers.dense.type",
+    "spec.checkpoint.uri",
+)
+_SHOWN_CHARACTERS = 80
 
 
 class RunRecord(BaseModel):
-    """run.json. `seconds` is the time that earlier launches took; `uid` names the job through all of them."""
+    """run.json.
+
+    `seconds` is the time that earlier launches took. `uid` names the job through all of them, until it fails: what goes
+    on after that from the last checkpoint is a job of its own, with `earlier_uids` before it.
+    """
 
     model_config = ConfigDict(extra="ignore")
 
     name: str
     uid: str
+    earlier_uids: list[str] = Field(default_factory=list)
     status: RunStatus
     launches: int = 1
     seconds: float = 0.0
@@ -153,8 +172,11 @@ def _open_locked(paths: RunPaths, job: TrainingJob, resume: bool, overwrite: boo
         if earlier.status is RunStatus.COMPLETE:
             raise CompleteAlreadyError
         _refuse_other_training(TrainingJob.model_validate(earlier.manifest), resolved)
+        failed = earlier.status is RunStatus.FAILED
         record = earlier.model_copy(
             update={
+                "uid": str(uuid.uuid4()) if failed else earlier.uid,
+                "earlier_uids": [*earlier.earlier_uids, earlier.uid] if failed else earlier.earlier_uids,
                 "status": RunStatus.RUNNING,
                 "launches": earlier.launches + 1,
                 "ended_at": None,
@@ -218,12 +240,22 @@ def _with_checkpoint_uri(job: TrainingJob, paths: RunPaths) -> TrainingJob:
 
 
 def _refuse_other_training(earlier: TrainingJob, now: TrainingJob) -> None:
-    """A run may go on with other resources, never with another model or other data."""
-    for part in ("model", "data", "training", "optimizers"):
-        if getattr(earlier.spec, part) != getattr(now.spec, part):
-            raise BadInputError(
-                f"--resume: spec.{part} differs from that of the run; give the manifest and --set options that it had"
-            )
+    """A run may go on with other resources, limits and rates, never with another model or other data."""
+    for field in _FIXED:
+        if _value(earlier, field) != _value(now, field):
+            raise BadInputError(f"--resume: {field} differs from that of the run, which is {_shown(earlier, field)}")
+
+
+def _value(job: TrainingJob, field: str) -> Any:
+    value: Any = _as_document(job)
+    for key in field.split("."):
+        value = value.get(key)
+    return value
+
+
+def _shown(job: TrainingJob, field: str) -> str:
+    text = json.dumps(_value(job, field))
+    return text if len(text) <= _SHOWN_CHARACTERS else "in its run.json"
 
 
 def _as_document(job: TrainingJob) -> dict[str, Any]:

@@ -107,3 +107,19 @@ def test_data_that_is_elsewhere_does_not_make_a_manifest_invalid(manifest: Path)
     assert "note: spec.data.train.0: gone.tsv: no such file" in result.stderr
     remote = CliRunner().invoke(app, ["validate", str(manifest), "--set", "spec.data.train=['s3://bucket/x.tsv']"])
     assert (remote.exit_code, remote.stderr) == (0, "")
+
+
+def test_a_new_run_does_not_go_on_from_checkpoints_that_it_finds(manifest: Path, tmp_path: Path) -> None:
+    (tmp_path / "used" / "00000003").mkdir(parents=True)
+    (tmp_path / "used" / "00000003" / "manifest.json").touch()
+    code, lines = invoke("run", str(manifest), "--set", "spec.checkpoint.uri=used")
+    assert code == 2
+    assert len(lines) == 1
+    assert "spec.checkpoint.uri: used holds checkpoints already" in lines[0]
+
+
+@pytest.mark.parametrize("uri", ["nosuchprotocol://bucket/x", "gs://bucket/x"])
+def test_a_checkpoint_uri_that_nothing_here_understands_is_named(manifest: Path, uri: str) -> None:
+    code, lines = invoke("run", str(manifest), "--set", f"spec.checkpoint.uri={uri}")
+    assert code == 2
+    assert f"spec.checkpoint.uri: {uri}" in lines[0]

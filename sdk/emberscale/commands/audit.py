@@ -53,7 +53,7 @@ def _audit(paths: RunPaths) -> AuditReport:
     if uri is None:
         raise BadInputError(f"{paths.record}: names no checkpoint URI")
     folder = CheckpointFolder(uri)
-    report, refused = audit_checkpoints(folder, folder.find(record.uid))
+    report, refused = audit_checkpoints(folder, folder.find({record.uid, *record.earlier_uids}))
     for problem in refused:
         typer.echo(f"warning: {problem}", err=True)
     if report is None:

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
-from typing import Annotated
+from types import FrameType, TracebackType
+from typing import Annotated, Self
 
 import typer
 from rich.console import Console
 
+from emberscale.checkpoints import CheckpointFolder
 from emberscale.commands.options import ManifestFile, Output, OutputFormat, Overrides, bad_input_exits, paragraphs
 from emberscale.errors import BadInputError
 from emberscale.model_folder import ModelUnavailableError, export_model
@@ -30,7 +31,7 @@ from emberscale.run_folder import (
 )
 from emberscale.summary import Summary, finite_json, summarize
 from emberscale.summary_table import summary_table
-from emberscale_api.job import load_manifest
+from emberscale_api.job import TrainingJob, load_manifest
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.local import LocalJob, Snapshot, StartError
 
@@ -89,14 +90,12 @@ def run(
     output: OutputFormat = Output.TEXT,
 ) -> None:
     """Trains a manifest on this machine."""
-    interruption = Interruption()
-    with bad_input_exits():
+    with Interruption() as interruption, bad_input_exits():
         if resume and overwrite:
             raise BadInputError("--resume and --overwrite contradict each other: give one of them")
         job = load_manifest(file, overrides or ())
         check_data(job)
-        if job.spec.checkpoint.uri is not None and (folder := local_path(job.spec.checkpoint.uri)) is not None:
-            ensure_writable(folder, "spec.checkpoint.uri")
+        _check_checkpoint_uri(job, resume)
         root = workdir or Path("runs", job.metadata.name)
         try:
             with open_run(root, job, resume, overwrite) as held:
@@ -104,36 +103,63 @@ def run(
         except CompleteAlreadyError:
             summary = _summary_of(RunPaths(root))
             typer.echo(f"{root}: the run is Complete; there is nothing to resume", err=True)
-    if output is Output.JSON:
-        typer.echo(finite_json(summary.as_document()))
-    else:
-        Console().print(summary_table(summary, root))
+        if output is Output.JSON:
+            typer.echo(finite_json(summary.as_document()))
+        else:
+            Console().print(summary_table(summary, root))
     raise typer.Exit(_exit_code(summary, interruption))
 
 
 class Interruption:
-    """Signals that ask the run to end: the first saves the state, the second does not wait for that."""
+    """What signals that ask for an end do: before the job runs they end the command; while it runs, the first saves
+    its state and the second does not wait for that; after it they do nothing, as all is done in a moment.
+    """
 
     def __init__(self) -> None:
         self.signal: int | None = None
+        self._local: LocalJob | None = None
+        self._over = False
+
+    def __enter__(self) -> Self:
+        self._before = {number: signal.signal(number, self._interrupt) for number in _STOP_SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     @contextmanager
     def of(self, local: LocalJob) -> Iterator[None]:
-        """Hands signals to the job while the body runs."""
-
-        def interrupt(number: int, _: FrameType | None) -> None:
-            if self.signal is None:
-                local.suspend()
-            else:
-                local.kill()
-            self.signal = number
-
-        before = {number: signal.signal(number, interrupt) for number in _STOP_SIGNALS}
+        """The job runs in the body."""
+        self._local = local
         try:
             yield
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            self._local, self._over = None, True
+
+    def _interrupt(self, number: int, _: FrameType | None) -> None:
+        if self._over:
+            return
+        if self._local is None:
+            raise SystemExit(128 + number)
+        if self.signal is None:
+            self._local.suspend()
+        else:
+            self._local.kill()
+        self.signal = number
+
+
+def _check_checkpoint_uri(job: TrainingJob, resume: bool) -> None:
+    uri = job.spec.checkpoint.uri
+    if uri is None:
+        return
+    folder = local_path(uri)
+    if folder is not None:
+        ensure_writable(folder, "spec.checkpoint.uri")
+    if not resume:
+        CheckpointFolder(uri).refuse_if_used()
 
 
 def _train(held: Run, redis: str | None, master_port: int, interruption: Interruption) -> Summary:
@@ -155,14 +181,11 @@ def _train(held: Run, redis: str | None, master_port: int, interruption: Interru
             except StartError:
                 held.cancel()
                 raise
-    wall_seconds = time.monotonic() - begun
-    summary = summarize(held.record.name, outcome, held.record.seconds + wall_seconds)
+    seconds = held.record.seconds + time.monotonic() - begun
+    summary = summarize(held.record.name, outcome, seconds)
     write_atomically(held.paths.summary, finite_json(summary.as_document()) + "\n")
-    held.save(
-        status=_STATUS.get(outcome.phase, RunStatus.INTERRUPTED),
-        seconds=held.record.seconds + wall_seconds,
-        ended_at=datetime.now(UTC),
-    )
+    status = _STATUS.get(outcome.phase, RunStatus.INTERRUPTED)
+    held.save(status=status, seconds=seconds, ended_at=datetime.now(UTC))
     _illustrate(held, summary)
     return summary
 
