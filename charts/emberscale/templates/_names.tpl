@@ -1,0 +1,64 @@
+{{- define "emberscale.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "emberscale.operator" -}}{{ include "emberscale.fullname" . }}-operator{{- end -}}
+{{- define "emberscale.redis" -}}{{ include "emberscale.fullname" . }}-redis{{- end -}}
+
+{{- define "emberscale.serviceAccount" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "emberscale.operator" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- required "serviceAccount.name is needed where serviceAccount.create is false" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Labels that select a component's pods; they never change. Takes a dict of root and component. */}}
+{{- define "emberscale.selector" -}}
+app.kubernetes.io/name: {{ default .root.Chart.Name .root.Values.nameOverride | trunc 63 | trimSuffix "-" }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end -}}
+
+{{/* Labels of an object. Takes a dict of root and component. */}}
+{{- define "emberscale.labels" -}}
+{{ include "emberscale.selector" . }}
+app.kubernetes.io/part-of: emberscale
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- with .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Name of an image. Takes a block with registry, repository and tag, and the default tag. */}}
+{{- define "emberscale.imageName" -}}
+{{- with .image.registry }}{{ . }}/{{ end }}{{ .image.repository }}:{{ default .defaultTag .image.tag }}
+{{- end -}}
+
+{{- define "emberscale.image" -}}
+{{ include "emberscale.imageName" (dict "image" .Values.image "defaultTag" .Chart.AppVersion) }}
+{{- end -}}
+
+{{/* The Secret that holds the URL of Redis, and the key in it. */}}
+{{- define "emberscale.redisSecret" -}}
+{{- if .Values.redis.enabled -}}
+{{- default (include "emberscale.redis" .) .Values.redis.auth.existingSecret -}}
+{{- else -}}
+{{- default (printf "%s-redis-url" (include "emberscale.fullname" .)) .Values.redis.external.existingSecret -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "emberscale.redisSecretKey" -}}
+{{- if .Values.redis.enabled -}}url{{- else -}}{{ .Values.redis.external.existingSecretKey }}{{- end -}}
+{{- end -}}

@@ -1,0 +1,198 @@
+"""A real cluster, seen through kubectl and helm, as a person sees it."""
+
+import json
+import os
+import shlex
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import yaml
+
+T = TypeVar("T")
+
+IMAGE = "EMBERSCALE_E2E_IMAGE"
+REDIS_IMAGE = "EMBERSCALE_E2E_REDIS_IMAGE"
+SHARED_FOLDER = "EMBERSCALE_E2E_FOLDER"
+NODE_FAULT = "EMBERSCALE_E2E_NODE_FAULT"
+
+
+class CommandFailedError(Exception):
+    """kubectl or helm refused; the text is what it said."""
+
+    def __init__(self, command: Sequence[str], said: str) -> None:
+        super().__init__(f"{shlex.join(command)}: {said.strip()}")
+        self.said = said
+
+
+class NotInTimeError(AssertionError):
+    """What was waited for did not come."""
+
+
+def run(*command: str, stdin: str | None = None, timeout: float = 120) -> str:
+    """Standard output of a command. Raises CommandFailedError."""
+    done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=timeout, check=False)
+    if done.returncode:
+        raise CommandFailedError(command, done.stderr or done.stdout)
+    return done.stdout
+
+
+def kubectl(*arguments: str, stdin: str | None = None, timeout: float = 120) -> str:
+    """Standard output of kubectl. Raises CommandFailedError."""
+    return run("kubectl", *arguments, stdin=stdin, timeout=timeout)
+
+
+def get(kind: str, name: str = "", namespace: str = "default", selector: str = "") -> Any:
+    """An object, or the list of objects that a label selector matches."""
+    choice = ([name] if name else []) + (["-l", selector] if selector else [])
+    found = json.loads(kubectl("get", kind, *choice, "-n", namespace, "-o", "json"))
+    return found if name else found["items"]
+
+
+def find(kind: str, name: str, namespace: str) -> Any:
+    """An object, or None."""
+    text = kubectl("get", kind, name, "-n", namespace, "-o", "json", "--ignore-not-found")
+    return json.loads(text) if text else None
+
+
+def apply(*documents: Mapping[str, Any], namespace: str = "default") -> str:
+    """kubectl apply, and what it said."""
+    return kubectl("apply", "-n", namespace, "-f", "-", stdin=yaml.safe_dump_all(documents))
+
+
+def eventually(what: str, look: Callable[[], T | None], seconds: float, every: float = 1.0) -> T:
+    """The first thing that `look` finds. Raises NotInTimeError."""
+    deadline = time.monotonic() + seconds
+    while True:
+        found = look()
+        if found:
+            return found
+        if time.monotonic() > deadline:
+            raise NotInTimeError(f"not within {seconds:g} s: {what}")
+        time.sleep(every)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where jobs run: a namespace, and a folder of the nodes that all of them share."""
+
+    namespace: str
+    folder: str
+
+
+@dataclass(frozen=True)
+class Job:
+    """One TrainingJob on the cluster."""
+
+    name: str
+    namespace: str
+
+    @property
+    def selector(self) -> str:
+        return f"emberscale.io/job-name={self.name}"
+
+    def read(self) -> Any:
+        return get("trainingjob", self.name, self.namespace)
+
+    def status(self) -> Any:
+        return self.read().get("status") or {}
+
+    def phase(self) -> str:
+        return str(self.status().get("phase", ""))
+
+    def samples(self) -> int:
+        return int((self.status().get("progress") or {}).get("samples", 0))
+
+    def condition(self, kind: str) -> Any:
+        """The condition of a type, or None."""
+        return next((entry for entry in self.status().get("conditions", ()) if entry["type"] == kind), None)
+
+    def pods(self, role: str = "") -> list[Any]:
+        selector = self.selector + (f",emberscale.io/role={role}" if role else "")
+        return list(get("pods", namespace=self.namespace, selector=selector))
+
+    def running(self, role: str) -> list[Any]:
+        """Pods of a role that run and are not being deleted, by index."""
+        live = [
+            pod
+            for pod in self.pods(role)
+            if pod["status"].get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
+        ]
+        return sorted(live, key=lambda pod: int(pod["metadata"]["labels"]["emberscale.io/index"]))
+
+    def events(self) -> list[Any]:
+        """Events on the job, oldest first."""
+        everything = get("events", namespace=self.namespace)
+        return [event for event in everything if event["involvedObject"]["name"] == self.name]
+
+    def logs(self) -> str:
+        """What each pod said last, for the report of a failure."""
+        parts = []
+        for pod in self.pods():
+            name = pod["metadata"]["name"]
+            try:
+                said = kubectl("logs", name, "-n", self.namespace, "--tail=15")
+            except CommandFailedError as error:
+                said = error.said
+            parts.append(f"--- {name}: {pod['status'].get('phase')}\n{said}")
+        return "\n".join(parts)
+
+    def wait_for_samples(self, samples: int, seconds: float = 180) -> None:
+        """Waits until so many samples are committed."""
+        self._wait(f"{samples} samples of {self.name}", lambda: self.samples() >= samples or None, seconds)
+
+    def wait_complete(self, seconds: float = 300) -> Any:
+        """The status once the job is Complete; a job that has Failed is not waited for."""
+
+        def ended() -> Any:
+            status = self.status()
+            return status if status.get("phase") in ("Complete", "Failed") else None
+
+        status = self._wait(f"{self.name} ends", ended, seconds)
+        assert status["phase"] == "Complete", f"{status.get('reason')}: {status.get('message')}\n{self.logs()}"
+        return status
+
+    def _wait(self, what: str, look: Callable[[], T | None], seconds: float) -> T:
+        try:
+            return eventually(what, look, seconds)
+        except NotInTimeError as error:
+            raise NotInTimeError(f"{error}\n{json.dumps(self.status(), indent=1)}\n{self.logs()}") from error
+
+
+def manifest(name: str, place: Place, **spec: Any) -> dict[str, Any]:
+    """A TrainingJob over the suite's data, with small pods; `spec` replaces whole parts of the spec."""
+    volume = {"name": "shared", "hostPath": {"path": place.folder}}
+    template = {"volumes": [volume], "volumeMounts": [{"name": "shared", "mountPath": "/shared"}]}
+
+    def resources(memory: str) -> dict[str, Any]:
+        return {"requests": {"cpu": "50m", "memory": "256Mi"}, "limits": {"cpu": "1", "memory": memory}}
+
+    base = {
+        "data": {"train": ["/shared/criteo/train-*.tsv"], "evaluation": ["/shared/criteo/evaluation.tsv"]},
+        "training": {"batchSize": 256},
+        "sharding": {"minBatches": 2, "maxBatches": 8, "leaseTimeout": "10s"},
+        "master": {"resources": resources("512Mi"), "template": template},
+        "ps": {"replicas": 2, "resources": resources("1Gi"), "template": template},
+        "worker": {"replicas": 2, "resources": resources("1536Mi"), "template": template},
+        "checkpoint": {"uri": f"/shared/checkpoints/{place.namespace}/{name}", "interval": "5s"},
+        "runPolicy": {"backoffLimit": 50},
+    }
+    return {
+        "apiVersion": "emberscale.io/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": name},
+        "spec": {**base, **spec},
+    }
+
+
+def submit(document: Mapping[str, Any], place: Place) -> Job:
+    """Applies a TrainingJob."""
+    apply(document, namespace=place.namespace)
+    return Job(document["metadata"]["name"], place.namespace)
+
+
+def setting(name: str, default: str = "") -> str:
+    """One of the suite's environment variables."""
+    return os.environ.get(name) or default
