@@ -5,9 +5,9 @@ It takes no arguments; the environment says the rest.
     EMBERSCALE_IMAGE               image of the jobs' pods; required
     EMBERSCALE_IMAGE_PULL_POLICY   of the jobs' pods: Always, IfNotPresent or Never; default IfNotPresent
     EMBERSCALE_IMAGE_PULL_SECRETS  names of Secrets in the jobs' namespaces, separated by commas
-    EMBERSCALE_REDIS_URL           where the masters keep their state, with the password if there is one; required. It must
-                                   resolve in the jobs' namespaces. It comes from a Secret of the operator's namespace, and is
-                                   copied into one Secret a job, which only the job's master mounts
+    EMBERSCALE_REDIS_URL           where the masters keep their state, with the password if there is one; required.
+                                   It must resolve in the jobs' namespaces. It comes from a Secret of the operator's
+                                   namespace, and is copied into one Secret a job, which only the job's master gets
     EMBERSCALE_BRAIN_ADDRESS       host:port of the brain, given to the masters; none by default
     EMBERSCALE_WATCH_NAMESPACES    namespaces to watch, separated by commas; empty watches the whole cluster
     EMBERSCALE_NAMESPACE           the operator's own namespace, where the lease is; required (downward API)
@@ -23,9 +23,9 @@ The rights that it uses, in each watched namespace or in the cluster:
 
     emberscale.io      trainingjobs         list, watch, delete (spec.runPolicy.ttlAfterFinished)
                        trainingjobs/status  patch
-    ""                 pods                 list, watch, create, delete
+    ""                 pods                 get, list, watch, create, delete
                        pods/resize          patch
-                       secrets, services    get, create
+                       secrets, services, configmaps  get, create
                        events               list (why a pod's volume cannot be mounted), create
     coordination.k8s.io leases              get, create, update; in its own namespace only
 

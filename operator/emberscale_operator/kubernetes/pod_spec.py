@@ -53,16 +53,15 @@ class JobObjects:
         text = _with_spec(
             job, {"suspend": False, **{role: part.model_copy(update=bare) for role, part in roles.items()}}
         )
-        key = _with_spec(job, {"suspend": False, "run_policy": _seen_by_master(spec.run_policy), **_UNSIZED})
+        unsized = {role: part.model_copy(update={**bare, "replicas": None}) for role, part in roles.items()}
+        unsized["master"] = MasterSpec()
+        key = _with_spec(job, {"suspend": False, "run_policy": _seen_by_master(spec.run_policy), **unsized})
         return cls(
             manifest=text,
             manifest_name=names.manifest_name(name, text),
             restart_key=names.digest(key),
             store_secret=names.store_secret_name(name, settings.redis_url),
         )
-
-
-_UNSIZED = {"worker": RoleSpec(), "ps": RoleSpec(), "master": MasterSpec()}
 
 
 def _with_spec(job: Job, changes: Mapping[str, Any]) -> str:
@@ -113,7 +112,7 @@ def build_pod(
     job: Job, objects: JobObjects, instance: InstanceId, resources: Resources, settings: Settings
 ) -> dict[str, Any]:
     """The pod of one instance: what the person asked for, under what the job needs."""
-    role = _role_spec(job, instance.role)
+    role = role_spec(job, instance.role)
     template = role.template
     annotations = dict(template.annotations)
     if instance.role is Role.MASTER:
@@ -178,12 +177,12 @@ def requests_of(requirements: ResourceRequirements, resources: Resources) -> dic
 def _container(
     job: Job, objects: JobObjects, instance: InstanceId, resources: Resources, settings: Settings
 ) -> dict[str, Any]:
-    role = _role_spec(job, instance.role)
+    role = role_spec(job, instance.role)
     template = role.template
     ports = [{"name": "metrics", "containerPort": names.METRICS_PORT}]
     mounts = [
         *(_dump(mount) for mount in template.volume_mounts),
-        {"name": "emberscale-tmp", "mountPath": "/tmp"},  # noqa: S108 - the pod's own
+        {"name": "emberscale-tmp", "mountPath": "/tmp"},
         {"name": "emberscale-job", "mountPath": _FOLDER, "readOnly": True},
     ]
     container = {
@@ -232,7 +231,7 @@ def _environment(
         if settings.brain_address:
             values[environment.BRAIN_ADDRESS] = settings.brain_address
     variables: list[dict[str, Any]] = [
-        *(_dump(variable) for variable in _role_spec(job, instance.role).template.env),
+        *(_dump(variable) for variable in role_spec(job, instance.role).template.env),
         # a pod's uid is never used twice, in contrast to its name
         {"name": environment.INCARNATION, "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
         {"name": environment.ADVERTISED_HOST, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
@@ -271,8 +270,14 @@ def _tolerations(template: PodTemplate) -> list[dict[str, Any]]:
     return given
 
 
-def _role_spec(job: Job, role: Role) -> Any:
-    return {Role.MASTER: job.spec.master, Role.PS: job.spec.ps, Role.WORKER: job.spec.worker}[role]
+def role_spec(job: Job, role: Role) -> MasterSpec | RoleSpec:
+    """What the manifest says of a role."""
+    of_role: Mapping[Role, MasterSpec | RoleSpec] = {
+        Role.MASTER: job.spec.master,
+        Role.PS: job.spec.ps,
+        Role.WORKER: job.spec.worker,
+    }
+    return of_role[role]
 
 
 def _object(api_version: str, kind: str, job: Job, name: str, **content: Any) -> dict[str, Any]:

@@ -94,7 +94,7 @@ def view_pod(pod: Mapping[str, Any], now: float) -> PodView | None:
         uid=metadata["uid"],
         node=spec.get("nodeName") or "",
         address=status.get("podIP") or "",
-        instance=Instance(identity, state, _resources(spec), _started(status, created), ended and ended.exit),
+        instance=Instance(identity, state, _resources(spec), _started(status, created), ended.exit if ended else None),
         ready=state is InstanceState.RUNNING and _condition(status, "Ready").get("status") == "True",
         running=state is InstanceState.RUNNING and status.get("phase") == "Running",
         waiting=waiting,

@@ -1,0 +1,135 @@
+"""The few calls to the API server that the operator makes, in JSON."""
+
+import asyncio
+import json
+import os
+from collections import Counter
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import aiohttp
+from kubernetes.aio import client as kube
+from kubernetes.aio import config
+
+_TIMEOUT_SECONDS = 20.0
+_PARALLEL_CALLS = 64
+MERGE_PATCH = "application/merge-patch+json"
+STRATEGIC_PATCH = "application/strategic-merge-patch+json"
+
+
+class ApiError(Exception):
+    """The API server said no; `reason` is its CamelCase word for it."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(message or reason or f"HTTP status {status}")
+        self.status = status
+        self.reason = reason
+
+
+class ApiUnavailableError(Exception):
+    """The API server did not answer, or asked to be left alone for a while."""
+
+
+class ApiClient:
+    """One connection pool. `calls` counts by verb and resource, for those who tune rights and load."""
+
+    def __init__(self, configuration: kube.Configuration) -> None:
+        self._api = kube.ApiClient(configuration)
+        self._slots = asyncio.Semaphore(_PARALLEL_CALLS)
+        self.calls: Counter[tuple[str, str]] = Counter()
+
+    @classmethod
+    async def connect(cls) -> "ApiClient":
+        """From KUBECONFIG where it is set, otherwise from the pod's service account."""
+        configuration = kube.Configuration()
+        if os.environ.get("KUBERNETES_SERVICE_HOST") and not os.environ.get("KUBECONFIG"):
+            config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+        else:
+            await config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+        return cls(configuration)
+
+    async def close(self) -> None:
+        """Ends the connections."""
+        await self._api.close()  # type: ignore[no-untyped-call]
+
+    async def get(self, path: str, **query: str) -> dict[str, Any]:
+        """One object, or a list. Raises ApiError and ApiUnavailableError, as all calls do."""
+        return await self._call("GET", path + ("?" + urlencode(query) if query else ""))
+
+    async def create(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Creates an object in the collection at `path`."""
+        return await self._call("POST", path, body)
+
+    async def replace(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Replaces an object; the resourceVersion in the body guards against others."""
+        return await self._call("PUT", path, body)
+
+    async def patch(self, path: str, body: dict[str, Any], kind: str = MERGE_PATCH) -> dict[str, Any]:
+        """Changes an object."""
+        return await self._call("PATCH", path, body, kind)
+
+    async def delete(self, path: str, uid: str, grace_seconds: int | None = None) -> None:
+        """Deletes the object of this uid, and no other of the same name; one that is gone is fine."""
+        options: dict[str, Any] = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": uid}}
+        options["propagationPolicy"] = "Background"
+        if grace_seconds is not None:
+            options["gracePeriodSeconds"] = grace_seconds
+        try:
+            await self._call("DELETE", path, options)
+        except ApiError as error:
+            # 409: the name belongs to a newer object by now
+            if error.status not in (404, 409):
+                raise
+
+    async def _call(
+        self, method: str, path: str, body: dict[str, Any] | None = None, content_type: str = "application/json"
+    ) -> dict[str, Any]:
+        headers = {"Accept": "application/json", "Content-Type": content_type}
+        self.calls[method, _resource_of(path)] += 1
+        async with self._slots:
+            try:
+                await self._api.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
+                response = await self._api.call_api(
+                    method,
+                    self._api.configuration.host + path,
+                    header_params=headers,
+                    body=body,
+                    _request_timeout=_TIMEOUT_SECONDS,
+                )
+                content = await response.read()  # type: ignore[no-untyped-call]
+            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                raise ApiUnavailableError(f"{method} {path}: {error or type(error).__name__}") from error
+        return _answer(method, path, response.status, content)
+
+
+def _answer(method: str, path: str, status: int, content: bytes) -> dict[str, Any]:
+    try:
+        document: dict[str, Any] = json.loads(content) if content else {}
+    except ValueError:
+        document = {"message": content[:200].decode(errors="replace")}
+    if status < 300:
+        return document
+    if status == 429 or status >= 500:
+        raise ApiUnavailableError(f"{method} {path}: HTTP status {status}: {document.get('message', '')}")
+    raise ApiError(status, str(document.get("reason", "")), str(document.get("message", "")))
+
+
+def core(namespace: str, plural: str, name: str = "") -> str:
+    """The path of core/v1 objects."""
+    return _path("/api/v1", namespace, plural, name)
+
+
+def group(api_version: str, namespace: str, plural: str, name: str = "") -> str:
+    """The path of objects of a named group."""
+    return _path(f"/apis/{api_version}", namespace, plural, name)
+
+
+def _path(root: str, namespace: str, plural: str, name: str) -> str:
+    path = f"{root}/namespaces/{quote(namespace)}/{plural}"
+    return f"{path}/{quote(name)}" if name else path
+
+
+def _resource_of(path: str) -> str:
+    """`pods`, or `trainingjobs/status`."""
+    parts = path.partition("?")[0].split("/namespaces/")[-1].split("/")
+    return "/".join(parts[1:2] + parts[3:4]) if "/namespaces/" in path else parts[-1]

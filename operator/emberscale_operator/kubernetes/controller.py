@@ -1,0 +1,547 @@
+"""One job: observe its pods, reconcile, write its status, act. Level-triggered, and safe to end between any two calls.
+
+What an action needs to be known for later is written to the job's status before the action is taken, and every object
+has a name that follows from that: to do it again is a conflict, not a second object.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import structlog
+
+from emberscale_api.job.status import JobPhase, TrainingJobStatus
+from emberscale_api.rpc import master_pb2 as pb
+from emberscale_operator.kubernetes import names, stories
+from emberscale_operator.kubernetes.client import (
+    STRATEGIC_PATCH,
+    ApiClient,
+    ApiError,
+    ApiUnavailableError,
+    core,
+    group,
+)
+from emberscale_operator.kubernetes.creation import ObjectMaker, RefusedError
+from emberscale_operator.kubernetes.demands import demands_of, grown_memory
+from emberscale_operator.kubernetes.job import Job, JobKey, UnreadableJobError, read_job, read_status
+from emberscale_operator.kubernetes.master_link import MasterLink
+from emberscale_operator.kubernetes.observation import Observation, plan_of
+from emberscale_operator.kubernetes.pod_spec import JobObjects, limits_of, requests_of, role_spec
+from emberscale_operator.kubernetes.pod_state import PodView
+from emberscale_operator.kubernetes.record import history_of, members_of
+from emberscale_operator.kubernetes.recorder import Recorder
+from emberscale_operator.kubernetes.settings import Settings
+from emberscale_operator.kubernetes.status import (
+    ENDED,
+    RESTING,
+    Facts,
+    build_status,
+    merge_patch,
+    phase_of,
+    to_document,
+    without_progress,
+)
+from emberscale_operator.reconcile import (
+    Action,
+    Create,
+    Delete,
+    Demand,
+    Desired,
+    ExitReason,
+    Fail,
+    InstanceState,
+    Policy,
+    ReportExit,
+    Resize,
+    Resources,
+    Role,
+    Wait,
+    advance,
+    reconcile,
+)
+
+_PROGRESS_SECONDS = 5.0
+_STATUS_POLL_SECONDS = 3.0
+_RETRY_SECONDS = 5.0
+_log = structlog.get_logger()
+
+
+class ClusterView(Protocol):
+    """What is known of the cluster without asking it."""
+
+    def job(self, key: JobKey) -> Mapping[str, Any] | None:
+        """The TrainingJob as it was last seen; None if there is none."""
+
+    def pods(self, key: JobKey) -> Sequence[Mapping[str, Any]]:
+        """The pods that carry the job's label."""
+
+
+class JobController:
+    """Everything that the operator knows of one job, and does for it. `reconcile` is called by one task only."""
+
+    def __init__(
+        self,
+        key: JobKey,
+        uid: str,
+        cluster: ClusterView,
+        client: ApiClient,
+        recorder: Recorder,
+        settings: Settings,
+        policy: Policy | None = None,
+    ) -> None:
+        self.key = key
+        self.uid = uid
+        self._cluster = cluster
+        self._client = client
+        self._recorder = recorder
+        self._settings = settings
+        self._policy = policy
+        self._makes = ObjectMaker(client, settings)
+        self._woken = asyncio.Event()
+        self._status: TrainingJobStatus | None = None
+        self._written: dict[str, Any] = {}
+        self._progress_at = 0.0
+        self._link: MasterLink | None = None
+        self._link_uid = ""
+        self._plan: pb.Plan | None = None
+        self._observation = Observation()
+        self._problems: dict[tuple[Role, int], tuple[str, str]] = {}
+        self._refused_resizes: set[tuple[str, Resources]] = set()
+
+    @property
+    def phase(self) -> JobPhase:
+        """Where the job stood when it was last looked at."""
+        return self._status.phase if self._status else JobPhase.PENDING
+
+    @property
+    def status(self) -> TrainingJobStatus | None:
+        """The status as it was last built; None before the job was looked at."""
+        return self._status
+
+    def wake(self) -> None:
+        """There may be something to do."""
+        self._woken.set()
+
+    async def run(self) -> None:
+        """Reconciles until the job is gone."""
+        try:
+            while True:
+                self._woken.clear()
+                try:
+                    delay = await self.reconcile(time.time())
+                except ApiUnavailableError as error:
+                    _log.warning("API server unavailable", job=str(self.key), problem=str(error))
+                    delay = _RETRY_SECONDS
+                except ApiError as error:
+                    _log.error("API server refuses", job=str(self.key), status=error.status, problem=str(error))
+                    delay = 2 * _RETRY_SECONDS
+                if delay is None:
+                    return
+                try:
+                    await asyncio.wait_for(self._woken.wait(), timeout=min(delay, self._settings.resync))
+                except TimeoutError:
+                    continue
+        finally:
+            await self._close_link()
+
+    async def reconcile(self, now: float) -> float | None:
+        """Does what is due; returns the seconds until there may be more, None when the job is gone."""
+        body = self._cluster.job(self.key)
+        if body is None or body["metadata"]["uid"] != self.uid:
+            return None
+        if "deletionTimestamp" in body["metadata"]:
+            return self._settings.resync
+        status = self._status or self._take_over(body)
+        try:
+            job = read_job(body)
+        except UnreadableJobError as error:
+            return await self._refuse(body, status, str(error), now)
+        return await self._reconcile(job, status, now)
+
+    async def _reconcile(self, job: Job, status: TrainingJobStatus, now: float) -> float:
+        policy = self._policy or Policy(backoff_limit=job.spec.run_policy.backoff_limit)
+        active = status.phase not in RESTING
+        views = self._observation.observe(self._cluster.pods(self.key), self.uid, now)
+        before = self._observation.history
+        instances = tuple(view.instance for view in views)
+        self._observation.history = advance(before, instances, policy.backoff)
+        if active:
+            self._note_exits(job, status, views, before.lives)
+        if status.phase in ENDED and (left := self._time_to_live(job, status, now)) is not None and left <= 0:
+            await self._client.delete(
+                group(names.API_VERSION, self.key.namespace, names.PLURAL, self.key.name), self.uid
+            )
+            return self._settings.resync
+        objects = JobObjects.of(job, self._settings)
+        await self._follow_master(job, status, views)
+        phase, reason, message = self._decide(job, status, views, now)
+        applied_ps = self._applied_ps(job, status, phase)
+        grown = self._grown(status)
+        demands = () if phase in RESTING else demands_of(job.spec, self._plan, applied_ps, grown)
+        ended_at = self._ended_at(status, phase, now)
+        observed = self._masked(instances, demands)
+        actions = reconcile(policy, Desired(demands, ended_at), observed, self._observation.history, now)
+        failure = next((action for action in actions if isinstance(action, Fail)), None)
+        if failure is not None and phase not in RESTING:
+            phase, reason, message = JobPhase.FAILED, failure.reason, failure.message
+            actions = ()
+        actions = (*actions, *self._stale_master(objects, views, phase))
+        delay = await self._write(
+            job, self._facts(job, status, phase, reason, message, demands, views, applied_ps, now), now
+        )
+        if phase is not status.phase:
+            stories.tell_phase(self._recorder, job, status.phase, self._status or status)
+            if failure is not None:
+                delay = 0.0
+        if phase is JobPhase.PENDING and status.phase is JobPhase.SUSPENDED:
+            await self._close_link()
+        return min(delay, await self._apply(job, objects, actions, views, phase, now))
+
+    def _take_over(self, body: Mapping[str, Any]) -> TrainingJobStatus:
+        """What an operator before this one left."""
+        status = read_status(body)
+        self._written = to_document(status) if body.get("status") else {}
+        self._observation.take_over(history_of(status.members), status.members)
+        self._plan = plan_of(status.plan)
+        self._status = status
+        return status
+
+    async def _refuse(self, body: Mapping[str, Any], status: TrainingJobStatus, problem: str, now: float) -> float:
+        """A spec that the API server took and that cannot run: says so, until it is edited."""
+        generation = body["metadata"].get("generation", 1)
+        facts = Facts(
+            name=self.key.name,
+            generation=generation,
+            phase=status.phase,
+            reason="InvalidSpec",
+            message=problem,
+            demands=(),
+            members=status.members,
+            now=now,
+            blocked=("InvalidSpec", problem),
+            applied_ps=status.applied_ps,
+        )
+        await self._send(build_status(status, facts))
+        return self._settings.resync
+
+    def _note_exits(
+        self,
+        job: Job,
+        status: TrainingJobStatus,
+        views: Sequence[PodView],
+        before: Mapping[tuple[Role, int], Any],
+    ) -> None:
+        """Counts and tells of ends that nobody asked for; running out of memory asks for more of it."""
+        for view in views:
+            ended, slot = view.instance.exit, (view.id.role, view.id.index)
+            past = before.get(slot)
+            if ended is None or ended.deleted or (past is not None and past.counted >= view.id.incarnation):
+                continue
+            self._observation.restarts[slot] = self._observation.restarts.get(slot, 0) + 1
+            stories.tell_exit(self._recorder, job, view)
+            limit = view.instance.resources.memory_bytes
+            if ended.reason is ExitReason.OOM_KILLED and limit is not None:
+                grown = grown_memory(limit)
+                if grown > self._grown(status).get(view.id.role, 0):
+                    self._observation.grown[view.id.role] = grown
+                    stories.tell_growth(self._recorder, job, view, limit, grown)
+
+    def _grown(self, status: TrainingJobStatus) -> dict[Role, int]:
+        of_status = {Role.MASTER: status.master, Role.PS: status.ps, Role.WORKER: status.worker}
+        grown = {role: part.memory_bytes for role, part in of_status.items() if part and part.memory_bytes}
+        return {**grown, **self._observation.grown}
+
+    def _time_to_live(self, job: Job, status: TrainingJobStatus, now: float) -> float | None:
+        ttl = job.spec.run_policy.ttl_after_finished
+        if ttl is None or status.completion_time is None:
+            return None
+        return status.completion_time.timestamp() + ttl - now
+
+    async def _follow_master(self, job: Job, status: TrainingJobStatus, views: Sequence[PodView]) -> None:
+        """Keeps up the conversation with the master's pod, and takes its plan."""
+        masters = [view for view in views if view.id.role is Role.MASTER and view.running and view.address]
+        newest = max(masters, key=lambda view: view.id, default=None)
+        if newest is not None and newest.uid != self._link_uid and status.phase not in ENDED:
+            await self._close_link()
+            token = await self._makes.token(job)
+            address = f"{newest.address}:{names.MASTER_PORT}"
+            self._link = MasterLink(address, token, self.wake, _STATUS_POLL_SECONDS)
+            self._link_uid = newest.uid
+        elif newest is None and status.phase in RESTING:
+            await self._close_link()
+        if self._link is not None and self._link.plan is not None:
+            self._plan = self._link.plan
+
+    async def _close_link(self) -> None:
+        if self._link is not None:
+            await self._link.close()
+            self._link, self._link_uid = None, ""
+
+    def _decide(
+        self, job: Job, status: TrainingJobStatus, views: Sequence[PodView], now: float
+    ) -> tuple[JobPhase, str, str]:
+        """Where the job stands now: phase, reason and message."""
+        if status.phase in ENDED:
+            return status.phase, status.reason, status.message
+        live = any(view.instance.live for view in views)
+        if status.phase is JobPhase.SUSPENDED:
+            if job.spec.suspend or live:
+                return status.phase, status.reason, status.message
+            self._plan = None
+            return JobPhase.PENDING, "Resumed", "the pods are being created"
+        link = self._link
+        master = link.status if link is not None else None
+        if link is not None and link.plan is not None and link.plan.phase in (pb.COMPLETE, pb.FAILED, pb.SUSPENDED):
+            ended = phase_of(link.plan.phase) or status.phase
+            told = master if master is not None and master.phase == link.plan.phase else link.plan
+            if ended is JobPhase.SUSPENDED:
+                return ended, *self._why_suspended(job, told.message)
+            return ended, told.reason, told.message
+        if job.spec.suspend or self._reshapes(job, status):
+            return self._suspend(job, status, views)
+        deadline = job.spec.run_policy.active_deadline
+        if (
+            deadline is not None
+            and (link is None or not link.answers)
+            and status.start_time is not None
+            and now > status.start_time.timestamp() + deadline
+        ):
+            text = f"the job did not end within spec.runPolicy.activeDeadline ({deadline:g}s)"
+            return JobPhase.FAILED, "DeadlineExceeded", text
+        if master is not None and link is not None and link.answers:
+            return phase_of(master.phase) or status.phase, master.reason, master.message
+        if status.phase in (JobPhase.PENDING, JobPhase.SUSPENDING):
+            return JobPhase.PENDING, "WaitingForMaster", "the master is being started"
+        return status.phase, "WaitingForMaster", "the master is away; parameter servers and workers go on"
+
+    def _reshapes(self, job: Job, status: TrainingJobStatus) -> bool:
+        """Whether the number of parameter servers was edited: they change it by way of a checkpoint."""
+        wanted, applied = job.spec.ps.replicas, status.applied_ps
+        return wanted is not None and applied is not None and wanted != applied
+
+    def _suspend(self, job: Job, status: TrainingJobStatus, views: Sequence[PodView]) -> tuple[JobPhase, str, str]:
+        masters = [view for view in views if view.id.role is Role.MASTER and view.instance.live]
+        begun = any(view.running for view in masters) or status.phase is JobPhase.SUSPENDING
+        if not begun and (not masters or status.progress is None):
+            return JobPhase.SUSPENDED, *self._why_suspended(job, "no checkpoint had to be taken")
+        if self._link is not None and self._link.suspend():
+            told = self._link.status
+            return JobPhase.SUSPENDED, *self._why_suspended(job, told.message if told else "")
+        return JobPhase.SUSPENDING, "TakingCheckpoint", "the job rests once its checkpoint is complete"
+
+    def _why_suspended(self, job: Job, message: str) -> tuple[str, str]:
+        if job.spec.suspend:
+            return "JobSuspended", message
+        return "ScalingPS", f"goes on with {job.spec.ps.replicas or 'other'} parameter servers; {message}"
+
+    def _applied_ps(self, job: Job, status: TrainingJobStatus, phase: JobPhase) -> int | None:
+        if phase is JobPhase.SUSPENDED:
+            return None
+        if phase in ENDED or status.applied_ps is not None:
+            return status.applied_ps
+        return job.spec.ps.replicas
+
+    def _ended_at(self, status: TrainingJobStatus, phase: JobPhase, now: float) -> float | None:
+        if phase not in RESTING:
+            return None
+        if phase is not status.phase:
+            return now
+        if phase is JobPhase.SUSPENDED:
+            return max((condition.last_transition_time.timestamp() for condition in status.conditions), default=now)
+        return status.completion_time.timestamp() if status.completion_time else now
+
+    def _masked(self, instances: Sequence[Any], demands: Sequence[Demand]) -> tuple[Any, ...]:
+        """Limits that nobody asked for, a LimitRange's, are not ours to take away."""
+        wanted = {demand.role: demand.resources for demand in demands}
+
+        def masked(instance: Any) -> Any:
+            of_role = wanted.get(instance.id.role)
+            if of_role is None:
+                return instance
+            seen = instance.resources
+            cpu = seen.cpu_cores if of_role.cpu_cores is not None else None
+            memory = seen.memory_bytes if of_role.memory_bytes is not None else None
+            return replace(instance, resources=Resources(cpu, memory))
+
+        return tuple(masked(instance) for instance in instances)
+
+    def _stale_master(self, objects: JobObjects, views: Sequence[PodView], phase: JobPhase) -> tuple[Action, ...]:
+        """A master that read a manifest which has been edited since is replaced: its state is durable."""
+        if phase in RESTING or phase is JobPhase.SUSPENDING:
+            return ()
+        return tuple(
+            Delete(view.id)
+            for view in views
+            if view.id.role is Role.MASTER
+            and view.instance.state is InstanceState.RUNNING
+            and view.restart_key
+            and view.restart_key != objects.restart_key
+        )
+
+    def _facts(
+        self,
+        job: Job,
+        status: TrainingJobStatus,
+        phase: JobPhase,
+        reason: str,
+        message: str,
+        demands: tuple[Demand, ...],
+        views: Sequence[PodView],
+        applied_ps: int | None,
+        now: float,
+    ) -> Facts:
+        history = self._observation.history
+        slots = {(demand.role, index) for demand in demands for index in range(demand.replicas)}
+        problems = {slot: problem for slot, problem in self._problems.items() if slot in slots}
+        real = [view for view in views if view.name]
+        members = members_of(history, real, self._observation.restarts, problems, status.members)
+        if phase not in RESTING:
+            members = tuple(
+                member
+                for member in members
+                if (Role(member.role), member.index) in slots or member.pod or member.counted
+            )
+        waits = self._observation.waits(views, slots, problems, status.members, history, now)
+        trains = phase in (JobPhase.TRAINING, JobPhase.EVALUATING, JobPhase.SAVING)
+        if waits and phase not in RESTING:
+            message = f"{message}; {waits[1]}" if trains and message else waits[1]
+            if not trains:
+                reason = waits[0]
+        answering = self._link is not None and self._link.answers
+        return Facts(
+            name=self.key.name,
+            generation=job.generation,
+            phase=phase,
+            reason=reason,
+            message=message,
+            demands=demands,
+            members=members,
+            now=now,
+            ready=self._observation.ready(views, self._link.status if self._link and answering else None),
+            grown=self._grown(status),
+            blocked=waits if waits and not trains else None,
+            master=self._link.status if self._link is not None else None,
+            plan=self._plan,
+            applied_ps=applied_ps,
+        )
+
+    async def _write(self, job: Job, facts: Facts, now: float) -> float:
+        """Writes the status if it says something new; progress alone waits. Returns seconds to the next look."""
+        status = build_status(self._status or TrainingJobStatus(), facts)
+        document = to_document(status)
+        if without_progress(document) == without_progress(self._written):
+            self._status = status
+            if document == self._written:
+                return self._settings.resync
+            wait = self._progress_at + _PROGRESS_SECONDS - now
+            if wait > 0:
+                return wait
+        self._progress_at = now
+        stories.tell_waiting(self._recorder, job, facts.blocked, facts.generation)
+        await self._send(status)
+        return self._settings.resync
+
+    async def _send(self, status: TrainingJobStatus) -> None:
+        document = to_document(status)
+        patch = merge_patch(self._written, document)
+        if patch:
+            path = group(names.API_VERSION, self.key.namespace, names.PLURAL, self.key.name) + "/status"
+            try:
+                await self._client.patch(path, {"metadata": {"uid": self.uid}, "status": patch})
+            except ApiError as error:
+                if error.status not in (404, 409):  # gone, or another job of the same name: the watch will tell
+                    raise
+        self._written, self._status = document, status
+
+    async def _apply(
+        self,
+        job: Job,
+        objects: JobObjects,
+        actions: Sequence[Action],
+        views: Sequence[PodView],
+        phase: JobPhase,
+        now: float,
+    ) -> float:
+        """Acts; returns the seconds until there may be more to do."""
+        by_id = {view.id: view for view in views}
+        delay = self._settings.resync
+        refused: set[Role] = set()
+        self._problems = {slot: problem for slot, problem in self._problems.items() if slot not in _slots(actions)}
+        for action in actions:
+            match action:
+                case Create(instance, resources):
+                    if instance.role in refused:
+                        continue
+                    try:
+                        pod = await self._makes.pod(job, objects, instance, resources)
+                    except RefusedError as error:
+                        refused.add(instance.role)
+                        self._problems[instance.role, instance.index] = (error.reason, str(error))
+                        stories.tell_refusal(self._recorder, job, instance, error.reason, str(error))
+                        delay = min(delay, _RETRY_SECONDS)
+                        continue
+                    self._observation.made(pod)
+                    stories.tell_creation(self._recorder, job, instance, pod["metadata"]["name"])
+                case Resize(instance, resources):
+                    await self._resize(job, by_id[instance], resources)
+                case Delete(instance):
+                    await self._delete(job, by_id[instance], phase)
+                case ReportExit(instance):
+                    view = by_id[instance]
+                    answers = self._link is not None and self._link.answers
+                    if answers and await self._report(view):
+                        self._observation.history = self._observation.history.with_reported(instance)
+                        delay = 0.0
+                    else:
+                        delay = min(delay, 1.0)
+                case Wait(until):
+                    delay = min(delay, max(0.1, until - now))
+        return delay
+
+    async def _report(self, view: PodView) -> bool:
+        ended = view.instance.exit
+        if ended is None or self._link is None:
+            return False
+        return await self._link.report_exit(view.id, view.uid, ended, view.cause)
+
+    async def _delete(self, job: Job, view: PodView, phase: JobPhase) -> None:
+        ended = view.instance.exit is not None
+        if self._observation.forget(view):
+            return
+        if ended and not view.lost and phase in ENDED and job.spec.run_policy.clean_pod_policy != "All":
+            return
+        await self._client.delete(
+            core(self.key.namespace, "pods", view.name), view.uid, grace_seconds=0 if ended else None
+        )
+        self._observation.deleted(view)
+        if not ended:
+            stories.tell_deletion(self._recorder, job, view)
+
+    async def _resize(self, job: Job, view: PodView, resources: Resources) -> None:
+        """In place, without a restart; a pod that cannot be resized so keeps what it has until it is started anew."""
+        attempt = (view.uid, resources)
+        if attempt in self._refused_resizes or not view.running:
+            return
+        requirements = role_spec(job, view.id.role).resources
+        limits = limits_of(resources)
+        container = {
+            "name": str(view.id.role),
+            "resources": {"limits": limits, "requests": requests_of(requirements, resources)},
+        }
+        try:
+            await self._client.patch(
+                core(self.key.namespace, "pods", view.name) + "/resize",
+                {"spec": {"containers": [container]}},
+                STRATEGIC_PATCH,
+            )
+        except ApiError as error:
+            self._refused_resizes.add(attempt)
+            stories.tell_refused_resize(self._recorder, job, view, str(error))
+            return
+        stories.tell_resize(self._recorder, job, view, limits)
+
+
+def _slots(actions: Sequence[Action]) -> set[tuple[Role, int]]:
+    return {(action.id.role, action.id.index) for action in actions if isinstance(action, Create)}

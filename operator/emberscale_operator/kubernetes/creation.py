@@ -1,0 +1,85 @@
+"""Creating a job's objects so that doing it again changes nothing."""
+
+import base64
+import secrets
+from typing import Any
+
+from emberscale_operator.kubernetes import names, pod_spec
+from emberscale_operator.kubernetes.client import ApiClient, ApiError, core
+from emberscale_operator.kubernetes.job import Job
+from emberscale_operator.kubernetes.pod_spec import JobObjects
+from emberscale_operator.kubernetes.settings import Settings
+from emberscale_operator.reconcile import InstanceId, Resources
+
+
+class RefusedError(Exception):
+    """The cluster does not take an object as things are; `reason` is CamelCase."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class ObjectMaker:
+    """Makes the objects of one job."""
+
+    def __init__(self, client: ApiClient, settings: Settings) -> None:
+        self._client = client
+        self._settings = settings
+        self._present: set[str] = set()
+        self._token = ""
+
+    async def token(self, job: Job) -> str:
+        """The job's token, from its Secret; made on first use."""
+        if not self._token:
+            token = secrets.token_hex(32)
+            secret = await self._ensure(job, "secrets", pod_spec.build_token_secret(job, token))
+            data = secret.get("data") or {}
+            self._token = base64.b64decode(data["token"]).decode() if "token" in data else token
+        return self._token
+
+    async def pod(self, job: Job, objects: JobObjects, instance: InstanceId, resources: Resources) -> dict[str, Any]:
+        """Creates a pod and whatever it refers to. Raises RefusedError."""
+        await self.token(job)
+        await self._once(job, "services", pod_spec.build_service(job))
+        await self._once(job, "secrets", pod_spec.build_store_secret(job, objects, self._settings.redis_url))
+        await self._once(job, "configmaps", pod_spec.build_manifest(job, objects))
+        return await self._ensure(job, "pods", pod_spec.build_pod(job, objects, instance, resources, self._settings))
+
+    async def _once(self, job: Job, plural: str, body: dict[str, Any]) -> None:
+        name = f"{plural}/{body['metadata']['name']}"
+        if name not in self._present:
+            await self._ensure(job, plural, body)
+            self._present.add(name)
+
+    async def _ensure(self, job: Job, plural: str, body: dict[str, Any]) -> dict[str, Any]:
+        """The object as it is in the cluster, made if it was not there. Raises RefusedError."""
+        name = body["metadata"]["name"]
+        try:
+            return await self._client.create(core(job.key.namespace, plural), body)
+        except ApiError as error:
+            if error.status != 409 or error.reason != "AlreadyExists":
+                raise _refusal(error) from error
+        try:
+            found = await self._client.get(core(job.key.namespace, plural, name))
+        except ApiError as error:
+            raise RefusedError("NameTaken", f"{plural} {name}: {error}") from error
+        if not names.is_owned_by(found, job.uid):
+            raise RefusedError(
+                "NameTaken",
+                f"{plural[:-1]} {name} exists and belongs to something else, perhaps to an earlier TrainingJob of this "
+                "name whose objects are being deleted",
+            )
+        return found
+
+
+def _refusal(error: ApiError) -> Exception:
+    """Refusals that a person, or time, can mend; any other is ours."""
+    text = str(error)
+    if error.status == 403 and "exceeded quota" in text:
+        return RefusedError("QuotaExceeded", text)
+    if error.status == 403 and "violates PodSecurity" in text:
+        return RefusedError("PodSecurityViolation", text)
+    if error.status in (400, 403, 404, 409, 422):
+        return RefusedError(error.reason or "Refused", text)
+    return error

@@ -1,0 +1,57 @@
+"""What a job's plan asks for, within the bounds of its manifest as it is now."""
+
+from collections.abc import Mapping
+
+from emberscale_api.job import ResourceRequirements, RoleSpec, TrainingJobSpec
+from emberscale_api.rpc import master_pb2 as pb
+from emberscale_operator.reconcile import Demand, Resources, Role
+
+_GROWTH = 1.5
+_MIB = 1 << 20
+NUMBERS: Mapping[Role, "pb.Role.ValueType"] = {Role.MASTER: pb.MASTER, Role.PS: pb.PS, Role.WORKER: pb.WORKER}
+"""Roles as the master's protocol numbers them."""
+
+
+def demands_of(
+    spec: TrainingJobSpec, plan: pb.Plan | None, applied_ps: int | None, grown: Mapping[Role, int]
+) -> tuple[Demand, ...]:
+    """The pods that are wanted.
+
+    `plan` is the master's, None until it was heard. The manifest bounds it, since it may have been edited after the
+    master read it. `applied_ps` is the number of parameter servers that the job runs with until it goes through a
+    checkpoint. `grown` is the memory, in bytes, that a role needs because it ran out of less.
+    """
+    planned = {role.role: role for role in plan.roles} if plan is not None else {}
+
+    def demand(role: Role, replicas: int, requirements: ResourceRequirements) -> Demand:
+        of_plan = planned.get(NUMBERS[role])
+        cpu = (of_plan.cpu_cores if of_plan else 0) or requirements.cpu_limit
+        memory = (of_plan.memory_bytes if of_plan else 0) or requirements.memory_limit
+        if memory is not None and role in grown:
+            memory = max(memory, grown[role])
+        return Demand(role, replicas, Resources(None if cpu is None else round(cpu, 3), memory))
+
+    return (
+        demand(Role.MASTER, 1, spec.master.resources),
+        demand(Role.PS, applied_ps or wanted_replicas(spec.ps, planned.get(pb.PS)), spec.ps.resources),
+        demand(Role.WORKER, wanted_replicas(spec.worker, planned.get(pb.WORKER)), spec.worker.resources),
+    )
+
+
+def wanted_replicas(role: RoleSpec, plan: pb.RolePlan | None) -> int:
+    """The number in the manifest if there is one, otherwise the plan's within the manifest's bounds."""
+    if role.replicas is not None:
+        return role.replicas
+    replicas = plan.replicas if plan is not None and plan.replicas else role.initial_replicas
+    replicas = max(replicas, role.min_replicas or 1)
+    return min(replicas, role.max_replicas) if role.max_replicas is not None else replicas
+
+
+def grown_memory(limit: int) -> int:
+    """Bytes for a role of which one ran out of `limit` bytes: half as much again, in whole MiB."""
+    return -(-int(limit * _GROWTH) // _MIB) * _MIB
+
+
+def quantity(memory_bytes: int) -> str:
+    """Bytes as people write them: `1536Mi`."""
+    return f"{memory_bytes // _MIB}Mi" if memory_bytes % _MIB == 0 else str(memory_bytes)

@@ -1,0 +1,65 @@
+"""All jobs: one task each, started when a job is first seen and ended when it is gone."""
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from emberscale_operator.kubernetes.controller import JobController
+from emberscale_operator.kubernetes.job import JobKey
+
+_log = structlog.get_logger()
+
+
+class Fleet:
+    """Wakes the controllers of jobs. `make` makes one for a job's key and uid."""
+
+    def __init__(self, make: Callable[[JobKey, str], JobController]) -> None:
+        self._make = make
+        self._tasks: dict[tuple[JobKey, str], asyncio.Task[None]] = {}
+        self.controllers: dict[tuple[JobKey, str], JobController] = {}
+        self._current: dict[JobKey, str] = {}
+        self.defects = 0
+
+    def see(self, key: JobKey, uid: str) -> None:
+        """There is such a job, and perhaps news of it."""
+        self._current[key] = uid
+        if (key, uid) not in self._tasks:
+            controller = self.controllers[key, uid] = self._make(key, uid)
+            task = asyncio.create_task(self._run(controller), name=str(key))
+            self._tasks[key, uid] = task
+            task.add_done_callback(lambda _: self._forget(key, uid))
+        self.controllers[key, uid].wake()
+
+    def wake(self, key: JobKey) -> None:
+        """There is news of something that belongs to this job, if it is known."""
+        uid = self._current.get(key)
+        if uid is not None and (controller := self.controllers.get((key, uid))):
+            controller.wake()
+
+    async def close(self) -> None:
+        """Ends all tasks."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _forget(self, key: JobKey, uid: str) -> None:
+        self._tasks.pop((key, uid), None)
+        self.controllers.pop((key, uid), None)
+        if self._current.get(key) == uid:
+            del self._current[key]
+
+    async def _run(self, controller: JobController) -> None:
+        """A defect in one job's way must not end the others': it is logged whole, counted, and tried again."""
+        while True:
+            try:
+                await controller.run()
+            except asyncio.CancelledError:
+                raise
+            except Exception:  # noqa: BLE001 - the outermost edge of a task that must not end silently
+                self.defects += 1
+                _log.exception("defect", job=str(controller.key))
+                await asyncio.sleep(10)
+            else:
+                return

@@ -1,0 +1,103 @@
+"""A Lease, so that of two operators one waits."""
+
+import asyncio
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+import structlog
+
+from emberscale_operator.kubernetes.client import ApiClient, ApiError, ApiUnavailableError, group
+
+DURATION_SECONDS = 15
+_RENEW_SECONDS = 5.0
+_RETRY_SECONDS = 2.0
+_API = "coordination.k8s.io/v1"
+_log = structlog.get_logger()
+
+
+class LeaseLostError(Exception):
+    """Another holds the lease, or it could not be renewed in time: this process must not act any more."""
+
+
+class Lease:
+    """One lease in the operator's namespace. Others' clocks are not trusted: only how long a record stays the same."""
+
+    def __init__(self, client: ApiClient, namespace: str, name: str, identity: str) -> None:
+        self._client = client
+        self._collection = group(_API, namespace, "leases")
+        self._path = group(_API, namespace, "leases", name)
+        self._name, self._namespace, self._identity = name, namespace, identity
+        self._observed: tuple[str, float] = ("", 0.0)
+        self._held_until = 0.0
+
+    async def acquire(self) -> None:
+        """Waits until the lease is held."""
+        waiting = False
+        while not await self._try(time.monotonic()):
+            if not waiting:
+                _log.info("waiting for the lease", lease=self._name)
+                waiting = True
+            await asyncio.sleep(_RETRY_SECONDS)
+        _log.info("holding the lease", lease=self._name, identity=self._identity)
+
+    async def keep(self) -> None:
+        """Renews the lease for ever. Raises LeaseLostError."""
+        while True:
+            await asyncio.sleep(_RENEW_SECONDS)
+            if not await self._try(time.monotonic()) and time.monotonic() > self._held_until:
+                raise LeaseLostError(f"the lease {self._name} was lost")
+
+    async def release(self) -> None:
+        """Lets the next one start at once."""
+        try:
+            lease = await self._client.get(self._path)
+            if lease["spec"].get("holderIdentity") == self._identity:
+                lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
+                await self._client.replace(self._path, lease)
+        except (ApiError, ApiUnavailableError) as error:
+            _log.warning("lease not released", problem=str(error))
+
+    async def _try(self, now: float) -> bool:
+        try:
+            return await self._take(now)
+        except ApiUnavailableError as error:
+            _log.warning("lease not renewed", problem=str(error))
+        except ApiError as error:
+            if error.status not in (404, 409):  # somebody was faster, or the lease was deleted: look again
+                _log.error("lease not renewed", status=error.status, problem=str(error))
+        return False
+
+    async def _take(self, now: float) -> bool:
+        try:
+            lease = await self._client.get(self._path)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            metadata = {"name": self._name, "namespace": self._namespace}
+            body = {"apiVersion": _API, "kind": "Lease", "metadata": metadata, "spec": self._spec({}, taken=True)}
+            await self._client.create(self._collection, body)
+            self._held_until = now + DURATION_SECONDS
+            return True
+        spec = lease["spec"]
+        holder = spec.get("holderIdentity") or ""
+        if holder and holder != self._identity:
+            version = lease["metadata"]["resourceVersion"]
+            if version != self._observed[0]:
+                self._observed = (version, now)
+            if now < self._observed[1] + int(spec.get("leaseDurationSeconds") or DURATION_SECONDS):
+                return False
+        lease["spec"] = self._spec(spec, taken=holder != self._identity)
+        await self._client.replace(self._path, lease)
+        self._held_until = now + DURATION_SECONDS
+        return True
+
+    def _spec(self, before: dict[str, Any], taken: bool) -> dict[str, Any]:
+        moment = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        return {
+            "holderIdentity": self._identity,
+            "leaseDurationSeconds": DURATION_SECONDS,
+            "acquireTime": moment if taken else before.get("acquireTime", moment),
+            "renewTime": moment,
+            "leaseTransitions": int(before.get("leaseTransitions") or 0) + (1 if taken and before else 0),
+        }

@@ -1,0 +1,109 @@
+"""The conversation with one job's master, which may come, go and come back."""
+
+import asyncio
+from collections.abc import Callable
+
+import grpc
+import grpc.aio
+
+from emberscale_api.rpc import master_pb2 as pb
+from emberscale_api.rpc.master_pb2_grpc import MasterStub
+from emberscale_api.rpc.token import CHANNEL_OPTIONS
+from emberscale_operator.kubernetes.demands import NUMBERS
+from emberscale_operator.reconcile import InstanceExit, InstanceId
+
+_RETRY_SECONDS = 1.0
+_CALL_SECONDS = 5.0
+_SUSPEND_SECONDS = 900.0
+_KEEPALIVE = (("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_timeout_ms", 5_000))
+
+
+class MasterLink:
+    """Follows the plan and the status. `wake` is called when there is news of the plan or of a suspension."""
+
+    def __init__(self, address: str, token: str, wake: Callable[[], None], status_seconds: float) -> None:
+        self.address = address
+        self._metadata = (("authorization", f"Bearer {token}"),)
+        self._channel = grpc.aio.insecure_channel(address, options=[*CHANNEL_OPTIONS, *_KEEPALIVE])
+        self._stub: MasterStub = MasterStub(self._channel)
+        self._wake = wake
+        self._status_seconds = status_seconds
+        self._suspension: asyncio.Task[bool] | None = None
+        self.plan: pb.Plan | None = None
+        self.status: pb.JobStatus | None = None
+        self.answers = False
+        """Whether the last call was answered."""
+        self._tasks = [asyncio.create_task(self._follow_plan()), asyncio.create_task(self._follow_status())]
+
+    async def report_exit(self, instance: InstanceId, uid: str, ended: InstanceExit, cause: str) -> bool:
+        """Tells the master that a member is gone; False where it must be told again."""
+        reason = cause if cause == "NodeLost" else str(ended.reason)
+        member = pb.Member(role=NUMBERS[instance.role], index=instance.index, incarnation=uid)
+        request = pb.ReportExitRequest(member=member, exit_code=ended.code, reason=reason)
+        try:
+            await self._stub.ReportExit(request, timeout=_CALL_SECONDS, metadata=self._metadata)  # type: ignore[misc]
+        except grpc.aio.AioRpcError:
+            return False
+        return True
+
+    def suspend(self) -> bool:
+        """Asks for a checkpoint and the end, unless that is under way; True once the job rests."""
+        if self._suspension is None:
+            self._suspension = asyncio.create_task(self._suspend())
+            self._suspension.add_done_callback(lambda _: self._wake())
+        if not self._suspension.done():
+            return False
+        done = not self._suspension.cancelled() and self._suspension.result()
+        if not done:
+            self._suspension = None
+        return done
+
+    async def refresh_status(self) -> None:
+        """Asks for the status now, if the master answers."""
+        try:
+            self.status = await self._stub.GetStatus(  # type: ignore[misc]  # the stubs know of threads only
+                pb.GetStatusRequest(), timeout=_CALL_SECONDS, metadata=self._metadata
+            )
+            self.answers = True
+        except grpc.aio.AioRpcError:
+            self.answers = False
+
+    async def close(self) -> None:
+        """Ends the conversation."""
+        tasks = [*self._tasks, *([self._suspension] if self._suspension else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._channel.close(grace=None)
+
+    async def _suspend(self) -> bool:
+        try:
+            await self._stub.Suspend(  # type: ignore[misc]  # the stubs know of threads only
+                pb.SuspendRequest(), timeout=_SUSPEND_SECONDS, metadata=self._metadata
+            )
+        except grpc.aio.AioRpcError:
+            await asyncio.sleep(_RETRY_SECONDS)
+            return False
+        await self.refresh_status()
+        return True
+
+    async def _follow_plan(self) -> None:
+        while True:
+            known = self.plan.version if self.plan else 0
+            try:
+                call = self._stub.WatchPlan(pb.WatchPlanRequest(newer_than=known), metadata=self._metadata)
+                async for plan in call:  # type: ignore[attr-defined]  # the stubs know of threads only
+                    self.plan = plan
+                    await self.refresh_status()
+                    self._wake()
+            except grpc.aio.AioRpcError:
+                self.answers = False
+            await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _follow_status(self) -> None:
+        while True:
+            answered = self.answers
+            await self.refresh_status()
+            if self.answers != answered or self.answers:
+                self._wake()
+            await asyncio.sleep(self._status_seconds)

@@ -1,0 +1,152 @@
+"""What is seen of a job's pods, over time: those that were made and not seen yet, and those that vanished."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from emberscale_api.job import cpu_cores, memory_bytes
+from emberscale_api.job.status import MemberStatus, PlanStatus
+from emberscale_api.rpc import master_pb2 as pb
+from emberscale_operator.kubernetes.demands import NUMBERS
+from emberscale_operator.kubernetes.names import is_owned_by
+from emberscale_operator.kubernetes.pod_state import PodView, view_pod
+from emberscale_operator.reconcile import (
+    ExitReason,
+    History,
+    Instance,
+    InstanceExit,
+    InstanceId,
+    InstanceState,
+    Resources,
+    Role,
+)
+
+_UNSEEN_SECONDS = 30.0
+"""For so long a pod that was made is believed to be there without being seen."""
+
+
+class Observation:
+    """The state of one job's pods as far as it is known, with `history`, `restarts` and `grown` to be kept."""
+
+    def __init__(self) -> None:
+        self.history = History()
+        self.restarts: dict[tuple[Role, int], int] = {}
+        self.grown: dict[Role, int] = {}
+        self._seen: dict[str, PodView] = {}
+        self._ghosts: dict[str, PodView] = {}
+        self._made: dict[str, tuple[float, Mapping[str, Any]]] = {}
+        self._deleted: set[str] = set()
+        self._now = 0.0
+
+    def take_over(self, history: History, members: Iterable[MemberStatus]) -> None:
+        """Goes on from what another operator wrote; what it saw alive and is gone by now has vanished."""
+        self.history = history
+        for member in members:
+            self.restarts[Role(member.role), member.index] = member.restarts
+            if member.uid and member.state in ("Running", "Pending", "Terminating"):
+                identity = InstanceId(Role(member.role), member.index, member.incarnation)
+                instance = Instance(identity, InstanceState.RUNNING, Resources(), started_at=0.0)
+                self._seen[member.uid] = PodView(member.pod, member.uid, member.node, "", instance, False, False)
+
+    def observe(self, pods: Iterable[Mapping[str, Any]], uid: str, now: float) -> tuple[PodView, ...]:
+        """Every pod of the job of this uid, and the vanished ones until they are forgotten."""
+        self._now = now
+        bodies = {body["metadata"]["uid"]: body for body in pods if is_owned_by(body, uid)}
+        for name, (made_at, body) in list(self._made.items()):
+            if name in bodies or name in self._seen or now - made_at > _UNSEEN_SECONDS:
+                del self._made[name]
+            else:
+                bodies[name] = body
+        views = {name: view for name, body in bodies.items() if (view := view_pod(body, now)) is not None}
+        for name in self._seen.keys() - views.keys():
+            if self._seen[name].instance.live:
+                self._ghosts[name] = self._vanished(self._seen[name], now)
+        self._seen = {name: view for name, view in views.items() if name not in self._made}
+        self._deleted &= views.keys() | self._ghosts.keys()
+        return (*(self._asked(view) for view in views.values()), *self._ghosts.values())
+
+    def made(self, body: Mapping[str, Any]) -> None:
+        """A pod was created, and may not have been seen yet."""
+        self._made[body["metadata"]["uid"]] = (self._now, body)
+
+    def deleted(self, view: PodView) -> None:
+        """The end of a pod was asked for."""
+        self._deleted.add(view.uid)
+
+    def forget(self, view: PodView) -> bool:
+        """Whether the pod has vanished; it is not seen any more then."""
+        return self._ghosts.pop(view.uid, None) is not None
+
+    def ready(self, views: Sequence[PodView], status: pb.JobStatus | None) -> dict[Role, int]:
+        """How many of each role are ready: for members, those that the master hears."""
+        ready = dict.fromkeys((Role.MASTER, Role.PS, Role.WORKER), 0)
+        heard = {entry.member.incarnation for entry in status.members if entry.alive} if status is not None else None
+        for view in views:
+            if not view.ready:
+                continue
+            if view.id.role is Role.MASTER or heard is None or view.uid in heard:
+                ready[view.id.role] += 1
+        return ready
+
+    def waits(
+        self,
+        views: Sequence[PodView],
+        slots: set[tuple[Role, int]],
+        problems: Mapping[tuple[Role, int], tuple[str, str]],
+        members: Iterable[MemberStatus],
+        history: History,
+        now: float,
+    ) -> tuple[str, str] | None:
+        """The first thing that a wanted pod waits for: a reason, and a sentence that names the pod."""
+        alive = {(view.id.role, view.id.index): view for view in views if view.instance.live}
+        last = {(Role(member.role), member.index): member for member in members}
+        order = sorted(slots, key=lambda slot: (list(Role).index(slot[0]), slot[1]))
+        for slot in order:
+            who, view = f"{slot[0]}-{slot[1]}", alive.get(slot)
+            if view is None and slot in problems:
+                reason, message = problems[slot]
+                return reason, f"{who}: {message}"
+            if view is not None and view.waiting is not None:
+                return view.waiting.reason, f"{who}: {view.waiting.message or view.waiting.reason}"
+            if view is None and now < history.of(*slot).ready_at and slot in last and last[slot].reason:
+                member = last[slot]
+                cause = f"{member.reason}: {member.message}" if member.message else member.reason
+                return "BackOff", f"{who} is restarted in {history.of(*slot).ready_at - now:.0f}s; it ended: {cause}"
+        return None
+
+    def _asked(self, view: PodView) -> PodView:
+        """What was deleted by the operator ended because it was asked to."""
+        ended = view.instance.exit
+        if ended is None or view.uid not in self._deleted or ended.deleted:
+            return view
+        return replace(view, instance=replace(view.instance, exit=replace(ended, deleted=True)))
+
+    def _vanished(self, view: PodView, now: float) -> PodView:
+        ended = InstanceExit(ExitReason.KILLED, -9, at=now, deleted=view.uid in self._deleted)
+        instance = replace(view.instance, state=InstanceState.EXITED, exit=ended)
+        return replace(
+            view,
+            instance=instance,
+            ready=False,
+            running=False,
+            waiting=None,
+            cause="Deleted",
+            detail="",
+            mounting=False,
+        )
+
+
+def plan_of(written: PlanStatus | None) -> pb.Plan | None:
+    """The plan as a status keeps it, to go on with until the master says more."""
+    if written is None:
+        return None
+    plan = pb.Plan(reason=written.reason, message=written.message)
+    for role, part in ((Role.PS, written.ps), (Role.WORKER, written.worker)):
+        if part is not None:
+            plan.roles.add(
+                role=NUMBERS[role],
+                replicas=part.replicas,
+                cpu_cores=cpu_cores(part.cpu) if part.cpu else 0.0,
+                memory_bytes=memory_bytes(part.memory) if part.memory else 0,
+            )
+    return plan

@@ -1,0 +1,236 @@
+"""The operator as a whole: kopf watches, the fleet reconciles, the lease keeps a second one waiting."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import kopf
+import structlog
+from prometheus_client import CollectorRegistry
+
+from emberscale_api.events import configure_logging
+from emberscale_operator.kubernetes import names
+from emberscale_operator.kubernetes.client import ApiClient, ApiError, ApiUnavailableError
+from emberscale_operator.kubernetes.controller import JobController
+from emberscale_operator.kubernetes.fleet import Fleet
+from emberscale_operator.kubernetes.health import OperatorMetrics, Pulse, serve
+from emberscale_operator.kubernetes.job import JobKey
+from emberscale_operator.kubernetes.lease import Lease, LeaseLostError
+from emberscale_operator.kubernetes.recorder import Recorder
+from emberscale_operator.kubernetes.settings import Settings
+
+_BEAT_SECONDS = 5.0
+_PATIENCE_SECONDS = 120.0
+_CRD_SECONDS = 5.0
+_log = structlog.get_logger()
+
+
+class WatchedCluster:
+    """What kopf's watches have brought: TrainingJobs, and the pods that carry a job's label."""
+
+    def __init__(self) -> None:
+        self._jobs: Mapping[JobKey, Any] = {}
+        self._pods: Mapping[JobKey, Any] = {}
+
+    def attach(self, jobs: Mapping[JobKey, Any], pods: Mapping[JobKey, Any]) -> None:
+        """Takes the indices, which kopf keeps up to date from then on."""
+        self._jobs, self._pods = jobs, pods
+
+    def job(self, key: JobKey) -> Mapping[str, Any] | None:
+        """The TrainingJob as it was last seen."""
+        return next(iter(self._jobs.get(key, ())), None)
+
+    def pods(self, key: JobKey) -> Sequence[Mapping[str, Any]]:
+        """The pods that carry the job's label."""
+        return tuple(self._pods.get(key, ()))
+
+
+def run(settings: Settings) -> int:
+    """Runs until SIGTERM; returns the exit code."""
+    configure_logging("", "operator", 0, settings.log_level)
+    _forward_library_logs(settings.log_level)
+    try:
+        return asyncio.run(_run(settings))
+    except (ApiUnavailableError, LeaseLostError, OSError) as error:
+        _log.error("operator ends", problem=str(error))
+        return 1
+
+
+class _Forward(logging.Handler):
+    """Log records of libraries, as events like our own."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        problem = record.exc_info[1] if record.exc_info else None
+        fields = {"problem": repr(problem)} if problem is not None else {}
+        _log.log(record.levelno, record.getMessage(), library=record.name.partition(".")[0], **fields)
+
+
+def _forward_library_logs(level: int) -> None:
+    """kopf says something of each event that it handles; that much is wanted for debugging only."""
+    logging.basicConfig(handlers=[_Forward()], level=level if level <= logging.DEBUG else logging.WARNING)
+
+
+async def _run(settings: Settings) -> int:
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    client = await ApiClient.connect()
+    recorder = Recorder(client, settings.identity)
+    cluster = WatchedCluster()
+    fleet = Fleet(lambda key, uid: JobController(key, uid, cluster, client, recorder, settings))
+    pulse = Pulse(_PATIENCE_SECONDS)
+    registry = CollectorRegistry()
+    registry.register(OperatorMetrics(client, fleet))
+    web = await serve(pulse, registry, settings.health_port, settings.metrics_port)
+    lease = Lease(client, settings.namespace, settings.lease_name, settings.identity)
+    try:
+        if not await _first(stopping, _ready(client, lease)):
+            return 0
+        pulse.leads = True
+        tasks = [
+            asyncio.create_task(coroutine)
+            for coroutine in (
+                lease.keep(),
+                _beat(pulse),
+                _watch(settings, cluster, fleet, stopping),
+                stopping.wait(),
+            )
+        ]
+        done, rest = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        stopping.set()
+        await fleet.close()
+        _, stuck = await asyncio.wait(rest, timeout=5)
+        for task in stuck:
+            task.cancel()
+        await recorder.drain()
+        for task in done:
+            task.result()
+        await lease.release()
+        return 0
+    finally:
+        await web.cleanup()
+        await client.close()
+
+
+async def _first(stopping: asyncio.Event, work: Any) -> bool:
+    """Whether the work was done before the operator was told to stop."""
+    task, stop = asyncio.create_task(work), asyncio.create_task(stopping.wait())
+    await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+    if task.done():
+        stop.cancel()
+        task.result()
+        return True
+    task.cancel()
+    return False
+
+
+async def _ready(client: ApiClient, lease: Lease) -> None:
+    """Waits for the definition of TrainingJobs, which kopf looks for only once, and for the lease."""
+    told = False
+    while True:
+        try:
+            found = await client.get(f"/apis/{names.API_VERSION}")
+            if any(resource["name"] == names.PLURAL for resource in found["resources"]):
+                break
+        except ApiError as error:
+            if error.status != 404:
+                raise ApiUnavailableError(str(error)) from error
+        if not told:
+            _log.warning("the CustomResourceDefinition of TrainingJobs is not installed", waiting_for=names.PLURAL)
+            told = True
+        await asyncio.sleep(_CRD_SECONDS)
+    await lease.acquire()
+
+
+async def _beat(pulse: Pulse) -> None:
+    """The loop turns: nothing blocks it."""
+    while True:
+        pulse.beat()
+        await asyncio.sleep(_BEAT_SECONDS)
+
+
+async def _watch(settings: Settings, cluster: WatchedCluster, fleet: Fleet, stopping: asyncio.Event) -> None:
+    registry = build_registry(cluster, fleet)
+    stop_kopf = asyncio.Event()
+    task = asyncio.create_task(
+        kopf.operator(
+            registry=registry,
+            settings=kopf_settings(),
+            clusterwide=not settings.watch_namespaces,
+            namespaces=settings.watch_namespaces,
+            standalone=True,
+            stop_flag=stop_kopf,
+        )
+    )
+    stop = asyncio.create_task(stopping.wait())
+    await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+    stop_kopf.set()
+    stop.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+def kopf_settings() -> kopf.OperatorSettings:
+    """Nothing of kopf's is written to objects: there are no handlers that would need it, and no finalizers."""
+    settings = kopf.OperatorSettings()
+    settings.posting.enabled = False
+    settings.scanning.disabled = True
+    settings.watching.server_timeout = 300
+    settings.watching.client_timeout = 330
+    settings.watching.connect_timeout = 10
+    settings.watching.label_selectors["pods"] = names.JOB_LABEL
+    settings.networking.request_timeout = 60
+    settings.persistence.finalizer = f"{names.GROUP}/kopf"
+    settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=names.GROUP)
+    settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=names.GROUP)
+    settings.execution.default_backoff = 10
+    return settings
+
+
+def build_registry(cluster: WatchedCluster, fleet: Fleet) -> kopf.OperatorRegistry:
+    """The handlers: two indices, and a wake-up for every event."""
+    registry = kopf.OperatorRegistry()
+
+    @kopf.on.login(registry=registry)
+    def login(**kwargs: Any) -> Any:
+        return kopf.login_with_kubeconfig(**kwargs) or kopf.login_with_service_account(**kwargs)
+
+    @kopf.index(names.GROUP, names.VERSION, names.PLURAL, id="jobs_by_key", registry=registry)
+    async def jobs_by_key(namespace: str | None, name: str, body: kopf.Body, **_: Any) -> dict[JobKey, Any]:
+        return {JobKey(namespace or "", name): dict(body)}
+
+    @kopf.index("", "v1", "pods", id="pods_by_job", labels={names.JOB_LABEL: kopf.PRESENT}, registry=registry)
+    async def pods_by_job(
+        namespace: str | None, labels: Mapping[str, str], body: kopf.Body, **_: Any
+    ) -> dict[JobKey, Any]:
+        return {JobKey(namespace or "", labels[names.JOB_LABEL]): _needed(body)}
+
+    @kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, registry=registry)
+    async def job_event(
+        namespace: str | None, name: str, uid: str, jobs_by_key: Any = (), pods_by_job: Any = (), **_: Any
+    ) -> None:
+        cluster.attach(jobs_by_key, pods_by_job)
+        fleet.see(JobKey(namespace or "", name), uid)
+
+    @kopf.on.event("", "v1", "pods", labels={names.JOB_LABEL: kopf.PRESENT}, registry=registry)
+    async def pod_event(namespace: str | None, labels: Mapping[str, str], **_: Any) -> None:
+        fleet.wake(JobKey(namespace or "", labels[names.JOB_LABEL]))
+
+    return registry
+
+
+def _needed(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a pod that is looked at; the rest is most of it."""
+    metadata, spec = body["metadata"], body["spec"]
+    kept = ("name", "namespace", "uid", "labels", "annotations", "ownerReferences")
+    times = ("creationTimestamp", "deletionTimestamp")
+    containers = [{"resources": dict(spec["containers"][0].get("resources") or {})}]
+    return {
+        "metadata": {name: metadata[name] for name in (*kept, *times) if name in metadata},
+        "spec": {"nodeName": spec.get("nodeName"), "containers": containers},
+        "status": body.get("status") or {},
+    }

@@ -1,0 +1,244 @@
+"""`status` of a TrainingJob, from what is known of it."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from emberscale_api.job.status import (
+    Condition,
+    ConditionType,
+    EvaluationResult,
+    JobPhase,
+    MemberStatus,
+    PlanStatus,
+    Progress,
+    RolePlan,
+    RoleStatus,
+    TrainingJobStatus,
+)
+from emberscale_api.rpc import master_pb2 as pb
+from emberscale_operator.kubernetes.demands import quantity
+from emberscale_operator.kubernetes.names import JOB_LABEL, ROLE_LABEL
+from emberscale_operator.kubernetes.record import rounded
+from emberscale_operator.reconcile import Demand, Role
+
+_PHASES = {
+    pb.PENDING: JobPhase.PENDING,
+    pb.PREPARING: JobPhase.PREPARING,
+    pb.RESTORING: JobPhase.RESTORING,
+    pb.TRAINING: JobPhase.TRAINING,
+    pb.EVALUATING: JobPhase.EVALUATING,
+    pb.SAVING: JobPhase.SAVING,
+    pb.SUSPENDED: JobPhase.SUSPENDED,
+    pb.COMPLETE: JobPhase.COMPLETE,
+    pb.FAILED: JobPhase.FAILED,
+}
+ENDED = frozenset({JobPhase.COMPLETE, JobPhase.FAILED})
+"""Phases that nothing follows."""
+RESTING = ENDED | {JobPhase.SUSPENDED}
+"""Phases in which no pod is wanted."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a status is made of; `now` in seconds since 1970.
+
+    `ready` counts the ready pods of each role, `restarts` and `grown` are as in the status. `blocked` is the reason
+    and message of what a job that does not train waits for.
+    """
+
+    name: str
+    generation: int
+    phase: JobPhase
+    reason: str
+    message: str
+    demands: Sequence[Demand]
+    members: tuple[MemberStatus, ...]
+    now: float
+    ready: Mapping[Role, int] = field(default_factory=dict)
+    grown: Mapping[Role, int] = field(default_factory=dict)
+    blocked: tuple[str, str] | None = None
+    master: pb.JobStatus | None = None
+    plan: pb.Plan | None = None
+    applied_ps: int | None = None
+
+
+def phase_of(number: "pb.Phase.ValueType") -> JobPhase | None:
+    """The phase that a master's message names."""
+    return _PHASES.get(number)
+
+
+def build_status(before: TrainingJobStatus, facts: Facts) -> TrainingJobStatus:
+    """The status that follows `before`; the same one where nothing has changed."""
+    ended = facts.phase in ENDED
+    started = before.start_time or (None if facts.phase is JobPhase.SUSPENDED else rounded(facts.now))
+    plan = _plan(facts) if not ended else before.plan
+    return TrainingJobStatus(
+        phase=facts.phase,
+        reason=facts.reason,
+        message=facts.message[:2048],
+        observed_generation=facts.generation,
+        conditions=_conditions(before.conditions, facts),
+        start_time=started,
+        completion_time=(before.completion_time or rounded(facts.now)) if ended else None,
+        progress=_progress(facts.master, ended) if facts.master is not None else before.progress,
+        plan=plan or before.plan,
+        master=_role(Role.MASTER, facts),
+        ps=_role(Role.PS, facts),
+        worker=_role(Role.WORKER, facts),
+        members=facts.members,
+        applied_ps=facts.applied_ps,
+        selector=f"{JOB_LABEL}={facts.name},{ROLE_LABEL}={Role.WORKER}",
+    )
+
+
+def to_document(status: TrainingJobStatus) -> dict[str, Any]:
+    """The status as it is sent."""
+    return status.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def merge_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """The RFC 7386 patch from one document to the other; empty where they are equal."""
+    patch: dict[str, Any] = {key: None for key in before if key not in after}
+    for key, value in after.items():
+        old = before.get(key)
+        if isinstance(value, dict) and isinstance(old, dict):
+            if inner := merge_patch(old, value):
+                patch[key] = inner
+        elif value != old or key not in before:
+            patch[key] = value
+    return patch
+
+
+def without_progress(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a status that is written at once; progress may wait a little."""
+    return {key: value for key, value in document.items() if key != "progress"}
+
+
+def in_words(seconds: float) -> str:
+    """A time span for people: `45s`, `12m`, `3h20m`, `2d4h`."""
+    left = max(0, round(seconds))
+    if left < 120:
+        return f"{left}s"
+    if left < 3600:
+        return f"{left // 60}m"
+    if left < 86400:
+        return f"{left // 3600}h{left % 3600 // 60}m"
+    return f"{left // 86400}d{left % 86400 // 3600}h"
+
+
+def _conditions(before: Iterable[Condition], facts: Facts) -> tuple[Condition, ...]:
+    conditions = {condition.type: condition for condition in before}
+
+    def put(kind: ConditionType, holds: bool, reason: str, message: str) -> None:
+        old = conditions.get(kind)
+        status = "True" if holds else "False"
+        since: datetime = rounded(facts.now)
+        if old is not None and old.status == status:
+            since = old.last_transition_time
+        conditions[kind] = Condition(
+            type=kind,
+            status="True" if holds else "False",
+            observed_generation=facts.generation,
+            last_transition_time=since,
+            reason=reason,
+            message=message[:2048],
+        )
+
+    phase = facts.phase
+    resting = phase in RESTING
+    blocked = facts.blocked
+    if resting:
+        put(ConditionType.PROGRESSING, False, facts.reason or str(phase), facts.message)
+    elif blocked is not None:
+        put(ConditionType.PROGRESSING, False, *blocked)
+    else:
+        put(ConditionType.PROGRESSING, True, facts.reason or str(phase), facts.message)
+    for kind, of_phase in ((ConditionType.COMPLETE, JobPhase.COMPLETE), (ConditionType.FAILED, JobPhase.FAILED)):
+        if phase is of_phase:
+            put(kind, True, facts.reason or str(phase), facts.message)
+    if phase is JobPhase.SUSPENDED:
+        put(ConditionType.SUSPENDED, True, facts.reason or "JobSuspended", facts.message)
+    elif ConditionType.SUSPENDED in conditions and phase is not JobPhase.SUSPENDING:
+        put(ConditionType.SUSPENDED, False, "JobResumed", "the job goes on from its last checkpoint")
+    order = list(ConditionType)
+    return tuple(sorted(conditions.values(), key=lambda condition: order.index(ConditionType(condition.type))))
+
+
+def _progress(status: pb.JobStatus, ended: bool) -> Progress:
+    expected = status.expected_samples
+    going = status.eta_seconds >= 0 and not ended and status.phase == pb.TRAINING
+    return Progress(
+        samples=status.samples,
+        expected_samples=expected,
+        percent=f"{_percent(status.samples, expected)}%" if expected else "",
+        samples_per_second=0 if ended else round(status.samples_per_second),
+        eta=in_words(status.eta_seconds) if going else "",
+        epoch=status.epoch + 1,
+        epochs=status.epochs,
+        loss=_finite(status.loss),
+        auc=_finite(status.auc),
+        evaluations=tuple(
+            EvaluationResult(
+                epoch=result.epoch + 1,
+                samples=result.samples,
+                auc=_finite(result.auc),
+                logloss=_finite(result.logloss),
+            )
+            for result in status.evaluations
+        ),
+        checkpoint=status.checkpoint,
+        recoveries=status.recoveries,
+        bad_records=status.bad_records,
+    )
+
+
+def _percent(samples: int, expected: int) -> int:
+    """Whole percent; 100 only when all is done."""
+    return 100 if samples >= expected else min(99, samples * 100 // expected)
+
+
+def _finite(value: float) -> float | None:
+    return round(value, 5) if math.isfinite(value) and value != 0 else None
+
+
+def _plan(facts: Facts) -> PlanStatus | None:
+    if facts.plan is None and not facts.demands:
+        return None
+    by_role = {demand.role: demand for demand in facts.demands}
+
+    def role(of: Role) -> RolePlan | None:
+        demand = by_role.get(of)
+        if demand is None:
+            return None
+        cpu, memory = demand.resources.cpu_cores, demand.resources.memory_bytes
+        return RolePlan(
+            replicas=demand.replicas,
+            cpu="" if cpu is None else f"{cpu:g}",
+            memory="" if memory is None else quantity(memory),
+        )
+
+    plan = facts.plan
+    return PlanStatus(
+        version=plan.version if plan else 0,
+        reason=plan.reason if plan else "Manifest",
+        message=plan.message if plan else "as the manifest says, until the master is reached",
+        ps=role(Role.PS),
+        worker=role(Role.WORKER),
+    )
+
+
+def _role(role: Role, facts: Facts) -> RoleStatus:
+    wanted = 0
+    if facts.phase not in RESTING:
+        wanted = sum(demand.replicas for demand in facts.demands if demand.role is role)
+    ready = facts.ready.get(role, 0)
+    return RoleStatus(
+        wanted=wanted,
+        ready=ready,
+        restarts=sum(member.restarts for member in facts.members if member.role == role),
+        summary=f"{ready}/{wanted}",
+        memory_bytes=facts.grown.get(role),
+    )

@@ -1,0 +1,103 @@
+"""Events of a job, told once each: reasons are a verb and a noun, messages say what, from what to what, and why."""
+
+from collections.abc import Mapping
+
+from emberscale_api.job.status import JobPhase, TrainingJobStatus
+from emberscale_operator.kubernetes.demands import quantity
+from emberscale_operator.kubernetes.job import Job
+from emberscale_operator.kubernetes.pod_state import PodView
+from emberscale_operator.kubernetes.recorder import Recorder
+from emberscale_operator.reconcile import InstanceId, Role
+
+_NOUNS = {Role.MASTER: "Master", Role.PS: "PS", Role.WORKER: "Worker", Role.REDIS: "Redis"}
+_PHASES = {
+    JobPhase.PREPARING: ("PreparedPods", "the parameter servers are there; workers index the data"),
+    JobPhase.RESTORING: ("RestoringRows", "the parameter servers load the last checkpoint"),
+    JobPhase.TRAINING: ("StartedTraining", "workers train"),
+    JobPhase.EVALUATING: ("StartedEvaluation", "workers evaluate"),
+    JobPhase.SAVING: ("SavingModel", "the final checkpoint is being written"),
+    JobPhase.SUSPENDING: ("SuspendingJob", "a checkpoint is being taken"),
+    JobPhase.PENDING: ("ResumedJob", "the pods are being created"),
+}
+
+
+def tell_phase(recorder: Recorder, job: Job, before: JobPhase, status: TrainingJobStatus) -> None:
+    """The job came from one phase to another."""
+    recoveries = status.progress.recoveries if status.progress else 0
+    key = f"{before}-{status.phase}-{job.generation}-{recoveries}"
+    match status.phase:
+        case JobPhase.COMPLETE:
+            recorder.normal(job, "CompletedJob", status.message or "every sample is trained", key)
+        case JobPhase.FAILED:
+            recorder.warning(job, "FailedJob", f"{status.reason}: {status.message}", key)
+        case JobPhase.SUSPENDED:
+            recorder.normal(job, "SuspendedJob", f"{status.reason}: {status.message}", key)
+        case _:
+            recorder.normal(job, *_PHASES[status.phase], key)
+
+
+def tell_creation(recorder: Recorder, job: Job, instance: InstanceId, pod: str) -> None:
+    """A pod was created."""
+    again = f", incarnation {instance.incarnation}" if instance.incarnation > 1 else ""
+    recorder.normal(job, f"Created{_NOUNS[instance.role]}Pod", f"created pod {pod}{again}", pod)
+
+
+def tell_refusal(recorder: Recorder, job: Job, instance: InstanceId, reason: str, message: str) -> None:
+    """The cluster does not take a pod."""
+    text = f"{instance.member}: {reason}: {message}"
+    recorder.warning(job, f"FailedToCreate{_NOUNS[instance.role]}Pod", text, f"{instance}{reason}")
+
+
+def tell_deletion(recorder: Recorder, job: Job, view: PodView) -> None:
+    """A pod that still ran was deleted."""
+    recorder.normal(job, f"Deleted{_NOUNS[view.id.role]}Pod", f"deleted pod {view.name}", view.name)
+
+
+def tell_exit(recorder: Recorder, job: Job, view: PodView) -> None:
+    """A pod ended though it was wanted."""
+    ended = view.instance.exit
+    if ended is None or view.cause == "Completed":
+        return
+    noun = _NOUNS[view.id.role]
+    where = f" on {view.node}" if view.node else ""
+    last = view.detail.splitlines()[-1][:512] if view.detail else ""
+    detail = f": {last}" if last else ""
+    match view.cause:
+        case "Error":
+            text = (
+                f"{view.name} ended with exit code {ended.code}{detail}; it counts against spec.runPolicy.backoffLimit"
+            )
+            recorder.warning(job, f"Failed{noun}Pod", text, view.name)
+        case "OOMKilled":
+            recorder.warning(job, f"OOMKilled{noun}Pod", f"{view.name} ran out of memory{where}", view.name)
+        case cause:
+            text = f"{view.name} is gone{where} ({cause}){detail}; this is not counted against the job"
+            recorder.warning(job, f"Lost{noun}Pod", text, view.name)
+
+
+def tell_growth(recorder: Recorder, job: Job, view: PodView, limit: int, grown: int) -> None:
+    """A role gets more memory."""
+    noun = _NOUNS[view.id.role]
+    text = (
+        f"memory of {view.id.role} pods goes from {quantity(limit)} to {quantity(grown)}: "
+        f"{view.name} was killed at its limit of {quantity(limit)}"
+    )
+    recorder.normal(job, f"Increased{noun}Memory", text, f"{view.name}-{grown}")
+
+
+def tell_resize(recorder: Recorder, job: Job, view: PodView, limits: Mapping[str, str]) -> None:
+    """A running pod got other limits."""
+    text = f"{view.name} is resized in place to {', '.join(f'{name} {value}' for name, value in limits.items())}"
+    recorder.normal(job, f"Resized{_NOUNS[view.id.role]}Pod", text, f"{view.name}-{limits}")
+
+
+def tell_refused_resize(recorder: Recorder, job: Job, view: PodView, problem: str) -> None:
+    """A running pod cannot get other limits."""
+    text = f"{view.name} keeps its resources until it is started anew: {problem}"
+    recorder.warning(job, f"FailedToResize{_NOUNS[view.id.role]}Pod", text, view.name)
+
+
+def tell_waiting(recorder: Recorder, job: Job, blocked: tuple[str, str] | None, generation: int) -> None:
+    """The job waits for something outside of it."""
+    if blocked is not None and blocked[0] != "BackOff":
+        recorder.warning(job, "WaitingForPods", f"{blocked[0]}: {blocked[1]}", f"{blocked[0]}-{generation}")
