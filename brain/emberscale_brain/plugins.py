@@ -1,9 +1,11 @@
-"""Planners by name: those of the entry-point group `emberscale.planners`, ours among them."""
+"""Planners by name: ours, and those that others install under the entry-point group `emberscale.planners`."""
 
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 
 from emberscale_brain.planner.types import PLANNER_ENTRY_POINTS, Planner, PlannerSettings
+
+_OURS = (EntryPoint("default", "emberscale_brain.planner.default:DefaultPlanner", PLANNER_ENTRY_POINTS),)
 
 
 class PlannerNotUsableError(Exception):
@@ -12,12 +14,15 @@ class PlannerNotUsableError(Exception):
 
 def planner_names() -> list[str]:
     """Names of the planners that are installed."""
-    return sorted({point.name for point in entry_points(group=PLANNER_ENTRY_POINTS)})
+    return sorted({point.name for point in _all()})
 
 
 def load_planner(name: str, settings: PlannerSettings) -> Planner:
-    """A new planner. Raises PlannerNotUsableError, which says what is wrong with it or which there are."""
-    found = entry_points(group=PLANNER_ENTRY_POINTS, name=name)
+    """A new planner; ours go before others of the same name.
+
+    Raises PlannerNotUsableError, which says what is wrong with it or which there are.
+    """
+    found = [point for point in _all() if point.name == name]
     if not found:
         raise PlannerNotUsableError(
             f"there is no planner {name!r}; installed are {', '.join(planner_names()) or 'none'}"
@@ -27,6 +32,10 @@ def load_planner(name: str, settings: PlannerSettings) -> Planner:
     if not isinstance(planner, Planner):
         raise PlannerNotUsableError(f"planner {name!r} ({point.value}) has no method plan(cluster, now)")
     return planner
+
+
+def _all() -> list[EntryPoint]:
+    return [*_OURS, *entry_points(group=PLANNER_ENTRY_POINTS)]
 
 
 def _factory(point: EntryPoint) -> Callable[[PlannerSettings], object]:

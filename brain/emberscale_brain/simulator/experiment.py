@@ -7,7 +7,6 @@ from contextlib import closing
 from pathlib import Path
 
 from emberscale_api.job.quantity import memory_bytes
-from emberscale_brain.planner.types import PlannerSettings, Prices
 from emberscale_brain.plugins import load_planner
 from emberscale_brain.simulator.engine import Simulation
 from emberscale_brain.simulator.job import SimulatedJob
@@ -60,23 +59,12 @@ def make_scheduler(scenario: Scenario, spec: SchedulerSpec, jobs: Sequence[Simul
         case SchedulerKind.ELASTIC:
             return ElasticScheduler(spec.step, spec.min_gain)
         case SchedulerKind.PLANNER:
-            options = spec.planner
-            settings = PlannerSettings(
-                rho=options.rho,
-                smoothing=options.smoothing,
-                neighbours=options.neighbours,
-                time_value_per_hour=options.time_value_per_hour,
-                minimum_gain=options.minimum_gain,
-                exploration=options.exploration,
-                memory_lead_seconds=options.memory_lead,
-                seed=seed,
-            )
             return PlannedScheduler(
-                load_planner(options.name, settings),
-                Prices(options.cpu_core_hour, options.memory_gib_hour),
+                load_planner(spec.planner.name, spec.planner.settings(seed)),
+                spec.planner.prices(),
                 (spec.mechanics.worker_pause, spec.mechanics.ps_pause),
                 memory_bytes(scenario.cluster.ps_bandwidth),
-                options.use_history,
+                spec.use_history,
             )
 
 

@@ -68,13 +68,15 @@ def with_workers(shape: JobShape, workers: int) -> JobShape:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """What a live change takes until it is over: with all new pods at once, or with one of them at a time.
+    """What a live change takes until it is over, in the three ways to do it.
 
-    `new_workers` and `new_ps` are how many pods start.
+    `at_once`: all new pods start beside the old ones. `one_by_one`: a new pod starts, then an old one goes, and so on.
+    `in_place`: an old pod goes, then a new one starts, and so on. `new_workers` and `new_ps` are how many pods start.
     """
 
     at_once: RoleResources
     one_by_one: RoleResources
+    in_place: RoleResources
     new_workers: int
     new_ps: int
 
@@ -84,16 +86,26 @@ def overlap_of(present: JobShape, target: JobShape) -> Overlap:
     worker = _role_overlap(worker_pod(present), present.workers, worker_pod(target), target.workers)
     ps = _role_overlap(ps_pod(present), present.ps, ps_pod(target), target.ps)
     return Overlap(
-        at_once=RoleResources(worker[0], ps[0]),
-        one_by_one=RoleResources(worker[1], ps[1]),
-        new_workers=worker[2],
-        new_ps=ps[2],
+        at_once=RoleResources(worker.at_once, ps.at_once),
+        one_by_one=RoleResources(worker.one_by_one, ps.one_by_one),
+        in_place=RoleResources(worker.in_place, ps.in_place),
+        new_workers=worker.new,
+        new_ps=ps.new,
     )
 
 
-def _role_overlap(old: Resources, old_count: int, new: Resources, new_count: int) -> tuple[Resources, Resources, int]:
+@dataclass(frozen=True, slots=True)
+class _RoleOverlap:
+    at_once: Resources
+    one_by_one: Resources
+    in_place: Resources
+    new: int
+
+
+def _role_overlap(old: Resources, old_count: int, new: Resources, new_count: int) -> _RoleOverlap:
     if old == new:
         kept = old * max(old_count, new_count)
-        return kept, kept, max(0, new_count - old_count)
+        return _RoleOverlap(kept, kept, kept, max(0, new_count - old_count))
     before, after = old * old_count, new * new_count
-    return before + after, before.larger(after) + new, new_count
+    larger = before.larger(after)
+    return _RoleOverlap(before + after, larger + new, larger, new_count)

@@ -23,6 +23,9 @@ from emberscale_brain.simulator.resources import (
 )
 from emberscale_brain.simulator.scenario import Change, Mechanics, StartUpSpec, StragglerSpec
 
+# Kubernetes restarts a container that keeps ending after 10 s, 20 s, 40 s, ... and at most 5 minutes.
+_BACKOFF_SECONDS, _MOST_BACKOFF_SECONDS = 10.0, 300.0
+
 
 class Phase(StrEnum):
     """Where a job is."""
@@ -76,6 +79,7 @@ class _LiveChange:
     target: JobShape
     ready_at: float
     reserved: RoleResources
+    lost_seconds: float
 
 
 class JobRun:
@@ -114,6 +118,7 @@ class JobRun:
         self._mend_at = math.inf
         self._steady_since = math.inf
         self._profiled_at = -math.inf
+        self._ran_out_of_memory = False
         self._rate = Rate(0.0, 0.0, 0.0)
         self._pod_seconds_left = self._draw_failure()
 
@@ -266,19 +271,34 @@ class JobRun:
     def measure(self, now: float) -> JobProfile | None:
         """What a profiler reports at `now` of the time since the last measurement; None while nothing trains.
 
-        The windows since then are averaged into one, which makes its noise smaller by the root of their number.
+        The windows since then are averaged into one, which makes its noise smaller by the root of their number. After
+        an out-of-memory kill it reports the memory that was reached, once.
         """
         self.advance(now)
-        if self.phase is not Phase.TRAINING or self.shape is None:
+        if self.shape is None or (self.phase is not Phase.TRAINING and not self._ran_out_of_memory):
             return None
-        interval = self._environment.profile_interval
+        shape, batch = self.shape, self.job.metadata.batch_size
+        grown = self.job.growth.bytes_at(self.samples) - self.job.growth.base_bytes
+        rows = int(grown / self.job.row_bytes)
+        if self._ran_out_of_memory:
+            self._ran_out_of_memory = False
+            return JobProfile(
+                time=now,
+                shape=shape,
+                batch_size=batch,
+                iteration_seconds=0.0,
+                throughput=0.0,
+                samples=int(self.samples),
+                rows=rows,
+                ps_memory=shape.ps_memory,
+                worker_memory=min(self.job.worker_memory, shape.worker_memory),
+                restarted=True,
+            )
         since = max(self._steady_since, self._profiled_at)
-        windows = math.floor((now - since) / interval)
+        windows = math.floor((now - since) / self._environment.profile_interval)
         self._profiled_at = now
         noise = self._environment.profile_noise / math.sqrt(max(1, windows))
         speed = self._rate.samples_per_second * math.exp(self._measuring.normal(0.0, noise))
-        shape, batch = self.shape, self.job.metadata.batch_size
-        held = self.job.growth.bytes_at(self.samples)
         return JobProfile(
             time=now,
             shape=shape,
@@ -286,8 +306,8 @@ class JobRun:
             iteration_seconds=shape.workers * batch / speed,
             throughput=speed,
             samples=int(self.samples),
-            rows=int((held - self.job.growth.base_bytes) / self.job.row_bytes),
-            ps_memory=int(self._largest_ps(held, shape)),
+            rows=rows,
+            ps_memory=int(self.job.largest_ps(self.samples, shape.ps, self._environment.ps_memory_skew)),
             worker_memory=self.job.worker_memory,
             worker_cpu_utilization=self._rate.worker_busy_cores / (shape.workers * shape.worker_cpu),
             ps_cpu_utilization=self._rate.ps_busy_cores / (shape.ps * shape.ps_cpu),
@@ -315,18 +335,15 @@ class JobRun:
         return Rate(whole.samples_per_second * kept, whole.worker_busy_cores * kept, whole.ps_busy_cores * kept)
 
     def _memory_used(self, shape: JobShape) -> float:
-        held = self.job.growth.bytes_at(self.samples) + shape.workers * self.job.worker_memory
+        job = self.job
+        held = job.growth.bytes_at(self.samples) + shape.ps * job.ps_base + shape.workers * job.worker_memory
         return min(held, float(shape.memory))
-
-    def _largest_ps(self, held: float, shape: JobShape) -> float:
-        return held * (self._environment.ps_memory_skew if shape.ps > 1 else 1.0) / shape.ps
 
     def _full_at(self, shape: JobShape) -> float:
         """Samples at which a process passes its memory."""
         if shape.worker_memory < self.job.worker_memory:
             return 0.0
-        skew = self._environment.ps_memory_skew if shape.ps > 1 else 1.0
-        return self.job.growth.samples_at(shape.ps_memory * shape.ps / skew)
+        return self.job.samples_that_fit(shape.ps_memory, shape.ps, self._environment.ps_memory_skew)
 
     def _draw_failure(self) -> float:
         law = self._environment.failures
@@ -380,6 +397,9 @@ class JobRun:
                 self._end(Phase.FAILED, now)
                 return
         wait = self._pods.start_seconds("ps", 1)
+        if own_fault:
+            self._ran_out_of_memory = True
+            wait += min(_MOST_BACKOFF_SECONDS, _BACKOFF_SECONDS * 2 ** (self.restarts - 1))
         if self._mechanics.rollback:
             self._roll_back()
             wait += self._mechanics.load
@@ -412,19 +432,24 @@ class JobRun:
         return True
 
     def _begin_live(self, present: JobShape, target: JobShape, now: float, free: Resources) -> bool:
-        """New pods start beside the old ones; one by one where there is no room for all at a time."""
+        """The fastest way that there is room for; pods that go before others come cost their share of the time."""
         overlap = overlap_of(present, target)
-        held = role_resources(present).total
+        room = free + role_resources(present).total
         starting = [(role, count) for role, count in (("worker", overlap.new_workers), ("ps", overlap.new_ps)) if count]
-        if (overlap.at_once.total - held).fits(free):
+        lost = 0.0
+        if overlap.at_once.total.fits(room):
             reserved = overlap.at_once
             seconds = max((self._pods.start_seconds(role, count) for role, count in starting), default=0.0)
-        elif (overlap.one_by_one.total - held).fits(free):
+        elif overlap.in_place.total.fits(room):
+            each = {role: [self._pods.start_seconds(role, 1) for _ in range(count)] for role, count in starting}
+            seconds = sum(map(sum, each.values()))
             reserved = overlap.one_by_one
-            seconds = sum(self._pods.start_seconds(role, 1) for role, count in starting for _ in range(count))
+            if not overlap.one_by_one.total.fits(room):
+                reserved = overlap.in_place
+                lost = sum(sum(starts) / len(starts) for starts in each.values())
         else:
             return False
-        self._change = _LiveChange(target, now + seconds, reserved)
+        self._change = _LiveChange(target, now + seconds, reserved, lost)
         self._touch()
         return True
 
@@ -445,4 +470,4 @@ class JobRun:
         self.shape = target
         self.scaled_at = now
         self.scalings += 1
-        self._stand_still(now, pause)
+        self._stand_still(now, pause + change.lost_seconds)

@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 from emberscale_api.job.duration import Seconds
 from emberscale_api.job.quantity import Quantity
 from emberscale_api.job.schema import ManifestPart
+from emberscale_brain.preferences import PlannerPreferences
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
@@ -112,6 +113,7 @@ class SimulatedModel(ManifestPart):
     tables: int = Field(ge=1)
     row_bytes: int = Field(ge=1)
     worker_memory: Quantity
+    ps_base: Quantity = Field(description="Memory of each PS apart from its tables")
     table_base: Quantity
     table_limit: Quantity
     table_scale_samples: Positive
@@ -283,22 +285,6 @@ class SchedulerKind(StrEnum):
     PLANNER = "Planner"
 
 
-class PlannerOptions(ManifestPart):
-    """For `kind: Planner`: which planner, and the operator's preferences, as in `PlannerSettings` and `Prices`."""
-
-    name: str = Field(default="default", description="An entry point of the group emberscale.planners")
-    rho: float = 2.5
-    smoothing: float = Field(default=0.5, gt=0, lt=1)
-    neighbours: int = Field(default=5, ge=1)
-    time_value_per_hour: float = Field(default=100.0, ge=0)
-    minimum_gain: float = Field(default=0.01, ge=0, lt=1)
-    exploration: float = Field(default=1.0, ge=0)
-    use_history: bool = True
-    memory_lead: Seconds = Field(default=3600.0, ge=0)
-    cpu_core_hour: Positive = 0.04
-    memory_gib_hour: float = Field(default=0.005, ge=0)
-
-
 class SchedulerSpec(ManifestPart):
     """One scheduler to compare. It looks at the cluster every `interval`, and at a job when it arrives."""
 
@@ -310,7 +296,8 @@ class SchedulerSpec(ManifestPart):
     min_gain: float = Field(
         default=0.01, ge=0, lt=1, description="Relative gain below which Optimus and ElasticScheduler stop adding"
     )
-    planner: PlannerOptions = PlannerOptions()
+    planner: PlannerPreferences = PlannerPreferences()
+    use_history: bool = Field(default=True, description="Whether jobs that have ended help new ones")
 
 
 class Scenario(ManifestPart):

@@ -80,6 +80,7 @@ def _plain_job(scenario: Scenario, name: str, job: str, owner: str, samples: int
         ),
         row_bytes=model.row_bytes,
         worker_memory=memory_bytes(model.worker_memory),
+        ps_base=memory_bytes(model.ps_base),
         arrival=0.0,
         request=request,
         bounds=_bounds(scenario.workload.bounds, scenario.cluster),
@@ -182,7 +183,7 @@ def _family(scenario: Scenario, workload: GeneratedWorkload, number: int, random
         job.metadata,
         dense_bytes=max(1, round(job.metadata.dense_bytes * dense)),
         embedding_dimension=max(1, round(job.metadata.embedding_dimension * sparse)),
-        name=f"{name}-f{number}",
+        name=f"{name}-{_word(number)}",
     )
     job = replace(job, physics=physics, growth=growth, metadata=metadata)
     return replace(job, request=_request(scenario, workload, job, workers, ps, random))
@@ -215,7 +216,7 @@ def _request(
         ps_cpu = workload.reference_cpu * float(random.uniform(short.low, short.high))
     asked_workers = min(bounds.workers[1], max(1, round(workers * _draw(sizing.workers, random))))
     asked_ps = min(bounds.ps[1], max(1, round(ps * _draw(sizing.ps, random))))
-    ps_memory = job.growth.bytes_at(job.metadata.total_samples) * scenario.ps_memory_skew / asked_ps
+    ps_memory = job.largest_ps(job.metadata.total_samples, asked_ps, scenario.ps_memory_skew)
     if random.uniform() < sizing.memory_shortage.probability:
         short = sizing.memory_shortage.factor
         ps_memory_gib = ps_memory / GIB * float(random.uniform(short.low, short.high))
@@ -238,6 +239,15 @@ def _usual(amount: float, usual: Sequence[int] = _USUAL_CORES) -> float:
 
 def _draw(law: LogNormal, random: np.random.Generator) -> float:
     return law.median * float(np.exp(random.normal(0.0, law.spread)))
+
+
+def _word(number: int) -> str:
+    """A made-up word for a family: names tell families apart by words, and runs of one family by numbers."""
+    letters = ""
+    for _ in range(4):
+        number, letter = divmod(number * 7 + 5, 26)
+        letters += chr(ord("a") + letter)
+    return letters
 
 
 def _ample(law: LogNormal, random: np.random.Generator) -> float:

@@ -22,6 +22,7 @@ MODEL: dict[str, Any] = {
     "tables": 26,
     "rowBytes": 160,
     "workerMemory": "2Gi",
+    "psBase": "256Mi",
     "tableBase": "1Gi",
     "tableLimit": "4Gi",
     "tableScaleSamples": 2e7,

@@ -120,8 +120,7 @@ def test_owners_who_ask_for_too_little_memory_lose_their_jobs(make_scenario: Cal
     short = {
         job.id
         for job in jobs
-        if job.growth.bytes_at(job.metadata.total_samples) * (1.1 if job.request.ps > 1 else 1)
-        > job.request.ps * job.request.ps_memory
+        if job.largest_ps(job.metadata.total_samples, job.request.ps, scenario.ps_memory_skew) > job.request.ps_memory
     }
     assert short
     assert {job.job for job in outcome.jobs if job.jct is None} == short

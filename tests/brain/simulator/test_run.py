@@ -28,6 +28,7 @@ def job(**changes: Any) -> SimulatedJob:
         growth=TableGrowth(GIB, 4 * GIB, 2e7, 0.7),
         row_bytes=160,
         worker_memory=2 * GIB,
+        ps_base=GIB // 4,
         arrival=0.0,
         request=SHAPE,
         bounds=ShapeBounds(),
@@ -93,8 +94,8 @@ def test_a_restart_stands_still_for_saving_starting_and_loading() -> None:
 
 def test_pods_that_are_replaced_overlap_only_where_there_is_room() -> None:
     larger = replace(SHAPE, ps_cpu=8)
-    roomy, tight, full = (begin(LIVE) for _ in range(3))
-    for run in (roomy, tight, full):
+    roomy, tight, full, refused = (begin(LIVE) for _ in range(4))
+    for run in (roomy, tight, full, refused):
         step(run)
     assert roomy.change_to(larger, 100.0, Resources(4 * 8, 1 << 60))
     assert roomy.reserved.cpu == SHAPE.cpu + 4 * 8
@@ -102,7 +103,11 @@ def test_pods_that_are_replaced_overlap_only_where_there_is_room() -> None:
     assert tight.change_to(larger, 100.0, Resources(4 * 8 - 1, 1 << 60))
     assert tight.reserved.cpu == larger.cpu + 8
     assert tight.next_event() == (100 + 4 * 30.0, Happening.CHANGE_READY)
-    assert not full.change_to(larger, 100.0, Resources(4 * 4 + 8 - 1, 1 << 60))
+    assert full.change_to(larger, 100.0, Resources(4 * 4, 1 << 60))
+    assert full.reserved.cpu == larger.cpu
+    step(full)
+    assert full.next_event() == (100 + 4 * 30.0 + 30.0 + 5.0, Happening.READY)
+    assert not refused.change_to(larger, 100.0, Resources(4 * 4 - 1, 1 << 60))
 
 
 def test_a_failed_worker_only_slows_a_job_and_a_failed_ps_rolls_back_one_that_cannot_do_better() -> None:
@@ -144,6 +149,22 @@ def test_tables_that_outgrow_their_memory_end_a_job_that_nobody_resizes() -> Non
         happened.append(step(run)[1])
     assert run.phase is Phase.FAILED
     assert happened.count(Happening.OUT_OF_MEMORY) == STOPPING.backoff_limit + 1
+
+
+def test_a_server_that_is_killed_for_its_memory_waits_longer_each_time_and_reports_what_it_reached() -> None:
+    run = begin(LIVE, shape=replace(SHAPE, ps_memory=GIB // 2))
+    step(run)
+    waits = []
+    while not run.ended:
+        at, what = step(run)
+        if what is Happening.OUT_OF_MEMORY and not run.ended:
+            profile = run.measure(at)
+            assert profile is not None
+            assert profile.restarted
+            assert profile.ps_memory == GIB // 2
+            again, _ = step(run)
+            waits.append(again - at)
+    assert waits == [30 + 5 + delay for delay in (10, 20, 40, 80, 160, 300)]
 
 
 def test_more_memory_in_time_saves_a_job() -> None:

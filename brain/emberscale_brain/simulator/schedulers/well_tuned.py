@@ -34,7 +34,7 @@ class WellTunedScheduler(Memoryless):
     def _best(self, job: ScheduledJob, capacity: ClusterCapacity) -> JobShape:
         truth = self._truth[job.view.id]
         shape = fastest_shape(truth.physics, truth.bounds, capacity.cpu / self._shares)
-        held = truth.growth.bytes_at(truth.metadata.total_samples) * (self._skew if shape[1] > 1 else 1.0) / shape[1]
+        held = truth.largest_ps(truth.metadata.total_samples, shape[1], self._skew)
         return JobShape(
             workers=shape[0],
             ps=shape[1],

@@ -1,0 +1,43 @@
+"""The operator's preferences about planning, as files say them; the simulator and the service share them."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from emberscale_api.job.duration import Seconds
+from emberscale_api.job.schema import ManifestPart
+from emberscale_brain.planner.types import PlannerSettings, Prices
+
+
+class PlannerPreferences(ManifestPart):
+    """Which planner, and what it is told; the meanings are those of `PlannerSettings` and `Prices`."""
+
+    name: str = Field(default="default", description="An entry point of the group emberscale.planners")
+    rho: float = Field(default=2.5, allow_inf_nan=False)
+    epsilon: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    smoothing: float = Field(default=0.5, gt=0, le=1)
+    neighbours: int = Field(default=5, ge=1, le=1000)
+    time_value_per_hour: float = Field(default=100.0, ge=0, allow_inf_nan=False)
+    minimum_gain: float = Field(default=0.01, ge=0, lt=1)
+    exploration: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    memory_lead: Seconds = Field(default=3600.0, ge=0)
+    cpu_core_hour: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.04
+    memory_gib_hour: float = Field(default=0.005, ge=0, allow_inf_nan=False)
+
+    def settings(self, seed: int) -> PlannerSettings:
+        """As planners take them."""
+        return PlannerSettings(
+            rho=self.rho,
+            epsilon=self.epsilon,
+            smoothing=self.smoothing,
+            neighbours=self.neighbours,
+            time_value_per_hour=self.time_value_per_hour,
+            minimum_gain=self.minimum_gain,
+            exploration=self.exploration,
+            memory_lead_seconds=self.memory_lead,
+            seed=seed,
+        )
+
+    def prices(self) -> Prices:
+        """What resources cost."""
+        return Prices(self.cpu_core_hour, self.memory_gib_hour)
