@@ -1,0 +1,128 @@
+"""The pods that a job runs in."""
+
+from typing import Any
+
+import pytest
+
+from emberscale_operator.kubernetes import pod_spec
+from emberscale_operator.kubernetes.job import Job, read_job
+from emberscale_operator.kubernetes.pod_spec import JobObjects
+from emberscale_operator.kubernetes.settings import Settings
+from emberscale_operator.reconcile import InstanceId, Resources, Role
+from training_jobs import job_body
+
+LIMITS = Resources(1.5, 1 << 30)
+
+
+def pod_of(job: Job, settings: Settings, role: Role = Role.PS, resources: Resources = LIMITS) -> dict[str, Any]:
+    return pod_spec.build_pod(job, JobObjects.of(job, settings), InstanceId(role, 1, 4), resources, settings)
+
+
+def environment(pod: dict[str, Any]) -> dict[str, Any]:
+    (container,) = pod["spec"]["containers"]
+    return {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in container["env"]}
+
+
+def test_a_pod_is_named_after_its_incarnation_and_owned_by_its_job(job: Job, settings: Settings) -> None:
+    metadata = pod_of(job, settings)["metadata"]
+    assert metadata["name"] == "ctr-ps-1-4"
+    (owner,) = metadata["ownerReferences"]
+    assert owner["uid"] == "job-uid"
+    assert owner["controller"] is True
+    assert owner["blockOwnerDeletion"] is False
+
+
+@pytest.mark.parametrize("role", [Role.MASTER, Role.PS, Role.WORKER])
+def test_no_pod_holds_rights_or_can_gain_any(job: Job, settings: Settings, role: Role) -> None:
+    spec = pod_of(job, settings, role)["spec"]
+    (container,) = spec["containers"]
+    assert spec["automountServiceAccountToken"] is False
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert spec["restartPolicy"] == "Never"
+
+
+def test_only_the_master_gets_the_manifest_and_the_store(job: Job, settings: Settings) -> None:
+    master, ps = (environment(pod_of(job, settings, role)) for role in (Role.MASTER, Role.PS))
+    assert master["EMBERSCALE_REDIS_URL"]["secretKeyRef"]["key"] == "redis-url"
+    assert master["EMBERSCALE_MANIFEST_FILE"] == "/run/emberscale/manifest.json"
+    assert not {"EMBERSCALE_REDIS_URL", "EMBERSCALE_MANIFEST_FILE"} & ps.keys()
+    assert "secret@" not in str(pod_of(job, settings, Role.MASTER))
+
+
+def test_a_member_is_reached_at_its_pods_address_and_is_the_pod_itself(job: Job, settings: Settings) -> None:
+    variables = environment(pod_of(job, settings))
+    assert variables["EMBERSCALE_ADVERTISED_HOST"] == {"fieldRef": {"fieldPath": "status.podIP"}}
+    assert variables["EMBERSCALE_INCARNATION"] == {"fieldRef": {"fieldPath": "metadata.uid"}}
+    assert variables["EMBERSCALE_MASTER_ADDRESS"] == "ctr-master.team-a.svc.cluster.local:7070"
+    assert "EMBERSCALE_SOCKET_DIRECTORY" not in variables
+
+
+def test_requests_keep_their_proportion_to_limits_that_grew(job: Job, settings: Settings) -> None:
+    (container,) = pod_of(job, settings, resources=Resources(1.0, 2 << 30))["spec"]["containers"]
+    assert container["resources"]["limits"] == {"cpu": "1000m", "memory": str(2 << 30)}
+    assert container["resources"]["requests"]["memory"] == str(1 << 30)
+
+
+def test_a_template_is_merged_under_what_the_job_needs(settings: Settings) -> None:
+    template = {
+        "labels": {"team": "ads", "emberscale.io/role": "spy"},
+        "annotations": {"note": "x"},
+        "image": "mine:2",
+        "imagePullSecrets": [{"name": "registry"}],
+        "nodeSelector": {"disk": "ssd"},
+        "tolerations": [{"key": "dedicated", "operator": "Exists"}],
+        "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}],
+        "volumeMounts": [{"name": "data", "mountPath": "/data", "readOnly": True}],
+        "env": [
+            {"name": "AWS_KEY", "valueFrom": {"secretKeyRef": {"name": "aws", "key": "key"}}},
+            {"name": "LEVEL", "value": "1"},
+        ],
+    }
+    job = read_job(job_body(ps={"template": template}, runPolicy={"priorityClassName": "high"}))
+    pod = pod_of(job, settings)
+    spec, (container,) = pod["spec"], pod["spec"]["containers"]
+    assert pod["metadata"]["labels"]["team"] == "ads"
+    assert pod["metadata"]["labels"]["emberscale.io/role"] == "ps"
+    assert pod["metadata"]["annotations"] == {"note": "x"}
+    assert container["image"] == "mine:2"
+    assert spec["imagePullSecrets"] == [{"name": "registry"}]
+    assert spec["nodeSelector"] == {"disk": "ssd"}
+    assert spec["priorityClassName"] == "high"
+    assert template["tolerations"][0] in spec["tolerations"]
+    assert {volume["name"] for volume in spec["volumes"]} == {"data", "emberscale-tmp", "emberscale-job"}
+    assert {"name": "data", "mountPath": "/data", "readOnly": True} in container["volumeMounts"]
+    assert environment(pod)["AWS_KEY"] == {"secretKeyRef": {"name": "aws", "key": "key"}}
+    assert container["env"][0]["name"] == "AWS_KEY", "what the operator sets comes last, and so it stands"
+
+
+@pytest.mark.parametrize(
+    ("change", "replaced"),
+    [
+        ({"worker": {"replicas": 9}}, False),
+        ({"suspend": True}, False),
+        ({"worker": {"replicas": 3, "template": {"labels": {"a": "b"}}}}, False),
+        ({"runPolicy": {"ttlAfterFinished": 5, "priorityClassName": "high"}}, False),
+        ({"runPolicy": {"backoffLimit": 1}}, True),
+        ({"runPolicy": {"activeDeadline": "1h"}}, True),
+        ({"checkpoint": {"interval": "1h"}}, True),
+        ({"worker": {"minReplicas": 1, "maxReplicas": 4}}, True),
+    ],
+)
+def test_a_master_is_replaced_only_for_what_it_reads(
+    settings: Settings, change: dict[str, Any], replaced: bool
+) -> None:
+    base = {"worker": {"replicas": 3}}
+    before = JobObjects.of(read_job(job_body(**base)), settings)
+    after = JobObjects.of(read_job(job_body(**{**base, **change})), settings)
+    assert (before.restart_key != after.restart_key) is replaced
+
+
+def test_a_manifest_of_another_content_has_another_name(settings: Settings) -> None:
+    one, two = (JobObjects.of(read_job(job_body(ps={"replicas": count})), settings) for count in (1, 2))
+    assert one.manifest_name != two.manifest_name

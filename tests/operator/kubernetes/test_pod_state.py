@@ -1,0 +1,166 @@
+"""What a pod's status means."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from emberscale_operator.kubernetes.pod_state import LOST_SECONDS, PodView, view_pod
+from emberscale_operator.reconcile import ExitReason, InstanceId, InstanceState, Resources, Role
+
+NOW = 1_767_225_700.0  # 2026-01-01T00:01:40Z
+
+
+def pod(status: dict[str, Any], deletion: str | None = None, **limits: str) -> dict[str, Any]:
+    metadata = {
+        "name": "ctr-ps-1-4",
+        "uid": "pod-uid",
+        "creationTimestamp": "2026-01-01T00:00:00Z",
+        "labels": {"emberscale.io/role": "ps", "emberscale.io/index": "1", "emberscale.io/incarnation": "4"},
+    }
+    if deletion is not None:
+        metadata["deletionTimestamp"] = deletion
+    spec = {"nodeName": "node1", "containers": [{"resources": {"limits": limits}}]}
+    return {"metadata": metadata, "spec": spec, "status": status}
+
+
+def view(status: dict[str, Any], deletion: str | None = None, now: float = NOW, **limits: str) -> PodView:
+    found = view_pod(pod(status, deletion, **limits), now)
+    assert found is not None
+    return found
+
+
+def ended(code: int, reason: str = "Error", **more: Any) -> dict[str, Any]:
+    terminated = {"exitCode": code, "reason": reason, "finishedAt": "2026-01-01T00:01:00Z", "message": "why\n"}
+    phase = "Succeeded" if code == 0 else "Failed"
+    return {"phase": phase, "containerStatuses": [{"state": {"terminated": terminated}}], **more}
+
+
+def test_a_pod_of_somebody_else_is_no_instance() -> None:
+    assert view_pod({"metadata": {"labels": {"app": "x"}}, "spec": {}}, NOW) is None
+
+
+def test_a_running_pod_lives() -> None:
+    running = {
+        "phase": "Running",
+        "podIP": "10.0.0.1",
+        "conditions": [{"type": "Ready", "status": "True"}],
+        "containerStatuses": [{"state": {"running": {"startedAt": "2026-01-01T00:00:30Z"}}}],
+    }
+    seen = view(running, cpu="1500m", memory="1Gi")
+    assert seen.id == InstanceId(Role.PS, 1, 4)
+    assert seen.instance.state is InstanceState.RUNNING
+    assert seen.instance.resources == Resources(1.5, 1 << 30)
+    assert seen.instance.started_at == NOW - 70
+    assert seen.ready
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "code", "cause"),
+    [
+        (ended(0, "Completed"), ExitReason.COMPLETED, 0, "Completed"),
+        (ended(1), ExitReason.ERROR, 1, "Error"),
+        (ended(139), ExitReason.ERROR, -11, "Error"),
+        (ended(137, "OOMKilled"), ExitReason.OOM_KILLED, -9, "OOMKilled"),
+        (ended(137), ExitReason.KILLED, -9, "Killed"),
+        (ended(143), ExitReason.KILLED, -15, "Killed"),
+        (ended(3), ExitReason.KILLED, 3, "Superseded"),
+        (ended(2), ExitReason.KILLED, 2, "Unusable"),
+        (ended(1) | {"reason": "Evicted"}, ExitReason.KILLED, 1, "Evicted"),
+        ({"phase": "Failed", "reason": "UnexpectedAdmissionError"}, ExitReason.KILLED, 1, "UnexpectedAdmissionError"),
+        (
+            ended(1)
+            | {"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}]},
+            ExitReason.KILLED,
+            1,
+            "PreemptionByScheduler",
+        ),
+    ],
+)
+def test_an_end_has_a_class(status: dict[str, Any], reason: ExitReason, code: int, cause: str) -> None:
+    seen = view(status)
+    assert seen.instance.exit is not None
+    assert (seen.instance.exit.reason, seen.instance.exit.code, seen.cause) == (reason, code, cause)
+
+
+def test_a_pod_that_is_being_deleted_still_lives() -> None:
+    assert view({"phase": "Running"}, deletion="2026-01-01T00:01:35Z").instance.state is InstanceState.TERMINATING
+
+
+def test_a_pod_that_outlives_its_deletion_is_on_a_lost_node() -> None:
+    seen = view({"phase": "Running"}, deletion="2026-01-01T00:01:35Z", now=NOW + LOST_SECONDS)
+    assert seen.lost
+    assert seen.instance.exit is not None
+    assert (seen.instance.exit.reason, seen.cause) == (ExitReason.KILLED, "NodeLost")
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        (
+            {
+                "phase": "Pending",
+                "conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}],
+            },
+            "Unschedulable",
+        ),
+        *(
+            ({"phase": "Pending", "containerStatuses": [{"state": {"waiting": {"reason": reason}}}]}, reason)
+            for reason in ("ImagePullBackOff", "ErrImagePull", "CreateContainerConfigError", "InvalidImageName")
+        ),
+    ],
+)
+def test_a_waiting_pod_says_for_what(status: dict[str, Any], reason: str) -> None:
+    seen = view(status)
+    assert seen.waiting is not None
+    assert seen.waiting.reason == reason
+    assert not seen.mounting
+
+
+def test_a_container_that_is_only_being_created_waits_for_nothing() -> None:
+    seen = view({"phase": "Pending", "containerStatuses": [{"state": {"waiting": {"reason": "ContainerCreating"}}}]})
+    assert seen.waiting is None
+    assert seen.mounting
+
+
+statuses = st.fixed_dictionaries(
+    {},
+    optional={
+        "phase": st.sampled_from(["Pending", "Running", "Succeeded", "Failed", "Unknown"]),
+        "reason": st.sampled_from(["Evicted", "NodeLost", "Whatever"]),
+        "conditions": st.lists(
+            st.fixed_dictionaries(
+                {
+                    "type": st.sampled_from(["Ready", "PodScheduled", "DisruptionTarget"]),
+                    "status": st.sampled_from(["True", "False"]),
+                }
+            )
+        ),
+        "containerStatuses": st.lists(
+            st.fixed_dictionaries(
+                {
+                    "state": st.one_of(
+                        st.just({}),
+                        st.builds(lambda reason: {"waiting": {"reason": reason}}, st.text(max_size=4)),
+                        st.just({"running": {"startedAt": "2026-01-01T00:00:30Z"}}),
+                        st.builds(
+                            lambda code: {"terminated": {"exitCode": code, "finishedAt": "2026-01-01T00:01:00Z"}},
+                            st.integers(0, 255),
+                        ),
+                    )
+                }
+            ),
+            max_size=2,
+        ),
+    },
+)
+
+
+@given(statuses, st.none() | st.just("2026-01-01T00:01:35Z"), st.floats(0, 100))
+def test_every_status_has_a_meaning(status: dict[str, Any], deletion: str | None, later: float) -> None:
+    seen = view(status, deletion, now=NOW + later)
+    assert (seen.instance.exit is not None) is (seen.instance.state is InstanceState.EXITED)
+    assert not (seen.ready and not seen.instance.live)
+    if status.get("phase") in ("Succeeded", "Failed"):
+        assert seen.instance.state is InstanceState.EXITED
