@@ -1,11 +1,11 @@
 """The kernels that TableStore calls: one call a request, for all tables.
 
 All arguments are numbers and addresses. `tables` is the address of `descriptor.TABLE[table_count]`. Keys are worked on
-in blocks, each in three passes, so that the cache misses of a block overlap: hash and ask for the index entry; probe
-and ask for the row; use the row.
+in blocks, each in passes, so that the cache misses of a block overlap: hash the keys and ask for the index entries;
+probe these and ask for the rows; make the rows that are missing; read or step them all.
 
 A kernel that needs a segment for a new row returns how many keys it has finished, and is called again with that number
-as `start` once TableStore has added one.
+as `start` once TableStore has added one. It stops between blocks: no gradient is applied twice.
 """
 
 from emberscale_trainer.table.compiled import entry, part, routine

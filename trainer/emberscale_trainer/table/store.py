@@ -71,7 +71,9 @@ class TableStore:
         table["parameters"][: len(parameters)] = parameters
 
     def values_per_request(self, counts: NDArray[np.uint32]) -> int:
-        """The float32 numbers in the answer to a pull of so many keys a table."""
+        """The float32 numbers in the answer to a pull of so many keys a table. Raises ValueError for another shape."""
+        if counts.shape != self._dimensions.shape:
+            raise ValueError(f"counts has the shape {counts.shape} for {len(self.specs)} tables")
         return int(self._dimensions @ counts)
 
     def pull(
@@ -142,7 +144,7 @@ class TableStore:
     def snapshot(self, changed_for: Tracker | None = None) -> tuple[TableSnapshot, ...]:
         """Copies all rows, or those that changed since `forget_changes` of a tracker; one snapshot a table, in order.
 
-        Later calls do not alter a snapshot. A full one takes as much memory as the rows, until its chunks are dropped.
+        Later calls do not alter a snapshot. A full one takes as much memory as the rows, until it is dropped.
         """
         return tuple(
             TableSnapshot.of(
@@ -157,7 +159,10 @@ class TableStore:
         )
 
     def forget_changes(self, tracker: Tracker) -> None:
-        """From now on `snapshot(tracker)` leaves out the rows that do not change again."""
+        """From now on `snapshot(tracker)` leaves out the rows that do not change again.
+
+        Call it under the lock that covered the snapshot, or changes in between are lost to the tracker.
+        """
         for segments in self._segments:
             for segment in segments:
                 segment.bitmaps[bitmap_of(tracker)] = 0
