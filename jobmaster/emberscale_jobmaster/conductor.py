@@ -22,7 +22,7 @@ from emberscale_jobmaster.checkpoints import CheckpointFolder, checkpoint_id, in
 from emberscale_jobmaster.cut import CutTaker
 from emberscale_jobmaster.parameter_servers import AbandonedError, ParameterServers, ServerCallError
 from emberscale_jobmaster.runtime import ClosingError, JobRuntime
-from emberscale_jobmaster.state import JobState, Restored, Stage, live_servers
+from emberscale_jobmaster.state import JobState, Restored, Stage, Trouble, live_servers
 from emberscale_jobmaster.store import DeposedError, StoreUnavailableError
 
 _RETRY_SECONDS = 1.0
@@ -185,7 +185,7 @@ class Conductor:
         self._failures += counts
         _log.warning("assignment failed", reason=reason, problem=problem, failures=self._failures)
         if self._failures < _ATTEMPTS:
-            self._runtime.update(lambda now: replace(now, trouble=problem))
+            self._runtime.update(lambda now: replace(now, trouble=Trouble(reason, problem)))
             self._runtime.pause(_RETRY_SECONDS)
         else:
             self._runtime.update(lambda now: progress.failed(now, reason, problem))
@@ -257,7 +257,7 @@ class Conductor:
         elif self._failures >= _ATTEMPTS and state.stage is Stage.SAVE:
             self._runtime.update(lambda now: progress.failed(now, "CheckpointFailed", problem))
         else:
-            self._runtime.update(lambda now: replace(now, trouble=f"checkpoint failed: {problem}"))
+            self._runtime.update(lambda now: replace(now, trouble=Trouble("CheckpointFailed", problem)))
             self._runtime.pause(_RETRY_SECONDS)
 
     def _unreachable(self, error: OSError) -> str:

@@ -4,7 +4,7 @@ import threading
 
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_jobmaster.messages import wire_file
-from emberscale_jobmaster.state import DataFile, JobState, Stage
+from emberscale_jobmaster.state import PREPARATION, DataFile, JobState
 from emberscale_jobmaster.store import JobStore
 from emberscale_jobmaster.tasks import Split
 
@@ -26,7 +26,7 @@ class DatasetCatalog:
 
     def get(self, state: JobState) -> pb.Dataset:
         """Files and blocks of both splits. Raises DatasetNotReadyError."""
-        if state.stage in (Stage.DISCOVER, Stage.INDEX):
+        if state.stage in PREPARATION:
             raise DatasetNotReadyError
         with self._lock:
             if self._dataset is None:

@@ -8,6 +8,7 @@ from emberscale_jobmaster.evaluation import Tally
 from emberscale_jobmaster.ledger import Ledger
 from emberscale_jobmaster.membership import MemberId
 from emberscale_jobmaster.state import (
+    PREPARATION,
     Clock,
     Cut,
     JobState,
@@ -59,11 +60,15 @@ def completed(state: JobState) -> JobState:
     return _ended(state, Outcome(Phase.COMPLETE, "Completed", "every sample of every epoch is trained"))
 
 
-def resumed(state: JobState, spec: TrainingJobSpec, wall: float) -> JobState:
-    """A suspended job goes on: its servers are new, so they are assigned again. The time between does not count."""
+def taken_over(state: JobState, spec: TrainingJobSpec, wall: float) -> JobState:
+    """A new master goes on; time without a master does not count.
+
+    A suspended job is active again: its servers are new, so they are assigned again.
+    """
+    state = replace(state, clock=replace(state.clock, wall=wall))
     if state.outcome is None or state.outcome.phase is not Phase.SUSPENDED:
         return state
-    return unrouted(replace(state, outcome=None, clock=replace(state.clock, wall=wall)), spec)
+    return unrouted(replace(state, outcome=None), spec)
 
 
 def unrouted(state: JobState, spec: TrainingJobSpec) -> JobState:
@@ -73,7 +78,7 @@ def unrouted(state: JobState, spec: TrainingJobSpec) -> JobState:
     """
     epoch = state.routing.table.epoch + 1
     state = replace(state, routing=Routing(RoutingTable(epoch=epoch, servers=(), owners=())), cut=None)
-    if state.stage in (Stage.DISCOVER, Stage.INDEX, Stage.READY):
+    if state.stage in PREPARATION or state.stage is Stage.READY:
         return state
     if state.stage is Stage.TRAIN:
         return replace(state, stage=Stage.READY, ledger=state.ledger.revoke_all())
@@ -86,7 +91,7 @@ def server_lost(state: JobState, lost: MemberId, spec: TrainingJobSpec) -> JobSt
     routed = ((server.index, server.incarnation) for server in state.routing.table.servers)
     if state.over or (lost.index, lost.incarnation) not in routed:
         return state
-    rolls_back = state.routing.ready and state.stage not in (Stage.DISCOVER, Stage.INDEX)
+    rolls_back = state.routing.ready and state.stage not in PREPARATION
     return unrouted(replace(state, recoveries=state.recoveries + rolls_back), spec)
 
 
@@ -109,7 +114,7 @@ def assigned(state: JobState, epoch: int, restored: Restored, checkpoint: str) -
         return state
     routing = Routing(state.routing.table, ready=True)
     clock = replace(state.clock, training_seconds=max(state.clock.training_seconds, restored.training_seconds))
-    return replace(state, routing=routing, restored=restored, checkpoint=checkpoint, clock=clock, trouble="")
+    return replace(state, routing=routing, restored=restored, checkpoint=checkpoint, clock=clock, trouble=None)
 
 
 def cut_begun(state: JobState, number: int) -> JobState:
@@ -138,7 +143,7 @@ def cut_saved(state: JobState, number: int, checkpoint: str) -> JobState:
     state = replace(state, checkpoint=checkpoint)
     if state.cut is None or state.cut.number != number:
         return state
-    state = replace(state, cut=None, trouble="")
+    state = replace(state, cut=None, trouble=None)
     if state.stage is Stage.SAVE:
         return completed(state)
     return suspended(state) if state.suspending else state
@@ -215,4 +220,4 @@ def _epoch_after(state: JobState, spec: TrainingJobSpec) -> JobState:
 
 
 def _ended(state: JobState, outcome: Outcome) -> JobState:
-    return replace(state, outcome=outcome, ledger=state.ledger.revoke_all(), cut=None, trouble="")
+    return replace(state, outcome=outcome, ledger=state.ledger.revoke_all(), cut=None, trouble=None)

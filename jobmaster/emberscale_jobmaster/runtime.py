@@ -18,7 +18,7 @@ from emberscale_api.job import TrainingJob, TrainingJobSpec
 from emberscale_jobmaster import lifecycle, progress
 from emberscale_jobmaster.membership import MemberId
 from emberscale_jobmaster.observations import Observations
-from emberscale_jobmaster.state import BadRecord, JobState, phase_of
+from emberscale_jobmaster.state import PREPARATION, BadRecord, JobState, phase_of
 from emberscale_jobmaster.store import DeposedError, JobStore, StoreUnavailableError
 
 _log = structlog.get_logger()
@@ -70,7 +70,7 @@ class JobRuntime:
         found = self.store.open()
         self._bad = self.store.bad_records()
         if found is not None:
-            self._state = progress.resumed(found, self.spec, self._wall())
+            self._state = progress.taken_over(found, self.spec, self._wall())
             _log.info("state taken over", term=self.store.term, phase=str(phase_of(self._state, self.spec)))
         self.store.save(self._state)
         self._durable = self._version
@@ -181,12 +181,19 @@ class JobRuntime:
             now, timeout = self.now(), self.spec.sharding.lease_timeout
             pause = now - self._last_tick
             self._last_tick = now
+            if self._state.over:
+                return
             observed = self._observed
             if pause > timeout / 2:
                 _log.warning("master was stalled, deadlines are moved", seconds=round(pause, 3))
                 observed = observed.excused(pause)
             silent = observed.silent(self._state.members, now, timeout)
-            lapsed = observed.lapsed(self._state.ledger, now, timeout, self._forgotten_seconds)
+            # A worker does not mention what it prepares; its silence alone ends that.
+            lapsed = (
+                []
+                if self._state.stage in PREPARATION
+                else observed.lapsed(self._state.ledger, now, timeout, self._forgotten_seconds)
+            )
             for member in silent:
                 _log.warning("member is silent", member=member.slot, incarnation=member.incarnation, seconds=timeout)
             if lapsed:

@@ -25,6 +25,9 @@ class Stage(StrEnum):
     SAVE = "Save"
 
 
+PREPARATION = frozenset({Stage.DISCOVER, Stage.INDEX})
+
+
 class Phase(StrEnum):
     """What people see."""
 
@@ -102,6 +105,14 @@ class Outcome:
 
 
 @dataclass(frozen=True)
+class Trouble:
+    """Something that failed and is tried again; the reason is in CamelCase."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
 class Clock:
     """Time that counts, in seconds. `wall` is when it was last counted, as seconds since 1970."""
 
@@ -135,8 +146,8 @@ class JobState:
     checkpoint: str = ""
     suspending: bool = False
     outcome: Outcome | None = None
-    trouble: str = ""
-    """What stands in the way now, for people; empty when nothing does."""
+    trouble: Trouble | None = None
+    """What stands in the way now."""
     plan_version: int = 1
 
     @property
@@ -192,7 +203,7 @@ def phase_of(state: JobState, spec: TrainingJobSpec) -> Phase:
 def committed_samples(state: JobState, spec: TrainingJobSpec) -> int:
     """Samples that are applied on every parameter server, over all epochs."""
     size, records = spec.training.batch_size, state.training_records
-    if state.stage in (Stage.DISCOVER, Stage.INDEX):
+    if state.stage in PREPARATION:
         return 0
     if state.stage in (Stage.EVALUATE, Stage.SAVE):
         return (state.epoch + 1) * records

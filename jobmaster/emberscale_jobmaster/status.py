@@ -61,7 +61,7 @@ def explanation(state: JobState, spec: TrainingJobSpec) -> tuple[str, str]:
     if state.outcome is not None:
         return state.outcome.reason, state.outcome.message
     if state.trouble:
-        return "Retrying", state.trouble
+        return state.trouble.reason, state.trouble.message
     missing = waiting_for(state, spec)
     match phase_of(state, spec):
         case Phase.PENDING:

@@ -9,7 +9,7 @@ from emberscale_jobmaster.ledger import Lease
 from emberscale_jobmaster.membership import MemberId
 from emberscale_jobmaster.progress import failed
 from emberscale_jobmaster.shard_sizing import LEASES_PER_WORKER
-from emberscale_jobmaster.state import DataFile, JobState, Stage
+from emberscale_jobmaster.state import PREPARATION, DataFile, JobState, Stage
 
 
 class InvalidReportError(ValueError):
@@ -58,11 +58,19 @@ Finding = Discovered | Indexed | Tally | None
 
 
 def acquire(state: JobState, spec: TrainingJobSpec, member: MemberId, batches: int) -> tuple[JobState, Task | None]:
-    """Leases the next work to a worker, `batches` batches where it is data; None where there is nothing for it now."""
-    if not _may_lease(state) or len(state.ledger.held_by(member)) >= LEASES_PER_WORKER:
+    """Leases the next work to a worker, `batches` batches where it is data; None where there is nothing for it now.
+
+    A worker prepares data one task at a time: one that asks again while it holds such a task never got it, and is
+    given the same.
+    """
+    if not _may_lease(state):
         return state, None
-    size = 1 if state.stage in (Stage.DISCOVER, Stage.INDEX) else batches
-    granted = state.ledger.grant(member, state.next_token, size)
+    held = state.ledger.held_by(member)
+    if state.stage in PREPARATION and held:
+        return state, _task(state, spec, held[0])
+    if len(held) >= LEASES_PER_WORKER:
+        return state, None
+    granted = state.ledger.grant(member, state.next_token, 1 if state.stage in PREPARATION else batches)
     if granted is None:
         return state, None
     ledger, lease = granted
@@ -130,7 +138,7 @@ def _may_lease(state: JobState) -> bool:
         return state.stage is Stage.TRAIN and bool(state.ledger.returned) and state.cut is None
     if state.stage is Stage.TRAIN:
         return state.cut is None or not state.cut.freezing
-    return state.stage in (Stage.DISCOVER, Stage.INDEX, Stage.EVALUATE)
+    return state.stage in PREPARATION or state.stage is Stage.EVALUATE
 
 
 def _task(state: JobState, spec: TrainingJobSpec, lease: Lease) -> Task:

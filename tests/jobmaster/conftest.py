@@ -2,7 +2,7 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -147,9 +147,10 @@ class Cluster:
         client.delete(*(f"emberscale:{self.uid}:{key}" for key in ("term", "state", "blocks", "bad")))
         client.close()
 
-    def start_ps(self, index: int, kind: type[FakePs] = FakePs) -> FakePs:
+    def start_ps(self, index: int, faults: Mapping[str, Callable[[], None]] | None = None) -> FakePs:
         """Starts and registers a parameter server, in the place of the one before, and keeps it alive."""
-        server = kind(index)
+        server = FakePs(index)
+        server.faults.update(faults or {})
         self._stack.callback(server.stop)
         caller = self.caller(pb.PS, index, server.incarnation)
         caller.register(data_address=f"tcp://127.0.0.1:{server.port}", control_address=server.address)

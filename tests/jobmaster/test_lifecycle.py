@@ -73,7 +73,7 @@ def test_only_time_in_which_the_job_is_active_counts() -> None:
     assert state.clock.active_seconds == 50.0
     state = progress.suspended(state)
     state = lifecycle.time_passed(state, spec, wall=1000.0)
-    state = progress.resumed(state, spec, wall=1000.0)
+    state = progress.taken_over(state, spec, wall=1000.0)
     state = lifecycle.time_passed(state, spec, wall=1009.0)
     assert state.clock.active_seconds == 59.0
     assert not state.over

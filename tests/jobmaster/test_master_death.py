@@ -100,6 +100,27 @@ def test_a_cut_that_the_master_did_not_survive_is_thawed(cluster: Cluster) -> No
     assert all((folder / "manifest.json").exists() for folder in cluster.checkpoints.iterdir())
 
 
+def test_an_assignment_that_the_master_did_not_survive_is_made_again(cluster: Cluster) -> None:
+    cluster.start_master_process()
+    wait_for(cluster.answers, "the master")
+    reached = threading.Event()
+
+    def die() -> None:
+        if not reached.is_set():
+            cluster.kill_master_process()
+            reached.set()
+
+    cluster.start_ps(0)
+    cluster.start_ps(1, faults={"Assign": die})
+    assert reached.wait(60)
+    cluster.start_master_process()
+    cluster.start_worker(0, records=100)
+    status = cluster.until_phase(pb.COMPLETE, pb.FAILED)
+    assert status.phase == pb.COMPLETE, status.message
+    assert status.recoveries == 0
+    assert all(ps.applied == {0: set(range(10))} for ps in cluster.servers)
+
+
 def test_a_redis_that_is_away_for_a_while_costs_only_time(cluster: Cluster, own_redis: RedisServer) -> None:
     cluster.redis = own_redis
     cluster.start_master()

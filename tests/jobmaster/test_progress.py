@@ -1,75 +1,13 @@
 """The job's stages as pure functions: what follows what, and what undoes it."""
 
-from typing import Any
-
 import pytest
-from tests.jobmaster.fakes import job
+from tests.jobmaster.pure import TRAINING, WORKER, Pure
 
-from emberscale_api.job import TrainingJobSpec
 from emberscale_jobmaster import lifecycle, progress, tasks
 from emberscale_jobmaster.evaluation import Tally
-from emberscale_jobmaster.membership import MemberId, Process, Role
-from emberscale_jobmaster.state import DataFile, JobState, Phase, Restored, Stage, committed_samples, phase_of
-from emberscale_jobmaster.tasks import Discovered, Finding, Indexed, InvalidReportError, Task
-
-WORKER = MemberId(Role.WORKER, 0, "w")
-TRAINING, EVALUATION = DataFile("/data/day_0", 1000), DataFile("/data/test", 500)
-
-
-class Pure:
-    """A job driven through the pure core alone."""
-
-    def __init__(self, **sections: Any) -> None:
-        self.spec: TrainingJobSpec = job(**sections).spec
-        self.state: JobState = progress.initial(wall=0.0)
-        self.phases = [Phase.PENDING]
-
-    def apply(self, state: JobState) -> None:
-        self.state = progress.advance(self.state, state, self.spec)
-        if (phase := phase_of(self.state, self.spec)) is not self.phases[-1]:
-            self.phases.append(phase)
-
-    def register(self, role: Role, index: int, incarnation: str) -> MemberId:
-        member = MemberId(role, index, incarnation)
-        process = Process(incarnation, "tcp://a", "a:1", "", 1, "h")
-        self.apply(lifecycle.registered(self.state, self.spec, member, process))
-        return member
-
-    def acquire(self, member: MemberId = WORKER, batches: int = 4) -> Task | None:
-        state, task = tasks.acquire(self.state, self.spec, member, batches)
-        self.apply(state)
-        return task
-
-    def work(self, finding: Finding = None) -> Task:
-        """Leases one task and finishes it."""
-        task = self.acquire()
-        assert task is not None
-        self.apply(tasks.finish(self.state, WORKER, task.token, finding))
-        return task
-
-    def prepare(self, records: int = 100, evaluation: int | None = None) -> None:
-        self.work(Discovered((TRAINING,), () if evaluation is None else (EVALUATION,)))
-        self.work(Indexed(records))
-        if evaluation is not None:
-            self.work(Indexed(evaluation))
-
-    def assign(self, **restored: Any) -> None:
-        self.apply(progress.assignment_begun(self.state, self.spec))
-        epoch = self.state.routing.table.epoch
-        self.apply(progress.assigned(self.state, epoch, Restored(**restored), checkpoint=""))
-
-    def train_epoch(self) -> list[Task]:
-        done, epoch = [], self.state.epoch
-        while self.state.stage is Stage.TRAIN and self.state.epoch == epoch:
-            done.append(self.work())
-        return done
-
-    def start_training(self, records: int = 100, evaluation: int | None = None) -> None:
-        self.register(Role.WORKER, 0, WORKER.incarnation)
-        for index in range(self.spec.ps.initial_replicas):
-            self.register(Role.PS, index, f"ps-{index}")
-        self.prepare(records, evaluation)
-        self.assign()
+from emberscale_jobmaster.membership import MemberId, Role
+from emberscale_jobmaster.state import Phase, Restored, Stage, committed_samples
+from emberscale_jobmaster.tasks import Discovered, Indexed, InvalidReportError
 
 
 def test_phases_follow_each_other_to_the_end() -> None:
@@ -135,6 +73,16 @@ def test_a_worker_holds_two_leases_and_no_more() -> None:
     pure = Pure()
     pure.start_training(records=1000)
     assert [pure.acquire() is not None for _ in range(4)] == [True, True, False, False]
+
+
+def test_a_worker_that_asks_again_while_it_prepares_is_given_the_same() -> None:
+    pure = Pure()
+    pure.register(Role.WORKER, 0, WORKER.incarnation)
+    other = pure.register(Role.WORKER, 1, "other")
+    first = pure.acquire()
+    assert first is not None
+    assert pure.acquire() == first
+    assert pure.acquire(other) is None
 
 
 def test_progress_is_committed_in_batches_and_only_by_the_holder() -> None:
@@ -320,7 +268,7 @@ def test_a_suspended_job_goes_on_from_its_servers_up() -> None:
     pure.apply(progress.cut_begun(pure.state, 1))
     pure.apply(progress.cut_saved(pure.state, 1, "00000001"))
 
-    pure.apply(progress.resumed(pure.state, pure.spec, wall=1000.0))
+    pure.apply(progress.taken_over(pure.state, pure.spec, wall=1000.0))
 
     assert pure.phases[-3:] == [Phase.TRAINING, Phase.SUSPENDED, Phase.RESTORING]
     assert not pure.state.routing.ready

@@ -1,12 +1,11 @@
 """A parameter server is lost, or everything but a checkpoint is."""
 
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
 from tests.jobmaster.conftest import Cluster
-from tests.jobmaster.fakes import FakePs
+from tests.jobmaster.fakes import FaultError
 
 from emberscale_api.rpc import master_pb2 as pb
 
@@ -122,23 +121,20 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_used(cluster: Clu
 
 
 def test_a_checkpoint_that_a_server_refuses_is_not_used_again(cluster: Cluster) -> None:
-
     *_, before, newest = stopped_with_checkpoints(cluster, wanted=2)
     refused: list[str] = []
 
-    class Choosy(FakePs):
-        def Assign(self, request: Any, context: Any) -> Any:  # noqa: N802
-            if Path(request.checkpoint_uri) == newest:
-                refused.append(request.checkpoint_uri)
-                context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{newest}/ps-1/rows: checksum differs")
-            return super().Assign(request, context)
+    def refuse_once() -> None:
+        if not refused:
+            refused.append(newest.name)
+            raise FaultError(grpc.StatusCode.FAILED_PRECONDITION, f"{newest}/ps-1/rows: checksum differs")
 
     cluster.start_master()
     cluster.start_ps(0)
-    cluster.start_ps(1, Choosy)
+    second = cluster.start_ps(1, faults={"Assign": refuse_once})
     status = cluster.until(lambda status: status.checkpoint, "the assignment")
     assert status.checkpoint == before.name
-    assert len(refused) == 1
+    assert [Path(uri) for uri in second.assigned_from] == [before]
 
 
 def test_where_every_checkpoint_is_damaged_the_job_fails_and_names_them(cluster: Cluster) -> None:

@@ -70,7 +70,7 @@ def test_a_deposed_master_says_so_and_answers_nobody_any_more(redis_server: Redi
     JobStore(redis_server.url, uid).open()
 
     with pytest.raises(Exception, match="the master is stopping"):
-        runtime.update(lambda state: replace(state, trouble="anything"))
+        runtime.update(lambda state: replace(state, epoch=1))
 
     wait_for(lambda: deposed, "the deposed master's notice")
     runtime.close()

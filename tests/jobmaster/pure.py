@@ -1,0 +1,74 @@
+"""A job driven through the pure core alone."""
+
+from typing import Any
+
+from tests.jobmaster.fakes import job
+
+from emberscale_api.job import TrainingJobSpec
+from emberscale_jobmaster import lifecycle, progress, tasks
+from emberscale_jobmaster.membership import MemberId, Process, Role
+from emberscale_jobmaster.state import DataFile, JobState, Phase, Restored, Stage, phase_of
+from emberscale_jobmaster.tasks import Discovered, Finding, Indexed, Task
+
+WORKER = MemberId(Role.WORKER, 0, "w")
+TRAINING, EVALUATION = DataFile("/data/day_0", 1000), DataFile("/data/test", 500)
+
+
+class Pure:
+    """A job driven through the pure core alone."""
+
+    def __init__(self, **sections: Any) -> None:
+        self.spec: TrainingJobSpec = job(**sections).spec
+        self.state: JobState = progress.initial(wall=0.0)
+        self.phases = [Phase.PENDING]
+
+    def apply(self, state: JobState) -> None:
+        self.state = progress.advance(self.state, state, self.spec)
+        if (phase := phase_of(self.state, self.spec)) is not self.phases[-1]:
+            self.phases.append(phase)
+
+    def register(self, role: Role, index: int, incarnation: str) -> MemberId:
+        member = MemberId(role, index, incarnation)
+        process = Process(incarnation, "tcp://a", "a:1", "", 1, "h")
+        self.apply(lifecycle.registered(self.state, self.spec, member, process))
+        return member
+
+    def acquire(self, member: MemberId = WORKER, batches: int = 4) -> Task | None:
+        state, task = tasks.acquire(self.state, self.spec, member, batches)
+        self.apply(state)
+        return task
+
+    def work(self, finding: Finding = None) -> Task:
+        """Leases one task and finishes it."""
+        task = self.acquire()
+        assert task is not None
+        self.apply(tasks.finish(self.state, WORKER, task.token, finding))
+        return task
+
+    def prepare(self, records: int = 100, evaluation: int | None = None) -> None:
+        if evaluation is None:
+            self.prepare_with(Discovered((TRAINING,), ()), Indexed(records))
+        else:
+            self.prepare_with(Discovered((TRAINING,), (EVALUATION,)), Indexed(records), Indexed(evaluation))
+
+    def prepare_with(self, *findings: Finding) -> None:
+        for finding in findings:
+            self.work(finding)
+
+    def assign(self, **restored: Any) -> None:
+        self.apply(progress.assignment_begun(self.state, self.spec))
+        epoch = self.state.routing.table.epoch
+        self.apply(progress.assigned(self.state, epoch, Restored(**restored), checkpoint=""))
+
+    def train_epoch(self) -> list[Task]:
+        done, epoch = [], self.state.epoch
+        while self.state.stage is Stage.TRAIN and self.state.epoch == epoch:
+            done.append(self.work())
+        return done
+
+    def start_training(self, records: int = 100, evaluation: int | None = None) -> None:
+        self.register(Role.WORKER, 0, WORKER.incarnation)
+        for index in range(self.spec.ps.initial_replicas):
+            self.register(Role.PS, index, f"ps-{index}")
+        self.prepare(records, evaluation)
+        self.assign()
