@@ -103,7 +103,7 @@ def explain_experiment(
     explanation = _explanation(assessment, trials, experiment.row, 0.0, similar)
     fit = "" if assessment.fit is None else fit_in_words(assessment.fit)
     reason = (
-        f"{assessment.present.describe()} -> {shape.describe()} for {duration(DWELL_SECONDS)} at least: what is learned "
+        f"{assessment.present.describe()} -> {shape.describe()} for {duration(DWELL_SECONDS)}: what is learned "
         f"there should make the rest of the job {experiment.worth:.3g} cheaper and costs {experiment.cost:.3g}. {fit}"
     )
     return PlannedShape(shape, PlanAction.EXPLORE, reason, explanation)

@@ -12,16 +12,21 @@ def duration(seconds: float) -> str:
     return f"{seconds:.3g} s"
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def fit_in_words(fit: ThroughputFit) -> str:
     """What the model rests on and how sure it is."""
     if not fit.profiles:
         return "The model is that of similar jobs; this job has not been measured yet."
     text = (
-        f"The fit rests on {fit.profiles} profiles of {fit.distinct_shapes} "
-        f"{'shape' if fit.distinct_shapes == 1 else 'shapes'}, RMSLE {fit.rmsle:.3f}"
+        f"The fit rests on {counted(fit.profiles, 'profile')} of {counted(fit.distinct_shapes, 'shape')}, "
+        f"RMSLE {fit.rmsle:.3f}"
     )
     if fit.outliers:
-        text += f", {fit.outliers} outliers set aside"
+        text += f", {counted(fit.outliers, 'outlier')} set aside"
     if fit.prior_share >= 0.05:
         text += f"; {fit.prior_share:.0%} of it is what was believed before"
     return text + "."

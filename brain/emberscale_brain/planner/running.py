@@ -8,6 +8,7 @@ import numpy as np
 
 from emberscale_brain.model.features import ModelConstants
 from emberscale_brain.model.predict import throughput
+from emberscale_brain.model.window import shape_key
 from emberscale_brain.planner.candidates import Candidates, evaluate, front_shapes, worker_only_shapes
 from emberscale_brain.planner.exact import MOST_SHAPES, exact_front
 from emberscale_brain.planner.front import Front
@@ -111,6 +112,7 @@ class Assessor:
             if len(front)
             else ()
         )
+        on_front = tuple(shape for shape in on_front if shape_key(shape) != shape_key(stay))
         aside = worker_only_shapes(problem, stay, _WORKER_ONLY_SHAPES) if _counts_within(stay, job.bounds, grid) else ()
         aside = tuple(shape for shape in aside if shape.cpu <= limits[0] and shape.memory <= limits[1])
         candidates = evaluate(

@@ -26,7 +26,7 @@ from emberscale_brain.planner.grid import Floats, Ints
 from emberscale_brain.planner.types import ClusterCapacity, Quota
 
 _SMALL_CLUSTER = 12  # jobs
-_ROUNDING = 1e-9  # relative: cores summed in another order are not over capacity
+_ROUNDING = 1e-9  # of a limit: cores summed in another order are not over it
 _MEMORY_WEIGHTS = (0.0, 0.5, 0.9)
 _FILLS = 4
 _SWEEPS = 4
@@ -104,6 +104,7 @@ class _Room:
     def __init__(self, table: Table) -> None:
         self.table = table
         self.free = table.pools * (1 + _ROUNDING)
+        self.least = table.pools * _ROUNDING + 1e-12  # less than this missing is rounding
 
     def fits(self, job: int, cpu: float, memory: float) -> bool:
         """Whether the job may have this much more; less (negative) always fits."""
@@ -147,6 +148,7 @@ class _Room:
 
 def upper_hull(price: Floats, value: Floats) -> list[int]:
     """Points on the upper hull from point 0 on (excluded), by rising price and value: gain per price falls."""
+    value = value / max(float(np.abs(value).max()), 1e-300)
     hull: list[int] = [0]
     for index in np.lexsort((-value, price)).tolist():
         if index == 0 or value[index] <= value[hull[-1]] or price[index] < price[0]:
@@ -237,7 +239,7 @@ def _make_room(table: Table, chosen: Ints, room: _Room, keep: int) -> bool:
     """Moves jobs other than `keep` down, the least loss per missing resource first, until nothing is missing."""
     jobs = np.arange(len(chosen))
     for _ in range(len(chosen)):
-        missing = np.maximum(-room.free, 0.0)
+        missing = np.where(-room.free > room.least, -room.free, 0.0)
         if not missing.any():
             return True
         freed = np.stack(
@@ -257,7 +259,7 @@ def _make_room(table: Table, chosen: Ints, room: _Room, keep: int) -> bool:
         job, index = divmod(int(price.argmin()), price.shape[1])
         room.force(job, int(chosen[job]), index)
         chosen[job] = index
-    return not (room.free < 0).any()
+    return not (-room.free > room.least).any()
 
 
 def select(jobs: Sequence[Options], capacity: ClusterCapacity, quotas: Mapping[str, Quota]) -> list[int | None]:
@@ -284,4 +286,5 @@ def select(jobs: Sequence[Options], capacity: ClusterCapacity, quotas: Mapping[s
 
 def _scale(limit: float, amounts: NDArray[np.float64]) -> float:
     """What a resource is measured in: the capacity, or where that is no limit, all that could be asked for."""
-    return float(limit) if 0 < limit < np.inf else max(float(amounts.max(axis=1).sum()), 1e-300)
+    asked = float(amounts.max(axis=1).sum())
+    return max(float(limit) if 0 < limit < np.inf else asked, 1e-9)

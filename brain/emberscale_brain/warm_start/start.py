@@ -1,5 +1,6 @@
 """DLRover-RM Algorithm 1: the first shape is smoothed over the final shapes of the most similar past jobs."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -68,7 +69,7 @@ def cold_start(bounds: ShapeBounds) -> JobShape:
     """The geometric middle of the bounds: nothing is far from it, in either direction."""
 
     def middle(low: float, high: float) -> float:
-        return float(np.sqrt(low * high))
+        return math.sqrt(low) * math.sqrt(high)
 
     shape = JobShape(
         workers=round(middle(*bounds.workers)),

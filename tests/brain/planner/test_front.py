@@ -1,0 +1,160 @@
+"""Pareto fronts: exact ones, and how close NSGA-II comes."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from emberscale_brain.memory.forecast import PsMemoryNeed
+from emberscale_brain.model.features import ModelConstants
+from emberscale_brain.planner.candidates import dimensions
+from emberscale_brain.planner.exact import MOST_SHAPES, exact_front
+from emberscale_brain.planner.front import Front, Staircase, hypervolume, hypervolume_ratio, non_dominated
+from emberscale_brain.planner.grid import Horizon, JobProblem, cpu_choices, shape_grid
+from emberscale_brain.planner.nsga2 import SearchEffort, nsga2_front
+from emberscale_brain.planner.types import (
+    GIB,
+    ClusterCapacity,
+    JobShape,
+    Prices,
+    ScalingOverheads,
+    ShapeBounds,
+    ThroughputFit,
+)
+
+UNITS = ModelConstants(batch_size=1, dense_bytes=1, embedding_dimension=1, network_bytes_per_second=1)
+PLENTY = ClusterCapacity(1e6, 1 << 60)
+NONE = ((0.0,) * 5,) * 5
+
+
+def problem(seed: int, bounds: ShapeBounds | None = None, cpu_limit: float = float("inf")) -> JobProblem:
+    """A job with coefficients about the paper's, tables of 4 to 400 GiB, and often a shape that it has already."""
+    random = np.random.default_rng(seed)
+    a, b, c, d, e = (np.array([3.48, 2.36, 0.68, 2.45, 2.45]) * np.exp(random.normal(0, 0.8, 5))).tolist()
+    fit = ThroughputFit((a, b, c, d, e), NONE, 0.05, 0.05, 10, 10)
+    bounds = bounds or ShapeBounds()
+    grid = shape_grid(bounds, PLENTY, 8 * GIB, PsMemoryNeed(GIB, float(np.exp(random.uniform(1.4, 6))) * GIB))
+    assert grid is not None
+    fresh = JobProblem(grid, UNITS, fit, Prices(), Horizon(None, 0.0, 1.0, ScalingOverheads()), cpu_limit)
+    if random.random() < 0.3:
+        return fresh
+    present = JobShape(
+        int(random.integers(1, bounds.workers[1] + 1)),
+        int(random.integers(1, bounds.ps[1] + 1)),
+        float(random.integers(1, 9)),
+        float(random.integers(1, 9)),
+        8 * GIB,
+        64 * GIB,
+    )
+    now = float(fresh.gross(*dimensions((present,)))[0])
+    seconds = float(np.exp(random.uniform(5, 11)))
+    return replace(fresh, horizon=Horizon(present, now, seconds, ScalingOverheads()))
+
+
+def brute_force(job: JobProblem) -> tuple[np.ndarray, np.ndarray]:
+    """Every shape against every other."""
+    grid = job.grid
+    cost, net = job.evaluate(
+        grid.workers[:, None, None, None], np.arange(len(grid.ps))[:, None, None], grid.worker_cpu[:, None], grid.ps_cpu
+    )
+    cost, net = cost.ravel(), net.ravel()
+    best = [
+        i
+        for i in range(len(cost))
+        if np.isfinite(cost[i])
+        and net[i] > 0
+        and not ((cost <= cost[i]) & (net >= net[i]) & ((cost < cost[i]) | (net > net[i]))).any()
+    ]
+    points = np.unique(np.column_stack([cost[best], net[best]]), axis=0)
+    return points[:, 0], points[:, 1]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10_000), st.sampled_from([float("inf"), 12.0]))
+def test_the_exact_front_is_what_no_shape_beats(seed: int, cpu_limit: float) -> None:
+    job = problem(seed, ShapeBounds(workers=(1, 7), ps=(1, 4), worker_cpu=(1, 5), ps_cpu=(1, 5)), cpu_limit)
+    front = exact_front(job)
+    cost, net = brute_force(job)
+    assert front.cost == pytest.approx(cost)
+    assert front.throughput == pytest.approx(net)
+    for index in range(len(front)):
+        shape = front.shape(index)
+        assert Prices().per_hour(shape) == pytest.approx(front.cost[index])
+        assert shape.cpu <= cpu_limit
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), min_size=1, max_size=60))
+def test_a_staircase_never_drops_a_point_of_the_front(points: list[tuple[int, int]]) -> None:
+    cost = np.array([c for c, _ in points], dtype=np.float64)
+    throughput = np.array([t for _, t in points], dtype=np.float64)
+    front = set(non_dominated(cost, throughput).tolist())
+    kept = set(Staircase.under(cost[::3], throughput[::3], steps=7).above(cost, throughput).tolist())
+    assert front <= kept
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_nsga2_reaches_99_percent_of_the_exact_hypervolume(seed: int) -> None:
+    job = problem(seed)
+    exact = exact_front(job)
+    found, population = nsga2_front(job, seed)
+    assert hypervolume_ratio(found, exact) >= 0.99
+    a, b, c, d, e = job.fit.coefficients
+    changed = replace(job, fit=replace(job.fit, coefficients=(1.2 * a, b, 0.9 * c, d, e)))
+    again, _ = nsga2_front(changed, seed, population)
+    assert hypervolume_ratio(again, exact_front(changed)) >= 0.99
+
+
+def test_nsga2_is_the_same_for_the_same_seed() -> None:
+    effort = SearchEffort(population=24, cold_generations=6)
+    one, two = (nsga2_front(problem(1), 7, effort=effort)[0] for _ in range(2))
+    assert (one.choices == two.choices).all()
+
+
+def test_grids_too_large_to_enumerate_are_refused_and_searched_instead() -> None:
+    bounds = ShapeBounds(workers=(1, 512), ps=(1, 256), worker_cpu=(0.5, 32), ps_cpu=(0.5, 32), cpu_step=0.5)
+    job = problem(3, bounds)
+    assert job.grid.size > MOST_SHAPES
+    with pytest.raises(ValueError, match="NSGA-II"):
+        exact_front(job)
+    front, _ = nsga2_front(job, 0, effort=SearchEffort(population=40, cold_generations=10))
+    assert len(front) > 10
+
+
+def test_a_front_that_misses_points_has_less_hypervolume() -> None:
+    exact = exact_front(problem(2))
+    half = Front(exact.grid, exact.choices[::7], exact.cost[::7], exact.throughput[::7])
+    assert 0.5 < hypervolume_ratio(half, exact) < hypervolume_ratio(exact, exact) == pytest.approx(1.0)
+
+
+def test_hypervolume_is_the_area_dominated() -> None:
+    # corners (1, 1/1) and (3, 1/4), reference (5, 2): 4 x 1 under the first, then 2 x (1 - 1/4) more
+    assert hypervolume(np.array([1.0, 3.0]), np.array([1.0, 4.0]), (5.0, 2.0)) == pytest.approx(4 + 2 * 0.75)
+
+
+def test_staying_is_free_and_a_ps_change_costs_more_than_a_worker_change() -> None:
+    present = JobShape(4, 2, 4, 4, GIB, GIB)
+    horizon = Horizon(present, 100.0, 600.0, ScalingOverheads())
+    w, p = np.array([4.0, 5.0, 4.0]), np.array([2.0, 2.0, 3.0])
+    cores = np.full(3, 4.0)
+    net = horizon.net(np.full(3, 100.0), w, p, cores, cores)
+    assert net[0] == 100.0
+    assert net[0] > net[1] > net[2]
+    short = Horizon(present, 100.0, 20.0, ScalingOverheads())
+    assert short.net(np.full(3, 1e6), w, p, cores, cores)[1] == pytest.approx(100.0)  # over before a worker has started
+
+
+def test_too_little_memory_rules_counts_of_ps_out() -> None:
+    bounds = ShapeBounds(ps=(1, 16), ps_memory=(GIB, 8 * GIB))
+    grid = shape_grid(bounds, PLENTY, GIB, PsMemoryNeed(0.0, 40.0 * GIB))
+    assert grid is not None
+    assert grid.ps.tolist() == list(range(5, 17))
+    assert shape_grid(bounds, PLENTY, GIB, PsMemoryNeed(0.0, 400.0 * GIB)) is None
+
+
+def test_cores_are_chosen_on_a_grid_from_the_lower_bound() -> None:
+    assert cpu_choices((0.25, 2.0), 0.5).tolist() == [0.25, 0.5, 1.0, 1.5, 2.0]
+    assert cpu_choices((1.0, 4.0), 1.0).tolist() == [1.0, 2.0, 3.0, 4.0]
+    assert cpu_choices((3.0, 3.0), 1.0).tolist() == [3.0]
