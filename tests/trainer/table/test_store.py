@@ -195,12 +195,18 @@ def test_records_of_another_form_are_refused(make_spec: Any, records: Any) -> No
         store.load(0, records)
 
 
-@pytest.mark.parametrize(("table", "bucket"), [(1, 0), (0, BUCKETS)])
+@pytest.mark.parametrize(("table", "bucket"), [(1, 0), (-1, 0), (0, BUCKETS), (0, -1)])
 def test_tables_and_buckets_that_do_not_exist_are_refused(make_spec: Any, table: int, bucket: int) -> None:
     store = TableStore([make_spec()])
     for call in (store.records_of_bucket, store.remove_bucket):
-        with pytest.raises(IndexError):
+        with pytest.raises(IndexError, match="there is no"):
             call(table, bucket)
+
+
+@pytest.mark.parametrize("table", [1, -1])
+def test_records_for_a_table_that_does_not_exist_are_refused(make_spec: Any, table: int) -> None:
+    with pytest.raises(IndexError, match=f"there is no table {table}"):
+        TableStore([make_spec()]).load(table, np.zeros((0, 32), np.uint8))
 
 
 def test_a_snapshot_does_not_see_what_comes_later(make_spec: Any, pull: Pull, push: Push) -> None:

@@ -120,11 +120,11 @@ class TableStore:
 
         Of several records with one key the last stays. Raises ValueError for another shape or type.
         """
-        stride = self.layouts[table].stride
+        descriptor, stride = self._descriptor(table), self.layouts[table].stride
         if records.dtype != np.uint8 or records.ndim != 2 or records.shape[1] != stride:
             raise ValueError(f"records of table {table} are uint8[n, {stride}], not {records.dtype}{records.shape}")
         records = np.ascontiguousarray(records)
-        descriptor, address, count = self._descriptor(table), _address(records), len(records)
+        address, count = _address(records), len(records)
         self._finish(count, lambda start: kernels.load(descriptor, address, count, start), table)
 
     def rows(self) -> dict[str, int]:
@@ -195,10 +195,16 @@ class TableStore:
                 self._tables[number][field] = 0
 
     def _descriptor(self, table: int) -> int:
-        return self._tables_address + TABLE.itemsize * range(len(self.specs))[table]
+        if not 0 <= table < len(self.specs):
+            raise IndexError(f"there is no table {table}, only {len(self.specs)} of them")
+        return self._tables_address + TABLE.itemsize * table
 
     def _bucket_slots(self, table: int, bucket: int) -> NDArray[np.int64]:
-        return np.empty(self._bucket_rows[table, range(BUCKETS)[bucket]], np.int64)
+        """Room for the slots of a bucket. Raises IndexError for a table or a bucket that does not exist."""
+        self._descriptor(table)
+        if not 0 <= bucket < BUCKETS:
+            raise IndexError(f"there is no bucket {bucket}, only {BUCKETS} of them")
+        return np.empty(self._bucket_rows[table, bucket], np.int64)
 
     def _rows(self, table: int) -> int:
         return self._slots(table) - int(self._tables[table]["free_count"])
