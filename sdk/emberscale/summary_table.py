@@ -12,6 +12,8 @@ from emberscale.summary import Summary
 
 _COLOURS = {"Complete": "bold green", "Failed": "bold red"}
 
+_NO_BREAK = "\N{NO-BREAK SPACE}"
+
 
 def summary_table(summary: Summary, root: Path) -> RenderableType:
     """What came out, where the time and the memory went, and where the files are."""
@@ -42,7 +44,7 @@ def _lines(summary: Summary) -> list[tuple[str, str]]:
     if summary.rows:
         lines.append(("rows", f"{sum(summary.rows.values()):,} in {len(summary.rows)} tables"))
     if summary.peak_memory_bytes:
-        peaks = (f"{name} {_mebibytes(count)}" for name, count in summary.peak_memory_bytes.items())
+        peaks = (f"{name}{_NO_BREAK}{_mebibytes(count)}" for name, count in summary.peak_memory_bytes.items())
         lines.append(("peak memory", "   ".join(peaks)))
     troubles = [f"{count} {role} restarts" for role, count in summary.restarts.items() if count]
     if summary.recoveries:
@@ -55,4 +57,4 @@ def _lines(summary: Summary) -> list[tuple[str, str]]:
 
 
 def _mebibytes(count: int) -> str:
-    return f"{count / 2**20:,.0f} MiB"
+    return f"{count / 2**20:,.0f}{_NO_BREAK}MiB"
