@@ -103,8 +103,8 @@ class DefaultPlanner:
     ) -> list[int | None]:
         """Rows of each job's candidates, None for nothing; takes what they need from `room`."""
         offers = [
-            *(self._options(a.job, a.candidates.take(a.offered), must=True) for a in running),
-            *(self._options(w.job, w.candidates, must=False) for w in waiting),
+            *(self._offer(a) for a in running),
+            *(_options(w.job, w.candidates, self._value(w.job, w.candidates), must=False) for w in waiting),
         ]
         picks = select(offers, *room.rest({job.owner for job in cluster.jobs}))
         rows = [
@@ -120,14 +120,13 @@ class DefaultPlanner:
             room.take(job.owner, None if row is None else candidates.shapes[row])
         return rows
 
-    def _options(self, job: JobView, candidates: Candidates, must: bool) -> Options:
-        return Options(
-            owner=job.owner,
-            must=must,
-            cpu=np.array([shape.cpu for shape in candidates.shapes]),
-            memory=np.array([shape.memory for shape in candidates.shapes], dtype=np.float64),
-            value=self._value(job, candidates),
-        )
+    def _offer(self, assessment: Assessment) -> Options:
+        """What a running job may get. Nothing cheaper counts for more than its target, which is what is best for it."""
+        value = self._value(assessment.job, assessment.candidates)
+        limited = np.minimum(value, value[assessment.target] * (1 - 1e-9))
+        limited[assessment.target] = value[assessment.target]
+        rows = assessment.offered
+        return _options(assessment.job, assessment.candidates.take(rows), limited[rows], must=True)
 
     def _value(self, job: JobView, candidates: Candidates) -> Floats:
         settings = self._settings
@@ -200,3 +199,13 @@ class DefaultPlanner:
             trials, assessment.candidates, constants, fit, job.remaining_samples, value, self._settings.exploration
         )
         return None if experiment is None else (trials, experiment)
+
+
+def _options(job: JobView, candidates: Candidates, value: Floats, must: bool) -> Options:
+    return Options(
+        owner=job.owner,
+        must=must,
+        cpu=np.array([shape.cpu for shape in candidates.shapes]),
+        memory=np.array([shape.memory for shape in candidates.shapes], dtype=np.float64),
+        value=value,
+    )

@@ -1,0 +1,362 @@
+"""Plans for whole clusters, from profiles to shapes and reasons."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from emberscale_brain.model.features import ModelConstants, shape_features
+from emberscale_brain.planner.default import DefaultPlanner
+from emberscale_brain.planner.running import FrontMethod
+from emberscale_brain.planner.types import (
+    GIB,
+    ClusterCapacity,
+    ClusterView,
+    JobId,
+    JobMetadata,
+    JobProfile,
+    JobShape,
+    JobView,
+    PastJob,
+    PlanAction,
+    PlannedShape,
+    Planner,
+    PlannerSettings,
+    Quota,
+    ShapeBounds,
+)
+
+NOW = 1e6
+NETWORK = 1.25e9
+DATA = JobMetadata(
+    architecture="DLRM",
+    batch_size=512,
+    dense_bytes=4_000_000,
+    embedding_dimension=416,
+    tables=26,
+    total_samples=10**9,
+    name="ctr",
+)
+CONSTANTS = ModelConstants.of(DATA, NETWORK)
+# seconds: 0.4 a batch on one core, 0.05 per worker and PS core, the network, look-ups on one PS, 0.005
+TRUTH = np.array([0.4 / 512, 0.05, 2.0, 0.05 / (512 * 416), 0.005])
+SMALL = JobShape(2, 1, 2, 2, 4 * GIB, 16 * GIB)
+BOUNDS = ShapeBounds(workers=(1, 16), ps=(1, 8), worker_cpu=(1, 8), ps_cpu=(1, 8))
+PLENTY = ClusterCapacity(10_000, 100_000 * GIB)
+QUIET = PlannerSettings(exploration=0)
+VARIED = (
+    SMALL,
+    replace(SMALL, workers=6),
+    replace(SMALL, ps=3),
+    replace(SMALL, worker_cpu=6),
+    replace(SMALL, ps_cpu=6),
+)
+
+
+def seconds(shape: JobShape, slower: float = 1.0) -> float:
+    return slower * float(shape_features(CONSTANTS, shape) @ TRUTH)
+
+
+def profiles(shapes: Sequence[JobShape], slower: float = 1.0, until: float = NOW) -> tuple[JobProfile, ...]:
+    """Six of each shape, the last shape's the newest."""
+    random = np.random.default_rng(0)
+    made = []
+    for number, shape in enumerate(shape for shape in shapes for _ in range(6)):
+        iteration = seconds(shape, slower) * float(np.exp(0.02 * random.standard_normal()))
+        made.append(
+            JobProfile(
+                time=until - 30.0 * (6 * len(shapes) - number),
+                shape=shape,
+                batch_size=512,
+                iteration_seconds=iteration,
+                throughput=shape.workers * 512 / iteration,
+            )
+        )
+    return tuple(made)
+
+
+def running(name: str = "job", shapes: Sequence[JobShape] = (*VARIED[1:], SMALL), slower: float = 1.0) -> JobView:
+    """A job that has been at `shapes` and is at the last of them."""
+    return JobView(
+        id=JobId(name),
+        owner="ads",
+        metadata=DATA,
+        remaining_samples=10**8,
+        current=shapes[-1],
+        bounds=BOUNDS,
+        profiles=profiles(shapes, slower),
+    )
+
+
+def waiting(name: str = "new", owner: str = "ads") -> JobView:
+    return replace(running(name), current=None, profiles=(), owner=owner)
+
+
+def plan(
+    jobs: Sequence[JobView], capacity: ClusterCapacity = PLENTY, planner: Planner | None = None, **view: object
+) -> Mapping[JobId, PlannedShape]:
+    cluster = ClusterView(jobs=tuple(jobs), capacity=capacity, **view)  # type: ignore[arg-type]  # as the caller says
+    return (planner or DefaultPlanner(QUIET)).plan(cluster, NOW)
+
+
+def only(plans: Mapping[JobId, PlannedShape]) -> PlannedShape:
+    (planned,) = plans.values()
+    return planned
+
+
+def bill(shape: JobShape, settings: PlannerSettings = QUIET) -> float:
+    cost = ClusterView((), PLENTY).prices.per_hour(shape)
+    return (cost + settings.time_value_per_hour) * seconds(shape) / shape.workers
+
+
+def best_bill() -> float:
+    return min(
+        bill(JobShape(w, p, cw, cp, 4 * GIB, max(GIB, 16 * GIB // p)))
+        for w in range(1, 17)
+        for p in range(1, 9)
+        for cw in range(1, 9)
+        for cp in range(1, 9)
+    )
+
+
+def test_a_small_job_in_an_empty_cluster_gets_nearly_the_best_shape_there_is() -> None:
+    planned = only(plan([running()]))
+    assert planned.action is PlanAction.SCALE
+    assert planned.shape is not None
+    assert bill(planned.shape) <= 1.03 * best_bill()
+
+
+def test_the_reason_says_what_it_rests_on_and_the_numbers_agree() -> None:
+    planned = only(plan([running()]))
+    numbers = planned.explanation
+    assert numbers.chosen is not None
+    assert numbers.present is not None
+    assert numbers.fit is not None
+    assert numbers.chosen.shape == planned.shape
+    assert numbers.present.shape == SMALL
+    assert numbers.expected_gain > 0
+    assert numbers.saved_seconds > 0
+    assert numbers.expected_cost == pytest.approx(numbers.chosen.cost_per_hour - numbers.present.cost_per_hour)
+    assert numbers.numbers["chosen_bill"] < numbers.numbers["present_bill"]
+    assert len(numbers.front) > 5
+    costs = [point.cost_per_hour for point in numbers.front]
+    assert costs == sorted(costs)
+    for words in ("throughput", "samples/s", "sooner", "standstill", "30 profiles of 5 shapes", "RMSLE"):
+        assert words in planned.reason
+
+
+def test_a_job_at_its_best_shape_is_left_alone() -> None:
+    first = only(plan([running()]))
+    assert first.shape is not None
+    settled = running(shapes=(*VARIED, first.shape))
+    again = only(plan([settled]))
+    assert (again.action, again.shape) == (PlanAction.KEEP, first.shape)
+    assert "Kept" in again.reason
+
+
+def test_a_job_that_is_nearly_done_is_not_scaled_for_a_gain_below_its_cost() -> None:
+    planned = only(plan([replace(running(), remaining_samples=20_000)]))
+    assert planned.action is PlanAction.KEEP
+
+
+def test_a_cheap_hour_keeps_jobs_small() -> None:
+    sizes = []
+    for value in (0.5, 5.0, 500.0):
+        planner = DefaultPlanner(PlannerSettings(exploration=0, time_value_per_hour=value))
+        planned = only(plan([running()], planner=planner))
+        assert planned.shape is not None
+        sizes.append(planned.shape.cpu)
+    assert sizes[0] < sizes[1] < sizes[2]
+
+
+def test_an_oversized_job_gives_back_what_gains_nothing() -> None:
+    huge = JobShape(16, 8, 8, 8, 4 * GIB, 16 * GIB)
+    planner = DefaultPlanner(PlannerSettings(exploration=0, time_value_per_hour=1.0))
+    planned = only(plan([running(shapes=(*VARIED, huge))], planner=planner))
+    assert planned.action is PlanAction.SHRINK
+    assert planned.shape is not None
+    assert planned.shape.cpu < huge.cpu
+
+
+def test_a_job_without_profiles_stays_as_it_is_and_says_why() -> None:
+    planned = only(plan([replace(running(), profiles=())]))
+    assert (planned.action, planned.shape) == (PlanAction.KEEP, SMALL)
+    assert "nothing usable has been measured" in planned.reason
+
+
+def test_a_job_is_measured_at_its_new_shape_before_it_moves_again() -> None:
+    moved = replace(running(), current=replace(SMALL, workers=5, worker_cpu=3))
+    assert only(plan([moved])).action is PlanAction.KEEP
+
+
+def total(plans: Mapping[JobId, PlannedShape], owner_of: Mapping[JobId, str], owner: str | None = None) -> float:
+    return sum(p.shape.cpu for job, p in plans.items() if p.shape is not None and owner in (None, owner_of[job]))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.tuples(st.booleans(), st.sampled_from("ab"), st.integers(3, 8)), min_size=1, max_size=8),
+    st.floats(0, 400),
+    st.floats(0, 200),
+)
+def test_plans_are_never_over_the_capacity_or_a_quota(
+    kinds: list[tuple[bool, str, int]], cores: float, quota: float
+) -> None:
+    jobs = [
+        replace(running(f"job{i}") if runs else waiting(f"job{i}"), owner=owner, remaining_samples=10**size)
+        for i, (runs, owner, size) in enumerate(kinds)
+    ]
+    planner = DefaultPlanner(PlannerSettings())  # experiments too
+    capacity = ClusterCapacity(cores, 2000 * GIB)
+    plans = plan(jobs, capacity, planner, quotas={"b": Quota(quota, 1e15)})
+    owner_of = {job.id: job.owner for job in jobs}
+    assert total(plans, owner_of) <= cores + 1e-6
+    assert total(plans, owner_of, "b") <= quota + 1e-6
+    assert sum(p.shape.memory for p in plans.values() if p.shape is not None) <= 2000 * GIB
+    assert plans.keys() == owner_of.keys()
+
+
+def test_the_job_that_is_nearly_done_gets_the_scarce_cores() -> None:
+    soon, late = replace(running("soon"), remaining_samples=10**7), replace(running("late"), remaining_samples=10**9)
+    plans = plan([late, soon], ClusterCapacity(60, 10_000 * GIB))
+    soon_shape, late_shape = plans[JobId("soon")].shape, plans[JobId("late")].shape
+    assert soon_shape is not None
+    assert late_shape is not None
+    assert soon_shape.cpu > 2 * late_shape.cpu
+
+
+def test_a_fixed_job_counts_against_the_capacity_and_is_not_planned() -> None:
+    fixed = replace(running("fixed"), current=JobShape(10, 5, 8, 4, 4 * GIB, 16 * GIB), fixed=True)
+    plans = plan([fixed, running()], ClusterCapacity(110, 10_000 * GIB))
+    assert list(plans) == [JobId("job")]
+    shape = only(plans).shape
+    assert shape is not None
+    assert shape.cpu <= 10
+
+
+def past(name: str, shape: JobShape) -> PastJob:
+    """A job whose model was learned by planning it."""
+    planned = only(plan([running(name)]))
+    return PastJob(JobId(name), "ads", DATA, shape, fit=planned.explanation.fit, finished_at=NOW)
+
+
+def test_a_new_job_starts_like_its_predecessor_and_says_which() -> None:
+    shape = JobShape(8, 4, 6, 4, 4 * GIB, 8 * GIB)
+    planned = only(plan([waiting()], history=(past("yesterday", shape),)))
+    assert (planned.action, planned.shape) == (PlanAction.START, shape)
+    assert "yesterday" in planned.reason
+    assert planned.explanation.similar[0].id == "yesterday"
+
+
+def test_a_new_job_gets_a_smaller_start_when_the_cluster_is_nearly_full() -> None:
+    shape = JobShape(8, 4, 6, 4, 4 * GIB, 8 * GIB)
+    history = (past("yesterday", shape),)
+    planned = only(plan([waiting()], ClusterCapacity(40, 10_000 * GIB), history=history))
+    assert planned.action is PlanAction.START
+    assert planned.shape is not None
+    assert planned.shape.cpu <= 40
+    assert planned.shape.ps * planned.shape.ps_memory >= shape.ps * shape.ps_memory  # the tables are as large as before
+    none = only(plan([waiting()], ClusterCapacity(1, 10_000 * GIB), history=history))
+    assert (none.action, none.shape) == (PlanAction.WAIT, None)
+    assert "no room" in none.reason
+
+
+def test_similar_jobs_let_a_job_that_never_varied_its_shape_be_sized_well() -> None:
+    unvaried = running(shapes=(SMALL,), slower=1.2)
+    taught = only(plan([unvaried], history=(past("yesterday", JobShape(8, 4, 6, 4, 4 * GIB, 8 * GIB)),)))
+    assert taught.shape is not None
+    assert bill(taught.shape) <= 1.05 * best_bill()
+
+
+def growing(limit: int, until: float = 10**8) -> JobView:
+    """A job whose PS hold 40 bytes a sample, after `until` of 10^9 samples."""
+    measured = tuple(
+        replace(
+            p,
+            samples=int(until * (i + 1) / 30),
+            rows=int(until * (i + 1) / 30),
+            ps_memory=GIB + int(40 * until * (i + 1) / 30),
+        )
+        for i, p in enumerate(profiles((*VARIED[1:], replace(SMALL, ps_memory=limit))))
+    )
+    return replace(
+        running(),
+        current=replace(SMALL, ps_memory=limit),
+        profiles=measured,
+        remaining_samples=int(10**9 - until),
+        bounds=replace(BOUNDS, workers=(2, 2), ps=(1, 1), worker_cpu=(2, 2), ps_cpu=(2, 2)),
+    )
+
+
+def test_memory_grows_before_it_runs_out() -> None:
+    planner = DefaultPlanner(PlannerSettings(exploration=0, memory_lead_seconds=1e6))
+    planned = only(plan([growing(16 * GIB)], planner=planner))
+    assert planned.action is PlanAction.GROW_MEMORY
+    assert planned.shape is not None
+    assert 38 * GIB < planned.shape.ps_memory < 60 * GIB  # 40 bytes x 10^9 + 1 GiB, and headroom
+    assert planned.explanation.memory is not None
+    assert planned.explanation.memory.oom_at_samples == pytest.approx(15 * GIB / 40, rel=0.1)
+    assert "memory" in planned.reason
+
+
+def test_memory_that_runs_out_much_later_can_wait() -> None:
+    planner = DefaultPlanner(PlannerSettings(exploration=0, memory_lead_seconds=60))
+    assert only(plan([growing(16 * GIB)], planner=planner)).action is PlanAction.KEEP
+
+
+def test_tables_that_no_allowed_shape_holds_are_named() -> None:
+    small_bounds = replace(BOUNDS, ps=(1, 1), ps_memory=(GIB, 20 * GIB))
+    planned = only(plan([replace(growing(16 * GIB), bounds=small_bounds)]))
+    assert planned.action is PlanAction.KEEP
+    assert "ps_memory" in planned.reason
+
+
+def test_a_job_that_does_not_know_what_more_workers_bring_tries_it() -> None:
+    doubtful = running(shapes=(replace(SMALL, worker_cpu=8, ps_cpu=8, ps=4, workers=12),))
+    planner = DefaultPlanner(PlannerSettings(exploration=1.0))
+    planned = only(plan([replace(doubtful, remaining_samples=10**9)], planner=planner))
+    assert planned.action in (PlanAction.EXPLORE, PlanAction.SCALE)
+    if planned.action is PlanAction.EXPLORE:
+        assert "cheaper" in planned.reason
+
+
+def test_exploring_ends_when_there_is_nothing_left_to_learn() -> None:
+    planner = DefaultPlanner(PlannerSettings(exploration=1.0))
+    job, shapes = replace(running(shapes=(SMALL,)), remaining_samples=10**9), [SMALL]
+    for _ in range(25):
+        planned = only(plan([job], planner=planner))
+        if planned.action is PlanAction.KEEP:
+            break
+        assert planned.shape is not None
+        shapes.append(planned.shape)
+        job = replace(job, current=planned.shape, profiles=profiles(shapes, until=NOW))
+        planner = DefaultPlanner(PlannerSettings(exploration=1.0))
+    assert planned.action is PlanAction.KEEP
+    assert planned.shape is not None
+    assert bill(planned.shape) <= 1.03 * best_bill()
+
+
+@pytest.mark.parametrize("method", [FrontMethod.EXACT, FrontMethod.NSGA2])
+def test_the_same_calls_give_the_same_plans(method: FrontMethod) -> None:
+    jobs = [running("a"), replace(running("b"), remaining_samples=10**7), waiting("c")]
+    capacity = ClusterCapacity(150, 10_000 * GIB)
+    one, two = (plan(jobs, capacity, DefaultPlanner(PlannerSettings(seed=3), method)) for _ in range(2))
+    assert one == two
+
+
+def test_both_ways_to_a_front_lead_to_equally_good_plans() -> None:
+    shapes = [only(plan([running()], planner=DefaultPlanner(QUIET, method))).shape for method in FrontMethod]
+    bills = [bill(shape) for shape in shapes if shape is not None]
+    assert len(bills) == 3
+    assert max(bills) <= 1.02 * min(bills)
+
+
+def test_a_planner_is_one_for_the_entry_point_and_forgets_jobs_that_are_gone() -> None:
+    planner = DefaultPlanner(QUIET)
+    assert isinstance(planner, Planner)
+    plan([running("a"), running("b")], planner=planner)
+    assert list(plan([running("b")], planner=planner)) == ["b"]
+    assert plan([], planner=planner) == {}
