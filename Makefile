@@ -17,6 +17,7 @@ install: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	NUMBA_CACHE_DIR="$${XDG_CACHE_HOME:-$$HOME/.cache}/emberscale/numba" $(BIN)/python -m emberscale_trainer.compile_kernels
 	touch $@
 
 demo: install
