@@ -3,7 +3,12 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from local_jobs import Job
+
+# Whole jobs with real processes: each starts torch half a dozen times.
+pytestmark = pytest.mark.timeout(300)
 
 
 def with_bad_lines(dataset: Path, folder: Path, lines: int) -> Path:

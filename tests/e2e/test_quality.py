@@ -2,9 +2,14 @@
 
 from collections.abc import Callable
 
+import pytest
+
 from emberscale_api.job import parse_manifest
 from local_jobs import Job
 from plain_torch import train
+
+# Whole jobs with real processes: each starts torch half a dozen times.
+pytestmark = pytest.mark.timeout(300)
 
 
 def test_held_out_auc_is_that_of_plain_pytorch(make_job: Callable[..., Job]) -> None:

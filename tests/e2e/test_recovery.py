@@ -7,8 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+import pytest
 
 from local_jobs import Job
+
+# Whole jobs with real processes: each starts torch half a dozen times.
+pytestmark = pytest.mark.timeout(300)
 
 
 def assert_exact(job: Job) -> None:

@@ -17,6 +17,11 @@ IMAGE = "EMBERSCALE_E2E_IMAGE"
 REDIS_IMAGE = "EMBERSCALE_E2E_REDIS_IMAGE"
 SHARED_FOLDER = "EMBERSCALE_E2E_FOLDER"
 NODE_FAULT = "EMBERSCALE_E2E_NODE_FAULT"
+AUDIT_LOG = "EMBERSCALE_E2E_AUDIT_LOG"
+
+ROWS = 60_000
+RECORDS = 54_000
+"""Rows of the suite's data, and those of them that are trained on."""
 
 
 class CommandFailedError(Exception):
@@ -159,6 +164,67 @@ class Job:
             return eventually(what, look, seconds)
         except NotInTimeError as error:
             raise NotInTimeError(f"{error}\n{json.dumps(self.status(), indent=1)}\n{self.logs()}") from error
+
+
+_AUDIT = """
+import json, sys
+from emberscale.checkpoints import CheckpointFolder, audit_checkpoints
+folder = CheckpointFolder(sys.argv[1])
+report, refused = audit_checkpoints(folder, folder.find({sys.argv[2]}))
+open("/dev/termination-log", "w").write(json.dumps(report.as_document() if report else {"refused": refused}))
+"""
+
+
+def run_in_pod(name: str, place: Place, command: Sequence[str], user: int = 65532, seconds: float = 240) -> str:
+    """Runs a command in a pod of the image, with the shared folder at /shared; what it wrote to /dev/termination-log.
+
+    The message comes from the pod's status, which outlives its logs.
+    """
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name},
+        "spec": {
+            "restartPolicy": "Never",
+            "automountServiceAccountToken": False,
+            "securityContext": {"runAsUser": user},
+            "containers": [
+                {
+                    "name": "main",
+                    "image": setting(IMAGE),
+                    "imagePullPolicy": "IfNotPresent",
+                    "command": list(command),
+                    "volumeMounts": [{"name": "shared", "mountPath": "/shared"}],
+                    "terminationMessagePolicy": "FallbackToLogsOnError",
+                }
+            ],
+            "volumes": [{"name": "shared", "hostPath": {"path": place.folder, "type": "DirectoryOrCreate"}}],
+        },
+    }
+    apply(pod, namespace=place.namespace)
+
+    def ended() -> Any:
+        status = get("pod", name, place.namespace)["status"]
+        return status if status.get("phase") in ("Succeeded", "Failed") else None
+
+    status = eventually(f"pod {name} ends", ended, seconds)
+    said = str(status["containerStatuses"][0]["state"]["terminated"].get("message", ""))
+    kubectl("delete", "pod", name, "-n", place.namespace, "--wait=false")
+    assert status["phase"] == "Succeeded", said
+    return said
+
+
+def audit(job: Job, place: Place) -> Any:
+    """How often each sample was applied, from what the servers recorded: see `emberscale audit`."""
+    document = job.read()
+    command = ["python", "-c", _AUDIT, document["spec"]["checkpoint"]["uri"], document["metadata"]["uid"]]
+    return json.loads(run_in_pod(f"audit-{job.name}", place, command))
+
+
+def assert_exact(job: Job, place: Place, records: int = RECORDS) -> None:
+    """Every sample of one epoch was applied exactly once, on every server."""
+    counted = audit(job, place)
+    assert (counted["missing"], counted["once"], counted["repeated"]) == (0, records, 0), counted
 
 
 def manifest(name: str, place: Place, **spec: Any) -> dict[str, Any]:

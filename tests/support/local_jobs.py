@@ -49,7 +49,7 @@ class Job:
             text=True,
         )
 
-    def finish(self, timeout: float = 100) -> "Finished":
+    def finish(self, timeout: float = 250) -> "Finished":
         assert self.process is not None
         stdout, stderr = self.process.communicate(timeout=timeout)
         return Finished(self.process.returncode, stdout, stderr, self)
@@ -83,7 +83,7 @@ class Job:
         assert self.process is not None
         return self.process.poll() is not None
 
-    def wait_for(self, condition: Callable[[], object], timeout: float = 60) -> bool:
+    def wait_for(self, condition: Callable[[], object], timeout: float = 120) -> bool:
         """Polls until the condition holds; False if the job ended first."""
         deadline = time.monotonic() + timeout
         while not condition():

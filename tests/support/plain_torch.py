@@ -62,7 +62,7 @@ class RowWiseAdagrad:
             rows, values = gradient.indices()[0], gradient.values()
             accumulator[rows] += values.pow(2).mean(dim=1)
             scale = accumulator[rows].sqrt_().add_(self._epsilon)
-            weight[rows] -= self._learning_rate * values / scale[:, None]
+            weight.index_add_(0, rows, values / scale[:, None], alpha=-self._learning_rate)
             weight.grad = None
 
 
