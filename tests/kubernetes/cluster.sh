@@ -8,6 +8,7 @@
 #   EMBERSCALE_BUILD_COMMAND   builds an image: it gets the name, the archive to write and the context folder as arguments
 #   EMBERSCALE_LOAD_COMMAND    loads an image archive into every node: it gets the archive, such as `kind load image-archive`
 #   EMBERSCALE_E2E_FOLDER      a folder that all nodes share, for data and checkpoints
+#   EMBERSCALE_E2E_AUDIT_LOG   optional: the API server's audit log; the test of the operator's rights needs it
 #   EMBERSCALE_E2E_NODE_FAULT  optional: does `N cut`, `N heal` or `N crash` to node N; tests of node loss need it
 # Otherwise, as root on Debian, a cluster is started for the run from KUBE_SCRIPTS, a folder with up.sh, down.sh, build-image.sh,
 # load-image.sh and node.sh; by default ../shared/kube beside this checkout. KUBE_VERSION and KUBE_STATE are passed on.
@@ -48,7 +49,17 @@ $build localhost/emberscale:e2e "$images/emberscale.tar" "$root"
 $build localhost/redis:e2e "$images/redis.tar" tests/kubernetes/redis
 if [ "$build" = "$scripts/build-image.sh" ]; then
   state=${KUBE_STATE:-$(mktemp -d)}
+  audit=$state/audit
+  mkdir -p "$audit"
+  cat > "$audit/policy.yaml" << 'POLICY'
+apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules: [{level: Metadata}]
+POLICY
+  export APISERVER_EXTRA="--audit-policy-file=$audit/policy.yaml --audit-log-path=$audit/log.jsonl ${APISERVER_EXTRA:-}"
   KUBE_NODES=2 "$scripts/up.sh" "$state"
+  export EMBERSCALE_E2E_AUDIT_LOG=$audit/log.jsonl
   # shellcheck source=/dev/null
   source "$state/env"
   inside=$KUBE_EXEC

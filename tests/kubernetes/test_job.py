@@ -1,0 +1,172 @@
+"""One job, from `kubectl apply` to Complete, as a person sees it."""
+
+import pytest
+
+from cluster import (
+    RECORDS,
+    CommandFailedError,
+    Place,
+    apply,
+    assert_exact,
+    eventually,
+    find,
+    kubectl,
+    manifest,
+    run,
+    submit,
+)
+from installation import RELEASE, SYSTEM, helm_install
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def test_the_charts_own_test_passes(installed: str) -> None:
+    run("helm", "test", installed, "-n", SYSTEM, "--timeout=120s", timeout=150)
+
+
+def test_a_job_trains_every_sample_once_and_tells_so(place: Place) -> None:
+    job = submit(manifest("whole", place), place)
+    eventually("four pods", lambda: len(job.pods()) >= 5 or None, seconds=60)
+    job.wait_for_samples(1)
+    during = kubectl("get", "tj", "whole", "-n", place.namespace).splitlines()
+    assert during[0].split() == ["NAME", "PHASE", "WORKERS", "PS", "SAMPLES/S", "PROGRESS", "ETA", "AGE"]
+    assert during[1].split()[2:4] == ["2/2", "2/2"]
+
+    status = job.wait_complete()
+
+    assert status["progress"]["samples"] == status["progress"]["expectedSamples"] == RECORDS
+    assert status["progress"]["evaluations"][0]["auc"] > 0.68
+    assert status["startTime"] < status["completionTime"]
+    assert_exact(job, place)
+    complete = job.condition("Complete")
+    assert complete["status"] == "True"
+    assert complete["observedGeneration"] == job.read()["metadata"]["generation"]
+    assert not job.condition("Failed") or job.condition("Failed")["status"] == "False"
+    reasons = [event["reason"] for event in job.events()]
+    for reason in ("CreatedMasterPod", "CreatedPSPod", "CreatedWorkerPod", "StartedTraining", "CompletedJob"):
+        assert reason in reasons, reasons
+    eventually("no pod runs on", lambda: not [p for p in job.pods() if p["status"]["phase"] == "Running"], seconds=60)
+    assert "whole" in kubectl("get", "all", "-n", place.namespace)
+
+
+def test_training_pods_are_restricted_and_hold_no_credentials(place: Place) -> None:
+    job = submit(manifest("restricted", place), place)
+    pods = eventually("pods", lambda: pods if len(pods := job.pods()) >= 5 else None, seconds=60)
+    for pod in pods:
+        assert pod["spec"]["automountServiceAccountToken"] is False
+        assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
+        (container,) = pod["spec"]["containers"]
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        assert not [mount for mount in container["volumeMounts"] if "serviceaccount" in mount["mountPath"]]
+
+
+def test_deleting_a_job_leaves_nothing_of_it(place: Place) -> None:
+    job = submit(manifest("deleted", place), place)
+    job.wait_for_samples(1)
+    kubectl("delete", "tj", "deleted", "-n", place.namespace, "--wait=true", timeout=120)
+    kinds = "pods,services,secrets,configmaps"
+    eventually(
+        "nothing of the job is left",
+        lambda: not kubectl("get", kinds, "-n", place.namespace, "-l", job.selector, "-o", "name") or None,
+        seconds=90,
+    )
+
+
+def test_a_job_that_is_suspended_goes_on_from_there(place: Place) -> None:
+    job = submit(manifest("paused", place), place)
+    job.wait_for_samples(5000)
+    kubectl("patch", "tj", "paused", "-n", place.namespace, "--type=merge", "-p", '{"spec":{"suspend":true}}')
+    eventually("Suspended", lambda: job.phase() == "Suspended" or None, seconds=120)
+    reached = job.samples()
+    eventually("no pod is left running", lambda: not [p for p in job.pods() if p["status"]["phase"] == "Running"], 60)
+    condition = job.condition("Suspended")
+    assert condition["status"] == "True"
+    kubectl("patch", "tj", "paused", "-n", place.namespace, "--type=merge", "-p", '{"spec":{"suspend":false}}')
+    status = job.wait_complete()
+    assert reached > 0
+    assert status["progress"]["samples"] == RECORDS
+    assert_exact(job, place)
+
+
+def test_workers_can_be_scaled_with_kubectl_scale(place: Place) -> None:
+    document = manifest("scaled", place)
+    document["spec"]["training"]["epochs"] = 4
+    job = submit(document, place)
+    job.wait_for_samples(1)
+    kubectl("scale", "tj/scaled", "-n", place.namespace, "--replicas=3")
+    eventually("three workers", lambda: len(job.running("worker")) == 3 or None, seconds=90)
+    kubectl("scale", "tj/scaled", "-n", place.namespace, "--replicas=1")
+    eventually("one worker", lambda: len(job.running("worker")) == 1 or None, seconds=90)
+    job.wait_complete()
+    assert_exact(job, place, 4 * RECORDS)
+
+
+def test_jobs_of_one_name_in_two_namespaces_do_not_touch_each_other(place: Place, installed: str) -> None:
+    other = Place(f"{place.namespace}-2"[:60], place.folder)
+    kubectl("create", "namespace", other.namespace)
+    try:
+        first, second = (submit(manifest("same", where), where) for where in (place, other))
+        first.wait_for_samples(1)
+        second.wait_for_samples(1)
+        kubectl("delete", "tj", "same", "-n", place.namespace, "--wait=true", timeout=120)
+        second.wait_complete()
+        assert_exact(second, other)
+    finally:
+        kubectl("delete", "namespace", other.namespace, "--wait=true", timeout=180)
+
+
+def test_what_only_the_operator_can_see_is_said_and_heals(place: Place) -> None:
+    document = manifest("waiting", place)
+    secret = {"name": "EXTRA", "valueFrom": {"secretKeyRef": {"name": "late", "key": "value"}}}
+    document["spec"]["worker"]["template"]["env"] = [secret]
+    job = submit(document, place)
+
+    def said() -> str | None:
+        condition = job.condition("Progressing")
+        text = f"{condition['reason']} {condition['message']}" if condition else ""
+        return text if condition and condition["status"] == "False" and "late" in text else None
+
+    eventually("the job says that its Secret is missing", said, seconds=60)
+    missing = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "late"}, "stringData": {"value": "here"}}
+    apply(missing, namespace=place.namespace)
+    job.wait_complete()
+
+
+def test_an_upgrade_under_a_running_job_does_not_disturb_it(place: Place) -> None:
+    document = manifest("upgraded", place)
+    document["spec"]["training"]["epochs"] = 2
+    job = submit(document, place)
+    job.wait_for_samples(1)
+    before = {pod["metadata"]["uid"] for pod in job.pods()}
+    helm_install("--set", "operator.logLevel=debug", "--set", "operator.podAnnotations.upgraded=yes")
+    after = {pod["metadata"]["uid"] for pod in job.pods()}
+    status = job.wait_complete()
+    assert before <= after
+    assert [status[role].get("restarts", 0) for role in ("master", "ps", "worker")] == [0, 0, 0]
+    assert_exact(job, place, 2 * RECORDS)
+
+
+def test_the_operator_has_met_nothing_unexpected(installed: str) -> None:
+    service = f"/api/v1/namespaces/{SYSTEM}/services/emberscale-operator:9090/proxy/metrics"
+    metrics = kubectl("get", "--raw", service)
+    assert "emberscale_operator_defects_total 0.0" in metrics
+    assert "emberscale_jobs{" in metrics
+
+
+def test_uninstalling_leaves_nothing_but_the_crd(installed: str) -> None:
+    """Last of its module: it takes the release away, and installs it again for others."""
+    run("helm", "uninstall", RELEASE, "-n", SYSTEM, "--wait", timeout=180)
+    left = kubectl("get", "all,secrets,configmaps,roles,rolebindings,leases", "-n", SYSTEM, "-o", "name").split()
+    mine = [name for name in left if "kube-root-ca.crt" not in name and "lease" not in name.split("/")[0]]
+    assert mine == []
+    everywhere = kubectl("get", "clusterroles,clusterrolebindings", "-o", "name")
+    assert "emberscale" not in everywhere
+    assert find("crd", "trainingjobs.emberscale.io", "default") is not None
+    helm_install()
+
+
+def test_a_manifest_that_cannot_change_is_refused_with_the_reason(place: Place) -> None:
+    job = submit(manifest("fixed", place), place)
+    patch = '{"spec":{"training":{"batchSize":512}}}'
+    with pytest.raises(CommandFailedError, match="cannot change once the job is created"):
+        kubectl("patch", "tj", job.name, "-n", place.namespace, "--type=merge", "-p", patch)
