@@ -29,7 +29,7 @@ from emberscale_operator.kubernetes.job import Job, JobKey, UnreadableJobError, 
 from emberscale_operator.kubernetes.master_link import MasterLink
 from emberscale_operator.kubernetes.observation import Observation, plan_of
 from emberscale_operator.kubernetes.pod_spec import JobObjects, limits_of, requests_of, role_spec
-from emberscale_operator.kubernetes.pod_state import PodView
+from emberscale_operator.kubernetes.pod_state import PodView, Waiting
 from emberscale_operator.kubernetes.record import history_of, members_of
 from emberscale_operator.kubernetes.recorder import Recorder
 from emberscale_operator.kubernetes.settings import Settings
@@ -108,6 +108,8 @@ class JobController:
         self._plan: pb.Plan | None = None
         self._observation = Observation()
         self._problems: dict[tuple[Role, int], tuple[str, str]] = {}
+        self._trouble: Waiting | None = None
+        self._trouble_at = 0.0
         self._refused_resizes: set[tuple[str, Resources]] = set()
 
     @property
@@ -163,7 +165,7 @@ class JobController:
     async def _reconcile(self, job: Job, status: TrainingJobStatus, now: float) -> float:
         policy = self._policy or Policy(backoff_limit=job.spec.run_policy.backoff_limit)
         active = status.phase not in RESTING
-        views = self._observation.observe(self._cluster.pods(self.key), self.uid, now)
+        views = await self._with_troubles(self._observation.observe(self._cluster.pods(self.key), self.uid, now), now)
         before = self._observation.history
         instances = tuple(view.instance for view in views)
         self._observation.history = advance(before, instances, policy.backoff)
@@ -273,6 +275,22 @@ class JobController:
             await self._close_link()
         if self._link is not None and self._link.plan is not None:
             self._plan = self._link.plan
+
+    async def _with_troubles(self, views: Sequence[PodView], now: float) -> tuple[PodView, ...]:
+        """A volume that cannot be mounted shows in a pod's Events only: asks for those of the first that is slow."""
+        slow = next((view for view in views if view.mounting), None)
+        if slow is None:
+            self._trouble = None
+            return tuple(views)
+        if now >= self._trouble_at + _RETRY_SECONDS:
+            self._trouble_at = now
+            selector = f"involvedObject.uid={slow.uid},type=Warning"
+            found = await self._client.get(core(self.key.namespace, "events"), fieldSelector=selector)
+            events = sorted(
+                found["items"], key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or ""
+            )
+            self._trouble = Waiting(events[-1]["reason"], events[-1]["message"]) if events else None
+        return tuple(replace(view, waiting=self._trouble) if view is slow else view for view in views)
 
     async def _close_link(self) -> None:
         if self._link is not None:
@@ -466,7 +484,10 @@ class JobController:
     ) -> float:
         """Acts; returns the seconds until there may be more to do."""
         by_id = {view.id: view for view in views}
-        delay = self._settings.resync
+        # a pod that is being prepared for long has a reason that no watch brings
+        delay = (
+            3.0 if any(view.id and not view.running and view.instance.live for view in views) else self._settings.resync
+        )
         refused: set[Role] = set()
         self._problems = {slot: problem for slot, problem in self._problems.items() if slot not in _slots(actions)}
         for action in actions:

@@ -96,7 +96,10 @@ def build_status(before: TrainingJobStatus, facts: Facts) -> TrainingJobStatus:
 
 def to_document(status: TrainingJobStatus) -> dict[str, Any]:
     """The status as it is sent."""
-    return status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    document = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    # there may be a thousand: each says only what there is to say
+    members = [member.model_dump(mode="json", by_alias=True, exclude_defaults=True) for member in status.members]
+    return {**document, "members": members}
 
 
 def merge_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:

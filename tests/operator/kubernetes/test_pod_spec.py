@@ -70,7 +70,7 @@ def test_requests_keep_their_proportion_to_limits_that_grew(job: Job, settings: 
 
 
 def test_a_template_is_merged_under_what_the_job_needs(settings: Settings) -> None:
-    template = {
+    template: dict[str, Any] = {
         "labels": {"team": "ads", "emberscale.io/role": "spy"},
         "annotations": {"note": "x"},
         "image": "mine:2",
@@ -117,7 +117,7 @@ def test_a_template_is_merged_under_what_the_job_needs(settings: Settings) -> No
 def test_a_master_is_replaced_only_for_what_it_reads(
     settings: Settings, change: dict[str, Any], replaced: bool
 ) -> None:
-    base = {"worker": {"replicas": 3}}
+    base: dict[str, Any] = {"worker": {"replicas": 3}}
     before = JobObjects.of(read_job(job_body(**base)), settings)
     after = JobObjects.of(read_job(job_body(**{**base, **change})), settings)
     assert (before.restart_key != after.restart_key) is replaced

@@ -1,0 +1,419 @@
+"""One job's controller against an API server in memory that it may be killed at any call to."""
+
+import asyncio
+import copy
+import itertools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from emberscale_operator.kubernetes.client import ApiError
+from emberscale_operator.kubernetes.controller import JobController
+from emberscale_operator.kubernetes.job import JobKey
+from emberscale_operator.kubernetes.recorder import Recorder
+from emberscale_operator.kubernetes.settings import Settings
+from emberscale_operator.reconcile import Backoff, Policy
+from training_jobs import job_body
+
+KEY = JobKey("team-a", "ctr")
+START = 1_767_225_600.0
+SETTINGS = Settings(image="emberscale:1", redis_url="redis://redis:6379/0", namespace="ops", identity="op-1")
+PATIENT = Policy(backoff=Backoff(base=0.0), backoff_limit=1000)
+
+
+class KilledError(Exception):
+    """The operator died in the middle of a call."""
+
+
+class MemoryApi:
+    """Objects by path. The view of it, `job` and `pods`, is as old as the last `sync`."""
+
+    def __init__(self, body: dict[str, Any]) -> None:
+        self.now = START
+        self.body = body
+        self.objects: dict[str, dict[str, Any]] = {}
+        self.writes: Counter[str] = Counter()
+        self.events: list[str] = []
+        self.kill_in = 1 << 30
+        self.kill_after = False
+        self.refusal: ApiError | None = None
+        self.most_live: Counter[str] = Counter()
+        self._numbers = itertools.count(1)
+        self._seen: list[dict[str, Any]] = []
+        self._seen_body = copy.deepcopy(body)
+
+    def job(self, key: JobKey) -> Mapping[str, Any] | None:
+        return self._seen_body
+
+    def pods(self, key: JobKey) -> Sequence[Mapping[str, Any]]:
+        return self._seen
+
+    def sync(self) -> None:
+        self._seen = [{**pod, "status": copy.copy(pod["status"])} for pod in self.all_pods()]
+        self._seen_body = {**self.body, "metadata": dict(self.body["metadata"]), "spec": dict(self.body["spec"])}
+
+    def all_pods(self) -> list[dict[str, Any]]:
+        return [body for path, body in self.objects.items() if "/pods/" in path]
+
+    def live_pods(self) -> list[dict[str, Any]]:
+        return [pod for pod in self.all_pods() if pod["status"]["phase"] in ("Pending", "Running")]
+
+    async def create(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        return self._call(lambda: self._create(path, body))
+
+    async def get(self, path: str, **query: str) -> dict[str, Any]:
+        if path not in self.objects:
+            return {"items": []} if path.endswith("/events") else self._fail(404, "NotFound")
+        return copy.deepcopy(self.objects[path])
+
+    async def patch(self, path: str, body: dict[str, Any], kind: str = "") -> dict[str, Any]:
+        return self._call(lambda: self._patch(path, body))
+
+    async def delete(self, path: str, uid: str, grace_seconds: int | None = None) -> None:
+        self._call(lambda: self._delete(path, uid))
+
+    def _call(self, effect: Any) -> dict[str, Any]:
+        self.kill_in -= 1
+        if self.kill_in == 0 and not self.kill_after:
+            raise KilledError
+        answer: dict[str, Any] = effect()
+        if self.kill_in == 0:
+            raise KilledError
+        return answer
+
+    def _create(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        name = f"{path}/{body['metadata']['name']}"
+        if name in self.objects:
+            self._fail(409, "AlreadyExists")
+        if path.endswith("/events"):
+            self.events.append(body["reason"])
+        else:
+            if self.refusal is not None and path.endswith("/pods"):
+                raise self.refusal
+            self.writes["create"] += 1
+        made = copy.deepcopy(body)
+        made["metadata"] |= {"uid": f"uid-{next(self._numbers)}", "creationTimestamp": self._time()}
+        if path.endswith("/pods"):
+            made["status"] = {"phase": "Pending"}
+        self.objects[name] = made
+        for slot, count in Counter(slot_of(pod) for pod in self.live_pods()).items():
+            self.most_live[slot] = max(self.most_live[slot], count)
+        return dict(made)
+
+    def _patch(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        self.writes["patch"] += 1
+        if path.endswith("/status"):
+            self.body["status"] = merged(self.body.get("status", {}), body["status"])
+        return self.body
+
+    def _delete(self, path: str, uid: str) -> dict[str, Any]:
+        self.writes["delete"] += 1
+        if path in self.objects and self.objects[path]["metadata"]["uid"] == uid:
+            del self.objects[path]
+        return {}
+
+    def _fail(self, status: int, reason: str) -> dict[str, Any]:
+        raise ApiError(status, reason, reason)
+
+    def _time(self) -> str:
+        return datetime.fromtimestamp(self.now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+    def run_pods(self) -> None:
+        """What a kubelet does; the pods have no address, so that no master is called."""
+        for pod in self.all_pods():
+            if pod["status"]["phase"] == "Pending":
+                pod["status"] = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+
+    def end_pod(self, pod: dict[str, Any], code: int, reason: str = "Error") -> None:
+        terminated = {"exitCode": code, "reason": reason, "finishedAt": self._time()}
+        pod["status"] = {"phase": "Failed", "containerStatuses": [{"state": {"terminated": terminated}}]}
+
+
+def merged(old: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
+    result = dict(old)
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        elif isinstance(value, dict) and isinstance(result.get(key), dict):
+            result[key] = merged(result[key], value)
+        else:
+            result[key] = copy.deepcopy(value)
+    return result
+
+
+def slot_of(pod: Mapping[str, Any]) -> str:
+    labels = pod["metadata"]["labels"]
+    return f"{labels['emberscale.io/role']}-{labels['emberscale.io/index']}"
+
+
+class Operator:
+    """A controller that is started anew whenever it is killed."""
+
+    def __init__(self, api: MemoryApi, policy: Policy | None = PATIENT) -> None:
+        self.api = api
+        self.policy = policy
+        self.controller = self.start()
+
+    def start(self) -> JobController:
+        recorder = Recorder(self.api, "op-1")  # type: ignore[arg-type]  # the calls that it makes are there
+        return JobController(KEY, "job-uid", self.api, self.api, recorder, SETTINGS, self.policy)  # type: ignore[arg-type]
+
+    async def step(self, seconds: float = 1.0) -> None:
+        self.api.now += seconds
+        try:
+            await self.controller.reconcile(self.api.now)
+        except KilledError:
+            self.api.kill_in = 1 << 30
+            self.controller = self.start()
+
+    async def settle(self, steps: int = 8, seconds: float = 1.0) -> None:
+        for _ in range(steps):
+            await self.step(seconds)
+            self.api.sync()
+            self.api.run_pods()
+            self.api.sync()
+        await asyncio.sleep(0)
+
+
+def names_of(pods: Sequence[Mapping[str, Any]]) -> list[str]:
+    return sorted(slot_of(pod) for pod in pods)
+
+
+WANTED = ["master-0", "ps-0", "ps-1", "worker-0", "worker-1", "worker-2"]
+
+
+def new_api(**spec: Any) -> MemoryApi:
+    return MemoryApi(job_body(ps={"replicas": 2}, worker={"replicas": 3}, **spec))
+
+
+def test_a_job_gets_its_pods_and_a_status() -> None:
+    api = new_api()
+    asyncio.run(Operator(api).settle())
+    assert names_of(api.live_pods()) == WANTED
+    status = api.body["status"]
+    assert status["worker"]["summary"] == "3/3"
+    assert status["observedGeneration"] == 1
+    assert [condition["type"] for condition in status["conditions"]] == ["Progressing"]
+    assert api.events.count("CreatedWorkerPod") == 3
+
+
+def test_a_resync_without_news_writes_nothing() -> None:
+    api = new_api()
+
+    async def scenario() -> None:
+        operator = Operator(api)
+        await operator.settle()
+        api.writes.clear()
+        for _ in range(5):
+            await operator.step(30.0)
+        operator.controller = operator.start()
+        await operator.step(30.0)
+
+    asyncio.run(scenario())
+    assert not api.writes
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("call", range(1, 26))
+def test_killed_at_any_call_it_makes_no_duplicate_and_no_orphan(call: int, after: bool) -> None:
+    api = new_api()
+    api.kill_in, api.kill_after = call, after
+    asyncio.run(Operator(api).settle())
+    assert names_of(api.all_pods()) == WANTED
+    assert max(api.most_live.values()) == 1
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["kill pod", "delete pod", "evict pod", "scale", "sync", "run", "step", "kill operator"]),
+            st.integers(0, 7),
+        ),
+        max_size=30,
+    )
+)
+@settings(max_examples=20, deadline=None)
+def test_whatever_happens_there_is_one_pod_a_slot_in_the_end(events: list[tuple[str, int]]) -> None:
+    api = new_api()
+    workers = 3
+
+    async def scenario() -> None:
+        nonlocal workers
+        operator = Operator(api)
+        for event, number in events:
+            live = api.live_pods()
+            pod = live[number % len(live)] if live else None
+            match event:
+                case "kill pod" if pod:
+                    api.end_pod(pod, 137)
+                case "evict pod" if pod:
+                    api.end_pod(pod, 137)
+                    pod["status"]["reason"] = "Evicted"
+                case "delete pod" if pod:
+                    del api.objects[f"/api/v1/namespaces/team-a/pods/{pod['metadata']['name']}"]
+                case "scale":
+                    workers = 1 + number
+                    api.body["spec"]["worker"] = {"replicas": workers}
+                    api.body["metadata"]["generation"] += 1
+                case "sync":
+                    api.sync()
+                case "run":
+                    api.run_pods()
+                case "kill operator":
+                    api.kill_in, api.kill_after = 1 + number, number % 2 == 0
+                case _:
+                    await operator.step()
+        api.kill_in = 1 << 30
+        await operator.settle(6, seconds=20.0)  # a pod that is never seen is believed in for a while
+
+    asyncio.run(scenario())
+    assert names_of(api.live_pods()) == sorted(
+        ["master-0", "ps-0", "ps-1", *(f"worker-{index}" for index in range(workers))]
+    )
+    assert all(count == 1 for count in api.most_live.values())
+
+
+def test_a_pod_that_ran_out_of_memory_comes_back_with_more() -> None:
+    api = MemoryApi(job_body(ps={"replicas": 1, "resources": {"limits": {"memory": "1Gi"}}}))
+
+    async def scenario() -> None:
+        operator = Operator(api)
+        await operator.settle()
+        (ps,) = (pod for pod in api.live_pods() if slot_of(pod) == "ps-0")
+        api.end_pod(ps, 137, "OOMKilled")
+        api.sync()
+        # the exit waits for a master to be reported to; the master is away here
+        await operator.settle()
+
+    asyncio.run(scenario())
+    (ps,) = (pod for pod in api.live_pods() if slot_of(pod) == "ps-0")
+    assert ps["spec"]["containers"][0]["resources"]["limits"]["memory"] == str(1536 << 20)
+    assert api.body["status"]["ps"]["memoryBytes"] == 1536 << 20
+    assert api.body["status"]["ps"]["restarts"] == 1
+    assert {"OOMKilledPSPod", "IncreasedPSMemory"} <= set(api.events)
+
+
+def test_errors_of_its_own_fail_a_job_and_evictions_do_not() -> None:
+    def outcome(evicted: bool) -> tuple[str, str]:
+        api = new_api(runPolicy={"backoffLimit": 2})
+
+        async def scenario() -> None:
+            operator = Operator(api, Policy(backoff=Backoff(base=0.0), backoff_limit=2))
+            await operator.settle()
+            for _ in range(5):
+                for pod in [pod for pod in api.live_pods() if slot_of(pod) == "worker-0"]:
+                    api.end_pod(pod, 1)
+                    if evicted:
+                        pod["status"]["reason"] = "Evicted"
+                api.sync()
+                await operator.settle(3)
+
+        asyncio.run(scenario())
+        return api.body["status"]["phase"], api.body["status"].get("reason", "")
+
+    assert outcome(evicted=True)[0] == "Pending"
+    assert outcome(evicted=False) == ("Failed", "BackoffLimitExceeded")
+
+
+def test_a_failed_job_keeps_its_status_and_loses_its_running_pods() -> None:
+    api = new_api(runPolicy={"backoffLimit": 0})
+
+    async def scenario() -> None:
+        operator = Operator(api, Policy(backoff=Backoff(base=0.0), backoff_limit=0))
+        await operator.settle()
+        api.end_pod(next(pod for pod in api.live_pods() if slot_of(pod) == "worker-0"), 1)
+        api.sync()
+        await operator.settle(30)
+
+    asyncio.run(scenario())
+    assert api.live_pods() == []
+    assert names_of(api.all_pods()) == ["worker-0"], "the one that failed stays, for its log"
+    conditions = {condition["type"]: condition["status"] for condition in api.body["status"]["conditions"]}
+    assert conditions == {"Progressing": "False", "Failed": "True"}
+
+
+def test_a_job_that_is_suspended_from_the_start_gets_no_pod_until_it_is_resumed() -> None:
+    api = new_api(suspend=True)
+
+    async def scenario() -> None:
+        operator = Operator(api)
+        await operator.settle(3)
+        assert api.all_pods() == []
+        assert api.body["status"]["phase"] == "Suspended"
+        assert "startTime" not in api.body["status"]
+        api.body["spec"]["suspend"] = False
+        api.body["metadata"]["generation"] += 1
+        api.sync()
+        await operator.settle()
+
+    asyncio.run(scenario())
+    assert names_of(api.live_pods()) == WANTED
+    conditions = {condition["type"]: condition["status"] for condition in api.body["status"]["conditions"]}
+    assert conditions == {"Progressing": "True", "Suspended": "False"}
+
+
+def test_a_quota_is_named_and_waited_for() -> None:
+    api = new_api()
+    api.refusal = ApiError(403, "Forbidden", "pods is forbidden: exceeded quota: q, requested: pods=1")
+
+    async def scenario() -> None:
+        operator = Operator(api)
+        await operator.settle(3)
+        (condition,) = api.body["status"]["conditions"]
+        assert (condition["status"], condition["reason"]) == ("False", "QuotaExceeded")
+        assert "exceeded quota: q" in condition["message"]
+        api.refusal = None
+        await operator.settle()
+
+    asyncio.run(scenario())
+    assert names_of(api.live_pods()) == WANTED
+    assert api.body["status"]["conditions"][0]["status"] == "True"
+
+
+def test_a_finished_job_is_deleted_after_its_time() -> None:
+    api = new_api(runPolicy={"backoffLimit": 0, "ttlAfterFinished": "60s"})
+    job_path = "/apis/emberscale.io/v1alpha1/namespaces/team-a/trainingjobs/ctr"
+    deleted: list[float] = []
+    real = api.delete
+
+    async def delete(path: str, uid: str, grace_seconds: int | None = None) -> None:
+        if path == job_path:
+            deleted.append(api.now)
+        await real(path, uid, grace_seconds)
+
+    api.delete = delete  # type: ignore[method-assign]
+
+    async def scenario() -> None:
+        operator = Operator(api, Policy(backoff=Backoff(base=0.0), backoff_limit=0))
+        await operator.settle()
+        api.end_pod(next(pod for pod in api.live_pods() if slot_of(pod) == "worker-0"), 1)
+        api.sync()
+        await operator.settle(30)
+        assert not deleted
+        await operator.step(60)
+
+    asyncio.run(scenario())
+    assert deleted
+
+
+def test_a_spec_that_cannot_run_is_said_and_mended_by_an_edit() -> None:
+    api = new_api(optimizers={"dense": {"type": "FTRL"}})
+
+    async def scenario() -> None:
+        operator = Operator(api)
+        await operator.settle(2)
+        assert api.all_pods() == []
+        (condition,) = api.body["status"]["conditions"]
+        assert condition["reason"] == "InvalidSpec"
+        assert "spec.optimizers.dense.type" in condition["message"]
+        del api.body["spec"]["optimizers"]
+        api.sync()
+        await operator.settle()
+
+    asyncio.run(scenario())
+    assert names_of(api.live_pods()) == WANTED
