@@ -252,7 +252,7 @@ class Profile(_message.Message):
     STAGE_FRACTIONS_FIELD_NUMBER: _builtins.int
     RESTARTED_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
-    """ascending per job; one that was accepted is not counted again"""
+    """ascending over all the job's life, say milliseconds since the epoch; each counts once"""
     time: _builtins.float
     """end of the measurement"""
     batch_size: _builtins.int

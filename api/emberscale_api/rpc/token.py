@@ -1,17 +1,20 @@
 """Every call carries the job's token, and a call without it is refused."""
 
 import hmac
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc
+import grpc.aio
 
 if TYPE_CHECKING:
     ServerInterceptor = grpc.ServerInterceptor[Any, Any]
+    AsyncServerInterceptor = grpc.aio.ServerInterceptor[Any, Any]
     UnaryInterceptor = grpc.UnaryUnaryClientInterceptor[Any, Any]
     StreamInterceptor = grpc.UnaryStreamClientInterceptor[Any, Any]
 else:  # generic in the stubs only
     ServerInterceptor = grpc.ServerInterceptor
+    AsyncServerInterceptor = grpc.aio.ServerInterceptor
     UnaryInterceptor = grpc.UnaryUnaryClientInterceptor
     StreamInterceptor = grpc.UnaryStreamClientInterceptor
 
@@ -49,10 +52,32 @@ class TokenCheck(ServerInterceptor):
 
     def intercept_service(self, continuation: Callable[[Any], Any], handler_call_details: Any) -> Any:
         """Passes a call with the token on, and answers any other itself."""
-        metadata = dict(handler_call_details.invocation_metadata)
-        if tokens_match(metadata.get(_METADATA_KEY, ""), self._expected):
+        if _carries(handler_call_details, self._expected):
             return continuation(handler_call_details)
         return self._refusal
+
+
+class AsyncTokenCheck(AsyncServerInterceptor):
+    """TokenCheck for a server on asyncio."""
+
+    def __init__(self, token: str) -> None:
+        self._expected = f"Bearer {token}"
+
+        async def refuse(request: object, context: Any) -> None:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the call carries no valid token")
+
+        self._refusal = grpc.unary_unary_rpc_method_handler(refuse)
+
+    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
+        """Passes a call with the token on, and answers any other itself."""
+        if _carries(handler_call_details, self._expected):
+            return await continuation(handler_call_details)
+        return self._refusal
+
+
+def _carries(handler_call_details: Any, expected: str) -> bool:
+    metadata = dict(handler_call_details.invocation_metadata)
+    return tokens_match(metadata.get(_METADATA_KEY, ""), expected)
 
 
 class _CallDetails(NamedTuple):

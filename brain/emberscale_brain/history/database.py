@@ -18,6 +18,10 @@ class DatabaseAwayError(Exception):
     """The database cannot be reached or cannot do it now; trying later makes sense."""
 
 
+class WriteRefusedError(Exception):
+    """The database is there and refuses what is written; trying again does not help."""
+
+
 class DatabaseUnusableError(Exception):
     """The database's address or schema is wrong; trying later does not help."""
 
@@ -60,15 +64,17 @@ def migrate(engine: Engine) -> None:
     try:
         command.upgrade(config, "head")
     except DBAPIError as error:
-        raise DatabaseAwayError(_first_line(error)) from error
+        raise DatabaseAwayError(first_line(error)) from error
     except CommandError as error:
         raise DatabaseUnusableError(
             f"the database's schema is not one of this version ({error}); it was written by a newer Emberscale"
         ) from error
 
 
-def _first_line(error: DBAPIError) -> str:
-    return str(error.orig or error).strip().splitlines()[0]
+def first_line(error: DBAPIError) -> str:
+    """What the database said, in one line."""
+    lines = str(error.orig or error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 def _set_up_sqlite(connection: Any, _record: object) -> None:

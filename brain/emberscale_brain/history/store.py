@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import CursorResult, Engine, delete, desc, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, StatementError
 from sqlalchemy.orm import Session
 
 from emberscale_brain.history.changes import (
@@ -22,7 +22,7 @@ from emberscale_brain.history.changes import (
     StartUpObserved,
 )
 from emberscale_brain.history.codec import Codec
-from emberscale_brain.history.database import DatabaseAwayError, migrate, open_engine
+from emberscale_brain.history.database import DatabaseAwayError, WriteRefusedError, first_line, migrate, open_engine
 from emberscale_brain.history.tables import JobRow, PlanRow, ProfileRow, StartUpRow
 from emberscale_brain.planner.types import (
     Explanation,
@@ -81,6 +81,11 @@ class HistoryStore:
         """Does not connect. Raises DatabaseUnusableError for an address that cannot be one."""
         return cls(open_engine(url))
 
+    @property
+    def address(self) -> str:
+        """The database's URL without its password."""
+        return self._engine.url.render_as_string(hide_password=True)
+
     def migrate(self) -> None:
         """Creates or upgrades the schema. Raises DatabaseUnusableError if a newer version wrote it."""
         migrate(self._engine)
@@ -90,13 +95,16 @@ class HistoryStore:
         self._engine.dispose()
 
     def write(self, changes: Sequence[Change]) -> None:
-        """All of them in one transaction, in order."""
+        """All of them in one transaction, in order. Raises WriteRefusedError if the database refuses one of them."""
 
         def insert_all(session: Session) -> None:
             for change in changes:
                 match change:
                     case JobSubmitted():
-                        self._add(session, JobRow, _job_values(change))
+                        # a suspended job that is submitted again runs again
+                        statement = self._insert(JobRow).values(**_job_values(change))
+                        reopened = {"phase": None, "finished_at": None, "final_shape": None}
+                        session.execute(statement.on_conflict_do_update(index_elements=["uid"], set_=reopened))
                     case ProfileReported():
                         self._add(session, ProfileRow, _profile_values(change))
                     case StartUpObserved():
@@ -236,11 +244,13 @@ class HistoryStore:
         try:
             with Session(self._engine) as session, session.begin():
                 return work(session)
+        except (IntegrityError, DataError) as error:
+            raise WriteRefusedError(first_line(error)) from error
         except DBAPIError as error:
-            text = str(error.orig or error).strip().splitlines()
-            raise DatabaseAwayError(text[0] if text else type(error).__name__) from error
-        except SQLAlchemyError as error:
-            raise DatabaseAwayError(str(error)) from error
+            raise DatabaseAwayError(first_line(error)) from error
+        except (StatementError, OverflowError) as error:
+            # a value that the driver cannot write, such as a number beyond 64 bits
+            raise WriteRefusedError(str(error)) from error
 
 
 def _count(session: Session, statement: Any) -> int:

@@ -16,7 +16,12 @@ from emberscale_brain.history.changes import (
     ProfileReported,
     StartUpObserved,
 )
-from emberscale_brain.history.database import DatabaseAwayError, DatabaseUnusableError, open_engine
+from emberscale_brain.history.database import (
+    DatabaseAwayError,
+    DatabaseUnusableError,
+    WriteRefusedError,
+    open_engine,
+)
 from emberscale_brain.history.store import HistoryStore, Pruned, Retention
 from emberscale_brain.history.tables import Table
 from emberscale_brain.planner.types import (
@@ -80,8 +85,10 @@ def test_writing_again_changes_nothing(store: HistoryStore) -> None:
 
 
 def test_a_batch_is_written_whole_or_not_at_all(store: HistoryStore) -> None:
-    with pytest.raises(DatabaseAwayError):
+    with pytest.raises(WriteRefusedError):
         store.write([submitted("a"), profile("nobody", 1)])
+    with pytest.raises(WriteRefusedError):
+        store.write([submitted("a"), replace(submitted("b"), owner="x" * 300), profile("a", 1 << 70)])
     assert store.running_jobs(10) == []
 
 
@@ -96,6 +103,13 @@ def test_ended_jobs_become_history_with_the_likeliest_first(store: HistoryStore)
     assert store.past_jobs(1)[0].fit == FIT
     assert store.past_jobs(1)[0].rows == 5 * 10**9
     assert [change.job for change in store.running_jobs(10)] == ["running"]
+
+
+def test_a_job_that_is_submitted_again_runs_again(store: HistoryStore) -> None:
+    store.write([submitted("a"), profile("a", 1), ended("a", phase="Suspended")])
+    assert store.running_jobs(10) == []
+    store.write([submitted("a")])
+    assert store.running_jobs(10) == [submitted("a"), profile("a", 1)]
 
 
 def test_retention_keeps_the_latest_of_running_jobs_and_the_young_of_ended_ones(store: HistoryStore) -> None:

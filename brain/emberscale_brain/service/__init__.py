@@ -1,0 +1,1 @@
+"""The brain as a service: profiles in, plans out."""

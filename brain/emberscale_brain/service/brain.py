@@ -1,0 +1,424 @@
+"""The brain: what is asked is answered from memory; what changes is recorded, and planned with.
+
+Three things happen at once: callers ask and report, the recorder writes, and the planning thread has the planning
+process make plans. They meet in one `BrainState` under one lock, which nobody holds for longer than a look-up.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+
+import structlog
+
+from emberscale_api.rpc import brain_pb2 as pb
+from emberscale_brain.history.changes import Change, JobEnded, JobSubmitted, PlanMade, ProfileReported
+from emberscale_brain.history.database import DatabaseAwayError
+from emberscale_brain.history.store import HistoryStore
+from emberscale_brain.model.features import ModelConstants
+from emberscale_brain.planner.types import Explanation, JobId, JobShape, PlanAction, PlannedShape
+from emberscale_brain.service.checks import Refusal, Refused, check_profile
+from emberscale_brain.service.messages import explanation_to, no_plan, plan_to, summary_to
+from emberscale_brain.service.meters import Meters
+from emberscale_brain.service.planning import PlannerChoice, PlanningFailedError, PlanningProcess
+from emberscale_brain.service.recorder import Recorder
+from emberscale_brain.service.settings import BrainSettings
+from emberscale_brain.service.state import BrainState, Conditions
+from emberscale_brain.warm_start.similarity import HistoryIndex, NewJob
+from emberscale_brain.warm_start.start import warm_start
+
+_EARLIER_PLANS = 10
+_PRUNE_SECONDS = 3600.0
+_PROCESS_START_SECONDS = 60.0
+_MOST_BACKOFF = 16
+
+
+class UnknownJobError(Exception):
+    """A job that was never submitted, or has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """What became of reported profiles; `durable` resolves when the database has the accepted ones, or has not."""
+
+    accepted: int
+    refused: tuple[tuple[int, Refused], ...]
+    durable: Future[bool]
+
+
+class Brain:
+    """Start it, ask it, stop it. `clock` gives seconds since the epoch."""
+
+    def __init__(self, settings: BrainSettings, store: HistoryStore, clock: Callable[[], float] = time.time) -> None:
+        self.meters = Meters()
+        self._settings = settings
+        self._store = store
+        self.clock = clock
+        self._log = structlog.get_logger()
+        self._conditions = Conditions(
+            capacity=settings.cluster.capacity(),
+            prices=settings.planner.prices(),
+            quotas={owner: quota.quota() for owner, quota in settings.quotas.items()},
+            network_bytes_per_second=settings.cluster.bandwidth(),
+            settle_seconds=settings.planning.settle,
+        )
+        self._lock = threading.Lock()
+        self._state = BrainState(settings.planning.profiles_per_job, settings.planning.past_jobs)
+        self._unsent: list[Change] = []
+        self._index: HistoryIndex | None = None
+        self._published: dict[JobId, pb.BrainPlan] = {}
+        self._latest: dict[JobId, PlannedShape] = {}
+        self._stale_because = ""
+        self._listeners: list[Callable[[JobId], None]] = []
+        self._recorder = Recorder(store, on_return=self._learn_history)
+        self._process: PlanningProcess | None = None
+        self._stopping = threading.Event()
+        self._wake = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._plan_for_ever, name="planning", daemon=True),
+            threading.Thread(target=self._prune_for_ever, name="upkeep", daemon=True),
+        ]
+        self.meters.backlog.set_function(lambda: self._recorder.backlog)
+        self.meters.database_up.set_function(lambda: float(self._recorder.away is None))
+        self.meters.jobs.set_function(lambda: len(self._state.jobs))
+
+    # -- its life -------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Learns again what the database knows, and begins. Raises DatabaseUnusableError."""
+        away = None
+        try:
+            self._store.migrate()
+            for change in self._store.running_jobs(self._settings.planning.profiles_per_job):
+                self._state.apply(change)
+                if isinstance(change, PlanMade):
+                    self._published[change.job] = plan_to(change)
+                    self._latest[change.job] = change.planned
+            self._learn_history()
+        except DatabaseAwayError as error:
+            away = str(error)
+            self._log.error("database away", reason=away, kept=0)
+        self._recorder.start(away)
+        for thread in self._threads:
+            thread.start()
+        self._wake.set()
+        self._log.info("brain started", jobs=len(self._state.jobs), past_jobs=len(self._state.history))
+
+    def stop(self) -> None:
+        """Ends its threads and the planning process, and writes what it still has."""
+        self._stopping.set()
+        self._wake.set()
+        process = self._process
+        if process is not None:
+            process.kill()
+        for thread in self._threads:
+            thread.join()
+        self._recorder.stop()
+        self._store.close()
+
+    def on_plan(self, listener: Callable[[JobId], None]) -> None:
+        """`listener` hears, on some thread, of every job that has a new plan or has ended."""
+        self._listeners.append(listener)
+
+    @property
+    def database_away(self) -> str | None:
+        """Why the database cannot be reached; None while it can."""
+        return self._recorder.away
+
+    @property
+    def planning_process(self) -> int | None:
+        """The id of the process that plans, once it runs."""
+        return None if self._process is None else self._process.pid
+
+    # -- what others say and ask ----------------------------------------------------------------------------------
+
+    def submit(self, submitted: JobSubmitted) -> tuple[pb.BrainPlan, Future[bool]]:
+        """Makes a job known and gives it its first plan; a job that is known keeps its plan in force."""
+        changes: list[Change] = []
+        with self._lock:
+            if submitted.job not in self._state.jobs:
+                changes.append(submitted)
+                if not submitted.fixed and submitted.current is None:
+                    changes.append(self._first_plan(submitted))
+                for change in changes:
+                    self._take(change)
+        if changes:
+            self._wake.set()
+        return self.plan(submitted.job), self._recorder.record(changes)
+
+    def first_plan(self, submitted: JobSubmitted) -> pb.BrainPlan:
+        """The plan that a job would start with."""
+        with self._lock:
+            return plan_to(replace(self._first_plan(submitted), version=0))
+
+    def report(self, job: JobId, reports: Sequence[ProfileReported], others: Sequence[Change]) -> Reported:
+        """Takes in profiles, apart from those that make no sense, and other changes about the job."""
+        now = self.clock()
+        refused: list[tuple[int, Refused]] = []
+        new: list[Change] = []
+        with self._lock:
+            known = self._state.jobs.get(job)
+            if known is None:
+                unknown = Refused(Refusal.UNKNOWN_JOB, f"job {job!r} is not known here: submit it first")
+                refused = [(report.sequence, unknown) for report in reports]
+            else:
+                batch_size, skew = known.submitted.metadata.batch_size, self._settings.clock_skew
+                for report in reports:
+                    problem = check_profile(report.profile, batch_size, now, skew)
+                    if problem is not None:
+                        refused.append((report.sequence, problem))
+                    elif report.sequence > known.sequence:
+                        new.append(report)
+                        self._take(report)
+                for change in others:
+                    new.append(change)
+                    self._take(change)
+        accepted = len(reports) - len(refused)
+        self.meters.profiles.labels("Accepted").inc(accepted)
+        for sequence, problem in refused:
+            self.meters.profiles.labels(problem.reason.value).inc()
+            self._log.warning("profile refused", job=job, sequence=sequence, why=problem.reason, detail=problem.message)
+        return Reported(accepted, tuple(refused), self._recorder.record(new))
+
+    def count_refused(self, reason: Refusal, count: int) -> None:
+        """Counts profiles that were refused before they could be reported."""
+        self.meters.profiles.labels(reason.value).inc(count)
+
+    def plan(self, job: JobId) -> pb.BrainPlan:
+        """The plan in force. Raises UnknownJobError."""
+        published = self._published.get(job)
+        if published is None:
+            if job not in self._state.jobs:
+                raise UnknownJobError(job)
+            published = no_plan(job)
+        if not self._stale_because:
+            return published
+        stale = pb.BrainPlan.FromString(published.SerializeToString())
+        stale.stale_because = self._stale_because
+        return stale
+
+    def explain(self, job: JobId) -> pb.PlanExplanation:
+        """Why the plan in force is what it is; for a job that has ended, why its last was. Raises UnknownJobError.
+
+        Reads earlier plans from the database: not for a thread that must not wait.
+        """
+        with self._lock:
+            known = self._state.jobs.get(job)
+            latest = self._latest.get(job)
+            profiles = [] if known is None else list(known.profiles)
+            remaining = 0 if known is None else known.remaining_samples
+        try:
+            earlier = self._store.plans(job, _EARLIER_PLANS)
+        except DatabaseAwayError:
+            earlier = []
+        if known is None:
+            if not earlier:
+                raise UnknownJobError(job)
+            return explanation_to(plan_to(earlier[0]), earlier[0].planned.explanation, earlier[1:])
+        in_force = self.plan(job)
+        return explanation_to(
+            in_force,
+            Explanation() if latest is None else latest.explanation,
+            [plan for plan in earlier if plan.version < in_force.version],
+            remaining_samples=remaining,
+            profiles=profiles,
+            constants=ModelConstants.of(known.submitted.metadata, self._conditions.network_bytes_per_second),
+        )
+
+    def end(self, ended: JobEnded) -> Future[bool]:
+        """A job is over; what is not said of it is what was last known. Raises UnknownJobError."""
+        with self._lock:
+            known = self._state.jobs.get(ended.job)
+            if known is None:
+                raise UnknownJobError(ended.job)
+            latest = self._latest.pop(ended.job, None)
+            complete = replace(
+                ended,
+                final_shape=ended.final_shape or known.shape,
+                fit=None if latest is None else latest.explanation.fit,
+                rows=ended.rows or known.rows,
+            )
+            self._take(complete)
+            self._published.pop(ended.job, None)
+            self._index = None
+        self._wake.set()
+        self._notify(ended.job)
+        return self._recorder.record([complete])
+
+    def jobs(self) -> list[pb.JobSummary]:
+        """Those that have not ended, by their submission."""
+        with self._lock:
+            known = sorted(self._state.jobs.items(), key=lambda item: item[1].submitted.submitted_at)
+            return [summary_to(entry, self._published.get(job)) for job, entry in known]
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _take(self, change: Change) -> None:
+        """A change, into the state and towards the planning process; under the lock."""
+        self._state.apply(change)
+        self._unsent.append(change)
+        if isinstance(change, PlanMade):
+            self._published[change.job] = plan_to(change)
+            self._latest[change.job] = change.planned
+            self.meters.plans.labels(change.planned.action.value).inc()
+
+    def _notify(self, job: JobId) -> None:
+        for listener in self._listeners:
+            listener(job)
+
+    def _learn_history(self) -> None:
+        """Past jobs and start-ups from the database."""
+        past = self._store.past_jobs(self._settings.planning.past_jobs)
+        start_ups = self._store.start_ups(200)
+        with self._lock:
+            have = {job.id for job in self._state.history}
+            self._state.remember([job for job in reversed(past) if job.id not in have])
+            for role, values in start_ups.items():
+                if not self._state.start_ups[role]:
+                    self._state.start_ups[role].extend(reversed(values))
+            self._index = None
+
+    def _first_plan(self, submitted: JobSubmitted) -> PlanMade:
+        """Algorithm 1's shape, if there is room for it now; under the lock."""
+        if self._index is None:
+            self._index = HistoryIndex(tuple(self._state.history))
+        preferences = self._settings.planner
+        started = warm_start(
+            NewJob(submitted.owner, submitted.metadata),
+            submitted.bounds,
+            self._index,
+            preferences.neighbours,
+            preferences.smoothing,
+        )
+        missing = self._missing_room(started.shape)
+        planned = PlannedShape(
+            shape=started.shape if missing is None else None,
+            action=PlanAction.START if missing is None else PlanAction.WAIT,
+            reason=started.reason if missing is None else f"waits for the next round of planning: {missing}",
+            explanation=Explanation(similar=started.similar),
+        )
+        return PlanMade(submitted.job, 1, self.clock(), "warm start", planned)
+
+    def _missing_room(self, shape: JobShape) -> str | None:
+        now, settle = self.clock(), self._conditions.settle_seconds
+        taken = [self._state.view(job, now, settle).current for job in self._state.jobs]
+        cpu = sum(other.cpu for other in taken if other is not None)
+        memory = sum(other.memory for other in taken if other is not None)
+        capacity = self._conditions.capacity
+        if cpu + shape.cpu > capacity.cpu:
+            return f"{shape.cpu:g} cores are wanted and {max(0.0, capacity.cpu - cpu):g} of {capacity.cpu:g} are free"
+        if memory + shape.memory > capacity.memory:
+            free = max(0, capacity.memory - memory) / 2**30
+            return f"{shape.memory / 2**30:.1f} GiB are wanted and {free:.1f} GiB are free"
+        return None
+
+    def _plan_for_ever(self) -> None:
+        failures = 0
+        while not self._stopping.is_set():
+            self._wake.wait(self._settings.planning.interval * min(2**failures, _MOST_BACKOFF))
+            self._wake.clear()
+            if self._stopping.is_set() or not self._state.jobs:
+                continue
+            began = time.monotonic()
+            try:
+                planned = self._round()
+            except PlanningFailedError as error:
+                self._process = None
+                if self._stopping.is_set():
+                    break
+                failures += 1
+                self._stale_because = f"the planner {self._settings.planner.name!r} {error.how}: {error}"
+                self.meters.planning_failures.labels(error.how).inc()
+                self._log.error("planning failed", how=error.how, reason=str(error), failures=failures)
+                continue
+            failures = 0
+            self._stale_because = ""
+            self.meters.planning_seconds.observe(time.monotonic() - began)
+            self._adopt(planned)
+            # whoever wakes it all the time does not make it plan all the time
+            self._stopping.wait(min(self._settings.planning.interval, time.monotonic() - began))
+        if self._process is not None:
+            self._process.close()
+
+    def _round(self) -> Mapping[JobId, PlannedShape]:
+        """Asks the planning process, which is begun and told everything if there is none."""
+        begin = self._process is None
+        if self._process is None:
+            preferences, planning = self._settings.planner, self._settings.planning
+            choice = PlannerChoice(
+                preferences.name, preferences.settings(seed=0), planning.profiles_per_job, planning.past_jobs
+            )
+            self._process = PlanningProcess()
+            if self._stopping.is_set():  # `stop` came too early to end it
+                self._process.kill()
+            self._process.begin(choice, _PROCESS_START_SECONDS)
+        with self._lock:
+            changes, self._unsent = self._unsent, []
+            past, jobs = (list(self._state.history), list(self._state.jobs)) if begin else ([], [])
+        if begin:
+            self._process.feed(past, self._state.overhead_changes())
+            for job in jobs:
+                with self._lock:
+                    everything = self._state.job_changes(job)
+                self._process.feed((), everything)
+        else:
+            self._process.feed((), changes)
+        return dict(self._process.plan(self._conditions, self.clock(), self._settings.planning.timeout))
+
+    def _adopt(self, planned: Mapping[JobId, PlannedShape]) -> None:
+        """Puts a round's plans in force: a new version where the shape is another, new reasons everywhere."""
+        now = self.clock()
+        made: list[Change] = []
+        with self._lock:
+            problem = self._unacceptable(planned, now)
+        if problem is not None:
+            self._stale_because = f"the planner {self._settings.planner.name!r} planned what cannot be: {problem}"
+            self.meters.planning_failures.labels("unacceptable").inc()
+            self._log.error("plan refused", reason=problem)
+            return
+        for job, shape in planned.items():
+            with self._lock:  # for each alone, so that nobody waits for all
+                new = self._adopt_one(job, shape, now)
+            if new is not None:
+                made.append(new)
+        self._recorder.record(made)
+        for change in made:
+            self._notify(change.job)
+        self._log.info("planned", jobs=len(planned), changed=len(made))
+
+    def _adopt_one(self, job: JobId, planned: PlannedShape, now: float) -> PlanMade | None:
+        known = self._state.jobs.get(job)
+        if known is None or known.submitted.fixed:
+            return None
+        if known.plan is not None and known.plan.planned.shape == planned.shape:
+            self._latest[job] = planned
+            return None
+        version = 1 if known.plan is None else known.plan.version + 1
+        change = PlanMade(job, version, now, self._settings.planner.name, planned)
+        self._take(change)
+        return change
+
+    def _unacceptable(self, planned: Mapping[JobId, PlannedShape], now: float) -> str | None:
+        """What is wrong with a round: a shape beyond its job's bounds, or more than the cluster has. Under the lock."""
+        cpu, present = 0.0, 0.0
+        for job, known in self._state.jobs.items():
+            view = self._state.view(job, now, self._conditions.settle_seconds)
+            had = 0.0 if view.current is None else view.current.cpu
+            shape = planned[job].shape if job in planned else view.current
+            if shape is not None and shape != view.current and not known.submitted.bounds.contains(shape):
+                return f"{shape.describe()} for job {job} is beyond its bounds"
+            cpu += 0.0 if shape is None else shape.cpu
+            present += had
+        if cpu > max(self._conditions.capacity.cpu, present) * (1 + 1e-9):
+            return f"{cpu:g} cores in all, of {self._conditions.capacity.cpu:g}"
+        return None
+
+    def _prune_for_ever(self) -> None:
+        while not self._stopping.wait(_PRUNE_SECONDS):
+            try:
+                pruned = self._store.prune(self._settings.retention.retention(), self.clock())
+            except DatabaseAwayError as error:
+                self._log.warning("not pruned", reason=str(error))
+            else:
+                self._log.info("pruned", profiles=pruned.profiles, plans=pruned.plans, jobs=pruned.jobs)

@@ -1,0 +1,58 @@
+"""What makes a profile unfit to learn from; pure."""
+
+import math
+from dataclasses import dataclass, fields
+from enum import StrEnum
+
+from emberscale_brain.planner.types import JobProfile
+
+_LARGEST = float(1 << 62)
+
+
+class Refusal(StrEnum):
+    """Why a profile is refused."""
+
+    NOT_FINITE = "NotFinite"
+    NEGATIVE = "Negative"
+    FROM_THE_FUTURE = "FromTheFuture"
+    UNKNOWN_JOB = "UnknownJob"
+    INCONSISTENT = "Inconsistent"
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A refused profile: why, and the field and value that say so."""
+
+    reason: Refusal
+    message: str
+
+
+def check_profile(profile: JobProfile, batch_size: int, now: float, clock_skew: float) -> Refused | None:
+    """None if the profile may be used. `batch_size` is the job's; `clock_skew` is how far ahead a clock may be."""
+    numbers = {
+        field.name: value
+        for field in fields(profile)
+        if isinstance(value := getattr(profile, field.name), int | float) and not isinstance(value, bool)
+    }
+    numbers |= {f"stage_fractions.{stage}": share for stage, share in profile.stage_fractions.items()}
+    numbers |= {"worker_cpu": profile.shape.worker_cpu, "ps_cpu": profile.shape.ps_cpu}
+    for name, value in numbers.items():
+        if not math.isfinite(value):
+            return Refused(Refusal.NOT_FINITE, f"{name} is {value}")
+        if value < 0:
+            return Refused(Refusal.NEGATIVE, f"{name} is {value:g}")
+        if value > _LARGEST:
+            return Refused(Refusal.INCONSISTENT, f"{name} is {value:g}: more than there can be")
+    if profile.time > now + clock_skew:
+        return Refused(
+            Refusal.FROM_THE_FUTURE,
+            f"time is {profile.time - now:.0f} s ahead of the brain's clock; up to {clock_skew:g} s are let pass",
+        )
+    if profile.batch_size != batch_size:
+        return Refused(Refusal.INCONSISTENT, f"batch_size is {profile.batch_size}, the job's is {batch_size}")
+    if not profile.restarted and not (profile.throughput > 0 and profile.iteration_seconds > 0):
+        return Refused(
+            Refusal.INCONSISTENT,
+            "throughput and iteration_seconds must be above 0 unless the profile is marked as restarted",
+        )
+    return None

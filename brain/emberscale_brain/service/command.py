@@ -1,0 +1,96 @@
+"""`python -m emberscale_brain`: reads the settings and serves until it is told to stop."""
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from wsgiref.simple_server import WSGIServer
+
+import structlog
+from prometheus_client import start_http_server
+
+from emberscale_api.environment import TOKEN_FILE
+from emberscale_api.events import configure_logging
+from emberscale_brain.history.database import DatabaseUnusableError
+from emberscale_brain.history.store import HistoryStore
+from emberscale_brain.service.brain import Brain
+from emberscale_brain.service.server import serve
+from emberscale_brain.service.settings import BrainSettings, SettingsError, load_settings
+
+_GRACE_SECONDS = 5.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 0 after SIGTERM or SIGINT, 2 for settings that cannot be used."""
+    parser = argparse.ArgumentParser(
+        prog="emberscale-brain", description="Learns how jobs' throughput depends on their shapes, and plans for all."
+    )
+    parser.add_argument("--config", type=Path, help="settings in YAML; without it, all defaults")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="PATH=VALUE", help="one setting, such as planner.rho=2"
+    )
+    parser.add_argument("--check", action="store_true", help="print the settings with their defaults and exit")
+    given = parser.parse_args(arguments)
+    try:
+        settings = load_settings(given.config, given.set)
+        if given.check:
+            print(json.dumps(settings.model_dump(mode="json", by_alias=True), indent=2))  # noqa: T201  # its output
+            return 0
+        token = _token(settings)
+        store = HistoryStore.open(settings.database)
+    except (SettingsError, DatabaseUnusableError) as error:
+        print(error, file=sys.stderr)  # noqa: T201  # before there is a log
+        return 2
+    configure_logging(job="", role="brain", index=0)
+    return asyncio.run(_run(settings, token, store))
+
+
+def _token(settings: BrainSettings) -> str:
+    path = settings.token_file or os.environ.get(TOKEN_FILE)
+    if path is None:
+        raise SettingsError(
+            f"tokenFile: is not set, and {TOKEN_FILE} is not either: callers could not prove themselves"
+        )
+    try:
+        token = Path(path).read_text(encoding="ascii").strip()
+    except OSError as error:
+        raise SettingsError(f"tokenFile: {path} cannot be read: {error.strerror}") from error
+    if not token:
+        raise SettingsError(f"tokenFile: {path} is empty")
+    return token
+
+
+async def _run(settings: BrainSettings, token: str, store: HistoryStore) -> int:
+    log = structlog.get_logger()
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    brain = Brain(settings, store)
+    metrics: WSGIServer | None = None
+    try:
+        await asyncio.to_thread(brain.start)
+    except DatabaseUnusableError as error:
+        log.error("database unusable", reason=str(error))
+        return 2
+    try:
+        if settings.metrics is not None:
+            host, _, port = settings.metrics.rpartition(":")
+            metrics, _thread = start_http_server(int(port), host.strip("[]"), brain.meters.registry)
+        server, port_number = await serve(brain, settings, token)
+    except OSError as error:
+        log.error("address unavailable", reason=str(error), listen=settings.listen, metrics=settings.metrics)
+        await asyncio.to_thread(brain.stop)
+        return 2
+    log.info("serving", listen=settings.listen, port=port_number, database=store.address)
+    await stopping.wait()
+    await server.stop(_GRACE_SECONDS)
+    if metrics is not None:
+        metrics.shutdown()
+    await asyncio.to_thread(brain.stop)
+    log.info("stopped")
+    return 0

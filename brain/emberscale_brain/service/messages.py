@@ -1,0 +1,274 @@
+"""Between the wire's messages and the planner's types."""
+
+from collections.abc import Sequence
+
+from emberscale_api.rpc import brain_pb2 as pb
+from emberscale_brain.history.changes import JobSubmitted, PlanMade, ProfileReported, StartUpObserved
+from emberscale_brain.model.features import ModelConstants
+from emberscale_brain.model.predict import throughput
+from emberscale_brain.planner.types import (
+    COEFFICIENTS,
+    Candidate,
+    Explanation,
+    JobId,
+    JobMetadata,
+    JobProfile,
+    JobShape,
+    MemoryForecast,
+    ShapeBounds,
+    SimilarJob,
+    ThroughputFit,
+)
+from emberscale_brain.service.state import KnownJob
+
+
+class MalformedRequestError(ValueError):
+    """A request that makes no sense; the text names the field."""
+
+
+def shape_from(message: pb.Shape) -> JobShape:
+    """A shape. Raises MalformedRequestError."""
+    try:
+        return JobShape(
+            message.workers,
+            message.ps,
+            message.worker_cpu,
+            message.ps_cpu,
+            message.worker_memory,
+            message.ps_memory,
+        )
+    except ValueError as error:
+        raise MalformedRequestError(f"shape: {error}") from error
+
+
+def shape_to(shape: JobShape) -> pb.Shape:
+    """The inverse of `shape_from`."""
+    return pb.Shape(
+        workers=shape.workers,
+        ps=shape.ps,
+        worker_cpu=shape.worker_cpu,
+        ps_cpu=shape.ps_cpu,
+        worker_memory=shape.worker_memory,
+        ps_memory=shape.ps_memory,
+    )
+
+
+def submission_from(request: pb.SubmitJobRequest, defaults: ShapeBounds, now: float) -> JobSubmitted:
+    """A submission; limits that are 0 take the defaults. Raises MalformedRequestError."""
+    if not request.job_uid:
+        raise MalformedRequestError("job_uid: is required")
+    description = request.description
+    try:
+        metadata = JobMetadata(
+            architecture=description.architecture,
+            batch_size=description.batch_size,
+            dense_bytes=description.dense_bytes,
+            embedding_dimension=description.embedding_dimension,
+            tables=description.tables,
+            total_samples=description.total_samples,
+            name=description.name,
+            optimizer=description.optimizer,
+            data_bytes=description.data_bytes,
+            epochs=max(1, description.epochs),
+        )
+    except ValueError as error:
+        raise MalformedRequestError(f"description: {error}") from error
+    return JobSubmitted(
+        job=JobId(request.job_uid),
+        owner=request.owner,
+        metadata=metadata,
+        bounds=_bounds_from(request.limits, defaults),
+        submitted_at=request.submitted_at or now,
+        current=shape_from(request.current) if request.HasField("current") else None,
+        priority=request.priority if request.priority > 0 else 1.0,
+        fixed=request.fixed,
+    )
+
+
+def _bounds_from(limits: pb.ShapeLimits, defaults: ShapeBounds) -> ShapeBounds:
+    least, most = limits.least, limits.most
+    step = limits.cpu_step or defaults.cpu_step
+    try:
+        return ShapeBounds(
+            workers=(least.workers or defaults.workers[0], most.workers or defaults.workers[1]),
+            ps=(least.ps or defaults.ps[0], most.ps or defaults.ps[1]),
+            worker_cpu=(
+                least.worker_cpu or min(step, defaults.worker_cpu[0]),
+                most.worker_cpu or defaults.worker_cpu[1],
+            ),
+            ps_cpu=(least.ps_cpu or min(step, defaults.ps_cpu[0]), most.ps_cpu or defaults.ps_cpu[1]),
+            worker_memory=(
+                least.worker_memory or defaults.worker_memory[0],
+                most.worker_memory or defaults.worker_memory[1],
+            ),
+            ps_memory=(least.ps_memory or defaults.ps_memory[0], most.ps_memory or defaults.ps_memory[1]),
+            cpu_step=step,
+        )
+    except ValueError as error:
+        raise MalformedRequestError(f"limits: {error}") from error
+
+
+def profile_from(job: JobId, message: pb.Profile) -> ProfileReported:
+    """A profile as it was reported, unchecked but for sequence and shape. Raises MalformedRequestError."""
+    if message.sequence >= 1 << 63:
+        raise MalformedRequestError(f"sequence: {message.sequence} has more than 63 bits")
+    return ProfileReported(
+        job=job,
+        sequence=message.sequence,
+        profile=JobProfile(
+            time=message.time,
+            shape=shape_from(message.shape),
+            batch_size=message.batch_size,
+            iteration_seconds=message.iteration_seconds,
+            throughput=message.throughput,
+            samples=message.samples,
+            rows=message.rows,
+            ps_memory=message.ps_memory,
+            worker_memory=message.worker_memory,
+            worker_cpu_utilization=message.worker_cpu_utilization,
+            ps_cpu_utilization=message.ps_cpu_utilization,
+            stage_fractions=dict(message.stage_fractions),
+            restarted=message.restarted,
+        ),
+    )
+
+
+def profile_to(profile: JobProfile) -> pb.Profile:
+    """A profile without its sequence."""
+    return pb.Profile(
+        time=profile.time,
+        shape=shape_to(profile.shape),
+        batch_size=profile.batch_size,
+        iteration_seconds=profile.iteration_seconds,
+        throughput=profile.throughput,
+        samples=profile.samples,
+        rows=profile.rows,
+        ps_memory=profile.ps_memory,
+        worker_memory=profile.worker_memory,
+        worker_cpu_utilization=profile.worker_cpu_utilization,
+        ps_cpu_utilization=profile.ps_cpu_utilization,
+        stage_fractions=profile.stage_fractions,
+        restarted=profile.restarted,
+    )
+
+
+def start_up_from(job: JobId, message: pb.StartUp, now: float) -> StartUpObserved:
+    """A start-up. Raises MalformedRequestError for another role or an impossible time."""
+    if message.role not in ("worker", "ps"):
+        raise MalformedRequestError(f"start_ups.role: must be worker or ps, not {message.role!r}")
+    if not (0 <= message.seconds < 1e6 and 0 <= message.paused_seconds < 1e6):
+        raise MalformedRequestError("start_ups: seconds and paused_seconds must be at least 0 and below a million")
+    return StartUpObserved(job, message.role, message.time or now, message.seconds, message.paused_seconds)
+
+
+def plan_to(plan: PlanMade, stale_because: str = "") -> pb.BrainPlan:
+    """A plan in force."""
+    planned = plan.planned
+    chosen = planned.explanation.chosen
+    return pb.BrainPlan(
+        job_uid=plan.job,
+        version=plan.version,
+        made_at=plan.made_at,
+        planner=plan.planner,
+        action=planned.action.value,
+        shape=None if planned.shape is None else shape_to(planned.shape),
+        reason=planned.reason,
+        expected_throughput=0.0 if chosen is None else chosen.throughput,
+        stale_because=stale_because,
+    )
+
+
+def no_plan(job: JobId, stale_because: str = "") -> pb.BrainPlan:
+    """What stands for the plan of a job that has none yet."""
+    return pb.BrainPlan(job_uid=job, version=0, reason="no plan has been made yet", stale_because=stale_because)
+
+
+def explanation_to(
+    plan: pb.BrainPlan,
+    explanation: Explanation,
+    earlier: Sequence[PlanMade],
+    remaining_samples: int = 0,
+    profiles: Sequence[JobProfile] = (),
+    constants: ModelConstants | None = None,
+) -> pb.PlanExplanation:
+    """The numbers behind a plan; with `constants`, also what the fit says of every shape that was measured."""
+    fit = explanation.fit
+    message = pb.PlanExplanation(
+        plan=plan,
+        front=[_point(candidate) for candidate in explanation.front],
+        expected_gain=explanation.expected_gain,
+        expected_cost=explanation.expected_cost,
+        overhead_seconds=explanation.overhead_seconds,
+        saved_seconds=explanation.saved_seconds,
+        weight=explanation.weight,
+        similar=[_similar(job) for job in explanation.similar],
+        numbers=explanation.numbers,
+        remaining_samples=remaining_samples,
+        earlier=[plan_to(before) for before in earlier],
+    )
+    if fit is not None:
+        message.fit.CopyFrom(_fit(fit))
+    if fit is not None and constants is not None:
+        message.measured.extend(
+            pb.MeasuredPoint(profile=profile_to(profile), predicted=throughput(constants, fit, profile.shape)[0])
+            for profile in profiles
+            if not profile.restarted
+        )
+    if explanation.chosen is not None:
+        message.chosen.CopyFrom(_point(explanation.chosen))
+    if explanation.present is not None:
+        message.present.CopyFrom(_point(explanation.present))
+    if explanation.memory is not None:
+        message.memory.CopyFrom(_memory(explanation.memory))
+    return message
+
+
+def summary_to(known: KnownJob, plan: pb.BrainPlan | None) -> pb.JobSummary:
+    """A job in one line."""
+    return pb.JobSummary(
+        job_uid=known.submitted.job,
+        name=known.submitted.metadata.name,
+        owner=known.submitted.owner,
+        current=None if known.shape is None else shape_to(known.shape),
+        plan=plan,
+        remaining_samples=known.remaining_samples,
+        profiles=len(known.profiles),
+        throughput=known.profiles[-1].throughput if known.profiles else 0.0,
+    )
+
+
+def _point(candidate: Candidate) -> pb.PlanPoint:
+    return pb.PlanPoint(
+        shape=shape_to(candidate.shape),
+        cost_per_hour=candidate.cost_per_hour,
+        throughput=candidate.throughput,
+        uncertainty=candidate.uncertainty,
+    )
+
+
+def _fit(fit: ThroughputFit) -> pb.FitSummary:
+    return pb.FitSummary(
+        coefficients=dict(zip(COEFFICIENTS, fit.coefficients, strict=True)),
+        noise=fit.noise,
+        rmsle=fit.rmsle,
+        profiles=fit.profiles,
+        distinct_shapes=fit.distinct_shapes,
+        outliers=fit.outliers,
+        prior_share=fit.prior_share,
+    )
+
+
+def _similar(job: SimilarJob) -> pb.SimilarPastJob:
+    return pb.SimilarPastJob(
+        job_uid=job.id, similarity=job.similarity, features=job.features, shape=shape_to(job.shape)
+    )
+
+
+def _memory(forecast: MemoryForecast) -> pb.MemoryOutlook:
+    return pb.MemoryOutlook(
+        law=forecast.law,
+        expected=forecast.expected,
+        lower=forecast.lower,
+        upper=forecast.upper,
+        oom_at_samples=forecast.oom_at_samples or 0.0,
+    )

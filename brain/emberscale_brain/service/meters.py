@@ -1,0 +1,28 @@
+"""The brain's Prometheus metrics."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from emberscale_api import metrics as names
+
+_PLANNING_BUCKETS = (0.1, 0.3, 1, 3, 10, 30, 60, 120, 300)
+
+
+class Meters:
+    """One set a brain, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.jobs = Gauge(names.BRAIN_JOBS, "Jobs that have not ended", registry=self.registry)
+        self.profiles = Counter(
+            names.BRAIN_PROFILES_TOTAL, "Profiles by what became of them", ["result"], registry=self.registry
+        )
+        self.plans = Counter(names.BRAIN_PLANS_TOTAL, "New plans by action", ["action"], registry=self.registry)
+        self.planning_seconds = Histogram(
+            names.BRAIN_PLANNING_SECONDS, "Rounds of planning", buckets=_PLANNING_BUCKETS, registry=self.registry
+        )
+        self.planning_failures = Counter(
+            names.BRAIN_PLANNING_FAILURES_TOTAL, "Rounds that gave no plan, by how", ["how"], registry=self.registry
+        )
+        self.database_up = Gauge(names.BRAIN_DATABASE_UP, "1 while the database is there", registry=self.registry)
+        self.backlog = Gauge(names.BRAIN_BACKLOG_CHANGES, "Changes that wait for the database", registry=self.registry)
+        self.lost = Counter(names.BRAIN_LOST_CHANGES_TOTAL, "Changes given up, by why", ["why"], registry=self.registry)

@@ -1,0 +1,158 @@
+"""The service's end of the planning process: feeds it, asks it, and replaces it when it crashes or stalls."""
+
+import json
+import os
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from emberscale_brain.history.changes import Change
+from emberscale_brain.planner.types import JobId, PastJob, PlannedShape, PlannerSettings
+from emberscale_brain.service.frames import (
+    CONDITIONS,
+    PAST_JOB,
+    PLANNED,
+    SETTINGS,
+    Frame,
+    change_frame,
+    frame,
+    read_frame,
+)
+from emberscale_brain.service.state import Conditions
+
+_READ_BYTES = 1 << 16
+
+
+class PlanningFailedError(Exception):
+    """No plan came. `how` is "raised", "stalled", "unusable" or "crashed"."""
+
+    def __init__(self, how: str, reason: str) -> None:
+        super().__init__(reason)
+        self.how = how
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerChoice:
+    """Which planner, and how much it is shown."""
+
+    name: str
+    settings: PlannerSettings
+    profiles_per_job: int
+    past_jobs: int
+
+
+class PlanningProcess:
+    """One process with one planner; used by one thread. After a failure it is gone: begin another."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "emberscale_brain.service.planning_process"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        )
+        self._buffer = b""
+
+    def begin(self, choice: PlannerChoice, timeout: float) -> None:
+        """Loads the planner. Raises PlanningFailedError if it cannot be had or is not there in time."""
+        begin = frame(
+            "begin",
+            planner=choice.name,
+            settings=SETTINGS.plain(choice.settings),
+            profiles_per_job=choice.profiles_per_job,
+            past_jobs=choice.past_jobs,
+        )
+        self._write([begin])
+        for _ in self._answers("ready", time.monotonic() + timeout):
+            pass
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        return self._process.pid
+
+    def feed(self, past: Iterable[PastJob], changes: Iterable[Change]) -> None:
+        """Tells it what happened. Raises PlanningFailedError if it is gone."""
+        self._write(frame("past", job=PAST_JOB.plain(job)) for job in past)
+        self._write(change_frame(change) for change in changes)
+
+    def plan(self, conditions: Conditions, now: float, timeout: float) -> Iterator[tuple[JobId, PlannedShape]]:
+        """What the planner planned, job by job. Raises PlanningFailedError if it raises, crashes or takes too long."""
+        self._write([frame("plan", now=now, conditions=CONDITIONS.plain(conditions))])
+        for content in self._answers("done", time.monotonic() + timeout):
+            try:
+                yield JobId(str(content["job"])), PLANNED.from_plain(content["planned"])
+            except (KeyError, ValidationError) as error:
+                self.close()
+                raise PlanningFailedError("raised", f"the planner's answer is no plan: {error}") from error
+
+    def kill(self) -> None:
+        """Ends the process under whoever waits for it, who then hears that it crashed; for other threads."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.kill()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                try:
+                    pipe.close()
+                except BrokenPipeError:
+                    continue
+        self._process.wait()
+
+    def _write(self, frames: Iterable[Frame]) -> None:
+        pipe = self._process.stdin
+        if pipe is None or pipe.closed:
+            raise PlanningFailedError("crashed", "the planning process is gone")
+        try:
+            for line in frames:
+                pipe.write(line)
+            pipe.flush()
+        except BrokenPipeError as error:
+            self.close()
+            raise PlanningFailedError("crashed", "the planning process is gone") from error
+
+    def _answers(self, last: str, deadline: float) -> Iterator[dict[str, object]]:
+        """Frames until the one of kind `last`, which is not among them."""
+        for line in self._lines(deadline):
+            try:
+                content = dict(read_frame(line))
+            except json.JSONDecodeError as error:
+                self.close()
+                raise PlanningFailedError("crashed", "the planning process sent no JSON") from error
+            kind = content["kind"]
+            if kind == last:
+                return
+            if kind in ("raised", "unusable"):
+                self.close()
+                raise PlanningFailedError(str(kind), str(content["reason"]))
+            yield content
+
+    def _lines(self, deadline: float) -> Iterator[bytes]:
+        pipe = self._process.stdout
+        if pipe is None:
+            raise PlanningFailedError("crashed", "the planning process is gone")
+        with selectors.DefaultSelector() as selector:
+            selector.register(pipe, selectors.EVENT_READ)
+            while True:
+                line, separator, rest = self._buffer.partition(b"\n")
+                if separator:
+                    self._buffer = rest
+                    yield line
+                    continue
+                left = deadline - time.monotonic()
+                if left <= 0 or not selector.select(left):
+                    self.close()
+                    raise PlanningFailedError("stalled", "the planner did not answer in time and was ended")
+                data = os.read(pipe.fileno(), _READ_BYTES)
+                if not data:
+                    self.close()
+                    code = self._process.returncode
+                    raise PlanningFailedError("crashed", f"the planning process ended with status {code}")
+                self._buffer += data

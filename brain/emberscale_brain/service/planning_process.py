@@ -1,0 +1,99 @@
+"""The process that plans: it keeps its own view of the cluster, and may crash or stall without harm to the service.
+
+It reads frames from stdin and answers on what was stdout; stdout itself becomes stderr, so that a planner that prints
+disturbs nothing. A planner's exception ends the process, after a frame that says what it was.
+"""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, BinaryIO
+
+from emberscale_brain.history.changes import Change
+from emberscale_brain.planner.types import Planner
+from emberscale_brain.plugins import PlannerNotUsableError, load_planner
+from emberscale_brain.service.frames import CONDITIONS, PAST_JOB, PLANNED, SETTINGS, frame, read_change, read_frame
+from emberscale_brain.service.state import BrainState
+
+_PARENT_SECONDS = 2.0
+
+
+def main() -> int:
+    """Serves until stdin ends."""
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    sys.excepthook = _Report(answers)
+    process: _PlanningProcess | None = None
+    for line in sys.stdin.buffer:
+        content = read_frame(line)
+        if content["kind"] == "begin":
+            try:
+                planner = load_planner(content["planner"], SETTINGS.from_plain(content["settings"]))
+            except PlannerNotUsableError as error:
+                _send(answers, frame("unusable", reason=str(error)))
+                return 1
+            process = _PlanningProcess(planner, answers, content["profiles_per_job"], content["past_jobs"])
+            _send(answers, frame("ready"))
+        elif process is not None:
+            process.handle(content)
+    return 0
+
+
+class _PlanningProcess:
+    def __init__(self, planner: Planner, answers: BinaryIO, profiles_per_job: int, past_jobs: int) -> None:
+        self._planner = planner
+        self._answers = answers
+        self._state = BrainState(profiles_per_job, past_jobs)
+
+    def handle(self, content: Mapping[str, Any]) -> None:
+        match content["kind"]:
+            case "change":
+                change: Change = read_change(content)
+                self._state.apply(change)
+            case "past":
+                self._state.remember([PAST_JOB.from_plain(content["job"])])
+            case "plan":
+                self._plan(content)
+
+    def _plan(self, content: Mapping[str, Any]) -> None:
+        now = content["now"]
+        cluster = self._state.cluster_view(CONDITIONS.from_plain(content["conditions"]), now)
+        began = time.perf_counter()
+        planned = self._planner.plan(cluster, now)
+        seconds = time.perf_counter() - began
+        # one frame a job: reading a large one would keep the service from answering meanwhile
+        for job, shape in planned.items():
+            self._answers.write(frame("planned", job=job, planned=PLANNED.plain(shape)))
+        _send(self._answers, frame("done", seconds=seconds))
+
+
+class _Report:
+    """An exception hook that also tells the service."""
+
+    def __init__(self, answers: BinaryIO) -> None:
+        self._answers = answers
+
+    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        sys.__excepthook__(kind, error, trace)
+        _send(self._answers, frame("raised", reason=f"{kind.__name__}: {error}"))
+
+
+def _end_with_parent(parent: int) -> None:
+    """A planner that stalls must not outlive a service that was killed."""
+    never = threading.Event()
+    while os.getppid() == parent:
+        never.wait(_PARENT_SECONDS)
+    os._exit(1)
+
+
+def _send(answers: BinaryIO, line: bytes) -> None:
+    answers.write(line)
+    answers.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

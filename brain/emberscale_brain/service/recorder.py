@@ -1,0 +1,164 @@
+"""Writing changes to the database, many callers' in one transaction, and catching up when it comes back."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import structlog
+
+from emberscale_brain.history.changes import Change, ProfileReported
+from emberscale_brain.history.database import DatabaseAwayError, WriteRefusedError
+from emberscale_brain.history.store import HistoryStore
+
+_BATCH = 5000
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    changes: tuple[Change, ...]
+    durable: Future[bool]
+
+
+class Recorder:
+    """A thread that owns the writing.
+
+    While the database is away, changes are kept in memory, up to `most_kept` of them (then the oldest profiles go),
+    callers are told at once that theirs is not durable yet, and every `retry_seconds` it tries again. `before_first`
+    runs before the first write of a connection: it brings the schema up to date.
+    """
+
+    def __init__(
+        self,
+        store: HistoryStore,
+        retry_seconds: float = 5.0,
+        most_kept: int = 200_000,
+        on_return: Callable[[], None] | None = None,
+    ) -> None:
+        self._store = store
+        self._retry_seconds = retry_seconds
+        self._most_kept = most_kept
+        self._on_return = on_return
+        self._log = structlog.get_logger()
+        self._condition = threading.Condition()
+        self._waiting: deque[_Entry] = deque()
+        self._kept: deque[Change] = deque()
+        self._away: str | None = None
+        self._stopping = False
+        self._dropped = 0
+        self._refused = 0
+        self._thread = threading.Thread(target=self._work, name="recorder", daemon=True)
+
+    def start(self, away: str | None = None) -> None:
+        """Begins; `away` says why the database was away when it was first tried."""
+        self._away = away
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Writes what it has, if it can, and ends."""
+        with self._condition:
+            self._stopping = True
+            self._condition.notify()
+        self._thread.join()
+
+    @property
+    def away(self) -> str | None:
+        """Why the database cannot be reached; None while it can."""
+        return self._away
+
+    @property
+    def backlog(self) -> int:
+        """Changes that are not in the database yet."""
+        return len(self._kept)
+
+    @property
+    def dropped(self) -> int:
+        """Profiles that were given up because too many waited for the database."""
+        return self._dropped
+
+    @property
+    def refused(self) -> int:
+        """Changes that the database refused."""
+        return self._refused
+
+    def record(self, changes: Sequence[Change]) -> Future[bool]:
+        """Whether they are in the database, once that is known; False while it is away."""
+        durable: Future[bool] = Future()
+        if not changes:
+            durable.set_result(True)
+            return durable
+        with self._condition:
+            self._waiting.append(_Entry(tuple(changes), durable))
+            self._condition.notify()
+        return durable
+
+    def _work(self) -> None:
+        while True:
+            with self._condition:
+                while not self._waiting and not self._stopping:
+                    timeout = self._retry_seconds if self._away is not None else None
+                    if not self._condition.wait(timeout):
+                        break
+                entries, self._waiting = list(self._waiting), deque()
+                stopping = self._stopping
+            for entry in entries:
+                self._keep(entry.changes)
+            if self._away is not None and not stopping:
+                # callers do not wait for an attempt to reach what was away a moment ago
+                for entry in entries:
+                    entry.durable.set_result(False)
+                entries = []
+            written = self._write_kept()
+            for entry in entries:
+                entry.durable.set_result(written)
+            if stopping:
+                return
+
+    def _keep(self, changes: Sequence[Change]) -> None:
+        self._kept.extend(changes)
+        excess = len(self._kept) - self._most_kept
+        if excess <= 0:
+            return
+        remaining: deque[Change] = deque()
+        for change in self._kept:
+            if excess > 0 and isinstance(change, ProfileReported):
+                excess -= 1
+                self._dropped += 1
+            else:
+                remaining.append(change)
+        self._kept = remaining
+
+    def _write_kept(self) -> bool:
+        """Writes what is kept. Whether the database has all of it."""
+        returned = self._away is not None
+        try:
+            if returned:
+                self._store.migrate()
+            while self._kept:
+                batch = [self._kept[index] for index in range(min(_BATCH, len(self._kept)))]
+                self._write(batch)
+                for _ in batch:
+                    self._kept.popleft()
+        except DatabaseAwayError as error:
+            if self._away is None:
+                self._log.error("database away", reason=str(error), kept=len(self._kept))
+            self._away = str(error)
+            return False
+        if returned:
+            self._away = None
+            self._log.info("database back")
+            if self._on_return is not None:
+                self._on_return()
+        return True
+
+    def _write(self, batch: Sequence[Change]) -> None:
+        try:
+            self._store.write(batch)
+        except WriteRefusedError:
+            for change in batch:
+                try:
+                    self._store.write([change])
+                except WriteRefusedError as error:
+                    self._refused += 1
+                    self._log.error("database refused", change=type(change).__name__, reason=str(error))

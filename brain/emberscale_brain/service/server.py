@@ -1,0 +1,183 @@
+"""The brain's gRPC face, on asyncio: a thousand masters may watch at once without a thread each."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from concurrent.futures import Future
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+
+from emberscale_api.rpc import brain_pb2 as pb
+from emberscale_api.rpc import brain_pb2_grpc
+from emberscale_api.rpc.token import CHANNEL_OPTIONS, AsyncTokenCheck
+from emberscale_brain.history.changes import COMPLETE, JobEnded, ProfileReported, StartUpObserved
+from emberscale_brain.planner.types import JobId
+from emberscale_brain.service.brain import Brain, UnknownJobError
+from emberscale_brain.service.checks import Refusal
+from emberscale_brain.service.messages import (
+    MalformedRequestError,
+    profile_from,
+    shape_from,
+    start_up_from,
+    submission_from,
+)
+from emberscale_brain.service.settings import BrainSettings
+
+_PHASES = (COMPLETE, "Failed", "Suspended")
+_DURABLE_SECONDS = 5.0
+
+Context = Any  # grpc.aio.ServicerContext, generic in the stubs only
+
+
+class BrainServicer(brain_pb2_grpc.BrainServicer):
+    """One method a call of `brain.proto`."""
+
+    def __init__(self, brain: Brain, settings: BrainSettings, loop: asyncio.AbstractEventLoop) -> None:
+        self._brain = brain
+        self._bounds = settings.bounds.bounds()
+        self._clock = brain.clock
+        self._watchers: defaultdict[JobId, set[asyncio.Event]] = defaultdict(set)
+        self._loop = loop
+        brain.on_plan(self._wake_from_thread)
+
+    async def SubmitJob(self, request: pb.SubmitJobRequest, context: Context) -> pb.SubmitJobReply:  # noqa: N802
+        """Known from here on; INVALID_ARGUMENT for a description that makes no sense."""
+        try:
+            submitted = submission_from(request, self._bounds, self._clock())
+        except MalformedRequestError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        plan, durable = self._brain.submit(submitted)
+        return pb.SubmitJobReply(plan=plan, durable=await _known_soon(durable))
+
+    async def WarmStart(self, request: pb.SubmitJobRequest, context: Context) -> pb.BrainPlan:  # noqa: N802
+        """A plan that nothing is recorded of."""
+        try:
+            submitted = submission_from(request, self._bounds, self._clock())
+        except MalformedRequestError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        return self._brain.first_plan(submitted)
+
+    async def ReportProfile(self, request: pb.ReportProfileRequest, context: Context) -> pb.ReportProfileReply:  # noqa: N802
+        """Answers when the accepted profiles are in the database, or it is known that they are not."""
+        job, now = JobId(request.job_uid), self._clock()
+        reports: list[ProfileReported] = []
+        malformed: list[pb.RefusedProfile] = []
+        for message in request.profiles:
+            try:
+                reports.append(profile_from(job, message))
+            except MalformedRequestError as error:
+                malformed.append(
+                    pb.RefusedProfile(sequence=message.sequence, reason=Refusal.INCONSISTENT.value, message=str(error))
+                )
+        start_ups: list[StartUpObserved] = []
+        try:
+            start_ups = [start_up_from(job, message, now) for message in request.start_ups]
+        except MalformedRequestError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        reported = self._brain.report(job, reports, start_ups)
+        self._brain.count_refused(Refusal.INCONSISTENT, len(malformed))
+        refused = [
+            pb.RefusedProfile(sequence=sequence, reason=problem.reason.value, message=problem.message)
+            for sequence, problem in reported.refused
+        ]
+        return pb.ReportProfileReply(
+            accepted=reported.accepted, refused=refused + malformed, durable=await _known_soon(reported.durable)
+        )
+
+    async def GetPlan(self, request: pb.GetPlanRequest, context: Context) -> pb.BrainPlan:  # noqa: N802
+        """From memory; NOT_FOUND for a job that is not known."""
+        try:
+            return self._brain.plan(JobId(request.job_uid))
+        except UnknownJobError:
+            await _not_found(context, request.job_uid)
+
+    async def WatchPlans(self, request: pb.WatchPlansRequest, context: Context) -> AsyncIterator[pb.BrainPlan]:  # noqa: N802
+        """Ends when the job ends."""
+        job, seen = JobId(request.job_uid), request.newer_than
+        news = asyncio.Event()
+        self._watchers[job].add(news)
+        try:
+            while True:
+                news.clear()
+                try:
+                    plan = self._brain.plan(job)
+                except UnknownJobError:
+                    if seen == request.newer_than:
+                        await _not_found(context, job)
+                    return
+                if plan.version > seen:
+                    seen = plan.version
+                    yield plan
+                await news.wait()
+        finally:
+            self._watchers[job].discard(news)
+            if not self._watchers[job]:
+                del self._watchers[job]
+
+    async def ExplainPlan(self, request: pb.ExplainPlanRequest, context: Context) -> pb.PlanExplanation:  # noqa: N802
+        """Also for jobs that have ended, as long as the database keeps them."""
+        try:
+            return await asyncio.to_thread(self._brain.explain, JobId(request.job_uid))
+        except UnknownJobError:
+            await _not_found(context, request.job_uid)
+
+    async def ReportOutcome(self, request: pb.ReportOutcomeRequest, context: Context) -> pb.ReportOutcomeReply:  # noqa: N802
+        """What is not said of the job is what was last known."""
+        if request.phase not in _PHASES:
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT, f"phase: must be {', '.join(_PHASES)}, not {request.phase!r}"
+            )
+        try:
+            ended = JobEnded(
+                job=JobId(request.job_uid),
+                phase=request.phase,
+                finished_at=request.finished_at or self._clock(),
+                final_shape=shape_from(request.final_shape) if request.HasField("final_shape") else None,
+                rows=request.rows,
+            )
+            durable = self._brain.end(ended)
+        except MalformedRequestError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except UnknownJobError:
+            await _not_found(context, request.job_uid)
+        return pb.ReportOutcomeReply(durable=await _known_soon(durable))
+
+    async def ListJobs(self, request: pb.ListJobsRequest, context: Context) -> pb.ListJobsReply:  # noqa: N802
+        """Those that have not ended."""
+        return pb.ListJobsReply(jobs=self._brain.jobs())
+
+    def _wake_from_thread(self, job: JobId) -> None:
+        self._loop.call_soon_threadsafe(self._wake, job)
+
+    def _wake(self, job: JobId) -> None:
+        for news in self._watchers.get(job, ()):
+            news.set()
+
+
+async def _known_soon(durable: Future[bool]) -> bool:
+    """Whether it is in the database; what takes too long to say counts as not yet."""
+    try:
+        return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(durable)), _DURABLE_SECONDS)
+    except TimeoutError:
+        return False
+
+
+async def _not_found(context: Context, job: str) -> NoReturn:
+    await context.abort(grpc.StatusCode.NOT_FOUND, f"job {job!r} is not known here: submit it first")
+    raise UnknownJobError(job)
+
+
+async def serve(brain: Brain, settings: BrainSettings, token: str) -> tuple[grpc.aio.Server, int]:
+    """A started server and its port. Raises OSError if the address cannot be had."""
+    server = grpc.aio.server(interceptors=[AsyncTokenCheck(token)], options=CHANNEL_OPTIONS)
+    brain_pb2_grpc.add_BrainServicer_to_server(BrainServicer(brain, settings, asyncio.get_running_loop()), server)
+    try:
+        port = server.add_insecure_port(settings.listen)
+    except RuntimeError as error:
+        raise OSError(f"cannot listen on {settings.listen}: {error}") from error
+    if port == 0:
+        raise OSError(f"cannot listen on {settings.listen}")
+    await server.start()
+    return server, port

@@ -1,0 +1,161 @@
+"""What the brain is told at its start: one YAML file, and `path=value` on top of it."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import yaml
+from pydantic import Field, ValidationError, model_validator
+
+from emberscale_api.job.duration import Seconds
+from emberscale_api.job.manifest import ManifestError, apply_overrides
+from emberscale_api.job.quantity import Quantity, cpu_cores, memory_bytes
+from emberscale_api.job.schema import ManifestPart
+from emberscale_brain.history.store import Retention
+from emberscale_brain.planner.types import GIB, ClusterCapacity, Quota, ShapeBounds
+from emberscale_brain.preferences import PlannerPreferences
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class SettingsError(ValueError):
+    """Settings that cannot be used; the text is one line a problem."""
+
+
+class CapacitySettings(ManifestPart):
+    """What all jobs together may have; no process is planned larger than the largest node."""
+
+    cpu: Quantity = "64"
+    memory: Quantity = "256Gi"
+    largest_node_cpu: Quantity | None = None
+    largest_node_memory: Quantity | None = None
+    network_bytes_per_second: Quantity = "1250M"
+
+    def capacity(self) -> ClusterCapacity:
+        """As planners take it."""
+        node_cpu, node_memory = self.largest_node_cpu, self.largest_node_memory
+        return ClusterCapacity(
+            cpu=cpu_cores(self.cpu),
+            memory=memory_bytes(self.memory),
+            largest_node_cpu=float("inf") if node_cpu is None else cpu_cores(node_cpu),
+            largest_node_memory=float("inf") if node_memory is None else memory_bytes(node_memory),
+        )
+
+    def bandwidth(self) -> float:
+        """Bytes per second of one process's link."""
+        return float(memory_bytes(self.network_bytes_per_second))
+
+
+class QuotaSettings(ManifestPart):
+    """What one owner's jobs together may have."""
+
+    cpu: Quantity | None = None
+    memory: Quantity | None = None
+
+    def quota(self) -> Quota:
+        """As planners take it."""
+        return Quota(
+            cpu=float("inf") if self.cpu is None else cpu_cores(self.cpu),
+            memory=float("inf") if self.memory is None else memory_bytes(self.memory),
+        )
+
+
+class BoundsSettings(ManifestPart):
+    """Bounds of jobs that set none of their own."""
+
+    max_workers: int = Field(default=32, ge=1)
+    max_ps: int = Field(default=16, ge=1)
+    max_worker_cpu: Positive = 16.0
+    max_ps_cpu: Positive = 16.0
+    max_worker_memory: Quantity = "64Gi"
+    max_ps_memory: Quantity = "256Gi"
+    cpu_step: Positive = 1.0
+
+    @model_validator(mode="after")
+    def _above_the_least(self) -> Self:
+        if min(self.max_worker_cpu, self.max_ps_cpu) < self.cpu_step:
+            raise ValueError(f"maxWorkerCpu and maxPsCpu must not be below cpuStep ({self.cpu_step:g})")
+        return self
+
+    def bounds(self) -> ShapeBounds:
+        """As planners take them."""
+        return ShapeBounds(
+            workers=(1, self.max_workers),
+            ps=(1, self.max_ps),
+            worker_cpu=(self.cpu_step, self.max_worker_cpu),
+            ps_cpu=(self.cpu_step, self.max_ps_cpu),
+            worker_memory=(min(GIB, memory_bytes(self.max_worker_memory)), memory_bytes(self.max_worker_memory)),
+            ps_memory=(min(GIB, memory_bytes(self.max_ps_memory)), memory_bytes(self.max_ps_memory)),
+            cpu_step=self.cpu_step,
+        )
+
+
+class PlanningSettings(ManifestPart):
+    """How often is planned, how long that may take, and how long a job has to take a new shape on."""
+
+    interval: Seconds = Field(default=60.0, gt=0)
+    timeout: Seconds = Field(default=120.0, gt=0)
+    settle: Seconds = Field(default=300.0, ge=0, description="A job that is on its way to a new shape is left alone")
+    profiles_per_job: int = Field(default=64, ge=1, le=10_000, description="Latest profiles that a planner sees")
+    past_jobs: int = Field(default=500, ge=1, le=100_000, description="Ended jobs that a planner sees")
+
+
+class RetentionSettings(ManifestPart):
+    """How long the database keeps what."""
+
+    profiles_per_job: int = Field(default=256, ge=1)
+    profile_days: Positive = 30.0
+    plans_per_job: int = Field(default=64, ge=1)
+    start_up_days: Positive = 90.0
+    job_days: Positive = 365.0
+
+    def retention(self) -> Retention:
+        """As the store takes it."""
+        return Retention(
+            self.profiles_per_job, self.profile_days, self.plans_per_job, self.start_up_days, self.job_days
+        )
+
+
+class BrainSettings(ManifestPart):
+    """Everything."""
+
+    listen: str = Field(default="127.0.0.1:50061", pattern=r"^[^:]+:\d+$|^\[.*\]:\d+$")
+    metrics: str | None = Field(default="127.0.0.1:9461", pattern=r"^[^:]+:\d+$|^\[.*\]:\d+$")
+    database: str = "sqlite:///emberscale-brain.db"
+    token_file: Path | None = Field(default=None, description="Else EMBERSCALE_TOKEN_FILE names it")
+    clock_skew: Seconds = Field(default=30.0, ge=0, description="How far ahead a reporter's clock may be")
+    cluster: CapacitySettings = CapacitySettings()
+    quotas: dict[str, QuotaSettings] = Field(default_factory=dict, description="By owner")
+    bounds: BoundsSettings = BoundsSettings()
+    planner: PlannerPreferences = PlannerPreferences()
+    planning: PlanningSettings = PlanningSettings()
+    retention: RetentionSettings = RetentionSettings()
+
+
+def load_settings(path: Path | None, overrides: Sequence[str] = ()) -> BrainSettings:
+    """Reads settings; without a file all defaults, `overrides` on top. Raises SettingsError."""
+    document: Mapping[str, Any] = {}
+    source = "settings"
+    if path is not None:
+        source = str(path)
+        try:
+            loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise SettingsError(f"{path}: cannot be read: {error.strerror}") from error
+        except (UnicodeDecodeError, yaml.YAMLError) as error:
+            raise SettingsError(f"{path}: is not valid YAML: {error}") from error
+        if loaded is not None and not isinstance(loaded, dict):
+            raise SettingsError(f"{path}: expected a mapping of settings")
+        document = loaded or {}
+    try:
+        return BrainSettings.model_validate(apply_overrides(document, overrides))
+    except ManifestError as error:
+        raise SettingsError(str(error)) from error
+    except ValidationError as error:
+        raise SettingsError(
+            "\n".join(
+                f"{source}: {'.'.join(map(str, problem['loc'])) or 'settings'}: "
+                f"{'unknown setting' if problem['type'] == 'extra_forbidden' else problem['msg']}"
+                for problem in error.errors()
+            )
+        ) from error

@@ -1,0 +1,206 @@
+"""What the brain knows, in memory: changes in, a view of the cluster out. No I/O and no clock.
+
+The service and the planning process each hold one, fed with the same changes.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from emberscale_brain.history.changes import (
+    COMPLETE,
+    Change,
+    JobEnded,
+    JobSubmitted,
+    PlanMade,
+    ProfileReported,
+    StartUpObserved,
+)
+from emberscale_brain.planner.types import (
+    ClusterCapacity,
+    ClusterView,
+    JobId,
+    JobProfile,
+    JobShape,
+    JobView,
+    PastJob,
+    Prices,
+    Quota,
+    ScalingOverheads,
+)
+
+_START_UPS_REMEMBERED = 200
+
+
+@dataclass(slots=True)
+class KnownJob:
+    """A job that has not ended. `sequence` is that of its latest profile; `scaled_at` when its shape last changed."""
+
+    submitted: JobSubmitted
+    profiles: deque[JobProfile]
+    sequence: int = -1
+    samples: int = 0
+    rows: int = 0
+    shape: JobShape | None = None
+    scaled_at: float = 0.0
+    plan: PlanMade | None = None
+
+    @property
+    def remaining_samples(self) -> int:
+        """Samples that are left over all epochs, at least 1 while it runs."""
+        return max(1, self.submitted.metadata.total_samples - self.samples)
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What planning depends on besides the jobs. `settle_seconds` is how long a job may take to take on a new shape."""
+
+    capacity: ClusterCapacity
+    prices: Prices
+    quotas: Mapping[str, Quota]
+    network_bytes_per_second: float
+    settle_seconds: float
+
+
+@dataclass(slots=True)
+class BrainState:
+    """Mutable. `profiles_per_job` and `past_jobs` bound what is remembered."""
+
+    profiles_per_job: int
+    past_jobs: int
+    jobs: dict[JobId, KnownJob] = field(default_factory=dict)
+    history: deque[PastJob] = field(init=False)
+    start_ups: dict[str, deque[tuple[float, float]]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.history = deque(maxlen=self.past_jobs)
+        self.start_ups = {role: deque(maxlen=_START_UPS_REMEMBERED) for role in ("worker", "ps")}
+
+    def apply(self, change: Change) -> None:
+        """Takes a change in. One about a job that is not known, or known already, changes nothing."""
+        match change:
+            case JobSubmitted():
+                if change.job not in self.jobs:
+                    self.jobs[change.job] = KnownJob(
+                        change,
+                        deque(maxlen=self.profiles_per_job),
+                        shape=change.current,
+                        scaled_at=change.submitted_at,
+                    )
+            case ProfileReported():
+                self._apply_profile(change)
+            case StartUpObserved():
+                if change.role in self.start_ups:
+                    self.start_ups[change.role].append((change.seconds, change.paused_seconds))
+            case PlanMade():
+                job = self.jobs.get(change.job)
+                if job is not None and (job.plan is None or change.version >= job.plan.version):
+                    job.plan = change
+            case JobEnded():
+                self._apply_end(change)
+
+    def remember(self, past: Sequence[PastJob]) -> None:
+        """Jobs that ended before this state began, the oldest first."""
+        self.history.extend(past)
+
+    def view(self, job: JobId, now: float, settle_seconds: float) -> JobView:
+        """A job as planners see it.
+
+        A job that was told to take another shape less than `settle_seconds` ago, and has not reported it yet, counts
+        with the new shape and is fixed: it is on its way.
+        """
+        known = self.jobs[job]
+        submitted, current, fixed = known.submitted, known.shape, known.submitted.fixed
+        planned = None if known.plan is None else known.plan.planned.shape
+        if known.plan is not None and planned is not None and planned != current:
+            on_its_way = now - known.plan.made_at < settle_seconds
+            if on_its_way or current is None:
+                current, fixed = planned, fixed or on_its_way
+        return JobView(
+            id=job,
+            owner=submitted.owner,
+            metadata=submitted.metadata,
+            remaining_samples=known.remaining_samples,
+            current=current,
+            bounds=submitted.bounds,
+            profiles=tuple(known.profiles),
+            submitted_at=submitted.submitted_at,
+            last_scaled_at=known.scaled_at,
+            priority=submitted.priority,
+            fixed=fixed,
+        )
+
+    def cluster_view(self, conditions: Conditions, now: float) -> ClusterView:
+        """All jobs by their submission, with everything that planners may look at."""
+        by_submission = sorted(self.jobs, key=lambda job: (self.jobs[job].submitted.submitted_at, job))
+        return ClusterView(
+            jobs=tuple(self.view(job, now, conditions.settle_seconds) for job in by_submission),
+            capacity=conditions.capacity,
+            prices=conditions.prices,
+            quotas=conditions.quotas,
+            overheads=self.overheads(),
+            history=tuple(self.history),
+            network_bytes_per_second=conditions.network_bytes_per_second,
+        )
+
+    def job_changes(self, job: JobId) -> list[Change]:
+        """Changes that make another state know the job as well as this one; none if it has ended."""
+        known = self.jobs.get(job)
+        if known is None:
+            return []
+        first = known.sequence - len(known.profiles) + 1
+        profiles = [ProfileReported(job, first + place, profile) for place, profile in enumerate(known.profiles)]
+        return [known.submitted, *profiles, *([] if known.plan is None else [known.plan])]
+
+    def overhead_changes(self) -> list[Change]:
+        """Changes that make another state know the same start-ups."""
+        return [
+            StartUpObserved(JobId(""), role, 0.0, seconds, paused)
+            for role, start_ups in self.start_ups.items()
+            for seconds, paused in list(start_ups)
+        ]
+
+    def overheads(self) -> ScalingOverheads:
+        """Medians of the latest start-ups; the defaults while there are none."""
+        base = ScalingOverheads()
+
+        def learned(role: str, which: int, default: float) -> float:
+            values = [start_up[which] for start_up in self.start_ups[role]]
+            return median(values) if values else default
+
+        return ScalingOverheads(
+            worker_start_seconds=learned("worker", 0, base.worker_start_seconds),
+            ps_start_seconds=learned("ps", 0, base.ps_start_seconds),
+            worker_pause_seconds=learned("worker", 1, base.worker_pause_seconds),
+            ps_pause_seconds=learned("ps", 1, base.ps_pause_seconds),
+        )
+
+    def _apply_profile(self, change: ProfileReported) -> None:
+        job = self.jobs.get(change.job)
+        if job is None or change.sequence <= job.sequence:
+            return
+        profile = change.profile
+        job.profiles.append(profile)
+        job.sequence = change.sequence
+        job.samples = profile.samples
+        job.rows = max(job.rows, profile.rows)
+        if profile.shape != job.shape:
+            job.shape = profile.shape
+            job.scaled_at = profile.time
+
+    def _apply_end(self, change: JobEnded) -> None:
+        job = self.jobs.pop(change.job, None)
+        if job is None or change.phase != COMPLETE or change.final_shape is None:
+            return
+        self.history.append(
+            PastJob(
+                id=change.job,
+                owner=job.submitted.owner,
+                metadata=job.submitted.metadata,
+                final_shape=change.final_shape,
+                fit=change.fit,
+                finished_at=change.finished_at,
+                rows=change.rows,
+            )
+        )

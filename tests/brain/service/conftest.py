@@ -1,0 +1,161 @@
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from brain_process import BrainProcess
+from emberscale_api.rpc import brain_pb2 as pb
+from emberscale_brain.history.store import HistoryStore
+from emberscale_brain.service.brain import Brain
+from emberscale_brain.service.settings import load_settings
+
+DEFAULTS = ("cluster.cpu=100", "planner.name=growing", "planning.interval=0.2", "planning.settle=0")
+# Bounds between which only the number of workers is free, so that a cold start has 12 cores or more.
+SMALLEST = pb.Shape(workers=2, ps=1, worker_cpu=4, ps_cpu=4, worker_memory=4 << 30, ps_memory=8 << 30)
+LARGEST = pb.Shape(workers=20, ps=1, worker_cpu=4, ps_cpu=4, worker_memory=4 << 30, ps_memory=8 << 30)
+FAKE_PLANNERS = '''
+import os, threading
+from dataclasses import replace
+from emberscale_brain.planner.types import Explanation, JobShape, PlanAction, PlannedShape, ThroughputFit
+
+class Growing:
+    """One worker more than the job has, at each look."""
+
+    def __init__(self, settings):
+        pass
+
+    def grown(self, job):
+        if not job.profiles or job.fixed:
+            return job.current
+        return replace(job.current, workers=job.current.workers + 1)
+
+    def plan(self, cluster, now):
+        print("a planner that prints")
+        fit = ThroughputFit((1e-6, 0.0, 0.0, 0.0, 0.1), ((0.0,) * 5,) * 5, 0.05, 0.02, 3, 1)
+        return {
+            job.id: PlannedShape(
+                self.grown(job),
+                PlanAction.SCALE, f"{len(job.profiles)} profiles", Explanation(fit=fit),
+            )
+            for job in cluster.jobs if job.current is not None
+        }
+
+class Raising(Growing):
+    """Raises while a file says so."""
+
+    def plan(self, cluster, now):
+        if os.path.exists(os.environ["FAKE_TROUBLE"]):
+            raise ZeroDivisionError("no such luck")
+        return super().plan(cluster, now)
+
+class Stalling(Growing):
+    def plan(self, cluster, now):
+        if os.path.exists(os.environ["FAKE_TROUBLE"]):
+            threading.Event().wait()
+        return super().plan(cluster, now)
+
+class Greedy(Growing):
+    def plan(self, cluster, now):
+        return {job.id: PlannedShape(replace(job.current, workers=1000), PlanAction.SCALE, "all mine")
+                for job in cluster.jobs if job.current is not None}
+
+class Sulking:
+    def __init__(self, settings):
+        pass
+'''
+ENTRY_POINTS = """[emberscale.planners]
+growing = fake_planners:Growing
+raising = fake_planners:Raising
+stalling = fake_planners:Stalling
+greedy = fake_planners:Greedy
+sulking = fake_planners:Sulking
+missing = fake_planners:NotThere
+"""
+
+
+@pytest.fixture
+def trouble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Planners that misbehave do so while this file exists."""
+    path = tmp_path / "trouble"
+    monkeypatch.setenv("FAKE_TROUBLE", str(path))
+    return path
+
+
+@pytest.fixture
+def fake_planners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: Path) -> Path:
+    """An installed distribution with planners, for this process and those that it starts."""
+    folder = tmp_path / "site"
+    metadata = folder / "fake_planners-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (folder / "fake_planners.py").write_text(FAKE_PLANNERS)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: fake-planners\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(ENTRY_POINTS)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
+    return folder
+
+
+@pytest.fixture
+def start_brain(tmp_path: Path, fake_planners: Path) -> Iterator[Callable[..., Brain]]:
+    """Starts a brain in this process, with `path=value` settings."""
+    started: list[Brain] = []
+
+    def start(*overrides: str) -> Brain:
+        settings = load_settings(None, [f"database=sqlite:///{tmp_path / 'brain.db'}", *DEFAULTS, *overrides])
+        brain = Brain(settings, HistoryStore.open(settings.database))
+        brain.start()
+        started.append(brain)
+        return brain
+
+    yield start
+    for brain in started:
+        brain.stop()
+
+
+@pytest.fixture
+def run_brain(tmp_path: Path, fake_planners: Path) -> Iterator[Callable[..., BrainProcess]]:
+    """Runs a brain as a process of its own, with `path=value` settings."""
+    token = tmp_path / "token"
+    token.write_text("a-token")
+    running: list[BrainProcess] = []
+
+    def run(*overrides: str) -> BrainProcess:
+        database = f"database=sqlite:///{tmp_path / 'brain.db'}"
+        brain = BrainProcess(token, tmp_path / f"brain-{len(running)}.log", [database, *DEFAULTS, *overrides])
+        running.append(brain)
+        return brain
+
+    yield run
+    for brain in running:
+        brain.stop()
+
+
+@pytest.fixture
+def submission() -> Callable[..., pb.SubmitJobRequest]:
+    def make(job: str = "job-1", **changes: object) -> pb.SubmitJobRequest:
+        request = pb.SubmitJobRequest(
+            job_uid=job,
+            owner="ann",
+            limits=pb.ShapeLimits(least=SMALLEST, most=LARGEST),
+            description=pb.JobDescription(
+                architecture="DLRM",
+                batch_size=512,
+                dense_bytes=10**6,
+                embedding_dimension=416,
+                tables=26,
+                total_samples=10**9,
+                name="ads-2026-01-01",
+            ),
+        )
+        request.MergeFrom(pb.SubmitJobRequest(**changes))  # type: ignore[arg-type]  # fields by keyword
+        return request
+
+    return make
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as pool:
+        yield pool

@@ -1,0 +1,162 @@
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from prometheus_client import generate_latest
+
+from emberscale_api.rpc import brain_pb2 as pb
+from emberscale_brain.history.changes import JobEnded, JobSubmitted, ProfileReported
+from emberscale_brain.planner.types import GIB, JobId, JobMetadata, JobProfile, JobShape, ShapeBounds
+from emberscale_brain.service.brain import Brain, UnknownJobError
+
+StartBrain = Callable[..., Brain]
+JOB = JobId("job-1")
+TWO = JobShape(2, 1, 4, 4, 4 * GIB, 8 * GIB)
+BOUNDS = ShapeBounds((2, 20), (1, 1), (4, 4), (4, 4), (4 * GIB, 4 * GIB), (8 * GIB, 8 * GIB), 4)
+
+
+def submitted(job: JobId = JOB, bounds: ShapeBounds = BOUNDS, **changes: object) -> JobSubmitted:
+    metadata = JobMetadata("DLRM", 512, 10**6, 416, 26, 10**9, name="ads")
+    return JobSubmitted(job, "ann", metadata, bounds, time.time(), **changes)  # type: ignore[arg-type]
+
+
+def profile(sequence: int, workers: int = 2, throughput: float = 10_240.0) -> ProfileReported:
+    shape = JobShape(workers, 1, 4, 4, 4 * GIB, 8 * GIB)
+    return ProfileReported(JOB, sequence, JobProfile(time.time(), shape, 512, 0.1, throughput, 1000 * sequence))
+
+
+def metrics(brain: Brain) -> str:
+    return generate_latest(brain.meters.registry).decode()
+
+
+def until(brain: Brain, holds: Callable[[pb.BrainPlan], bool]) -> pb.BrainPlan:
+    while not holds(plan := brain.plan(JOB)):
+        pass
+    return plan
+
+
+def test_profiles_lead_to_a_plan_and_the_listener_hears_of_it(start_brain: StartBrain) -> None:
+    brain = start_brain()
+    heard: list[JobId] = []
+    brain.on_plan(heard.append)
+    first, durable = brain.submit(submitted(current=TWO))
+    assert first.version == 0
+    assert durable.result(timeout=20)
+    assert brain.report(JOB, [profile(1), profile(2)], ()).durable.result(timeout=20)
+    plan = until(brain, lambda plan: plan.shape.workers == 3)
+    assert plan.planner == "growing"
+    assert JOB in heard
+    assert f'emberscale_brain_plans_total{{action="Scale"}} {plan.version}' in metrics(brain)
+
+
+def test_a_fixed_job_counts_but_is_never_planned(start_brain: StartBrain) -> None:
+    brain = start_brain("cluster.cpu=23")
+    brain.submit(submitted(fixed=True, current=TWO))
+    other, _ = brain.submit(submitted(JobId("other")))
+    assert other.action == "Wait"
+    brain.report(JOB, [profile(1)], ())
+    while "emberscale_brain_planning_seconds_count 0" in metrics(brain):
+        pass
+    assert brain.plan(JOB).version == 0
+
+
+@pytest.mark.parametrize(("planner", "how"), [("raising", "raised: ZeroDivisionError"), ("stalling", "stalled")])
+def test_a_planner_that_fails_leaves_the_last_good_plan_and_recovers(
+    start_brain: StartBrain, trouble: Path, planner: str, how: str
+) -> None:
+    brain = start_brain(f"planner.name={planner}", "planning.timeout=5")
+    brain.submit(submitted(current=TWO))
+    brain.report(JOB, [profile(1)], ())
+    good = until(brain, lambda plan: plan.version == 1)
+    trouble.touch()
+    brain.report(JOB, [profile(2, workers=5)], ())
+    stale = until(brain, lambda plan: plan.stale_because != "")
+    assert how in stale.stale_because
+    assert stale.shape.workers in (good.shape.workers, 6)
+    assert f'emberscale_brain_planning_failures_total{{how="{how.split(":")[0]}"}} 1.0' in metrics(brain)
+    trouble.unlink()
+    brain.report(JOB, [profile(3, workers=8)], ())
+    assert until(brain, lambda plan: plan.shape.workers == 9).stale_because == ""
+
+
+@pytest.mark.parametrize(
+    ("planner", "complaint"),
+    [
+        ("greedy", "beyond its bounds"),
+        ("sulking", "has no method plan(cluster, now)"),
+        ("missing", "cannot be imported"),
+        ("absent", "there is no planner 'absent'; installed are"),
+    ],
+)
+def test_a_planner_that_is_unusable_is_named_and_nothing_changes(
+    start_brain: StartBrain, planner: str, complaint: str
+) -> None:
+    brain = start_brain(f"planner.name={planner}")
+    first, _ = brain.submit(submitted())
+    stale = until(brain, lambda plan: plan.stale_because != "")
+    assert complaint in stale.stale_because
+    assert (stale.version, stale.shape) == (first.version, first.shape)
+
+
+def test_plans_for_more_than_the_cluster_has_are_refused_whole(start_brain: StartBrain) -> None:
+    brain = start_brain("cluster.cpu=15")
+    brain.submit(submitted(current=TWO))
+    brain.report(JOB, [profile(1)], ())
+    assert "16 cores in all, of 15" in until(brain, lambda plan: plan.stale_because != "").stale_because
+    assert brain.plan(JOB).version == 0
+
+
+def test_a_full_cluster_lets_jobs_wait_and_says_so(start_brain: StartBrain) -> None:
+    brain = start_brain("cluster.cpu=35", "planning.interval=1h")
+    assert brain.submit(submitted())[0].shape.workers == 6
+    waiting, _ = brain.submit(submitted(JobId("other")))
+    assert (waiting.action, waiting.HasField("shape")) == ("Wait", False)
+    assert "28 cores are wanted and 7 of 35 are free" in waiting.reason
+
+
+def test_a_restarted_brain_has_the_plan_and_its_reasons(start_brain: StartBrain) -> None:
+    first = start_brain()
+    first.submit(submitted(current=TWO))
+    first.report(JOB, [profile(1), profile(2)], ())
+    plan = until(first, lambda plan: plan.shape.workers == 3)
+    first.stop()
+    again = start_brain("planning.interval=1h", "planner.name=absent")
+    assert again.plan(JOB).shape == plan.shape
+    explained = again.explain(JOB)
+    assert explained.fit.profiles == 3
+    assert [point.profile.samples for point in explained.measured] == [1000, 2000]
+    assert again.report(JOB, [profile(2)], ()).accepted == 1
+    assert len(again.explain(JOB).measured) == 2
+
+
+def test_an_ended_job_is_history_for_others_and_still_explained(start_brain: StartBrain) -> None:
+    brain = start_brain()
+    brain.submit(submitted(current=TWO))
+    brain.report(JOB, [profile(1)], ())
+    until(brain, lambda plan: plan.version == 1)
+    assert brain.end(JobEnded(JOB, "Complete", time.time())).result(timeout=20)
+    with pytest.raises(UnknownJobError):
+        brain.plan(JOB)
+    with pytest.raises(UnknownJobError):
+        brain.end(JobEnded(JOB, "Complete", time.time()))
+    assert brain.explain(JOB).plan.version == 1
+    with pytest.raises(UnknownJobError):
+        brain.explain(JobId("never"))
+    warm = brain.first_plan(submitted(JobId("next")))
+    assert warm.shape.workers == 2
+    assert "warm start" in warm.reason
+    assert brain.jobs() == []
+
+
+def test_refused_profiles_change_nothing(start_brain: StartBrain) -> None:
+    brain = start_brain("planning.interval=1h")
+    brain.submit(submitted(current=TWO))
+    reported = brain.report(JOB, [profile(1, throughput=math.nan), profile(2, throughput=-1.0)], ())
+    assert (reported.accepted, [sequence for sequence, _ in reported.refused]) == (0, [1, 2])
+    assert brain.jobs()[0].profiles == 0
+    assert brain.report(JobId("nobody"), [profile(1)], ()).accepted == 0
+    text = metrics(brain)
+    for result in ("NotFinite", "Negative", "UnknownJob"):
+        assert f'emberscale_brain_profiles_total{{result="{result}"}} 1.0' in text

@@ -1,0 +1,179 @@
+import math
+import socket
+import threading
+import time
+import urllib.request
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+
+from brain_process import BrainProcess
+from emberscale_api.rpc import brain_pb2 as pb
+from emberscale_api.rpc import brain_pb2_grpc
+from emberscale_api.rpc.token import open_channel
+from emberscale_brain.history.store import HistoryStore
+from emberscale_brain.planner.types import JobId
+
+Submission = Callable[..., pb.SubmitJobRequest]
+RunBrain = Callable[..., BrainProcess]
+PLAN = pb.GetPlanRequest(job_uid="job-1")
+
+
+def profile(sequence: int, workers: int = 2, **changes: float) -> pb.Profile:
+    made = pb.Profile(
+        sequence=sequence,
+        time=time.time(),
+        shape=pb.Shape(workers=workers, ps=1, worker_cpu=4, ps_cpu=4, worker_memory=4 << 30, ps_memory=8 << 30),
+        batch_size=512,
+        iteration_seconds=0.1,
+        throughput=workers * 5120,
+        samples=1000 * min(sequence, 1 << 40),
+    )
+    made.MergeFrom(pb.Profile(**changes))  # type: ignore[arg-type]  # fields by keyword
+    return made
+
+
+def refusal(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.RpcError) as raised:
+        call()
+    return raised.value.code(), raised.value.details() or ""
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+def test_a_job_from_submission_to_history(run_brain: RunBrain, submission: Submission) -> None:
+    metrics_port = free_port()
+    brain = run_brain(f"metrics=127.0.0.1:{metrics_port}")
+    stub = brain.stub
+
+    # what makes no sense, and who may not ask
+    assert refusal(lambda: stub.SubmitJob(pb.SubmitJobRequest())) == (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "job_uid: is required",
+    )
+    code, details = refusal(lambda: stub.SubmitJob(pb.SubmitJobRequest(job_uid="a")))
+    assert (code, details) == (grpc.StatusCode.INVALID_ARGUMENT, "description: batch_size must be at least 1, not 0")
+    assert refusal(lambda: stub.GetPlan(PLAN))[0] is grpc.StatusCode.NOT_FOUND
+    assert refusal(lambda: list(stub.WatchPlans(pb.WatchPlansRequest(job_uid="x"))))[0] is grpc.StatusCode.NOT_FOUND
+    with open_channel(brain.address, "another") as channel:
+        stranger = brain_pb2_grpc.BrainStub(channel)
+        assert refusal(lambda: stranger.SubmitJob(submission()))[0] is grpc.StatusCode.UNAUTHENTICATED
+        watching = refusal(lambda: list(stranger.WatchPlans(pb.WatchPlansRequest(job_uid="job-1"))))
+        assert watching[0] is grpc.StatusCode.UNAUTHENTICATED
+
+    # a job and its plans
+    first = stub.SubmitJob(submission())
+    assert first.durable
+    assert (first.plan.version, first.plan.action) == (1, "Start")
+    assert "cold start" in first.plan.reason
+    assert brain.report("job-1", profile(1), profile(2)).accepted == 2
+    plan = brain.later_plan("job-1", 1)
+    assert plan.shape.workers == 3
+    explained = stub.ExplainPlan(pb.ExplainPlanRequest(job_uid="job-1"))
+    assert explained.fit.profiles == 3
+    assert explained.measured[1].predicted > 0
+    assert [before.version for before in explained.earlier][-1] == 1
+    assert stub.SubmitJob(submission()).plan.version >= plan.version
+    assert [job.job_uid for job in stub.ListJobs(pb.ListJobsRequest()).jobs] == ["job-1"]
+
+    # profiles that make no sense
+    reply = brain.report(
+        "job-1",
+        profile(3, throughput=math.nan),
+        profile(4, iteration_seconds=-1.0),
+        profile(5, time=time.time() + 3600),
+        profile(6, batch_size=17),
+        profile(1 << 63),
+        profile(7),
+    )
+    assert reply.accepted == 1
+    assert {(item.sequence, item.reason) for item in reply.refused} == {
+        (3, "NotFinite"),
+        (4, "Negative"),
+        (5, "FromTheFuture"),
+        (6, "Inconsistent"),
+        (1 << 63, "Inconsistent"),
+    }
+    assert all(item.message for item in reply.refused)
+    unknown = brain.report("nobody", profile(1))
+    assert (unknown.accepted, unknown.refused[0].reason) == (0, "UnknownJob")
+    metrics = urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/metrics").read().decode()
+    assert 'emberscale_brain_profiles_total{result="Accepted"} 3.0' in metrics
+    assert 'emberscale_brain_profiles_total{result="Inconsistent"} 2.0' in metrics
+    assert 'emberscale_brain_profiles_total{result="UnknownJob"} 1.0' in metrics
+
+    # its end
+    watch = iter(stub.WatchPlans(pb.WatchPlansRequest(job_uid="job-1"), timeout=60))
+    assert next(watch).version >= plan.version
+    assert refusal(lambda: stub.ReportOutcome(pb.ReportOutcomeRequest(job_uid="job-1", phase="Done")))[1].startswith(
+        "phase: must be Complete, Failed, Suspended"
+    )
+    assert stub.ReportOutcome(pb.ReportOutcomeRequest(job_uid="job-1", phase="Complete")).durable
+    assert all(later.version > plan.version for later in watch)
+    assert refusal(lambda: stub.GetPlan(PLAN))[0] is grpc.StatusCode.NOT_FOUND
+    assert stub.ExplainPlan(pb.ExplainPlanRequest(job_uid="job-1")).fit.profiles == 3
+    warm = stub.WarmStart(submission("job-2"))
+    assert "warm start" in warm.reason
+    assert warm.shape.workers == 2
+    assert refusal(lambda: stub.GetPlan(pb.GetPlanRequest(job_uid="job-2")))[0] is grpc.StatusCode.NOT_FOUND
+
+
+def test_a_killed_brain_has_every_profile_that_it_confirmed(
+    run_brain: RunBrain, submission: Submission, threads: ThreadPoolExecutor, tmp_path: Path
+) -> None:
+    brain = run_brain("planning.interval=1h")
+    jobs = [f"job-{number}" for number in range(6)]
+    for job in jobs:
+        assert brain.stub.SubmitJob(submission(job)).durable
+    confirmed: dict[str, int] = dict.fromkeys(jobs, 0)
+    enough = threading.Barrier(len(jobs) + 1)
+
+    def keep_reporting(job: str) -> None:
+        for sequence in range(1, 100_000):
+            try:
+                if brain.report(job, profile(sequence)).durable:
+                    confirmed[job] = sequence
+            except grpc.RpcError:
+                return
+            if sequence == 20:
+                enough.wait(timeout=60)
+
+    reporters = [threads.submit(keep_reporting, job) for job in jobs]
+    enough.wait(timeout=60)
+    brain.kill()
+    for reporter in reporters:
+        reporter.result(timeout=60)
+    store = HistoryStore.open(f"sqlite:///{tmp_path / 'brain.db'}")
+    for job in jobs:
+        assert confirmed[job] >= 20
+        kept = store.profiles(JobId(job), 100_000)
+        assert [item.samples for item in kept][: confirmed[job]] == [1000 * n for n in range(1, confirmed[job] + 1)]
+    store.close()
+
+    again = run_brain()
+    assert sorted(job.job_uid for job in again.stub.ListJobs(pb.ListJobsRequest()).jobs) == jobs
+    resent = again.report(jobs[0], *(profile(n) for n in range(1, confirmed[jobs[0]] + 1)))
+    assert resent.accepted == confirmed[jobs[0]]
+    assert again.later_plan(jobs[0], 1).shape.workers == 3
+
+
+def test_everything_is_answered_while_the_planner_hangs_and_it_ends_with_the_brain(
+    run_brain: RunBrain, submission: Submission, trouble: Path
+) -> None:
+    trouble.touch()
+    brain = run_brain("planner.name=stalling", "planning.timeout=1h", "cluster.cpu=10000")
+    for number in range(20):
+        assert brain.stub.SubmitJob(submission(f"job-{number}"), timeout=20).plan.version == 1
+    brain.report("job-1", profile(1))
+    assert brain.stub.GetPlan(PLAN, timeout=20).version == 1
+    assert len(brain.stub.ExplainPlan(pb.ExplainPlanRequest(job_uid="job-1"), timeout=20).earlier) == 0
+    brain.stop()
+    assert "stopped" in brain.log.read_text()

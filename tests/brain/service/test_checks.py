@@ -1,0 +1,59 @@
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from emberscale_brain.planner.types import GIB, JobProfile, JobShape
+from emberscale_brain.service.checks import Refusal, check_profile
+
+SHAPE = JobShape(4, 2, 4, 4, GIB, GIB)
+GOOD = JobProfile(100.0, SHAPE, 512, 0.1, 20_480.0, 10_000, 10, GIB, GIB, 0.5, 0.5, {"pull": 0.2})
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason", "detail"),
+    [
+        ({"throughput": math.nan}, Refusal.NOT_FINITE, "throughput is nan"),
+        ({"iteration_seconds": math.inf}, Refusal.NOT_FINITE, "iteration_seconds is inf"),
+        ({"stage_fractions": {"pull": math.nan}}, Refusal.NOT_FINITE, "stage_fractions.pull is nan"),
+        ({"shape": replace(SHAPE, ps_cpu=math.inf)}, Refusal.NOT_FINITE, "ps_cpu is inf"),
+        ({"throughput": -1.0}, Refusal.NEGATIVE, "throughput is -1"),
+        ({"ps_cpu_utilization": -0.1}, Refusal.NEGATIVE, "ps_cpu_utilization is -0.1"),
+        ({"time": 200.0}, Refusal.FROM_THE_FUTURE, "100 s ahead"),
+        ({"samples": 1 << 63}, Refusal.INCONSISTENT, "more than there can be"),
+        ({"batch_size": 256}, Refusal.INCONSISTENT, "the job's is 512"),
+        ({"throughput": 0.0}, Refusal.INCONSISTENT, "unless the profile is marked as restarted"),
+    ],
+)
+def test_nonsense_is_refused_with_its_field(changes: dict[str, Any], reason: Refusal, detail: str) -> None:
+    refused = check_profile(replace(GOOD, **changes), 512, now=100.0, clock_skew=30.0)
+    assert refused is not None
+    assert refused.reason is reason
+    assert detail in refused.message
+
+
+def test_sense_is_let_pass() -> None:
+    for good in (GOOD, replace(GOOD, time=129.0), replace(GOOD, throughput=0.0, iteration_seconds=0.0, restarted=True)):
+        assert check_profile(good, 512, now=100.0, clock_skew=30.0) is None
+
+
+@given(st.floats(), st.floats(), st.floats(), st.floats(), st.integers(-(1 << 40), 1 << 40))
+def test_whatever_passes_is_finite_and_not_negative(
+    time: float, iteration: float, throughput: float, utilization: float, samples: int
+) -> None:
+    profile = replace(
+        GOOD,
+        time=time,
+        iteration_seconds=iteration,
+        throughput=throughput,
+        ps_cpu_utilization=utilization,
+        samples=samples,
+    )
+    if check_profile(profile, 512, now=100.0, clock_skew=30.0) is None:
+        assert all(math.isfinite(value) and value >= 0 for value in (time, iteration, throughput, utilization, samples))
+        assert time <= 130.0
+        assert throughput > 0
+        assert samples < 1 << 63

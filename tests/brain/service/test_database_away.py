@@ -1,0 +1,122 @@
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from brain_process import BrainProcess
+from emberscale_api.rpc import brain_pb2 as pb
+from emberscale_brain.history.changes import Change, JobSubmitted, ProfileReported, StartUpObserved
+from emberscale_brain.history.store import HistoryStore
+from emberscale_brain.planner.types import GIB, JobId, JobMetadata, JobProfile, JobShape, ShapeBounds
+from emberscale_brain.service.recorder import Recorder
+from postgres import PostgresServer, postgres_binaries
+
+SHAPE = JobShape(2, 1, 4, 4, GIB, GIB)
+JOB = JobId("a")
+
+
+def submitted() -> Change:
+    return JobSubmitted(JOB, "ann", JobMetadata("DLRM", 512, 1, 1, 1, 10**6), ShapeBounds(), 0.0)
+
+
+def reported(sequence: int) -> ProfileReported:
+    return ProfileReported(JOB, sequence, JobProfile(0.0, SHAPE, 512, 0.1, 1000.0))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "database"
+    made.mkdir()
+    return made
+
+
+@pytest.fixture
+def absent_store(folder: Path) -> Iterator[HistoryStore]:
+    """A database whose folder is not there."""
+    store = HistoryStore.open(f"sqlite:///{folder / 'brain.db'}")
+    shutil.rmtree(folder)
+    yield store
+    store.close()
+
+
+def test_what_waited_for_the_database_is_in_it_once_it_is_back(absent_store: HistoryStore, folder: Path) -> None:
+    came_back = []
+    recorder = Recorder(absent_store, retry_seconds=0.05, on_return=lambda: came_back.append(True))
+    recorder.start("it is not there")
+    assert recorder.record([submitted()]).result(timeout=20) is False
+    assert recorder.record([reported(1), reported(2)]).result(timeout=20) is False
+    assert recorder.away is not None
+    folder.mkdir()
+    while recorder.away is not None:
+        pass
+    assert recorder.record([reported(3)]).result(timeout=20) is True
+    recorder.stop()
+    assert came_back == [True]
+    assert recorder.backlog == 0
+    assert absent_store.running_jobs(10) == [submitted(), reported(1), reported(2), reported(3)]
+
+
+def test_the_oldest_profiles_go_when_too_many_wait(absent_store: HistoryStore, folder: Path) -> None:
+    recorder = Recorder(absent_store, retry_seconds=0.05, most_kept=4)
+    recorder.start("it is not there")
+    recorder.record([submitted(), *(reported(n) for n in range(8))]).result(timeout=20)
+    assert recorder.dropped == 5
+    folder.mkdir()
+    recorder.stop()
+    assert absent_store.running_jobs(10) == [submitted(), reported(5), reported(6), reported(7)]
+
+
+def test_a_change_that_the_database_refuses_holds_up_nothing(folder: Path) -> None:
+    store = HistoryStore.open(f"sqlite:///{folder / 'brain.db'}")
+    store.migrate()
+    recorder = Recorder(store)
+    recorder.start()
+    stranger = StartUpObserved(JobId("stranger"), "ps", 0.0, 1.0)
+    assert recorder.record([stranger, submitted(), reported(1)]).result(timeout=20) is True
+    recorder.stop()
+    assert recorder.refused == 1
+    assert store.running_jobs(10) == [submitted(), reported(1)]
+    store.close()
+
+
+def test_many_callers_share_transactions_and_each_hears_of_its_own(folder: Path) -> None:
+    store = HistoryStore.open(f"sqlite:///{folder / 'brain.db'}")
+    store.migrate()
+    recorder = Recorder(store)
+    futures = [recorder.record([submitted()])] + [recorder.record([reported(n)]) for n in range(200)]
+    assert not any(future.done() for future in futures)
+    recorder.start()
+    assert all(future.result(timeout=20) for future in futures)
+    recorder.stop()
+    assert len(store.profiles(JOB, 1000)) == 200
+    store.close()
+
+
+def test_a_brain_answers_while_postgresql_is_down_and_catches_up(
+    run_brain: Callable[..., BrainProcess], submission: Callable[..., pb.SubmitJobRequest], socket_folder: Path
+) -> None:
+    binaries = postgres_binaries()
+    if binaries is None:
+        pytest.skip("no postgres binary on this machine: apt-get install postgresql")
+    server = PostgresServer(binaries, socket_folder.with_name(socket_folder.name + "-away"))
+    try:
+        brain = run_brain(f"database={server.url()}", "planning.interval=1h")
+        reply = brain.stub.SubmitJob(submission("early"))
+        assert (reply.plan.version, reply.durable) == (1, False)
+        assert "database away" in brain.log.read_text()
+        server.start()
+        while not brain.stub.SubmitJob(submission("again")).durable:
+            brain.stub.ReportOutcome(pb.ReportOutcomeRequest(job_uid="again", phase="Failed"))
+        server.stop()
+        assert brain.stub.SubmitJob(submission("late"), timeout=30).durable is False
+        assert brain.stub.GetPlan(pb.GetPlanRequest(job_uid="late")).version == 1
+        server.start()
+        while not brain.stub.SubmitJob(submission("last")).durable:
+            brain.stub.ReportOutcome(pb.ReportOutcomeRequest(job_uid="last", phase="Failed"))
+        store = HistoryStore.open(server.url())
+        known = {change.job for change in store.running_jobs(1) if isinstance(change, JobSubmitted)}
+        store.close()
+        assert {"early", "again", "late", "last"} <= known
+    finally:
+        server.remove()

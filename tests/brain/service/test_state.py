@@ -1,0 +1,119 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from emberscale_brain.history.changes import (
+    Change,
+    JobEnded,
+    JobSubmitted,
+    PlanMade,
+    ProfileReported,
+    StartUpObserved,
+)
+from emberscale_brain.planner.types import (
+    GIB,
+    ClusterCapacity,
+    JobId,
+    JobMetadata,
+    JobProfile,
+    JobShape,
+    PlanAction,
+    PlannedShape,
+    Prices,
+    ShapeBounds,
+)
+from emberscale_brain.service.frames import change_frame, read_change, read_frame
+from emberscale_brain.service.state import BrainState, Conditions
+
+SHAPE = JobShape(4, 2, 4, 4, GIB, GIB)
+CONDITIONS = Conditions(ClusterCapacity(100, 1 << 40), Prices(), {}, 1e9, settle_seconds=60.0)
+JOBS = [JobId(name) for name in "abc"]
+
+
+def submitted(job: JobId, at: float = 0.0) -> JobSubmitted:
+    return JobSubmitted(job, "ann", JobMetadata("DLRM", 512, 1, 1, 1, 10**6), ShapeBounds(), at)
+
+
+def reported(
+    job: JobId, sequence: int, shape: JobShape = SHAPE, time: float = 0.0, samples: int = 0
+) -> ProfileReported:
+    return ProfileReported(job, sequence, JobProfile(time, shape, 512, 0.1, 1000.0, samples))
+
+
+def planned(job: JobId, version: int, shape: JobShape | None, at: float = 0.0) -> PlanMade:
+    return PlanMade(job, version, at, "p", PlannedShape(shape, PlanAction.SCALE, "why"))
+
+
+changes = st.lists(
+    st.one_of(
+        st.builds(submitted, st.sampled_from(JOBS), st.floats(0, 100)),
+        st.builds(reported, st.sampled_from(JOBS), st.integers(0, 20)),
+        st.builds(planned, st.sampled_from(JOBS), st.integers(1, 5), st.just(SHAPE)),
+        st.builds(
+            StartUpObserved, st.sampled_from(JOBS), st.sampled_from(["worker", "ps"]), st.just(0.0), st.floats(0, 99)
+        ),
+        st.builds(
+            JobEnded, st.sampled_from(JOBS), st.sampled_from(["Complete", "Failed"]), st.just(9.0), st.just(SHAPE)
+        ),
+    ),
+    max_size=40,
+)
+
+
+@given(changes)
+def test_another_state_told_everything_sees_the_same_cluster(happened: list[Change]) -> None:
+    one, other = BrainState(8, 10), BrainState(8, 10)
+    for change in happened:
+        one.apply(change)
+    other.remember(list(one.history))
+    told = one.overhead_changes() + [change for job in one.jobs for change in one.job_changes(job)]
+    for change in told:
+        other.apply(read_change(read_frame(change_frame(change))))
+    expected = one.cluster_view(CONDITIONS, 50.0)
+    seen = other.cluster_view(CONDITIONS, 50.0)
+    assert replace(seen, jobs=()) == replace(expected, jobs=())
+    assert [job.id for job in seen.jobs] == [job.id for job in expected.jobs]
+    for a, b in zip(seen.jobs, expected.jobs, strict=True):
+        assert replace(a, last_scaled_at=0) == replace(b, last_scaled_at=0)
+
+
+@given(changes)
+def test_changes_that_come_twice_count_once(happened: list[Change]) -> None:
+    once, twice = BrainState(8, 10), BrainState(8, 10)
+    for change in happened:
+        once.apply(change)
+        if not isinstance(change, StartUpObserved | JobSubmitted):
+            twice.apply(change)
+        twice.apply(change)
+    assert once.cluster_view(CONDITIONS, 50.0) == twice.cluster_view(CONDITIONS, 50.0)
+
+
+def test_a_job_on_its_way_to_a_new_shape_is_left_alone_for_a_while() -> None:
+    state, larger = BrainState(8, 10), replace(SHAPE, workers=9)
+    for change in (submitted(JOBS[0]), reported(JOBS[0], 1), planned(JOBS[0], 1, larger, at=100.0)):
+        state.apply(change)
+    going = state.view(JOBS[0], now=120.0, settle_seconds=60.0)
+    assert (going.current, going.fixed) == (larger, True)
+    stuck = state.view(JOBS[0], now=170.0, settle_seconds=60.0)
+    assert (stuck.current, stuck.fixed) == (SHAPE, False)
+    state.apply(reported(JOBS[0], 2, larger, time=130.0))
+    there = state.view(JOBS[0], now=131.0, settle_seconds=60.0)
+    assert (there.current, there.fixed, there.last_scaled_at) == (larger, False, 130.0)
+
+
+def test_samples_go_back_with_a_roll_back() -> None:
+    state = BrainState(8, 10)
+    for change in (submitted(JOBS[0]), reported(JOBS[0], 1, samples=900_000), reported(JOBS[0], 2, samples=600_000)):
+        state.apply(change)
+    assert state.view(JOBS[0], 0.0, 0.0).remaining_samples == 400_000
+
+
+def test_start_ups_become_overheads() -> None:
+    state = BrainState(8, 10)
+    state.apply(submitted(JOBS[0]))
+    for seconds in (50.0, 70.0, 60.0):
+        state.apply(StartUpObserved(JOBS[0], "ps", 0.0, seconds, 3.0))
+    assert state.overheads().ps_start_seconds == pytest.approx(60.0)
+    assert state.overheads().ps_pause_seconds == pytest.approx(3.0)

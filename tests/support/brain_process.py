@@ -1,0 +1,67 @@
+"""A brain as it is run, for tests that talk to it."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from emberscale_api.rpc import brain_pb2 as pb
+from emberscale_api.rpc import brain_pb2_grpc
+from emberscale_api.rpc.token import open_channel
+
+
+class BrainProcess:
+    """`python -m emberscale_brain` on a port of its choice, with `path=value` settings; `stub` carries its token."""
+
+    def __init__(self, token_file: Path, log: Path, settings: Sequence[str]) -> None:
+        self.log = log
+        fixed = ["listen=127.0.0.1:0", "metrics=null", f"tokenFile={token_file}"]
+        arguments = [part for setting in [*fixed, *settings] for part in ("--set", setting)]
+        with log.open("w") as file:
+            self._process = subprocess.Popen([sys.executable, "-m", "emberscale_brain", *arguments], stderr=file)
+        self.address = f"127.0.0.1:{self._await_port()}"
+        self._channel = open_channel(self.address, token_file.read_text())
+        self.stub = brain_pb2_grpc.BrainStub(self._channel)
+
+    @property
+    def pid(self) -> int:
+        """Of the service, not of the process that plans for it."""
+        return self._process.pid
+
+    def kill(self) -> None:
+        """As a crash would."""
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self) -> None:
+        """As Kubernetes would."""
+        self._channel.close()
+        self._process.terminate()
+        try:
+            self._process.wait(timeout=30)
+        finally:
+            self._process.kill()
+
+    def report(self, job: str, *profiles: pb.Profile) -> pb.ReportProfileReply:
+        """Reports profiles."""
+        reply: pb.ReportProfileReply = self.stub.ReportProfile(
+            pb.ReportProfileRequest(job_uid=job, profiles=profiles), timeout=20
+        )
+        return reply
+
+    def later_plan(self, job: str, newer_than: int) -> pb.BrainPlan:
+        """The first plan above a version; waits for it."""
+        plan: pb.BrainPlan = next(
+            iter(self.stub.WatchPlans(pb.WatchPlansRequest(job_uid=job, newer_than=newer_than), timeout=60))
+        )
+        return plan
+
+    def _await_port(self) -> int:
+        while True:
+            ended = self._process.poll() is not None
+            for line in self.log.read_text().splitlines():
+                if '"serving"' in line:
+                    return int(json.loads(line)["port"])
+            if ended:
+                raise RuntimeError(f"the brain ended: {self.log.read_text()}")

@@ -1,0 +1,70 @@
+"""A real PostgreSQL server for tests: on a Unix socket only, never as root."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+
+def postgres_binaries() -> Path | None:
+    """The folder with `initdb` and `postgres`, Debian's newest first; None where there is none."""
+    debian = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: float(path.parent.name), reverse=True)
+    for folder in [*debian, *map(Path, os.environ.get("PATH", "").split(os.pathsep))]:
+        if (folder / "initdb").exists() and (folder / "postgres").exists():
+            return folder
+    return None
+
+
+class PostgresServer:
+    """A cluster in a folder of its own, which `remove` takes away; `start` and `stop` as often as wanted.
+
+    The server refuses to run as root: as root it runs as `nobody`.
+    """
+
+    def __init__(self, binaries: Path, home: Path) -> None:
+        self.home = home
+        self._binaries = binaries
+        self._server: subprocess.Popen[bytes] | None = None
+        home.mkdir(mode=0o755)
+        self._user = "nobody" if os.getuid() == 0 else None
+        if self._user is not None:
+            shutil.chown(home, self._user)
+        subprocess.run(
+            [str(binaries / "initdb"), "-D", str(home / "data"), "-U", "brain", "--auth=trust", "--no-sync"],
+            check=True,
+            capture_output=True,
+            cwd=home,
+            user=self._user,
+        )
+
+    def url(self, database: str = "postgres") -> str:
+        """The address of one of its databases."""
+        return f"postgresql://brain@/{database}?host={self.home}"
+
+    def start(self) -> None:
+        """Returns once it takes connections."""
+        options = ["-c", "listen_addresses=", "-c", "fsync=off"]
+        with (self.home / "log").open("ab") as log:
+            self._server = subprocess.Popen(
+                [str(self._binaries / "postgres"), "-D", str(self.home / "data"), "-k", str(self.home), *options],
+                stdout=log,
+                stderr=log,
+                cwd=self.home,
+                user=self._user,
+            )
+        ready = [str(self._binaries / "pg_isready"), "-h", str(self.home), "-U", "brain", "-t", "1", "-q"]
+        while subprocess.run(ready, check=False).returncode != 0:
+            if self._server.poll() is not None:
+                raise RuntimeError(f"postgres ended: {(self.home / 'log').read_text()}")
+
+    def stop(self) -> None:
+        """At once, as a crash would."""
+        if self._server is not None:
+            self._server.send_signal(3)  # SIGQUIT: immediate shutdown
+            self._server.wait(timeout=20)
+            self._server = None
+
+    def remove(self) -> None:
+        """Stops it and deletes everything."""
+        self.stop()
+        shutil.rmtree(self.home, ignore_errors=True)
