@@ -17,6 +17,7 @@ from emberscale_api import environment
 from emberscale_api.environment import MissingVariableError, ProcessIdentity, read_identity
 from emberscale_api.events import configure_logging
 from emberscale_api.job import ManifestError, TrainingJob, load_manifest
+from emberscale_jobmaster.checkpoints import UnusableUriError
 from emberscale_jobmaster.server import AddressInUseError, MasterProcess
 from emberscale_jobmaster.store import JobStore, StoreUnavailableError, UnreadableStateError
 
@@ -60,7 +61,10 @@ def run(identity: ProcessIdentity, job: TrainingJob, redis_url: str) -> int:
         store = JobStore(redis_url, identity.job_uid)
     except ValueError as error:
         return _unusable(f"{environment.REDIS_URL}: {error}")
-    master = MasterProcess(identity, job, store, on_deposed=lambda: end(EXIT_DEPOSED))
+    try:
+        master = MasterProcess(identity, job, store, on_deposed=lambda: end(EXIT_DEPOSED))
+    except UnusableUriError as error:
+        return _unusable(str(error))
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not ended.is_set():
         try:

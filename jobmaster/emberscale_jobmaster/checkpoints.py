@@ -21,11 +21,18 @@ def checkpoint_id(cut: int) -> str:
     return f"{cut:08d}"
 
 
+class UnusableUriError(Exception):
+    """A URI that no installed file system serves."""
+
+
 class CheckpointFolder:
-    """Checkpoints below one URI. All methods raise OSError where the place cannot be reached."""
+    """Checkpoints below one URI. Raises UnusableUriError; all methods raise OSError where the place is out of reach."""
 
     def __init__(self, uri: str) -> None:
-        self._filesystem, self._root = fsspec.core.url_to_fs(uri)
+        try:
+            self._filesystem, self._root = fsspec.core.url_to_fs(uri)
+        except (ValueError, ImportError) as error:
+            raise UnusableUriError(f"spec.checkpoint.uri ({uri}): {error}") from error
         self._uri = uri.rstrip("/")
 
     def uri_of(self, identifier: str) -> str:

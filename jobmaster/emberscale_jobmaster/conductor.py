@@ -210,13 +210,14 @@ class Conductor:
             self._undo_cut(state, number, str(error))
             self._checkpoint_failed(str(error), counts=not (isinstance(error, ServerCallError) and error.away))
             return
-        self._runtime.update(lambda now: progress.cut_saved(now, number, manifest.id))
-        self._failures = 0
-        self._due = self._clock() + self._spec.checkpoint.interval
+        # Before anybody is told: once the job is Complete, this process may be ended at any moment.
         try:
             folder.prune(self._spec.checkpoint.keep, self._damaged)
         except OSError as error:
             _log.warning("old checkpoints stay", problem=str(error))
+        self._runtime.update(lambda now: progress.cut_saved(now, number, manifest.id))
+        self._failures = 0
+        self._due = self._clock() + self._spec.checkpoint.interval
 
     def _undo_cut(self, state: JobState, number: int, why: str) -> None:
         """Thaws every server and removes what was written, unless the checkpoint is complete after all."""

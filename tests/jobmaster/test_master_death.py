@@ -73,7 +73,7 @@ def test_a_job_that_is_over_stays_over_in_the_next_master(cluster: Cluster) -> N
     before = cluster.until_phase(pb.COMPLETE)
     cluster.stop_master()
     cluster.start_master()
-    after = cluster.status()
+    after = cluster.until_phase(pb.COMPLETE)
     assert (after.phase, after.samples, after.checkpoint) == (pb.COMPLETE, 50, before.checkpoint)
 
 
@@ -215,6 +215,14 @@ def test_what_a_master_is_started_with_must_make_sense(cluster: Cluster, variabl
     ended = run_master(cluster, **{variable: value})
     assert ended.returncode == 2
     assert words in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_place_for_checkpoints_that_nothing_serves_is_named(cluster: Cluster) -> None:
+    cluster.configure(checkpoint={"uri": "nosuch://bucket/x"})
+    ended = run_master(cluster)
+    assert ended.returncode == 2
+    assert "spec.checkpoint.uri (nosuch://bucket/x)" in ended.stderr.splitlines()[-1]
     assert "Traceback" not in ended.stderr
 
 
