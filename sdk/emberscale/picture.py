@@ -57,7 +57,7 @@ def _throughput(axes: Axes, rows: Sequence[dict[str, str]]) -> None:
 def _memory(axes: Axes, rows: Sequence[dict[str, str]]) -> None:
     axes.set_title("Resident memory")
     colours = {"worker": _BLUE, "ps": _ORANGE, "master": _GREEN, "redis": _GREY}
-    names = {"worker": "workers", "ps": "parameter servers", "master": "master", "redis": "Redis"}
+    names = {"worker": "workers", "ps": "PS", "master": "master", "redis": "Redis"}
     layers = [_over_time(rows, f"{role}_memory_bytes", 2**-30) for role in colours]
     if layers[0]:
         axes.stackplot(
@@ -68,7 +68,9 @@ def _memory(axes: Axes, rows: Sequence[dict[str, str]]) -> None:
             alpha=0.85,
             linewidth=0,
         )
-        axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=4, fontsize=9, borderaxespad=0.2)
+        axes.legend(
+            loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=4, fontsize=8, columnspacing=1.0, handlelength=1.0
+        )
     _whole_run(axes, rows)
     axes.set_ylim(bottom=0)
     axes.set_xlabel("seconds")
