@@ -117,6 +117,15 @@ class Membership:
         slot = self.slot(member.role, member.index)
         return self._with(replace(slot, process=replace(process, alive=alive)))
 
+    def silenced(self) -> "Membership":
+        """Nobody counts as alive until it speaks."""
+        return Membership(
+            {
+                name: replace(slot, process=replace(slot.process, alive=False)) if slot.process else slot
+                for name, slot in self.slots.items()
+            }
+        )
+
     def exited(self, member: MemberId) -> "Membership":
         """Notes the end of a process, registered or not: its incarnation is refused from now on."""
         slot = self.slot(member.role, member.index)

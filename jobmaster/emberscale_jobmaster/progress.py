@@ -63,12 +63,12 @@ def completed(state: JobState) -> JobState:
 def taken_over(state: JobState, spec: TrainingJobSpec, wall: float) -> JobState:
     """A new master goes on; time without a master does not count.
 
-    A suspended job is active again: its servers are new, so they are assigned again.
+    A suspended job is active again: its processes were told to go, so it waits for new ones and assigns those.
     """
     state = replace(state, clock=replace(state.clock, wall=wall))
     if state.outcome is None or state.outcome.phase is not Phase.SUSPENDED:
         return state
-    return unrouted(replace(state, outcome=None), spec)
+    return unrouted(replace(state, outcome=None, members=state.members.silenced()), spec)
 
 
 def unrouted(state: JobState, spec: TrainingJobSpec) -> JobState:

@@ -270,8 +270,13 @@ def test_a_suspended_job_goes_on_from_its_servers_up() -> None:
 
     pure.apply(progress.taken_over(pure.state, pure.spec, wall=1000.0))
 
-    assert pure.phases[-3:] == [Phase.TRAINING, Phase.SUSPENDED, Phase.RESTORING]
-    assert not pure.state.routing.ready
+    assert pure.phases[-3:] == [Phase.TRAINING, Phase.SUSPENDED, Phase.PENDING]
+    pure.register(Role.PS, 0, "new-0")
+    pure.apply(progress.assignment_begun(pure.state, pure.spec))
+    assert pure.state.routing.table.servers == ()
+    pure.register(Role.PS, 1, "new-1")
+    pure.assign(applied={0: ((0, 4),)})
+    assert pure.phases[-2:] == [Phase.RESTORING, Phase.TRAINING]
 
 
 def test_an_epoch_without_data_fails_the_job() -> None:
