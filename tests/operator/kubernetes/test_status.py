@@ -1,0 +1,124 @@
+"""What people read of a job."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from emberscale_api.job.status import JobPhase, TrainingJobStatus
+from emberscale_api.rpc import master_pb2 as pb
+from emberscale_operator.kubernetes.demands import demands_of, grown_memory, wanted_replicas
+from emberscale_operator.kubernetes.job import read_job
+from emberscale_operator.kubernetes.status import Facts, build_status, in_words, merge_patch, to_document
+from emberscale_operator.reconcile import Demand, Resources, Role
+from training_jobs import job_body
+
+NOW = 1_767_225_600.0
+
+
+def facts(phase: JobPhase, now: float = NOW, **more: Any) -> Facts:
+    demands = (Demand(Role.WORKER, 2),)
+    return Facts(
+        name="ctr",
+        generation=3,
+        phase=phase,
+        reason=str(phase),
+        message="",
+        demands=demands,
+        members=(),
+        now=now,
+        **more,
+    )
+
+
+def conditions(status: TrainingJobStatus) -> dict[str, str]:
+    return {condition.type: condition.status for condition in status.conditions}
+
+
+def test_a_condition_keeps_its_time_until_its_status_changes() -> None:
+    first = build_status(TrainingJobStatus(), facts(JobPhase.PENDING))
+    second = build_status(first, facts(JobPhase.TRAINING, NOW + 10))
+    third = build_status(second, facts(JobPhase.COMPLETE, NOW + 20))
+    assert second.conditions[0].last_transition_time == first.conditions[0].last_transition_time
+    assert third.conditions[0].last_transition_time > second.conditions[0].last_transition_time
+    assert conditions(third) == {"Progressing": "False", "Complete": "True"}
+    assert third.completion_time is not None
+    assert build_status(third, facts(JobPhase.COMPLETE, NOW + 99)).completion_time == third.completion_time
+
+
+def test_the_same_facts_give_the_same_status_later() -> None:
+    first = build_status(TrainingJobStatus(), facts(JobPhase.TRAINING))
+    assert build_status(first, facts(JobPhase.TRAINING, NOW + 1000)) == first
+
+
+def test_a_blocked_job_does_not_progress_and_says_why() -> None:
+    status = build_status(TrainingJobStatus(), facts(JobPhase.PENDING, blocked=("Unschedulable", "ps-0: no node")))
+    (condition,) = status.conditions
+    assert (condition.status, condition.reason, condition.message) == ("False", "Unschedulable", "ps-0: no node")
+
+
+def test_progress_that_is_not_a_number_is_left_out() -> None:
+    master = pb.JobStatus(phase=pb.TRAINING, samples=99, expected_samples=100, auc=float("nan"), eta_seconds=-1)
+    progress = build_status(TrainingJobStatus(), facts(JobPhase.TRAINING, master=master)).progress
+    assert progress is not None
+    assert (progress.auc, progress.eta, progress.percent) == (None, "", "99%")
+
+
+documents = st.recursive(
+    st.integers() | st.text(max_size=3) | st.lists(st.integers(), max_size=2),
+    lambda inner: st.dictionaries(st.sampled_from("abcd"), inner, max_size=4),
+    max_leaves=12,
+)
+objects = st.dictionaries(st.sampled_from("abcd"), documents, max_size=4)
+
+
+def apply(document: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
+    result = dict(document)
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        elif isinstance(value, dict):
+            inner = result.get(key)
+            result[key] = apply(inner if isinstance(inner, dict) else {}, value)
+        else:
+            result[key] = value
+    return result
+
+
+@given(objects, objects)
+def test_a_patch_leads_from_one_document_to_the_other(before: dict[str, Any], after: dict[str, Any]) -> None:
+    assert apply(before, merge_patch(before, after)) == after
+    assert merge_patch(after, after) == {}
+
+
+def test_a_status_survives_being_written_and_read() -> None:
+    status = build_status(TrainingJobStatus(), facts(JobPhase.TRAINING))
+    assert TrainingJobStatus.model_validate(to_document(status)) == status
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(5, "5s"), (119, "119s"), (600, "10m"), (12000, "3h20m"), (187200, "2d4h")]
+)
+def test_times_are_short(seconds: float, words: str) -> None:
+    assert in_words(seconds) == words
+
+
+@given(st.integers(0, 50), st.integers(1, 20), st.integers(0, 20))
+def test_a_plan_never_leaves_the_manifests_bounds(planned: int, least: int, span: int) -> None:
+    role = read_job(job_body(worker={"minReplicas": least, "maxReplicas": least + span})).spec.worker
+    assert least <= wanted_replicas(role, pb.RolePlan(replicas=planned)) <= least + span
+
+
+def test_an_edit_of_replicas_goes_before_an_older_plan() -> None:
+    spec = read_job(job_body(worker={"replicas": 5})).spec
+    plan = pb.Plan(roles=[pb.RolePlan(role=pb.WORKER, replicas=2), pb.RolePlan(role=pb.PS, replicas=1)])
+    counts = {demand.role: demand.replicas for demand in demands_of(spec, plan, None, {})}
+    assert counts[Role.WORKER] == 5
+
+
+def test_memory_that_grew_is_asked_for() -> None:
+    spec = read_job(job_body(ps={"resources": {"limits": {"memory": "1Gi"}}})).spec
+    grown = grown_memory(1 << 30)
+    resources = {demand.role: demand.resources for demand in demands_of(spec, None, None, {Role.PS: grown})}
+    assert resources[Role.PS] == Resources(None, 1536 << 20)
