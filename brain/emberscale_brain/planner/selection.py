@@ -28,6 +28,7 @@ from emberscale_brain.planner.types import ClusterCapacity, Quota
 _SMALL_CLUSTER = 12  # jobs
 _ROUNDING = 1e-9  # of a limit: cores summed in another order are not over it
 _MEMORY_WEIGHTS = (0.0, 0.5, 0.9)
+_FEW_CANDIDATES = 250
 _FILLS = 4
 _SWEEPS = 4
 
@@ -216,7 +217,7 @@ def _fill(table: Table, price: Floats, chosen: Ints, room: _Room) -> None:
 def _rearrange(table: Table, price: Floats, chosen: Ints, room: _Room) -> None:
     """Tries every move of every job: others make room for it, or take what it leaves. Keeps what gains."""
     total = table.total(chosen)
-    moves = [(job, index) for job in range(len(chosen)) for index in (0, *_hull_of(table, price, job))]
+    moves = _moves(table, price)
     for _ in range(_SWEEPS):
         gained = False
         for job, index in moves:
@@ -233,6 +234,13 @@ def _rearrange(table: Table, price: Floats, chosen: Ints, room: _Room) -> None:
                 chosen[:], room.free, total, gained = trial, trial_room.free, trial_total, True
         if not gained:
             return
+
+
+def _moves(table: Table, price: Floats) -> list[tuple[int, int]]:
+    """Moves worth trying: all of them in the smallest clusters, else to nothing and to points of the hulls."""
+    if table.value.size <= _FEW_CANDIDATES:
+        return [(int(job), int(index)) for job, index in np.argwhere(table.value > -np.inf)]
+    return [(job, index) for job in range(len(table.value)) for index in (0, *_hull_of(table, price, job))]
 
 
 def _make_room(table: Table, chosen: Ints, room: _Room, keep: int) -> bool:
@@ -278,9 +286,10 @@ def select(jobs: Sequence[Options], capacity: ClusterCapacity, quotas: Mapping[s
         chosen, room = _greedy(table, price)
         _fill(table, price, chosen, room)
         attempts.append((table.total(chosen), price, chosen, room))
-    _, price, best, room = max(attempts, key=lambda attempt: attempt[0])
     if len(jobs) <= _SMALL_CLUSTER:
-        _rearrange(table, price, best, room)
+        for _, price, chosen, room in attempts:
+            _rearrange(table, price, chosen, room)
+    best = max((chosen for _, _, chosen, _ in attempts), key=table.total)
     return [int(index) - 1 if index else None for index in best]
 
 
