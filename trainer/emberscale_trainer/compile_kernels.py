@@ -1,6 +1,6 @@
 """Compiles every kernel into Numba's cache, so that the processes of a first job need not, all at once.
 
-    python -m emberscale_trainer.compile_kernels
+python -m emberscale_trainer.compile_kernels
 """
 
 from importlib import import_module
