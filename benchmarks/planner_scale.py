@@ -1,0 +1,169 @@
+"""How long a plan of a whole cluster takes, and how that grows with the number of jobs.
+
+Every job runs and has 40 profiles of 8 shapes; a full plan fits all models, forecasts memory, finds all fronts and
+selects. For the second figure a tenth of the jobs bring new profiles and progress, the rest are as before. Fronts are
+enumerated exactly, as the default planner does on the default bounds. One process, so one core.
+"""
+
+import resource
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+from reporting import Ratio, arguments, report, say
+
+from emberscale_brain.model.features import ModelConstants, shape_features
+from emberscale_brain.planner.default import DefaultPlanner
+from emberscale_brain.planner.types import (
+    GIB,
+    ClusterCapacity,
+    ClusterView,
+    JobId,
+    JobMetadata,
+    JobProfile,
+    JobShape,
+    JobView,
+    PlannerSettings,
+    Quota,
+)
+
+NOW = 1e6
+NETWORK = 1.25e9
+SHAPES = 8
+REPEATS = 5
+FULL_SECONDS = 60.0
+CHANGED_SECONDS = 10.0
+MEMORY_BYTES = 1e9
+
+
+def job(number: int) -> JobView:
+    """A running job with coefficients, sizes and progress of its own."""
+    random = np.random.default_rng(number)
+    metadata = JobMetadata(
+        architecture="DLRM",
+        batch_size=512,
+        dense_bytes=4_000_000,
+        embedding_dimension=416,
+        tables=26,
+        total_samples=10**9,
+        name=f"job-{number}",
+    )
+    constants = ModelConstants.of(metadata, NETWORK)
+    truth = np.array([0.4 / 512, 0.05, 2.0, 0.05 / (512 * 416), 0.005]) * np.exp(random.normal(0, 0.5, 5))
+    shapes = [
+        JobShape(
+            int(random.integers(1, 12)),
+            int(random.integers(1, 8)),
+            float(random.integers(1, 9)),
+            float(random.integers(1, 9)),
+            4 * GIB,
+            16 * GIB,
+        )
+        for _ in range(SHAPES)
+    ]
+    remaining = int(np.exp(random.uniform(np.log(1e6), np.log(9e8))))
+    profiles = tuple(
+        profile(shape, truth, constants, NOW - 30 * (SHAPES * REPEATS - i), random, (10**9 - remaining) * (i + 1) / 40)
+        for i, shape in enumerate(shape for shape in shapes for _ in range(REPEATS))
+    )
+    return JobView(JobId(f"job-{number}"), f"owner-{number % 20}", metadata, remaining, shapes[-1], profiles=profiles)
+
+
+def profile(
+    shape: JobShape,
+    truth: np.ndarray[tuple[int], np.dtype[np.float64]],
+    constants: ModelConstants,
+    at: float,
+    random: np.random.Generator,
+    samples: float,
+) -> JobProfile:
+    """One measurement with 5% noise; 60 bytes of table a sample."""
+    seconds = float(shape_features(constants, shape) @ truth) * float(np.exp(0.05 * random.standard_normal()))
+    return JobProfile(
+        time=at,
+        shape=shape,
+        batch_size=512,
+        iteration_seconds=seconds,
+        throughput=shape.workers * 512 / seconds,
+        samples=int(samples),
+        rows=int(samples / 4),
+        ps_memory=GIB + int(samples * 60 / shape.ps),
+        worker_memory=2 * GIB,
+    )
+
+
+def advanced(view: JobView, now: float) -> JobView:
+    """The job a minute later: two more profiles, slower than any before, and less left to do."""
+    last = view.profiles[-1]
+    fresh = tuple(
+        replace(last, time=now - 30 * i, throughput=last.throughput * 0.8, samples=last.samples + 1000) for i in (1, 0)
+    )
+    return replace(view, profiles=(*view.profiles[2:], *fresh), remaining_samples=view.remaining_samples - 1000)
+
+
+def measure(jobs: Sequence[JobView]) -> tuple[float, float]:
+    """Seconds of a full plan, and of one after which a tenth of the jobs has changed."""
+    capacity = ClusterCapacity(60.0 * len(jobs), 400 * GIB * len(jobs))
+    quotas = {f"owner-{owner}": Quota(cpu=4.0 * len(jobs)) for owner in range(20)}
+    planner = DefaultPlanner(PlannerSettings())
+    begin = time.perf_counter()
+    first = planner.plan(ClusterView(tuple(jobs), capacity, quotas=quotas), NOW)
+    full = time.perf_counter() - begin
+    later = tuple(advanced(view, NOW + 60) if number % 10 == 0 else view for number, view in enumerate(jobs))
+    begin = time.perf_counter()
+    planner.plan(ClusterView(later, capacity, quotas=quotas), NOW + 60)
+    changed = time.perf_counter() - begin
+    used = sum(planned.shape.cpu for planned in first.values() if planned.shape is not None)
+    say(
+        f"{len(jobs):6} jobs: full plan {full:6.1f} s ({full / len(jobs) * 1e3:.1f} ms a job), a tenth changed "
+        f"{changed:5.1f} s; {used / capacity.cpu:.0%} of the cores planned"
+    )
+    return full, changed
+
+
+def draw(path: Path, sizes: Sequence[int], full: Sequence[float], changed: Sequence[float]) -> None:
+    """Seconds against jobs."""
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(7, 5))
+    axis.loglog(sizes, full, "o-", label="full plan")
+    axis.loglog(sizes, changed, "s-", label="a tenth changed")
+    axis.loglog(sizes, [full[0] * size / sizes[0] for size in sizes], "k--", label="linear")
+    axis.set_xlabel("jobs")
+    axis.set_ylabel("seconds")
+    axis.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    """Plans clusters of growing size."""
+    options = arguments(__doc__).parse_args()
+    sizes = [250, 1000] if options.quick else [1000, 3000, 10_000]
+    full, changed = [], []
+    memory = 0.0
+    for size in sizes:
+        seconds = measure([job(number) for number in range(size)])
+        full.append(seconds[0])
+        changed.append(seconds[1])
+        if size == 1000:
+            memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+    thousand = sizes.index(1000)
+    growth = (full[-1] / sizes[-1]) / (full[0] / sizes[0])
+    ratios = {
+        "full plan of 1,000 jobs, seconds": Ratio([(full[thousand], 1.0)], FULL_SECONDS, "max"),
+        "plan of 1,000 jobs, a tenth changed, seconds": Ratio([(changed[thousand], 1.0)], CHANGED_SECONDS, "max"),
+        "peak memory with 1,000 jobs, bytes": Ratio([(memory, 1.0)], MEMORY_BYTES, "max"),
+        f"cost a job at {sizes[-1]:,} over {sizes[0]:,} jobs": Ratio([(growth, 1.0)], 1.1, "max"),
+    }
+    if options.plot:
+        draw(options.plot, sizes, full, changed)
+    report("planner_scale", ratios, options.output)
+
+
+if __name__ == "__main__":
+    main()
