@@ -119,6 +119,7 @@ class JobRun:
         self._steady_since = math.inf
         self._profiled_at = -math.inf
         self._ran_out_of_memory = False
+        self._crash_looping = False
         self._rate = Rate(0.0, 0.0, 0.0)
         self._pod_seconds_left = self._draw_failure()
 
@@ -140,8 +141,11 @@ class JobRun:
 
     @property
     def in_transition(self) -> bool:
-        """Whether it starts, stands still or waits for new pods: no time for another change."""
-        return self.phase is not Phase.TRAINING or self._change is not None
+        """Whether it starts, stands still or waits for new pods: no time for another change.
+
+        A job whose servers keep running out of memory is not: another shape is what it needs.
+        """
+        return (self.phase is not Phase.TRAINING and not self._crash_looping) or self._change is not None
 
     @property
     def remaining_samples(self) -> int:
@@ -173,6 +177,8 @@ class JobRun:
         present = self.shape
         if present is None or self.in_transition:
             return False
+        if self._crash_looping:
+            return self._replace_dead_servers(present, target, now, free)
         if self._mechanics.change is Change.STOP_AND_RESTART:
             return self._restart_as(present, target, now, free)
         return self._begin_live(present, target, now, free)
@@ -184,6 +190,7 @@ class JobRun:
         self.shape = None
         self.phase = Phase.QUEUED
         self._change = None
+        self._crash_looping = False
         self._until = math.inf
         self._touch()
 
@@ -353,6 +360,7 @@ class JobRun:
         if self.phase is Phase.STARTING:
             self.scaled_at = now
         self.phase = Phase.TRAINING
+        self._crash_looping = False
         self._until = math.inf
         self._steady_since = now
         if self._next_checkpoint <= now or self._next_checkpoint == math.inf:
@@ -398,7 +406,7 @@ class JobRun:
                 return
         wait = self._pods.start_seconds("ps", 1)
         if own_fault:
-            self._ran_out_of_memory = True
+            self._ran_out_of_memory = self._crash_looping = True
             wait += min(_MOST_BACKOFF_SECONDS, _BACKOFF_SECONDS * 2 ** (self.restarts - 1))
         if self._mechanics.rollback:
             self._roll_back()
@@ -428,6 +436,19 @@ class JobRun:
         self._stand_still(
             now, self._mechanics.save + self._pods.renew(target.workers, target.ps) + self._mechanics.load
         )
+        self._touch()
+        return True
+
+    def _replace_dead_servers(self, present: JobShape, target: JobShape, now: float, free: Resources) -> bool:
+        """Servers that were killed for their memory come back in another shape; nothing trains until they do."""
+        if not (role_resources(target).total - role_resources(present).total).fits(free):
+            return False
+        wait = self._mechanics.load if self._mechanics.rollback else self._mechanics.ps_pause
+        self.shape = target
+        self.scaled_at = now
+        self.scalings += 1
+        self._crash_looping = False
+        self._stand_still(now, self._pods.renew(target.workers, target.ps) + wait)
         self._touch()
         return True
 

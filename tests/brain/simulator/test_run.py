@@ -167,6 +167,22 @@ def test_a_server_that_is_killed_for_its_memory_waits_longer_each_time_and_repor
     assert waits == [30 + 5 + delay for delay in (10, 20, 40, 80, 160, 300)]
 
 
+def test_a_job_that_keeps_running_out_of_memory_may_be_given_more() -> None:
+    run = begin(LIVE, shape=replace(SHAPE, ps_memory=GIB // 2))
+    step(run)
+    at, what = step(run)
+    assert what is Happening.OUT_OF_MEMORY
+    assert not run.in_transition
+    assert not run.change_to(SHAPE, at + 1, Resources(0.0, 0))
+    assert run.change_to(SHAPE, at + 1, PLENTY)
+    assert run.in_transition
+    assert step(run) == (at + 1 + 30 + 5, Happening.READY)
+    while not run.ended:
+        step(run)
+    assert run.phase is Phase.COMPLETE
+    assert run.restarts == 1
+
+
 def test_more_memory_in_time_saves_a_job() -> None:
     run = begin(LIVE, shape=replace(SHAPE, ps_memory=GIB))
     step(run)
