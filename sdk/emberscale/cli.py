@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from emberscale.commands import audit, explain, run, validate
+from emberscale.commands import audit, delete, explain, logs, resume, run, status, submit, suspend, validate
 from emberscale.commands.data import data_app
 from emberscale.commands.options import paragraphs
 
@@ -25,7 +25,7 @@ EXAMPLES = """\
 
   emberscale audit runs/criteo-dlrm
 """
-_TRAINING, _MANIFESTS = "Train", "Understand a manifest"
+_TRAINING, _CLUSTER, _MANIFESTS = "Train here", "Train on a cluster", "Understand a manifest"
 
 app = typer.Typer(
     name="emberscale",
@@ -36,6 +36,15 @@ app = typer.Typer(
 )
 app.command("run", help=run.HELP, epilog=run.EXAMPLES, rich_help_panel=_TRAINING)(run.run)
 app.command("audit", help=audit.HELP, epilog=audit.EXAMPLES, rich_help_panel=_TRAINING)(audit.audit)
+for name, command, text in (
+    ("submit", submit.submit, submit.HELP),
+    ("status", status.status, status.HELP),
+    ("logs", logs.logs, logs.HELP),
+    ("suspend", suspend.suspend, suspend.HELP),
+    ("resume", resume.resume, resume.HELP),
+    ("delete", delete.delete, delete.HELP),
+):
+    app.command(name, help=text, rich_help_panel=_CLUSTER)(command)
 app.command("validate", help=validate.HELP, epilog=validate.EXAMPLES, rich_help_panel=_MANIFESTS)(validate.validate)
 app.command("explain", help=explain.HELP, epilog=explain.EXAMPLES, rich_help_panel=_MANIFESTS)(explain.explain)
 app.add_typer(data_app, name="data", rich_help_panel="Prepare data")

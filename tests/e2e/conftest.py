@@ -11,7 +11,7 @@ import pytest
 
 from local_jobs import BATCH, Job, emberscale, merge
 
-ROWS = 100_000
+ROWS = 60_000
 
 
 @pytest.fixture(scope="session")

@@ -26,10 +26,10 @@ def test_with_workers_and_master_killed_at_random_every_sample_is_applied_once(
     choice = random.Random(seed)
     job = make_job({"training": {"seed": seed}})
     job.start()
-    targets = sorted(choice.randrange(1, 80_000) for _ in range(3))
-    for target in targets:
-        job.wait_for(partial(reached, job, target))
-        job.kill(choice.choice(["master", "worker", "worker"]), choice)
+    moments = sorted((choice.randrange(40_000), role) for role in ("master", "worker"))
+    for samples, role in moments:
+        job.wait_for(partial(reached, job, samples))
+        job.kill(role, choice)
     finished = job.finish()
     assert finished.summary["phase"] == "Complete", finished.stderr
     assert finished.code == 0

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(300)
 
 def test_held_out_auc_is_that_of_plain_pytorch(make_job: Callable[..., Job]) -> None:
     # The optimizers and widths of the example job; smaller batches, since there are fewer rows.
-    job = make_job({"training": {"batchSize": 512}})
+    job = make_job({"training": {"batchSize": 512, "epochs": 2}})
     finished = job.run()
     assert finished.code == 0, finished.stderr
     reference = train(parse_manifest(job.manifest))

@@ -26,7 +26,7 @@ def newest_checkpoint(job: Job) -> Path | None:
 
 
 def test_a_dead_parameter_server_takes_the_job_back_to_its_checkpoint(make_job: Callable[..., Job]) -> None:
-    job = make_job({"checkpoint": {"interval": "1s"}})
+    job = make_job({"checkpoint": {"interval": "1s"}, "training": {"epochs": 4}})
     job.start()
     assert job.wait_for(lambda: newest_checkpoint(job))
     assert job.kill("ps", random.Random(1))
@@ -51,7 +51,7 @@ def test_a_parameter_server_that_dies_before_any_checkpoint_takes_the_job_back_t
 
 
 def test_an_interrupted_run_is_resumed_with_another_number_of_servers(make_job: Callable[..., Job]) -> None:
-    job = make_job()
+    job = make_job({"training": {"epochs": 3}})
     job.start()
     assert job.process is not None
     assert job.wait_for(lambda: job.samples() > 5_000)
@@ -69,7 +69,7 @@ def test_an_interrupted_run_is_resumed_with_another_number_of_servers(make_job: 
 
 
 def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_used(make_job: Callable[..., Job]) -> None:
-    job = make_job({"checkpoint": {"interval": "1s", "keep": 3}})
+    job = make_job({"checkpoint": {"interval": "1s", "keep": 3}, "training": {"epochs": 6}})
     job.start()
     assert job.process is not None
     assert job.wait_for(lambda: len(list((job.run_folder / "checkpoints").glob("*/manifest.json"))) >= 2)
@@ -88,7 +88,7 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_used(make
 
 
 def test_no_process_outlives_a_killed_cli(make_job: Callable[..., Job]) -> None:
-    job = make_job()
+    job = make_job({"training": {"epochs": 4}})
     job.start()
     assert job.process is not None
     assert job.wait_for(lambda: job.samples() > 0)

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from emberscale_operator.kubernetes.pod_state import LOST_SECONDS, PodView, view_pod
@@ -157,6 +157,7 @@ statuses = st.fixed_dictionaries(
 )
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # the first of the nested documents takes a while to draw
 @given(statuses, st.none() | st.just("2026-01-01T00:01:35Z"), st.floats(0, 100))
 def test_every_status_has_a_meaning(status: dict[str, Any], deletion: str | None, later: float) -> None:
     seen = view(status, deletion, now=NOW + later)
