@@ -66,7 +66,9 @@ class MasterProcess:
         self._runtime.take_over()
         registry = CollectorRegistry()
         registry.register(JobMetrics(self._runtime))
-        self._metrics_server, _ = start_http_server(0, addr=self._identity.listen_host, registry=registry)
+        self._metrics_server, _ = start_http_server(
+            self._identity.metrics_port, addr=self._identity.listen_host, registry=registry
+        )
         self._metrics_address = f"{self._identity.advertised_host}:{self._metrics_server.server_port}"
         self._runtime.start()
         self._conductor.start()

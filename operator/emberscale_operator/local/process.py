@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from emberscale_api import environment as names
 from emberscale_operator.reconcile import ExitReason
 
 _TETHER = Path(__file__).with_name("tether.py")
@@ -57,7 +58,12 @@ class TetheredProcess:
     ) -> None:
         self.name = name
         self._log = log
-        self._incarnation = incarnation
+        self._speaker = {
+            "job": environment.get(names.JOB_NAME, ""),
+            "role": environment.get(names.ROLE, name),
+            "index": int(environment.get(names.INDEX, "0")),
+            "incarnation": incarnation,
+        }
         self.resident_bytes = 0
         self.peak_bytes = 0
         self.out_of_memory = False
@@ -147,8 +153,7 @@ class TetheredProcess:
             "timestamp": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "level": "info",
             "event": event,
-            "process": self.name,
-            "incarnation": self._incarnation,
+            **self._speaker,
             **fields,
         }
         with self._log.open("a", encoding="utf-8") as output:

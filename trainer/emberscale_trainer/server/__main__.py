@@ -47,7 +47,7 @@ def _serve(identity: ProcessIdentity, stopping: threading.Event) -> int:
     listener, data_address = _listen(identity)
     master = MasterClient(identity)
     registry = CollectorRegistry()
-    metrics_server, _ = start_http_server(0, addr=identity.listen_host, registry=registry)
+    metrics_server, _ = start_http_server(identity.metrics_port, addr=identity.listen_host, registry=registry)
     grpc_server = grpc.server(
         ThreadPoolExecutor(max_workers=4), interceptors=[TokenCheck(identity.token)], options=CHANNEL_OPTIONS
     )

@@ -46,7 +46,7 @@ def main() -> int:
     registry = CollectorRegistry()
     statistics = WorkerStatistics()
     registry.register(WorkerMetrics(statistics))
-    metrics_server, _ = start_http_server(0, addr=identity.listen_host, registry=registry)
+    metrics_server, _ = start_http_server(identity.metrics_port, addr=identity.listen_host, registry=registry)
     metrics_address = f"{identity.advertised_host}:{metrics_server.server_port}"
     try:
         Worker(identity, master, statistics, metrics_address, stopping).run()
