@@ -4,12 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 PROTOS := $(wildcard api/emberscale_api/rpc/*.proto)
 
-.PHONY: help install demo test lint protos clean
+.PHONY: help install demo test lint manifests protos clean
 
 help:
 	@echo "make demo      train deploy/examples/criteo-dlrm.yaml here, end to end, on a million synthetic rows"
 	@echo "make test      lint, types, import contracts and the whole test suite"
 	@echo "make lint      only the first three"
+	@echo "make manifests regenerate the CustomResourceDefinition and deploy/ from the types and the chart (needs helm)"
 	@echo "make protos    regenerate the gRPC stubs after a change to a .proto"
 
 install: $(VENV)/.installed
@@ -22,7 +23,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 demo: install
 	$(BIN)/emberscale data synth data/criteo-synthetic --rows 1000000 --seed 1
-	$(BIN)/emberscale run deploy/examples/criteo-dlrm.yaml
+	$(BIN)/emberscale run deploy/examples/criteo-dlrm.yaml --overwrite
 
 test: lint
 	$(BIN)/pytest
@@ -32,6 +33,10 @@ lint: install
 	$(BIN)/ruff format --check
 	$(BIN)/mypy api/emberscale_api brain/emberscale_brain jobmaster/emberscale_jobmaster operator/emberscale_operator sdk/emberscale trainer/emberscale_trainer tests
 	$(BIN)/lint-imports
+
+manifests: install
+	$(BIN)/python -m emberscale_api.job.crd > deploy/crd/emberscale.io_trainingjobs.yaml
+	deploy/render.sh
 
 protos: install
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc --proto_path=api --python_out=api --grpc_python_out=api --mypy_out=api --mypy_grpc_out=api $(PROTOS)

@@ -1,20 +1,24 @@
 """What is learned, against PyTorch alone on the same rows."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from emberscale_api.job import parse_manifest
-from local_jobs import Job
+from local_jobs import Job, emberscale
 from plain_torch import train
 
 # Whole jobs with real processes: each starts torch half a dozen times.
 pytestmark = pytest.mark.timeout(300)
 
 
-def test_held_out_auc_is_that_of_plain_pytorch(make_job: Callable[..., Job]) -> None:
+def test_held_out_auc_is_that_of_plain_pytorch(make_job: Callable[..., Job], tmp_path: Path) -> None:
     # The optimizers and widths of the example job; smaller batches, since there are fewer rows.
-    job = make_job({"training": {"batchSize": 512, "epochs": 2}})
+    made = emberscale("data", "synth", str(tmp_path / "data"), "--rows", "200000", "--seed", "7", cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    paths = {"train": [str(tmp_path / "data/train-*.tsv")], "evaluation": [str(tmp_path / "data/evaluation.tsv")]}
+    job = make_job({"data": paths, "training": {"batchSize": 512}})
     finished = job.run()
     assert finished.code == 0, finished.stderr
     reference = train(parse_manifest(job.manifest))

@@ -14,6 +14,9 @@ from typing import Any
 import psutil
 import pytest
 import yaml
+from typer.testing import CliRunner
+
+from emberscale.cli import app
 
 BATCH = 256
 ROLE_VARIABLE = "EMBERSCALE_ROLE"
@@ -104,7 +107,7 @@ class Job:
         return bool(members)
 
     def audit(self) -> dict[str, Any]:
-        audited = emberscale("audit", str(self.run_folder), "--output", "json", cwd=self.folder)
+        audited = CliRunner().invoke(app, ["audit", str(self.run_folder), "--output", "json"])
         result: dict[str, Any] = json.loads(audited.stdout)
         return result
 
