@@ -11,11 +11,12 @@ import structlog
 
 from emberscale_api.checkpoint import DamagedCheckpointError
 from emberscale_api.job import ResolvedModel, TrainingJob, resolve_model
-from emberscale_api.routing import PsAddress, RoutingTable
+from emberscale_api.routing import RoutingTable
 from emberscale_api.rpc import master_pb2, master_pb2_grpc
 from emberscale_trainer import partition as partitions
 from emberscale_trainer.checkpoint import load_partition, write_cut
 from emberscale_trainer.checkpoint.writer import WrittenFile
+from emberscale_trainer.membership.routing import routing_from_proto
 from emberscale_trainer.models import build_model
 from emberscale_trainer.models.flat import flat_copy
 from emberscale_trainer.partition import AppliedBatches, DenseSlice, Partition
@@ -152,18 +153,6 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
 def _staleness_bound(job: TrainingJob, applied: AppliedBatches) -> StalenessBound:
     batches = sum(stop - first for epoch in applied.epochs() for first, stop in applied.ranges(epoch))
     return StalenessBound(job.spec.training.max_staleness, job.spec.training.staleness_warmup, batches)
-
-
-def routing_from_proto(routing: master_pb2.Routing) -> RoutingTable:
-    """The routing table of a message."""
-    return RoutingTable(
-        epoch=routing.epoch,
-        servers=tuple(
-            PsAddress(server.index, server.incarnation, server.data_address, server.control_address)
-            for server in routing.servers
-        ),
-        owners=tuple(routing.bucket_owners),
-    )
 
 
 def _ranges(messages: Iterable[master_pb2.AppliedBatches]) -> list[tuple[int, int, int]]:

@@ -7,12 +7,13 @@ import structlog
 
 from emberscale_api.environment import ProcessIdentity
 from emberscale_api.job import TrainingJob
-from emberscale_api.routing import PsAddress, RoutingTable
+from emberscale_api.routing import RoutingTable
 from emberscale_api.rpc import master_pb2
 from emberscale_trainer.data.errors import DataUnavailableError
 from emberscale_trainer.data.formats import record_format
 from emberscale_trainer.data.source import BatchSource
 from emberscale_trainer.membership import Heartbeat, JobOverError, MasterClient, SupersededError
+from emberscale_trainer.membership.routing import routing_from_proto
 from emberscale_trainer.transport import ConnectionLostError
 from emberscale_trainer.worker.compute import ModelReplica, NonFiniteLossError
 from emberscale_trainer.worker.keys import KeyPlanner
@@ -154,14 +155,7 @@ class Worker:
             request = master_pb2.GetRoutingRequest(member=self._master.member, max_wait_seconds=_ROUTING_WAIT_SECONDS)
             reply = self._master.call(self._master.stub.GetRouting, request, waits=_ROUTING_WAIT_SECONDS)
             if reply.ready:
-                return RoutingTable(
-                    epoch=reply.epoch,
-                    servers=tuple(
-                        PsAddress(server.index, server.incarnation, server.data_address, server.control_address)
-                        for server in reply.servers
-                    ),
-                    owners=tuple(reply.bucket_owners),
-                )
+                return routing_from_proto(reply)
         raise JobOverError("the process is told to stop")
 
     def _report(self, request: master_pb2.HeartbeatRequest) -> None:
