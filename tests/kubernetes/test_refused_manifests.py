@@ -14,7 +14,7 @@ TABLE: list[tuple[str, Any, str]] = [
     ("spec.data.train", [], "spec.data.train: Invalid value"),
     ("spec.data.train", "one.tsv", "must be of type array"),
     ("spec.data.train", [""], "spec.data.train[0]"),
-    ("spec.data.format", "CSV", 'supported values: "CriteoTSV"'),
+    ("spec.data.format", "Avro", 'supported values: "CriteoTSV"'),
     ("spec.data.maxBadRecords", -1, "should be greater than or equal to 0"),
     ("spec.data.shuffling.blockRecords", 0, "should be greater than or equal to 1"),
     ("spec.training.batchSize", 0, "should be greater than or equal to 1"),

@@ -106,7 +106,7 @@ Batches = list[tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]
 
 def _source(job: TrainingJob) -> BatchSource:
     data, training = job.spec.data, job.spec.training
-    reader = record_format(data.format)
+    reader = record_format(data)
 
     def indexed(paths: tuple[str, ...]) -> tuple[list[DataFile], list[Block]]:
         files = expand(paths)

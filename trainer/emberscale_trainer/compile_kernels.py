@@ -9,9 +9,8 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from emberscale_api.job import DataFormat
 from emberscale_api.rpc.master_pb2 import DataFile
-from emberscale_trainer.data.formats import record_format
+from emberscale_trainer.data.criteo import CriteoTSV
 from emberscale_trainer.data.records import empty_columns
 from emberscale_trainer.table import warm_up
 
@@ -27,7 +26,7 @@ def main() -> None:
 
 
 def _read_a_record() -> None:
-    reader = record_format(DataFormat.CRITEO_TSV)
+    reader = CriteoTSV()
     with TemporaryDirectory() as folder:
         path = Path(folder, "record.tsv")
         path.write_text("\t".join(["1", *["0"] * reader.dense_columns, *["0"] * reader.categorical_columns]) + "\n")

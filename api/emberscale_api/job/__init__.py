@@ -1,14 +1,22 @@
 """The TrainingJob manifest, `emberscale.io/v1alpha1`."""
 
 from emberscale_api.job.checkpoint import CheckpointSpec, FaultToleranceSpec, FaultToleranceStrategy
-from emberscale_api.job.data import DataFormat, DataSpec, ShufflingSpec
+from emberscale_api.job.data import (
+    ColumnMapping,
+    CSVSpec,
+    DataFormat,
+    DataSpec,
+    ListColumn,
+    ListOverflow,
+    ShufflingSpec,
+)
 from emberscale_api.job.duration import parse_duration
 from emberscale_api.job.manifest import ManifestError, apply_overrides, load_manifest, parse_manifest
-from emberscale_api.job.model import Architecture, EmbeddingSpec, InitializerSpec, ModelSpec, TableOverride
+from emberscale_api.job.model import Architecture, EmbeddingSpec, InitializerSpec, ModelSpec, Pooling, TableOverride
 from emberscale_api.job.optimizer import OptimizerSpec, OptimizersSpec, OptimizerType
 from emberscale_api.job.pod_template import PodTemplate
 from emberscale_api.job.quantity import cpu_cores, memory_bytes
-from emberscale_api.job.resolved import ResolvedModel, TableSpec, resolve_model
+from emberscale_api.job.resolved import ResolvedModel, TableSpec, columns_of, resolve_model
 from emberscale_api.job.roles import MasterSpec, ResourceRequirements, RoleSpec
 from emberscale_api.job.run_policy import CleanPodPolicy, RunPolicy, ScalingMode, ScalingSpec
 from emberscale_api.job.training import ShardingSpec, TrainingSpec
@@ -18,14 +26,18 @@ __all__ = [
     "API_VERSION",
     "KIND",
     "Architecture",
+    "CSVSpec",
     "CheckpointSpec",
     "CleanPodPolicy",
+    "ColumnMapping",
     "DataFormat",
     "DataSpec",
     "EmbeddingSpec",
     "FaultToleranceSpec",
     "FaultToleranceStrategy",
     "InitializerSpec",
+    "ListColumn",
+    "ListOverflow",
     "ManifestError",
     "MasterSpec",
     "ModelSpec",
@@ -34,6 +46,7 @@ __all__ = [
     "OptimizerType",
     "OptimizersSpec",
     "PodTemplate",
+    "Pooling",
     "ResolvedModel",
     "ResourceRequirements",
     "RoleSpec",
@@ -48,6 +61,7 @@ __all__ = [
     "TrainingJobSpec",
     "TrainingSpec",
     "apply_overrides",
+    "columns_of",
     "cpu_cores",
     "load_manifest",
     "memory_bytes",

@@ -85,6 +85,28 @@ _RULES: Mapping[str, list[dict[str, str]]] = {
         _fixed("training", _ANEW),
         _fixed("sharding", _ANEW),
         _fixed("faultTolerance", _ANEW),
+        {
+            "rule": "self.data.format != 'CriteoTSV' || !has(self.model.embeddings.tables) || "
+            "self.model.embeddings.tables.all(name, name.matches('^C([1-9]|1[0-9]|2[0-6])$'))",
+            "message": "model.embeddings.tables: no such categorical column; CriteoTSV has C1 to C26",
+        },
+    ],
+    "DataSpec": [
+        {
+            "rule": "self.format != 'CriteoTSV' || !has(self.columns)",
+            "message": "columns must not be given for format CriteoTSV, whose columns are fixed",
+        },
+        {
+            "rule": "self.format == 'CriteoTSV' || has(self.columns)",
+            "message": "columns is required for the formats Parquet and CSV",
+        },
+    ],
+    "ColumnMapping": [
+        {
+            "rule": "(has(self.categorical) && size(self.categorical) > 0) || "
+            "(has(self.lists) && size(self.lists) > 0)",
+            "message": "name at least one column in categorical or lists: without ids there is nothing to embed",
+        }
     ],
     "RoleSpec": [
         {
@@ -123,10 +145,6 @@ _RULES: Mapping[str, list[dict[str, str]]] = {
         }
     ],
     "EmbeddingSpec": [
-        {
-            "rule": "!has(self.tables) || self.tables.all(name, name.matches('^C([1-9]|1[0-9]|2[0-6])$'))",
-            "message": "embeddings.tables: no such categorical column; CriteoTSV has C1 to C26",
-        },
         {
             "rule": "!has(self.tables) || self.tables.all(name, !has(self.tables[name].dimension) || "
             "self.tables[name].dimension == self.dimension)",

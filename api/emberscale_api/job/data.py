@@ -1,8 +1,10 @@
 """Where the records are and how they are read."""
 
+from collections import Counter
 from enum import StrEnum
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from emberscale_api.job.schema import ManifestPart
 
@@ -10,10 +12,65 @@ from emberscale_api.job.schema import ManifestPart
 class DataFormat(StrEnum):
     """`CriteoTSV`: label, 13 integers, 26 categories as 32-bit hexadecimal numbers, separated by tabs.
 
-    Every field but the label may be empty.
+    Every field but the label may be empty. `Parquet` and `CSV` have the columns that `columns` names.
     """
 
     CRITEO_TSV = "CriteoTSV"
+    PARQUET = "Parquet"
+    CSV = "CSV"
+
+
+ColumnName = Annotated[str, Field(min_length=1, max_length=128)]
+
+
+class ListOverflow(StrEnum):
+    """What happens to a list that is longer than it may be."""
+
+    TRUNCATE = "Truncate"
+    REFUSE = "Refuse"
+
+
+class ListColumn(ManifestPart):
+    """A column with any number of ids a record."""
+
+    name: ColumnName
+    max_length: int = Field(default=100, ge=1, le=65536, description="How many ids a record may have")
+    overflow: ListOverflow = Field(
+        default=ListOverflow.TRUNCATE,
+        description="Of a longer list, take the first ids, or refuse its record as malformed",
+    )
+
+
+class ColumnMapping(ManifestPart):
+    """What the columns of a file mean. `categorical` columns hold one id a record, `lists` any number of ids."""
+
+    label: ColumnName
+    dense: tuple[ColumnName, ...] = Field(default=(), max_length=256)
+    categorical: tuple[ColumnName, ...] = Field(default=(), max_length=256)
+    lists: tuple[ListColumn, ...] = Field(default=(), max_length=64)
+
+    @property
+    def id_columns(self) -> tuple[str, ...]:
+        """The columns that have embeddings, in the order of their tables."""
+        return (*self.categorical, *(column.name for column in self.lists))
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Self:
+        names = Counter((self.label, *self.dense, *self.id_columns))
+        twice = [name for name, times in names.items() if times > 1]
+        if twice:
+            raise ValueError(f"each column can be used once, but {', '.join(twice)} is there more often")
+        if not self.id_columns:
+            raise ValueError("name at least one column in categorical or lists: without ids there is nothing to embed")
+        return self
+
+
+class CSVSpec(ManifestPart):
+    """How fields are told apart; read for the format `CSV` only."""
+
+    delimiter: str = Field(default=",", min_length=1, max_length=1)
+    header: bool = Field(default=True, description="The first line of each file names its columns")
+    list_separator: str = Field(default="|", min_length=1, max_length=1, description="Between the ids of a list")
 
 
 class ShufflingSpec(ManifestPart):
@@ -29,5 +86,20 @@ class DataSpec(ManifestPart):
     format: DataFormat = DataFormat.CRITEO_TSV
     train: tuple[str, ...] = Field(min_length=1)
     evaluation: tuple[str, ...] = ()
+    columns: ColumnMapping | None = Field(
+        default=None, description="What the columns mean; needed for Parquet and CSV, fixed for CriteoTSV"
+    )
+    csv: CSVSpec = CSVSpec()
     shuffling: ShufflingSpec = ShufflingSpec()
     max_bad_records: int = Field(default=0, ge=0, description="Malformed records to skip before the job fails")
+
+    @model_validator(mode="after")
+    def _mapped(self) -> Self:
+        fixed = self.format is DataFormat.CRITEO_TSV
+        if fixed and self.columns is not None:
+            raise ValueError("columns must not be given for format CriteoTSV, whose columns are fixed")
+        if not fixed and self.columns is None:
+            raise ValueError(
+                f"columns is required for format {self.format}: label, and any of dense, categorical and lists"
+            )
+        return self

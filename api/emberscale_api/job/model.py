@@ -29,19 +29,28 @@ class InitializerSpec(ManifestPart):
     scale: float = Field(default=0.05, ge=0, le=100)
 
 
+class Pooling(StrEnum):
+    """How the embeddings of a list become one vector; an empty list becomes zeros."""
+
+    SUM = "Sum"
+    MEAN = "Mean"
+
+
 class TableOverride(ManifestPart):
     """What differs for one table from `model.embeddings`."""
 
     dimension: int | None = Field(default=None, ge=1, le=4096)
     optimizer: OptimizerSpec | None = None
     initializer: InitializerSpec | None = None
+    pooling: Pooling | None = Field(default=None, description="Of a list column")
 
 
 class EmbeddingSpec(ManifestPart):
-    """One table a categorical column; `tables` overrides the defaults by the column's name."""
+    """One table a categorical column and a list column; `tables` overrides the defaults by the column's name."""
 
     dimension: int = Field(default=16, ge=1, le=4096)
     initializer: InitializerSpec = InitializerSpec()
+    pooling: Pooling = Field(default=Pooling.SUM, description="Of list columns")
     tables: dict[str, TableOverride] = Field(default_factory=dict)
 
 

@@ -17,7 +17,16 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no data": ({"data": None}, "spec.data: Required value"),
     "no training files": ({"data": {"train": []}}, "spec.data.train: Invalid value"),
     "an empty path": ({"data": {"train": [""]}}, "should be at least 1 chars long"),
-    "an unknown format": ({"data": {"train": ["x"], "format": "CSV"}}, 'supported values: "CriteoTSV"'),
+    "an unknown format": ({"data": {"train": ["x"], "format": "Avro"}}, 'supported values: "CriteoTSV"'),
+    "columns of a format that fixes them": (
+        {"data": {"train": ["x"], "columns": {"label": "y", "categorical": ["a"]}}},
+        "columns must not be given for format CriteoTSV",
+    ),
+    "no columns": ({"data": {"train": ["x"], "format": "CSV"}}, "columns is required for the formats Parquet and CSV"),
+    "columns without ids": (
+        {"data": {"train": ["x"], "format": "CSV", "columns": {"label": "y", "dense": ["a"]}}},
+        "name at least one column in categorical or lists",
+    ),
     "an unknown field": ({"trainig": {}}, 'unknown field "spec.trainig"'),
     "an unknown nested field": ({"training": {"batchsize": 5}}, 'unknown field "spec.training.batchsize"'),
     "text for a number": ({"training": {"batchSize": "many"}}, "spec.training.batchSize: Invalid value"),

@@ -134,6 +134,7 @@ class CriteoTSV:
 
     dense_columns: int = _DENSE
     categorical_columns: int = _CATEGORICAL
+    list_columns: int = 0
 
     def index_file(self, file: DataFile, file_number: int, block_records: int) -> list[Block]:
         """The blocks of one file. Raises DataUnavailableError."""

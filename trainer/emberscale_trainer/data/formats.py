@@ -1,12 +1,13 @@
 """The formats that a manifest can name."""
 
-from emberscale_api.job.data import DataFormat
+from emberscale_api.job import DataFormat, DataSpec
 from emberscale_trainer.data.criteo import CriteoTSV
+from emberscale_trainer.data.errors import DataUnavailableError
 from emberscale_trainer.data.records import RecordFormat
 
-_FORMATS: dict[DataFormat, RecordFormat] = {DataFormat.CRITEO_TSV: CriteoTSV()}
 
-
-def record_format(name: DataFormat) -> RecordFormat:
-    """The reader of a format."""
-    return _FORMATS[name]
+def record_format(data: DataSpec) -> RecordFormat:
+    """The reader of the data's format and columns. Raises DataUnavailableError for one that cannot be read."""
+    if data.format is DataFormat.CRITEO_TSV:
+        return CriteoTSV()
+    raise DataUnavailableError(data.train[0], f"the format {data.format} cannot be read yet")

@@ -11,19 +11,57 @@ from emberscale_trainer.data.errors import BadRecord
 
 
 @dataclass(frozen=True, slots=True)
+class IdLists:
+    """One list of ids a record, laid end to end: that of record i is values[offsets[i] : offsets[i + 1]].
+
+    values int64[n]; offsets int64[records + 1], ascending from 0 to n; both C-contiguous.
+    """
+
+    values: npt.NDArray[np.int64]
+    offsets: npt.NDArray[np.int64]
+
+
+class ListRoom:
+    """Room for one list of ids a record, which grows at its end."""
+
+    def __init__(self) -> None:
+        self._values: list[npt.NDArray[np.int64]] = []
+        self._lengths: list[npt.NDArray[np.int64]] = []
+        self.truncated = 0
+
+    def append(self, values: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], truncated: int = 0) -> None:
+        """Adds the lists of the next records: values int64[sum of lengths], lengths int64[records].
+
+        `truncated` of them were longer, and were cut.
+        """
+        self._values.append(values)
+        self._lengths.append(lengths)
+        self.truncated += truncated
+
+    def lists(self) -> IdLists:
+        """All that were added."""
+        lengths = np.concatenate([np.zeros(1, dtype=np.int64), *self._lengths])
+        return IdLists(np.concatenate([np.empty(0, dtype=np.int64), *self._values]), np.cumsum(lengths))
+
+
+@dataclass(frozen=True, slots=True)
 class Columns:
-    """Room for n records: labels float32[n] (0 or 1), dense float32[n, d], ids int64[n, c], all C-contiguous."""
+    """Room for n records: labels float32[n] (0 or 1), dense float32[n, d], ids int64[n, c], all C-contiguous.
+
+    Whoever writes rows appends the lists of the same records, in the same order, to each of `lists`.
+    """
 
     labels: npt.NDArray[np.float32]
     dense: npt.NDArray[np.float32]
     ids: npt.NDArray[np.int64]
+    lists: tuple[ListRoom, ...] = ()
 
     def __len__(self) -> int:
         return self.labels.size
 
     def rows(self, start: int, stop: int) -> "Columns":
-        """A view of the rows [start, stop)."""
-        return Columns(self.labels[start:stop], self.dense[start:stop], self.ids[start:stop])
+        """A view of the rows [start, stop), with the same room for lists."""
+        return Columns(self.labels[start:stop], self.dense[start:stop], self.ids[start:stop], self.lists)
 
 
 class RecordBlock(Protocol):
@@ -32,7 +70,8 @@ class RecordBlock(Protocol):
     def read(self, records: npt.NDArray[np.int64], into: Columns) -> tuple[int, list[BadRecord]]:
         """Writes the given records of the block, numbered from 0, to the first rows of `into`, in their order.
 
-        Returns how many rows were written, and those records that were malformed and skipped.
+        Their lists are appended; malformed records leave none. Returns how many rows were written, and those records
+        that were malformed and skipped.
         """
         ...
 
@@ -47,7 +86,12 @@ class RecordFormat(Protocol):
 
     @property
     def categorical_columns(self) -> int:
-        """Categorical features of a record."""
+        """Categorical features of a record that have one id."""
+        ...
+
+    @property
+    def list_columns(self) -> int:
+        """Categorical features of a record that have a list of ids."""
         ...
 
     def index_file(self, file: DataFile, file_number: int, block_records: int) -> list[Block]:
@@ -59,10 +103,11 @@ class RecordFormat(Protocol):
         ...
 
 
-def empty_columns(records: int, dense: int, categorical: int) -> Columns:
+def empty_columns(records: int, dense: int, categorical: int, lists: int = 0) -> Columns:
     """Uninitialised room for `records` records."""
     return Columns(
         np.empty(records, dtype=np.float32),
         np.empty((records, dense), dtype=np.float32),
         np.empty((records, categorical), dtype=np.int64),
+        tuple(ListRoom() for _ in range(lists)),
     )

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from emberscale_api.rpc.master_pb2 import Block, DataFile, Dataset, Split
 from emberscale_trainer.data.errors import BadRecord
 from emberscale_trainer.data.order import EpochOrder
-from emberscale_trainer.data.records import RecordBlock, RecordFormat, empty_columns
+from emberscale_trainer.data.records import IdLists, RecordBlock, RecordFormat, empty_columns
 
 _CACHED_BLOCKS = 2
 
@@ -20,7 +20,8 @@ class Batch:
     """The records at positions [start, stop) of an epoch, without the malformed ones.
 
     `number` is start // batch_size. labels float32[n], dense float32[n, d], ids int64[n, c], C-contiguous and the
-    batch's own; n + len(bad_records) == stop - start.
+    batch's own, and n lists of ids for each list column; n + len(bad_records) == stop - start. `truncated_lists` of the
+    lists were longer in the file than the manifest allows.
     """
 
     number: int
@@ -29,7 +30,9 @@ class Batch:
     labels: npt.NDArray[np.float32]
     dense: npt.NDArray[np.float32]
     ids: npt.NDArray[np.int64]
+    lists: tuple[IdLists, ...]
     bad_records: tuple[BadRecord, ...]
+    truncated_lists: int
 
 
 class BatchSource:
@@ -70,7 +73,10 @@ class BatchSource:
             yield self._batch(split, epoch, first, min(first + self._batch_size, stop))
 
     def _batch(self, split: Split.ValueType, epoch: int, start: int, stop: int) -> Batch:
-        columns = empty_columns(stop - start, self._format.dense_columns, self._format.categorical_columns)
+        record_format = self._format
+        columns = empty_columns(
+            stop - start, record_format.dense_columns, record_format.categorical_columns, record_format.list_columns
+        )
         bad_records: list[BadRecord] = []
         filled = 0
         for span in self._order(split, epoch).spans(start, stop):
@@ -80,7 +86,17 @@ class BatchSource:
             filled += written
             bad_records += bad
         good = columns.rows(0, filled)
-        return Batch(start // self._batch_size, start, stop, good.labels, good.dense, good.ids, tuple(bad_records))
+        return Batch(
+            number=start // self._batch_size,
+            start=start,
+            stop=stop,
+            labels=good.labels,
+            dense=good.dense,
+            ids=good.ids,
+            lists=tuple(room.lists() for room in columns.lists),
+            bad_records=tuple(bad_records),
+            truncated_lists=sum(room.truncated for room in columns.lists),
+        )
 
     def _load_block(self, split: Split.ValueType, number: int) -> RecordBlock:
         blocks = self._splits[split]

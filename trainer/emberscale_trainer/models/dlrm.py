@@ -51,7 +51,7 @@ def build_model(spec: ModelSpec, resolved: ResolvedModel, seed: int) -> nn.Modul
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return DLRM(
-            dense=len(resolved.dense),
+            dense=len(resolved.columns.dense),
             tables=len(resolved.tables),
             dimension=resolved.tables[0].dimension,
             bottom=spec.bottom_mlp,

@@ -96,7 +96,7 @@ class Worker:
         )
         source = BatchSource(
             dataset,
-            record_format(job.spec.data.format),
+            record_format(job.spec.data),
             job.spec.training.batch_size,
             job.spec.training.seed,
             job.spec.data.shuffling.enabled,

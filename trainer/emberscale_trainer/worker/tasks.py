@@ -20,7 +20,7 @@ class TaskFeed:
         self._master = master
         self._leases = leases
         self._data = data
-        self._format = record_format(data.format)
+        self._format = record_format(data)
         self._stopping = stopping
 
     def next(self) -> master_pb2.Task:

@@ -1,0 +1,17 @@
+"""Room for the records of a batch."""
+
+import numpy as np
+
+from emberscale_trainer.data.records import empty_columns
+
+
+def test_lists_grow_across_views_of_the_rows() -> None:
+    columns = empty_columns(3, 0, 0, lists=2)
+    columns.rows(0, 2).lists[0].append(np.array([7, 8, 9]), np.array([3, 0]), truncated=1)
+    columns.rows(2, 3).lists[0].append(np.array([5]), np.array([1]))
+    first, second = (room.lists() for room in columns.lists)
+    assert first.values.tolist() == [7, 8, 9, 5]
+    assert first.offsets.tolist() == [0, 3, 3, 4]
+    assert columns.lists[0].truncated == 1
+    assert second.values.size == 0
+    assert second.offsets.tolist() == [0]
