@@ -40,8 +40,6 @@ def test_every_column_of_ids_has_a_table_and_lists_come_last() -> None:
     assert model.columns.dense == ("price", "age")
     assert [table.name for table in model.tables] == ["user", "item", "history", "tags"]
     assert [table.number for table in model.tables] == [0, 1, 2, 3]
-        enumerate(("user", "item", "history", "tags"))
-    )
     assert [table.pooling for table in model.tables] == [None, None, Pooling.SUM, Pooling.SUM]
 
 
