@@ -4,29 +4,40 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
 import pytest
 
-from emberscale_operator.local import process
+from emberscale_operator.local import starters
 from emberscale_operator.local.process import TetheredProcess
+from emberscale_operator.local.starters import EXECUTION
 
-TETHER = Path(process.__file__).with_name("tether.py")
+TETHER = Path(starters.__file__).with_name("tether.py")
 SLEEP = "import threading; threading.Event().wait()"
 
 PARENT = """
 import sys, threading
 from pathlib import Path
 from emberscale_operator.local.process import TetheredProcess
+from emberscale_operator.local.starters import EXECUTION
 
 command = (sys.executable, "-S", "-c", "import threading; threading.Event().wait()")
-started = TetheredProcess("worker-0", command, {}, Path(sys.argv[1]), None, "1")
+started = TetheredProcess(EXECUTION, "worker-0", command, {}, Path(sys.argv[1]), None, "1")
 print(started.pid, flush=True)
 if sys.argv[2] == "wait":
     threading.Event().wait()
 """
+
+
+def tethered(command: Sequence[str], log: Path, cores: Sequence[int] | None = None) -> TetheredProcess:
+    return TetheredProcess(EXECUTION, "worker-0", command, {}, log, cores, "1")
+
+
+def pid_of(started: TetheredProcess) -> int:
+    assert started.pid is not None
+    return started.pid
 
 
 def start_parent(log: Path, then: str) -> tuple[subprocess.Popen[str], psutil.Process]:
@@ -66,10 +77,10 @@ def test_it_does_not_start_for_a_parent_that_is_gone(tmp_path: Path) -> None:
 
 
 def test_a_ctrl_c_in_the_terminal_does_not_reach_it(tmp_path: Path) -> None:
-    started = TetheredProcess("worker-0", (sys.executable, "-S", "-c", SLEEP), {}, tmp_path / "log", None, "1")
+    started = tethered((sys.executable, "-S", "-c", SLEEP), tmp_path / "log")
     try:
-        assert os.getsid(started.pid) == started.pid
-        assert os.getpgid(started.pid) != os.getpgid(0)
+        assert os.getsid(pid_of(started)) == started.pid
+        assert os.getpgid(pid_of(started)) != os.getpgid(0)
     finally:
         started.kill()
         started.wait(10)
@@ -79,22 +90,22 @@ def test_a_ctrl_c_in_the_terminal_does_not_reach_it(tmp_path: Path) -> None:
 def test_it_runs_on_the_cores_it_is_given(tmp_path: Path, eventually: Callable[..., None]) -> None:
     core = max(os.sched_getaffinity(0))
     command = (sys.executable, "-S", "-c", SLEEP)
-    started = TetheredProcess("worker-0", command, {}, tmp_path / "log", [core], "1")
+    started = tethered(command, tmp_path / "log", [core])
     try:
-        eventually(lambda: os.sched_getaffinity(started.pid) == {core})
+        eventually(lambda: os.sched_getaffinity(pid_of(started)) == {core})
     finally:
         started.kill()
         started.wait(10)
 
 
 def test_a_command_that_does_not_exist_says_so_in_the_log(tmp_path: Path) -> None:
-    started = TetheredProcess("ps-1", ("/nowhere/at-all",), {}, tmp_path / "log", None, "1")
+    started = tethered(("/nowhere/at-all",), tmp_path / "log")
     assert started.wait(20) == 127
     assert "/nowhere/at-all: No such file" in (tmp_path / "log").read_text()
 
 
 def test_signals_other_than_kills_are_errors(tmp_path: Path) -> None:
-    started = TetheredProcess("ps-1", ("/bin/true",), {}, tmp_path / "log", None, "1")
+    started = tethered(("/bin/true",), tmp_path / "log")
     started.wait(20)
     reasons = {code: str(started.exit_reason(code)) for code in (0, 1, -signal.SIGKILL, -signal.SIGSEGV)}
     assert reasons == {0: "Completed", 1: "Error", -9: "Killed", -11: "Error"}

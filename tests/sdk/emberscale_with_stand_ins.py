@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import cast
 
 from emberscale.cli import main
-from emberscale_operator.local.backend import COMMANDS
+from emberscale_operator.local.runner import COMMANDS
 from emberscale_operator.reconcile import Role
 
 _STAND_IN = Path(__file__).parents[1] / "operator" / "stand_in.py"

@@ -17,9 +17,9 @@ import yaml
 from typer.testing import CliRunner
 
 from emberscale.cli import app
+from emberscale_api.environment import ROLE
 
 BATCH = 256
-ROLE_VARIABLE = "EMBERSCALE_ROLE"
 CLI = str(Path(sys.executable).with_name("emberscale"))
 
 
@@ -63,7 +63,7 @@ class Job:
 
     def members(self, role: str) -> list[psutil.Process]:
         """The job's live processes of a role."""
-        return [process for process in self.children() if _environment(process).get(ROLE_VARIABLE) == role]
+        return [process for process in self.children() if _is_member(process, role)]
 
     def children(self) -> list[psutil.Process]:
         """All live processes that the CLI has started."""
@@ -133,11 +133,12 @@ class Finished:
         return result
 
 
-def _environment(process: psutil.Process) -> dict[str, str]:
+def _is_member(process: psutil.Process, role: str) -> bool:
+    """Forked members are told by their title, executed ones by their environment."""
     try:
-        return dict(process.environ())
+        return " ".join(process.cmdline()).startswith(f"emberscale-{role} ") or process.environ().get(ROLE) == role
     except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-        return {}
+        return False
 
 
 def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

@@ -1,13 +1,13 @@
 """Processes for pods: what the reconciler decides, done on this machine."""
 
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from emberscale_operator.local.placement import loads_of, place
 from emberscale_operator.local.process import TetheredProcess
+from emberscale_operator.local.starters import EXECUTION, Starter
 from emberscale_operator.reconcile import (
     Instance,
     InstanceExit,
@@ -17,21 +17,15 @@ from emberscale_operator.reconcile import (
     Role,
 )
 
-COMMANDS: Mapping[Role, tuple[str, ...]] = {
-    Role.MASTER: (sys.executable, "-P", "-m", "emberscale_jobmaster"),
-    Role.PS: (sys.executable, "-P", "-m", "emberscale_trainer.server"),
-    Role.WORKER: (sys.executable, "-P", "-m", "emberscale_trainer.worker"),
-}
-"""What each role runs; `-P` keeps the working directory out of the import path."""
-
 
 @dataclass(frozen=True)
 class Launch:
-    """How to start an instance: the command, its environment, and the name of its incarnation."""
+    """How to start an instance: the command, its environment, the name of its incarnation, and who starts it."""
 
     command: Sequence[str]
     environment: Mapping[str, str]
     incarnation: str
+    starter: Starter = EXECUTION
 
 
 @dataclass(frozen=True)
@@ -80,6 +74,7 @@ class LocalBackend:
         cores = place(resources.cpu_cores, self._loads())
         launch = self._launch_of(instance, resources)
         process = TetheredProcess(
+            starter=launch.starter,
             name=instance.member,
             command=launch.command,
             environment=launch.environment,
@@ -119,10 +114,11 @@ class LocalBackend:
         )
 
     def processes(self) -> tuple[ProcessView, ...]:
-        """Every process that is not forgotten, as of the last observation."""
+        """Every process that exists and is not forgotten, as of the last observation."""
         return tuple(
-            ProcessView(instance.member, entry.process.pid, _state(entry), entry.cores, entry.process.resident_bytes)
+            ProcessView(instance.member, pid, _state(entry), entry.cores, entry.process.resident_bytes)
             for instance, entry in sorted(self._entries.items())
+            if (pid := entry.process.pid) is not None
         )
 
     def peak_memory(self) -> dict[str, int]:

@@ -30,12 +30,16 @@ class JobEnvironment:
         """The name under which an instance joins; `launch` differs from one start of the job to the next."""
         return f"{instance.incarnation}-{self.launch}"
 
+    def of_fork_server(self, inherited: Mapping[str, str]) -> dict[str, str]:
+        """What is read when libraries are imported, and so must hold before a process is forked."""
+        variables = {**inherited, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+        variables.setdefault("NUMBA_CACHE_DIR", str(self.numba_cache))
+        return variables
+
     def of(self, instance: InstanceId, resources: Resources, inherited: Mapping[str, str]) -> dict[str, str]:
         """The environment of one instance."""
         variables = {
-            **inherited,
-            "PYTHONUNBUFFERED": "1",
-            "PYTHONFAULTHANDLER": "1",
+            **self.of_fork_server(inherited),
             names.JOB_NAME: self.job_name,
             names.JOB_UID: self.job_uid,
             names.ROLE: str(instance.role),
@@ -47,7 +51,6 @@ class JobEnvironment:
             names.ADVERTISED_HOST: "127.0.0.1",
             names.SOCKET_DIRECTORY: str(self.socket_folder),
         }
-        variables.setdefault("NUMBA_CACHE_DIR", str(self.numba_cache))
         if instance.role is Role.MASTER:
             variables[names.MANIFEST_FILE] = str(self.manifest_file)
             variables[names.REDIS_URL] = self.redis_url

@@ -3,17 +3,14 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from emberscale_api import environment as names
+from emberscale_operator.local.starters import Starter
 from emberscale_operator.reconcile import ExitReason
-
-_TETHER = Path(__file__).with_name("tether.py")
 
 
 @dataclass(frozen=True)
@@ -49,6 +46,7 @@ class TetheredProcess:
 
     def __init__(
         self,
+        starter: Starter,
         name: str,
         command: Sequence[str],
         environment: Mapping[str, str],
@@ -69,28 +67,20 @@ class TetheredProcess:
         self.out_of_memory = False
         self.stop_asked = False
         self._kill_at: float | None = None
-        which = "-" if cores is None else ",".join(str(core) for core in cores)
-        self._note("process starting", command=list(command), cores=which)
-        with log.open("ab") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_TETHER), str(os.getpid()), which, *command],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=dict(environment),
-                start_new_session=True,
-            )
+        self._ended = False
+        self._note("process starting", command=list(command), cores="all" if cores is None else list(cores))
+        self._process = starter.start(command, environment, log, cores)
 
     @property
-    def pid(self) -> int:
-        """The process's id, also after it has ended."""
+    def pid(self) -> int | None:
+        """The process's id, also after it has ended; None until it exists."""
         return self._process.pid
 
     def exit_code(self) -> int | None:
         """None while it runs; negative for a signal."""
-        running = self._process.returncode is None
         code = self._process.poll()
-        if running and code is not None:
+        if code is not None and not self._ended:
+            self._ended = True
             self._note("process ended", exit_code=code, reason=str(self.exit_reason(code)))
         return code
 
@@ -104,7 +94,7 @@ class TetheredProcess:
 
     def watch_memory(self, limit: int | None) -> None:
         """Notes what it uses, and kills the process if it is above its limit, as a kubelet would."""
-        memory = read_memory(self.pid)
+        memory = read_memory(self.pid) if self.pid is not None else None
         if memory is None:
             self.resident_bytes = 0
             return
@@ -125,24 +115,21 @@ class TetheredProcess:
         if not self.stop_asked and self.exit_code() is None:
             self.stop_asked = True
             self._kill_at = now + grace
-            self._process.terminate()
+            self._process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """SIGKILL now."""
         if self.exit_code() is None:
-            self._process.kill()
+            self._process.send_signal(signal.SIGKILL)
 
     def wait(self, seconds: float) -> int | None:
         """The exit code once it has ended; None when it still runs after `seconds`."""
-        try:
-            self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return None
+        self._process.wait(seconds)
         return self.exit_code()
 
     def set_cores(self, cores: Sequence[int]) -> None:
         """Moves all its threads to these cores."""
-        for task in list_threads(self.pid):
+        for task in list_threads(self.pid) if self.pid is not None else ():
             try:
                 os.sched_setaffinity(task, cores)
             except ProcessLookupError:

@@ -1,6 +1,7 @@
 """One job on this machine, from the start of its processes to the end of the last one."""
 
 import os
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from emberscale_api.job import TrainingJob
-from emberscale_operator.local.backend import COMMANDS, Launch, LocalBackend
+from emberscale_operator.local.backend import Launch, LocalBackend
 from emberscale_operator.local.embedded_redis import (
     EmbeddedRedis,
     check_embedded_redis,
@@ -23,7 +24,13 @@ from emberscale_operator.local.master_link import MasterLink
 from emberscale_operator.local.plan import policy_of
 from emberscale_operator.local.port import reserve_port
 from emberscale_operator.local.snapshot import Outcome, Snapshot
+from emberscale_operator.local.starters import ForkServer
 from emberscale_operator.reconcile import InstanceId, Policy, Resources, Role
+
+COMMANDS: Mapping[Role, Sequence[str]] = {Role.MASTER: (sys.executable, "-P", "-m", "emberscale_jobmaster")}
+"""The roles that are executed; the others are forked. `-P` keeps the working directory out of the import path."""
+
+_FORK_SERVER = (sys.executable, "-P", "-m", "emberscale_trainer.fork_server")
 
 
 class LocalJob:
@@ -106,19 +113,26 @@ class LocalJob:
             wake = threading.Event()
             link = MasterLink(self._port.address, token, wake.set)
             cleanup.callback(link.close)
-            backend = LocalBackend(self._launcher(environment, redis), folder.logs, self._policy.stop_grace)
+            forks = ForkServer(_FORK_SERVER, environment.of_fork_server(os.environ), folder.logs / "fork-server.log")
+            backend = LocalBackend(self._launcher(environment, redis, forks), folder.logs, self._policy.stop_grace)
             cleanup.callback(backend.kill_all)
+            cleanup.callback(forks.close)
+            if not self._commands.keys() >= {Role.PS, Role.WORKER}:
+                forks.prepare()
             spec = self._job.spec
             loop = JobLoop(spec, self._policy, backend, link, environment, redis, self._stop, wake, folder.logs)
             return loop.run(observer)
 
     def _launcher(
-        self, environment: JobEnvironment, redis: EmbeddedRedis | None
+        self, environment: JobEnvironment, redis: EmbeddedRedis | None, forks: ForkServer
     ) -> Callable[[InstanceId, Resources], Launch]:
         def launch(instance: InstanceId, resources: Resources) -> Launch:
             variables = environment.of(instance, resources, os.environ)
             if instance.role is Role.REDIS and redis is not None:
                 return redis.launch(variables)
-            return Launch(self._commands[instance.role], variables, environment.incarnation(instance))
+            incarnation = environment.incarnation(instance)
+            if instance.role in self._commands:
+                return Launch(self._commands[instance.role], variables, incarnation)
+            return Launch((str(instance.role),), variables, incarnation, forks)
 
         return launch

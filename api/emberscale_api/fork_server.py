@@ -1,0 +1,69 @@
+"""What is said between the one who wants processes and the server that forks them: JSON lines over a socket.
+
+Importing torch and the kernels costs seconds. The server has done it once, and a process forked from it starts at once.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True)
+class ForkRequest:
+    """`role` is `ps` or `worker`; what it prints is appended to the file `log`; `cores` None means all of them."""
+
+    ticket: int
+    role: str
+    environment: Mapping[str, str]
+    log: str
+    cores: tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class Forked:
+    """The process asked for under `ticket` runs."""
+
+    ticket: int
+    pid: int
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The process asked for under `ticket` has ended; `code` is negative for a signal."""
+
+    ticket: int
+    code: int
+
+
+Message = ForkRequest | Forked | Ended
+
+_KINDS: Mapping[str, type[Message]] = {kind.__name__: kind for kind in (ForkRequest, Forked, Ended)}
+
+
+def encode(message: Message) -> bytes:
+    """One line."""
+    return json.dumps({"kind": type(message).__name__, **asdict(message)}).encode() + b"\n"
+
+
+def decode(line: bytes) -> Message:
+    """The inverse of `encode`. Raises ValueError for anything else."""
+    fields = json.loads(line)
+    try:
+        kind = _KINDS[fields.pop("kind")]
+        if fields.get("cores") is not None:
+            fields["cores"] = tuple(fields["cores"])
+        return kind(**fields)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"not a message of the fork server: {line[:100]!r}") from error
+
+
+class LineBuffer:
+    """Cuts what arrives on a stream into lines."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def add(self, data: bytes) -> list[bytes]:
+        """The lines that `data` completes."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return lines

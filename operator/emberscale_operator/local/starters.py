@@ -1,0 +1,231 @@
+"""Two ways to start a process: execute a command, or have a process forked that has imported everything already."""
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from emberscale_api.fork_server import Ended, Forked, ForkRequest, LineBuffer, decode, encode
+
+_TETHER = Path(__file__).with_name("tether.py")
+
+
+class Started(Protocol):
+    """A process that was started; its life is tied to the thread that started it."""
+
+    @property
+    def pid(self) -> int | None:
+        """None until it exists."""
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; None while it runs."""
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Does nothing to a process that has ended."""
+
+    def wait(self, seconds: float) -> None:
+        """Returns when it has ended, or after `seconds`."""
+
+
+class Starter(Protocol):
+    """Starts processes in sessions of their own."""
+
+    def start(
+        self, command: Sequence[str], environment: Mapping[str, str], log: Path, cores: Sequence[int] | None
+    ) -> Started:
+        """What the process prints is appended to `log`; `cores` None means all."""
+
+
+def _execute_tethered(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    log: Path,
+    cores: Sequence[int] | None,
+    stdin: int,
+) -> subprocess.Popen[bytes]:
+    which = "-" if cores is None else ",".join(str(core) for core in cores)
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", str(_TETHER), str(os.getpid()), which, *command],
+            stdin=stdin,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=dict(environment),
+            start_new_session=True,
+        )
+
+
+class Execution:
+    """Executes commands."""
+
+    def start(
+        self, command: Sequence[str], environment: Mapping[str, str], log: Path, cores: Sequence[int] | None
+    ) -> Started:
+        """The first word of `command` is the program."""
+        return _Executed(_execute_tethered(command, environment, log, cores, subprocess.DEVNULL))
+
+
+@dataclass(frozen=True)
+class _Executed:
+    process: subprocess.Popen[bytes]
+
+    @property
+    def pid(self) -> int | None:
+        return self.process.pid
+
+    def poll(self) -> int | None:
+        return self.process.poll()
+
+    def send_signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, seconds: float) -> None:
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return
+
+
+EXECUTION: Starter = Execution()
+
+
+class ForkServer:
+    """Has processes forked by a server, which is started by `prepare` and again whenever it has died.
+
+    The command of a process is one word, the role that the server knows. All calls come from one thread: the server,
+    and so every process, dies with it.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        self._command = command
+        self._environment = environment
+        self._log = log
+        self._server: subprocess.Popen[bytes] | None = None
+        self._connection: socket.socket | None = None
+        self._lines = LineBuffer()
+        self._running: dict[int, _Forked] = {}
+        self._tickets = 0
+
+    def prepare(self) -> None:
+        """Starts the server, so that it is ready when processes are wanted."""
+        self._connected()
+
+    def start(
+        self, command: Sequence[str], environment: Mapping[str, str], log: Path, cores: Sequence[int] | None
+    ) -> Started:
+        """Returns at once; the process exists when the server is ready."""
+        (role,) = command
+        self.follow()  # if the server has died meanwhile, what it had forked died with it, and this does not
+        self._tickets += 1
+        request = ForkRequest(
+            self._tickets, role, environment, str(log.resolve()), None if cores is None else tuple(cores)
+        )
+        process = _Forked(self)
+        self._running[request.ticket] = process
+        try:
+            self._connected().sendall(encode(request))
+        except OSError:
+            self._server_died()
+        return process
+
+    def follow(self, seconds: float = 0.0) -> None:
+        """Takes in what the server has said; waits up to `seconds` for it to say something."""
+        connection = self._connection
+        while connection is not None and select.select([connection], [], [], seconds)[0]:
+            seconds = 0.0
+            try:
+                data = connection.recv(1 << 16)
+            except OSError:
+                data = b""
+            if not data:
+                self._server_died()
+                return
+            for line in self._lines.add(data):
+                match decode(line):
+                    case Forked(ticket, pid):
+                        self._running[ticket].begin(pid)
+                    case Ended(ticket, code):
+                        self._running.pop(ticket).end(code)
+
+    def close(self) -> None:
+        """Ends the server, and with it every process."""
+        if self._server is not None and self._connection is not None:
+            self._server.kill()
+            self._server_died()
+
+    def _connected(self) -> socket.socket:
+        if self._connection is None:
+            ours, theirs = socket.socketpair()
+            with theirs:
+                self._server = _execute_tethered(self._command, self._environment, self._log, None, theirs.fileno())
+            self._lines = LineBuffer()
+            self._connection = ours
+        return self._connection
+
+    def _server_died(self) -> None:
+        """The kernel has killed what it forked; what it had not yet forked shares its fate."""
+        assert self._server is not None
+        assert self._connection is not None
+        self._connection.close()
+        self._connection = None
+        code = self._server.wait()
+        for process in self._running.values():
+            process.end(-signal.SIGKILL if process.pid is not None else code)
+        self._running.clear()
+
+
+class _Forked:
+    """A process that the server was asked for."""
+
+    def __init__(self, server: ForkServer) -> None:
+        self._server = server
+        self._pid: int | None = None
+        self._pidfd: int | None = None
+        self._code: int | None = None
+        self._owed: list[signal.Signals] = []
+
+    @property
+    def pid(self) -> int | None:
+        return self._pid
+
+    def begin(self, pid: int) -> None:
+        """It exists; signals that were sent before it did are delivered."""
+        self._pid = pid
+        try:
+            self._pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return  # it has ended already, and the server says so next
+        for number in self._owed:
+            self.send_signal(number)
+
+    def end(self, code: int) -> None:
+        """It has ended."""
+        self._code = code
+        if self._pidfd is not None:
+            select.select([self._pidfd], [], [])  # when the server has died, the kernel may still be at it
+            os.close(self._pidfd)
+            self._pidfd = None
+
+    def poll(self) -> int | None:
+        self._server.follow()
+        return self._code
+
+    def send_signal(self, number: signal.Signals) -> None:
+        if self._pidfd is not None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, number)
+        elif self._code is None:
+            self._owed.append(number)
+
+    def wait(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while self._code is None and (left := deadline - time.monotonic()) > 0:
+            self._server.follow(left)
