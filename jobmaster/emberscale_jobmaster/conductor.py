@@ -138,6 +138,9 @@ class Conductor:
         except ServerCallError as error:
             if error.code is grpc.StatusCode.FAILED_PRECONDITION and source:
                 self._refuse(source.id, error.details)
+            elif error.code is grpc.StatusCode.INVALID_ARGUMENT:
+                message = str(error)
+                self._runtime.update(lambda now: progress.failed(now, "ModelRefused", message))
             else:
                 self._assignment_failed("AssignFailed", str(error), counts=not error.away)
             return

@@ -14,7 +14,11 @@ from emberscale_trainer.data.criteo import CriteoTSV
 from emberscale_trainer.data.records import empty_columns
 from emberscale_trainer.table import warm_up
 
-_COMPILED_WHEN_IMPORTED = ("emberscale_trainer.worker.keys", "emberscale_trainer.worker.rows")
+_COMPILED_WHEN_IMPORTED = (
+    "emberscale_trainer.models.interaction",
+    "emberscale_trainer.worker.keys",
+    "emberscale_trainer.worker.rows",
+)
 
 
 def main() -> None:

@@ -38,10 +38,7 @@ _DURATIONS = {
 }
 """Whether a duration may be 0."""
 
-_LAYERS = {"items": {"minimum": 1, "maximum": 65536}, "maxItems": 32}
 _EXTRA: Mapping[tuple[str, str], Mapping[str, Any]] = {
-    ("ModelSpec", "bottomMlp"): _LAYERS,
-    ("ModelSpec", "topMlp"): _LAYERS,
     ("DataSpec", "train"): {"items": {"minLength": 1}},
     ("DataSpec", "evaluation"): {"items": {"minLength": 1}},
     ("TrainingSpec", "seed"): {"exclusiveMaximum": None},
@@ -144,11 +141,18 @@ _RULES: Mapping[str, list[dict[str, str]]] = {
             "use SGD, Momentum, Adagrad or Adam",
         }
     ],
-    "EmbeddingSpec": [
+    "ModelSpec": [
         {
-            "rule": "!has(self.tables) || self.tables.all(name, !has(self.tables[name].dimension) || "
-            "self.tables[name].dimension == self.dimension)",
-            "message": "embeddings.tables: DLRM takes dot products of embeddings: all dimensions must be equal",
+            "rule": "!has(self.architecture) || !has(self.entrypoint)",
+            "message": "give either architecture, for a built-in model, or entrypoint, for one of your own",
+        },
+        {
+            "rule": "has(self.entrypoint) || (has(self.architecture) && self.architecture in ['WideAndDeep', 'DCNv2']) "
+            "|| !has(self.embeddings.tables) || self.embeddings.tables.all(name, "
+            "!has(self.embeddings.tables[name].dimension) || "
+            "self.embeddings.tables[name].dimension == self.embeddings.dimension)",
+            "message": "embeddings.tables: DLRM and XDeepFM multiply embeddings with each other: all dimensions must "
+            "be equal; WideAndDeep and DCNv2 take any",
         },
     ],
     "EnvironmentVariable": [

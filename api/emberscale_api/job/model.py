@@ -1,17 +1,34 @@
 """The model: its architecture and its embedding tables."""
 
+from collections.abc import Mapping
 from enum import StrEnum
+from typing import Annotated, Any, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from emberscale_api.job.optimizer import OptimizerSpec
 from emberscale_api.job.schema import ManifestPart
 
+_ENTRYPOINT = r"^[A-Za-z_][A-Za-z0-9_]*([.][A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
+
 
 class Architecture(StrEnum):
-    """Built-in models."""
+    """Built-in models. Those with a wide part also learn one weight for each id."""
 
     DLRM = "DLRM"
+    WIDE_AND_DEEP = "WideAndDeep"
+    XDEEPFM = "XDeepFM"
+    DCN_V2 = "DCNv2"
+
+    @property
+    def has_wide_part(self) -> bool:
+        """Whether each id also has a weight of its own."""
+        return self in (Architecture.WIDE_AND_DEEP, Architecture.XDEEPFM)
+
+    @property
+    def needs_one_dimension(self) -> bool:
+        """Whether embeddings meet element by element, so that all need the same dimension."""
+        return self in (Architecture.DLRM, Architecture.XDEEPFM)
 
 
 class InitializerType(StrEnum):
@@ -54,10 +71,51 @@ class EmbeddingSpec(ManifestPart):
     tables: dict[str, TableOverride] = Field(default_factory=dict)
 
 
-class ModelSpec(ManifestPart):
-    """Layer widths are those of the hidden layers; the output layer of one logit is added."""
+LayerWidths = Annotated[
+    tuple[Annotated[int, Field(ge=1, le=65536)], ...],
+    Field(max_length=32),
+]
 
-    architecture: Architecture = Architecture.DLRM
+
+class ModelSpec(ManifestPart):
+    """Layer widths are those of the hidden layers; the output layer of one logit is added.
+
+    What an architecture does not use is ignored by it; a model of the person's own uses `embeddings` only.
+    """
+
+    architecture: Architecture | None = Field(
+        default=None, description="A built-in model; DLRM where neither this nor entrypoint is given"
+    )
+    entrypoint: str | None = Field(
+        default=None,
+        pattern=_ENTRYPOINT,
+        max_length=256,
+        description="A model of your own instead: package.module:factory, where factory(features) returns a "
+        "torch.nn.Module",
+    )
     embeddings: EmbeddingSpec = EmbeddingSpec()
-    bottom_mlp: tuple[int, ...] = Field(default=(64, 32), description="Hidden layers over the dense features")
-    top_mlp: tuple[int, ...] = Field(default=(64, 32), description="Hidden layers over the interactions")
+    bottom_mlp: LayerWidths = Field(default=(64, 32), description="DLRM: hidden layers over the dense features")
+    top_mlp: LayerWidths = Field(default=(64, 32), description="DLRM: hidden layers over the interactions")
+    deep_mlp: LayerWidths = Field(
+        default=(64, 32), description="WideAndDeep, XDeepFM, DCNv2: hidden layers of the deep part"
+    )
+    cin_layers: LayerWidths = Field(
+        default=(32, 32), min_length=1, description="XDeepFM: feature maps of each layer of the interaction network"
+    )
+    cross_layers: int = Field(default=3, ge=1, le=32, description="DCNv2")
+    cross_rank: int | None = Field(
+        default=None, ge=1, le=65536, description="DCNv2: rank of the cross layers' matrices; full where not given"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_model(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping) or given.get("architecture") is not None:
+            return given
+        return {**given, "architecture": None if given.get("entrypoint") is not None else Architecture.DLRM}
+
+    @model_validator(mode="after")
+    def _not_two_models(self) -> Self:
+        if self.architecture is not None and self.entrypoint is not None:
+            raise ValueError("give either architecture, for a built-in model, or entrypoint, for one of your own")
+        return self

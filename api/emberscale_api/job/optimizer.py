@@ -34,7 +34,10 @@ class OptimizerSpec(ManifestPart):
 
 
 class OptimizersSpec(ManifestPart):
-    """`sparse` steps embedding rows, `dense` everything else."""
+    """`sparse` steps embedding rows, `wide` the weights of ids in models with a wide part, `dense` everything else."""
 
     sparse: OptimizerSpec = OptimizerSpec(type=OptimizerType.ROW_WISE_ADAGRAD, learning_rate=0.05)
     dense: OptimizerSpec = OptimizerSpec(type=OptimizerType.ADAGRAD, learning_rate=0.01)
+    wide: OptimizerSpec | None = Field(
+        default=None, description="WideAndDeep, XDeepFM: of the wide part; that of sparse where not given"
+    )

@@ -17,8 +17,8 @@ from emberscale_trainer.table import TableStore
 
 ADAM = OptimizerSpec(type=OptimizerType.ADAM, learning_rate=0.1)
 SPECS = (
-    TableSpec(0, "C1", 4, OptimizerSpec(type=OptimizerType.ROW_WISE_ADAGRAD), InitializerSpec(), seed=3),
-    TableSpec(1, "C2", 8, ADAM, InitializerSpec(), seed=3),
+    TableSpec(0, "C1", 0, 4, OptimizerSpec(type=OptimizerType.ROW_WISE_ADAGRAD), InitializerSpec(), seed=3),
+    TableSpec(1, "C2", 1, 8, ADAM, InitializerSpec(), seed=3),
 )
 PARAMETERS = 11
 

@@ -25,14 +25,13 @@ from emberscale_trainer.worker.servers import (
     RoutingStaleError,
 )
 
-DIMENSIONS = np.array([4, 4], dtype=np.int64)
 DENSE = 3
 SGD = OptimizerSpec(type=OptimizerType.SGD, learning_rate=1.0)
+TABLES = [TableSpec(number, f"C{number}", number, 4, SGD, InitializerSpec(), seed=0) for number in range(2)]
 
 
 def partition(epoch: int) -> Partition:
-    tables = [TableSpec(number, f"C{number}", 4, SGD, InitializerSpec(), seed=0) for number in range(2)]
-    return Partition(epoch, TableStore(tables), DenseSlice(np.zeros(DENSE, dtype=np.float32), SGD), AppliedBatches())
+    return Partition(epoch, TableStore(TABLES), DenseSlice(np.zeros(DENSE, dtype=np.float32), SGD), AppliedBatches())
 
 
 class Served:
@@ -53,7 +52,7 @@ class Served:
         return servers
 
     def plan(self, ids: list[list[int]]) -> KeyPlan:
-        return KeyPlanner(self.routing(), DIMENSIONS).plan(np.array(ids, dtype=np.int64))
+        return KeyPlanner(self.routing(), TABLES).plan(np.array(ids, dtype=np.int64))
 
 
 @pytest.fixture

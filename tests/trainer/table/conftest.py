@@ -43,6 +43,7 @@ def make_spec() -> MakeSpec:
         return TableSpec(
             number=number,
             name=f"C{number + 1}",
+            column=number,
             dimension=dimension,
             optimizer=OptimizerSpec(type=optimizer, **parameters),
             initializer=InitializerSpec(type=initializer, scale=scale),

@@ -18,6 +18,7 @@ from emberscale_trainer.checkpoint import load_partition, write_cut
 from emberscale_trainer.checkpoint.writer import WrittenFile
 from emberscale_trainer.membership.routing import routing_from_proto
 from emberscale_trainer.models import build_model
+from emberscale_trainer.models.entrypoint import EntrypointError
 from emberscale_trainer.models.flat import flat_copy
 from emberscale_trainer.partition import AppliedBatches, DenseSlice, Partition
 from emberscale_trainer.server.metrics import ServerMetrics
@@ -65,6 +66,9 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
             except DamagedCheckpointError as error:
                 log.error("checkpoint_refused", uri=request.checkpoint_uri, problem=str(error))
                 context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            except EntrypointError as error:
+                log.error("model_refused", problem=str(error))
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             self._assignment = assignment
             keeps_the_bound = self._index == 0
             self._state.adopt(partition, _staleness_bound(job, partition.applied) if keeps_the_bound else None)

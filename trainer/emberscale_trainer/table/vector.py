@@ -141,3 +141,17 @@ sum8: Callable[[float], float] = instruction(_sum8)
 root: Callable[[float], float] = instruction(_root)
 least: Callable[[float, float], float] = _chosen("<")
 greatest: Callable[[float, float], float] = _chosen(">")
+
+
+def _add_product(_typing: Any, total: Any, left: Any, right: Any) -> Any:
+    def lower(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        values = [_splat(builder, argument) for argument in arguments]
+        kind = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.fmuladd.v8f32")
+        return builder.call(function, [values[1], values[2], values[0]])
+
+    return float32x8(total, left, right), lower
+
+
+add_product: Callable[[float, float, float], float] = instruction(_add_product)
+"""total + left * right, rounded once where the machine can; any of them may be one float32."""

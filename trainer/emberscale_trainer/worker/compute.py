@@ -11,7 +11,7 @@ from emberscale_api.job import TrainingJob, resolve_model
 from emberscale_trainer.data.source import Batch
 from emberscale_trainer.models import FlatParameters, build_model
 from emberscale_trainer.worker.keys import KeyPlan
-from emberscale_trainer.worker.rows import gather, scatter
+from emberscale_trainer.worker.rows import EmbeddingLayout
 from emberscale_trainer.worker.servers import Pulled
 
 
@@ -39,10 +39,12 @@ class ModelReplica:
     """A worker's copy of the dense model. Its parameters are overwritten with what each pull brings."""
 
     def __init__(self, job: TrainingJob) -> None:
+        """Raises EntrypointError for a model of the person's own that cannot be made."""
         resolved = resolve_model(job.spec)
         self._model: nn.Module = build_model(job.spec.model, resolved, job.spec.training.seed)
         self._flat = FlatParameters(self._model)
-        self.dimensions = np.array([table.dimension for table in resolved.tables], dtype=np.int64)
+        self._layout = EmbeddingLayout(resolved.tables)
+        self.tables = resolved.tables
 
     @property
     def parameters(self) -> int:
@@ -50,12 +52,13 @@ class ModelReplica:
         return len(self._flat)
 
     def train(self, batch: Batch, plan: KeyPlan, pulled: Pulled) -> tuple[Gradients, Predictions]:
-        """Gradients of the mean log loss over the batch. Raises NonFiniteLossError."""
+        """Gradients of the mean log loss over the batch. Raises NonFiniteLossError and EntrypointError."""
         if not len(batch.labels):
             empty = np.empty(0, dtype=np.float32)
             return Gradients(np.zeros(plan.values, np.float32), np.zeros(self.parameters, np.float32)), Predictions(
                 empty, 0.0
             )
+        self._switch(training=True)
         embeddings = self._embeddings(plan, pulled).requires_grad_()
         self._flat.clear_gradients()
         logits = self._model(torch.from_numpy(batch.dense), embeddings)
@@ -66,12 +69,13 @@ class ModelReplica:
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         if embeddings.grad is None:
             raise NonFiniteLossError("the model's output does not depend on its embeddings")
-        rows = scatter(embeddings.grad.numpy(), plan.offsets, self.dimensions, plan.values)
+        rows = self._layout.scatter(embeddings.grad.numpy(), plan)
         gradients = Gradients(rows, self._flat.gradients.numpy().copy())
         return gradients, Predictions(torch.sigmoid(logits.detach()).numpy(), mean_loss * len(batch.labels))
 
     def evaluate(self, batch: Batch, plan: KeyPlan, pulled: Pulled) -> Predictions:
-        """Predictions and loss, no gradients."""
+        """Predictions and loss, no gradients. Raises EntrypointError."""
+        self._switch(training=False)
         with torch.no_grad():
             embeddings = self._embeddings(plan, pulled)
             logits = self._model(torch.from_numpy(batch.dense), embeddings)
@@ -82,4 +86,9 @@ class ModelReplica:
 
     def _embeddings(self, plan: KeyPlan, pulled: Pulled) -> torch.Tensor:
         self._flat.values.copy_(torch.from_numpy(pulled.dense))
-        return torch.from_numpy(gather(pulled.rows, plan.offsets, self.dimensions))
+        return torch.from_numpy(self._layout.gather(pulled.rows, plan))
+
+    def _switch(self, training: bool) -> None:
+        """Layers such as dropout do otherwise in training than in evaluation."""
+        if self._model.training is not training:
+            self._model.train(training)

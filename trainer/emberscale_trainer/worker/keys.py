@@ -1,16 +1,31 @@
 """From the ids of a batch to the keys asked of each parameter server: each key once."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from emberscale_api.job import TableSpec
 from emberscale_api.routing import BUCKETS, RoutingTable
+from emberscale_trainer.data.records import IdLists
 from emberscale_trainer.table.hashing import BUCKET_MASK, mix64
 from emberscale_trainer.table.memory import shift_right
 
 BUCKET_BITS = BUCKETS.bit_length() - 1
+_MAX_VALUES = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class ListPlan:
+    """Where the rows of a table of lists will lie: `rows` int32 [ids] is where that of each id begins.
+
+    Record i has the ids `edges[i]` to `edges[i + 1]`, int64 [batch + 1].
+    """
+
+    rows: NDArray[np.int32]
+    edges: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -20,13 +35,15 @@ class KeyPlan:
     `counts[s]` uint32 [tables] and `keys[s]` int64 [sum of counts] are the request to server s. The answers, laid end
     to end in the order of servers, are one float32 vector of `values` floats; that of server s begins at
     `value_edges[s]`.
-    `offsets` int32 [batch, tables] is where in that vector the row of each id begins.
+    `offsets` int32 [batch, tables of one id] is where in that vector the row of each id begins; `lists` says it for
+    each table of lists.
     """
 
     counts: tuple[NDArray[np.uint32], ...]
     keys: tuple[NDArray[np.int64], ...]
     value_edges: tuple[int, ...]
     offsets: NDArray[np.int32]
+    lists: tuple[ListPlan, ...]
 
     @property
     def values(self) -> int:
@@ -35,63 +52,149 @@ class KeyPlan:
 
 
 class KeyPlanner:
-    """Makes plans for one routing table; keeps scratch memory, so each thread needs its own."""
+    """Makes plans for one routing table; keeps scratch memory, so each thread needs its own.
 
-    def __init__(self, routing: RoutingTable, dimensions: NDArray[np.int64]) -> None:
+    Columns of one id come before columns of lists, and every column has a table before any has a second one.
+    """
+
+    def __init__(self, routing: RoutingTable, tables: Sequence[TableSpec]) -> None:
         self._servers = len(routing.servers)
         self._owners = np.array(routing.owners, dtype=np.int64)
-        self._dimensions = dimensions
+        self._dimensions = np.array([table.dimension for table in tables], dtype=np.int64)
+        self._columns = np.array([table.column for table in tables], dtype=np.int64)
+        single = [table.pooling is None for table in tables]
+        self._single = sum(single)
+        self._lists = tuple(table.column for table in tables if table.pooling is not None)
+        # the number of a table among those of one id, or among those of lists
+        self._places = np.array(
+            [sum(one == single[number] for one in single[:number]) for number in range(len(single))], dtype=np.int64
+        )
         self._slots = np.empty(0, dtype=np.int64)
 
-    def plan(self, ids: NDArray[np.int64]) -> KeyPlan:
-        """The plan for `ids`, int64 [batch, tables]."""
-        batch, tables = ids.shape
-        slots = 1 << max(4, int(2 * batch - 1).bit_length())
-        if len(self._slots) != slots:
+    def plan(self, ids: NDArray[np.int64], lists: Sequence[IdLists] = ()) -> KeyPlan:
+        """The plan for `ids`, int64 [batch, columns of one id], and the lists of each column of lists.
+
+        Raises ValueError for a batch whose rows would take more than 2**31 floats.
+        """
+        batch, columns = ids.shape
+        tables = len(self._dimensions)
+        edges_of_lists = np.zeros(len(self._lists) + 1, dtype=np.int64)
+        of_tables = [lists[column - columns] for column in self._lists]
+        np.cumsum([len(column.values) for column in of_tables], out=edges_of_lists[1:])
+        values = np.concatenate([column.values for column in of_tables]) if of_tables else _NO_IDS
+        longest = max([batch, *(len(column.values) for column in lists)])
+        slots = 1 << max(4, int(2 * longest - 1).bit_length())
+        if len(self._slots) < slots:
             self._slots = np.empty(slots, dtype=np.int64)
         counts = np.zeros((self._servers, tables), dtype=np.uint32)
-        keys = np.empty(ids.size, dtype=np.int64)
-        offsets = np.empty((batch, tables), dtype=np.int32)
+        keys = np.empty(batch * self._single + len(values), dtype=np.int64)
+        offsets = np.empty((batch, self._single), dtype=np.int32)
+        rows = np.empty(len(values), dtype=np.int32)
         edges = np.zeros((2, self._servers + 1), dtype=np.int64)
-        _plan(ids, self._owners, self._dimensions, self._slots, counts, keys, offsets, edges)
+        _plan(
+            ids,
+            values,
+            edges_of_lists,
+            self._owners,
+            self._dimensions,
+            self._columns,
+            self._places,
+            self._slots,
+            counts,
+            keys,
+            offsets,
+            rows,
+            edges,
+        )
+        if edges[1, -1] > _MAX_VALUES:
+            raise ValueError(
+                f"the embeddings of one batch take {edges[1, -1]:,} floats, more than 2**31: make "
+                "spec.training.batchSize or maxLength of the list columns smaller"
+            )
         return KeyPlan(
             counts=tuple(counts),
             keys=tuple(keys[edges[0, server] : edges[0, server + 1]] for server in range(self._servers)),
             value_edges=tuple(edges[1].tolist()),
             offsets=offsets,
+            lists=tuple(
+                ListPlan(rows[edges_of_lists[number] : edges_of_lists[number + 1]], column.offsets)
+                for number, column in enumerate(of_tables)
+            ),
         )
 
 
+_NO_IDS = np.empty(0, dtype=np.int64)
+
+
+@numba.njit(nogil=True)
+def _number_keys(ids, table, owners, slots, counts, unique, owner_of, total, numbers):  # type: ignore[no-untyped-def]
+    # Numba types this from its caller. Each distinct id gets a number, from `total` up; returns the next number.
+    room = 16
+    while room < 2 * len(ids):
+        room *= 2
+    mask = room - 1
+    slots[:room] = -1
+    for place in range(len(ids)):
+        key = ids[place]
+        mixed = mix64(key)
+        slot = shift_right(mixed, BUCKET_BITS) & mask
+        while slots[slot] >= 0 and unique[slots[slot]] != key:
+            slot = (slot + 1) & mask
+        number = slots[slot]
+        if number < 0:
+            number = total
+            slots[slot] = number
+            unique[number] = key
+            home = owners[mixed & BUCKET_MASK]
+            owner_of[number] = home
+            counts[home, table] += np.uint32(1)
+            total += 1
+        numbers[place] = number
+    return total
+
+
 @numba.njit(
-    "void(i8[:, ::1], i8[::1], i8[::1], i8[::1], u4[:, ::1], i8[::1], i4[:, ::1], i8[:, ::1])", nogil=True, cache=True
+    "void(i8[:, ::1], i8[::1], i8[::1], i8[::1], i8[::1], i8[::1], i8[::1], i8[::1], u4[:, ::1], i8[::1], i4[:, ::1], "
+    "i4[::1], i8[:, ::1])",
+    nogil=True,
+    cache=True,
 )
-def _plan(ids, owners, dimensions, slots, counts, keys, offsets, edges):  # type: ignore[no-untyped-def]
+def _plan(  # type: ignore[no-untyped-def]
+    ids, values, list_edges, owners, dimensions, columns, places, slots, counts, keys, offsets, rows, edges
+):
     # Numba types this from the signature above.
-    batch, tables = ids.shape
-    servers = counts.shape[0]
-    mask = len(slots) - 1
-    unique = np.empty(ids.size, dtype=np.int64)
-    owner_of = np.empty(ids.size, dtype=np.int32)
+    batch, single_columns = ids.shape
+    servers, tables = counts.shape
+    unique = np.empty(keys.size, dtype=np.int64)
+    owner_of = np.empty(keys.size, dtype=np.int32)
     table_edges = np.zeros(tables + 1, dtype=np.int64)
     total = 0
     for table in range(tables):
-        slots[:] = -1
-        for row in range(batch):
-            key = ids[row, table]
-            mixed = mix64(key)
-            slot = shift_right(mixed, BUCKET_BITS) & mask
-            while slots[slot] >= 0 and unique[slots[slot]] != key:
-                slot = (slot + 1) & mask
-            number = slots[slot]
-            if number < 0:
-                number = total
-                slots[slot] = number
-                unique[number] = key
-                home = owners[mixed & BUCKET_MASK]
-                owner_of[number] = home
-                counts[home, table] += np.uint32(1)
+        column, place = columns[table], places[table]
+        if column < table:  # the column's first table has the same keys
+            shift = total - table_edges[column]
+            for number in range(table_edges[column], table_edges[column + 1]):
+                unique[total] = unique[number]
+                owner_of[total] = owner_of[number]
                 total += 1
-            offsets[row, table] = number
+            for server in range(servers):
+                counts[server, table] = counts[server, column]
+            if column < single_columns:
+                for row in range(batch):
+                    offsets[row, place] = offsets[row, places[column]] + shift
+            else:
+                start, first = list_edges[place], list_edges[places[column]]
+                for item in range(list_edges[place + 1] - start):
+                    rows[start + item] = rows[first + item] + shift
+        elif column < single_columns:
+            total = _number_keys(
+                ids[:, column], table, owners, slots, counts, unique, owner_of, total, offsets[:, place]
+            )
+        else:
+            start, stop = list_edges[place], list_edges[place + 1]
+            total = _number_keys(
+                values[start:stop], table, owners, slots, counts, unique, owner_of, total, rows[start:stop]
+            )
         table_edges[table + 1] = total
 
     # Where the next key, and the next row's values, of each server and table go.
@@ -119,5 +222,7 @@ def _plan(ids, owners, dimensions, slots, counts, keys, offsets, edges):  # type
             value_of[number] = next_value[owner, table]
             next_value[owner, table] += dimensions[table]
     for row in range(batch):
-        for table in range(tables):
+        for table in range(offsets.shape[1]):
             offsets[row, table] = value_of[offsets[row, table]]
+    for item in range(len(rows)):
+        rows[item] = value_of[rows[item]]

@@ -125,7 +125,7 @@ class Pipeline:
                     batch = next(batches, None)
                     if batch is None:
                         break
-                    plan = self._planner.plan(batch.ids)
+                    plan = self._planner.plan(batch.ids, batch.lists)
                 if batch.bad_records:
                     self._statistics.skipped(
                         [

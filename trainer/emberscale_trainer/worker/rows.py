@@ -1,49 +1,93 @@
-"""Between the rows of unique keys and the embeddings of a batch: gather forward, scatter-add backward."""
+"""Between the rows of unique keys and the embeddings of a batch: gather or pool forward, scatter-add backward."""
+
+from collections.abc import Sequence
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
-
-def gather(rows: NDArray[np.float32], offsets: NDArray[np.int32], dimensions: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Embeddings float32 [batch, sum of dimensions] from `rows` float32 [values], by where each id's row begins."""
-    embeddings = np.empty((offsets.shape[0], int(dimensions.sum())), dtype=np.float32)
-    _gather(rows, offsets, dimensions, embeddings)
-    return embeddings
+from emberscale_api.job import Pooling, TableSpec
+from emberscale_trainer.worker.keys import KeyPlan
 
 
-def scatter(
-    gradients: NDArray[np.float32], offsets: NDArray[np.int32], dimensions: NDArray[np.int64], values: int
-) -> NDArray[np.float32]:
-    """Gradients of `values` floats of rows from those of the embeddings: ids of one row add up."""
-    rows = np.zeros(values, dtype=np.float32)
-    _scatter(gradients, offsets, dimensions, rows)
-    return rows
+class EmbeddingLayout:
+    """Where the vector of each table stands in a batch's embeddings, float32 [batch, width]: side by side, in order.
+
+    A list's vector is the sum or the mean of its ids' rows, as in torch.nn.EmbeddingBag; that of an empty list is zero.
+    """
+
+    def __init__(self, tables: Sequence[TableSpec]) -> None:
+        dimensions = np.array([table.dimension for table in tables], dtype=np.int64)
+        self.width = int(dimensions.sum())
+        starts = np.cumsum(dimensions) - dimensions
+        single = np.array([table.pooling is None for table in tables], dtype=np.bool_)
+        self._dimensions, self._starts = dimensions[single], starts[single]
+        self._pooled = [
+            (int(starts[table.number]), table.dimension, table.pooling is Pooling.MEAN)
+            for table in tables
+            if table.pooling is not None
+        ]
+
+    def gather(self, rows: NDArray[np.float32], plan: KeyPlan) -> NDArray[np.float32]:
+        """Embeddings float32 [batch, width] from `rows` float32 [plan.values]."""
+        embeddings = np.empty((len(plan.offsets), self.width), dtype=np.float32)
+        _gather(rows, plan.offsets, self._dimensions, self._starts, embeddings)
+        for (start, dimension, mean), lists in zip(self._pooled, plan.lists, strict=True):
+            _pool(rows, lists.rows, lists.edges, start, dimension, mean, embeddings)
+        return embeddings
+
+    def scatter(self, gradients: NDArray[np.float32], plan: KeyPlan) -> NDArray[np.float32]:
+        """Gradients of the rows, float32 [plan.values], from those of the embeddings: ids of one row add up."""
+        rows = np.zeros(plan.values, dtype=np.float32)
+        _scatter(gradients, plan.offsets, self._dimensions, self._starts, rows)
+        for (start, dimension, mean), lists in zip(self._pooled, plan.lists, strict=True):
+            _unpool(gradients, lists.rows, lists.edges, start, dimension, mean, rows)
+        return rows
 
 
-@numba.njit("void(f4[::1], i4[:, ::1], i8[::1], f4[:, ::1])", nogil=True, cache=True)
-def _gather(rows, offsets, dimensions, embeddings):  # type: ignore[no-untyped-def]
+@numba.njit("void(f4[::1], i4[:, ::1], i8[::1], i8[::1], f4[:, ::1])", nogil=True, cache=True)
+def _gather(rows, offsets, dimensions, starts, embeddings):  # type: ignore[no-untyped-def]
     # Numba types this from the signature above.
     batch, tables = offsets.shape
     for row in range(batch):
-        column = 0
         for table in range(tables):
-            start = offsets[row, table]
-            dimension = dimensions[table]
-            for element in range(dimension):
+            start, column = offsets[row, table], starts[table]
+            for element in range(dimensions[table]):
                 embeddings[row, column + element] = rows[start + element]
-            column += dimension
 
 
-@numba.njit("void(f4[:, ::1], i4[:, ::1], i8[::1], f4[::1])", nogil=True, cache=True)
-def _scatter(gradients, offsets, dimensions, rows):  # type: ignore[no-untyped-def]
+@numba.njit("void(f4[:, ::1], i4[:, ::1], i8[::1], i8[::1], f4[::1])", nogil=True, cache=True)
+def _scatter(gradients, offsets, dimensions, starts, rows):  # type: ignore[no-untyped-def]
     # Numba types this from the signature above.
     batch, tables = offsets.shape
     for row in range(batch):
-        column = 0
         for table in range(tables):
-            start = offsets[row, table]
-            dimension = dimensions[table]
-            for element in range(dimension):
+            start, column = offsets[row, table], starts[table]
+            for element in range(dimensions[table]):
                 rows[start + element] += gradients[row, column + element]
-            column += dimension
+
+
+@numba.njit("void(f4[::1], i4[::1], i8[::1], i8, i8, b1, f4[:, ::1])", nogil=True, cache=True)
+def _pool(rows, begins, edges, column, dimension, mean, embeddings):  # type: ignore[no-untyped-def]
+    # Numba types this from the signature above.
+    for row in range(len(embeddings)):
+        first, stop = edges[row], edges[row + 1]
+        for element in range(dimension):
+            embeddings[row, column + element] = 0
+        for item in range(first, stop):
+            for element in range(dimension):
+                embeddings[row, column + element] += rows[begins[item] + element]
+        if mean and stop > first:
+            for element in range(dimension):
+                embeddings[row, column + element] /= np.float32(stop - first)
+
+
+@numba.njit("void(f4[:, ::1], i4[::1], i8[::1], i8, i8, b1, f4[::1])", nogil=True, cache=True)
+def _unpool(gradients, begins, edges, column, dimension, mean, rows):  # type: ignore[no-untyped-def]
+    # Numba types this from the signature above.
+    for row in range(len(gradients)):
+        first, stop = edges[row], edges[row + 1]
+        share = np.float32(1) / np.float32(stop - first) if mean and stop > first else np.float32(1)
+        for item in range(first, stop):
+            for element in range(dimension):
+                rows[begins[item] + element] += gradients[row, column + element] * share

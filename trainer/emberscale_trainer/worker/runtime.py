@@ -14,6 +14,7 @@ from emberscale_trainer.data.formats import record_format
 from emberscale_trainer.data.source import BatchSource
 from emberscale_trainer.membership import Heartbeat, JobOverError, MasterClient, SupersededError
 from emberscale_trainer.membership.routing import routing_from_proto
+from emberscale_trainer.models.entrypoint import REASON, EntrypointError
 from emberscale_trainer.transport import ConnectionLostError
 from emberscale_trainer.worker.compute import ModelReplica, NonFiniteLossError
 from emberscale_trainer.worker.keys import KeyPlanner
@@ -85,6 +86,8 @@ class Worker:
             raise FatalError("NonFiniteLoss", str(error)) from error
         except DataUnavailableError as error:
             raise FatalError(error.reason, str(error)) from error
+        except EntrypointError as error:
+            raise FatalError(REASON, str(error)) from error
         if self._heartbeat.superseded:
             raise SupersededError("another process has this worker's index")
 
@@ -132,7 +135,7 @@ class Worker:
         resumed = [_rest(task, committed) for task, committed in self._leases.held()]
         self._pipeline = Pipeline(
             source,
-            KeyPlanner(routing, replica.dimensions),
+            KeyPlanner(routing, replica.tables),
             replica,
             pulls,
             pushes,

@@ -1,0 +1,156 @@
+"""A model of the person's own: `spec.model.entrypoint: package.module:factory`.
+
+What goes wrong in it is theirs to mend, so they are shown their own frames and what was expected, not this program's.
+"""
+
+import importlib
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch import Tensor, nn
+
+from emberscale_api.features import Features
+from emberscale_api.job import ResolvedModel
+
+REASON = "ModelRefused"
+"""How the job's status names the failure of a person's model."""
+
+_CALL = "forward(dense, embeddings) -> logits"
+_OURS = str(Path(__file__).parents[1])
+_TORCH = str(Path(torch.__file__).parent)
+
+
+class EntrypointError(Exception):
+    """The person's model cannot be made or called. `trace` are the frames of their own code, or nothing."""
+
+    def __init__(self, entrypoint: str, problem: str, trace: str = "") -> None:
+        super().__init__(f"{trace}spec.model.entrypoint: {entrypoint}: {problem}")
+        self.entrypoint = entrypoint
+        self.problem = problem
+        self.trace = trace
+
+
+def features_of(resolved: ResolvedModel) -> Features:
+    """What the factory is told."""
+    return Features(resolved.columns.dense, {table.name: table.dimension for table in resolved.embeddings})
+
+
+class OwnModel(nn.Module):
+    """A person's module behind the interface of the built-in models.
+
+    `forward` takes dense features float32 [B, dense] and embeddings float32 [B, sum of dimensions], and returns logits
+    float32 [B]. Raises EntrypointError where the module does not.
+    """
+
+    def __init__(self, entrypoint: str, features: Features) -> None:
+        super().__init__()
+        self._entrypoint = entrypoint
+        self._dimensions = dict(features.embeddings)
+        self.inner = _made(entrypoint, features)
+
+    def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
+        """Logits of a batch."""
+        vectors = torch.split(embeddings, list(self._dimensions.values()), dim=1)
+        return self.call(dense, dict(zip(self._dimensions, vectors, strict=True)))
+
+    def call(self, dense: Tensor, embeddings: dict[str, Tensor]) -> Tensor:
+        """Logits of a batch, from the embeddings by name. Raises EntrypointError."""
+        with their_frames(self._entrypoint, f"{_CALL} raised"):
+            logits = self.inner(dense, embeddings)
+        batch = len(dense)
+        if not isinstance(logits, Tensor) or logits.dtype != torch.float32 or logits.shape != (batch,):
+            raise EntrypointError(
+                self._entrypoint,
+                f"{_CALL} returned {described(logits)} for {batch} samples; expected one logit a sample: "
+                f"a float32 tensor of shape [{batch}]",
+            )
+        return logits
+
+
+def described(value: object) -> str:
+    """Type and shape, for people."""
+    if isinstance(value, Tensor):
+        return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {list(value.shape)}"
+    return f"an object of type {type(value).__name__}"
+
+
+@contextmanager
+def their_frames(entrypoint: str, doing: str) -> Iterator[None]:
+    """Turns what the body raises into an EntrypointError with the frames of the person's own code."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        raise EntrypointError(entrypoint, f"{doing} {_summary(error)}", _trace(error)) from error
+
+
+def _made(entrypoint: str, features: Features) -> nn.Module:
+    factory = _factory(entrypoint)
+    with their_frames(entrypoint, "the factory raised"):
+        module = factory(features)
+    if not isinstance(module, nn.Module):
+        raise EntrypointError(entrypoint, f"the factory returned {described(module)}; expected a torch.nn.Module")
+    parameters = dict(module.named_parameters())
+    if not parameters:
+        raise EntrypointError(entrypoint, "the module has no parameters; expected at least one, such as a bias")
+    for name, parameter in parameters.items():
+        if parameter.dtype != torch.float32:
+            raise EntrypointError(entrypoint, f"the parameter {name} is {described(parameter)}; expected float32")
+    kept = module.state_dict().keys() - parameters.keys()
+    shared = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    if kept - shared:
+        raise EntrypointError(
+            entrypoint,
+            f"the module keeps {', '.join(sorted(kept - shared))}, which no optimizer steps: each worker would have "
+            "another. Use LayerNorm for BatchNorm, and register_buffer(..., persistent=False) for constants",
+        )
+    return module
+
+
+def _factory(entrypoint: str) -> Callable[[Features], object]:
+    module_name, _, name = entrypoint.partition(":")
+    module = _imported(entrypoint, module_name)
+    factory = getattr(module, name, None)
+    if factory is None:
+        there = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        found = ", ".join(there) or "nothing"
+        raise EntrypointError(entrypoint, f"{module.__file__} has no {name}; what can be called there: {found}")
+    if not callable(factory):
+        raise EntrypointError(entrypoint, f"{name} is {described(factory)}; expected a function of the features")
+    return factory  # type: ignore[no-any-return]  # whatever they wrote; what it returns is checked
+
+
+def _imported(entrypoint: str, name: str) -> ModuleType:
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise EntrypointError(
+                entrypoint, f"there is no module {error.name}, neither in {folder} nor on the PYTHONPATH"
+            ) from error
+        raise EntrypointError(entrypoint, f"importing it raised {_summary(error)}", _trace(error)) from error
+    except (Exception, SystemExit) as error:
+        raise EntrypointError(entrypoint, f"importing it raised {_summary(error)}", _trace(error)) from error
+
+
+def _summary(error: BaseException) -> str:
+    return "".join(traceback.format_exception_only(error)[-1:]).strip()
+
+
+def _trace(error: BaseException) -> str:
+    """The frames of the person's code, as Python prints them."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_machinery(frame.filename)]
+    only = traceback.format_exception_only(error)
+    return "".join(["Traceback (most recent call last):\n", *traceback.format_list(frames), *only])
+
+
+def _is_machinery(file: str) -> bool:
+    return file.startswith((_OURS, _TORCH, "<frozen importlib", importlib.__file__ or "<frozen"))

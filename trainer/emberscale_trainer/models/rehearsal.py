@@ -1,0 +1,70 @@
+"""A dry step of the person's own model, before any process of a job starts.
+
+python -m emberscale_trainer.models.rehearsal < job.json: prints what is wrong and ends with exit code 2; what deserves
+a remark is printed with exit code 0. A process of its own, so that the model is loaded as the workers will load it.
+"""
+
+import sys
+
+import torch
+from torch import nn
+
+from emberscale_api.job import TrainingJob, resolve_model
+from emberscale_trainer.models.build import build_model
+from emberscale_trainer.models.entrypoint import EntrypointError, OwnModel, their_frames
+
+WRONG = 2
+_SAMPLES = 4
+
+
+def rehearse(job: TrainingJob) -> list[str]:
+    """Trains and evaluates one small random batch, and a batch of one sample, as an epoch may end with.
+
+    Returns remarks. Raises EntrypointError.
+    """
+    resolved = resolve_model(job.spec)
+    model = build_model(job.spec.model, resolved, job.spec.training.seed)
+    if not isinstance(model, OwnModel):
+        return []
+    entrypoint = job.spec.model.entrypoint or ""
+    names = [table.name for table in resolved.embeddings]
+    unused: list[str] = []
+    for samples in (_SAMPLES, 1):
+        dense = torch.randn(samples, len(resolved.columns.dense))
+        vectors = [torch.randn(samples, table.dimension, requires_grad=True) for table in resolved.embeddings]
+        embeddings = dict(zip(names, vectors, strict=True))
+        logits = model.train().call(dense, embeddings)
+        unused = _backward(entrypoint, logits, vectors, names)
+        with torch.no_grad():
+            model.eval().call(dense, embeddings)
+    return [f"spec.model.entrypoint: {entrypoint}: the model does not use {', '.join(unused)}"] if unused else []
+
+
+def _backward(entrypoint: str, logits: torch.Tensor, vectors: list[torch.Tensor], names: list[str]) -> list[str]:
+    """The names of the embeddings that get no gradient. Raises EntrypointError if none gets any."""
+    nothing = "no embedding gets a gradient; expected logits that depend on them, without detach() or no_grad()"
+    if not logits.requires_grad:
+        raise EntrypointError(entrypoint, nothing)
+    loss = nn.functional.binary_cross_entropy_with_logits(logits, torch.zeros_like(logits))
+    with their_frames(entrypoint, "the backward pass raised"):
+        gradients = torch.autograd.grad(loss, vectors, allow_unused=True)
+    unused = [name for name, gradient in zip(names, gradients, strict=True) if gradient is None]
+    if len(unused) == len(names):
+        raise EntrypointError(entrypoint, nothing)
+    return unused
+
+
+def main() -> int:
+    """Reads a manifest as JSON from standard input."""
+    try:
+        remarks = rehearse(TrainingJob.from_json(sys.stdin.read()))
+    except EntrypointError as error:
+        print(error)  # noqa: T201 - this is a program, and that its result
+        return WRONG
+    for remark in remarks:
+        print(remark)  # noqa: T201 - this is a program, and that its result
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
