@@ -8,9 +8,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
+from emberscale_api.job import ColumnMapping, DenseTransform, ListColumn
+from emberscale_api.job.resolved import CRITEO_CATEGORICAL, CRITEO_DENSE
 from emberscale_api.rpc.master_pb2 import DataFile
 from emberscale_trainer.data.criteo import CriteoTSV
+from emberscale_trainer.data.csv_text import CSV
+from emberscale_trainer.data.parquet import Parquet
 from emberscale_trainer.data.records import empty_columns
 from emberscale_trainer.table import warm_up
 
@@ -26,18 +32,42 @@ def main() -> None:
     warm_up()
     for module in _COMPILED_WHEN_IMPORTED:
         import_module(module)
-    _read_a_record()
+    _read_records()
 
 
-def _read_a_record() -> None:
-    reader = CriteoTSV()
+def _read_records() -> None:
+    """A record of every format; one without and one with quotes, and with each type of dense features."""
+    columns = ColumnMapping(
+        label="y", dense=("int64", "int32", "float64", "float32"), categorical=("u",), lists=(ListColumn(name="h"),)
+    )
+    names = [columns.label, *columns.dense, *columns.id_columns]
+    table = pa.table(
+        {
+            "y": [1, None],
+            **{name: pa.array([0, None], getattr(pa, name)()) for name in columns.dense},
+            "u": ["text", None],
+            "h": [[1, 2], []],
+        }
+    )
+    logged = columns.model_copy(update={"dense_transform": DenseTransform.LOG1P})
     with TemporaryDirectory() as folder:
-        path = Path(folder, "record.tsv")
-        path.write_text("\t".join(["1", *["0"] * reader.dense_columns, *["0"] * reader.categorical_columns]) + "\n")
-        file = DataFile(uri=str(path), bytes=path.stat().st_size)
-        (block,) = reader.index_file(file, 0, 1)
-        columns = empty_columns(1, reader.dense_columns, reader.categorical_columns)
-        reader.read_block(file, block).read(np.zeros(1, dtype=np.int64), columns)
+        tsv, plain, quoted, parquet = (Path(folder, name) for name in ("a.tsv", "a.csv", "b.csv", "a.parquet"))
+        tsv.write_text("\t".join(["1", *["0"] * len(CRITEO_DENSE), *["0"] * len(CRITEO_CATEGORICAL)]) + "\n")
+        plain.write_text(",".join(names) + "\n1,0,0,0,0,text,1|2\n")
+        quoted.write_text(",".join(names) + '\n1,0,0,0,0,"text",1|2\n')
+        pq.write_table(table, parquet)
+        for raw in (False, True):
+            for reader, path in (
+                (CriteoTSV(raw), tsv),
+                (CSV(columns, raw=raw), plain),
+                (CSV(columns, raw=raw), quoted),
+                (Parquet(columns, raw), parquet),
+                (Parquet(logged, raw), parquet),
+            ):
+                file = DataFile(uri=str(path), bytes=path.stat().st_size)
+                (block,) = reader.index_file(file, 0, 2)
+                room = empty_columns(block.records, reader.columns, raw)
+                reader.read_block(file, block).read(np.arange(block.records), room)
 
 
 if __name__ == "__main__":

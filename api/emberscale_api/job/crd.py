@@ -98,6 +98,12 @@ _RULES: Mapping[str, list[dict[str, str]]] = {
             "message": "columns is required for the formats Parquet and CSV",
         },
     ],
+    "CSVSpec": [
+        {
+            "rule": "self.delimiter != self.listSeparator",
+            "message": "delimiter and listSeparator must differ",
+        }
+    ],
     "ColumnMapping": [
         {
             "rule": "(has(self.categorical) && size(self.categorical) > 0) || "

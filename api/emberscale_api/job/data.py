@@ -8,6 +8,8 @@ from pydantic import Field, model_validator
 
 from emberscale_api.job.schema import ManifestPart
 
+_ASCII = r"^[\t !#-~]$"
+
 
 class DataFormat(StrEnum):
     """`CriteoTSV`: label, 13 integers, 26 categories as 32-bit hexadecimal numbers, separated by tabs.
@@ -30,6 +32,13 @@ class ListOverflow(StrEnum):
     REFUSE = "Refuse"
 
 
+class DenseTransform(StrEnum):
+    """What dense features go through: `Log1p` makes log(1 + max(x, 0)) of x, as the format CriteoTSV does."""
+
+    NONE = "None"
+    LOG1P = "Log1p"
+
+
 class ListColumn(ManifestPart):
     """A column with any number of ids a record."""
 
@@ -48,6 +57,9 @@ class ColumnMapping(ManifestPart):
     dense: tuple[ColumnName, ...] = Field(default=(), max_length=256)
     categorical: tuple[ColumnName, ...] = Field(default=(), max_length=256)
     lists: tuple[ListColumn, ...] = Field(default=(), max_length=64)
+    dense_transform: DenseTransform = Field(
+        default=DenseTransform.NONE, description="Log1p makes log(1 + max(x, 0)) of each dense feature x"
+    )
 
     @property
     def id_columns(self) -> tuple[str, ...]:
@@ -68,9 +80,26 @@ class ColumnMapping(ManifestPart):
 class CSVSpec(ManifestPart):
     """How fields are told apart; read for the format `CSV` only."""
 
-    delimiter: str = Field(default=",", min_length=1, max_length=1)
-    header: bool = Field(default=True, description="The first line of each file names its columns")
-    list_separator: str = Field(default="|", min_length=1, max_length=1, description="Between the ids of a list")
+    delimiter: str = Field(
+        default=",",
+        min_length=1,
+        max_length=1,
+        pattern=_ASCII,
+        description="One character, such as a comma or a tab",
+    )
+    header: bool = Field(
+        default=True,
+        description="The first line of each file names its columns; without it they are column_1, column_2, ...",
+    )
+    list_separator: str = Field(
+        default="|", min_length=1, max_length=1, pattern=_ASCII, description="Between the ids of a list"
+    )
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Self:
+        if self.delimiter == self.list_separator:
+            raise ValueError(f"delimiter and listSeparator must differ (both are {self.delimiter!r})")
+        return self
 
 
 class ShufflingSpec(ManifestPart):

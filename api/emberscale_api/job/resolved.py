@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from emberscale_api.job.data import ColumnMapping, DataSpec
+from emberscale_api.job.data import ColumnMapping, DataSpec, DenseTransform
 from emberscale_api.job.model import Architecture, InitializerSpec, InitializerType, Pooling, TableOverride
 from emberscale_api.job.optimizer import OptimizerSpec, OptimizerType
 from emberscale_api.job.training_job import TrainingJobSpec
@@ -11,7 +11,9 @@ from emberscale_api.job.training_job import TrainingJobSpec
 CRITEO_DENSE = tuple(f"I{number}" for number in range(1, 14))
 CRITEO_CATEGORICAL = tuple(f"C{number}" for number in range(1, 27))
 WIDE_SUFFIX = ".wide"
-_CRITEO_COLUMNS = ColumnMapping(label="label", dense=CRITEO_DENSE, categorical=CRITEO_CATEGORICAL)
+CRITEO_COLUMNS = ColumnMapping(
+    label="label", dense=CRITEO_DENSE, categorical=CRITEO_CATEGORICAL, dense_transform=DenseTransform.LOG1P
+)
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class UnresolvableModelError(ValueError):
 
 def columns_of(data: DataSpec) -> ColumnMapping:
     """The columns that the manifest names, or those that the format fixes."""
-    return _CRITEO_COLUMNS if data.columns is None else data.columns
+    return CRITEO_COLUMNS if data.columns is None else data.columns
 
 
 def resolve_model(spec: TrainingJobSpec) -> ResolvedModel:

@@ -10,8 +10,23 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from emberscale.commands.layout import (
+    Categorical,
+    Delimiter,
+    Dense,
+    FromFormat,
+    FromManifest,
+    Label,
+    Layout,
+    Lists,
+    ListSeparator,
+    NoHeader,
+    layout_of,
+)
 from emberscale.commands.options import Output, OutputFormat, bad_input_exits, paragraphs
 from emberscale.errors import BadInputError
+from emberscale_api.job import DataFormat
+from emberscale_api.rpc.master_pb2 import DataFile
 from emberscale_trainer.data.errors import DataUnavailableError
 from emberscale_trainer.data.files import expand
 from emberscale_trainer.data.inspect import DataSummary, inspect_files
@@ -36,19 +51,24 @@ SYNTH_EXAMPLES = """\
   emberscale data synth data/big --rows 20000000 --parts 8 --evaluation-fraction 0
 """
 INSPECT_HELP = paragraphs("""\
-Counts the records of Criteo files, and shows what is in them: malformed lines with their file and number, the ratio of
-positives, and for each column how many fields are empty, the range of its integers, or its distinct ids and the most
-frequent ones.
+Counts the records of data files, and shows what is in them: malformed records with their file and number, the ratio of
+positives, and for each column how many fields are empty, the range of its numbers, its distinct ids and the most
+frequent ones, or how long its lists are.
 
-Paths are files, globs (quote them) or fsspec URIs such as s3://bucket/day_*. Exit code [green]0[/] even if there are
-malformed lines, [red]2[/] if there is nothing to read.
+Paths are files, globs (quote them) or fsspec URIs such as s3://bucket/day_*. Of Parquet and CSV say what the columns
+mean, or leave it out to be told which there are. Exit code [green]0[/] even if there are malformed records, [red]2[/]
+if there is nothing to read.
 """)
 INSPECT_EXAMPLES = """\
 [bold]Examples[/]
 
   emberscale data inspect data/criteo-synthetic/evaluation.tsv
 
-  emberscale data inspect 'day_*.tsv' --max-records 10000000 --output json
+  emberscale data inspect 'day_*.tsv.gz' --max-records 10000000 --output json
+
+  emberscale data inspect 'clicks-*.parquet' --label clicked --dense price,age --categorical user,item --list history:50
+
+  emberscale data inspect 'clicks-*.csv' --manifest job.yaml
 """
 
 data_app = typer.Typer(name="data", help=HELP, no_args_is_help=True, rich_markup_mode="rich")
@@ -128,40 +148,63 @@ def _table(first: str, *numbers: str) -> Table:
     return table
 
 
-@data_app.command("inspect", short_help="Shows what is in Criteo files.", help=INSPECT_HELP, epilog=INSPECT_EXAMPLES)
+@data_app.command("inspect", short_help="Shows what is in data files.", help=INSPECT_HELP, epilog=INSPECT_EXAMPLES)
 def inspect(
-    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Criteo TSV files.", show_default=False)],
+    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Data files.", show_default=False)],
     max_records: Annotated[
         int, typer.Option(help="Records to examine, spread evenly over all files; counting covers every record.")
     ] = 1_000_000,
+    manifest: FromManifest = None,
+    from_format: FromFormat = None,
+    label: Label = None,
+    dense: Dense = None,
+    categorical: Categorical = None,
+    lists: Lists = None,
+    delimiter: Delimiter = ",",
+    list_separator: ListSeparator = "|",
+    no_header: NoHeader = False,
     output: OutputFormat = Output.TEXT,
 ) -> None:
-    """Shows what is in Criteo files."""
+    """Shows what is in data files."""
     with bad_input_exits():
         if max_records < 1:
             raise BadInputError(f"--max-records must be at least 1 (got {max_records})")
         try:
-            summary = _inspect(paths, max_records)
+            files = expand(paths)
+            layout = layout_of(
+                [file.uri for file in files],
+                manifest,
+                from_format,
+                label,
+                dense,
+                categorical,
+                lists,
+                delimiter,
+                list_separator,
+                no_header,
+            )
+            summary = _inspect(files, layout, max_records)
         except DataUnavailableError as error:
             raise BadInputError(str(error)) from error
     if output is Output.JSON:
         typer.echo(json.dumps(asdict(summary), indent=2))
     else:
-        _show_summary(summary)
+        _show_summary(summary, "08x" if layout.format is DataFormat.CRITEO_TSV else "d")
 
 
-def _inspect(paths: list[str], max_records: int) -> DataSummary:
+def _inspect(files: list[DataFile], layout: Layout, max_records: int) -> DataSummary:
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with _progress(*columns) as progress:
         task = progress.add_task("looking for files")
         return inspect_files(
-            expand(paths),
+            files,
+            layout.raw_reader(),
             max_records,
             lambda stage, done, total: progress.update(task, description=stage, completed=done, total=total),
         )
 
 
-def _show_summary(summary: DataSummary) -> None:
+def _show_summary(summary: DataSummary, id_format: str) -> None:
     console = Console()
     files = _table("file", "bytes", "records")
     for file in summary.files:
@@ -174,22 +217,31 @@ def _show_summary(summary: DataSummary) -> None:
         typer.echo(f"  {bad}")
     if summary.bad_records > len(summary.bad_record_samples):
         typer.echo(f"  and {summary.bad_records - len(summary.bad_record_samples):,} more")
-    dense = _table("integers", "missing", "min", "mean", "max")
-    for integers in summary.dense:
-        row = (_count(integers.minimum), _mean(integers.mean), _count(integers.maximum))
-        dense.add_row(integers.name, f"{integers.missing:.1%}", *row)
-    console.print(dense)
-    categorical = _table("categories", "missing", "distinct ids", "most frequent, with their share of records")
-    for ids in summary.categorical:
-        top = "  ".join(f"{key:08x} {share:5.1%}" for key, share in ids.top)
-        categorical.add_row(ids.name, f"{ids.missing:.1%}", f"{ids.distinct:,}", top)
-    console.print(categorical)
+    if summary.dense:
+        dense = _table("dense", "missing", "min", "mean", "max")
+        for numbers in summary.dense:
+            row = (_number(numbers.minimum), _mean(numbers.mean), _number(numbers.maximum))
+            dense.add_row(numbers.name, f"{numbers.missing:.1%}", *row)
+        console.print(dense)
+    if summary.categorical:
+        categorical = _table("categorical", "missing", "distinct ids", "most frequent, with their share of records")
+        for ids in summary.categorical:
+            top = "  ".join(f"{key:{id_format}} {share:5.1%}" for key, share in ids.top)
+            categorical.add_row(ids.name, f"{ids.missing:.1%}", f"{ids.distinct:,}", top)
+        console.print(categorical)
+    if summary.lists:
+        lists = _table("lists", "empty", "ids a record", "longest", "truncated", "distinct ids", "most frequent")
+        for one in summary.lists:
+            top = "  ".join(f"{key} {share:5.1%}" for key, share in one.top)
+            numbers_of_it = (f"{one.empty:.1%}", f"{one.mean_length:.1f}", f"{one.longest:,}", f"{one.truncated:.1%}")
+            lists.add_row(one.name, *numbers_of_it, f"{one.distinct:,}", top)
+        console.print(lists)
     if summary.examined < summary.records:
         typer.echo("Distinct ids are those of the examined records: all records may hold more.")
 
 
-def _count(value: int | None) -> str:
-    return "-" if value is None else f"{value:,}"
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}" if value.is_integer() else f"{value:,.4g}"
 
 
 def _mean(value: float | None) -> str:

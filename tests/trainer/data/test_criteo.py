@@ -1,6 +1,6 @@
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from emberscale_api.job.resolved import CRITEO_COLUMNS
 from emberscale_api.rpc.master_pb2 import Block, DataFile
 from emberscale_trainer.data.criteo import CriteoTSV, split_lines
 from emberscale_trainer.data.errors import DataUnavailableError
@@ -89,7 +90,7 @@ def test_the_parser_agrees_with_the_reference(
     block = split_lines(text, len(lines), "a.tsv", first_record=100)
     records = np.arange(len(lines))
     random.shuffle(records)
-    columns = empty_columns(len(lines), 13, 26)
+    columns = empty_columns(len(lines), CRITEO_COLUMNS)
 
     good, bad = block.read(records, columns)
 
@@ -105,11 +106,11 @@ def test_the_parser_agrees_with_the_reference(
     for problem, (_, text_of_it) in zip(bad, problems, strict=True):
         assert text_of_it in problem.problem
 
-    raw = block.read_raw(records)
-    assert raw.labels.tolist() == [row.label for row in rows]
-    np.testing.assert_array_equal(raw.integers, np.reshape([row.integers for row in rows], (-1, 13)))
-    np.testing.assert_array_equal(raw.ids, columns.ids[:good])
-    assert list(raw.bad_records) == bad
+    raw = empty_columns(len(lines), CRITEO_COLUMNS, raw=True)
+    assert replace(block, raw=True).read(records, raw) == (good, bad)
+    assert raw.labels[:good].tolist() == [row.label for row in rows]
+    np.testing.assert_array_equal(raw.dense[:good], np.reshape([row.integers for row in rows], (-1, 13)))
+    np.testing.assert_array_equal(raw.ids[:good], columns.ids[:good])
 
 
 @pytest.mark.parametrize(
@@ -127,7 +128,7 @@ def test_a_bad_record_says_what_is_wrong(
     criteo_line: Callable[[int], bytes], change: Callable[[list[bytes]], list[bytes]], problem: str
 ) -> None:
     line = b"\t".join(change(criteo_line(0).split(b"\t")))
-    _, bad = split_lines(line + b"\n", 1, "day_0.tsv", 6).read(np.arange(1), empty_columns(1, 13, 26))
+    _, bad = split_lines(line + b"\n", 1, "day_0.tsv", 6).read(np.arange(1), empty_columns(1, CRITEO_COLUMNS))
     assert [str(record) for record in bad] == [f"day_0.tsv:7: {problem}"]
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from emberscale_trainer.data import inspect
+from emberscale_trainer.data.criteo import CriteoTSV
 from emberscale_trainer.data.files import expand
 from emberscale_trainer.data.inspect import DataSummary, inspect_files
 
@@ -14,7 +15,7 @@ def write(folder: Path, name: str, lines: list[bytes]) -> None:
 
 
 def examine(folder: Path, max_records: int = 1_000_000) -> DataSummary:
-    return inspect_files(expand([f"{folder}/*.tsv"]), max_records)
+    return inspect_files(expand([f"{folder}/*.tsv"]), CriteoTSV(raw=True), max_records)
 
 
 @pytest.mark.parametrize("merge_records", [1, 7, 1 << 19])
@@ -100,4 +101,4 @@ def test_of_many_bad_records_the_first_are_shown(tmp_path: Path) -> None:
 
 def test_at_least_one_record_must_be_asked_for() -> None:
     with pytest.raises(ValueError, match="at least 1"):
-        inspect_files([], 0)
+        inspect_files([], CriteoTSV(raw=True), 0)

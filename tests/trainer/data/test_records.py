@@ -2,11 +2,14 @@
 
 import numpy as np
 
+from emberscale_api.job import ColumnMapping, ListColumn
 from emberscale_trainer.data.records import empty_columns
+
+TWO_LISTS = ColumnMapping(label="y", lists=(ListColumn(name="a"), ListColumn(name="b")))
 
 
 def test_lists_grow_across_views_of_the_rows() -> None:
-    columns = empty_columns(3, 0, 0, lists=2)
+    columns = empty_columns(3, TWO_LISTS)
     columns.rows(0, 2).lists[0].append(np.array([7, 8, 9]), np.array([3, 0]), truncated=1)
     columns.rows(2, 3).lists[0].append(np.array([5]), np.array([1]))
     first, second = (room.lists() for room in columns.lists)

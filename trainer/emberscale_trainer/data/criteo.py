@@ -5,21 +5,20 @@ memory stays text: only the records that a batch asks for are parsed, in the ord
 batch's arrays.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from emberscale_api.job.resolved import CRITEO_CATEGORICAL, CRITEO_DENSE
+from emberscale_api.job import ColumnMapping
+from emberscale_api.job.resolved import CRITEO_CATEGORICAL, CRITEO_COLUMNS, CRITEO_DENSE
 from emberscale_api.rpc.master_pb2 import Block, DataFile
 from emberscale_trainer.data.compiled import kernel, prefetch
 from emberscale_trainer.data.errors import BadRecord, DataUnavailableError
-from emberscale_trainer.data.files import read_range
 from emberscale_trainer.data.index import index_lines
-from emberscale_trainer.data.records import Columns
-
-MISSING_KEY = -1
-"""The id of an empty category."""
+from emberscale_trainer.data.lines import find_lines
+from emberscale_trainer.data.records import MISSING_ID, Columns
+from emberscale_trainer.data.streams import TextRanges, compression_of
 
 MAX_LINE_BYTES = 1024
 """The longest well-formed line has 495 bytes; anything far beyond is something else."""
@@ -28,9 +27,8 @@ _DENSE = len(CRITEO_DENSE)
 _CATEGORICAL = len(CRITEO_CATEGORICAL)
 _FIELDS = 1 + _DENSE + _CATEGORICAL
 _MAX_DIGITS = 18
-_TAB, _NEWLINE, _RETURN, _MINUS, _ZERO = 9, 10, 13, 45, 48
+_TAB, _RETURN, _MINUS, _ZERO = 9, 13, 45, 48
 _NOT_HEX = 0x80
-_NEWLINES, _ONES, _HIGH_BITS = (np.uint64(byte * 0x0101010101010101) for byte in (_NEWLINE, 1, 0x80))
 
 # Records of a batch are all over the block: their cache lines are asked for some records ahead, which nearly doubles
 # the speed. Most lines are shorter than `_USUAL_BYTES`.
@@ -61,28 +59,16 @@ class LineBlock:
     first_record: int
     text: npt.NDArray[np.uint8]
     starts: npt.NDArray[np.int64]
+    raw: bool = False
 
     def read(self, records: npt.NDArray[np.int64], into: Columns) -> tuple[int, list[BadRecord]]:
-        """Parses the given lines; see RecordBlock. Dense features are log1p(max(x, 0)), 0 where missing."""
+        """Parses the given lines; see RecordBlock. Unless raw, integers become log1p(max(x, 0)), 0 where missing."""
         problems = np.empty(records.size, dtype=np.int32)
-        good = _parse(self.text, self.starts, records, into.labels, into.dense, into.ids, problems, True)
+        good = _parse(self.text, self.starts, records, into.labels, into.dense, into.ids, problems, not self.raw)
         if good == records.size:
             return good, []
         bad = [self._describe(int(records[place]), int(problems[place])) for place in np.flatnonzero(problems)]
         return good, bad
-
-    def read_raw(self, records: npt.NDArray[np.int64]) -> "RawColumns":
-        """Parses the given lines and leaves the integers as they are, NaN where missing."""
-        raw = RawColumns(
-            np.empty(records.size, dtype=np.float32),
-            np.empty((records.size, _DENSE), dtype=np.float64),
-            np.empty((records.size, _CATEGORICAL), dtype=np.int64),
-            (),
-        )
-        problems = np.empty(records.size, dtype=np.int32)
-        good = _parse(self.text, self.starts, records, raw.labels, raw.integers, raw.ids, problems, False)
-        bad = tuple(self._describe(int(records[place]), int(problems[place])) for place in np.flatnonzero(problems))
-        return replace(raw, labels=raw.labels[:good], integers=raw.integers[:good], ids=raw.ids[:good], bad_records=bad)
 
     def _describe(self, record: int, problem: int) -> BadRecord:
         line = self.text[self.starts[record] : self.starts[record + 1] - 1].tobytes().removesuffix(b"\r")
@@ -106,73 +92,41 @@ class LineBlock:
         return BadRecord(self.file, self.first_record + record + 1, text)
 
 
-@dataclass(frozen=True, slots=True)
-class RawColumns:
-    """Good records as written: labels float32[n], integers float64[n, 13] (NaN: missing), ids int64[n, 26]."""
-
-    labels: npt.NDArray[np.float32]
-    integers: npt.NDArray[np.float64]
-    ids: npt.NDArray[np.int64]
-    bad_records: tuple[BadRecord, ...]
-
-
-def split_lines(text: bytes, records: int, file: str = "", first_record: int = 0) -> LineBlock:
+def split_lines(text: bytes, records: int, file: str = "", first_record: int = 0, raw: bool = False) -> LineBlock:
     """The lines of a block. Raises DataUnavailableError if there are not `records` lines."""
     data = np.frombuffer(text, dtype=np.uint8)
     starts = np.empty(records + 1, dtype=np.int64)
-    if _find_lines(data, starts) != records:
+    if find_lines(data, starts) != records:
         raise DataUnavailableError(
             file,
             f"changed since it was indexed: {records:,} lines are not where they were, from line {first_record + 1:,}",
         )
-    return LineBlock(file, first_record, data, starts)
+    return LineBlock(file, first_record, data, starts, raw)
 
 
 @dataclass(frozen=True, slots=True)
 class CriteoTSV:
     """The `CriteoTSV` format; a RecordFormat."""
 
-    dense_columns: int = _DENSE
-    categorical_columns: int = _CATEGORICAL
-    list_columns: int = 0
+    raw: bool = False
+    columns: ColumnMapping = CRITEO_COLUMNS
+    _ranges: TextRanges = field(default_factory=TextRanges, repr=False, compare=False)
+
+    def check_file(self, file: DataFile) -> None:
+        """Every file may hold such lines: those that are malformed are reported one by one."""
 
     def index_file(self, file: DataFile, file_number: int, block_records: int) -> list[Block]:
         """The blocks of one file. Raises DataUnavailableError."""
         return index_lines(file, file_number, block_records)
 
+    def entry_point(self, file: DataFile, block: Block) -> int:
+        """A compressed file is read from its first byte on."""
+        return block.offset if compression_of(file.uri) is None else 0
+
     def read_block(self, file: DataFile, block: Block) -> LineBlock:
         """One block in memory. Raises DataUnavailableError."""
-        text = read_range(file.uri, block.offset, block.length)
-        return split_lines(text, block.records, file.uri, block.first_record)
-
-
-@kernel
-def _find_lines(data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64]) -> int:
-    """Fills `starts`; returns the number of lines, or -1 if there are more than fit.
-
-    Looks at eight bytes at a time: a byte is a newline where the word, XORed with newlines, has a zero byte.
-    """
-    room = starts.size - 1
-    starts[0] = 0
-    lines = 0
-    words = data[: data.size // 8 * 8].view(np.uint64)
-    for number in range(words.size + 1):
-        if number < words.size:
-            word = words[number] ^ _NEWLINES
-            if not (word - _ONES) & ~word & _HIGH_BITS:
-                continue
-        for place in range(8 * number, min(8 * number + 8, data.size)):
-            if data[place] == _NEWLINE:
-                if lines == room:
-                    return -1
-                lines += 1
-                starts[lines] = place + 1
-    if starts[lines] < data.size:
-        if lines == room:
-            return -1
-        lines += 1
-        starts[lines] = data.size + 1
-    return lines
+        text = self._ranges.read(file.uri, block.offset, block.length)
+        return split_lines(text, block.records, file.uri, block.first_record, self.raw)
 
 
 @kernel
@@ -256,7 +210,7 @@ def _parse_line(
                 return _fault(data, begin, end, 1 + _DENSE + column)
         elif place == end or data[place] != _TAB:
             return _fault(data, begin, end, 1 + _DENSE + column)
-        ids[row, column] = MISSING_KEY if place == first else key
+        ids[row, column] = MISSING_ID if place == first else key
         place += 1
     return _GOOD
 

@@ -1,13 +1,36 @@
 """The formats that a manifest can name."""
 
-from emberscale_api.job import DataFormat, DataSpec
+from emberscale_api.job import ColumnMapping, CSVSpec, DataFormat, DataSpec
+from emberscale_api.job.resolved import columns_of
 from emberscale_trainer.data.criteo import CriteoTSV
-from emberscale_trainer.data.errors import DataUnavailableError
 from emberscale_trainer.data.records import RecordFormat
 
 
 def record_format(data: DataSpec) -> RecordFormat:
-    """The reader of the data's format and columns. Raises DataUnavailableError for one that cannot be read."""
-    if data.format is DataFormat.CRITEO_TSV:
-        return CriteoTSV()
-    raise DataUnavailableError(data.train[0], f"the format {data.format} cannot be read yet")
+    """The reader of the data's format and columns."""
+    return format_reader(data.format, columns_of(data), data.csv)
+
+
+def format_reader(name: DataFormat, columns: ColumnMapping, csv: CSVSpec, raw: bool = False) -> RecordFormat:
+    """The reader of a format; `raw` is that of RecordFormat."""
+    if name is DataFormat.CRITEO_TSV:
+        return CriteoTSV(raw)
+    if name is DataFormat.CSV:
+        from emberscale_trainer.data.csv_text import CSV
+
+        return CSV(columns, csv, raw)
+    # takes a moment to import, which other formats should not cost
+    from emberscale_trainer.data.parquet import Parquet
+
+    return Parquet(columns, raw)
+
+
+def columns_in(uri: str, name: DataFormat, csv: CSVSpec) -> dict[str, str]:
+    """The columns of a Parquet or CSV file and their types, which CSV does not tell. Raises DataUnavailableError."""
+    if name is DataFormat.CSV:
+        from emberscale_trainer.data.csv_text import column_names
+
+        return dict.fromkeys(column_names(uri, csv), "")
+    from emberscale_trainer.data.parquet import file_schema
+
+    return {field.name: str(field.type) for field in file_schema(uri)}

@@ -1,4 +1,4 @@
-"""What is in Criteo files: how many records, which are malformed, and what each column looks like."""
+"""What is in data files: how many records, which are malformed, and what each column looks like."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from emberscale_api.job.resolved import CRITEO_CATEGORICAL, CRITEO_DENSE
+from emberscale_api.job import ColumnMapping
 from emberscale_api.rpc.master_pb2 import Block, DataFile
-from emberscale_trainer.data.criteo import MISSING_KEY, CriteoTSV, RawColumns
 from emberscale_trainer.data.errors import BadRecord
+from emberscale_trainer.data.records import MISSING_ID, Columns, IdLists, RecordFormat, empty_columns
 
 SHOWN_BAD_RECORDS = 20
 SHOWN_IDS = 3
@@ -19,13 +19,13 @@ _MERGE_RECORDS = 1 << 19
 
 @dataclass(frozen=True, slots=True)
 class DenseSummary:
-    """A column of integers; `missing` is a ratio, the others are None if no record has a value."""
+    """A column of numbers; `missing` is a ratio, the others are None if no record has a value."""
 
     name: str
     missing: float
-    minimum: int | None
+    minimum: float | None
     mean: float | None
-    maximum: int | None
+    maximum: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,19 @@ class CategoricalSummary:
 
     name: str
     missing: float
+    distinct: int
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ListSummary:
+    """A column of lists: the ratio of empty ones, their lengths up to maxLength, and the ratio that is longer."""
+
+    name: str
+    empty: float
+    mean_length: float
+    longest: int
+    truncated: float
     distinct: int
     top: tuple[tuple[int, float], ...]
 
@@ -62,36 +75,41 @@ class DataSummary:
     positive_rate: float | None
     dense: tuple[DenseSummary, ...]
     categorical: tuple[CategoricalSummary, ...]
+    lists: tuple[ListSummary, ...]
 
 
 class Tally:
-    """Adds records up. Its memory grows with the distinct ids, not with the records."""
+    """Adds raw records up. Its memory grows with the distinct ids, not with the records."""
 
-    def __init__(self) -> None:
+    def __init__(self, columns: ColumnMapping) -> None:
+        self._columns = columns
         self._good = 0
         self._positives = 0
         self._bad = 0
         self._samples: list[BadRecord] = []
-        self._present = np.zeros(len(CRITEO_DENSE), dtype=np.int64)
-        self._sum = np.zeros(len(CRITEO_DENSE))
-        self._minimum = np.full(len(CRITEO_DENSE), np.inf)
-        self._maximum = np.full(len(CRITEO_DENSE), -np.inf)
-        self._counts = [_IdCounts() for _ in CRITEO_CATEGORICAL]
+        self._present = np.zeros(len(columns.dense), dtype=np.int64)
+        self._sum = np.zeros(len(columns.dense))
+        self._minimum = np.full(len(columns.dense), np.inf)
+        self._maximum = np.full(len(columns.dense), -np.inf)
+        self._counts = [_IdCounts() for _ in columns.categorical]
+        self._lists = [_ListCounts() for _ in columns.lists]
 
-    def add(self, columns: RawColumns) -> None:
+    def add(self, columns: Columns, bad_records: Sequence[BadRecord]) -> None:
         """Takes records."""
-        self._bad += len(columns.bad_records)
-        self._samples += columns.bad_records[: SHOWN_BAD_RECORDS - len(self._samples)]
-        self._good += columns.labels.size
+        self._bad += len(bad_records)
+        self._samples += bad_records[: SHOWN_BAD_RECORDS - len(self._samples)]
+        self._good += len(columns)
         self._positives += int(columns.labels.sum(dtype=np.float64))
-        if columns.labels.size:
-            present = ~np.isnan(columns.integers)
+        if len(columns):
+            present = ~np.isnan(columns.dense)
             self._present += present.sum(axis=0)
-            self._sum += np.where(present, columns.integers, 0.0).sum(axis=0)
-            self._minimum = np.minimum(self._minimum, np.where(present, columns.integers, np.inf).min(axis=0))
-            self._maximum = np.maximum(self._maximum, np.where(present, columns.integers, -np.inf).max(axis=0))
+            self._sum += np.where(present, columns.dense, 0.0).sum(axis=0)
+            self._minimum = np.minimum(self._minimum, np.where(present, columns.dense, np.inf).min(axis=0))
+            self._maximum = np.maximum(self._maximum, np.where(present, columns.dense, -np.inf).max(axis=0))
         for counts, ids in zip(self._counts, columns.ids.T, strict=True):
             counts.add(ids)
+        for lists, room in zip(self._lists, columns.lists, strict=True):
+            lists.add(room.lists(), room.truncated)
 
     def summary(self, files: Sequence[FileSummary]) -> DataSummary:
         """What was added up, as a part of `files`."""
@@ -102,9 +120,14 @@ class Tally:
             bad_records=self._bad,
             bad_record_samples=tuple(self._samples),
             positive_rate=self._positives / self._good if self._good else None,
-            dense=tuple(self._dense(column, name) for column, name in enumerate(CRITEO_DENSE)),
+            dense=tuple(self._dense(column, name) for column, name in enumerate(self._columns.dense)),
             categorical=tuple(
-                counts.summary(name, self._good) for counts, name in zip(self._counts, CRITEO_CATEGORICAL, strict=True)
+                counts.summary(name, self._good)
+                for counts, name in zip(self._counts, self._columns.categorical, strict=True)
+            ),
+            lists=tuple(
+                lists.summary(column.name, self._good)
+                for lists, column in zip(self._lists, self._columns.lists, strict=True)
             ),
         )
 
@@ -115,9 +138,9 @@ class Tally:
         return DenseSummary(
             name,
             1 - present / self._good,
-            int(self._minimum[column]),
+            float(self._minimum[column]),
             float(self._sum[column]) / present,
-            int(self._maximum[column]),
+            float(self._maximum[column]),
         )
 
 
@@ -138,8 +161,8 @@ class _IdCounts:
 
     def summary(self, name: str, records: int) -> CategoricalSummary:
         self._merge()
-        missing = int(self._times[self._ids == MISSING_KEY].sum())
-        ids, times = self._ids[self._ids != MISSING_KEY], self._times[self._ids != MISSING_KEY]
+        missing = int(self._times[self._ids == MISSING_ID].sum())
+        ids, times = self._ids[self._ids != MISSING_ID], self._times[self._ids != MISSING_ID]
         first = np.lexsort((ids, -times))[:SHOWN_IDS]
         top = tuple((int(ids[place]), int(times[place]) / records) for place in first)
         return CategoricalSummary(name, missing / records if records else 0.0, ids.size, top)
@@ -153,33 +176,63 @@ class _IdCounts:
         self._waiting, self._waiting_records = [], 0
 
 
+class _ListCounts:
+    """How long the lists of a column are, and how often each id came up in them."""
+
+    def __init__(self) -> None:
+        self._ids = _IdCounts()
+        self._items = self._empty = self._longest = self._truncated = 0
+
+    def add(self, lists: IdLists, truncated: int) -> None:
+        lengths = np.diff(lists.offsets)
+        self._ids.add(lists.values)
+        self._items += lists.values.size
+        self._empty += int(np.count_nonzero(lengths == 0))
+        self._longest = max(self._longest, int(lengths.max(initial=0)))
+        self._truncated += truncated
+
+    def summary(self, name: str, records: int) -> ListSummary:
+        ids, every = self._ids.summary(name, self._items), max(records, 1)
+        return ListSummary(
+            name,
+            self._empty / every,
+            self._items / every,
+            self._longest,
+            self._truncated / every,
+            ids.distinct,
+            ids.top,
+        )
+
+
 def inspect_files(
     files: Sequence[DataFile],
+    record_format: RecordFormat,
     max_records: int,
     progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
 ) -> DataSummary:
     """Counts the records of all files, and examines at most `max_records` of them, in blocks spread evenly over all.
 
+    `record_format` must read raw records.
     `progress` is called with what is being done, and how much of it is. Raises DataUnavailableError, and ValueError if
     `max_records` is below 1.
     """
     if max_records < 1:
         raise ValueError("max_records must be at least 1")
-    criteo = CriteoTSV()
     block_records = min(_BLOCK_RECORDS, max_records)
     blocks: list[Block] = []
     summaries = []
     for number, file in enumerate(files):
         progress("counting records", number, len(files))
-        found = criteo.index_file(file, number, block_records)
+        found = record_format.index_file(file, number, block_records)
         summaries.append(FileSummary(file.uri, file.bytes, sum(block.records for block in found)))
         blocks += found
-    tally = Tally()
+    tally = Tally(record_format.columns)
     chosen = _choose(blocks, max_records)
     for done, block in enumerate(chosen):
         progress("examining records", done, len(chosen))
-        text = criteo.read_block(files[block.file_number], block)
-        tally.add(text.read_raw(np.arange(block.records)))
+        columns = empty_columns(block.records, record_format.columns, raw=True)
+        good, bad = record_format.read_block(files[block.file_number], block).read(np.arange(block.records), columns)
+        tally.add(columns.rows(0, good), bad)
     return tally.summary(summaries)
 
 

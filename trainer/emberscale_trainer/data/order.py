@@ -4,6 +4,9 @@ The records of a split lie in blocks, and an epoch is a line of positions 0..rec
 walks through the blocks in a shuffled order, and through each block in a shuffled order of its records. Any range of
 positions can so be found without walking what is before it, and a reader touches few blocks.
 
+Some files can only be read forwards: compressed text, Parquet's row groups. The blocks of such a stretch form a chain.
+Chains are shuffled among each other, while the blocks of one follow each other as they lie.
+
 The order is a function of the block sizes, the seed and the epoch alone. It uses its own counter-based generator, not
 numpy's, so that it is the same with every version of numpy.
 """
@@ -31,17 +34,20 @@ class Span:
 class EpochOrder:
     """Which record stands at which position of an epoch.
 
-    With `enabled` False (evaluation) positions follow the files. Raises ValueError for a negative block size.
+    With `enabled` False (evaluation) positions follow the files. `chains[i]` numbers the chain of block i, ascending
+    from 0; by default each block is one of its own. Raises ValueError for a negative block size.
     """
 
-    def __init__(self, block_records: Sequence[int], seed: int, epoch: int, enabled: bool) -> None:
+    def __init__(
+        self, block_records: Sequence[int], seed: int, epoch: int, enabled: bool, chains: Sequence[int] | None = None
+    ) -> None:
         sizes = np.asarray(block_records, dtype=np.int64)
         if sizes.size and int(sizes.min()) < 0:
             raise ValueError("a block cannot hold a negative number of records")
         self._key = mix64(mix64(seed + _GOLDEN) + epoch)
         self._enabled = enabled
         self._sizes = sizes
-        self._order = self._shuffled(sizes.size, self._key)
+        self._order = self._chained(np.arange(sizes.size) if chains is None else np.asarray(chains, dtype=np.int64))
         self._ends = np.cumsum(sizes[self._order])
 
     @property
@@ -74,6 +80,13 @@ class EpochOrder:
         """The positions [start, stop) as (block, its records in order)."""
         for span in self.spans(start, stop):
             yield span.block, self.permutation(span.block)[span.start : span.stop]
+
+    def _chained(self, chains: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The blocks in the order of their chains, and within a chain as they lie."""
+        count = int(chains[-1]) + 1 if chains.size else 0
+        rank = np.empty(count, dtype=np.int64)
+        rank[self._shuffled(count, self._key)] = np.arange(count)
+        return np.argsort(rank[chains], kind="stable")
 
     def _shuffled(self, count: int, key: int) -> npt.NDArray[np.int64]:
         """Sorts 0..count-1 by a hash of (key, number). The hash is a bijection of the number, so there are no ties."""

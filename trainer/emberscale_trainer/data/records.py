@@ -6,8 +6,12 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from emberscale_api.job import ColumnMapping
 from emberscale_api.rpc.master_pb2 import Block, DataFile
 from emberscale_trainer.data.errors import BadRecord
+
+MISSING_ID = -1
+"""The id of a category that is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +52,12 @@ class ListRoom:
 class Columns:
     """Room for n records: labels float32[n] (0 or 1), dense float32[n, d], ids int64[n, c], all C-contiguous.
 
-    Whoever writes rows appends the lists of the same records, in the same order, to each of `lists`.
+    Whoever writes rows appends the lists of the same records, in the same order, to each of `lists`. Of raw records
+    (see RecordFormat) `dense` is float64[n, d].
     """
 
     labels: npt.NDArray[np.float32]
-    dense: npt.NDArray[np.float32]
+    dense: npt.NDArray[np.floating]
     ids: npt.NDArray[np.int64]
     lists: tuple[ListRoom, ...] = ()
 
@@ -77,37 +82,43 @@ class RecordBlock(Protocol):
 
 
 class RecordFormat(Protocol):
-    """A file format. What it makes is immutable, so several threads may use one."""
+    """A file format. Several threads may use one."""
 
     @property
-    def dense_columns(self) -> int:
-        """Dense features of a record."""
+    def columns(self) -> ColumnMapping:
+        """The features of a record."""
         ...
 
     @property
-    def categorical_columns(self) -> int:
-        """Categorical features of a record that have one id."""
+    def raw(self) -> bool:
+        """Whether dense features are read as they are written, NaN where missing, and not as training takes them."""
         ...
 
-    @property
-    def list_columns(self) -> int:
-        """Categorical features of a record that have a list of ids."""
+    def check_file(self, file: DataFile) -> None:
+        """Raises DataUnavailableError for a file that lacks a column, or has one of the wrong type."""
         ...
 
     def index_file(self, file: DataFile, file_number: int, block_records: int) -> list[Block]:
-        """Cuts a file into blocks of at most `block_records` records. Raises DataUnavailableError."""
+        """Cuts a file into blocks of at most `block_records` records, in order. Raises DataUnavailableError."""
+        ...
+
+    def entry_point(self, file: DataFile, block: Block) -> int:
+        """The byte of the file at which reading must begin to reach a block.
+
+        Blocks of a file that share it can be reached only through those before them, so they are read in that order.
+        """
         ...
 
     def read_block(self, file: DataFile, block: Block) -> RecordBlock:
-        """Reads the bytes of one block. Raises DataUnavailableError."""
+        """Reads one block. Raises DataUnavailableError."""
         ...
 
 
-def empty_columns(records: int, dense: int, categorical: int, lists: int = 0) -> Columns:
+def empty_columns(records: int, columns: ColumnMapping, raw: bool = False) -> Columns:
     """Uninitialised room for `records` records."""
     return Columns(
         np.empty(records, dtype=np.float32),
-        np.empty((records, dense), dtype=np.float32),
-        np.empty((records, categorical), dtype=np.int64),
-        tuple(ListRoom() for _ in range(lists)),
+        np.empty((records, len(columns.dense)), dtype=np.float64 if raw else np.float32),
+        np.empty((records, len(columns.categorical)), dtype=np.int64),
+        tuple(ListRoom() for _ in columns.lists),
     )

@@ -1,8 +1,9 @@
 """From positions of an epoch to batches."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -10,9 +11,8 @@ import numpy.typing as npt
 from emberscale_api.rpc.master_pb2 import Block, DataFile, Dataset, Split
 from emberscale_trainer.data.errors import BadRecord
 from emberscale_trainer.data.order import EpochOrder
+from emberscale_trainer.data.readahead import KEPT_BLOCKS, BlockCache
 from emberscale_trainer.data.records import IdLists, RecordBlock, RecordFormat, empty_columns
-
-_CACHED_BLOCKS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,24 +38,25 @@ class Batch:
 class BatchSource:
     """Reads batches of an indexed data set; training data in a shuffled order if `shuffle`, evaluation data as it lies.
 
-    The blocks read last stay in memory, so that consecutive ranges do not read them again. Reading and parsing release
-    the GIL: iterate in a background thread to read ahead. One thread at a time.
+    The blocks read last stay in memory, so that consecutive ranges do not read them again, and the next one of a range
+    is read by a thread meanwhile: three blocks at most. Reading and parsing release the GIL: iterate in a background
+    thread to read ahead. One thread at a time.
     """
 
     def __init__(
         self, dataset: Dataset, record_format: RecordFormat, batch_size: int, seed: int, shuffle: bool = True
     ) -> None:
         self._splits = {
-            Split.TRAINING_DATA: _SplitBlocks.of(dataset.training_files, dataset.training_blocks),
-            Split.EVALUATION_DATA: _SplitBlocks.of(dataset.evaluation_files, dataset.evaluation_blocks),
+            Split.TRAINING_DATA: _SplitBlocks.of(dataset.training_files, dataset.training_blocks, record_format),
+            Split.EVALUATION_DATA: _SplitBlocks.of(dataset.evaluation_files, dataset.evaluation_blocks, record_format),
         }
         self._format = record_format
         self._batch_size = batch_size
         self._seed = seed
         self._shuffle = shuffle
-        self._read_block = lru_cache(maxsize=_CACHED_BLOCKS)(self._load_block)
+        self._blocks = BlockCache(self._load_block)
         self._order = lru_cache(maxsize=2)(self._make_order)
-        self._permutation = lru_cache(maxsize=_CACHED_BLOCKS)(self._make_permutation)
+        self._permutation = lru_cache(maxsize=KEPT_BLOCKS)(self._make_permutation)
 
     def records(self, split: Split.ValueType) -> int:
         """The number of positions in an epoch of a split."""
@@ -66,22 +67,23 @@ class BatchSource:
 
         Raises ValueError if the range does not begin and end with a batch, and DataUnavailableError.
         """
-        records = self._order(split, epoch).records
+        order = self._order(split, epoch)
+        records = order.records
         if start % self._batch_size or not (stop % self._batch_size == 0 or stop == records):
             raise ValueError(f"positions [{start}, {stop}) are no whole batches of {self._batch_size}")
+        following = {one.block: other.block for one, other in pairwise(order.spans(start, stop))}
         for first in range(start, stop, self._batch_size):
-            yield self._batch(split, epoch, first, min(first + self._batch_size, stop))
+            yield self._batch(split, epoch, first, min(first + self._batch_size, stop), following)
 
-    def _batch(self, split: Split.ValueType, epoch: int, start: int, stop: int) -> Batch:
-        record_format = self._format
-        columns = empty_columns(
-            stop - start, record_format.dense_columns, record_format.categorical_columns, record_format.list_columns
-        )
+    def _batch(self, split: Split.ValueType, epoch: int, start: int, stop: int, following: Mapping[int, int]) -> Batch:
+        columns = empty_columns(stop - start, self._format.columns)
         bad_records: list[BadRecord] = []
         filled = 0
         for span in self._order(split, epoch).spans(start, stop):
             wanted = self._permutation(split, epoch, span.block)[span.start : span.stop]
-            block = self._read_block(split, span.block)
+            block = self._blocks.get((split, span.block))
+            if span.block in following:
+                self._blocks.expect((split, following[span.block]))
             written, bad = block.read(wanted, columns.rows(filled, filled + wanted.size))
             filled += written
             bad_records += bad
@@ -98,7 +100,8 @@ class BatchSource:
             truncated_lists=sum(room.truncated for room in columns.lists),
         )
 
-    def _load_block(self, split: Split.ValueType, number: int) -> RecordBlock:
+    def _load_block(self, place: tuple[Split.ValueType, int]) -> RecordBlock:
+        split, number = place
         blocks = self._splits[split]
         block = blocks.blocks[number]
         return self._format.read_block(blocks.files[block.file_number], block)
@@ -106,7 +109,7 @@ class BatchSource:
     def _make_order(self, split: Split.ValueType, epoch: int) -> EpochOrder:
         sizes = [block.records for block in self._splits[split].blocks]
         enabled = self._shuffle and split == Split.TRAINING_DATA
-        return EpochOrder(sizes, self._seed, epoch, enabled)
+        return EpochOrder(sizes, self._seed, epoch, enabled, self._splits[split].chains)
 
     def _make_permutation(self, split: Split.ValueType, epoch: int, block: int) -> npt.NDArray[np.int64]:
         return self._order(split, epoch).permutation(block)
@@ -114,10 +117,16 @@ class BatchSource:
 
 @dataclass(frozen=True, slots=True)
 class _SplitBlocks:
+    """`chains[i]` is the number of the chain (see EpochOrder) of block i."""
+
     files: tuple[DataFile, ...]
     blocks: tuple[Block, ...]
+    chains: tuple[int, ...]
 
     @classmethod
-    def of(cls, files: Sequence[DataFile], blocks: Sequence[Block]) -> "_SplitBlocks":
+    def of(cls, files: Sequence[DataFile], blocks: Sequence[Block], record_format: RecordFormat) -> "_SplitBlocks":
         """Blocks in the order of the files, however the data set lists them: the order of an epoch hangs on it."""
-        return cls(tuple(files), tuple(sorted(blocks, key=lambda block: (block.file_number, block.offset))))
+        ordered = sorted(blocks, key=lambda block: (block.file_number, block.first_record))
+        entries = [(block.file_number, record_format.entry_point(files[block.file_number], block)) for block in ordered]
+        chains = accumulate((one != other for one, other in pairwise(entries)), initial=0)
+        return cls(tuple(files), tuple(ordered), tuple(chains) if entries else ())

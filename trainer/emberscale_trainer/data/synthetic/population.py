@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from emberscale_api.routing import MIX_1, MIX_2, mix64
 from emberscale_trainer.data.compiled import kernel
-from emberscale_trainer.data.criteo import MISSING_KEY
+from emberscale_trainer.data.records import MISSING_ID
 from emberscale_trainer.data.synthetic.calibration import calibrate
 from emberscale_trainer.data.synthetic.columns import CATEGORICAL, DENSE, POSITIVE_RATE, TEACHER_AUC
 
@@ -43,7 +43,7 @@ _SQRT_12 = 12.0**0.5
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows as numbers: integers int64[n, 13] (or MISSING_INTEGER), ids int64[n, 26] (or MISSING_KEY), labels uint8[n].
+    """Rows as numbers: integers int64[n, 13] (or MISSING_INTEGER), ids int64[n, 26] (or MISSING_ID), labels uint8[n].
 
     `probabilities` float64[n] is what the teacher gives for label 1.
     """
@@ -172,7 +172,7 @@ def _make_rows(
             cardinality, arrival, interacts = numbering[column]
             if np.float64(bits & _LOW24) * 2.0**-24 < missing:
                 number = np.int64(-1)
-                ids[place, column] = MISSING_KEY
+                ids[place, column] = MISSING_ID
             else:
                 uniform = np.float64(bits >> _S24) * 2.0**-40
                 rank = min(np.int64((1.0 + uniform * span) ** inverse), cardinality)

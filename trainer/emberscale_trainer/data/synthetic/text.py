@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from emberscale_trainer.data.compiled import kernel
-from emberscale_trainer.data.criteo import MISSING_KEY
+from emberscale_trainer.data.records import MISSING_ID
 from emberscale_trainer.data.synthetic.population import MISSING_INTEGER, Rows
 
 _DIGITS = np.frombuffer(b"0123456789abcdef", dtype=np.uint8)
@@ -55,7 +55,7 @@ def _format(
             text[end] = _TAB
             end += 1
             key = ids[row, column]
-            if key == MISSING_KEY:
+            if key == MISSING_ID:
                 continue
             for place in range(8):
                 text[end + place] = _DIGITS[(key >> (28 - 4 * place)) & 15]

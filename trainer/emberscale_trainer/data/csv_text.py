@@ -1,0 +1,196 @@
+"""The CSV format (RFC 4180): quoted fields, any delimiter, with a header or without.
+
+As with CriteoTSV a block in memory stays text, and only the records that a batch asks for are parsed.
+"""
+
+import csv
+import io
+import threading
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from emberscale_api.job import ColumnMapping, CSVSpec, DenseTransform, ListOverflow
+from emberscale_api.rpc.master_pb2 import Block, DataFile
+from emberscale_trainer.data.csv_kernels import (
+    BAD_QUOTES,
+    BLANK,
+    KINDS,
+    NOT_A_LABEL,
+    NOT_A_NUMBER,
+    NOT_FINITE,
+    WRONG_FIELDS,
+    parse_items,
+    parse_records,
+)
+from emberscale_trainer.data.errors import BadRecord, DataUnavailableError
+from emberscale_trainer.data.index import index_lines
+from emberscale_trainer.data.lines import find_lines, find_quoted_lines
+from emberscale_trainer.data.records import Columns
+from emberscale_trainer.data.streams import TextRanges, compression_of, open_text
+
+_HEADER_BYTES = 1 << 20
+_SHOWN_COLUMNS = 12
+_SHOWN_CHARACTERS = 24
+_UNLIMITED = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Which of a file's fields each column is: the label and dense columns, categorical columns, list columns."""
+
+    fields: int
+    numbers: npt.NDArray[np.int64]
+    ids: npt.NDArray[np.int64]
+    lists: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class CSVBlock:
+    """The text of one block: `starts[i]` is where record i begins, `starts[i + 1] - 1` where it ends."""
+
+    file: str
+    first_record: int
+    text: npt.NDArray[np.uint8]
+    starts: npt.NDArray[np.int64]
+    layout: "CSV"
+    places: _Places
+
+    def read(self, records: npt.NDArray[np.int64], into: Columns) -> tuple[int, list[BadRecord]]:
+        """Parses the given records; see RecordBlock."""
+        layout, lists = self.layout, self.layout.columns.lists
+        problems = np.empty(records.size, dtype=np.int32)
+        marks = np.empty((len(lists), records.size, 3), dtype=np.int64)
+        lengths = np.empty((len(lists), records.size), dtype=np.int64)
+        longest = [one.max_length if one.overflow is ListOverflow.REFUSE else _UNLIMITED for one in lists]
+        good = parse_records(
+            self.text,
+            self.starts,
+            records,
+            ord(layout.csv.delimiter),
+            ord(layout.csv.list_separator),
+            self.places.fields,
+            self.places.numbers,
+            self.places.ids,
+            self.places.lists,
+            np.array(longest, dtype=np.int64),
+            np.nan if layout.raw else 0.0,
+            layout.columns.dense_transform is DenseTransform.LOG1P and not layout.raw,
+            into.labels,
+            into.dense,
+            into.ids,
+            marks,
+            lengths,
+            problems,
+        )
+        for number, (room, column) in enumerate(zip(into.lists, lists, strict=True)):
+            kept = np.minimum(lengths[number, :good], column.max_length)
+            values = np.empty(int(kept.sum()), dtype=np.int64)
+            parse_items(self.text, marks[number, :good], kept, ord(layout.csv.list_separator), values)
+            room.append(values, kept, int(np.count_nonzero(lengths[number, :good] > column.max_length)))
+        if good == records.size:
+            return good, []
+        return good, [self._describe(int(records[at]), int(problems[at])) for at in np.flatnonzero(problems)]
+
+    def _describe(self, record: int, problem: int) -> BadRecord:
+        text = (
+            self.text[self.starts[record] : self.starts[record + 1] - 1].tobytes().decode("utf-8", "backslashreplace")
+        )
+        line = self.first_record + record + 1 + self.layout.csv.header
+        return BadRecord(self.file, line, self._problem(text.removesuffix("\r"), problem))
+
+    def _problem(self, record: str, problem: int) -> str:
+        if problem == BLANK:
+            return "the line is blank"
+        if problem == BAD_QUOTES:
+            return "a quoted field is not closed, or goes on after its quote"
+        fields = next(csv.reader([record], delimiter=self.layout.csv.delimiter, strict=False))
+        if problem == WRONG_FIELDS:
+            return f"expected {self.places.fields} fields, found {len(fields)}"
+        role, kind = divmod(problem - 1, KINDS)
+        columns = self.layout.columns
+        numbers = (columns.label, *columns.dense)
+        if role >= len(numbers):
+            column = columns.lists[role - len(numbers)]
+            return f"{column.name} has more ids than maxLength {column.max_length:,}"
+        shown = repr(fields[int(self.places.numbers[role])][:_SHOWN_CHARACTERS])
+        if kind == NOT_A_LABEL or role == 0:
+            return f"the label, {columns.label}, is {shown}, neither 0 nor 1"
+        what = {NOT_A_NUMBER: "a number", NOT_FINITE: "a finite number of 32 bits"}[kind]
+        return f"{numbers[role]} is {shown}, not {what}"
+
+
+@dataclass(frozen=True, slots=True)
+class CSV:
+    """The `CSV` format; a RecordFormat."""
+
+    columns: ColumnMapping
+    csv: CSVSpec = field(default_factory=CSVSpec)
+    raw: bool = False
+    _ranges: TextRanges = field(default_factory=TextRanges, repr=False, compare=False)
+    _places: dict[str, _Places] = field(default_factory=dict, repr=False, compare=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    def check_file(self, file: DataFile) -> None:
+        """Raises DataUnavailableError for a file that lacks a column. What is in the columns, each record shows."""
+        if file.bytes or self.csv.header:
+            self._find_columns(file.uri)
+
+    def index_file(self, file: DataFile, file_number: int, block_records: int) -> list[Block]:
+        """The blocks of one file. Raises DataUnavailableError."""
+        self.check_file(file)
+        return index_lines(file, file_number, block_records, self.csv.delimiter, self.csv.header)
+
+    def entry_point(self, file: DataFile, block: Block) -> int:
+        """A compressed file is read from its first byte on."""
+        return block.offset if compression_of(file.uri) is None else 0
+
+    def read_block(self, file: DataFile, block: Block) -> CSVBlock:
+        """One block in memory. Raises DataUnavailableError."""
+        places = self._find_columns(file.uri)
+        text = self._ranges.read(file.uri, block.offset, block.length)
+        data = np.frombuffer(text, dtype=np.uint8)
+        starts = np.empty(block.records + 1, dtype=np.int64)
+        quoted = b'"' in text
+        found = find_quoted_lines(data, ord(self.csv.delimiter), starts) if quoted else find_lines(data, starts)
+        if found != block.records:
+            raise DataUnavailableError(
+                file.uri,
+                f"changed since it was indexed: {block.records:,} records are not where they were, "
+                f"from record {block.first_record + 1:,}",
+            )
+        return CSVBlock(file.uri, block.first_record, data, starts, self, places)
+
+    def _find_columns(self, uri: str) -> _Places:
+        with self._lock:
+            if uri not in self._places:
+                self._places[uri] = _place(uri, column_names(uri, self.csv), self.columns)
+            return self._places[uri]
+
+
+def column_names(uri: str, spec: CSVSpec) -> list[str]:
+    """The columns of a file, by its header or its first record. Raises DataUnavailableError."""
+    with open_text(uri) as stream:
+        text = stream.read(_HEADER_BYTES).decode("utf-8-sig", "backslashreplace")
+    first = next(csv.reader(io.StringIO(text, newline=""), delimiter=spec.delimiter), None)
+    if not first:
+        raise DataUnavailableError(uri, "is empty" + (": it has no header" if spec.header else ""))
+    return first if spec.header else [f"column_{number}" for number in range(1, len(first) + 1)]
+
+
+def _place(uri: str, names: list[str], columns: ColumnMapping) -> _Places:
+    def place(role: str, name: str) -> int:
+        if names.count(name) != 1:
+            more = f" and {len(names) - _SHOWN_COLUMNS} more" if len(names) > _SHOWN_COLUMNS else ""
+            raise DataUnavailableError(
+                uri,
+                f"has {names.count(name) or 'no'} column {name!r}, which spec.data.columns.{role} names; "
+                f"it has {', '.join(names[:_SHOWN_COLUMNS])}{more}",
+            )
+        return names.index(name)
+
+    numbers = [place("label", columns.label), *(place("dense", name) for name in columns.dense)]
+    ids = [place("categorical", name) for name in columns.categorical]
+    lists = [place("lists", column.name) for column in columns.lists]
+    return _Places(len(names), *(np.array(part, dtype=np.int64) for part in (numbers, ids, lists)))

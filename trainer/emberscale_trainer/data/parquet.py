@@ -1,0 +1,197 @@
+"""The Parquet format: row groups are what can be reached at random.
+
+A block is one row group, several small ones, or a slice of a large one. Slices are decoded from the first on as they
+are asked for, in ascending order, so a row group of any size costs the memory of one slice, a buffer a column, and the
+values that its dictionaries hold. Only the columns that the manifest names are read.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from fsspec.implementations.local import LocalFileSystem
+
+from emberscale_api.job import ColumnMapping
+from emberscale_api.rpc.master_pb2 import Block, DataFile
+from emberscale_trainer.data.arrow_columns import check_schema, decode
+from emberscale_trainer.data.decoded import DecodedBlock
+from emberscale_trainer.data.errors import DataUnavailableError
+from emberscale_trainer.data.files import open_filesystem
+
+_OPEN_FILES = 8
+_OPEN_GROUPS = 2
+_BUFFER_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Parquet:
+    """The `Parquet` format; a RecordFormat."""
+
+    columns: ColumnMapping
+    raw: bool = False
+    _files: "_OpenFiles" = field(default_factory=lambda: _OpenFiles(), repr=False, compare=False)
+
+    def check_file(self, file: DataFile) -> None:
+        """Raises DataUnavailableError for a file that lacks a column, or has one of the wrong type."""
+        with self._files.open(file.uri) as opened:
+            check_schema(file.uri, opened.parquet.schema_arrow, self.columns)
+
+    def index_file(self, file: DataFile, file_number: int, block_records: int) -> list[Block]:
+        """The blocks of one file. Raises DataUnavailableError."""
+        self.check_file(file)
+        blocks: list[Block] = []
+        with self._files.open(file.uri) as opened:
+            first, whole = 0, False
+            for rows, offset, length in opened.groups():
+                if whole and rows and blocks[-1].records + rows <= block_records:
+                    blocks[-1].records += rows
+                    blocks[-1].length = offset + length - blocks[-1].offset
+                else:
+                    whole = rows <= block_records
+                    blocks += [
+                        Block(
+                            file_number=file_number,
+                            offset=offset,
+                            length=length,
+                            first_record=first + start,
+                            records=min(block_records, rows - start),
+                        )
+                        for start in range(0, rows, block_records)
+                    ]
+                    whole = whole and bool(blocks)
+                first += rows
+        return blocks
+
+    def entry_point(self, file: DataFile, block: Block) -> int:
+        """A row group is decoded from its first page on."""
+        return block.offset
+
+    def read_block(self, file: DataFile, block: Block) -> DecodedBlock:
+        """One block, decoded. Raises DataUnavailableError."""
+        columns = self.columns
+        with self._files.open(file.uri) as opened:
+            check_schema(file.uri, opened.parquet.schema_arrow, columns)
+            table = opened.read([columns.label, *columns.dense, *columns.id_columns], block.first_record, block.records)
+        if table.num_rows != block.records:
+            raise DataUnavailableError(
+                file.uri, f"changed since it was indexed: it has no record {block.first_record + block.records:,}"
+            )
+        return decode(table, columns, self.raw, file.uri, block.first_record)
+
+
+class _Forward:
+    """A row group that is decoded forwards. `position` is the next record, counted from the group's first."""
+
+    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
+        self._batches = batches
+        self._rest: list[pa.RecordBatch] = []
+        self.position = 0
+
+    def take(self, records: int, schema: pa.Schema) -> pa.Table:
+        """The next records; fewer if there are no more."""
+        taken: list[pa.RecordBatch] = []
+        missing = records
+        while missing:
+            batch = self._rest.pop() if self._rest else next(self._batches, None)
+            if batch is None:
+                break
+            if batch.num_rows > missing:
+                self._rest.append(batch.slice(missing))
+                batch = batch.slice(0, missing)
+            taken.append(batch)
+            missing -= batch.num_rows
+        self.position += records - missing
+        return pa.Table.from_batches(taken, None if taken else schema)
+
+
+class _OpenFile:
+    def __init__(self, uri: str) -> None:
+        filesystem, path = open_filesystem(uri)
+        local = isinstance(filesystem, LocalFileSystem)
+        # Over a network few large reads are best; here small ones keep memory small.
+        self._source = path if local else filesystem.open(path, "rb")
+        self.parquet = pq.ParquetFile(self._source, pre_buffer=not local, buffer_size=_BUFFER_BYTES if local else 0)
+        rows = [rows for rows, _, _ in self.groups()]
+        self._starts = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(rows, dtype=np.int64)])
+        self._forward: list[tuple[int, list[str], _Forward]] = []
+
+    def groups(self) -> Iterator[tuple[int, int, int]]:
+        """Of each row group its records, where its bytes begin, and how many they are."""
+        metadata = self.parquet.metadata
+        for number in range(metadata.num_row_groups):
+            group = metadata.row_group(number)
+            chunks = [group.column(column) for column in range(group.num_columns)]
+            begins = [min(x for x in (c.dictionary_page_offset, c.data_page_offset) if x) for c in chunks]
+            yield group.num_rows, min(begins, default=0), sum(chunk.total_compressed_size for chunk in chunks)
+
+    def read(self, names: list[str], first: int, records: int) -> pa.Table:
+        """The records [first, first + records), as many of them as there are."""
+        group = int(np.searchsorted(self._starts, first, side="right")) - 1
+        if group >= self.parquet.num_row_groups:
+            return self.parquet.schema_arrow.empty_table()
+        if self._starts[group] == first and self._starts[group + 1] <= first + records:
+            stop = int(np.searchsorted(self._starts, first + records, side="right")) - 1
+            return self.parquet.read_row_groups(list(range(group, stop)), columns=names, use_threads=False)
+        within = first - int(self._starts[group])
+        forward = self._at_or_before(group, names, within, records)
+        while forward.position < within:
+            if not forward.take(min(records, within - forward.position), self.parquet.schema_arrow).num_rows:
+                break
+        return forward.take(records, self.parquet.schema_arrow)
+
+    def close(self) -> None:
+        self._forward.clear()
+        self.parquet.close(force=True)
+
+    def _at_or_before(self, group: int, names: list[str], position: int, records: int) -> _Forward:
+        for place, (known, columns, forward) in enumerate(self._forward):
+            if known == group and columns == names and forward.position <= position:
+                self._forward.append(self._forward.pop(place))
+                return forward
+        batches = self.parquet.iter_batches(records, row_groups=[group], columns=names, use_threads=False)
+        forward = _Forward(batches)
+        self._forward = [*self._forward[1 - _OPEN_GROUPS :], (group, names, forward)]
+        return forward
+
+
+class _OpenFiles:
+    """The files read last stay open, with their footers."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: OrderedDict[str, _OpenFile] = OrderedDict()
+
+    @contextmanager
+    def open(self, uri: str) -> Iterator[_OpenFile]:
+        """A file, for this thread alone; what goes wrong with it is raised as DataUnavailableError."""
+        with self._lock:
+            try:
+                if uri not in self._open:
+                    self._open[uri] = _OpenFile(uri)
+                    while len(self._open) > _OPEN_FILES:
+                        self._open.popitem(last=False)[1].close()
+                self._open.move_to_end(uri)
+                yield self._open[uri]
+            except OSError as error:
+                self._forget(uri)
+                raise DataUnavailableError(uri, f"cannot be read: {error.strerror or error}") from error
+            except pa.ArrowException as error:
+                self._forget(uri)
+                raise DataUnavailableError(uri, f"is no sound Parquet file: {error}") from error
+
+    def _forget(self, uri: str) -> None:
+        opened: Any = self._open.pop(uri, None)
+        if opened is not None:
+            opened.close()
+
+
+def file_schema(uri: str) -> pa.Schema:
+    """The columns of a file. Raises DataUnavailableError."""
+    with _OpenFiles().open(uri) as opened:
+        return opened.parquet.schema_arrow

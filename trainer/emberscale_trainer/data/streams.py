@@ -1,0 +1,137 @@
+"""The bytes of text files, compressed ones included, which can only be read forwards.
+
+A compressed file is decompressed as it is read: neither its text nor an index of it is kept anywhere. Whoever asks for
+ranges in ascending order pays for each byte once; going back starts at the beginning again. That is why the order of an
+epoch never goes back within such a file.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from fsspec.implementations.local import LocalFileSystem
+
+from emberscale_trainer.data.errors import DataUnavailableError
+from emberscale_trainer.data.files import open_filesystem, read_range
+
+_SUFFIXES = {".gz": "gzip", ".zst": "zstd"}
+_MAGIC = {
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ": "xz",
+    b"PK\x03\x04": "zip",
+}
+_OPEN_STREAMS = 2
+_SKIPPED_BYTES = 4 << 20
+
+
+def compression_of(uri: str) -> str | None:
+    """gzip or zstd, by the ending of the name; None for plain text."""
+    return next((name for suffix, name in _SUFFIXES.items() if uri.endswith(suffix)), None)
+
+
+def uncompressed_name(uri: str) -> str:
+    """A name without what says that the file is compressed."""
+    return next((uri.removesuffix(suffix) for suffix in _SUFFIXES if uri.endswith(suffix)), uri)
+
+
+@contextmanager
+def open_text(uri: str) -> Iterator["TextStream"]:
+    """The text of a file, from its first byte on. Raises DataUnavailableError."""
+    stream = TextStream(uri)
+    try:
+        yield stream
+    finally:
+        stream.close()
+
+
+class TextStream:
+    """The text of a file, decompressed, from its first byte on."""
+
+    def __init__(self, uri: str) -> None:
+        self._uri = uri
+        self._compression = compression_of(uri)
+        self.position = 0
+        filesystem, path = open_filesystem(uri)
+        try:
+            if self._compression is None:
+                self._stream: Any = filesystem.open(path, "rb")
+            else:
+                self._stream = _decompressing(filesystem, path, self._compression)
+        except OSError as error:
+            raise DataUnavailableError(uri, f"cannot be read: {error.strerror or error}") from error
+
+    def read(self, length: int) -> bytes:
+        """The next bytes: `length` of them, or fewer at the end of the file. Raises DataUnavailableError."""
+        try:
+            data: bytes = self._stream.read(length)
+        except OSError as error:
+            if self._compression is None:
+                raise DataUnavailableError(self._uri, f"cannot be read: {error.strerror or error}") from error
+            raise DataUnavailableError(
+                self._uri, f"is no sound {self._compression} file, after {self.position:,} bytes of text: {error}"
+            ) from error
+        if not self.position and self._compression is None:
+            _refuse_compressed(self._uri, data)
+        self.position += len(data)
+        return data
+
+    def close(self) -> None:
+        """Ends it."""
+        self._stream.close()
+
+
+class TextRanges:
+    """Ranges of bytes of the text of files; keeps the two compressed files open that were read last. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: list[tuple[str, TextStream]] = []
+
+    def read(self, uri: str, offset: int, length: int) -> bytes:
+        """Exactly the bytes [offset, offset + length) of the text. Raises DataUnavailableError."""
+        if compression_of(uri) is None:
+            return read_range(uri, offset, length)
+        with self._lock:
+            stream = self._at_or_before(uri, offset)
+            try:
+                while stream.position < offset:
+                    if not stream.read(min(offset - stream.position, _SKIPPED_BYTES)):
+                        break
+                data = stream.read(length)
+            except DataUnavailableError:
+                self._open = [(name, other) for name, other in self._open if other is not stream]
+                stream.close()
+                raise
+        if len(data) != length:
+            raise DataUnavailableError(uri, f"is shorter than when it was indexed: no byte {offset + length:,}")
+        return data
+
+    def _at_or_before(self, uri: str, offset: int) -> TextStream:
+        for place, (name, stream) in enumerate(self._open):
+            if name == uri and stream.position <= offset:
+                self._open.append(self._open.pop(place))
+                return stream
+        stream = TextStream(uri)
+        self._open.append((uri, stream))
+        if len(self._open) > _OPEN_STREAMS:
+            self._open.pop(0)[1].close()
+        return stream
+
+
+def _decompressing(filesystem: Any, path: str, compression: str) -> Any:
+    # takes a moment to import, which plain text should not cost
+    import pyarrow as pa
+
+    source = path if isinstance(filesystem, LocalFileSystem) else filesystem.open(path, "rb")
+    return pa.input_stream(source, compression=compression)
+
+
+def _refuse_compressed(uri: str, begin: bytes) -> None:
+    for magic, name in _MAGIC.items():
+        if begin.startswith(magic):
+            suffix = next((suffix for suffix, known in _SUFFIXES.items() if known == name), None)
+            advice = f"give it a name that ends in {suffix}" if suffix else "only gzip and zstd can be read"
+            raise DataUnavailableError(uri, f"is compressed with {name}: {advice}")
