@@ -142,7 +142,7 @@ class Conductor:
                 message = str(error)
                 self._runtime.update(lambda now: progress.failed(now, "ModelRefused", message))
             else:
-                self._assignment_failed("AssignFailed", str(error), counts=not error.away)
+                self._assignment_failed("AssignFailed", str(error), counts=not (error.away or error.superseded))
             return
         applied = on_all([messages.applied(reply.applied) for reply in replies.values()])
         restored = _restored(applied, source)

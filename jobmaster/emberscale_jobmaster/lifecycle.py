@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from emberscale_api.job import TrainingJobSpec
 from emberscale_jobmaster.membership import MemberId, Process, Role, slot_name
-from emberscale_jobmaster.progress import failed, server_lost
+from emberscale_jobmaster.progress import epoch_surpassed, failed, server_lost
 from emberscale_jobmaster.state import BadRecord, JobState, Phase, phase_of
 
 SHOWN_BAD_RECORDS = 10
@@ -13,18 +13,25 @@ OWN_ERROR = "Error"
 """The reason of an exit that is the job's own doing, unlike OOMKilled, Killed and NodeLost."""
 
 
-def registered(state: JobState, spec: TrainingJobSpec, member: MemberId, process: Process) -> JobState:
-    """A process joins, in the place of the one before it. Raises SupersededError."""
+def registered(
+    state: JobState, spec: TrainingJobSpec, member: MemberId, process: Process, routing_epoch: int = 0
+) -> JobState:
+    """A process joins, in the place of the one before it. Raises SupersededError.
+
+    `routing_epoch` is that of the rows that a parameter server holds already.
+    """
     before = state.members.slot(member.role, member.index).process
     state = replace(state, members=state.members.register(member.role, member.index, process))
+    state = epoch_surpassed(state, member, routing_epoch, spec)
     if before is None or before.incarnation == process.incarnation:
         return state
     return _gone(state, spec, replace(member, incarnation=before.incarnation))
 
 
-def heard(state: JobState, member: MemberId) -> JobState:
-    """A member speaks. Raises UnknownMemberError or SupersededError."""
-    return replace(state, members=state.members.set_alive(member, alive=True))
+def heard(state: JobState, spec: TrainingJobSpec, member: MemberId, routing_epoch: int = 0) -> JobState:
+    """A member speaks; `routing_epoch` as in `registered`. Raises UnknownMemberError or SupersededError."""
+    state = replace(state, members=state.members.set_alive(member, alive=True))
+    return epoch_surpassed(state, member, routing_epoch, spec)
 
 
 def silent(state: JobState, spec: TrainingJobSpec, members: Iterable[MemberId]) -> JobState:

@@ -56,6 +56,11 @@ def wire_role(role: Role) -> pb.Role.ValueType:
     return _WIRE_ROLES[role]
 
 
+def role_of(number: "pb.Role.ValueType") -> Role:
+    """The inverse of `wire_role`."""
+    return _ROLES[number]
+
+
 def wire_phase(phase: Phase) -> pb.Phase.ValueType:
     """A phase as a number."""
     return _WIRE_PHASES[phase]

@@ -7,8 +7,10 @@ from prometheus_client.registry import Collector
 
 from emberscale_api import metrics
 from emberscale_jobmaster.membership import Role
+from emberscale_jobmaster.messages import role_of
 from emberscale_jobmaster.runtime import JobRuntime
 from emberscale_jobmaster.state import Phase, committed_samples, phase_of
+from emberscale_jobmaster.status import plan
 
 
 class JobMetrics(Collector):
@@ -31,6 +33,10 @@ class JobMetrics(Collector):
             slots = (slot for slot in state.members.slots.values() if slot.role is role)
             alive.add_metric([role.value], sum(slot.process is not None and slot.process.alive for slot in slots))
         yield alive
+        planned = GaugeMetricFamily(metrics.PLANNED_REPLICAS, "Members that the plan wants, by role", labels=["role"])
+        for part in plan(state, spec).roles:
+            planned.add_metric([role_of(part.role).value], part.replicas)
+        yield planned
         samples, expected = committed_samples(state, spec), spec.training.epochs * state.training_records
         yield GaugeMetricFamily(
             metrics.JOB_PROGRESS_RATIO, "Part of all samples of all epochs that is trained", samples / (expected or 1)

@@ -27,6 +27,11 @@ class ServerCallError(Exception):
         """Whether nobody answered: the server is down, and its silence will show."""
         return self.code is grpc.StatusCode.UNAVAILABLE
 
+    @property
+    def superseded(self) -> bool:
+        """Whether the server has adopted a later table: it will say so itself."""
+        return self.code is grpc.StatusCode.ABORTED
+
 
 class AbandonedError(Exception):
     """The calls make no sense any more: the routing changed, or the master is going."""

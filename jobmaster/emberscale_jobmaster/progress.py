@@ -25,7 +25,7 @@ from emberscale_jobmaster.state import (
 
 def initial(wall: float) -> JobState:
     """A job of which nothing is done; `wall` is now, in seconds since 1970."""
-    return JobState(clock=Clock(wall))
+    return _with_fresh_tokens(JobState(clock=Clock(wall)))
 
 
 def advance(before: JobState, state: JobState, spec: TrainingJobSpec) -> JobState:
@@ -65,7 +65,7 @@ def taken_over(state: JobState, spec: TrainingJobSpec, wall: float) -> JobState:
 
     A suspended job is active again: its processes were told to go, so it waits for new ones and assigns those.
     """
-    state = replace(state, clock=replace(state.clock, wall=wall))
+    state = _with_fresh_tokens(replace(state, clock=replace(state.clock, wall=wall)))
     if state.outcome is None or state.outcome.phase is not Phase.SUSPENDED:
         return state
     return unrouted(replace(state, outcome=None, members=state.members.silenced()), spec)
@@ -93,6 +93,19 @@ def server_lost(state: JobState, lost: MemberId, spec: TrainingJobSpec) -> JobSt
         return state
     rolls_back = state.routing.ready and state.stage not in PREPARATION
     return unrouted(replace(state, recoveries=state.recoveries + rolls_back), spec)
+
+
+def epoch_surpassed(state: JobState, server: MemberId, epoch: int, spec: TrainingJobSpec) -> JobState:
+    """A parameter server holds the rows of routing epoch `epoch`. A table that these books do not know of means that
+    they are old, or new: the store has lost the last of them, or all. What was granted under that table must not count,
+    so all go back to the last checkpoint, under an epoch beyond it.
+    """
+    table = state.routing.table
+    known = any(routed.incarnation == server.incarnation for routed in table.servers)
+    if state.over or epoch == 0 or epoch < table.epoch or (known and epoch == table.epoch):
+        return state
+    state = unrouted(replace(state, recoveries=state.recoveries + 1), spec)
+    return replace(state, routing=Routing(RoutingTable(epoch=epoch + 1, servers=(), owners=())))
 
 
 def assignment_begun(state: JobState, spec: TrainingJobSpec) -> JobState:
@@ -217,6 +230,11 @@ def _epoch_after(state: JobState, spec: TrainingJobSpec) -> JobState:
         return replace(state, stage=Stage.SAVE, ledger=Ledger.fresh(0))
     batches = batches_of(state.training_records, spec.training.batch_size)
     return replace(state, stage=Stage.TRAIN, epoch=state.epoch + 1, ledger=Ledger.fresh(batches))
+
+
+def _with_fresh_tokens(state: JobState) -> JobState:
+    """Tokens that no master before gave, even one whose last writes were lost: no lease takes a millisecond."""
+    return replace(state, next_token=max(state.next_token, int(state.clock.wall * 1000)))
 
 
 def _ended(state: JobState, outcome: Outcome) -> JobState:

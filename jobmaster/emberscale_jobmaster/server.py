@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 
 from emberscale_api.environment import ProcessIdentity
 from emberscale_api.job import RoleSpec, TrainingJob
+from emberscale_api.process_metrics import ProcessMetrics
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc import master_pb2_grpc as rpc
 from emberscale_api.rpc.token import CHANNEL_OPTIONS, TokenCheck
@@ -66,6 +67,7 @@ class MasterProcess:
         self._runtime.take_over()
         registry = CollectorRegistry()
         registry.register(JobMetrics(self._runtime))
+        registry.register(ProcessMetrics())
         self._metrics_server, _ = start_http_server(
             self._identity.metrics_port, addr=self._identity.listen_host, registry=registry
         )

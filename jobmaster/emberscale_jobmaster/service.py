@@ -61,7 +61,7 @@ class MasterService(rpc.MasterServicer):
         member = messages.member_id(request.member, Role.PS, Role.WORKER)
         process = messages.process(request, member.role)
         with self._runtime.changing() as change:
-            change.state = lifecycle.registered(change.state, self._spec, member, process)
+            change.state = lifecycle.registered(change.state, self._spec, member, process, request.routing_epoch)
             change.observed = change.observed.heard(member, self._runtime.now())
         _log.info("registered", member=member.slot, incarnation=member.incarnation, pid=request.pid, host=request.host)
         return pb.RegisterReply(manifest_json=self._manifest, heartbeat_seconds=self._spec.sharding.heartbeat_interval)
@@ -78,7 +78,7 @@ class MasterService(rpc.MasterServicer):
         progress = {lease.token: lease.committed for lease in request.leases}
         now = self._runtime.now()
         with self._runtime.changing() as change:
-            state = lifecycle.heard(change.state, member)
+            state = lifecycle.heard(change.state, self._spec, member, request.ps.routing_epoch)
             change.state, dropped = tasks.report_progress(state, self._spec, member, progress)
             seen = change.observed.beat(member, vitals, progress.keys(), now)
             if work is not None and member.role is Role.WORKER:
@@ -199,7 +199,7 @@ class MasterService(rpc.MasterServicer):
         try:
             with self._runtime.changing() as change:
                 batches = self._shard_batches(change, member)
-                state = lifecycle.heard(change.state, member)
+                state = lifecycle.heard(change.state, self._spec, member)
                 change.state, task = tasks.acquire(state, self._spec, member, batches)
         except StoreUnavailableError:
             if task is not None:

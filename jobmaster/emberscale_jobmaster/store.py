@@ -1,10 +1,14 @@
 """The durable state in Redis, written by one master at a time.
 
-Keys of a job: `emberscale:<uid>:term` counts masters, and is the fencing token of the one that writes; `:state` is the
-state; `:blocks` holds the index of each data file; `:bad` the malformed records. The last two are written ahead of the
-state that refers to them, and writing the same thing twice changes nothing.
+The term, which counts masters, and the holder, a name that is made up, are the fencing token of the one that writes: a
+Redis that lost everything counts from 1 again, and then two masters may have the same term. Blocks and bad records are
+written ahead of the state that refers to them, and writing the same thing twice changes nothing.
+
+Everything expires when no master has written for long. Nobody needs it then: the job was deleted while nobody looked,
+or goes on from its checkpoint.
 """
 
+import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import cast
@@ -15,17 +19,20 @@ from pydantic import TypeAdapter, ValidationError
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from emberscale_api.state_keys import StateKeys
 from emberscale_jobmaster.state import JobState
 
 _SAVE = """
 local term = redis.call('GET', KEYS[1])
 if not term then return -1 end
-if term ~= ARGV[1] then return 0 end
-redis.call('SET', KEYS[2], ARGV[2])
+if term ~= ARGV[1] or redis.call('GET', KEYS[2]) ~= ARGV[2] then return 0 end
+redis.call('SET', KEYS[3], ARGV[3])
+for _, key in ipairs(KEYS) do redis.call('EXPIRE', key, ARGV[4]) end
 return 1
 """
 _SAVED, _EMPTY = 1, -1
 _TIMEOUT_SECONDS = 5.0
+_KEPT_SECONDS = 14 * 24 * 3600
 
 _log = structlog.get_logger()
 _state_json = TypeAdapter(JobState)
@@ -61,9 +68,8 @@ class JobStore:
             retry=Retry(NoBackoff(), 1),
         )
         self._save = self._redis.register_script(_SAVE)
-        prefix = f"emberscale:{job_uid}"
-        self._term_key, self._state_key = f"{prefix}:term", f"{prefix}:state"
-        self._blocks_key, self._bad_key = f"{prefix}:blocks", f"{prefix}:bad"
+        self._keys = StateKeys.of(job_uid)
+        self._holder = uuid.uuid4().hex
         self._blocks: dict[str, bytes] = {}
         self._bad: set[str] = set()
         self.term = 0
@@ -72,17 +78,20 @@ class JobStore:
     def open(self) -> JobState | None:
         """Deposes the master before, if any, and returns the state that it left. Raises UnreadableStateError."""
         with self._answering():
-            self.term = self._redis.incr(self._term_key)
-            document = cast(bytes | None, self._redis.get(self._state_key))
-            blocks = cast(dict[bytes, bytes], self._redis.hgetall(self._blocks_key))
-            bad = cast(set[bytes], self._redis.smembers(self._bad_key))
+            transaction = self._redis.pipeline()
+            transaction.incr(self._keys.term)
+            transaction.set(self._keys.holder, self._holder)
+            self.term = transaction.execute()[0]
+            document = cast(bytes | None, self._redis.get(self._keys.state))
+            blocks = cast(dict[bytes, bytes], self._redis.hgetall(self._keys.blocks))
+            bad = cast(set[bytes], self._redis.smembers(self._keys.bad))
         self._blocks = {name.decode(): content for name, content in blocks.items()}
         self._bad = {entry.decode() for entry in bad}
         try:
             return None if document is None else _state_json.validate_json(document)
         except ValidationError as error:
             problem = f"{error.error_count()} fields are not as this version of Emberscale writes them"
-            raise UnreadableStateError(f"{self._state_key} in Redis at {self.url}: {problem}") from error
+            raise UnreadableStateError(f"{self._keys.state} in Redis at {self.url}: {problem}") from error
 
     def save(self, state: JobState) -> None:
         """Replaces the state. Raises DeposedError."""
@@ -99,15 +108,15 @@ class JobStore:
     def confirm(self) -> None:
         """Raises DeposedError if another master has started."""
         with self._answering():
-            term = cast(bytes | None, self._redis.get(self._term_key))
-        if term is not None and int(term) != self.term:
+            term, holder = cast(list[bytes | None], self._redis.mget(self._keys.term, self._keys.holder))
+        if term is not None and (int(term), holder) != (self.term, self._holder.encode()):
             raise DeposedError(f"the master with term {int(term)} has started after the one with term {self.term}")
 
     def save_blocks(self, split: str, file_number: int, blocks: bytes) -> None:
         """Keeps the index of one file."""
         name = f"{split}/{file_number}"
         with self._answering():
-            self._redis.hset(self._blocks_key, name, blocks)
+            self._redis.hset(self._keys.blocks, name, blocks)
         self._blocks[name] = blocks
 
     def blocks(self) -> Mapping[tuple[str, int], bytes]:
@@ -119,7 +128,7 @@ class JobStore:
         """Remembers malformed records, by file and line."""
         entries = {f"{line}:{file}" for file, line in records}
         with self._answering():
-            self._redis.sadd(self._bad_key, *entries)
+            self._redis.sadd(self._keys.bad, *entries)
         self._bad |= entries
 
     def bad_records(self) -> set[tuple[str, int]]:
@@ -132,15 +141,17 @@ class JobStore:
         self._redis.close()
 
     def _write(self, document: bytes) -> int:
-        return cast(int, self._save(keys=[self._term_key, self._state_key], args=[self.term, document]))
+        keys = [self._keys.term, self._keys.holder, self._keys.state, self._keys.blocks, self._keys.bad]
+        return cast(int, self._save(keys=keys, args=[self.term, self._holder, document, _KEPT_SECONDS]))
 
     def _restore(self) -> None:
         transaction = self._redis.pipeline()
-        transaction.set(self._term_key, self.term, nx=True)
+        transaction.set(self._keys.term, self.term, nx=True)
+        transaction.set(self._keys.holder, self._holder, nx=True)
         for name, content in self._blocks.items():
-            transaction.hset(self._blocks_key, name, content)
+            transaction.hset(self._keys.blocks, name, content)
         if self._bad:
-            transaction.sadd(self._bad_key, *self._bad)
+            transaction.sadd(self._keys.bad, *self._bad)
         transaction.execute()
 
     @contextmanager

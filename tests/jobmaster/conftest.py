@@ -4,6 +4,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from emberscale_api import environment
 from emberscale_api.environment import ProcessIdentity
 from emberscale_api.job import TrainingJob
 from emberscale_api.rpc import master_pb2 as pb
+from emberscale_api.state_keys import StateKeys
 from emberscale_jobmaster.server import MasterProcess
 from emberscale_jobmaster.store import JobStore
 
@@ -144,7 +146,7 @@ class Cluster:
     def redis_is_empty(self) -> None:
         """What the job has in Redis is lost; the next master finds nothing."""
         client = redis.Redis.from_url(self.redis.url)
-        client.delete(*(f"emberscale:{self.uid}:{key}" for key in ("term", "state", "blocks", "bad")))
+        client.delete(*astuple(StateKeys.of(self.uid)))
         client.close()
 
     def start_ps(self, index: int, faults: Mapping[str, Callable[[], None]] | None = None) -> FakePs:

@@ -259,9 +259,9 @@ class Caller:
     def close(self) -> None:
         self._channel.close()
 
-    def register(self, **addresses: str) -> pb.RegisterReply:
+    def register(self, routing_epoch: int = 0, **addresses: str) -> pb.RegisterReply:
         """Waits until the master listens: all channels of this process share what they know of an address."""
-        request = pb.RegisterRequest(member=self.member, pid=1, host="h", **addresses)
+        request = pb.RegisterRequest(member=self.member, pid=1, host="h", routing_epoch=routing_epoch, **addresses)
         return self.stub.Register(request, timeout=20, wait_for_ready=True)
 
     def acquire(self, *finished: pb.TaskResult, wait: float = 5.0) -> pb.AcquireTaskReply:

@@ -76,7 +76,7 @@ def test_who_is_silent_for_too_long_is_given_up_and_may_come_back(clocked: Clock
     clocked.pass_time(2)
     assert not clocked.alive(Role.WORKER)
     assert not clocked.alive(Role.PS)
-    clocked.runtime.update(lambda state: lifecycle.heard(state, WORKER))
+    clocked.runtime.update(lambda state: lifecycle.heard(state, clocked.runtime.spec, WORKER))
     assert clocked.alive(Role.WORKER)
 
 

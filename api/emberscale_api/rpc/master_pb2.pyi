@@ -165,6 +165,7 @@ class RegisterRequest(_message.Message):
     METRICS_ADDRESS_FIELD_NUMBER: _builtins.int
     PID_FIELD_NUMBER: _builtins.int
     HOST_FIELD_NUMBER: _builtins.int
+    ROUTING_EPOCH_FIELD_NUMBER: _builtins.int
     data_address: _builtins.str
     """PS: tcp://host:port or unix:///path"""
     control_address: _builtins.str
@@ -173,6 +174,10 @@ class RegisterRequest(_message.Message):
     """host:port"""
     pid: _builtins.int
     host: _builtins.str
+    routing_epoch: _builtins.int
+    """PS: of the table that it adopted last, 0 before the first. A master that does not know that table has lost its books,
+    and goes beyond it.
+    """
     @_builtins.property
     def member(self) -> Global___Member: ...
     def __init__(
@@ -184,10 +189,11 @@ class RegisterRequest(_message.Message):
         metrics_address: _builtins.str = ...,
         pid: _builtins.int = ...,
         host: _builtins.str = ...,
+        routing_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["control_address", b"control_address", "data_address", b"data_address", "host", b"host", "member", b"member", "metrics_address", b"metrics_address", "pid", b"pid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["control_address", b"control_address", "data_address", b"data_address", "host", b"host", "member", b"member", "metrics_address", b"metrics_address", "pid", b"pid", "routing_epoch", b"routing_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -45,12 +45,21 @@ class MasterClient:
             role=roles[identity.role], index=identity.index, incarnation=identity.incarnation
         )
         self._registration: master_pb2.RegisterRequest | None = None
+        self._routing_epoch: Callable[[], int] = lambda: 0
         self._closed = threading.Event()
 
     def register(
-        self, data_address: str = "", control_address: str = "", metrics_address: str = ""
+        self,
+        data_address: str = "",
+        control_address: str = "",
+        metrics_address: str = "",
+        routing_epoch: Callable[[], int] = lambda: 0,
     ) -> master_pb2.RegisterReply:
-        """Joins the job. Raises SupersededError."""
+        """Joins the job; `routing_epoch` is of the table whose rows a parameter server holds. Raises SupersededError.
+
+        A master that lost its books does not know this process, and is told again.
+        """
+        self._routing_epoch = routing_epoch
         self._registration = master_pb2.RegisterRequest(
             member=self.member,
             data_address=data_address,
@@ -88,6 +97,7 @@ class MasterClient:
             raise error
 
     def _register_anew(self, registration: master_pb2.RegisterRequest) -> None:
+        registration.routing_epoch = self._routing_epoch()
         try:
             self.stub.Register(registration, timeout=_CALL_SECONDS)
         except grpc.RpcError as error:

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 
 from emberscale_api.environment import MissingVariableError, ProcessIdentity, read_identity
 from emberscale_api.events import configure_logging
+from emberscale_api.process_metrics import ProcessMetrics
 from emberscale_api.rpc import master_pb2, master_pb2_grpc
 from emberscale_api.rpc.token import CHANNEL_OPTIONS, TokenCheck
 from emberscale_trainer.membership import Heartbeat, MasterClient, SupersededError
@@ -47,6 +48,7 @@ def _serve(identity: ProcessIdentity, stopping: threading.Event) -> int:
     listener, data_address = _listen(identity)
     master = MasterClient(identity)
     registry = CollectorRegistry()
+    registry.register(ProcessMetrics())
     metrics_server, _ = start_http_server(identity.metrics_port, addr=identity.listen_host, registry=registry)
     grpc_server = grpc.server(
         ThreadPoolExecutor(max_workers=4), interceptors=[TokenCheck(identity.token)], options=CHANNEL_OPTIONS
@@ -64,6 +66,7 @@ def _serve(identity: ProcessIdentity, stopping: threading.Event) -> int:
             data_address=data_address,
             control_address=f"{identity.advertised_host}:{control_port}",
             metrics_address=f"{identity.advertised_host}:{metrics_server.server_port}",
+            routing_epoch=lambda: control.routing_epoch,
         )
     except SupersededError as error:
         log.warning("superseded", detail=str(error))

@@ -50,6 +50,11 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._saves: dict[int, Future[list[WrittenFile]]] = {}
 
+    @property
+    def routing_epoch(self) -> int:
+        """Of the table that was adopted last; 0 before the first."""
+        return 0 if self._assignment is None else self._assignment.routing.epoch
+
     def Assign(  # noqa: N802 - the name is the proto's
         self, request: master_pb2.AssignRequest, context: grpc.ServicerContext
     ) -> master_pb2.AssignReply:

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 
 from emberscale_api.environment import MissingVariableError, read_identity
 from emberscale_api.events import configure_logging
+from emberscale_api.process_metrics import ProcessMetrics
 from emberscale_api.rpc import master_pb2
 from emberscale_trainer.membership import MasterClient, SupersededError
 from emberscale_trainer.worker.metrics import WorkerMetrics
@@ -44,6 +45,7 @@ def main() -> int:
 
     signal.signal(signal.SIGTERM, stop)
     registry = CollectorRegistry()
+    registry.register(ProcessMetrics())
     statistics = WorkerStatistics()
     registry.register(WorkerMetrics(statistics))
     metrics_server, _ = start_http_server(identity.metrics_port, addr=identity.listen_host, registry=registry)

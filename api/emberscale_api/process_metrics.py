@@ -1,0 +1,55 @@
+"""What every process of a job shows to Prometheus of itself: memory and CPU, and the limits of its container."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from emberscale_api import metrics
+
+_CGROUPS = Path("/sys/fs/cgroup")
+_UNLIMITED_BYTES = 1 << 60
+"""cgroup v1 has no word for "no limit": it is the largest multiple of a page."""
+
+
+class ProcessMetrics(Collector):
+    """Read when scraped, since a container may be resized while it runs. Limits are those of its cgroup, v2 or v1."""
+
+    def __init__(self, cgroups: Path = _CGROUPS) -> None:
+        self._process = psutil.Process()
+        self._cgroups = cgroups
+
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        """The figures of this moment; a limit that does not exist is left out."""
+        times = self._process.cpu_times()
+        yield GaugeMetricFamily(metrics.MEMORY_BYTES, "Resident memory", self._process.memory_info().rss)
+        yield CounterMetricFamily(metrics.CPU_SECONDS_TOTAL, "CPU time", times.user + times.system)
+        memory, cores = memory_limit(self._cgroups), cpu_limit(self._cgroups)
+        if memory is not None:
+            yield GaugeMetricFamily(metrics.MEMORY_LIMIT_BYTES, "Memory above which the process is killed", memory)
+        if cores is not None:
+            yield GaugeMetricFamily(metrics.CPU_LIMIT_CORES, "Cores that the process may use", cores)
+
+
+def memory_limit(cgroups: Path = _CGROUPS) -> int | None:
+    """Bytes that this container may use; None where there is no limit."""
+    text = _text(cgroups / "memory.max") or _text(cgroups / "memory" / "memory.limit_in_bytes")
+    limit = int(text) if text.isdigit() else _UNLIMITED_BYTES
+    return limit if limit < _UNLIMITED_BYTES else None
+
+
+def cpu_limit(cgroups: Path = _CGROUPS) -> float | None:
+    """Cores that this container may use; None where there is no limit."""
+    quota, _, period = _text(cgroups / "cpu.max").partition(" ")
+    if not quota:
+        quota, period = _text(cgroups / "cpu" / "cpu.cfs_quota_us"), _text(cgroups / "cpu" / "cpu.cfs_period_us")
+    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""

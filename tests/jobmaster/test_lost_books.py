@@ -1,0 +1,138 @@
+"""Redis loses what it was given while the job goes on: the last second of it, or all, with the master or without."""
+
+from dataclasses import astuple, replace
+from pathlib import Path
+
+import pytest
+import redis
+from tests.jobmaster.conftest import Cluster
+from tests.jobmaster.fakes import FakePs
+from tests.jobmaster.pure import WORKER, Pure
+
+from emberscale_api.rpc import master_pb2 as pb
+from emberscale_api.state_keys import DEPOSED_BY_DELETION, StateKeys
+from emberscale_jobmaster import lifecycle, progress
+from emberscale_jobmaster.membership import MemberId, Process, Role
+from emberscale_jobmaster.state import Phase
+from emberscale_jobmaster.store import DeposedError, JobStore
+
+
+def server(index: int) -> MemberId:
+    return MemberId(Role.PS, index, f"ps-{index}")
+
+
+def test_a_server_with_rows_of_a_table_that_is_not_in_the_books_takes_all_back() -> None:
+    pure = Pure()
+    pure.start_training()
+    known = pure.state.routing.table.epoch
+    pure.apply(lifecycle.heard(pure.state, pure.spec, server(0), known))
+    assert (pure.state.routing.ready, pure.state.recoveries) == (True, 0)
+
+    pure.apply(lifecycle.heard(pure.state, pure.spec, server(0), known + 3))
+
+    assert (pure.state.routing.ready, pure.state.recoveries) == (False, 1)
+    assert pure.state.routing.table.epoch == known + 4
+    assert pure.phases[-1] is Phase.RESTORING
+    assert not pure.state.ledger.leases
+
+
+def test_a_new_book_begins_beyond_what_any_server_holds() -> None:
+    pure = Pure()
+    for index, epoch in ((0, 5), (1, 7)):
+        process = replace(_process(), incarnation=f"ps-{index}")
+        pure.apply(lifecycle.registered(pure.state, pure.spec, server(index), process, epoch))
+    pure.apply(progress.assignment_begun(pure.state, pure.spec))
+    assert pure.state.routing.table.epoch == 8
+
+
+def test_the_first_table_of_new_books_is_not_the_one_that_servers_hold() -> None:
+    """Both are the first of their books, and what was leased under the old one must not count under the new one."""
+    pure = Pure()
+    old = pure.state.routing.table.epoch
+    for index in range(2):
+        process = replace(_process(), incarnation=f"ps-{index}")
+        pure.apply(lifecycle.registered(pure.state, pure.spec, server(index), process, old))
+    assert pure.state.routing.table.epoch == old + 1
+
+
+def _process() -> Process:
+    return Process("ps", "tcp://a", "a:1", "", 1, "h")
+
+
+def test_a_master_grants_no_token_that_one_before_it_may_have_granted() -> None:
+    pure = Pure()
+    pure.register(Role.WORKER, 0, WORKER.incarnation)
+    task = pure.acquire()
+    assert task is not None
+    successor = progress.taken_over(pure.state, pure.spec, wall=1_800_000_000.0)
+    forgetful = progress.initial(wall=1_800_000_000.0)
+    for state in (successor, forgetful):
+        assert state.next_token > task.token + 1_000_000
+
+
+def test_of_two_masters_with_one_term_only_the_later_writes(cluster: Cluster) -> None:
+    first, second = JobStore(cluster.redis.url, cluster.uid), JobStore(cluster.redis.url, cluster.uid)
+    first.open()
+    cluster.redis_is_empty()
+    second.open()
+    assert first.term == second.term == 1
+    with pytest.raises(DeposedError):
+        first.save(progress.initial(wall=1.0))
+    with pytest.raises(DeposedError):
+        first.confirm()
+    second.save(progress.initial(wall=2.0))
+
+
+def test_a_master_that_outlives_its_job_brings_nothing_back(cluster: Cluster) -> None:
+    keys = StateKeys.of(cluster.uid)
+    store = JobStore(cluster.redis.url, cluster.uid)
+    store.open()
+    store.save(progress.initial(wall=1.0))
+    client = redis.Redis.from_url(cluster.redis.url)
+    client.delete(*astuple(keys))
+    client.set(keys.term, DEPOSED_BY_DELETION)
+    with pytest.raises(DeposedError):
+        store.save(progress.initial(wall=2.0))
+    assert client.exists(*astuple(keys)) == 1
+
+
+def test_what_no_master_writes_any_more_expires(cluster: Cluster) -> None:
+    store = JobStore(cluster.redis.url, cluster.uid)
+    store.open()
+    store.save_blocks("Training", 0, b"blocks")
+    store.add_bad_records([("/day", 9)])
+    store.save(progress.initial(wall=1.0))
+    client = redis.Redis.from_url(cluster.redis.url)
+    for key in astuple(StateKeys.of(cluster.uid)):
+        assert client.ttl(key) > 0, key
+
+
+def registers_anew(cluster: Cluster, ps: FakePs) -> None:
+    """As a parameter server does that the master does not know."""
+    caller = cluster.caller(pb.PS, ps.index, ps.incarnation)
+    caller.register(data_address=f"tcp://127.0.0.1:{ps.port}", control_address=ps.address, routing_epoch=ps.epoch)
+
+
+def test_master_and_redis_lost_at_once_cost_the_work_since_the_last_checkpoint(cluster: Cluster) -> None:
+    cluster.configure(checkpoint={"interval": 0.3})
+    cluster.start_master()
+    cluster.start_servers()
+    worker = cluster.start_worker(0, records=1500, pace=0.01)
+    cluster.until(lambda status: status.checkpoint and status.samples > 300, "a checkpoint")
+    cluster.stop_master()
+    worker.kill()
+    held = {ps.index: ps.epoch for ps in cluster.servers}
+    cluster.redis_is_empty()
+
+    cluster.start_master()
+    for ps in cluster.servers:
+        registers_anew(cluster, ps)
+    cluster.start_worker(1, records=1500)
+
+    status = cluster.until_phase(pb.COMPLETE, pb.FAILED)
+    assert (status.phase, status.samples) == (pb.COMPLETE, 1500), status.message
+    assert status.recoveries == 1
+    for ps in cluster.servers:
+        assert ps.epoch > held[ps.index]
+        assert ps.applied == {0: set(range(150))}
+        assert Path(ps.assigned_from[-1]).parent == cluster.checkpoints
