@@ -4,12 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 PROTOS := $(wildcard api/emberscale_api/rpc/*.proto)
 
-.PHONY: help install demo test lint manifests protos clean
+.PHONY: help install demo test e2e lint manifests protos clean
 
 help:
 	@echo "make demo      train deploy/examples/criteo-dlrm.yaml here, end to end, on a million synthetic rows"
 	@echo "make test      lint, types, import contracts and the whole test suite"
 	@echo "make lint      only the first three"
+	@echo "make e2e       the end-to-end suite on a Kubernetes cluster (tests/kubernetes/cluster.sh says on which)"
 	@echo "make manifests regenerate the CustomResourceDefinition and deploy/ from the types and the chart (needs helm)"
 	@echo "make protos    regenerate the gRPC stubs after a change to a .proto"
 
@@ -27,6 +28,9 @@ demo: install
 
 test: lint
 	$(BIN)/pytest
+
+e2e: install
+	tests/kubernetes/cluster.sh
 
 lint: install
 	$(BIN)/ruff check

@@ -1,73 +1,108 @@
 #!/usr/bin/env bash
-# Runs the end-to-end suite of tests/kubernetes on a cluster, with the image built from the Dockerfile.
+# Runs the end-to-end suite of tests/kubernetes on a cluster, with images built from the Dockerfiles of this checkout.
 #
-#   tests/kubernetes/cluster.sh [arguments of pytest]
+#   tests/kubernetes/cluster.sh [arguments of pytest]          (`make e2e` runs all of it)
 #
-# On a cluster of yours:
+# On a cluster of yours, with kubectl and helm on the path:
 #   KUBECONFIG                 names it
-#   EMBERSCALE_BUILD_COMMAND   builds an image: it gets the name, the archive to write and the context folder as arguments
 #   EMBERSCALE_LOAD_COMMAND    loads an image archive into every node: it gets the archive, such as `kind load image-archive`
-#   EMBERSCALE_E2E_FOLDER      a folder that all nodes share, for data and checkpoints
+#   EMBERSCALE_BUILD_COMMAND   optional: builds an image; it gets the name, the archive to write and the folder with the
+#                              Dockerfile. Docker by default
+#   EMBERSCALE_E2E_FOLDER      optional: a folder that all nodes share, for data and checkpoints
 #   EMBERSCALE_E2E_AUDIT_LOG   optional: the API server's audit log; the test of the operator's rights needs it
-#   EMBERSCALE_E2E_NODE_FAULT  optional: does `N cut`, `N heal` or `N crash` to node N; tests of node loss need it
-# Otherwise, as root on Debian, a cluster is started for the run from KUBE_SCRIPTS, a folder with up.sh, down.sh, build-image.sh,
-# load-image.sh and node.sh; by default ../shared/kube beside this checkout. KUBE_VERSION and KUBE_STATE are passed on.
+#   EMBERSCALE_E2E_NODE_FAULT  optional: a command that does `N cut`, `N heal` or `N crash` to node N; node loss needs it
+#   EMBERSCALE_E2E_FAKE_NODES  optional: a command that adds so many nodes whose pods only seem to run; the storm needs it
+# Otherwise, as root on Debian, a cluster of two nodes is started for the run from KUBE_SCRIPTS, a folder with up.sh,
+# down.sh, build-image.sh, load-image.sh, node.sh and fake-nodes.sh; by default ../shared/kube beside this checkout.
+# KUBE_VERSION is passed on.
+#
+# EMBERSCALE_CHAOS_ROUNDS says how many rounds of killing are played, 3 by default.
 #
 # Exit codes: pytest's; 77 where no cluster can be had: then nothing has been tested.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 cd "$root"
 scripts=${KUBE_SCRIPTS:-$root/../shared/kube}
-images=$(mktemp -d)
-state=""
+packages=(containerd runc iptables containernetworking-plugins conntrack ethtool socat openssl iproute2 xz-utils buildah
+  debootstrap prometheus)
+work=$(mktemp -d)
+state="" inside=""
 
 end() {
   status=$?
   if [ -n "$state" ]; then
-    [ "$status" = 0 ] || KEEP_LOGS=1
-    [ -z "${KEEP_LOGS:-}" ] || echo "logs of the cluster: $state/logs" >&2
-    "$scripts/down.sh" "$state"
+    [ "$status" = 0 ] || { cp -r "$state/logs" "$work-logs" && echo "logs of the cluster: $work-logs" >&2; }
+    "$scripts/down.sh" "$state" || true
   fi
-  rm -rf "$images"
+  rm -rf "$work" 2> /dev/null || true
   exit "$status"
 }
 trap end EXIT
 
-build=${EMBERSCALE_BUILD_COMMAND:-}
-load=${EMBERSCALE_LOAD_COMMAND:-}
-inside=""
-if [ -n "$load" ] && [ -n "${KUBECONFIG:-}" ] && [ -n "$build" ]; then
-  :
-elif [ -x "$scripts/up.sh" ] && [ "$(id -u)" = 0 ] && command -v containerd > /dev/null && command -v buildah > /dev/null; then
-  build=$scripts/build-image.sh load=$scripts/load-image.sh
-else
-  echo "tests/kubernetes: NOT RUN: no cluster. Set KUBECONFIG, EMBERSCALE_BUILD_COMMAND and EMBERSCALE_LOAD_COMMAND ($0 says how)." >&2
+not_run() {
+  echo "tests/kubernetes: NOT RUN, nothing was tested: $1" >&2
   exit 77
-fi
+}
 
-$build localhost/emberscale:e2e "$images/emberscale.tar" "$root"
-$build localhost/redis:e2e "$images/redis.tar" tests/kubernetes/redis
-if [ "$build" = "$scripts/build-image.sh" ]; then
-  state=${KUBE_STATE:-$(mktemp -d)}
-  audit=$state/audit
-  mkdir -p "$audit"
-  cat > "$audit/policy.yaml" << 'POLICY'
+with_docker() { # NAME ARCHIVE FOLDER
+  docker build --tag "$1" "$3" && docker save --output "$2" "$1"
+}
+
+install_packages() {
+  local missing=()
+  for package in "${packages[@]}"; do
+    dpkg-query -W -f '${Status}' "$package" 2> /dev/null | grep -q "install ok installed" || missing+=("$package")
+  done
+  [ ${#missing[@]} = 0 ] && return
+  echo "installing ${missing[*]}"
+  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" \
+    > "$work/apt.log" 2>&1 || { tail -n 20 "$work/apt.log" >&2; return 1; }
+}
+
+start_cluster() {
+  state=$work/cluster
+  mkdir -p "$state/audit" "$work/scripts"
+  cat > "$state/audit/policy.yaml" << 'POLICY'
 apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [RequestReceived]
-rules: [{level: Metadata}]
+rules:
+  - {level: Metadata, userGroups: ["system:serviceaccounts"]}
+  - {level: None}
 POLICY
-  export APISERVER_EXTRA="--audit-policy-file=$audit/policy.yaml --audit-log-path=$audit/log.jsonl ${APISERVER_EXTRA:-}"
-  KUBE_NODES=2 "$scripts/up.sh" "$state"
-  export EMBERSCALE_E2E_AUDIT_LOG=$audit/log.jsonl
+  # Nodes of one machine share /var/log/pods, where each kubelet removes the logs of pods that it does not know.
+  ln -s "$(cd "$scripts" && pwd)"/* "$work/scripts/"
+  rm "$work/scripts/up.sh"
+  sed "s|^volumePluginDir: .*|&\npodLogsDir: \$dir/pod-logs|" "$scripts/up.sh" > "$work/scripts/up.sh"
+  chmod +x "$work/scripts/up.sh"
+  APISERVER_EXTRA="--audit-policy-file=$state/audit/policy.yaml --audit-log-path=$state/audit/log.jsonl ${APISERVER_EXTRA:-}" \
+    KUBE_NODES=2 "$work/scripts/up.sh" "$state"
   # shellcheck source=/dev/null
   source "$state/env"
   inside=$KUBE_EXEC
-  export EMBERSCALE_E2E_NODE_FAULT=$scripts/node.sh
+  export EMBERSCALE_E2E_AUDIT_LOG=$state/audit/log.jsonl
+  export EMBERSCALE_E2E_NODE_FAULT=$scripts/node.sh EMBERSCALE_E2E_FAKE_NODES=$scripts/fake-nodes.sh
+}
+
+if [ -n "${EMBERSCALE_LOAD_COMMAND:-}" ] && [ -n "${KUBECONFIG:-}" ]; then
+  own=yes build=${EMBERSCALE_BUILD_COMMAND:-with_docker} load=$EMBERSCALE_LOAD_COMMAND
+elif [ ! -x "$scripts/up.sh" ]; then
+  not_run "no cluster. Set KUBECONFIG and EMBERSCALE_LOAD_COMMAND; $0 says how"
+elif [ "$(id -u)" != 0 ] || ! command -v apt-get > /dev/null; then
+  not_run "starting a cluster takes root on Debian. Set KUBECONFIG and EMBERSCALE_LOAD_COMMAND; $0 says how"
+else
+  own="" build=$scripts/build-image.sh load=$scripts/load-image.sh
+  install_packages || not_run "the packages that a cluster needs cannot be installed"
 fi
-$load "$images/emberscale.tar"
-$load "$images/redis.tar"
+
+$build localhost/emberscale:e2e "$work/emberscale.tar" "$root" > "$work/build.log" 2>&1 \
+  || { tail -n 60 "$work/build.log" >&2; exit 1; }
+$build localhost/redis:e2e "$work/redis.tar" tests/kubernetes/redis > "$work/build.log" 2>&1 \
+  || { tail -n 60 "$work/build.log" >&2; exit 1; }
+[ -n "$own" ] || start_cluster
+$load "$work/emberscale.tar"
+$load "$work/redis.tar"
 
 export EMBERSCALE_E2E_IMAGE=localhost/emberscale:e2e EMBERSCALE_E2E_REDIS_IMAGE=localhost/redis:e2e
-export EMBERSCALE_E2E_FOLDER=${EMBERSCALE_E2E_FOLDER:-$images/shared}
+export EMBERSCALE_E2E_FOLDER=${EMBERSCALE_E2E_FOLDER:-$work/shared}
 $inside "$root/.venv/bin/pytest" tests/kubernetes "$@"

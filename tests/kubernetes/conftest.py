@@ -5,7 +5,13 @@ from collections.abc import Iterator
 import pytest
 
 from cluster import IMAGE, ROWS, SHARED_FOLDER, Place, apply, kubectl, run, run_in_pod, setting
+from faults import ProcessKiller, process_killer
 from installation import RELEASE, SYSTEM, helm_install, redis_volume
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What looks back at the session, or breaks what others need, comes last."""
+    items.sort(key=lambda item: item.get_closest_marker("last") is not None)
 
 
 @pytest.fixture(scope="session")
@@ -43,10 +49,18 @@ def installed(image: str, shared_folder: str) -> Iterator[str]:
     kubectl("delete", "pv", "emberscale-e2e-redis", "--ignore-not-found", "--wait=false")
 
 
+@pytest.fixture(scope="session")
+def killer(installed: str) -> Iterator[ProcessKiller]:
+    """Something that kills processes on their nodes."""
+    with process_killer() as found:
+        yield found
+
+
 @pytest.fixture
 def place(installed: str, shared_folder: str, request: pytest.FixtureRequest) -> Iterator[Place]:
     """A namespace of the test's own; its jobs end with it."""
     name = request.node.name.split("[")[0].removeprefix("test_").replace("_", "-")[:40].strip("-")
+    kubectl("delete", "namespace", name, "--ignore-not-found", "--wait=true", timeout=180)
     kubectl("create", "namespace", name)
     yield Place(name, shared_folder)
-    kubectl("delete", "namespace", name, "--wait=true", timeout=180)
+    kubectl("delete", "namespace", name, "--wait=false")

@@ -26,11 +26,13 @@ def test_the_charts_own_test_passes(installed: str) -> None:
 
 def test_a_job_trains_every_sample_once_and_tells_so(place: Place) -> None:
     job = submit(manifest("whole", place), place)
-    eventually("four pods", lambda: len(job.pods()) >= 5 or None, seconds=60)
-    job.wait_for_samples(1)
-    during = kubectl("get", "tj", "whole", "-n", place.namespace).splitlines()
-    assert during[0].split() == ["NAME", "PHASE", "WORKERS", "PS", "SAMPLES/S", "PROGRESS", "ETA", "AGE"]
-    assert during[1].split()[2:4] == ["2/2", "2/2"]
+    eventually("five pods", lambda: len(job.pods()) >= 5 or None, seconds=60)
+
+    def table() -> list[list[str]]:
+        return [line.split() for line in kubectl("get", "tj", "whole", "-n", place.namespace).splitlines()]
+
+    assert table()[0] == ["NAME", "PHASE", "WORKERS", "PS", "SAMPLES/S", "PROGRESS", "ETA", "AGE"]
+    eventually("all are ready", lambda: table()[1][2:4] == ["2/2", "2/2"], seconds=120, every=0.2)
 
     status = job.wait_complete()
 

@@ -19,9 +19,12 @@ SHARED_FOLDER = "EMBERSCALE_E2E_FOLDER"
 NODE_FAULT = "EMBERSCALE_E2E_NODE_FAULT"
 AUDIT_LOG = "EMBERSCALE_E2E_AUDIT_LOG"
 
+SESSION = f"{time.time():.0f}"
+"""Keeps the checkpoints of one run of the suite from those of another."""
 ROWS = 60_000
 RECORDS = 54_000
-"""Rows of the suite's data, and those of them that are trained on."""
+EVALUATION_RECORDS = ROWS - RECORDS
+"""Rows of the suite's data, those of them that are trained on, and those that are not."""
 
 
 class CommandFailedError(Exception):
@@ -237,12 +240,12 @@ def manifest(name: str, place: Place, **spec: Any) -> dict[str, Any]:
 
     base = {
         "data": {"train": ["/shared/criteo/train-*.tsv"], "evaluation": ["/shared/criteo/evaluation.tsv"]},
-        "training": {"batchSize": 256},
+        "training": {"batchSize": 128},
         "sharding": {"minBatches": 2, "maxBatches": 8, "leaseTimeout": "10s"},
         "master": {"resources": resources("512Mi"), "template": template},
         "ps": {"replicas": 2, "resources": resources("1Gi"), "template": template},
         "worker": {"replicas": 2, "resources": resources("1536Mi"), "template": template},
-        "checkpoint": {"uri": f"/shared/checkpoints/{place.namespace}/{name}", "interval": "5s"},
+        "checkpoint": {"uri": f"/shared/checkpoints/{SESSION}/{place.namespace}/{name}", "interval": "5s"},
         "runPolicy": {"backoffLimit": 50},
     }
     return {

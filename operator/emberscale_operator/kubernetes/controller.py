@@ -43,6 +43,7 @@ from emberscale_operator.kubernetes.status import (
     to_document,
     without_progress,
 )
+from emberscale_operator.kubernetes.tallies import Tallies
 from emberscale_operator.reconcile import (
     Action,
     Create,
@@ -88,6 +89,7 @@ class JobController:
         cluster: ClusterView,
         client: ApiClient,
         recorder: Recorder,
+        tallies: Tallies,
         settings: Settings,
         policy: Policy | None = None,
     ) -> None:
@@ -96,6 +98,7 @@ class JobController:
         self._cluster = cluster
         self._client = client
         self._recorder = recorder
+        self._tallies = tallies
         self._settings = settings
         self._policy = policy
         self._makes = ObjectMaker(client, settings)
@@ -163,6 +166,7 @@ class JobController:
         return await self._reconcile(job, status, now)
 
     async def _reconcile(self, job: Job, status: TrainingJobStatus, now: float) -> float:
+        self._tallies.job_reconciled()
         policy = self._policy or Policy(backoff_limit=job.spec.run_policy.backoff_limit)
         active = status.phase not in RESTING
         views = await self._with_troubles(self._observation.observe(self._cluster.pods(self.key), self.uid, now), now)
@@ -189,12 +193,14 @@ class JobController:
         if failure is not None and phase not in RESTING:
             phase, reason, message = JobPhase.FAILED, failure.reason, failure.message
             actions = ()
-        actions = (*actions, *self._stale_master(objects, views, phase))
+        actions = (*actions, *self._outdated(objects, views, phase))
         delay = await self._write(
             job, self._facts(job, status, phase, reason, message, demands, views, applied_ps, now), now
         )
         if phase is not status.phase:
             stories.tell_phase(self._recorder, job, status.phase, self._status or status)
+            if phase in ENDED and self._status is not None:
+                self._tallies.job_ended(self._status)
             if failure is not None:
                 delay = 0.0
         if phase is JobPhase.PENDING and status.phase is JobPhase.SUSPENDED:
@@ -243,6 +249,7 @@ class JobController:
                 continue
             self._observation.restarts[slot] = self._observation.restarts.get(slot, 0) + 1
             stories.tell_exit(self._recorder, job, view)
+            self._tallies.pod_ended(view)
             limit = view.instance.resources.memory_bytes
             if ended.reason is ExitReason.OOM_KILLED and limit is not None:
                 grown = grown_memory(limit)
@@ -385,17 +392,21 @@ class JobController:
 
         return tuple(masked(instance) for instance in instances)
 
-    def _stale_master(self, objects: JobObjects, views: Sequence[PodView], phase: JobPhase) -> tuple[Action, ...]:
-        """A master that read a manifest which has been edited since is replaced: its state is durable."""
+    def _outdated(self, objects: JobObjects, views: Sequence[PodView], phase: JobPhase) -> tuple[Action, ...]:
+        """Pods that are replaced because the manifest was edited since.
+
+        A master reads the manifest when it starts, and its state is durable. Of the others those that do not run yet
+        may wait for what the edit has mended, such as an image; those that run are left alone.
+        """
         if phase in RESTING or phase is JobPhase.SUSPENDING:
             return ()
         return tuple(
             Delete(view.id)
             for view in views
-            if view.id.role is Role.MASTER
-            and view.instance.state is InstanceState.RUNNING
+            if view.instance.state is InstanceState.RUNNING
+            and (view.id.role is Role.MASTER or not view.running)
             and view.restart_key
-            and view.restart_key != objects.restart_key
+            and view.restart_key != objects.restart_keys[view.id.role]
         )
 
     def _facts(

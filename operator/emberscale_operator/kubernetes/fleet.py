@@ -1,7 +1,7 @@
 """All jobs: one task each, started when a job is first seen and ended when it is gone."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import structlog
 
@@ -12,10 +12,11 @@ _log = structlog.get_logger()
 
 
 class Fleet:
-    """Wakes the controllers of jobs. `make` makes one for a job's key and uid."""
+    """Wakes the controllers of jobs. `make` makes one for a job's key and uid; `bury` follows when a job is gone."""
 
-    def __init__(self, make: Callable[[JobKey, str], JobController]) -> None:
+    def __init__(self, make: Callable[[JobKey, str], JobController], bury: Callable[[str], Awaitable[None]]) -> None:
         self._make = make
+        self._bury = bury
         self._tasks: dict[tuple[JobKey, str], asyncio.Task[None]] = {}
         self.controllers: dict[tuple[JobKey, str], JobController] = {}
         self._current: dict[JobKey, str] = {}
@@ -55,6 +56,7 @@ class Fleet:
         while True:
             try:
                 await controller.run()
+                await self._bury(controller.uid)
             except asyncio.CancelledError:
                 raise
             except Exception:  # noqa: BLE001 - the outermost edge of a task that must not end silently

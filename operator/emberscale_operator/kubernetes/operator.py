@@ -12,15 +12,18 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from emberscale_api.events import configure_logging
+from emberscale_api.process_metrics import ProcessMetrics
 from emberscale_operator.kubernetes import names
 from emberscale_operator.kubernetes.client import ApiClient, ApiError, ApiUnavailableError
 from emberscale_operator.kubernetes.controller import JobController
 from emberscale_operator.kubernetes.fleet import Fleet
 from emberscale_operator.kubernetes.health import OperatorMetrics, Pulse, serve
 from emberscale_operator.kubernetes.job import JobKey
+from emberscale_operator.kubernetes.job_state import JobStateStore
 from emberscale_operator.kubernetes.lease import Lease, LeaseLostError
 from emberscale_operator.kubernetes.recorder import Recorder
 from emberscale_operator.kubernetes.settings import Settings
+from emberscale_operator.kubernetes.tallies import Tallies
 
 _BEAT_SECONDS = 5.0
 _PATIENCE_SECONDS = 120.0
@@ -81,10 +84,15 @@ async def _run(settings: Settings) -> int:
     client = await ApiClient.connect()
     recorder = Recorder(client, settings.identity)
     cluster = WatchedCluster()
-    fleet = Fleet(lambda key, uid: JobController(key, uid, cluster, client, recorder, settings))
-    pulse = Pulse(_PATIENCE_SECONDS)
     registry = CollectorRegistry()
+    tallies = Tallies(registry)
+    states = JobStateStore(settings.redis_url)
+    fleet = Fleet(
+        lambda key, uid: JobController(key, uid, cluster, client, recorder, tallies, settings), bury=states.remove
+    )
+    pulse = Pulse(_PATIENCE_SECONDS)
     registry.register(OperatorMetrics(client, fleet))
+    registry.register(ProcessMetrics())
     web = await serve(pulse, registry, settings.health_port, settings.metrics_port)
     lease = Lease(client, settings.namespace, settings.lease_name, settings.identity)
     try:
@@ -113,6 +121,7 @@ async def _run(settings: Settings) -> int:
         return 0
     finally:
         await web.cleanup()
+        await states.close()
         await client.close()
 
 

@@ -36,12 +36,12 @@ _THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", 
 class JobObjects:
     """What a job's pods refer to: names of objects, and the text of the manifest that a new master reads.
 
-    `restart_key` names what of the manifest a running master must be replaced for.
+    `restart_keys` name, for each role, what of the manifest a pod must be replaced for.
     """
 
     manifest: str
     manifest_name: str
-    restart_key: str
+    restart_keys: Mapping[Role, str]
     store_secret: str
 
     @classmethod
@@ -59,7 +59,11 @@ class JobObjects:
         return cls(
             manifest=text,
             manifest_name=names.manifest_name(name, text),
-            restart_key=names.digest(key),
+            restart_keys={
+                Role.MASTER: names.digest(key),
+                Role.PS: names.digest(spec.ps.template.model_dump_json()),
+                Role.WORKER: names.digest(spec.worker.template.model_dump_json()),
+            },
             store_secret=names.store_secret_name(name, settings.redis_url),
         )
 
@@ -114,9 +118,7 @@ def build_pod(
     """The pod of one instance: what the person asked for, under what the job needs."""
     role = role_spec(job, instance.role)
     template = role.template
-    annotations = dict(template.annotations)
-    if instance.role is Role.MASTER:
-        annotations[names.MANIFEST_ANNOTATION] = objects.restart_key
+    annotations = {**template.annotations, names.MANIFEST_ANNOTATION: objects.restart_keys[instance.role]}
     pod = _object("v1", "Pod", job, names.pod_name(job.key.name, instance))
     pod["metadata"]["labels"] = {**template.labels, **names.instance_labels(job.key.name, instance)}
     pod["metadata"]["annotations"] = annotations

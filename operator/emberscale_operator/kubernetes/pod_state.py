@@ -52,7 +52,7 @@ class Waiting:
 class PodView:
     """One pod of a job. `cause` and `detail` say how it ended; `mounting` that it has been preparing for a while.
 
-    `restart_key` is what a master's manifest was.
+    `restart_key` is of what the manifest was when the pod was made.
     """
 
     name: str

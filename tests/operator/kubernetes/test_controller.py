@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
 
 from emberscale_operator.kubernetes.client import ApiError
 from emberscale_operator.kubernetes.controller import JobController
 from emberscale_operator.kubernetes.job import JobKey
 from emberscale_operator.kubernetes.recorder import Recorder
 from emberscale_operator.kubernetes.settings import Settings
+from emberscale_operator.kubernetes.tallies import Tallies
 from emberscale_operator.reconcile import Backoff, Policy
 from training_jobs import job_body
 
@@ -157,11 +159,13 @@ class Operator:
     def __init__(self, api: MemoryApi, policy: Policy | None = PATIENT) -> None:
         self.api = api
         self.policy = policy
+        self.registry = CollectorRegistry()
+        self.tallies = Tallies(self.registry)
         self.controller = self.start()
 
     def start(self) -> JobController:
         recorder = Recorder(self.api, "op-1")  # type: ignore[arg-type]  # the calls that it makes are there
-        return JobController(KEY, "job-uid", self.api, self.api, recorder, SETTINGS, self.policy)  # type: ignore[arg-type]
+        return JobController(KEY, "job-uid", self.api, self.api, recorder, self.tallies, SETTINGS, self.policy)  # type: ignore[arg-type]
 
     async def step(self, seconds: float = 1.0) -> None:
         self.api.now += seconds

@@ -120,7 +120,15 @@ def test_a_master_is_replaced_only_for_what_it_reads(
     base: dict[str, Any] = {"worker": {"replicas": 3}}
     before = JobObjects.of(read_job(job_body(**base)), settings)
     after = JobObjects.of(read_job(job_body(**{**base, **change})), settings)
-    assert (before.restart_key != after.restart_key) is replaced
+    assert (before.restart_keys[Role.MASTER] != after.restart_keys[Role.MASTER]) is replaced
+
+
+def test_a_pod_that_cannot_start_is_replaced_when_its_template_is_edited(settings: Settings) -> None:
+    base: dict[str, Any] = {"worker": {"template": {"image": "nowhere:1"}}}
+    before = JobObjects.of(read_job(job_body(**base)), settings)
+    after = JobObjects.of(read_job(job_body(worker={"template": {"image": "somewhere:1"}})), settings)
+    changed = {role for role in before.restart_keys if before.restart_keys[role] != after.restart_keys[role]}
+    assert changed == {Role.WORKER}
 
 
 def test_a_manifest_of_another_content_has_another_name(settings: Settings) -> None:

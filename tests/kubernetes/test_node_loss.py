@@ -1,0 +1,139 @@
+"""A node with a parameter server and a worker goes: for a while, behind a broken link, or for good."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cluster import (
+    NODE_FAULT,
+    RECORDS,
+    Job,
+    Place,
+    assert_exact,
+    eventually,
+    get,
+    kubectl,
+    manifest,
+    run,
+    setting,
+    submit,
+)
+from faults import ProcessKiller
+from installation import helm_install
+from status_watch import watched_status
+
+CUT_SECONDS = 60
+EPOCHS = 4
+
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.last]
+
+
+def fault(what: str) -> None:
+    run(setting(NODE_FAULT), "2", what)
+
+
+@pytest.fixture(scope="module")
+def nodes(installed: str) -> Iterator[tuple[str, str]]:
+    """The node that stays, with operator and Redis on it, and the one that goes."""
+    if not setting(NODE_FAULT):
+        pytest.skip(f"NOT RUN: {NODE_FAULT} is not set: nothing can cut off a node")
+    names = sorted(node["metadata"]["name"] for node in get("nodes"))
+    assert len(names) >= 2, "the loss of a node takes two nodes"
+    selector = "nodeSelector.kubernetes\\.io/hostname"
+    helm_install("--set", f"operator.{selector}={names[0]}", "--set", f"redis.{selector}={names[0]}")
+    yield names[0], names[1]
+    helm_install()
+
+
+def split_over(nodes: tuple[str, str], name: str, place: Place) -> dict[str, Any]:
+    """A job whose master stays, while servers and workers prefer to be on different nodes."""
+    document = manifest(name, place)
+    spec = document["spec"]
+    spec["training"]["epochs"] = EPOCHS
+    spec["master"]["template"] = {**spec["master"]["template"], "nodeSelector": {"kubernetes.io/hostname": nodes[0]}}
+    for role in ("ps", "worker"):
+        labels = {"emberscale.io/job-name": name, "emberscale.io/role": role}
+        term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": labels}}
+        preferred = [{"weight": 100, "podAffinityTerm": term}]
+        anti = {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
+        spec[role]["template"] = {**spec[role]["template"], "affinity": anti}
+    return document
+
+
+def on(node: str, job: Job) -> list[Any]:
+    return [pod for pod in job.pods() if pod["spec"].get("nodeName") == node and pod["status"]["phase"] == "Running"]
+
+
+def started(nodes: tuple[str, str], name: str, place: Place) -> tuple[Job, list[Any]]:
+    """The job while it trains, and its pods on the node that goes."""
+    job = submit(split_over(nodes, name, place), place)
+    job.wait_for_samples(1)
+    there = on(nodes[1], job)
+    roles = {pod["metadata"]["labels"]["emberscale.io/role"] for pod in there}
+    assert roles == {"ps", "worker"}, roles
+    return job, there
+
+
+def test_a_node_that_is_cut_off_and_comes_back_does_no_harm(
+    nodes: tuple[str, str], place: Place, killer: ProcessKiller
+) -> None:
+    job, there = started(nodes, "cut", place)
+    with watched_status(place.namespace) as watch:
+        fault("cut")
+        time.sleep(CUT_SECONDS)  # how long the link is broken is what is tested
+        fault("heal")
+        job.wait_complete(600)
+    eventually("the node is back", lambda: _ready(nodes[1]) or None, seconds=120)
+    assert_exact(job, place, EPOCHS * RECORDS)
+    assert watch.duplicates == set()
+    now = {pod["metadata"]["uid"] for pod in job.pods()}
+    replaced = [pod for pod in there if pod["metadata"]["uid"] not in now]
+    for pod in replaced:
+        eventually(f"{pod['metadata']['name']} ends", lambda pod=pod: not killer.processes(pod) or None, seconds=60)  # type: ignore[misc]
+
+
+def test_incarnations_that_were_replaced_while_they_were_cut_off_are_fenced(
+    nodes: tuple[str, str], place: Place, killer: ProcessKiller
+) -> None:
+    """The link stays broken until others have taken the places; then the old ones are heard again."""
+    job, there = started(nodes, "fenced", place)
+    fault("cut")
+    old = {pod["metadata"]["uid"] for pod in there}
+
+    def replaced() -> bool:
+        members = {member.get("uid") for member in job.status().get("members", ()) if member.get("state") == "Running"}
+        return not members & old and len(job.running("ps")) == 2 and len(job.running("worker")) == 2
+
+    eventually("others have taken their places", lambda: replaced() or None, seconds=240)
+    fault("heal")
+    eventually("the node is back", lambda: _ready(nodes[1]) or None, seconds=120)
+    job.wait_complete(600)
+    assert_exact(job, place, EPOCHS * RECORDS)
+    for pod in there:
+        eventually(f"{pod['metadata']['name']} ends", lambda pod=pod: not killer.processes(pod) or None, seconds=60)  # type: ignore[misc]
+    reasons = {event["reason"] for event in job.events()}
+    assert {"LostPSPod", "LostWorkerPod"} <= reasons, reasons
+    status = job.status()
+    assert "BackoffLimitExceeded" not in str(status)
+
+
+def test_a_node_that_crashes_takes_nothing_with_it(nodes: tuple[str, str], place: Place) -> None:
+    job, there = started(nodes, "crashed", place)
+    fault("crash")
+    try:
+        job.wait_complete(600)
+        assert_exact(job, place, EPOCHS * RECORDS)
+        lost = [event for event in job.events() if event["reason"] in ("LostPSPod", "LostWorkerPod")]
+        assert {event["reason"] for event in lost} == {"LostPSPod", "LostWorkerPod"}
+        assert all("not counted" in event["message"] for event in lost)
+        ended = {pod["metadata"]["uid"] for pod in there}
+        assert not [pod for pod in job.pods() if pod["metadata"]["uid"] in ended]
+    finally:
+        kubectl("delete", "node", nodes[1], "--wait=false")
+
+
+def _ready(node: str) -> bool:
+    conditions = get("node", node)["status"]["conditions"]
+    return any(entry["type"] == "Ready" and entry["status"] == "True" for entry in conditions)

@@ -1,0 +1,155 @@
+"""The operator dies at every call by which it changes something in the cluster: before it is made, and after."""
+
+import base64
+import os
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster import Place, eventually, get, kubectl, manifest, setting, submit
+from faults import is_live
+from installation import OPERATOR, SYSTEM
+from recording_proxy import RecordingProxy, recording_proxy
+from status_watch import slot_of
+
+pytestmark = pytest.mark.timeout(1200)
+
+WANTED = {"master-0", "ps-0", "ps-1", "worker-0", "worker-1"}
+
+
+class OperatorDiedError(Exception):
+    """Raised in the proxy: there is nobody left to answer."""
+
+
+@pytest.fixture
+def no_operator(installed: str) -> Iterator[None]:
+    """The one that the chart has installed rests meanwhile."""
+    deployment = "deployment/emberscale-operator"
+    kubectl("scale", deployment, "-n", SYSTEM, "--replicas=0")
+    eventually("it is gone", lambda: not get("pods", namespace=SYSTEM, selector=OPERATOR), seconds=60)
+    yield
+    kubectl("scale", deployment, "-n", SYSTEM, "--replicas=1")
+    kubectl("rollout", "status", deployment, "-n", SYSTEM, "--timeout=120s", timeout=150)
+
+
+class MortalOperator:
+    """An operator outside of the cluster, whose calls go through a proxy."""
+
+    def __init__(self, proxy: RecordingProxy, folder: Path, namespace: str) -> None:
+        secret = get("secret", "emberscale-redis", SYSTEM)
+        self._environment = {
+            **os.environ,
+            "KUBECONFIG": str(proxy.kubeconfig(folder)),
+            "EMBERSCALE_IMAGE": setting("EMBERSCALE_E2E_IMAGE"),
+            "EMBERSCALE_REDIS_URL": base64.b64decode(secret["data"]["url"]).decode(),
+            "EMBERSCALE_NAMESPACE": SYSTEM,
+            "EMBERSCALE_POD_NAME": "mortal",
+            "EMBERSCALE_LEASE_NAME": "mortal",
+            "EMBERSCALE_WATCH_NAMESPACES": namespace,
+            "EMBERSCALE_METRICS_PORT": "19090",
+            "EMBERSCALE_HEALTH_PORT": "18080",
+        }
+        self._log = folder / "operator.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "emberscale_operator"], env=self._environment, stderr=self._log.open("ab")
+        )
+
+    def kill(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+
+    @property
+    def dead(self) -> bool:
+        assert self._process is not None
+        return self._process.poll() is not None
+
+    def ends(self) -> None:
+        assert self._process is not None
+        self._process.terminate()
+        self._process.wait(30)
+
+    @property
+    def said(self) -> str:
+        return self._log.read_text()[-4000:]
+
+
+def kind_of(method: str, path: str) -> str:
+    """A call without the names in it, but for what distinguishes one pod from another."""
+    parts = path.split("/namespaces/")[-1].split("/")[1:]
+    return " ".join(
+        [method, *(re.sub(r"^.*$", "", part) if number == 1 else part for number, part in enumerate(parts))]
+    )
+
+
+def test_killed_at_every_call_it_makes_nothing_twice_and_leaves_nothing(
+    no_operator: None, place: Place, tmp_path: Path
+) -> None:
+    deaths: Counter[str] = Counter()
+    with recording_proxy() as proxy:
+        operator = MortalOperator(proxy, tmp_path, place.namespace)
+
+        def dies(method: str, path: str) -> None:
+            deaths[kind_of(method, path)] += 1
+            operator.kill()
+            raise OperatorDiedError(path)
+
+        def before(method: str, path: str) -> None:
+            """Of each kind of call the first is never made."""
+            if f"not {kind_of(method, path)}" not in deaths:
+                deaths[f"not {kind_of(method, path)}"] += 1
+                operator.kill()
+                raise OperatorDiedError(path)
+
+        proxy.before, proxy.after = before, dies
+        job = submit(manifest("survivor", place), place)
+        seen: Counter[str] = Counter()
+
+        def complete() -> bool:
+            pods = [pod for pod in job.pods() if is_live(pod)]
+            for slot, count in Counter(slot_of(pod) for pod in pods).items():
+                seen[slot] = max(seen[slot], count)
+            return {slot_of(pod) for pod in pods} == WANTED
+
+        def dies_until_all_pods_are_there() -> bool:
+            operator.start()
+            eventually(f"the operator dies: {operator.said}", lambda: operator.dead, seconds=60, every=0.1)
+            return complete()
+
+        deadline = time.monotonic() + 600
+        while not dies_until_all_pods_are_there():
+            assert time.monotonic() < deadline, (deaths, operator.said)
+        assert seen == Counter(dict.fromkeys(WANTED, 1))
+
+        proxy.before = proxy.after = lambda method, path: None
+        operator.start()
+        job.wait_complete()
+        proxy.before, proxy.after = before, dies
+        kubectl("delete", "tj", job.name, "-n", place.namespace, "--wait=true", timeout=120)
+        proxy.before = proxy.after = lambda method, path: None
+        if not operator.dead:
+            operator.ends()
+    print(dict(deaths))  # noqa: T201
+    eventually(
+        "nothing of the job is left",
+        lambda: (
+            not kubectl(
+                "get", "pods,services,secrets,configmaps", "-n", place.namespace, "-l", job.selector, "-o", "name"
+            )
+        ),
+        seconds=90,
+    )
+    for kind in ("POST pods", "POST secrets", "POST services", "POST configmaps", "POST events"):
+        assert deaths[kind] >= 1, deaths
+    assert deaths["POST pods"] >= len(WANTED), deaths
+    orphans: list[Any] = [pod for pod in get("pods", namespace=place.namespace) if is_live(pod)]
+    assert orphans == []

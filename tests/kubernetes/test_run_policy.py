@@ -1,0 +1,125 @@
+"""Edits of a running job, and what is left of jobs that have ended."""
+
+import json
+from typing import Any
+
+import pytest
+
+from cluster import EVALUATION_RECORDS, RECORDS, Place, assert_exact, eventually, find, kubectl, manifest, run, submit
+from faults import running
+from installation import REDIS, SYSTEM
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def short(name: str, place: Place, **policy: Any) -> dict[str, Any]:
+    """A job over little data, with one server and one worker."""
+    document = manifest(name, place)
+    spec = document["spec"]
+    spec["data"] = {"train": ["/shared/criteo/evaluation.tsv"]}
+    spec["ps"]["replicas"] = spec["worker"]["replicas"] = 1
+    spec["runPolicy"] = policy
+    return document
+
+
+def states_in_redis() -> set[str]:
+    """Uids of the jobs that have a state in Redis."""
+    pod = running(REDIS)["metadata"]["name"]
+    keys = kubectl("exec", "-n", SYSTEM, pod, "--", "redis-cli", "--scan", "--pattern", "emberscale:*:state")
+    return {key.split(":")[1] for key in keys.split()}
+
+
+def test_the_number_of_servers_changes_by_way_of_a_checkpoint(place: Place) -> None:
+    document = manifest("reshaped", place)
+    document["spec"]["training"]["epochs"] = 4
+    job = submit(document, place)
+    job.wait_for_samples(10_000)
+    patch = json.dumps({"spec": {"ps": {"replicas": 3}}})
+    kubectl("patch", "tj", "reshaped", "-n", place.namespace, "--type=merge", "-p", patch)
+    eventually("three servers", lambda: len(job.running("ps")) == 3 or None, seconds=180)
+    status = job.wait_complete()
+    assert status["appliedPs"] == 3
+    assert_exact(job, place, 4 * RECORDS)
+    reasons = [event["reason"] for event in job.events()]
+    assert "SuspendedJob" in reasons
+    assert any("ScalingPS" in event["message"] for event in job.events() if event["reason"] == "SuspendedJob")
+
+
+def test_a_job_past_its_deadline_fails(place: Place) -> None:
+    document = manifest("late", place)
+    document["spec"]["training"]["epochs"] = 1000
+    document["spec"]["runPolicy"] = {"activeDeadline": "20s"}
+    job = submit(document, place)
+    eventually("Failed", lambda: job.phase() == "Failed" or None, seconds=120)
+    assert job.condition("Failed")["reason"] == "DeadlineExceeded"
+    eventually("nothing runs on", lambda: not [p for p in job.pods() if p["status"]["phase"] == "Running"], seconds=60)
+
+
+def test_pods_stay_or_go_as_the_policy_says_and_the_job_goes_in_time(place: Place) -> None:
+    documents = {
+        "stays": short("stays", place, cleanPodPolicy="None"),
+        "cleaned": short("cleaned", place, cleanPodPolicy="All"),
+        "gone": short("gone", place, ttlAfterFinished="5s"),
+    }
+    jobs = {name: submit(document, place) for name, document in documents.items()}
+    uid = jobs["gone"].read()["metadata"]["uid"]
+    for name in ("stays", "cleaned"):
+        jobs[name].wait_complete()
+        assert_exact(jobs[name], place, EVALUATION_RECORDS)
+    eventually("its pods are deleted", lambda: not jobs["cleaned"].pods(), seconds=60)
+    eventually("the job is deleted", lambda: find("trainingjob", "gone", place.namespace) is None, seconds=180)
+    eventually("its pods went with it", lambda: not jobs["gone"].pods(), seconds=90)
+    eventually("its state in Redis went, too", lambda: uid not in states_in_redis(), seconds=60)
+    left = jobs["stays"].pods()
+    assert {pod["metadata"]["labels"]["emberscale.io/role"] for pod in left} == {"master", "ps", "worker"}
+    assert not [pod for pod in left if pod["status"]["phase"] == "Running"]
+
+
+def test_a_namespace_is_deleted_at_once_with_its_jobs(installed: str, shared_folder: str) -> None:
+    """Also while neither the operator nor Redis is there: nothing of ours holds it up."""
+    place = Place("short-lived", shared_folder)
+    kubectl("create", "namespace", place.namespace)
+    job = submit(manifest("orphan", place), place)
+    job.wait_for_samples(1)
+    deployments = ("deployment/emberscale-operator", "deployment/emberscale-redis")
+    kubectl("scale", *deployments, "-n", SYSTEM, "--replicas=0")
+    try:
+        kubectl("delete", "namespace", place.namespace, "--wait=true", timeout=120)
+    finally:
+        kubectl("scale", *deployments, "-n", SYSTEM, "--replicas=1")
+        for deployment in deployments:
+            kubectl("rollout", "status", deployment, "-n", SYSTEM, "--timeout=120s", timeout=150)
+
+
+def test_a_quota_is_named_and_healing_it_is_enough(place: Place) -> None:
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "tight"},
+        "spec": {"hard": {"pods": "3"}},
+    }
+    kubectl("apply", "-n", place.namespace, "-f", "-", stdin=json.dumps(quota))
+    job = submit(manifest("squeezed", place), place)
+
+    def said() -> bool:
+        condition = job.condition("Progressing")
+        return bool(condition and condition["status"] == "False" and condition["reason"] == "QuotaExceeded")
+
+    eventually("the job says that a quota keeps it", lambda: said() or None, seconds=30)
+    kubectl("delete", "resourcequota", "tight", "-n", place.namespace)
+    job.wait_complete()
+
+
+def test_the_command_line_does_what_kubectl_does(place: Place, tmp_path: Any) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(json.dumps(short("typed", place)))
+
+    def emberscale(*arguments: str, timeout: float = 240) -> str:
+        return run("emberscale", *arguments, "--namespace", place.namespace, timeout=timeout)
+
+    assert "typed: submitted" in emberscale("submit", str(file))
+    assert "Complete" in emberscale("status", "typed", "--watch")
+    assert json.loads(emberscale("status", "typed", "--output", "json"))["phase"] == "Complete"
+    assert '"phase": "Complete"' in emberscale("logs", "typed")
+    emberscale("delete", "typed")
+    eventually("the job is deleted", lambda: find("trainingjob", "typed", place.namespace) is None, seconds=60)

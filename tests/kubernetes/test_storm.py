@@ -1,0 +1,94 @@
+"""Hundreds of TrainingJobs at once. The nodes are fake: pods seem to run, and no master ever answers the operator."""
+
+import json
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from cluster import Place, eventually, get, kubectl, run, setting
+from operator_metrics import operator_samples, total, writes
+
+FAKE_NODES = "EMBERSCALE_E2E_FAKE_NODES"
+NODES = 100
+JOBS = int(setting("EMBERSCALE_STORM_JOBS", "500"))
+ROLES = ("master", "ps", "worker")
+
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.last]
+
+
+def on_fake_nodes(name: str) -> dict[str, Any]:
+    toleration = {"key": "kwok.x-k8s.io/node", "operator": "Exists"}
+    template = {"nodeSelector": {"type": "kwok"}, "tolerations": [toleration]}
+    limits = {"resources": {"limits": {"cpu": "1", "memory": "1Gi"}}}
+    spec = {"data": {"train": ["/nowhere/*.tsv"]}, "checkpoint": {"uri": "/nowhere"}}
+    roles = {role: {**limits, "template": template} for role in ROLES}
+    metadata = {"name": name}
+    return {
+        "apiVersion": "emberscale.io/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": metadata,
+        "spec": {**spec, **roles},
+    }
+
+
+@pytest.fixture
+def fake_nodes(installed: str) -> None:
+    if not setting(FAKE_NODES):
+        pytest.skip(f"NOT RUN: {FAKE_NODES} is not set: there are no fake nodes")
+    run(setting(FAKE_NODES), str(NODES), timeout=120)
+
+
+def test_a_storm_of_jobs_gets_all_its_pods_and_then_is_left_in_peace(fake_nodes: None, place: Place) -> None:
+    before = operator_samples()
+    names = [f"storm-{number}" for number in range(JOBS)]
+    started = time.monotonic()
+    kubectl(
+        "create", "-n", place.namespace, "-f", "-", stdin="\n---\n".join(map(json.dumps, map(on_fake_nodes, names)))
+    )
+
+    def all_run() -> bool:
+        lines = kubectl("get", "pods", "-n", place.namespace, "--no-headers", "--field-selector=status.phase=Running")
+        return len(lines.splitlines()) == JOBS * len(ROLES)
+
+    eventually(f"{JOBS * len(ROLES)} pods run", lambda: all_run() or None, seconds=600, every=3)
+    taken = time.monotonic() - started
+
+    def settled() -> bool:
+        jobs = get("trainingjobs", namespace=place.namespace)
+        return all((job.get("status", {}).get("worker") or {}).get("summary") == "1/1" for job in jobs)
+
+    eventually("every status says so", lambda: settled() or None, seconds=300, every=5)
+    after = operator_samples()
+
+    pods = get("pods", namespace=place.namespace)
+    slots = Counter((pod["metadata"]["labels"][f"emberscale.io/{key}"] for key in ("job-name", "role")) for pod in pods)
+    of_jobs = Counter(pod["metadata"]["labels"]["emberscale.io/job-name"] for pod in pods)
+    assert of_jobs == Counter(dict.fromkeys(names, len(ROLES))), slots
+    told = Counter(
+        (event["involvedObject"]["name"], event["reason"]) for event in get("events", namespace=place.namespace)
+    )
+    for name in names:
+        for reason in ("CreatedMasterPod", "CreatedPSPod", "CreatedWorkerPod"):
+            assert told[name, reason] == 1, (name, reason)
+    calls = total(after, "emberscale_operator_api_calls_total") - total(before, "emberscale_operator_api_calls_total")
+    memory = total(after, "emberscale_memory_bytes")
+    print(  # noqa: T201
+        f"{JOBS} jobs: {len(pods)} pods run after {taken:.0f} s; {calls / JOBS:.1f} API calls a job; "
+        f"operator {memory / (1 << 20):.0f} MiB"
+    )
+    assert total(after, "emberscale_operator_defects_total") == 0
+
+    looked = total(after, "emberscale_operator_reconciliations_total")
+
+    def looked_again() -> bool:
+        return total(operator_samples(), "emberscale_operator_reconciliations_total") >= looked + 2 * JOBS
+
+    quiet = operator_samples()
+    eventually("all jobs are looked at twice more", lambda: looked_again() or None, seconds=300, every=5)
+    assert writes(operator_samples()) == writes(quiet)
+    started = time.monotonic()
+    kubectl("delete", "trainingjobs", "--all", "-n", place.namespace, "--wait=false", timeout=300)
+    eventually("all is gone", lambda: not get("pods", namespace=place.namespace), seconds=600, every=3)
+    print(f"all gone after {time.monotonic() - started:.0f} s")  # noqa: T201

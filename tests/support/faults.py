@@ -1,0 +1,114 @@
+"""Harm done to what runs on the cluster: processes killed on their node, pods deleted, Redis emptied."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from cluster import IMAGE, eventually, get, kubectl, setting
+from installation import REDIS, SYSTEM
+
+_NAME = "emberscale-e2e-killer"
+_KILL = """
+import os, signal, sys
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    try:
+        cgroup, name = open(f"/proc/{pid}/cgroup").read(), open(f"/proc/{pid}/comm").read().strip()
+        found = any(uid in cgroup for uid in (sys.argv[2], sys.argv[2].replace("-", "_"))) and name != "pause"
+        if found and sys.argv[1] == "kill":
+            os.kill(int(pid), signal.SIGKILL)
+    except (FileNotFoundError, ProcessLookupError):
+        continue
+    if found:
+        print(pid)
+"""
+
+
+class ProcessKiller:
+    """Kills the processes of pods with SIGKILL, which nothing inside a container can do to its first process.
+
+    A privileged pod on each node sees the node's processes.
+    """
+
+    def kill(self, pod: Any) -> None:
+        """Kills all of a pod's processes. A pod that is gone by now is fine."""
+        self._run("kill", pod)
+
+    def processes(self, pod: Any) -> list[int]:
+        """Ids of the processes on its node that belong to a pod, whether or not Kubernetes still knows it."""
+        return [int(line) for line in self._run("list", pod).split()]
+
+    def _run(self, what: str, pod: Any) -> str:
+        node = pod["spec"]["nodeName"]
+        here = next(entry for entry in _killers() if entry["spec"]["nodeName"] == node)
+        command = ["python3", "-c", _KILL, what, pod["metadata"]["uid"]]
+        return kubectl("exec", "-n", SYSTEM, here["metadata"]["name"], "--", *command)
+
+
+def _killers() -> list[Any]:
+    return list(get("pods", namespace=SYSTEM, selector=f"app={_NAME}"))
+
+
+@contextmanager
+def process_killer() -> Iterator[ProcessKiller]:
+    """One on every node while the body runs."""
+    container = {
+        "name": "killer",
+        "image": setting(IMAGE),
+        "imagePullPolicy": "IfNotPresent",
+        "command": ["sleep", "infinity"],
+        "securityContext": {"privileged": True, "runAsUser": 0},
+    }
+    spec = {
+        "hostPID": True,
+        "terminationGracePeriodSeconds": 0,
+        "containers": [container],
+        "tolerations": [{"operator": "Exists"}],
+        "nodeSelector": {"kubernetes.io/os": "linux"},
+    }
+    template = {"metadata": {"labels": {"app": _NAME}}, "spec": spec}
+    daemons = {
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSet",
+        "metadata": {"name": _NAME},
+        "spec": {"selector": {"matchLabels": {"app": _NAME}}, "template": template},
+    }
+    kubectl("apply", "-n", SYSTEM, "-f", "-", stdin=json.dumps(daemons))
+
+    def ready() -> bool:
+        status = get("daemonset", _NAME, SYSTEM)["status"]
+        return bool(status.get("numberReady", 0) >= max(1, status.get("desiredNumberScheduled", 0)))
+
+    try:
+        eventually("the killers run", lambda: ready() or None, seconds=60)
+        yield ProcessKiller()
+    finally:
+        kubectl("delete", "daemonset", _NAME, "-n", SYSTEM, "--ignore-not-found", "--wait=false")
+
+
+def delete_pod(pod: Any) -> None:
+    """As `kubectl delete pod` does; one that is gone by now is fine."""
+    metadata = pod["metadata"]
+    kubectl("delete", "pod", metadata["name"], "-n", metadata["namespace"], "--ignore-not-found", "--wait=false")
+
+
+def running(selector: str) -> Any:
+    """The pod of a component of the installation, once there is one that runs."""
+
+    def found() -> Any:
+        pods = get("pods", namespace=SYSTEM, selector=selector)
+        return next((pod for pod in pods if is_live(pod) and pod["status"].get("phase") == "Running"), None)
+
+    return eventually(f"a pod with {selector} runs", found, seconds=180)
+
+
+def is_live(pod: Any) -> bool:
+    """Whether a pod is to run: it has not ended, and nobody has asked it to end."""
+    return "deletionTimestamp" not in pod["metadata"] and pod["status"].get("phase") in ("Pending", "Running")
+
+
+def redis_loses_its_data(killer: ProcessKiller) -> None:
+    """Its files are removed and its process is killed: the next one knows nothing."""
+    pod = running(REDIS)
+    kubectl("exec", "-n", SYSTEM, pod["metadata"]["name"], "--", "sh", "-c", "rm -rf /data/*")
+    killer.kill(pod)

@@ -1,0 +1,127 @@
+"""Between an operator and the API server: sees every call, and may say when the operator dies."""
+
+import asyncio
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import aiohttp
+import yaml
+from aiohttp import web
+from kubernetes import client, config
+
+_HOP_BY_HOP = frozenset({"host", "content-length", "transfer-encoding", "connection"})
+_WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+
+Hook = Callable[[str, str], None]
+
+
+class RecordingProxy:
+    """Forwards calls to the cluster that KUBECONFIG names.
+
+    `before` and `after` are called around each call that changes something, leases aside, with its method and path.
+    What either of them raises ends the connection without an answer.
+    """
+
+    def __init__(self) -> None:
+        self.before: Hook = lambda method, path: None
+        self.after: Hook = lambda method, path: None
+        self.url = ""
+        self._configuration = client.Configuration()
+        config.load_config(client_configuration=self._configuration)  # type: ignore[no-untyped-call]
+        self._loop = asyncio.new_event_loop()
+        self._ready = threading.Event()
+
+    def kubeconfig(self, folder: Path) -> Path:
+        """A file by which the proxy is taken for the API server."""
+        cluster = {"name": "proxy", "cluster": {"server": self.url}}
+        context = {"name": "proxy", "context": {"cluster": "proxy", "user": "nobody"}}
+        document = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [cluster],
+            "users": [{"name": "nobody", "user": {"username": "nobody", "password": "none"}}],
+            "contexts": [context],
+            "current-context": "proxy",
+        }
+        file = folder / "kubeconfig"
+        file.write_text(yaml.safe_dump(document))
+        return file
+
+    def run(self) -> None:
+        """Serves until `stop`."""
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(self._serve())
+
+    def wait(self) -> None:
+        """Until it serves."""
+        assert self._ready.wait(20)
+
+    def stop(self) -> None:
+        """Ends it."""
+        self._loop.call_soon_threadsafe(self._stopping.set)
+
+    async def _serve(self) -> None:
+        self._stopping = asyncio.Event()
+        trust = ssl.create_default_context(cafile=self._configuration.ssl_ca_cert)
+        if self._configuration.cert_file:
+            trust.load_cert_chain(self._configuration.cert_file, self._configuration.key_file)
+        timeout = aiohttp.ClientTimeout(total=None)
+        async with aiohttp.ClientSession(timeout=timeout, auto_decompress=False) as self._session:
+            self._trust = trust
+            application = web.Application(client_max_size=1 << 24)
+            application.router.add_route("*", "/{path:.*}", self._forward)
+            runner = web.AppRunner(application, access_log=None)
+            await runner.setup()
+            site = web.TCPSite(runner, "127.0.0.1", 0)
+            await site.start()
+            self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+            self._ready.set()
+            await self._stopping.wait()
+            await runner.cleanup()
+
+    async def _forward(self, request: web.Request) -> web.StreamResponse:
+        counts = request.method in _WRITES and "/leases" not in request.path
+        if counts:
+            self.before(request.method, request.path)
+        headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP_BY_HOP}
+        headers.pop("Authorization", None)
+        authorization = self._configuration.get_api_key_with_prefix("authorization")
+        if authorization:
+            headers["Authorization"] = authorization
+        async with self._session.request(
+            request.method,
+            self._configuration.host + request.path_qs,
+            headers=headers,
+            data=await request.read(),
+            ssl=self._trust,
+        ) as answer:
+            kept = {name: value for name, value in answer.headers.items() if name.lower() not in _HOP_BY_HOP}
+            response = web.StreamResponse(status=answer.status, headers=kept)
+            if counts:
+                await answer.read()
+                self.after(request.method, request.path)
+            await response.prepare(request)
+            if counts:
+                await response.write(await answer.read())
+            else:
+                async for chunk in answer.content.iter_any():
+                    await response.write(chunk)
+            await response.write_eof()
+            return response
+
+
+@contextmanager
+def recording_proxy() -> Iterator[RecordingProxy]:
+    """Serves in a thread while the body runs."""
+    proxy = RecordingProxy()
+    thread = threading.Thread(target=proxy.run, daemon=True)
+    thread.start()
+    proxy.wait()
+    try:
+        yield proxy
+    finally:
+        proxy.stop()
+        thread.join(20)

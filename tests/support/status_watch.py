@@ -1,0 +1,124 @@
+"""Holds the status of TrainingJobs against their pods, once a second, for as long as something goes on."""
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from kubernetes import client, config
+from kubernetes.client.exceptions import ApiException
+from urllib3.exceptions import HTTPError
+
+from faults import is_live
+from installation import RELEASE, SYSTEM
+
+PATIENCE_SECONDS = 10.0
+_ROLES = ("master", "ps", "worker")
+
+
+class StatusWatch:
+    """What was seen of the jobs of one namespace.
+
+    `contradictions` are those that lasted longer than PATIENCE_SECONDS, with the seconds for which they did. Time in
+    which no operator leads does not count: its own death is one of the things that are done to it. `duplicates` are
+    roles and indices that two live pods had at once.
+    """
+
+    def __init__(self, namespace: str) -> None:
+        self._namespace = namespace
+        configuration = client.Configuration()
+        config.load_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+        api = client.ApiClient(configuration)
+        self._core, self._leases = client.CoreV1Api(api), client.CoordinationV1Api(api)
+        self._jobs = client.CustomObjectsApi(api)
+        self._since: dict[str, float] = {}
+        self.contradictions: dict[str, float] = {}
+        self.longest = 0.0
+        self.without_operator = 0.0
+        self.duplicates: set[str] = set()
+
+    def look(self, seconds: float) -> None:
+        """Looks once; `seconds` have passed since the last look."""
+        if not self._operator_leads():
+            self._since.clear()
+            self.without_operator += seconds
+            return
+        jobs: Any = self._jobs.list_namespaced_custom_object(
+            "emberscale.io", "v1alpha1", self._namespace, "trainingjobs"
+        )
+        pods = _items(self._core.list_namespaced_pod(self._namespace, _preload_content=False))
+        now, found = time.monotonic(), set[str]()
+        for job in jobs["items"]:
+            name = job["metadata"]["name"]
+            mine = [pod for pod in pods if pod["metadata"].get("labels", {}).get("emberscale.io/job-name") == name]
+            found |= {f"{name}: {text}" for text in contradictions(job.get("status") or {}, mine)}
+            slots = Counter(slot_of(pod) for pod in mine if is_live(pod))
+            self.duplicates |= {f"{name}/{slot}" for slot, count in slots.items() if count > 1}
+        self._since = {text: self._since.get(text, now) for text in found}
+        for text, since in self._since.items():
+            self.longest = max(self.longest, now - since)
+            if now - since > PATIENCE_SECONDS:
+                self.contradictions[text] = now - since
+
+    def _operator_leads(self) -> bool:
+        """Whether the holder of the lease is an operator that runs."""
+        lease: Any = self._leases.read_namespaced_lease(f"{RELEASE}-operator", SYSTEM)
+        holder = lease.spec.holder_identity
+        pods = _items(self._core.list_namespaced_pod(SYSTEM, _preload_content=False))
+        return any(pod["metadata"]["name"] == holder and is_live(pod) and _ready(pod) for pod in pods)
+
+
+def contradictions(status: Any, pods: list[Any]) -> Iterator[str]:
+    """In which ways a status is not true of the pods of its job."""
+    run = {pod["metadata"]["name"] for pod in pods if is_live(pod) and pod["status"].get("phase") == "Running"}
+    said = {member["pod"] for member in status.get("members", ()) if member.get("state") == "Running"}
+    yield from (f"{pod} is said to run, and does not" for pod in said - run)
+    yield from (f"{pod} runs, and is not said to" for pod in run - said)
+    for role in _ROLES:
+        ready = sum(is_live(pod) and _ready(pod) and slot_of(pod).startswith(role) for pod in pods)
+        claimed = (status.get(role) or {}).get("ready", 0)
+        if claimed > ready:
+            yield f"{claimed} {role} are said to be ready, and {ready} are"
+
+
+def slot_of(pod: Any) -> str:
+    """Role and index of a job's pod, such as `ps-1`."""
+    labels = pod["metadata"]["labels"]
+    return f"{labels['emberscale.io/role']}-{labels['emberscale.io/index']}"
+
+
+@contextmanager
+def watched_status(namespace: str) -> Iterator[StatusWatch]:
+    """Looks once a second while the body runs."""
+    watch, ended = StatusWatch(namespace), threading.Event()
+
+    def keep_looking() -> None:
+        last = time.monotonic()
+        while not ended.wait(1.0):
+            now = time.monotonic()
+            try:
+                watch.look(now - last)
+            except (ApiException, HTTPError):
+                continue
+            finally:
+                last = now
+
+    thread = threading.Thread(target=keep_looking, daemon=True)
+    thread.start()
+    try:
+        yield watch
+    finally:
+        ended.set()
+        thread.join(30)
+
+
+def _items(response: Any) -> list[Any]:
+    return list(json.loads(response.data)["items"])
+
+
+def _ready(pod: Any) -> bool:
+    conditions = pod["status"].get("conditions") or ()
+    return any(entry["type"] == "Ready" and entry["status"] == "True" for entry in conditions)
