@@ -16,16 +16,16 @@ def event(job: Job, reason: str) -> str:
 
 def test_a_server_that_runs_out_of_memory_gets_more_and_the_job_completes(place: Place) -> None:
     document = manifest("hungry", place)
-    document["spec"]["model"] = {"embeddings": {"dimension": 64}}
-    document["spec"]["ps"] |= {"replicas": 1, "resources": {"requests": {"cpu": "50m"}, "limits": {"memory": "288Mi"}}}
+    document["spec"]["model"] = {"embeddings": {"dimension": 256}}
+    document["spec"]["ps"] |= {"replicas": 1, "resources": {"requests": {"cpu": "50m"}, "limits": {"memory": "352Mi"}}}
     job = submit(document, place)
     status = job.wait_complete(600)
     assert "ran out of memory" in event(job, "OOMKilledPSPod")
     growth = event(job, "IncreasedPSMemory")
-    assert growth.startswith("memory of ps pods goes from 288Mi to 432Mi: hungry-ps-0-1 was killed at its limit"), (
+    assert growth.startswith("memory of ps pods goes from 352Mi to 528Mi: hungry-ps-0-1 was killed at its limit"), (
         growth
     )
-    assert status["ps"]["memoryBytes"] >= 432 << 20
+    assert status["ps"]["memoryBytes"] >= 528 << 20
     assert_exact(job, place)
 
 

@@ -89,7 +89,7 @@ def test_a_template_is_merged_under_what_the_job_needs(settings: Settings) -> No
     spec, (container,) = pod["spec"], pod["spec"]["containers"]
     assert pod["metadata"]["labels"]["team"] == "ads"
     assert pod["metadata"]["labels"]["emberscale.io/role"] == "ps"
-    assert pod["metadata"]["annotations"] == {"note": "x"}
+    assert pod["metadata"]["annotations"]["note"] == "x"
     assert container["image"] == "mine:2"
     assert spec["imagePullSecrets"] == [{"name": "registry"}]
     assert spec["nodeSelector"] == {"disk": "ssd"}
