@@ -12,6 +12,7 @@
 #   EMBERSCALE_E2E_AUDIT_LOG   optional: the API server's audit log; the test of the operator's rights needs it
 #   EMBERSCALE_E2E_NODE_FAULT  optional: a command that does `N cut`, `N heal` or `N crash` to node N; node loss needs it
 #   EMBERSCALE_E2E_FAKE_NODES  optional: a command that adds so many nodes whose pods only seem to run; the storm needs it
+#   EMBERSCALE_E2E_KEEP        optional: leaves the installation there, for the next run
 # Otherwise, as root on Debian, a cluster of two nodes is started for the run from KUBE_SCRIPTS, a folder with up.sh,
 # down.sh, build-image.sh, load-image.sh, node.sh and fake-nodes.sh; by default ../shared/kube beside this checkout.
 # KUBE_VERSION is passed on.

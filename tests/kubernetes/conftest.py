@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cluster import IMAGE, ROWS, SHARED_FOLDER, Place, apply, kubectl, run, run_in_pod, setting
+from cluster import IMAGE, KEEP, ROWS, SHARED_FOLDER, Place, apply, kubectl, run, run_in_pod, setting
 from faults import ProcessKiller, process_killer
 from installation import RELEASE, SYSTEM, helm_install, redis_volume
 
@@ -29,14 +29,17 @@ def image() -> str:
 def shared_folder(image: str) -> Iterator[str]:
     """A folder of the nodes, with data below criteo/, that every pod may write."""
     folder = setting(SHARED_FOLDER, "/var/tmp/emberscale-e2e")
-    kubectl("create", "namespace", SYSTEM)
+    apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM}})
+    kubectl("delete", "pod", "prepare-data", "-n", SYSTEM, "--ignore-not-found")
     script = (
         f"mkdir -p /shared/checkpoints /shared/redis && "
+        f"rm -rf /shared/criteo && "
         f"emberscale data synth /shared/criteo --rows {ROWS} --seed 1 --parts 2 && chmod -R a+rwX /shared"
     )
     run_in_pod("prepare-data", Place(SYSTEM, folder), ["sh", "-c", script], user=0)
     yield folder
-    kubectl("delete", "namespace", SYSTEM, "--wait=true", timeout=180)
+    if not setting(KEEP):
+        kubectl("delete", "namespace", SYSTEM, "--wait=true", timeout=180)
 
 
 @pytest.fixture(scope="session")
@@ -45,8 +48,9 @@ def installed(image: str, shared_folder: str) -> Iterator[str]:
     apply(*redis_volume(f"{shared_folder}/redis"), namespace=SYSTEM)
     helm_install()
     yield RELEASE
-    run("helm", "uninstall", RELEASE, "-n", SYSTEM, "--ignore-not-found", "--wait", timeout=180)
-    kubectl("delete", "pv", "emberscale-e2e-redis", "--ignore-not-found", "--wait=false")
+    if not setting(KEEP):
+        run("helm", "uninstall", RELEASE, "-n", SYSTEM, "--ignore-not-found", "--wait", timeout=180)
+        kubectl("delete", "pv", "emberscale-e2e-redis", "--ignore-not-found", "--wait=false")
 
 
 @pytest.fixture(scope="session")

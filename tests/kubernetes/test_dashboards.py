@@ -1,25 +1,31 @@
-"""Every panel and every rule, asked of a real Prometheus that scraped a real job."""
+"""Every panel and every rule, asked of a real Prometheus that scraped the pods of a real job, and the operator."""
 
 import json
 import re
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from emberscale_api.rpc import master_pb2 as pb
-from emberscale_api.rpc.master_pb2_grpc import MasterStub
-from emberscale_api.rpc.token import open_channel
-from local_jobs import Job, emberscale
-from prometheus_server import CHART, DASHBOARDS, RULES, Prometheus, Query, prometheus_that_scrapes, queries
+from cluster import Job, Place, eventually, kubectl, manifest, submit
+from faults import ProcessKiller, running
+from installation import OPERATOR
+from prometheus_server import (
+    CHART,
+    DASHBOARDS,
+    JOB,
+    NAMESPACE,
+    RULES,
+    Prometheus,
+    Query,
+    prometheus_that_scrapes,
+    queries,
+)
 
-COMPONENTS = {pb.MASTER: "master", pb.PS: "ps", pb.WORKER: "worker"}
-OF_JOBS = [query for query in queries() if not query.is_of_the_operator]
+pytestmark = pytest.mark.timeout(600)
 
 
 def expressions_of_rules(kind: str) -> list[str]:
@@ -28,99 +34,75 @@ def expressions_of_rules(kind: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """A Prometheus that scrapes a running job under the labels that the chart's PodMonitor gives."""
-    if shutil.which("prometheus") is None:
-        pytest.skip("NOT RUN: there is no `prometheus` on the path (Debian's package prometheus)")
-    folder = tmp_path_factory.mktemp("prometheus")
-    job = start_job(folder)
+def prometheus(
+    tmp_path_factory: pytest.TempPathFactory, installed: str, shared_folder: str, killer: ProcessKiller
+) -> Iterator[Prometheus]:
+    """A Prometheus that scrapes a running job under the labels that the chart's PodMonitor gives, and the operator.
+
+    A job has completed before, and a worker was killed.
+    """
+    place = Place(NAMESPACE, shared_folder)
+    kubectl("create", "namespace", NAMESPACE)
+    brief = manifest("brief", place)
+    brief["spec"]["data"] = {"train": ["/shared/criteo/evaluation.tsv"]}
+    lasting = manifest(JOB, place)
+    lasting["spec"]["training"]["epochs"] = 1000
     try:
+        done, job = submit(brief, place), submit(lasting, place)
+        done.wait_complete()
+        job.wait_for_samples(1)
+        killer.kill(job.running("worker")[1])
+        eventually("the worker is back", lambda: (job.status().get("worker") or {}).get("restarts") or None, seconds=60)
+        eventually("all are ready", lambda: len(ready(job)) == 5 or None, seconds=120)
+        folder = tmp_path_factory.mktemp("prometheus")
         with prometheus_that_scrapes(targets_of(job), folder) as found:
-            wait_until_seen(found, job)
+            eventually("Prometheus is up", lambda: found.is_up() or None, seconds=60)
+            seen = (
+                "increase(emberscale_checkpoint_seconds_count[1m]) > 0",
+                "rate(emberscale_samples_total[20s]) > 0",
+            )
+            eventually("it has seen a checkpoint", lambda: all(map(found.ask, seen)) or None, seconds=120)
             yield found
     finally:
-        assert job.process is not None
-        job.process.kill()
-        job.process.communicate()
+        kubectl("delete", "namespace", NAMESPACE, "--wait=false")
 
 
-def start_job(folder: Path) -> Job:
-    """A job that goes on for long enough, and writes checkpoints meanwhile."""
-    made = emberscale("data", "synth", "criteo", "--rows", "100000", "--seed", "3", cwd=folder)
-    assert made.returncode == 0, made.stderr
-    spec = {
-        "data": {"train": [str(folder / "criteo/train-*.tsv")]},
-        "training": {"batchSize": 256, "epochs": 1000},
-        "ps": {"replicas": 2},
-        "worker": {"replicas": 2},
-        "checkpoint": {"interval": "3s"},
-    }
-    manifest = {
-        "apiVersion": "emberscale.io/v1alpha1",
-        "kind": "TrainingJob",
-        "metadata": {"name": "seen"},
-        "spec": spec,
-    }
-    job = Job(folder, manifest)
-    job.start()
-    job.wait_for(lambda: job.samples() > 0, timeout=100)
-    return job
+def ready(job: Job) -> list[Any]:
+    return [pod for role in ("master", "ps", "worker") for pod in job.running(role)]
 
 
 def targets_of(job: Job) -> list[dict[str, Any]]:
-    """What the master says where metrics are, labelled as the PodMonitor labels pods."""
-    environment = job.members("master")[0].environ()
-    token = Path(environment["EMBERSCALE_TOKEN_FILE"]).read_text().strip()
-    with open_channel(environment["EMBERSCALE_MASTER_ADDRESS"], token) as channel:
-        status = MasterStub(channel).GetStatus(pb.GetStatusRequest(), timeout=10)
-    return [
+    """The pods, labelled as the PodMonitor and the ServiceMonitor label them."""
+    targets: list[dict[str, Any]] = [
         {
-            "targets": [member.metrics_address],
+            "targets": [f"{pod['status']['podIP']}:9090"],
             "labels": {
-                "namespace": "default",
-                "training_job": "seen",
-                "component": COMPONENTS[member.member.role],
-                "index": str(member.member.index),
+                "namespace": NAMESPACE,
+                "training_job": JOB,
+                "component": pod["metadata"]["labels"]["emberscale.io/role"],
+                "index": pod["metadata"]["labels"]["emberscale.io/index"],
             },
         }
-        for member in status.members
-        if member.metrics_address
+        for pod in ready(job)
     ]
+    return [*targets, {"targets": [f"{running(OPERATOR)['status']['podIP']}:9090"], "labels": {"job": "operator"}}]
 
 
-def wait_until_seen(prometheus: Prometheus, job: Job) -> None:
-    """Until Prometheus answers and has seen a checkpoint and a few seconds of training."""
-
-    def seen() -> bool:
-        if not prometheus.is_up():
-            return False
-        return bool(
-            prometheus.ask("increase(emberscale_checkpoint_seconds_count[1m]) > 0")
-            and prometheus.ask("rate(emberscale_samples_total[20s]) > 0")
-        )
-
-    if not job.wait_for(seen, timeout=90):
-        pytest.fail(f"the job ended early\n{job.logs()[-4000:]}")
-
-
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("query", OF_JOBS, ids=str)
+@pytest.mark.parametrize("query", queries(), ids=str)
 def test_a_panel_shows_something(query: Query, prometheus: Prometheus) -> None:
-    expression = query.concrete
-    deadline = time.monotonic() + 20
-    # until each server has cut once more, a mean over its cuts is 0 / 0
-    while not (result := prometheus.ask(expression)) or any(entry["value"][1] == "NaN" for entry in result):
-        assert time.monotonic() < deadline, f"no data: {expression}: {result}"
-        time.sleep(1)
+    def shown() -> bool:
+        """Until each server has cut once more, a mean over its cuts is 0 / 0."""
+        found = prometheus.ask(query.concrete)
+        return bool(found) and all(entry["value"][1] != "NaN" for entry in found)
+
+    eventually(f"data for {query.concrete}", lambda: shown() or None, seconds=40)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("expression", expressions_of_rules("record"))
 def test_a_recording_rule_records(expression: str, prometheus: Prometheus) -> None:
     assert prometheus.ask(expression)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("expression", expressions_of_rules("alert"))
 def test_an_alert_does_not_fire_on_a_healthy_job_but_looks_at_metrics_that_exist(
     expression: str, prometheus: Prometheus

@@ -18,6 +18,7 @@ REDIS_IMAGE = "EMBERSCALE_E2E_REDIS_IMAGE"
 SHARED_FOLDER = "EMBERSCALE_E2E_FOLDER"
 NODE_FAULT = "EMBERSCALE_E2E_NODE_FAULT"
 AUDIT_LOG = "EMBERSCALE_E2E_AUDIT_LOG"
+KEEP = "EMBERSCALE_E2E_KEEP"
 
 SESSION = f"{time.time():.0f}"
 """Keeps the checkpoints of one run of the suite from those of another."""

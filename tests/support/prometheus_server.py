@@ -19,8 +19,8 @@ import yaml
 CHART = Path(__file__).resolve().parents[2] / "charts" / "emberscale"
 DASHBOARDS = sorted((CHART / "dashboards").glob("*.json"))
 RULES = CHART / "files" / "rules.yaml"
-VARIABLES = {"$__rate_interval": "20s", "$__range": "5m", "$namespace": "default", "$job": "seen"}
-_OF_THE_OPERATOR = ("emberscale_jobs_ended", "emberscale_job_completion", "emberscale_operator_")
+NAMESPACE, JOB = "dashboards", "seen"
+VARIABLES = {"$__rate_interval": "20s", "$__range": "5m", "$namespace": NAMESPACE, "$job": JOB}
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,6 @@ class Query:
 
     def __str__(self) -> str:
         return f"{self.dashboard}: {self.panel}"
-
-    @property
-    def is_of_the_operator(self) -> bool:
-        """Whether it asks for what only the operator serves."""
-        return any(name in self.expression for name in _OF_THE_OPERATOR)
 
     @property
     def concrete(self) -> str:

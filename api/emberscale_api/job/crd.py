@@ -73,6 +73,8 @@ def _fixed(field: str, advice: str) -> dict[str, str]:
     }
 
 
+# A default is held against the rules before those of its fields are filled in: a rule asks for every field whether it is
+# there.
 _ANEW = "delete the TrainingJob and create one of another name"
 _RULES: Mapping[str, list[dict[str, str]]] = {
     "TrainingJobSpec": [
@@ -100,7 +102,7 @@ _RULES: Mapping[str, list[dict[str, str]]] = {
     ],
     "CSVSpec": [
         {
-            "rule": "self.delimiter != self.listSeparator",
+            "rule": "!has(self.delimiter) || !has(self.listSeparator) || self.delimiter != self.listSeparator",
             "message": "delimiter and listSeparator must differ",
         }
     ],
@@ -154,7 +156,7 @@ _RULES: Mapping[str, list[dict[str, str]]] = {
         },
         {
             "rule": "has(self.entrypoint) || (has(self.architecture) && self.architecture in ['WideAndDeep', 'DCNv2']) "
-            "|| !has(self.embeddings.tables) || self.embeddings.tables.all(name, "
+            "|| !has(self.embeddings) || !has(self.embeddings.tables) || self.embeddings.tables.all(name, "
             "!has(self.embeddings.tables[name].dimension) || "
             "self.embeddings.tables[name].dimension == self.embeddings.dimension)",
             "message": "embeddings.tables: DLRM and XDeepFM multiply embeddings with each other: all dimensions must "
