@@ -1,1 +1,8 @@
-"""The public face of Emberscale: the `emberscale` command line."""
+"""The public face of Emberscale: `emberscale.train`, and the `emberscale` command line."""
+
+from emberscale.errors import BadInputError
+from emberscale.training import Training, TrainingFailedError, train
+from emberscale_api.features import Features
+from emberscale_api.job import ManifestError
+
+__all__ = ["BadInputError", "Features", "ManifestError", "Training", "TrainingFailedError", "train"]

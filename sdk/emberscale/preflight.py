@@ -1,7 +1,10 @@
-"""Checks, before anything is started, that a job's input is there and that its output can be written."""
+"""Checks, before anything is started: that a job's input and model are sound, and that its output can be written."""
 
 import glob
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
@@ -45,6 +48,32 @@ def _problem(path: Path) -> str | None:
         if not os.access(file, os.R_OK):
             return f"{file} cannot be read: permission denied"
     return None
+
+
+def check_model(job: TrainingJob) -> list[str]:
+    """A dry step of the person's own model, in a process of its own, as a worker will load it; returns remarks.
+
+    Raises BadInputError with the frames of their own code. Built-in models need no such check.
+    """
+    entrypoint = job.spec.model.entrypoint
+    if entrypoint is None:
+        return []
+    done = subprocess.run(
+        [sys.executable, "-m", "emberscale_trainer.models.rehearsal"],
+        input=job.to_json(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    try:
+        result = json.loads(done.stdout)
+    except ValueError:
+        raise BadInputError(
+            f"spec.model.entrypoint: {entrypoint}: the dry step ended with exit code {done.returncode}", done.stderr
+        ) from None
+    if result["problem"]:
+        raise BadInputError(f"spec.model.entrypoint: {entrypoint}: {result['problem']}", result["trace"])
+    return [f"spec.model.entrypoint: {entrypoint}: {remark}" for remark in result["remarks"]]
 
 
 def ensure_writable(folder: Path, field: str) -> None:

@@ -19,7 +19,7 @@ from emberscale_operator.local import MemberExit, Snapshot
 from emberscale_operator.reconcile import ExitReason
 
 _LINE_SECONDS = 5.0
-_REDRAW_SECONDS = 0.2
+REDRAW_SECONDS = 0.2
 
 
 class Progress(Protocol):
@@ -34,8 +34,13 @@ class Progress(Protocol):
 
 @contextmanager
 def open_progress(name: str) -> Iterator[Progress]:
-    """Progress on stderr, as suits it."""
+    """Progress where it is seen: in the notebook's cell, or on stderr."""
     console = Console(stderr=True, highlight=False)
+    if console.is_jupyter:
+        from emberscale.notebook import NotebookProgress  # IPython is there in notebooks only
+
+        yield NotebookProgress(name)
+        return
     if not console.is_terminal:
         yield PlainProgress(console)
         return
@@ -168,7 +173,7 @@ class LiveProgress:
             self.say(remark)
         self._before = snapshot
         if snapshot.seconds >= self._next:
-            self._next = snapshot.seconds + _REDRAW_SECONDS
+            self._next = snapshot.seconds + REDRAW_SECONDS
             self._live.update(live_view(self._name, snapshot), refresh=True)
 
     def say(self, remark: str) -> None:

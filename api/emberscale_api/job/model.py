@@ -1,15 +1,22 @@
 """The model: its architecture and its embedding tables."""
 
+import re
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from emberscale_api.job.optimizer import OptimizerSpec
 from emberscale_api.job.schema import ManifestPart
 
-_ENTRYPOINT = r"^[A-Za-z_][A-Za-z0-9_]*([.][A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
+ENTRYPOINT = r"^[A-Za-z_][A-Za-z0-9_]*([.][A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
+
+
+def _entrypoint(text: str) -> str:
+    if not re.match(ENTRYPOINT, text):
+        raise ValueError("must name a module and a function in it, such as package.module:factory")
+    return text
 
 
 class Architecture(StrEnum):
@@ -86,9 +93,8 @@ class ModelSpec(ManifestPart):
     architecture: Architecture | None = Field(
         default=None, description="A built-in model; DLRM where neither this nor entrypoint is given"
     )
-    entrypoint: str | None = Field(
+    entrypoint: Annotated[str, AfterValidator(_entrypoint)] | None = Field(
         default=None,
-        pattern=_ENTRYPOINT,
         max_length=256,
         description="A model of your own instead: package.module:factory, where factory(features) returns a "
         "torch.nn.Module",

@@ -46,6 +46,8 @@ def bad_input_exits() -> Iterator[None]:
     try:
         yield
     except (BadInputError, ManifestError, StartError) as error:
+        if isinstance(error, BadInputError) and error.trace:
+            typer.echo(error.trace.rstrip(), err=True)
         for line in str(error).splitlines():
             typer.echo(f"error: {line}", err=True)
         raise typer.Exit(BAD_INPUT) from error

@@ -4,7 +4,7 @@ import typer
 
 from emberscale.commands.options import ManifestFile, Overrides, bad_input_exits, paragraphs
 from emberscale.errors import BadInputError
-from emberscale.preflight import check_data
+from emberscale.preflight import check_data, check_model
 from emberscale_api.job import load_manifest
 
 HELP = paragraphs("""\
@@ -12,7 +12,7 @@ Checks a manifest without starting anything.
 
 Every problem is one line that names the field and says what is allowed there. Exit code [green]0[/] if there is none,
 [red]2[/] otherwise. Local data files that do not exist here are pointed out, and are no error: the manifest may be
-meant for another machine.
+meant for another machine. A model of your own ([cyan]spec.model.entrypoint[/]) is loaded and takes a dry step.
 """)
 EXAMPLES = """\
 [bold]Examples[/]
@@ -32,4 +32,7 @@ def validate(file: ManifestFile, overrides: Overrides = None) -> None:
     except BadInputError as absent:
         for line in str(absent).splitlines():
             typer.echo(f"note: {line}", err=True)
+    with bad_input_exits():
+        for remark in check_model(job):
+            typer.echo(f"note: {remark}", err=True)
     typer.echo(f"{file}: TrainingJob {job.metadata.name} is valid")

@@ -20,7 +20,8 @@ from emberscale_api.job import ResolvedModel
 REASON = "ModelRefused"
 """How the job's status names the failure of a person's model."""
 
-_CALL = "forward(dense, embeddings) -> logits"
+_CALL = "forward(dense, embeddings)"
+_SHOWN = 3
 _OURS = str(Path(__file__).parents[1])
 _TORCH = str(Path(torch.__file__).parent)
 
@@ -51,6 +52,7 @@ class OwnModel(nn.Module):
         super().__init__()
         self._entrypoint = entrypoint
         self._dimensions = dict(features.embeddings)
+        self._contract = _contract(features)
         self.inner = _made(entrypoint, features)
 
     def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
@@ -60,16 +62,23 @@ class OwnModel(nn.Module):
 
     def call(self, dense: Tensor, embeddings: dict[str, Tensor]) -> Tensor:
         """Logits of a batch, from the embeddings by name. Raises EntrypointError."""
-        with their_frames(self._entrypoint, f"{_CALL} raised"):
+        with their_frames(self._entrypoint, f"{_CALL} {self._contract} raised"):
             logits = self.inner(dense, embeddings)
         batch = len(dense)
         if not isinstance(logits, Tensor) or logits.dtype != torch.float32 or logits.shape != (batch,):
             raise EntrypointError(
                 self._entrypoint,
-                f"{_CALL} returned {described(logits)} for {batch} samples; expected one logit a sample: "
-                f"a float32 tensor of shape [{batch}]",
+                f"{_CALL} {self._contract} returned {described(logits)} for {batch} samples; expected one logit "
+                f"a sample: a float32 tensor of shape [{batch}]",
             )
         return logits
+
+
+def _contract(features: Features) -> str:
+    """What the module is called with, for people."""
+    shown = [f"{name}: [B, {dimension}]" for name, dimension in features.embeddings.items()]
+    more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+    return f"with dense [B, {len(features.dense)}] and embeddings {{{', '.join(shown[:_SHOWN])}{more}}}"
 
 
 def described(value: object) -> str:
@@ -142,7 +151,7 @@ def _imported(entrypoint: str, name: str) -> ModuleType:
 
 
 def _summary(error: BaseException) -> str:
-    return "".join(traceback.format_exception_only(error)[-1:]).strip()
+    return "".join(traceback.format_exception_only(error)[-1:]).strip().partition("\n")[0]
 
 
 def _trace(error: BaseException) -> str:

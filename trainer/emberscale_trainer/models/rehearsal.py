@@ -1,10 +1,12 @@
 """A dry step of the person's own model, before any process of a job starts.
 
-python -m emberscale_trainer.models.rehearsal < job.json: prints what is wrong and ends with exit code 2; what deserves
-a remark is printed with exit code 0. A process of its own, so that the model is loaded as the workers will load it.
+python -m emberscale_trainer.models.rehearsal < job.json prints `{"problem", "trace", "remarks"}`. It is a process of
+its own, so that the model is loaded as the workers will load it.
 """
 
+import json
 import sys
+from contextlib import redirect_stdout
 
 import torch
 from torch import nn
@@ -13,7 +15,6 @@ from emberscale_api.job import TrainingJob, resolve_model
 from emberscale_trainer.models.build import build_model
 from emberscale_trainer.models.entrypoint import EntrypointError, OwnModel, their_frames
 
-WRONG = 2
 _SAMPLES = 4
 
 
@@ -37,7 +38,7 @@ def rehearse(job: TrainingJob) -> list[str]:
         unused = _backward(entrypoint, logits, vectors, names)
         with torch.no_grad():
             model.eval().call(dense, embeddings)
-    return [f"spec.model.entrypoint: {entrypoint}: the model does not use {', '.join(unused)}"] if unused else []
+    return [f"the model does not use {', '.join(unused)}"] if unused else []
 
 
 def _backward(entrypoint: str, logits: torch.Tensor, vectors: list[torch.Tensor], names: list[str]) -> list[str]:
@@ -54,17 +55,17 @@ def _backward(entrypoint: str, logits: torch.Tensor, vectors: list[torch.Tensor]
     return unused
 
 
-def main() -> int:
+def main() -> None:
     """Reads a manifest as JSON from standard input."""
-    try:
-        remarks = rehearse(TrainingJob.from_json(sys.stdin.read()))
-    except EntrypointError as error:
-        print(error)  # noqa: T201 - this is a program, and that its result
-        return WRONG
-    for remark in remarks:
-        print(remark)  # noqa: T201 - this is a program, and that its result
-    return 0
+    job = TrainingJob.from_json(sys.stdin.read())
+    result: dict[str, object] = {"problem": "", "trace": "", "remarks": []}
+    with redirect_stdout(sys.stderr):  # what the person's code prints is none of the result
+        try:
+            result["remarks"] = rehearse(job)
+        except EntrypointError as error:
+            result["problem"], result["trace"] = error.problem, error.trace
+    json.dump(result, sys.stdout)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,0 +1,194 @@
+"""Training on this machine: what `emberscale run` and `emberscale.train` share."""
+
+import json
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from emberscale.checkpoints import CheckpointFolder
+from emberscale.errors import BadInputError
+from emberscale.interruption import Interruption
+from emberscale.model_folder import ModelUnavailableError, export_model
+from emberscale.preflight import check_data, check_model, ensure_writable, local_path
+from emberscale.progress import open_progress
+from emberscale.recorder import Recorder
+from emberscale.run_folder import (
+    CompleteAlreadyError,
+    Run,
+    RunPaths,
+    RunStatus,
+    open_run,
+    read_record,
+    write_atomically,
+)
+from emberscale.summary import Summary, finite_json, summarize
+from emberscale_api.job import API_VERSION, KIND, TrainingJob, load_manifest, parse_manifest
+from emberscale_api.rpc import master_pb2 as pb
+from emberscale_operator.local import LocalJob, Snapshot, StartError
+
+_STATUS = {
+    pb.COMPLETE: RunStatus.COMPLETE,
+    pb.FAILED: RunStatus.FAILED,
+    pb.SUSPENDED: RunStatus.SUSPENDED,
+}
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a run came out: its summary, and its folder with metrics, logs, checkpoints and the model."""
+
+    summary: Summary
+    folder: Path
+
+    @property
+    def paths(self) -> RunPaths:
+        """The files in the folder."""
+        return RunPaths(self.folder)
+
+
+class TrainingFailedError(Exception):
+    """The job has Failed; `training` says how far it came."""
+
+    def __init__(self, training: Training) -> None:
+        summary = training.summary
+        super().__init__(f"{summary.name}: {summary.reason}: {summary.message}; logs are in {training.paths.logs}")
+        self.training = training
+
+
+def train(
+    manifest: Path | str | Mapping[str, Any],
+    *,
+    name: str = "training",
+    workdir: Path | str | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+) -> Training:
+    """Trains on this machine, as `emberscale run` does, and shows the progress.
+
+    `manifest` is a file, a whole TrainingJob as a mapping, or only its `spec`; then `name` is the job's name. The
+    run's folder is `workdir`, or else `runs/<name>`; `resume` goes on with the run that is there, `overwrite` starts
+    anew even if it could be resumed.
+
+        training = emberscale.train({"data": {"train": ["data/*.tsv"]}, "training": {"epochs": 2}}, name="first")
+        training.summary.auc
+
+    Ctrl-C, or interrupting the notebook's kernel, takes a checkpoint, stops every process, and raises
+    KeyboardInterrupt. Raises TrainingFailedError, and for what is wrong with the input BadInputError, ManifestError or
+    StartError.
+    """
+    if resume and overwrite:
+        raise BadInputError("resume and overwrite contradict each other: give one of them")
+    job = parse_manifest(_whole(manifest, name)) if isinstance(manifest, Mapping) else load_manifest(Path(manifest))
+    with Interruption([signal.SIGINT], ending=lambda _: KeyboardInterrupt()) as interruption:
+        root = Path(workdir) if workdir is not None else default_folder(job)
+        summary = run_job(job, root, interruption, resume=resume, overwrite=overwrite)
+    training = Training(summary, root)
+    if summary.phase == "Failed":
+        raise TrainingFailedError(training)
+    if summary.phase != "Complete":
+        raise KeyboardInterrupt(f"the run in {root} is {summary.phase}: resume=True goes on with it")
+    return training
+
+
+def _whole(manifest: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    if "spec" in manifest:
+        return manifest
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": manifest}
+
+
+def default_folder(job: TrainingJob) -> Path:
+    """Where a job runs unless another folder is named."""
+    return Path("runs", job.metadata.name)
+
+
+def run_job(
+    job: TrainingJob,
+    root: Path,
+    interruption: Interruption,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    redis: str | None = None,
+    master_port: int = 0,
+) -> Summary:
+    """Trains a job in a folder, and leaves there what came of it; a run that is Complete is left as it is.
+
+    Raises BadInputError and StartError.
+    """
+    check_data(job)
+    for remark in check_model(job):
+        _warn(remark)
+    _check_checkpoint_uri(job, resume)
+    try:
+        with open_run(root, job, resume, overwrite) as held:
+            return _train(held, redis, master_port, interruption)
+    except CompleteAlreadyError:
+        _warn(f"{root}: the run is Complete; there is nothing to resume")
+        return _summary_of(RunPaths(root))
+
+
+def _check_checkpoint_uri(job: TrainingJob, resume: bool) -> None:
+    uri = job.spec.checkpoint.uri
+    if uri is None:
+        return
+    folder = local_path(uri)
+    if folder is not None:
+        ensure_writable(folder, "spec.checkpoint.uri")
+    if not resume:
+        CheckpointFolder(uri).refuse_if_used()
+
+
+def _train(held: Run, redis: str | None, master_port: int, interruption: Interruption) -> Summary:
+    begun = time.monotonic()
+    with LocalJob(held.job, held.record.uid, held.processes, redis, master_port) as local:
+        held.begin()
+        with (
+            open_progress(held.record.name) as progress,
+            Recorder(held.paths.metrics, held.record.seconds) as recorder,
+            interruption.of(local),
+        ):
+
+            def observe(snapshot: Snapshot) -> None:
+                progress.show(snapshot)
+                recorder.record(snapshot)
+
+            try:
+                outcome = local.run(observe)
+            except StartError:
+                held.cancel()
+                raise
+    seconds = held.record.seconds + time.monotonic() - begun
+    summary = summarize(held.record.name, outcome, seconds)
+    write_atomically(held.paths.summary, finite_json(summary.as_document()) + "\n")
+    status = _STATUS.get(outcome.phase, RunStatus.INTERRUPTED)
+    held.save(status=status, seconds=seconds, ended_at=datetime.now(UTC))
+    _illustrate(held, summary)
+    return summary
+
+
+def _illustrate(held: Run, summary: Summary) -> None:
+    # matplotlib takes a second to import, which only this moment should cost
+    from emberscale.picture import draw_metrics
+
+    draw_metrics(held.paths.metrics, held.paths.picture, held.record.name)
+    uri = held.job.spec.checkpoint.uri
+    if uri is not None and summary.checkpoint is not None:
+        try:
+            export_model(uri, summary.checkpoint, held.paths.model)
+        except ModelUnavailableError as error:
+            _warn(f"warning: {error}")
+
+
+def _warn(text: str) -> None:
+    typer.echo(text, err=True)
+
+
+def _summary_of(paths: RunPaths) -> Summary:
+    read_record(paths)
+    return Summary(**json.loads(paths.summary.read_text(encoding="utf-8")))

@@ -1,0 +1,37 @@
+"""What a person sees in a notebook's cell while a job runs."""
+
+# mypy: allow-untyped-calls
+# IPython has few annotations
+
+from IPython.core.displaypub import CapturingDisplayPublisher
+from IPython.core.interactiveshell import InteractiveShell
+
+from emberscale.notebook import NotebookProgress
+from emberscale_api.rpc import master_pb2 as pb
+from emberscale_operator.local import Snapshot
+
+
+def snapshot(seconds: float, samples: int, suspending: bool = False) -> Snapshot:
+    status = pb.JobStatus(phase=pb.TRAINING, samples=samples, expected_samples=1000, epochs=1)
+    return Snapshot(seconds, status, (), {}, (), suspending)
+
+
+def test_the_cell_is_redrawn_in_place_and_remarks_stay() -> None:
+    shell = InteractiveShell.instance()
+    publisher = CapturingDisplayPublisher(parent=shell)
+    shell.display_pub = publisher
+    try:
+        progress = NotebookProgress("mine")
+        progress.show(snapshot(1.0, 250))
+        progress.show(snapshot(1.01, 260))
+        progress.show(snapshot(2.0, 500, suspending=True))
+    finally:
+        InteractiveShell.clear_instance()
+    first, second = publisher.outputs
+    assert not first["update"]
+    assert second["update"]
+    assert first["transient"] == second["transient"]
+    assert "25.0%" in first["data"]["text/html"]
+    html = second["data"]["text/html"]
+    assert html.index("a checkpoint is being taken") < html.index("50.0%")
+    assert html.startswith("<pre")

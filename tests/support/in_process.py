@@ -1,0 +1,125 @@
+"""Training without processes: the worker's and the servers' own code, called in turn."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from emberscale_api.job import OptimizerSpec, OptimizerType, Pooling, ResolvedModel, TrainingJob, resolve_model
+from emberscale_api.routing import PsAddress, RoutingTable, spread_evenly
+from emberscale_trainer.data.source import Batch
+from emberscale_trainer.models import build_model
+from emberscale_trainer.models.flat import flat_copy
+from emberscale_trainer.partition import DenseSlice
+from emberscale_trainer.table import TableStore
+from emberscale_trainer.worker.compute import ModelReplica
+from emberscale_trainer.worker.keys import KeyPlan, KeyPlanner
+from emberscale_trainer.worker.servers import Pulled
+
+
+class InProcessTraining:
+    """One worker and some parameter servers, strictly one batch after another."""
+
+    def __init__(self, job: TrainingJob, servers: int = 2) -> None:
+        self._routing = RoutingTable(
+            1, tuple(PsAddress(index, "", "", "") for index in range(servers)), spread_evenly(servers)
+        )
+        self._replica = ModelReplica(job)
+        self._planner = KeyPlanner(self._routing, self._replica.tables)
+        initial = flat_copy(build_model(job.spec.model, resolve_model(job.spec), job.spec.training.seed)).numpy()
+        self._slices = [self._routing.dense_slice(server, len(initial)) for server in range(servers)]
+        self._dense = [DenseSlice(initial[start:stop], job.spec.optimizers.dense) for start, stop in self._slices]
+        self.stores = [TableStore(self._replica.tables) for _ in range(servers)]
+
+    def train(self, batch: Batch) -> float:
+        """Trains on a batch; its mean loss before the step."""
+        plan = self._planner.plan(batch.ids, batch.lists)
+        gradients, predictions = self._replica.train(batch, plan, self._pull(plan, read_only=False))
+        for server, store in enumerate(self.stores):
+            first, stop = plan.value_edges[server : server + 2]
+            store.push(plan.counts[server], plan.keys[server], gradients.rows[first:stop])
+            self._dense[server].step(gradients.dense[slice(*self._slices[server])].copy())
+        return predictions.loss_sum / max(1, len(batch.labels))
+
+    def predict(self, batch: Batch) -> NDArray[np.float32]:
+        """Probabilities float32 [batch]."""
+        plan = self._planner.plan(batch.ids, batch.lists)
+        return self._replica.evaluate(batch, plan, self._pull(plan, read_only=True)).probabilities
+
+    def _pull(self, plan: KeyPlan, read_only: bool) -> Pulled:
+        rows = np.empty(plan.values, dtype=np.float32)
+        for server, store in enumerate(self.stores):
+            part = rows[plan.value_edges[server] : plan.value_edges[server + 1]]
+            store.pull(plan.counts[server], plan.keys[server], part, read_only=read_only)
+        return Pulled(rows, np.concatenate([part.values for part in self._dense]))
+
+
+class PlainTraining:
+    """The same with PyTorch alone: an nn.EmbeddingBag a table, of ids below `ids`, and one optimizer each."""
+
+    def __init__(self, job: TrainingJob, ids: int) -> None:
+        self._resolved = resolve_model(job.spec)
+        self._model = build_model(job.spec.model, self._resolved, job.spec.training.seed)
+        self._bags = [
+            nn.EmbeddingBag(
+                ids,
+                table.dimension,
+                mode="mean" if table.pooling is Pooling.MEAN else "sum",
+                include_last_offset=True,
+                _weight=torch.from_numpy(_initial_rows(self._resolved, table.number, ids)),
+            )
+            for table in self._resolved.tables
+        ]
+        self._optimizers = [
+            _optimizer(table.optimizer, list(bag.parameters()))
+            for table, bag in zip(self._resolved.tables, self._bags, strict=True)
+        ]
+        self._optimizers.append(_optimizer(job.spec.optimizers.dense, list(self._model.parameters())))
+
+    def train(self, batch: Batch) -> float:
+        """Trains on a batch; its mean loss before the step."""
+        loss = nn.functional.binary_cross_entropy_with_logits(self._logits(batch), torch.from_numpy(batch.labels))
+        for optimizer in self._optimizers:
+            optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        for optimizer in self._optimizers:
+            optimizer.step()
+        return loss.item()
+
+    def predict(self, batch: Batch) -> NDArray[np.float32]:
+        """Probabilities float32 [batch]."""
+        with torch.no_grad():
+            probabilities: NDArray[np.float32] = torch.sigmoid(self._logits(batch)).numpy()
+        return probabilities
+
+    def _logits(self, batch: Batch) -> torch.Tensor:
+        records, columns = batch.ids.shape
+        vectors = []
+        for table, bag in zip(self._resolved.tables, self._bags, strict=True):
+            if table.column < columns:
+                values, edges = batch.ids[:, table.column], np.arange(records + 1)
+            else:
+                lists = batch.lists[table.column - columns]
+                values, edges = lists.values, lists.offsets
+            vectors.append(bag(torch.from_numpy(np.ascontiguousarray(values)), torch.from_numpy(edges)))
+        logits: torch.Tensor = self._model(torch.from_numpy(batch.dense), torch.cat(vectors, dim=1))
+        return logits
+
+
+def _initial_rows(resolved: ResolvedModel, number: int, ids: int) -> NDArray[np.float32]:
+    counts = np.zeros(len(resolved.tables), dtype=np.uint32)
+    counts[number] = ids
+    rows = np.empty(ids * resolved.tables[number].dimension, dtype=np.float32)
+    TableStore(resolved.tables).pull(counts, np.arange(ids), rows, read_only=True)
+    return rows.reshape(ids, -1)
+
+
+def _optimizer(spec: OptimizerSpec, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """Rules that leave a row without a gradient as it is."""
+    if spec.type is OptimizerType.SGD:
+        return torch.optim.SGD(parameters, lr=spec.learning_rate)
+    if spec.type is OptimizerType.ADAGRAD:
+        return torch.optim.Adagrad(
+            parameters, lr=spec.learning_rate, eps=spec.epsilon, initial_accumulator_value=spec.initial_accumulator
+        )
+    raise ValueError(f"no plain counterpart of {spec.type} here")

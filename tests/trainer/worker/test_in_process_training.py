@@ -1,0 +1,108 @@
+"""Batch after batch, the worker and the servers learn what PyTorch alone learns."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from emberscale_api.job import TrainingJob, parse_manifest
+from emberscale_trainer.data.records import IdLists
+from emberscale_trainer.data.source import Batch
+from in_process import InProcessTraining, PlainTraining
+
+IDS = 40
+ADAGRAD = {"type": "Adagrad", "learningRate": 0.1}
+COLUMNS = {
+    "label": "clicked",
+    "dense": ["price", "age"],
+    "categorical": ["user", "item"],
+    "lists": [{"name": "history"}, {"name": "tags"}],
+}
+TABLES = {
+    "item": {"dimension": 3, "optimizer": {"type": "SGD", "learningRate": 0.5}, "initializer": {"type": "Zeros"}},
+    "tags": {"dimension": 6, "pooling": "Mean", "initializer": {"type": "Normal", "scale": 0.3}},
+}
+ONE_DIMENSION = {name: {key: table[key] for key in table if key != "dimension"} for name, table in TABLES.items()}
+OWN_MODEL = """
+import torch
+from torch import nn
+
+class Pairs(nn.Module):
+    def __init__(self, features):
+        super().__init__()
+        self.dense = nn.Linear(len(features.dense), features.embeddings["user"])
+        self.tags = nn.Linear(features.embeddings["tags"], 1)
+
+    def forward(self, dense, embeddings):
+        user = self.dense(dense) + embeddings["user"]
+        return (user * embeddings["history"]).sum(dim=1) + self.tags(embeddings["tags"])[:, 0]
+"""
+
+
+def job(**model: Any) -> TrainingJob:
+    return parse_manifest(
+        {
+            "apiVersion": "emberscale.io/v1alpha1",
+            "kind": "TrainingJob",
+            "metadata": {"name": "a"},
+            "spec": {
+                "data": {"train": ["x"], "format": "Parquet", "columns": COLUMNS},
+                "model": model,
+                "optimizers": {"sparse": ADAGRAD, "dense": ADAGRAD, "wide": {"type": "SGD", "learningRate": 0.3}},
+            },
+        }
+    )
+
+
+def batch(number: int, records: int) -> Batch:
+    """Records whose label depends on the first id."""
+    generator = np.random.default_rng(number)
+    lists = []
+    for _ in range(2):
+        edges = np.concatenate([[0], np.cumsum(generator.integers(0, 5, records))])
+        lists.append(IdLists(generator.integers(0, IDS, edges[-1]), edges))
+    ids = generator.integers(0, IDS, (records, 2))
+    return Batch(
+        number=number,
+        start=0,
+        stop=records,
+        labels=(ids[:, 0] % 3 == 0).astype(np.float32),
+        dense=generator.normal(size=(records, 2)).astype(np.float32),
+        ids=ids,
+        lists=tuple(lists),
+        bad_records=(),
+        truncated_lists=0,
+    )
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"architecture": "DLRM", "embeddings": {"dimension": 8, "tables": ONE_DIMENSION}},
+        {"architecture": "WideAndDeep", "embeddings": {"dimension": 4, "tables": TABLES}},
+        {"architecture": "XDeepFM", "embeddings": {"dimension": 5, "tables": ONE_DIMENSION}, "cinLayers": [4, 3]},
+        {"architecture": "DCNv2", "embeddings": {"dimension": 4, "tables": TABLES}, "crossRank": 4},
+        {"entrypoint": "pairs_of_mine:Pairs", "embeddings": {"dimension": 4, "tables": TABLES}},
+    ],
+    ids=lambda model: model.get("architecture", "entrypoint"),
+)
+def test_every_model_learns_what_plain_pytorch_learns(
+    model: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pairs_of_mine.py").write_text(OWN_MODEL)
+    monkeypatch.syspath_prepend(tmp_path)
+    ours, plain = InProcessTraining(job(**model)), PlainTraining(job(**model), IDS)
+    batches = [batch(number, 64) for number in range(30)]
+    losses = np.array([(ours.train(one), plain.train(one)) for one in batches])
+    np.testing.assert_allclose(losses[:, 0], losses[:, 1], rtol=2e-3, atol=1e-4)
+    assert losses[-5:].mean() < losses[:5].mean()
+    held_out = batch(1000, 50)
+    np.testing.assert_allclose(ours.predict(held_out), plain.predict(held_out), rtol=5e-3, atol=2e-3)
+
+
+def test_a_batch_without_records_changes_nothing() -> None:
+    training = InProcessTraining(job(architecture="DCNv2"))
+    before = training.predict(batch(0, 9))
+    training.train(batch(1, 0))
+    np.testing.assert_array_equal(training.predict(batch(0, 9)), before)
