@@ -50,9 +50,9 @@ print(json.dumps(training.summary.as_document()))
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout.splitlines()[-1])
     assert summary["phase"] == "Complete"
-    assert summary["samples"] == 3 * 27_000
-    assert summary["auc"] > 0.6
-    assert [evaluation["epoch"] for evaluation in summary["evaluations"]] == [0, 1, 2]
+    assert summary["samples"] == 2 * 27_000
+    assert summary["auc"] > 0.65
+    assert [evaluation["epoch"] for evaluation in summary["evaluations"]] == [0, 1]
     assert set(summary["rows"]) == {"user", "item", "history", "user.wide", "item.wide", "history.wide"}
     assert summary["rows"]["history"] == summary["rows"]["history.wide"] > 100
     assert (tmp_path / "runs/from-python/metrics.png").exists()
