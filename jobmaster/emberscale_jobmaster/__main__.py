@@ -62,7 +62,14 @@ def run(identity: ProcessIdentity, job: TrainingJob, redis_url: str) -> int:
     except ValueError as error:
         return _unusable(f"{environment.REDIS_URL}: {error}")
     try:
-        master = MasterProcess(identity, job, store, on_deposed=lambda: end(EXIT_DEPOSED))
+        master = MasterProcess(
+            identity,
+            job,
+            store,
+            on_deposed=lambda: end(EXIT_DEPOSED),
+            brain_address=os.environ.get(environment.BRAIN_ADDRESS, ""),
+            brain_token=os.environ.get(environment.BRAIN_TOKEN, ""),
+        )
     except UnusableUriError as error:
         return _unusable(str(error))
     deadline = time.monotonic() + PATIENCE_SECONDS

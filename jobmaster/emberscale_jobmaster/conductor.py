@@ -20,12 +20,16 @@ from emberscale_jobmaster import messages, progress
 from emberscale_jobmaster.applied import Applied, on_all
 from emberscale_jobmaster.checkpoints import CheckpointFolder, checkpoint_id, incompatibility
 from emberscale_jobmaster.cut import CutTaker
+from emberscale_jobmaster.membership import Role
 from emberscale_jobmaster.parameter_servers import AbandonedError, ParameterServers, ServerCallError
 from emberscale_jobmaster.runtime import ClosingError, JobRuntime
-from emberscale_jobmaster.state import JobState, Restored, Stage, Trouble, live_servers
+from emberscale_jobmaster.scaling import reshape_due, reshaped
+from emberscale_jobmaster.state import JobState, Restored, Stage, Trouble, servers_missing
 from emberscale_jobmaster.store import DeposedError, StoreUnavailableError
 
 _RETRY_SECONDS = 1.0
+_HOLD_SECONDS = 120.0
+"""How long pushes wait at most for the rows to move; after that training goes on, and goes back when they have."""
 _ATTEMPTS = 8
 """Failures in a row after which the job stops trying what it cannot go on without."""
 
@@ -45,6 +49,7 @@ class Step(Enum):
 
     ASSIGN = auto()
     CHECKPOINT = auto()
+    RESHAPE = auto()
     SUSPEND = auto()
 
 
@@ -56,7 +61,9 @@ def next_step(state: JobState, spec: TrainingJobSpec, checkpoint_due: bool) -> S
     if state.suspending and not (state.routing.ready and trained and spec.checkpoint.uri):
         return Step.SUSPEND
     if not state.routing.ready:
-        return Step.ASSIGN if len(live_servers(state, spec)) == spec.ps.initial_replicas else None
+        return None if servers_missing(state, spec) else Step.ASSIGN
+    if spec.checkpoint.uri and reshape_due(state):
+        return Step.RESHAPE
     if spec.checkpoint.uri and (state.suspending or state.stage is Stage.SAVE or (checkpoint_due and trained)):
         return Step.CHECKPOINT
     return None
@@ -102,6 +109,8 @@ class Conductor:
                 self._assign()
             case Step.CHECKPOINT if self._folder is not None:
                 self._checkpoint(self._folder)
+            case Step.RESHAPE if self._folder is not None:
+                self._reshape(self._folder)
             case Step.SUSPEND:
                 self._runtime.update(lambda now: progress.suspended(now) if now.suspending else now)
             case None if wait == 0.0:
@@ -193,7 +202,22 @@ class Conductor:
         else:
             self._runtime.update(lambda now: progress.failed(now, reason, problem))
 
-    def _checkpoint(self, folder: CheckpointFolder) -> None:
+    def _reshape(self, folder: CheckpointFolder) -> None:
+        """Moves the rows to another number of servers; pushes wait from the cut to the end of it."""
+        state, _ = self._runtime.snapshot()
+        epoch, since, began = state.routing.table.epoch, state.scaling.target_since, self._clock()
+        self._checkpoint(folder, hold_seconds=_HOLD_SECONDS)
+        if self._runtime.snapshot()[0].routing.table.epoch == epoch:
+            return
+        self._assign()
+        state, _ = self._runtime.snapshot()
+        if state.routing.ready:
+            pause = self._clock() - began
+            _log.info("reshaped", servers=len(state.routing.table.servers), pause_seconds=round(pause, 3))
+            self._runtime.started_up(Role.PS, since, pause)
+
+    def _checkpoint(self, folder: CheckpointFolder, hold_seconds: float = 0.0) -> None:
+        """Takes a checkpoint; with `hold_seconds`, as the way to another number of servers."""
         try:
             taken = [int(identifier) for identifier in folder.folders()]
         except OSError as error:
@@ -205,7 +229,7 @@ class Conductor:
         number = state.cut.number
         taker = CutTaker(self._runtime, self._servers, folder, state, number, self._abandons(state.routing.table.epoch))
         try:
-            manifest = taker.take()
+            manifest = taker.take(hold_seconds)
         except AbandonedError:
             self._undo_cut(state, number, "the job went on otherwise")
             return
@@ -218,7 +242,10 @@ class Conductor:
             folder.prune(self._spec.checkpoint.keep, self._damaged)
         except OSError as error:
             _log.warning("old checkpoints stay", problem=str(error))
-        self._runtime.update(lambda now: progress.cut_saved(now, number, manifest.id))
+        if hold_seconds:
+            self._runtime.update(lambda now: reshaped(now, self._spec, number, manifest.id))
+        else:
+            self._runtime.update(lambda now: progress.cut_saved(now, number, manifest.id))
         self._failures = 0
         self._due = self._clock() + self._spec.checkpoint.interval
 

@@ -46,10 +46,13 @@ class CutTaker:
         self._number = number
         self._abandoned = abandoned
 
-    def take(self) -> CheckpointManifest:
-        """Takes the checkpoint and returns its manifest, which is written."""
+    def take(self, hold_seconds: float = 0.0) -> CheckpointManifest:
+        """Takes the checkpoint and returns its manifest, which is written.
+
+        The servers hold pushes for `hold_seconds` after the cut, unless they are assigned anew before.
+        """
         started = self._runtime.now()
-        applied = self._cut()
+        applied = self._cut(hold_seconds)
         self._runtime.update(lambda state: cut_made(state, self._number))
         files = self._saved_files()
         self._runtime.store.confirm()
@@ -63,7 +66,7 @@ class CutTaker:
         )
         return manifest
 
-    def _cut(self) -> Applied:
+    def _cut(self, hold_seconds: float) -> Applied:
         """Holds pushes on all servers, settles what only some have applied, and copies; returns what is applied."""
         asked = {self._state.epoch: self._state.ledger.under_way} if self._state.stage is Stage.TRAIN else {}
         request = pb.FreezeRequest(cut=self._number, asked=messages.wire_applied(asked))
@@ -81,6 +84,7 @@ class CutTaker:
                 cut=self._number,
                 settle=messages.wire_applied(minus(anywhere, begun[server])),
                 settle_seconds=_SETTLE_SECONDS,
+                hold_seconds=hold_seconds,
                 uri=f"{self._folder.uri_of(checkpoint_id(self._number))}/",
             )
             for server in self._targets

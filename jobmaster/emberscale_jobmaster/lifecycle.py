@@ -6,7 +6,7 @@ from dataclasses import replace
 from emberscale_api.job import TrainingJobSpec
 from emberscale_jobmaster.membership import MemberId, Process, Role, slot_name
 from emberscale_jobmaster.progress import epoch_surpassed, failed, server_lost
-from emberscale_jobmaster.state import BadRecord, JobState, Phase, phase_of
+from emberscale_jobmaster.state import BadRecord, JobState, Phase, phase_of, sizes_of
 
 SHOWN_BAD_RECORDS = 10
 OWN_ERROR = "Error"
@@ -120,7 +120,7 @@ def waiting_for(state: JobState, spec: TrainingJobSpec) -> str:
     """Which wanted parameter servers are not there, for people; empty when all are."""
     missing = [
         slot_name(Role.PS, index)
-        for index in range(spec.ps.initial_replicas)
+        for index in range(sizes_of(state, spec).ps.replicas)
         if state.members.process(Role.PS, index) is None
     ]
     return f"waiting for {', '.join(missing)}" if missing else ""

@@ -7,6 +7,7 @@ from emberscale_api.routing import PsAddress, RoutingTable, spread_evenly
 from emberscale_jobmaster.evaluation import Tally
 from emberscale_jobmaster.ledger import Ledger
 from emberscale_jobmaster.membership import MemberId
+from emberscale_jobmaster.sizes import within_manifest
 from emberscale_jobmaster.state import (
     PREPARATION,
     Clock,
@@ -20,6 +21,7 @@ from emberscale_jobmaster.state import (
     batches_of,
     live_servers,
     phase_of,
+    servers_missing,
 )
 
 
@@ -65,7 +67,13 @@ def taken_over(state: JobState, spec: TrainingJobSpec, wall: float) -> JobState:
 
     A suspended job is active again: its processes were told to go, so it waits for new ones and assigns those.
     """
-    state = _with_fresh_tokens(replace(state, clock=replace(state.clock, wall=wall)))
+    scaling = state.scaling
+    if scaling.sizes is not None:  # the manifest may have been edited
+        sizes = within_manifest(scaling.sizes, spec)
+        if state.routing.table.servers and state.outcome is None:  # rows are spread over so many
+            sizes = replace(sizes, ps=replace(sizes.ps, replicas=scaling.sizes.ps.replicas))
+        scaling = replace(scaling, sizes=sizes, target=None)
+    state = _with_fresh_tokens(replace(state, clock=replace(state.clock, wall=wall), scaling=scaling))
     if state.outcome is None or state.outcome.phase is not Phase.SUSPENDED:
         return state
     return unrouted(replace(state, outcome=None, members=state.members.silenced()), spec)
@@ -110,9 +118,9 @@ def epoch_surpassed(state: JobState, server: MemberId, epoch: int, spec: Trainin
 
 def assignment_begun(state: JobState, spec: TrainingJobSpec) -> JobState:
     """The table by which the live servers are to be assigned; the same state while one is missing."""
-    servers = live_servers(state, spec)
-    if len(servers) < spec.ps.initial_replicas:
+    if servers_missing(state, spec):
         return state
+    servers = live_servers(state, spec)
     addresses = tuple(
         PsAddress(index, server.incarnation, server.data_address, server.control_address)
         for index, server in enumerate(servers)

@@ -7,6 +7,7 @@ are refused.
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,13 +17,14 @@ import structlog
 
 from emberscale_api.job import TrainingJob, TrainingJobSpec
 from emberscale_jobmaster import lifecycle, progress
-from emberscale_jobmaster.membership import MemberId
+from emberscale_jobmaster.membership import MemberId, Role
 from emberscale_jobmaster.observations import Observations
 from emberscale_jobmaster.state import PREPARATION, BadRecord, JobState, phase_of
 from emberscale_jobmaster.store import DeposedError, JobStore, StoreUnavailableError
 
 _log = structlog.get_logger()
 _RETRY_SECONDS = 0.25
+_START_UPS = 64
 _T = TypeVar("_T")
 
 
@@ -53,6 +55,7 @@ class JobRuntime:
         self._version, self._durable = 1, 0
         self._store_failures, self._store_problem = 0, ""
         self._bad: set[tuple[str, int]] = set()
+        self._start_ups: deque[tuple[str, float, float, float]] = deque(maxlen=_START_UPS)
         sharding = job.spec.sharding
         self._forgotten_seconds = min(sharding.lease_timeout, max(2.0, 5 * sharding.heartbeat_interval))
         self._last_tick = clock()
@@ -174,6 +177,18 @@ class JobRuntime:
         with self.changing() as change:
             self._bad |= fresh.keys()
             change.state = lifecycle.bad_records_found(change.state, self.spec, len(self._bad), tuple(fresh.values()))
+
+    def started_up(self, role: Role, since: float, paused_seconds: float = 0.0) -> None:
+        """A process serves that was asked for at `since`, seconds since 1970; the job stood still for it."""
+        wall = self._wall()
+        self._start_ups.append((role.value, max(0.0, wall - since - paused_seconds), paused_seconds, wall))
+
+    def take_start_ups(self) -> list[tuple[str, float, float, float]]:
+        """(role, seconds until it served, seconds of standstill, when) of starts since the last call."""
+        taken = []
+        while self._start_ups:
+            taken.append(self._start_ups.popleft())
+        return taken
 
     def tick(self) -> None:
         """Acts on deadlines that have passed."""

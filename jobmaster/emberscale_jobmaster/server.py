@@ -15,17 +15,21 @@ from emberscale_api.process_metrics import ProcessMetrics
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc import master_pb2_grpc as rpc
 from emberscale_api.rpc.token import CHANNEL_OPTIONS, TokenCheck
+from emberscale_jobmaster.brain_link import BrainLink
 from emberscale_jobmaster.conductor import Conductor
 from emberscale_jobmaster.membership import Role
 from emberscale_jobmaster.messages import wire_member
 from emberscale_jobmaster.metrics import JobMetrics
 from emberscale_jobmaster.runtime import JobRuntime
+from emberscale_jobmaster.scaling import await_plan
 from emberscale_jobmaster.service import MasterService
 from emberscale_jobmaster.store import JobStore
 
 _SPARE_THREADS = 64
 _CALLS_PER_MEMBER = 3
 """A member's heartbeat, its wait for a task or for a routing table, and one more."""
+_OPEN_REPLICAS = 256
+"""Members of a role for which there are threads where the manifest does not bound it."""
 _GRACE_SECONDS = 0.5
 
 _log = structlog.get_logger()
@@ -36,14 +40,23 @@ class AddressInUseError(Exception):
 
 
 class MasterProcess:
-    """One running master."""
+    """One running master; without the address of a brain, its job keeps the sizes that it has."""
 
     def __init__(
-        self, identity: ProcessIdentity, job: TrainingJob, store: JobStore, on_deposed: Callable[[], None]
+        self,
+        identity: ProcessIdentity,
+        job: TrainingJob,
+        store: JobStore,
+        on_deposed: Callable[[], None],
+        brain_address: str = "",
+        brain_token: str = "",
     ) -> None:
         self._identity = identity
         self._store = store
         self._runtime = JobRuntime(job, identity.job_uid, store, on_deposed)
+        self._brain: BrainLink | None = None
+        if brain_address:
+            self._brain = BrainLink(self._runtime, brain_address, brain_token)
         self._conductor = threading.Thread(target=Conductor(self._runtime, identity.token).run, name="conductor")
         members = sum(_most(role) for role in (job.spec.ps, job.spec.worker))
         self._server = grpc.server(
@@ -65,6 +78,8 @@ class MasterProcess:
         """
         self._bind()
         self._runtime.take_over()
+        if self._brain is not None:
+            self._runtime.apply(lambda state: await_plan(state, self._runtime.spec))
         registry = CollectorRegistry()
         registry.register(JobMetrics(self._runtime))
         registry.register(ProcessMetrics())
@@ -75,12 +90,18 @@ class MasterProcess:
         self._runtime.start()
         self._conductor.start()
         self._server.start()
+        if self._brain is not None:
+            self._brain.start()
         _log.info("serving", address=self._address, term=self._store.term, metrics=self._metrics_address)
 
     def stop(self) -> None:
         """Ends all calls and threads, promptly."""
+        if self._brain is not None:
+            self._brain.finish()
         stopped = self._server.stop(_GRACE_SECONDS)
         self._runtime.close()
+        if self._brain is not None:
+            self._brain.close()
         stopped.wait()
         self._conductor.join()
         self._metrics_server.shutdown()
@@ -112,4 +133,4 @@ class MasterProcess:
 
 
 def _most(role: RoleSpec) -> int:
-    return role.max_replicas or role.initial_replicas
+    return role.replicas or role.max_replicas or _OPEN_REPLICAS

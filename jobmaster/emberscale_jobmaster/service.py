@@ -15,7 +15,7 @@ from emberscale_jobmaster.dataset import DatasetCatalog, DatasetNotReadyError
 from emberscale_jobmaster.membership import MemberId, Role, SupersededError, UnknownMemberError
 from emberscale_jobmaster.runtime import Change, ClosingError, JobRuntime
 from emberscale_jobmaster.shard_sizing import shard_batches
-from emberscale_jobmaster.state import JobState, Stage
+from emberscale_jobmaster.state import JobState, Stage, wanted_sizes
 from emberscale_jobmaster.store import StoreUnavailableError
 from emberscale_jobmaster.tasks import InvalidReportError, Task
 
@@ -61,8 +61,12 @@ class MasterService(rpc.MasterServicer):
         member = messages.member_id(request.member, Role.PS, Role.WORKER)
         process = messages.process(request, member.role)
         with self._runtime.changing() as change:
+            is_new = not change.state.members.slot(member.role, member.index).registrations
             change.state = lifecycle.registered(change.state, self._spec, member, process, request.routing_epoch)
             change.observed = change.observed.heard(member, self._runtime.now())
+        asked_for = change.state.scaling.changed_at
+        if is_new and asked_for and member.role is Role.WORKER:
+            self._runtime.started_up(Role.WORKER, asked_for)
         _log.info("registered", member=member.slot, incarnation=member.incarnation, pid=request.pid, host=request.host)
         return pb.RegisterReply(manifest_json=self._manifest, heartbeat_seconds=self._spec.sharding.heartbeat_interval)
 
@@ -86,8 +90,12 @@ class MasterService(rpc.MasterServicer):
             if served is not None and member.role is Role.PS:
                 seen = seen.served(member, served)
             change.observed = seen
+        sizes = wanted_sizes(change.state, self._spec)
         return pb.HeartbeatReply(
-            routing_epoch=change.state.routing.table.epoch, revoked_tokens=dropped, stop=change.state.over
+            routing_epoch=change.state.routing.table.epoch,
+            revoked_tokens=dropped,
+            stop=change.state.over,
+            cpu_cores=(sizes.worker if member.role is Role.WORKER else sizes.ps).cpu_cores or 0.0,
         )
 
     @_answering

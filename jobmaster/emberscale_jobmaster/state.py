@@ -11,6 +11,7 @@ from emberscale_jobmaster.evaluation import Tally
 from emberscale_jobmaster.ledger import Ledger
 from emberscale_jobmaster.membership import Membership, Process, Role
 from emberscale_jobmaster.ranges import Ranges
+from emberscale_jobmaster.sizes import Scaling, Sizes, combined, manifest_sizes
 
 
 class Stage(StrEnum):
@@ -149,6 +150,7 @@ class JobState:
     trouble: Trouble | None = None
     """What stands in the way now."""
     plan_version: int = 1
+    scaling: Scaling = field(default_factory=Scaling)
 
     @property
     def training_records(self) -> int:
@@ -176,17 +178,33 @@ def batches_of(records: int, batch_size: int) -> int:
     return -(-records // batch_size)
 
 
+def sizes_of(state: JobState, spec: TrainingJobSpec) -> Sizes:
+    """The shape in force: rows are spread over so many parameter servers."""
+    return state.scaling.sizes or manifest_sizes(spec)
+
+
+def wanted_sizes(state: JobState, spec: TrainingJobSpec) -> Sizes:
+    """The processes that should run: those of the shape in force, and those that another shape needs first."""
+    sizes, target = sizes_of(state, spec), state.scaling.target
+    return sizes if target is None else combined(sizes, target)
+
+
 def live_servers(state: JobState, spec: TrainingJobSpec) -> list[Process]:
-    """The live parameter servers among those wanted, by index."""
-    found = (state.members.process(Role.PS, index) for index in range(spec.ps.initial_replicas))
+    """The live parameter servers among those of the shape in force, by index."""
+    found = (state.members.process(Role.PS, index) for index in range(sizes_of(state, spec).ps.replicas))
     return [process for process in found if process is not None]
+
+
+def servers_missing(state: JobState, spec: TrainingJobSpec) -> bool:
+    """Whether the shape in force lacks parameter servers, or is not decided."""
+    return state.scaling.waits_for_plan or len(live_servers(state, spec)) < sizes_of(state, spec).ps.replicas
 
 
 def phase_of(state: JobState, spec: TrainingJobSpec) -> Phase:
     """The phase that people see."""
     if state.outcome is not None:
         return state.outcome.phase
-    missing = len(live_servers(state, spec)) < spec.ps.initial_replicas
+    missing = servers_missing(state, spec)
     match state.stage:
         case Stage.DISCOVER | Stage.INDEX:
             return Phase.PENDING if missing else Phase.PREPARING

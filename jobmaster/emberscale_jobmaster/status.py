@@ -1,6 +1,6 @@
 """What `GetStatus` and `WatchPlan` say."""
 
-from emberscale_api.job import RoleSpec, TrainingJobSpec
+from emberscale_api.job import TrainingJobSpec
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_jobmaster.lifecycle import waiting_for
 from emberscale_jobmaster.membership import Role
@@ -12,6 +12,7 @@ from emberscale_jobmaster.messages import (
     wire_role,
 )
 from emberscale_jobmaster.observations import Observations, Sighting
+from emberscale_jobmaster.sizes import RoleSize
 from emberscale_jobmaster.state import (
     OVER,
     JobState,
@@ -19,6 +20,7 @@ from emberscale_jobmaster.state import (
     committed_samples,
     evaluated_samples,
     phase_of,
+    wanted_sizes,
 )
 from emberscale_jobmaster.statistics import eta_seconds
 
@@ -53,6 +55,7 @@ def job_status(state: JobState, seen: Observations, spec: TrainingJobSpec, now: 
         training_seconds=state.clock.training_seconds,
         evaluated_samples=evaluated_samples(state),
         repeated_batches=seen.repeated_batches(),
+        sizing=_sizing(state),
     )
 
 
@@ -62,6 +65,8 @@ def explanation(state: JobState, spec: TrainingJobSpec) -> tuple[str, str]:
         return state.outcome.reason, state.outcome.message
     if state.trouble:
         return state.trouble.reason, state.trouble.message
+    if state.scaling.waits_for_plan:
+        return state.scaling.reason, state.scaling.message
     missing = waiting_for(state, spec)
     match phase_of(state, spec):
         case Phase.PENDING:
@@ -84,6 +89,8 @@ def plan(state: JobState, spec: TrainingJobSpec) -> pb.Plan:
     phase = phase_of(state, spec)
     reason, message = explanation(state, spec)
     wanted = 0 if phase in OVER else 1
+    sizes = wanted_sizes(state, spec)
+    members = 0 if state.scaling.waits_for_plan else wanted
     roles = [
         pb.RolePlan(
             role=pb.MASTER,
@@ -91,18 +98,37 @@ def plan(state: JobState, spec: TrainingJobSpec) -> pb.Plan:
             cpu_cores=spec.master.resources.cpu_limit or 0.0,
             memory_bytes=spec.master.resources.memory_limit or 0,
         ),
-        _role_plan(Role.PS, spec.ps, wanted),
-        _role_plan(Role.WORKER, spec.worker, wanted),
+        _role_plan(Role.PS, sizes.ps, members),
+        _role_plan(Role.WORKER, sizes.worker, members),
     ]
-    return pb.Plan(version=state.plan_version, reason=reason, message=message, roles=roles, phase=wire_phase(phase))
+    return pb.Plan(
+        version=state.plan_version,
+        reason=reason,
+        message=message,
+        roles=roles,
+        phase=wire_phase(phase),
+        sizing=_sizing(state),
+    )
 
 
-def _role_plan(role: Role, spec: RoleSpec, wanted: int) -> pb.RolePlan:
+def _sizing(state: JobState) -> pb.Sizing:
+    scaling = state.scaling
+    return pb.Sizing(
+        reason=scaling.reason,
+        message=scaling.message,
+        plan_version=scaling.plan_version,
+        expected_samples_per_second=scaling.expected_throughput,
+        since=scaling.changed_at,
+        scalings=scaling.scalings,
+    )
+
+
+def _role_plan(role: Role, size: RoleSize, wanted: int) -> pb.RolePlan:
     return pb.RolePlan(
         role=wire_role(role),
-        replicas=spec.initial_replicas * wanted,
-        cpu_cores=spec.resources.cpu_limit or 0.0,
-        memory_bytes=spec.resources.memory_limit or 0,
+        replicas=size.replicas * wanted,
+        cpu_cores=size.cpu_cores or 0.0,
+        memory_bytes=size.memory_bytes or 0,
     )
 
 

@@ -4,7 +4,20 @@ from typing import Annotated
 
 import typer
 
-from emberscale.commands import audit, delete, explain, logs, resume, run, status, submit, suspend, validate
+from emberscale.commands import (
+    audit,
+    delete,
+    explain,
+    explain_plan,
+    logs,
+    resume,
+    run,
+    simulate,
+    status,
+    submit,
+    suspend,
+    validate,
+)
 from emberscale.commands.data import data_app
 from emberscale.commands.options import paragraphs
 
@@ -26,6 +39,7 @@ EXAMPLES = """\
   emberscale audit runs/criteo-dlrm
 """
 _TRAINING, _CLUSTER, _MANIFESTS = "Train here", "Train on a cluster", "Understand a manifest"
+_PLANS = "Understand plans"
 
 app = typer.Typer(
     name="emberscale",
@@ -47,6 +61,10 @@ for name, command, text in (
     app.command(name, help=text, rich_help_panel=_CLUSTER)(command)
 app.command("validate", help=validate.HELP, epilog=validate.EXAMPLES, rich_help_panel=_MANIFESTS)(validate.validate)
 app.command("explain", help=explain.HELP, epilog=explain.EXAMPLES, rich_help_panel=_MANIFESTS)(explain.explain)
+app.command("explain-plan", help=explain_plan.HELP, epilog=explain_plan.EXAMPLES, rich_help_panel=_PLANS)(
+    explain_plan.explain_plan
+)
+app.command("simulate", help=simulate.HELP, epilog=simulate.EXAMPLES, rich_help_panel=_PLANS)(simulate.simulate)
 app.add_typer(data_app, name="data", rich_help_panel="Prepare data")
 
 

@@ -59,6 +59,8 @@ def remarks(before: Snapshot | None, after: Snapshot) -> list[str]:
     new = after.status
     if new is None or old is None:
         return lines
+    if new.sizing.message != old.sizing.message and new.sizing.plan_version and _changes_shape(old, new):
+        lines.append(f"plan: {new.sizing.message}")
     if new.recoveries > old.recoveries:
         lines.append(f"a parameter server was lost: training went back to checkpoint {new.checkpoint or 'none'}")
     if new.bad_records > old.bad_records:
@@ -70,6 +72,10 @@ def remarks(before: Snapshot | None, after: Snapshot) -> list[str]:
         for evaluation in new.evaluations[len(old.evaluations) :]
     )
     return lines
+
+
+def _changes_shape(old: pb.JobStatus, new: pb.JobStatus) -> bool:
+    return new.sizing.scalings != old.sizing.scalings or not old.sizing.plan_version
 
 
 def exit_remark(ended: MemberExit) -> str:

@@ -19,7 +19,8 @@ class Summary:
 
     `auc` and `logloss` are those of the last evaluation (`measured_on: evaluation`), or else progressive ones over a
     recent window of the training itself. `samples_per_second` is over the time spent training. `stages` are seconds
-    summed over workers; `peak_memory_bytes` by process; `restarts` by role.
+    summed over workers; `peak_memory_bytes` by process; `restarts` by role. `plan` is the shape that the job ended with
+    and why.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Summary:
     recoveries: int
     checkpoint: str | None
     evaluations: tuple[Mapping[str, float], ...]
+    plan: Mapping[str, Any]
 
     def as_document(self) -> dict[str, Any]:
         """Plain types, for JSON."""
@@ -101,7 +103,30 @@ def summarize(name: str, outcome: Outcome, wall_seconds: float) -> Summary:
             }
             for evaluation in status.evaluations
         ),
+        plan=plan_document(outcome.plan, status.sizing),
     )
+
+
+def plan_document(plan: pb.Plan | None, sizing: pb.Sizing) -> dict[str, Any]:
+    """A plan in plain types: numbers and resources by role, and why."""
+    roles = {} if plan is None else {role.role: role for role in plan.roles}
+    shape = {
+        name: {
+            "replicas": roles[number].replicas,
+            "cpu": roles[number].cpu_cores or None,
+            "memory_bytes": roles[number].memory_bytes or None,
+        }
+        for name, number in (("ps", pb.PS), ("worker", pb.WORKER))
+        if number in roles
+    }
+    return {
+        **shape,
+        "reason": sizing.reason,
+        "message": sizing.message,
+        "version": sizing.plan_version,
+        "expected_samples_per_second": sizing.expected_samples_per_second or None,
+        "scalings": sizing.scalings,
+    }
 
 
 def _quality(status: pb.JobStatus) -> tuple[float | None, float | None, str | None]:

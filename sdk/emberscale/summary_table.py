@@ -52,6 +52,11 @@ def _lines(summary: Summary) -> list[tuple[str, str]]:
     if summary.bad_records:
         troubles.append(f"{summary.bad_records:,} malformed records")
     lines.append(("troubles", ", ".join(troubles) or "none"))
+    if summary.plan.get("version"):
+        scalings = summary.plan["scalings"]
+        lines.append(
+            ("plan", f"{summary.plan['message']}   ({scalings} change{'' if scalings == 1 else 's'} of shape)")
+        )
     lines.append(("checkpoint", summary.checkpoint or "none"))
     return lines
 

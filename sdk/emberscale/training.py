@@ -11,6 +11,7 @@ from typing import Any
 
 import typer
 
+from emberscale.brain_choice import choose_brain
 from emberscale.checkpoints import CheckpointFolder
 from emberscale.errors import BadInputError
 from emberscale.interruption import Interruption
@@ -30,7 +31,7 @@ from emberscale.run_folder import (
 from emberscale.summary import Summary, finite_json, summarize
 from emberscale_api.job import API_VERSION, KIND, TrainingJob, load_manifest, parse_manifest
 from emberscale_api.rpc import master_pb2 as pb
-from emberscale_operator.local import LocalJob, Snapshot, StartError
+from emberscale_operator.local import BrainAddress, EmbeddedBrain, LocalJob, Snapshot, StartError
 
 _STATUS = {
     pb.COMPLETE: RunStatus.COMPLETE,
@@ -68,12 +69,14 @@ def train(
     workdir: Path | str | None = None,
     resume: bool = False,
     overwrite: bool = False,
+    brain: str = "auto",
 ) -> Training:
     """Trains on this machine, as `emberscale run` does, and shows the progress.
 
     `manifest` is a file, a whole TrainingJob as a mapping, or only its `spec`; then `name` is the job's name. The
     run's folder is `workdir`, or else `runs/<name>`; `resume` goes on with the run that is there, `overwrite` starts
-    anew even if it could be resumed.
+    anew even if it could be resumed. `brain` says who plans numbers of processes that are left open: "auto" is a brain
+    beside the job, "off" nobody, and "host:port" the brain there.
 
         training = emberscale.train({"data": {"train": ["data/*.tsv"]}, "training": {"epochs": 2}}, name="first")
         training.summary.auc
@@ -87,7 +90,9 @@ def train(
     job = parse_manifest(_whole(manifest, name)) if isinstance(manifest, Mapping) else load_manifest(Path(manifest))
     with Interruption([signal.SIGINT], ending=lambda _: KeyboardInterrupt()) as interruption:
         root = Path(workdir) if workdir is not None else default_folder(job)
-        summary = run_job(job, root, interruption, resume=resume, overwrite=overwrite)
+        summary = run_job(
+            job, root, interruption, resume=resume, overwrite=overwrite, brain=choose_brain(job, brain, (), None)
+        )
     training = Training(summary, root)
     if summary.phase == "Failed":
         raise TrainingFailedError(training)
@@ -116,6 +121,7 @@ def run_job(
     overwrite: bool = False,
     redis: str | None = None,
     master_port: int = 0,
+    brain: BrainAddress | EmbeddedBrain | None = None,
 ) -> Summary:
     """Trains a job in a folder, and leaves there what came of it; a run that is Complete is left as it is.
 
@@ -127,7 +133,7 @@ def run_job(
     _check_checkpoint_uri(job, resume)
     try:
         with open_run(root, job, resume, overwrite) as held:
-            return _train(held, redis, master_port, interruption)
+            return _train(held, redis, master_port, brain, interruption)
     except CompleteAlreadyError:
         _warn(f"{root}: the run is Complete; there is nothing to resume")
         return _summary_of(RunPaths(root))
@@ -144,9 +150,15 @@ def _check_checkpoint_uri(job: TrainingJob, resume: bool) -> None:
         CheckpointFolder(uri).refuse_if_used()
 
 
-def _train(held: Run, redis: str | None, master_port: int, interruption: Interruption) -> Summary:
+def _train(
+    held: Run,
+    redis: str | None,
+    master_port: int,
+    brain: BrainAddress | EmbeddedBrain | None,
+    interruption: Interruption,
+) -> Summary:
     begun = time.monotonic()
-    with LocalJob(held.job, held.record.uid, held.processes, redis, master_port) as local:
+    with LocalJob(held.job, held.record.uid, held.processes, redis, master_port, brain=brain) as local:
         held.begin()
         with (
             open_progress(held.record.name) as progress,

@@ -3,15 +3,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 import yaml
 from typer.testing import CliRunner
 
-from emberscale.commands.simulate import simulate_command
+from emberscale.cli import app as emberscale
 
 SMALL = Path(__file__).parents[2] / "deploy/examples/scenarios/small-cluster.yaml"
-app = typer.Typer()
-app.command("simulate")(simulate_command)
 
 
 @pytest.fixture
@@ -26,7 +23,9 @@ def scenario(tmp_path: Path) -> Path:
 
 def test_json_has_the_figures_of_each_scheduler_and_pictures_are_drawn(scenario: Path, tmp_path: Path) -> None:
     arguments = [str(scenario), "--schedulers", "static,well-tuned", "--seeds", "2", "--processes", "1"]
-    result = CliRunner().invoke(app, [*arguments, "--output", "json", "--plot", str(tmp_path / "pictures")])
+    result = CliRunner().invoke(
+        emberscale, ["simulate", *arguments, "--output", "json", "--plot", str(tmp_path / "pictures")]
+    )
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
     assert list(report["schedulers"]) == ["static", "well-tuned"]
@@ -46,23 +45,25 @@ def test_json_has_the_figures_of_each_scheduler_and_pictures_are_drawn(scenario:
 
 def test_the_same_seeds_give_the_same_figures_in_one_process_and_in_two(scenario: Path) -> None:
     arguments = [str(scenario), "--schedulers", "static", "--seeds", "2", "--output", "json", "--processes"]
-    one, two = (CliRunner().invoke(app, [*arguments, processes]) for processes in ("1", "2"))
+    one, two = (CliRunner().invoke(emberscale, ["simulate", *arguments, processes]) for processes in ("1", "2"))
     assert one.exit_code == two.exit_code == 0
     assert one.stdout == two.stdout
 
 
 def test_the_table_names_every_scheduler(scenario: Path) -> None:
-    result = CliRunner().invoke(app, [str(scenario), "--schedulers", "static,optimus", "--seeds", "1"])
+    result = CliRunner().invoke(
+        emberscale, ["simulate", str(scenario), "--schedulers", "static,optimus", "--seeds", "1"]
+    )
     assert result.exit_code == 0, result.output
     assert "static" in result.stdout
     assert "optimus" in result.stdout
 
 
 def test_bad_input_is_named_and_exits_with_2(scenario: Path, tmp_path: Path) -> None:
-    unknown = CliRunner().invoke(app, [str(scenario), "--schedulers", "fifo"])
+    unknown = CliRunner().invoke(emberscale, ["simulate", str(scenario), "--schedulers", "fifo"])
     assert unknown.exit_code == 2
     assert "no scheduler 'fifo'; it has emberscale," in unknown.stderr
-    absent = CliRunner().invoke(app, [str(tmp_path / "absent.yaml")])
+    absent = CliRunner().invoke(emberscale, ["simulate", str(tmp_path / "absent.yaml")])
     assert absent.exit_code == 2
     assert "absent.yaml: cannot be read" in absent.stderr
 
@@ -73,6 +74,6 @@ def test_a_bad_row_of_a_trace_is_named_with_file_line_and_column(scenario: Path,
     scenario.write_text(yaml.safe_dump(document))
     header = "job_id,owner,submitted_seconds,model,total_samples,workers,ps,worker_cpu,ps_cpu,worker_memory_gib"
     (tmp_path / "trace.csv").write_text(f"{header},ps_memory_gib\na,ann,0,dcn,many,4,2,4,4,8,8\n")
-    result = CliRunner().invoke(app, [str(scenario), "--schedulers", "static"])
+    result = CliRunner().invoke(emberscale, ["simulate", str(scenario), "--schedulers", "static"])
     assert result.exit_code == 2
     assert "trace.csv:2: column total_samples: 'many' is not a whole number" in result.stderr

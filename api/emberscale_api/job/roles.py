@@ -61,6 +61,11 @@ class RoleSpec(ManifestPart):
         return self
 
     @property
+    def is_sized(self) -> bool:
+        """Whether the number of processes, their cores and their memory are all given."""
+        return None not in (self.replicas, self.resources.cpu_limit, self.resources.memory_limit)
+
+    @property
     def initial_replicas(self) -> int:
         """How many to start with."""
         return self.replicas or self.min_replicas or 1

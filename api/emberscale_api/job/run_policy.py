@@ -46,3 +46,5 @@ class ScalingSpec(ManifestPart):
     """Who decides on the number of processes and their resources."""
 
     mode: ScalingMode = ScalingMode.AUTO
+    profile_interval: Seconds = Field(default=15.0, gt=0, description="How often the brain is told of the job")
+    cooldown: Seconds = Field(default=60.0, ge=0, description="At least so long between two changes of a job's shape")

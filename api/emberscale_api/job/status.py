@@ -84,11 +84,18 @@ class RolePlan(_Status):
 
 
 class PlanStatus(_Status):
-    """The plan in force and why."""
+    """The plan in force and why.
+
+    `version` is the master's; `brain_version` that of the brain's plan that it followed last, 0 for none. The expected
+    speed is 0 where nobody knows; `scalings` counts changes of shape.
+    """
 
     version: int = 0
     reason: str = ""
     message: str = ""
+    brain_version: int = 0
+    expected_samples_per_second: int = 0
+    scalings: int = 0
     ps: RolePlan | None = None
     worker: RolePlan | None = None
 

@@ -10,7 +10,7 @@ from emberscale_api.job.data import DataSpec
 from emberscale_api.job.model import ModelSpec
 from emberscale_api.job.optimizer import OptimizersSpec
 from emberscale_api.job.roles import MasterSpec, RoleSpec
-from emberscale_api.job.run_policy import RunPolicy, ScalingSpec
+from emberscale_api.job.run_policy import RunPolicy, ScalingMode, ScalingSpec
 from emberscale_api.job.schema import ManifestPart
 from emberscale_api.job.training import ShardingSpec, TrainingSpec
 
@@ -58,6 +58,16 @@ class TrainingJobSpec(ManifestPart):
     suspend: bool = Field(
         default=False, description="On a cluster: true takes a checkpoint and deletes the pods, false goes on from it"
     )
+
+    @property
+    def leaves_sizes_open(self) -> bool:
+        """Whether somebody else may decide on a number of processes, or on their cores or memory."""
+        return self.scaling.mode is ScalingMode.AUTO and not (self.ps.is_sized and self.worker.is_sized)
+
+    @property
+    def leaves_replicas_open(self) -> bool:
+        """Whether somebody else may decide on a number of processes."""
+        return self.scaling.mode is ScalingMode.AUTO and None in (self.ps.replicas, self.worker.replicas)
 
 
 class TrainingJob(ManifestPart):

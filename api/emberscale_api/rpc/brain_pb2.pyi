@@ -251,6 +251,8 @@ class Profile(_message.Message):
     PS_CPU_UTILIZATION_FIELD_NUMBER: _builtins.int
     STAGE_FRACTIONS_FIELD_NUMBER: _builtins.int
     RESTARTED_FIELD_NUMBER: _builtins.int
+    TOTAL_SAMPLES_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """ascending over all the job's life, say milliseconds since the epoch; each counts once"""
     time: _builtins.float
@@ -271,6 +273,10 @@ class Profile(_message.Message):
     ps_cpu_utilization: _builtins.float
     restarted: _builtins.bool
     """a start, a failure or a scaling falls into it: it says nothing about the shape"""
+    total_samples: _builtins.int
+    """over all epochs, once the data is indexed; 0 before"""
+    failures: _builtins.int
+    """processes that the job has lost by then"""
     @_builtins.property
     def shape(self) -> Global___Shape: ...
     @_builtins.property
@@ -294,10 +300,12 @@ class Profile(_message.Message):
         ps_cpu_utilization: _builtins.float = ...,
         stage_fractions: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         restarted: _builtins.bool = ...,
+        total_samples: _builtins.int = ...,
+        failures: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["shape", b"shape"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "iteration_seconds", b"iteration_seconds", "ps_cpu_utilization", b"ps_cpu_utilization", "ps_memory", b"ps_memory", "restarted", b"restarted", "rows", b"rows", "samples", b"samples", "sequence", b"sequence", "shape", b"shape", "stage_fractions", b"stage_fractions", "throughput", b"throughput", "time", b"time", "worker_cpu_utilization", b"worker_cpu_utilization", "worker_memory", b"worker_memory"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "failures", b"failures", "iteration_seconds", b"iteration_seconds", "ps_cpu_utilization", b"ps_cpu_utilization", "ps_memory", b"ps_memory", "restarted", b"restarted", "rows", b"rows", "samples", b"samples", "sequence", b"sequence", "shape", b"shape", "stage_fractions", b"stage_fractions", "throughput", b"throughput", "time", b"time", "total_samples", b"total_samples", "worker_cpu_utilization", b"worker_cpu_utilization", "worker_memory", b"worker_memory"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -480,9 +480,12 @@ class HeartbeatReply(_message.Message):
     ROUTING_EPOCH_FIELD_NUMBER: _builtins.int
     REVOKED_TOKENS_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
+    CPU_CORES_FIELD_NUMBER: _builtins.int
     routing_epoch: _builtins.int
     stop: _builtins.bool
     """the job has ended: exit with status 0"""
+    cpu_cores: _builtins.float
+    """what the plan in force gives the member; 0: no limit"""
     @_builtins.property
     def revoked_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -491,10 +494,11 @@ class HeartbeatReply(_message.Message):
         routing_epoch: _builtins.int = ...,
         revoked_tokens: _abc.Iterable[_builtins.int] | None = ...,
         stop: _builtins.bool = ...,
+        cpu_cores: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["revoked_tokens", b"revoked_tokens", "routing_epoch", b"routing_epoch", "stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpu_cores", b"cpu_cores", "revoked_tokens", b"revoked_tokens", "routing_epoch", b"routing_epoch", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1118,6 +1122,7 @@ class JobStatus(_message.Message):
     TRAINING_SECONDS_FIELD_NUMBER: _builtins.int
     EVALUATED_SAMPLES_FIELD_NUMBER: _builtins.int
     REPEATED_BATCHES_FIELD_NUMBER: _builtins.int
+    SIZING_FIELD_NUMBER: _builtins.int
     phase: Global___Phase.ValueType
     reason: _builtins.str
     message: _builtins.str
@@ -1155,6 +1160,8 @@ class JobStatus(_message.Message):
     def rows(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
     @_builtins.property
     def bad_record_samples(self) -> _containers.RepeatedCompositeFieldContainer[Global___BadRecord]: ...
+    @_builtins.property
+    def sizing(self) -> Global___Sizing: ...
     def __init__(
         self,
         *,
@@ -1180,14 +1187,56 @@ class JobStatus(_message.Message):
         training_seconds: _builtins.float = ...,
         evaluated_samples: _builtins.int = ...,
         repeated_batches: _builtins.int = ...,
+        sizing: Global___Sizing | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["sizing", b"sizing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["auc", b"auc", "bad_record_samples", b"bad_record_samples", "bad_records", b"bad_records", "checkpoint", b"checkpoint", "epoch", b"epoch", "epochs", b"epochs", "eta_seconds", b"eta_seconds", "evaluated_samples", b"evaluated_samples", "evaluations", b"evaluations", "expected_samples", b"expected_samples", "loss", b"loss", "members", b"members", "message", b"message", "phase", b"phase", "reason", b"reason", "recoveries", b"recoveries", "repeated_batches", b"repeated_batches", "routing_epoch", b"routing_epoch", "rows", b"rows", "samples", b"samples", "samples_per_second", b"samples_per_second", "training_seconds", b"training_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["auc", b"auc", "bad_record_samples", b"bad_record_samples", "bad_records", b"bad_records", "checkpoint", b"checkpoint", "epoch", b"epoch", "epochs", b"epochs", "eta_seconds", b"eta_seconds", "evaluated_samples", b"evaluated_samples", "evaluations", b"evaluations", "expected_samples", b"expected_samples", "loss", b"loss", "members", b"members", "message", b"message", "phase", b"phase", "reason", b"reason", "recoveries", b"recoveries", "repeated_batches", b"repeated_batches", "routing_epoch", b"routing_epoch", "rows", b"rows", "samples", b"samples", "samples_per_second", b"samples_per_second", "sizing", b"sizing", "training_seconds", b"training_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___JobStatus: _TypeAlias = JobStatus  # noqa: Y015
+
+@_typing.final
+class Sizing(_message.Message):
+    """Who decided on the numbers and the resources of processes, and why."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    PLAN_VERSION_FIELD_NUMBER: _builtins.int
+    EXPECTED_SAMPLES_PER_SECOND_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    SCALINGS_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    """CamelCase: Manifest, WaitingForPlan, NoPlan, or the action of the brain's plan"""
+    message: _builtins.str
+    plan_version: _builtins.int
+    """of the brain's plan; 0: none was followed"""
+    expected_samples_per_second: _builtins.float
+    """0: not known"""
+    since: _builtins.float
+    """seconds since 1970, of the last change"""
+    scalings: _builtins.int
+    """changes of shape so far"""
+    def __init__(
+        self,
+        *,
+        reason: _builtins.str = ...,
+        message: _builtins.str = ...,
+        plan_version: _builtins.int = ...,
+        expected_samples_per_second: _builtins.float = ...,
+        since: _builtins.float = ...,
+        scalings: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expected_samples_per_second", b"expected_samples_per_second", "message", b"message", "plan_version", b"plan_version", "reason", b"reason", "scalings", b"scalings", "since", b"since"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Sizing: _TypeAlias = Sizing  # noqa: Y015
 
 @_typing.final
 class RolePlan(_message.Message):
@@ -1226,6 +1275,7 @@ class Plan(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     ROLES_FIELD_NUMBER: _builtins.int
     PHASE_FIELD_NUMBER: _builtins.int
+    SIZING_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     reason: _builtins.str
     """CamelCase"""
@@ -1234,6 +1284,8 @@ class Plan(_message.Message):
     """COMPLETE and FAILED: no process is wanted any more"""
     @_builtins.property
     def roles(self) -> _containers.RepeatedCompositeFieldContainer[Global___RolePlan]: ...
+    @_builtins.property
+    def sizing(self) -> Global___Sizing: ...
     def __init__(
         self,
         *,
@@ -1242,10 +1294,11 @@ class Plan(_message.Message):
         message: _builtins.str = ...,
         roles: _abc.Iterable[Global___RolePlan] | None = ...,
         phase: Global___Phase.ValueType = ...,
+        sizing: Global___Sizing | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["sizing", b"sizing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "phase", b"phase", "reason", b"reason", "roles", b"roles", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "phase", b"phase", "reason", b"reason", "roles", b"roles", "sizing", b"sizing", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1500,11 +1553,14 @@ class CutRequest(_message.Message):
     SETTLE_FIELD_NUMBER: _builtins.int
     SETTLE_SECONDS_FIELD_NUMBER: _builtins.int
     URI_FIELD_NUMBER: _builtins.int
+    HOLD_SECONDS_FIELD_NUMBER: _builtins.int
     cut: _builtins.int
     settle_seconds: _builtins.float
     """after this, FAILED_PRECONDITION: thaw all, and try again later"""
     uri: _builtins.str
     """folder of this checkpoint"""
+    hold_seconds: _builtins.float
+    """above 0: holds pushes for so long after the copy, unless a new Assign comes"""
     @_builtins.property
     def settle(self) -> _containers.RepeatedCompositeFieldContainer[Global___AppliedBatches]:
         """applied elsewhere: wait for them"""
@@ -1516,10 +1572,11 @@ class CutRequest(_message.Message):
         settle: _abc.Iterable[Global___AppliedBatches] | None = ...,
         settle_seconds: _builtins.float = ...,
         uri: _builtins.str = ...,
+        hold_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cut", b"cut", "settle", b"settle", "settle_seconds", b"settle_seconds", "uri", b"uri"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cut", b"cut", "hold_seconds", b"hold_seconds", "settle", b"settle", "settle_seconds", b"settle_seconds", "uri", b"uri"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -64,7 +64,10 @@ class PlanMade:
 
 @dataclass(frozen=True, slots=True)
 class JobEnded:
-    """A job is over; `phase` is Complete, Failed or Suspended."""
+    """A job is over; `phase` is Complete, Failed, Suspended, or Silent: it was not heard of for too long.
+
+    `metadata` is what is known of it in the end, which is more than at its submission.
+    """
 
     job: JobId
     phase: str
@@ -72,7 +75,9 @@ class JobEnded:
     final_shape: JobShape | None = None
     fit: ThroughputFit | None = None
     rows: int = 0
+    metadata: JobMetadata | None = None
 
 
 Change = JobSubmitted | ProfileReported | StartUpObserved | PlanMade | JobEnded
 COMPLETE = "Complete"
+SILENT = "Silent"

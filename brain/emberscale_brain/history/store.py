@@ -110,7 +110,12 @@ class HistoryStore:
                     case StartUpObserved():
                         self._add(session, StartUpRow, _start_up_values(change))
                     case PlanMade():
-                        self._add(session, PlanRow, _plan_values(change))
+                        # a plan that stays in force gets new reasons as more is known
+                        values = _plan_values(change)
+                        statement = self._insert(PlanRow).values(**values)
+                        session.execute(
+                            statement.on_conflict_do_update(index_elements=["job_uid", "version"], set_=values)
+                        )
                     case JobEnded():
                         session.execute(update(JobRow).where(JobRow.uid == change.job).values(**_end_values(change)))
 
@@ -203,6 +208,15 @@ class HistoryStore:
 
         return self._in_transaction(read)
 
+    def metadata(self, job: JobId) -> JobMetadata | None:
+        """What is known of a job, running or ended; None for one that is not known."""
+
+        def read(session: Session) -> JobMetadata | None:
+            row = session.get(JobRow, job)
+            return None if row is None else METADATA.from_plain(row.metadata_)
+
+        return self._in_transaction(read)
+
     def profiles(self, job: JobId, limit: int) -> list[JobProfile]:
         """A job's latest profiles, oldest first."""
 
@@ -281,6 +295,7 @@ def _end_values(change: JobEnded) -> dict[str, Any]:
         "final_shape": None if change.final_shape is None else SHAPE.plain(change.final_shape),
         "fit": None if change.fit is None else FIT.text(change.fit),
         "rows": change.rows,
+        **({} if change.metadata is None else {"metadata_": METADATA.plain(change.metadata)}),
     }
 
 

@@ -134,7 +134,8 @@ class JobProfile:
     what the job had committed by then. `restarted` marks a window that a start, a failure or a scaling falls into: it
     says nothing about the shape and enters no throughput fit. `ps_memory` and `worker_memory` are those of the
     largest process of the role. Utilization is 0 to 1 of what is allocated; `stage_fractions` are shares of
-    `iteration_seconds` (read, pull, compute, push, wait).
+    `iteration_seconds` (read, pull, compute, push, wait). `total_samples` is what the job counts over all epochs once
+    it knows, and `failures` how many processes it has lost.
     """
 
     time: float
@@ -150,6 +151,8 @@ class JobProfile:
     ps_cpu_utilization: float = 0.0
     stage_fractions: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     restarted: bool = False
+    total_samples: int = 0
+    failures: int = 0
 
 
 @dataclass(frozen=True, slots=True)

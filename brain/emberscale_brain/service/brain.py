@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import structlog
 
 from emberscale_api.rpc import brain_pb2 as pb
-from emberscale_brain.history.changes import Change, JobEnded, JobSubmitted, PlanMade, ProfileReported
+from emberscale_brain.history.changes import SILENT, Change, JobEnded, JobSubmitted, PlanMade, ProfileReported
 from emberscale_brain.history.database import DatabaseAwayError
 from emberscale_brain.history.store import HistoryStore
 from emberscale_brain.model.features import ModelConstants
@@ -66,6 +66,7 @@ class Brain:
         self._lock = threading.Lock()
         self._state = BrainState(settings.planning.profiles_per_job, settings.planning.past_jobs)
         self._unsent: list[Change] = []
+        self._heard: dict[JobId, float] = {}
         self._index: HistoryIndex | None = None
         self._published: dict[JobId, pb.BrainPlan] = {}
         self._latest: dict[JobId, PlannedShape] = {}
@@ -90,11 +91,14 @@ class Brain:
         away = None
         try:
             self._store.migrate()
+            if not self._settings.planning.take_over:
+                self._close_running()
             for change in self._store.running_jobs(self._settings.planning.profiles_per_job):
                 self._state.apply(change)
                 if isinstance(change, PlanMade):
                     self._published[change.job] = plan_to(change)
                     self._latest[change.job] = change.planned
+            self._heard = dict.fromkeys(self._state.jobs, self.clock())
             self._learn_history()
         except DatabaseAwayError as error:
             away = str(error)
@@ -137,6 +141,7 @@ class Brain:
         """Makes a job known and gives it its first plan; a job that is known keeps its plan in force."""
         changes: list[Change] = []
         with self._lock:
+            self._heard[submitted.job] = self.clock()
             if submitted.job not in self._state.jobs:
                 changes.append(submitted)
                 if not submitted.fixed and submitted.current is None:
@@ -163,6 +168,7 @@ class Brain:
                 unknown = Refused(Refusal.UNKNOWN_JOB, f"job {job!r} is not known here: submit it first")
                 refused = [(report.sequence, unknown) for report in reports]
             else:
+                self._heard[job] = now
                 batch_size, skew = known.submitted.metadata.batch_size, self._settings.clock_skew
                 for report in reports:
                     problem = check_profile(report.profile, batch_size, now, skew)
@@ -233,24 +239,47 @@ class Brain:
             if known is None:
                 raise UnknownJobError(ended.job)
             latest = self._latest.pop(ended.job, None)
+            reasons: list[Change] = []
+            if known.plan is not None and latest is not None and latest is not known.plan.planned:
+                reasons.append(replace(known.plan, planned=latest))
             complete = replace(
                 ended,
                 final_shape=ended.final_shape or known.shape,
                 fit=None if latest is None else latest.explanation.fit,
                 rows=ended.rows or known.rows,
+                metadata=known.submitted.metadata,
             )
             self._take(complete)
             self._published.pop(ended.job, None)
+            self._heard.pop(ended.job, None)
             self._index = None
         self._wake.set()
         self._notify(ended.job)
-        return self._recorder.record([complete])
+        return self._recorder.record([*reasons, complete])
 
     def jobs(self) -> list[pb.JobSummary]:
         """Those that have not ended, by their submission."""
         with self._lock:
             known = sorted(self._state.jobs.items(), key=lambda item: item[1].submitted.submitted_at)
             return [summary_to(entry, self._published.get(job)) for job, entry in known]
+
+    def _close_running(self) -> None:
+        """Jobs of brains before this one are over for it; one that is submitted again runs again."""
+        now = self.clock()
+        running = [change for change in self._store.running_jobs(0) if isinstance(change, JobSubmitted)]
+        self._store.write([JobEnded(change.job, SILENT, now) for change in running])
+
+    def _end_silent(self) -> None:
+        """Jobs of which nothing was heard for too long stop taking room; one that speaks again is known again."""
+        now, silence = self.clock(), self._settings.planning.silence
+        with self._lock:
+            silent = [job for job in self._state.jobs if now - self._heard.get(job, now) > silence]
+        for job in silent:
+            self._log.warning("job is silent", job=job, seconds=silence)
+            try:
+                self.end(JobEnded(job, SILENT, now))
+            except UnknownJobError:
+                continue
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
@@ -320,6 +349,7 @@ class Brain:
             self._wake.clear()
             if self._stopping.is_set() or not self._state.jobs:
                 continue
+            self._end_silent()
             began = time.monotonic()
             try:
                 planned = self._round()

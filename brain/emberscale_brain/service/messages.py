@@ -129,6 +129,8 @@ def profile_from(job: JobId, message: pb.Profile) -> ProfileReported:
             ps_cpu_utilization=message.ps_cpu_utilization,
             stage_fractions=dict(message.stage_fractions),
             restarted=message.restarted,
+            total_samples=message.total_samples,
+            failures=message.failures,
         ),
     )
 
@@ -149,6 +151,8 @@ def profile_to(profile: JobProfile) -> pb.Profile:
         ps_cpu_utilization=profile.ps_cpu_utilization,
         stage_fractions=profile.stage_fractions,
         restarted=profile.restarted,
+        total_samples=profile.total_samples,
+        failures=profile.failures,
     )
 
 

@@ -5,7 +5,7 @@ The service and the planning process each hold one, fed with the same changes.
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 from emberscale_brain.history.changes import (
@@ -185,6 +185,9 @@ class BrainState:
         job.sequence = change.sequence
         job.samples = profile.samples
         job.rows = max(job.rows, profile.rows)
+        if profile.total_samples:
+            known = replace(job.submitted.metadata, total_samples=profile.total_samples)
+            job.submitted = replace(job.submitted, metadata=known)
         if profile.shape != job.shape:
             job.shape = profile.shape
             job.scaled_at = profile.time

@@ -185,7 +185,13 @@ class JobController:
         phase, reason, message = self._decide(job, status, views, now)
         applied_ps = self._applied_ps(job, status, phase)
         grown = self._grown(status)
-        demands = () if phase in RESTING else demands_of(job.spec, self._plan, applied_ps, grown)
+        demands = (
+            ()
+            if phase in RESTING
+            else demands_of(
+                job.spec, self._plan, applied_ps, grown, planned_by_brain=bool(self._settings.brain_address)
+            )
+        )
         ended_at = self._ended_at(status, phase, now)
         observed = self._masked(instances, demands)
         actions = reconcile(policy, Desired(demands, ended_at), observed, self._observation.history, now)
@@ -281,6 +287,7 @@ class JobController:
         elif newest is None and status.phase in RESTING:
             await self._close_link()
         if self._link is not None and self._link.plan is not None:
+            stories.tell_scaling(self._recorder, job, self._plan, self._link.plan)
             self._plan = self._link.plan
 
     async def _with_troubles(self, views: Sequence[PodView], now: float) -> tuple[PodView, ...]:

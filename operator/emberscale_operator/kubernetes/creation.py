@@ -42,7 +42,7 @@ class ObjectMaker:
         """Creates a pod and whatever it refers to. Raises RefusedError."""
         await self.token(job)
         await self._once(job, "services", pod_spec.build_service(job))
-        await self._once(job, "secrets", pod_spec.build_store_secret(job, objects, self._settings.redis_url))
+        await self._once(job, "secrets", pod_spec.build_store_secret(job, objects, self._settings))
         await self._once(job, "configmaps", pod_spec.build_manifest(job, objects))
         return await self._ensure(job, "pods", pod_spec.build_pod(job, objects, instance, resources, self._settings))
 

@@ -13,15 +13,21 @@ NUMBERS: Mapping[Role, "pb.Role.ValueType"] = {Role.MASTER: pb.MASTER, Role.PS: 
 
 
 def demands_of(
-    spec: TrainingJobSpec, plan: pb.Plan | None, applied_ps: int | None, grown: Mapping[Role, int]
+    spec: TrainingJobSpec,
+    plan: pb.Plan | None,
+    applied_ps: int | None,
+    grown: Mapping[Role, int],
+    planned_by_brain: bool = False,
 ) -> tuple[Demand, ...]:
     """The pods that are wanted.
 
     `plan` is the master's, None until it was heard. The manifest bounds it, since it may have been edited after the
     master read it. `applied_ps` is the number of parameter servers that the job runs with until it goes through a
-    checkpoint. `grown` is the memory, in bytes, that a role needs because it ran out of less.
+    checkpoint. `grown` is the memory, in bytes, that a role needs because it ran out of less. A job that leaves sizes
+    open and is `planned_by_brain` begins with its master, which asks for the first plan.
     """
     planned = {role.role: role for role in plan.roles} if plan is not None else {}
+    waits = planned_by_brain and spec.leaves_sizes_open and (plan is None or _wants_nobody(plan))
 
     def demand(role: Role, replicas: int, requirements: ResourceRequirements) -> Demand:
         of_plan = planned.get(NUMBERS[role])
@@ -31,6 +37,8 @@ def demands_of(
             memory = max(memory, grown[role])
         return Demand(role, replicas, Resources(None if cpu is None else round(cpu, 3), memory))
 
+    if waits:
+        return (demand(Role.MASTER, 1, spec.master.resources),)
     return (
         demand(Role.MASTER, 1, spec.master.resources),
         demand(Role.PS, applied_ps or wanted_replicas(spec.ps, planned.get(pb.PS)), spec.ps.resources),
@@ -45,6 +53,10 @@ def wanted_replicas(role: RoleSpec, plan: pb.RolePlan | None) -> int:
     replicas = plan.replicas if plan is not None and plan.replicas else role.initial_replicas
     replicas = max(replicas, role.min_replicas or 1)
     return min(replicas, role.max_replicas) if role.max_replicas is not None else replicas
+
+
+def _wants_nobody(plan: pb.Plan) -> bool:
+    return not any(role.replicas for role in plan.roles if role.role in (pb.PS, pb.WORKER))
 
 
 def grown_memory(limit: int) -> int:

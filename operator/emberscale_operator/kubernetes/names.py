@@ -37,9 +37,9 @@ def token_secret_name(job: str) -> str:
     return f"{job}-token"
 
 
-def store_secret_name(job: str, redis_url: str) -> str:
-    """Of the Secret with the Redis URL; another URL has another name, for masters to come."""
-    return f"{job}-store-{digest(redis_url)}"
+def store_secret_name(job: str, redis_url: str, brain_token: str = "") -> str:
+    """Of the Secret with what only the master gets; other contents have another name, for masters to come."""
+    return f"{job}-store-{digest(redis_url + brain_token)}"
 
 
 def manifest_name(job: str, manifest: str) -> str:

@@ -140,7 +140,14 @@ def plan_of(written: PlanStatus | None) -> pb.Plan | None:
     """The plan as a status keeps it, to go on with until the master says more."""
     if written is None:
         return None
-    plan = pb.Plan(reason=written.reason, message=written.message)
+    sizing = pb.Sizing(
+        reason=written.reason,
+        message=written.message,
+        plan_version=written.brain_version,
+        expected_samples_per_second=written.expected_samples_per_second,
+        scalings=written.scalings,
+    )
+    plan = pb.Plan(sizing=sizing)
     for role, part in ((Role.PS, written.ps), (Role.WORKER, written.worker)):
         if part is not None:
             plan.roles.add(

@@ -64,7 +64,7 @@ class JobObjects:
                 Role.PS: names.digest(spec.ps.template.model_dump_json()),
                 Role.WORKER: names.digest(spec.worker.template.model_dump_json()),
             },
-            store_secret=names.store_secret_name(name, settings.redis_url),
+            store_secret=names.store_secret_name(name, settings.redis_url, settings.brain_token),
         )
 
 
@@ -83,9 +83,10 @@ def build_token_secret(job: Job, token: str) -> dict[str, Any]:
     )
 
 
-def build_store_secret(job: Job, objects: JobObjects, redis_url: str) -> dict[str, Any]:
+def build_store_secret(job: Job, objects: JobObjects, settings: Settings) -> dict[str, Any]:
     """The Secret that only the master gets."""
-    return _object("v1", "Secret", job, objects.store_secret, immutable=True, stringData={"redis-url": redis_url})
+    data = {"redis-url": settings.redis_url, **({"brain-token": settings.brain_token} if settings.brain_token else {})}
+    return _object("v1", "Secret", job, objects.store_secret, immutable=True, stringData=data)
 
 
 def build_manifest(job: Job, objects: JobObjects) -> dict[str, Any]:
@@ -242,6 +243,9 @@ def _environment(
     if instance.role is Role.MASTER:
         reference = {"name": objects.store_secret, "key": "redis-url"}
         variables.append({"name": environment.REDIS_URL, "valueFrom": {"secretKeyRef": reference}})
+        if settings.brain_address:
+            reference = {"name": objects.store_secret, "key": "brain-token"}
+            variables.append({"name": environment.BRAIN_TOKEN, "valueFrom": {"secretKeyRef": reference}})
     return variables
 
 

@@ -27,6 +27,7 @@ class Settings:
     image_pull_policy: str = "IfNotPresent"
     image_pull_secrets: tuple[str, ...] = ()
     brain_address: str = ""
+    brain_token: str = ""
     watch_namespaces: tuple[str, ...] = ()
     lease_name: str = "emberscale-operator"
     cluster_domain: str = "cluster.local"
@@ -51,6 +52,7 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
             raise SettingsError(f"{name}={value!r}: expected one of {', '.join(allowed)}")
         return value
 
+    brain_address = environment.get("EMBERSCALE_BRAIN_ADDRESS", "")
     return Settings(
         image=required("EMBERSCALE_IMAGE"),
         redis_url=required("EMBERSCALE_REDIS_URL"),
@@ -58,7 +60,8 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
         identity=environment.get("EMBERSCALE_POD_NAME") or socket.gethostname(),
         image_pull_policy=chosen("EMBERSCALE_IMAGE_PULL_POLICY", "IfNotPresent", _PULL_POLICIES),
         image_pull_secrets=_names(environment.get("EMBERSCALE_IMAGE_PULL_SECRETS", "")),
-        brain_address=environment.get("EMBERSCALE_BRAIN_ADDRESS", ""),
+        brain_address=brain_address,
+        brain_token=required("EMBERSCALE_BRAIN_TOKEN") if brain_address else "",
         watch_namespaces=_names(environment.get("EMBERSCALE_WATCH_NAMESPACES", "")),
         lease_name=environment.get("EMBERSCALE_LEASE_NAME") or "emberscale-operator",
         cluster_domain=environment.get("EMBERSCALE_CLUSTER_DOMAIN") or "cluster.local",

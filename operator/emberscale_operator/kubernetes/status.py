@@ -224,10 +224,14 @@ def _plan(facts: Facts) -> PlanStatus | None:
         )
 
     plan = facts.plan
+    sizing = plan.sizing if plan else pb.Sizing()
     return PlanStatus(
         version=plan.version if plan else 0,
-        reason=plan.reason if plan else "Manifest",
-        message=plan.message if plan else "as the manifest says, until the master is reached",
+        reason=sizing.reason or "Manifest",
+        message=(sizing.message or "as the manifest says, until the master is reached")[:2048],
+        brain_version=sizing.plan_version,
+        expected_samples_per_second=round(sizing.expected_samples_per_second),
+        scalings=sizing.scalings,
         ps=role(Role.PS),
         worker=role(Role.WORKER),
     )

@@ -3,13 +3,15 @@
 from collections.abc import Mapping
 
 from emberscale_api.job.status import JobPhase, TrainingJobStatus
+from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.kubernetes.demands import quantity
 from emberscale_operator.kubernetes.job import Job
 from emberscale_operator.kubernetes.pod_state import PodView
 from emberscale_operator.kubernetes.recorder import Recorder
 from emberscale_operator.reconcile import InstanceId, Role
 
-_NOUNS = {Role.MASTER: "Master", Role.PS: "PS", Role.WORKER: "Worker", Role.REDIS: "Redis"}
+_NOUNS = {Role.MASTER: "Master", Role.PS: "PS", Role.WORKER: "Worker", Role.REDIS: "Redis", Role.BRAIN: "Brain"}
+_ROLES = {pb.PS: Role.PS, pb.WORKER: Role.WORKER}
 _PHASES = {
     JobPhase.PREPARING: ("PreparedPods", "the parameter servers are there; workers index the data"),
     JobPhase.RESTORING: ("RestoringRows", "the parameter servers load the last checkpoint"),
@@ -40,6 +42,24 @@ def tell_creation(recorder: Recorder, job: Job, instance: InstanceId, pod: str) 
     """A pod was created."""
     again = f", incarnation {instance.incarnation}" if instance.incarnation > 1 else ""
     recorder.normal(job, f"Created{_NOUNS[instance.role]}Pod", f"created pod {pod}{again}", pod)
+
+
+def tell_scaling(recorder: Recorder, job: Job, before: pb.Plan | None, after: pb.Plan) -> None:
+    """The plan gives a role other numbers or resources: what, from what to what, and why is in its message."""
+    if before is None or after.phase in (pb.COMPLETE, pb.FAILED, pb.SUSPENDED):
+        return
+    old = {role.role: role for role in before.roles}
+    for new in after.roles:
+        role, was = _ROLES.get(new.role), old.get(new.role)
+        if role is None or was is None or not was.replicas:
+            continue
+        key = f"{role}-{new.replicas}-{new.cpu_cores:g}-{new.memory_bytes}-{after.sizing.scalings}"
+        text = f"{after.sizing.reason}: {after.sizing.message}"
+        if new.replicas != was.replicas:
+            way = "Up" if new.replicas > was.replicas else "Down"
+            recorder.normal(job, f"Scaled{way}{_NOUNS[role]}", f"{was.replicas} -> {new.replicas}; {text}", key)
+        elif (new.cpu_cores, new.memory_bytes) != (was.cpu_cores, was.memory_bytes):
+            recorder.normal(job, f"Planned{_NOUNS[role]}Resources", text, key)
 
 
 def tell_refusal(recorder: Recorder, job: Job, instance: InstanceId, reason: str, message: str) -> None:

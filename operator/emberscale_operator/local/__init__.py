@@ -1,5 +1,6 @@
 """A job on this machine: processes for pods, under the same reconciler."""
 
+from emberscale_operator.local.brain import BrainAddress, EmbeddedBrain
 from emberscale_operator.local.errors import PortUnavailableError, RedisUnavailableError, StartError
 from emberscale_operator.local.folder import RunFolder
 from emberscale_operator.local.plan import initial_demands
@@ -7,6 +8,8 @@ from emberscale_operator.local.runner import LocalJob
 from emberscale_operator.local.snapshot import MemberExit, Outcome, Snapshot
 
 __all__ = [
+    "BrainAddress",
+    "EmbeddedBrain",
     "LocalJob",
     "MemberExit",
     "Outcome",

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from emberscale_operator.local.cpu_quota import find_cpu_quotas
 from emberscale_operator.local.placement import loads_of, place
 from emberscale_operator.local.process import TetheredProcess
 from emberscale_operator.local.starters import EXECUTION, Starter
@@ -46,6 +47,7 @@ class _Entry:
     cores: tuple[int, ...] | None
     started_at: float
     exit: InstanceExit | None = None
+    has_quota: bool = False
 
 
 class LocalBackend:
@@ -60,6 +62,7 @@ class LocalBackend:
         self._launch_of = launch_of
         self._logs = logs
         self._stop_grace = stop_grace
+        self._quotas = find_cpu_quotas()
         self._usable_cores = frozenset(os.sched_getaffinity(0))
         self._entries: dict[InstanceId, _Entry] = {}
         self._newest: dict[tuple[Role, int], int] = {}
@@ -92,6 +95,7 @@ class LocalBackend:
         if resources.cpu_cores != entry.resources.cpu_cores:
             entry.cores = place(resources.cpu_cores, self._loads(without=instance))
             entry.process.set_cores(entry.cores if entry.cores is not None else tuple(self._usable_cores))
+            entry.has_quota = False
         entry.resources = resources
 
     def delete(self, instance: InstanceId, now: float) -> None:
@@ -131,12 +135,17 @@ class LocalBackend:
             entry.process.kill()
         for entry in self._entries.values():
             entry.process.wait(seconds=30)
+        for instance in self._entries:
+            self._forget_limit(instance.member)
         self._entries.clear()
 
     def _refresh(self, instance: InstanceId, entry: _Entry, now: float) -> None:
         if entry.exit is not None:
             return
         process = entry.process
+        if self._quotas is not None and not entry.has_quota and process.pid is not None:
+            self._quotas.limit(process.pid, instance.member, entry.resources.cpu_cores)
+            entry.has_quota = True
         process.watch_memory(entry.resources.memory_bytes)
         process.end_overdue(now)
         peak = max(self._peaks.get(instance.member, 0), process.peak_bytes)
@@ -144,6 +153,11 @@ class LocalBackend:
         code = process.exit_code()
         if code is not None:
             entry.exit = InstanceExit(process.exit_reason(code), code, at=now, deleted=process.stop_asked)
+            self._forget_limit(instance.member)
+
+    def _forget_limit(self, member: str) -> None:
+        if self._quotas is not None:
+            self._quotas.forget(member)
 
     def _loads(self, without: InstanceId | None = None) -> dict[int, float]:
         return loads_of(

@@ -25,6 +25,8 @@ class JobEnvironment:
     redis_url: str
     socket_folder: Path
     numba_cache: Path
+    brain_address: str = ""
+    brain_token: str = ""
 
     def incarnation(self, instance: InstanceId) -> str:
         """The name under which an instance joins; `launch` differs from one start of the job to the next."""
@@ -54,6 +56,9 @@ class JobEnvironment:
         if instance.role is Role.MASTER:
             variables[names.MANIFEST_FILE] = str(self.manifest_file)
             variables[names.REDIS_URL] = self.redis_url
+            if self.brain_address:
+                variables[names.BRAIN_ADDRESS] = self.brain_address
+                variables[names.BRAIN_TOKEN] = self.brain_token
         if resources.cpu_cores is not None:
             variables[names.CPU_CORES] = f"{resources.cpu_cores:g}"
             variables.update(dict.fromkeys(_THREAD_LIMITS, str(max(1, math.floor(resources.cpu_cores)))))

@@ -15,7 +15,7 @@ from emberscale_operator.local.embedded_redis import EmbeddedRedis, ping
 from emberscale_operator.local.environment import JobEnvironment
 from emberscale_operator.local.errors import RedisUnavailableError
 from emberscale_operator.local.master_link import MasterLink
-from emberscale_operator.local.plan import ENDED_PHASES, demands_of, initial_demands
+from emberscale_operator.local.plan import ENDED_PHASES, demands_of, initial_demands, master_demand
 from emberscale_operator.local.snapshot import MemberExit, Outcome, Snapshot
 from emberscale_operator.reconcile import (
     Action,
@@ -64,6 +64,7 @@ class JobLoop:
         stop: StopRequests,
         wake: threading.Event,
         logs: Path,
+        own_brain: bool = False,
     ) -> None:
         self._spec = spec
         self._policy = policy
@@ -75,6 +76,7 @@ class JobLoop:
         self._stop = stop
         self._wake = wake
         self._logs = logs
+        self._brain = (Demand(Role.BRAIN, 1),) if own_brain else ()
         self._started_at = time.monotonic()
         self._history = History()
         self._exits: dict[InstanceId, MemberExit] = {}
@@ -82,6 +84,7 @@ class JobLoop:
         self._ended_at: float | None = None
         self._ended_phase: pb.Phase.ValueType = pb.PHASE_UNSPECIFIED
         self._failure: Fail | None = None
+        self._plan: pb.Plan | None = None
 
     def run(self, observer: Callable[[Snapshot], None]) -> Outcome:
         """Runs the job to its end, telling `observer` about ten times a second. Raises RedisUnavailableError."""
@@ -108,10 +111,14 @@ class JobLoop:
     def _desired(self, now: float) -> Desired:
         if self._ended_at is not None:
             return Desired((), self._ended_at)
-        store = (Demand(Role.REDIS, 1),) if self._redis is not None else ()
+        store = (*((Demand(Role.REDIS, 1),) if self._redis is not None else ()), *self._brain)
         if not self._store_ready(now):
             return Desired(store)
         plan = self._link.plan
+        if plan is not None and plan.phase not in ENDED_PHASES:
+            self._plan = plan
+        if plan is None and self._environment.brain_address and self._spec.leaves_sizes_open:
+            return Desired((*store, master_demand(self._spec)))
         return Desired((*store, *(demands_of(plan, self._spec) if plan else initial_demands(self._spec))))
 
     def _store_ready(self, now: float) -> bool:
@@ -207,6 +214,7 @@ class JobLoop:
             peak_memory=self._backend.peak_memory(),
             restarts=self._restarts(),
             seconds=time.monotonic() - self._started_at,
+            plan=self._plan,
         )
 
     def _explanation(self, status: pb.JobStatus | None) -> tuple[str, str]:

@@ -17,10 +17,15 @@ def resources_of(requirements: ResourceRequirements) -> Resources:
 def initial_demands(spec: TrainingJobSpec) -> tuple[Demand, ...]:
     """What runs until the master says otherwise."""
     return (
-        Demand(Role.MASTER, 1, resources_of(spec.master.resources)),
+        master_demand(spec),
         Demand(Role.PS, spec.ps.initial_replicas, resources_of(spec.ps.resources)),
         Demand(Role.WORKER, spec.worker.initial_replicas, resources_of(spec.worker.resources)),
     )
+
+
+def master_demand(spec: TrainingJobSpec) -> Demand:
+    """The one process that runs while it is not known how many others there are to be."""
+    return Demand(Role.MASTER, 1, resources_of(spec.master.resources))
 
 
 def demands_of(plan: pb.Plan, spec: TrainingJobSpec) -> tuple[Demand, ...]:

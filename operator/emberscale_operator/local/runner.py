@@ -6,11 +6,13 @@ import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from emberscale_api.job import TrainingJob
 from emberscale_operator.local.backend import Launch, LocalBackend
+from emberscale_operator.local.brain import BrainAddress, EmbeddedBrain
 from emberscale_operator.local.embedded_redis import (
     EmbeddedRedis,
     check_embedded_redis,
@@ -37,7 +39,8 @@ class LocalJob:
     """A job to be run by `run`, in a thread that lives as long as the job: the processes die with it.
 
     Entering it makes sure of what the job needs of this machine, and raises StartError if that cannot be had; nothing
-    is written before `run`. `suspend` and `kill` may be called from signal handlers.
+    is written before `run`. With a `brain`, the sizes that the manifest leaves open are planned. `suspend` and `kill`
+    may be called from signal handlers.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class LocalJob:
         master_port: int = 0,
         commands: Mapping[Role, Sequence[str]] = COMMANDS,
         policy: Policy | None = None,
+        brain: BrainAddress | EmbeddedBrain | None = None,
     ) -> None:
         self._job = job
         self._uid = uid
@@ -57,6 +61,7 @@ class LocalJob:
         self._master_port = master_port
         self._commands = commands
         self._policy = policy or policy_of(job.spec)
+        self._brain = brain
         self._stop = StopRequests()
         self._held = ExitStack()
 
@@ -66,6 +71,7 @@ class LocalJob:
         else:
             check_given_redis(self._redis_url)
         self._port = self._held.enter_context(reserve_port(self._master_port))
+        self._brain_port = self._held.enter_context(reserve_port())
         return self
 
     def __exit__(
@@ -99,6 +105,9 @@ class LocalJob:
             if self._redis_url is None:
                 redis = configure_redis(folder.state, sockets)
                 cleanup.callback(redis.configuration.unlink, missing_ok=True)
+            brain = self._brain if isinstance(self._brain, EmbeddedBrain) else None
+            configuration = None if brain is None else brain.configure(folder, self._brain_port.port)
+            address, brain_token = self._brain_credentials(token)
             environment = JobEnvironment(
                 job_name=self._job.metadata.name,
                 job_uid=self._uid,
@@ -109,25 +118,51 @@ class LocalJob:
                 redis_url=redis.url if redis is not None else self._redis_url or "",
                 socket_folder=sockets,
                 numba_cache=numba_cache_folder(os.environ, folder.state.resolve() / "numba"),
+                brain_address=address,
+                brain_token=brain_token,
             )
             wake = threading.Event()
             link = MasterLink(self._port.address, token, wake.set)
             cleanup.callback(link.close)
             forks = ForkServer(_FORK_SERVER, environment.of_fork_server(os.environ), folder.logs / "fork-server.log")
-            backend = LocalBackend(self._launcher(environment, redis, forks), folder.logs, self._policy.stop_grace)
+            launcher = self._launcher(environment, redis, forks, configuration)
+            backend = LocalBackend(launcher, folder.logs, self._policy.stop_grace)
             cleanup.callback(backend.kill_all)
             cleanup.callback(forks.close)
             if not self._commands.keys() >= {Role.PS, Role.WORKER}:
                 forks.prepare()
             spec = self._job.spec
-            loop = JobLoop(spec, self._policy, backend, link, environment, redis, self._stop, wake, folder.logs)
+            loop = JobLoop(
+                spec,
+                self._policy,
+                backend,
+                link,
+                environment,
+                redis,
+                self._stop,
+                wake,
+                folder.logs,
+                own_brain=brain is not None,
+            )
             return loop.run(observer)
 
+    def _brain_credentials(self, token: str) -> tuple[str, str]:
+        """Where the master finds the brain and how it proves itself; its own brain takes the job's token."""
+        match self._brain:
+            case BrainAddress(address, brain_token):
+                return address, brain_token
+            case EmbeddedBrain():
+                return self._brain_port.address, token
+            case _:
+                return "", ""
+
     def _launcher(
-        self, environment: JobEnvironment, redis: EmbeddedRedis | None, forks: ForkServer
+        self, environment: JobEnvironment, redis: EmbeddedRedis | None, forks: ForkServer, brain: Path | None
     ) -> Callable[[InstanceId, Resources], Launch]:
         def launch(instance: InstanceId, resources: Resources) -> Launch:
             variables = environment.of(instance, resources, os.environ)
+            if instance.role is Role.BRAIN and brain is not None and isinstance(self._brain, EmbeddedBrain):
+                return self._brain.launch(brain, variables)
             if instance.role is Role.REDIS and redis is not None:
                 return redis.launch(variables)
             incarnation = environment.incarnation(instance)

@@ -38,6 +38,7 @@ class Outcome:
     """How a run ended.
 
     `phase` is PHASE_UNSPECIFIED for a run that was cut short. `peak_memory` is in bytes by member, `restarts` by role.
+    `plan` is the last that asked for processes.
     """
 
     phase: "pb.Phase.ValueType"
@@ -47,3 +48,4 @@ class Outcome:
     peak_memory: Mapping[str, int]
     restarts: Mapping[str, int]
     seconds: float
+    plan: pb.Plan | None = None

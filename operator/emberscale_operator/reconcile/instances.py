@@ -5,9 +5,10 @@ from enum import StrEnum
 
 
 class Role(StrEnum):
-    """The parts of a job. `REDIS` is a store that belongs to this job alone, where there is none to share."""
+    """The parts of a job. `REDIS` and `BRAIN` belong to this job alone, where there are none to share."""
 
     REDIS = "redis"
+    BRAIN = "brain"
     MASTER = "master"
     PS = "ps"
     WORKER = "worker"

@@ -99,11 +99,12 @@ class Wait:
 
 Action = Create | Resize | Delete | ReportExit | Fail | Wait
 
+_MEMBERS = frozenset({Role.PS, Role.WORKER})
 # The order in which the instances of a job that has ended go: a role ends when those before it are gone.
 _WIND_DOWN: tuple[frozenset[Role], ...] = (
-    frozenset({Role.PS, Role.WORKER}),
+    _MEMBERS,
     frozenset({Role.MASTER}),
-    frozenset({Role.REDIS}),
+    frozenset({Role.REDIS, Role.BRAIN}),
 )
 
 
@@ -158,12 +159,12 @@ def _delete_live(instances: Iterable[Instance]) -> Iterable[Action]:
 
 
 def _reports(observed: Sequence[Instance], history: History) -> Iterable[Action]:
-    """Exits are forgotten once the master knows of them; its own and its store's are nobody's news."""
+    """Exits are forgotten once the master knows of them; its own, its store's and its brain's are nobody's news."""
     master_lives = any(instance.live and instance.id.role is Role.MASTER for instance in observed)
     for instance in observed:
         if instance.exit is None:
             continue
-        if instance.id.role in (Role.MASTER, Role.REDIS) or instance.id in history.reported:
+        if instance.id.role not in _MEMBERS or instance.id in history.reported:
             yield Delete(instance.id)
         elif master_lives:
             yield ReportExit(instance.id, instance.exit)
@@ -171,7 +172,7 @@ def _reports(observed: Sequence[Instance], history: History) -> Iterable[Action]
 
 def _exceeded(policy: Policy, history: History) -> Iterable[Action]:
     for (role, index), lives in sorted(history.lives.items()):
-        if lives.faults > policy.backoff_limit and lives.last_exit is not None:
+        if role is not Role.BRAIN and lives.faults > policy.backoff_limit and lives.last_exit is not None:
             last = lives.last_exit
             how = "for want of memory" if last.reason is ExitReason.OOM_KILLED else f"with exit code {last.code}"
             yield Fail(

@@ -5,46 +5,48 @@ from pathlib import Path
 from typing import Annotated
 
 import grpc
-import matplotlib as mpl
 import typer
 from google.protobuf.json_format import MessageToJson
-from matplotlib.figure import Figure
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from emberscale.brain_choice import BrainTokenFile, read_token
 from emberscale.commands.options import Output, OutputFormat, bad_input_exits, paragraphs
 from emberscale.errors import BadInputError
-from emberscale_api.environment import TOKEN_FILE
+from emberscale.run_folder import RunPaths, read_record
 from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_api.rpc.brain_pb2_grpc import BrainStub
 from emberscale_api.rpc.token import open_channel
+from emberscale_operator.local.brain import default_database
 
 GIB = 1 << 30
 _FRONT_ROWS = 8
 
 HELP = paragraphs("""\
-Asks the brain why a job has the plan it has: the fit and how sure it is, the Pareto front, the point that was chosen,
-what it is expected to gain and to cost, the past jobs behind a first plan, and the memory forecast.
+Says why a job has the plan it has: the fit and how sure it is, the Pareto front, the point that was chosen, what it is
+expected to gain and to cost, the past jobs behind a first plan, and the memory forecast.
 
-Works for jobs that have ended too, as long as the brain's database keeps them. Exit code [red]2[/] for a job or a brain
-that cannot be found.
+JOB is the folder of a run on this machine, or its name under runs/: what its brain planned is read from this user's
+data folder. With [cyan]--brain[/] it is the UID of a job that the brain there knows, running or ended.
+
+Exit code [red]2[/] for a job, a plan or a brain that cannot be found.
 """)
 EXAMPLES = """\
 [bold]Examples[/]
 
-  emberscale explain-plan 0b1e7c5e --brain 127.0.0.1:50061 --token-file token
+  emberscale explain-plan criteo-dlrm --plot plan.png
 
-  emberscale explain-plan 0b1e7c5e --plot plan.png --output json
+  emberscale explain-plan 0b1e7c5e-... --brain 127.0.0.1:50061 --brain-token-file token --output json
 """
 
 
-def explain_plan_command(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="The job's UID.", show_default=False)],
-    brain: Annotated[str, typer.Option(help="Host and port of the brain.")] = "127.0.0.1:50061",
-    token_file: Annotated[
-        Path | None, typer.Option(help=f"The brain's token; else {TOKEN_FILE} names it.", show_default=False)
+def explain_plan(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="A run's folder or name, or a UID.", show_default=False)],
+    brain: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Asks the brain there.", show_default=False)
     ] = None,
+    brain_token_file: BrainTokenFile = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draws the fit and the front (PNG).", show_default=False)
     ] = None,
@@ -53,7 +55,7 @@ def explain_plan_command(
 ) -> None:
     """Says why a job has the plan it has."""
     with bad_input_exits():
-        explanation = _ask(job, brain, _token(token_file), timeout)
+        explanation = _remembered(job) if brain is None else _ask(job, brain, read_token(brain_token_file), timeout)
         if plot is not None:
             try:
                 draw_plan(explanation, plot)
@@ -66,14 +68,26 @@ def explain_plan_command(
         _show(explanation)
 
 
-def _token(given: Path | None) -> str:
-    path = given or os.environ.get(TOKEN_FILE)
-    if path is None:
-        raise BadInputError(f"--token-file: is not given, and {TOKEN_FILE} is not set")
+def _remembered(job: str) -> pb.PlanExplanation:
+    """What the brain beside a run planned last, from the database that it wrote."""
+    root = next((folder for folder in (Path(job), Path("runs", job)) if (folder / "run.json").exists()), None)
+    if root is None:
+        raise BadInputError(f"{job}: neither it nor {Path('runs', job)} is the folder of a run; give --brain for a UID")
+    uid = read_record(RunPaths(root)).uid
+    database = default_database(os.environ)
+    if not database.exists():
+        raise BadInputError(f"{root}: no job of this user was ever planned: {database} does not exist")
+    # the brain's libraries take a second to import, which no other command should
+    from emberscale_brain.history.database import DatabaseAwayError, DatabaseUnusableError
+    from emberscale_brain.service.recall import recall
+
     try:
-        return Path(path).read_text(encoding="ascii").strip()
-    except OSError as error:
-        raise BadInputError(f"--token-file {path}: cannot be read: {error.strerror}") from error
+        explanation = recall(f"sqlite:///{database}", uid)
+    except (DatabaseAwayError, DatabaseUnusableError) as error:
+        raise BadInputError(f"{database}: {error}") from error
+    if explanation is None:
+        raise BadInputError(f"{root}: no plan was made for this run: its manifest gives its sizes, or --brain was off")
+    return explanation
 
 
 def _ask(job: str, brain: str, token: str, timeout: float) -> pb.PlanExplanation:
@@ -140,6 +154,9 @@ def _front(explanation: pb.PlanExplanation) -> Table:
 
 def draw_plan(explanation: pb.PlanExplanation, picture: Path) -> None:
     """Draws predicted against measured throughput, and the front with the present and the chosen point."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
     with mpl.rc_context({"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True}):
         figure = Figure(figsize=(11, 4.5), layout="constrained")
         fit, front = figure.subplots(1, 2)
@@ -159,5 +176,6 @@ def draw_plan(explanation: pb.PlanExplanation, picture: Path) -> None:
         front.set_title("Pareto front")
         front.set_xlabel("cost per hour")
         front.set_ylabel("predicted samples/s")
-        front.legend(frameon=False)
+        if front.get_legend_handles_labels()[0]:
+            front.legend(frameon=False)
         figure.savefig(picture, dpi=140)

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from emberscale.brain_choice import BrainOption, BrainSettings, BrainTokenFile, choose_brain
 from emberscale.commands.options import ManifestFile, Output, OutputFormat, Overrides, bad_input_exits, paragraphs
 from emberscale.errors import BadInputError
 from emberscale.interruption import Interruption
@@ -23,6 +24,9 @@ started), [yellow]130[/] after Ctrl-C.
 
 [bold]Ctrl-C[/] takes a checkpoint and stops every process; a second one stops them at once. Either way
 [cyan]--resume[/] goes on from the last checkpoint.
+
+Numbers of processes that the manifest leaves open are planned by a brain that runs beside the job and remembers, in
+this user's data folder, what earlier jobs were like; [cyan]--brain off[/] starts as few as the manifest allows.
 
 A new run replaces a Complete or Failed one in the same folder; one that can be resumed only with [cyan]--overwrite[/],
 and a folder that holds anything else never.
@@ -60,6 +64,9 @@ def run(
     master_port: Annotated[
         int, typer.Option(metavar="PORT", min=0, max=65535, help="Where the master listens; 0 takes any free port.")
     ] = 0,
+    brain: BrainOption = "auto",
+    brain_settings: BrainSettings = None,
+    brain_token_file: BrainTokenFile = None,
     output: OutputFormat = Output.TEXT,
 ) -> None:
     """Trains a manifest on this machine."""
@@ -69,7 +76,14 @@ def run(
         job = load_manifest(file, overrides or ())
         root = workdir or default_folder(job)
         summary = run_job(
-            job, root, interruption, resume=resume, overwrite=overwrite, redis=redis, master_port=master_port
+            job,
+            root,
+            interruption,
+            resume=resume,
+            overwrite=overwrite,
+            redis=redis,
+            master_port=master_port,
+            brain=choose_brain(job, brain, brain_settings or (), brain_token_file),
         )
         if output is Output.JSON:
             typer.echo(finite_json(summary.as_document()))

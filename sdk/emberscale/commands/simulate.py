@@ -5,7 +5,7 @@ import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -15,19 +15,10 @@ from rich.table import Table
 
 from emberscale.commands.options import Output, OutputFormat, bad_input_exits, paragraphs
 from emberscale.errors import BadInputError
-from emberscale_brain.plugins import PlannerNotUsableError
-from emberscale_brain.simulator.experiment import (
-    UnknownSchedulerError,
-    choose_schedulers,
-    run_experiment,
-    summarize_experiment,
-)
-from emberscale_brain.simulator.pictures import draw_comparison
-from emberscale_brain.simulator.report import as_json
-from emberscale_brain.simulator.results import Estimate, SchedulerSummary, SeedOutcome
-from emberscale_brain.simulator.scenario import Scenario
-from emberscale_brain.simulator.scenario_file import ScenarioError, load_scenario
-from emberscale_brain.simulator.workload import make_jobs
+
+if TYPE_CHECKING:
+    from emberscale_brain.simulator.results import Estimate, SchedulerSummary, SeedOutcome
+    from emberscale_brain.simulator.scenario import Scenario
 
 HELP = paragraphs("""\
 Replays a cluster under several schedulers and compares them: completion time, utilization, completion rate and how
@@ -47,7 +38,7 @@ EXAMPLES = """\
 """
 
 
-def simulate_command(
+def simulate(
     scenario: Annotated[Path, typer.Argument(metavar="SCENARIO", help="A scenario (YAML).", show_default=False)],
     schedulers: Annotated[
         str | None,
@@ -64,6 +55,14 @@ def simulate_command(
     output: OutputFormat = Output.TEXT,
 ) -> None:
     """Compares schedulers on a simulated cluster."""
+    # the simulator's libraries take a second to import, which no other command should
+    from emberscale_brain.plugins import PlannerNotUsableError
+    from emberscale_brain.simulator.experiment import UnknownSchedulerError, choose_schedulers, summarize_experiment
+    from emberscale_brain.simulator.pictures import draw_comparison
+    from emberscale_brain.simulator.report import as_json
+    from emberscale_brain.simulator.scenario_file import ScenarioError, load_scenario
+    from emberscale_brain.simulator.workload import make_jobs
+
     chosen_seeds = range(first_seed, first_seed + seeds)
     with bad_input_exits():
         try:
@@ -88,20 +87,22 @@ def simulate_command(
 
 
 def _run(
-    scenario: Scenario, names: Sequence[str], seeds: Sequence[int], folder: Path, processes: int
-) -> list[SeedOutcome]:
+    scenario: "Scenario", names: Sequence[str], seeds: Sequence[int], folder: Path, processes: int
+) -> "list[SeedOutcome]":
+    from emberscale_brain.simulator.experiment import run_experiment
+
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("simulating", total=len(names) * len(seeds))
 
-        def advance(outcome: SeedOutcome) -> None:
+        def advance(outcome: "SeedOutcome") -> None:
             progress.update(task, advance=1, description=f"{outcome.scheduler}, seed {outcome.seed}")
 
         return run_experiment(scenario, names, seeds, folder, processes, advance)
 
 
-def _table(name: str, summaries: Sequence[SchedulerSummary]) -> Table:
+def _table(name: str, summaries: "Sequence[SchedulerSummary]") -> Table:
     seeds = summaries[0].seeds
     title = f"{name}, {seeds} seed{'s' if seeds > 1 else ''}" + (" (± 95%)" if seeds > 1 else "")
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1))
@@ -120,7 +121,7 @@ def _table(name: str, summaries: Sequence[SchedulerSummary]) -> Table:
     return table
 
 
-def _cell(estimate: Estimate, scale: float, unit: str) -> str:
+def _cell(estimate: "Estimate", scale: float, unit: str) -> str:
     """The mean, and below it half the interval's width where there is one."""
     if math.isnan(estimate.mean):
         return "-"

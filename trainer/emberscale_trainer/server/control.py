@@ -122,7 +122,9 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         if assignment is None:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "nothing is assigned to this server")
         try:
-            cut, pause = self._state.cut(request.cut, list(_ranges(request.settle)), request.settle_seconds)
+            cut, pause = self._state.cut(
+                request.cut, list(_ranges(request.settle)), request.settle_seconds, request.hold_seconds
+            )
         except CutRefusedError as error:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         self._metrics.cut_taken(pause)

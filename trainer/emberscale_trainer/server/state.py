@@ -183,9 +183,16 @@ class ServerState:
                 if max(first, start) < min(stop, end)
             ]
 
-    def cut(self, number: int, settle: Sequence[tuple[int, int, int]], settle_seconds: float) -> tuple[Cut, float]:
+    def cut(
+        self,
+        number: int,
+        settle: Sequence[tuple[int, int, int]],
+        settle_seconds: float,
+        hold_seconds: float = 0.0,
+    ) -> tuple[Cut, float]:
         """Lets the batches to settle through, copies the partition, and goes on.
 
+        With `hold_seconds`, pushes wait for so long after the copy, unless the cut is thawed or the server leaves.
         Returns the copy and the seconds that it took. Raises CutRefusedError.
         """
         with self._changed:
@@ -198,7 +205,8 @@ class ServerState:
             partition = self._serving()
             started = self._clock()
             taken = partition.cut()
-            self._frozen = None
+            self._frozen = (number, self._clock() + hold_seconds) if hold_seconds > 0 else None
+            self._settling = set()
             self._changed.notify_all()
             return taken, self._clock() - started
 

@@ -15,6 +15,7 @@ from emberscale_api.events import configure_logging
 from emberscale_api.process_metrics import ProcessMetrics
 from emberscale_api.rpc import master_pb2
 from emberscale_trainer.membership import MasterClient, SupersededError
+from emberscale_trainer.worker.cores import threads_of
 from emberscale_trainer.worker.metrics import WorkerMetrics
 from emberscale_trainer.worker.runtime import FatalError, Worker
 from emberscale_trainer.worker.statistics import WorkerStatistics
@@ -35,7 +36,7 @@ def main() -> int:
         print(error, file=sys.stderr)  # noqa: T201 - there is no identity to log with
         return 2
     configure_logging(identity.job_name, identity.role, identity.index)
-    torch.set_num_threads(max(1, int(identity.cpu_cores or 1)))
+    torch.set_num_threads(threads_of(identity.cpu_cores))
     stopping = threading.Event()
     master = MasterClient(identity)
 

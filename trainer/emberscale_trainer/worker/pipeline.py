@@ -47,8 +47,9 @@ class Pipeline:
     """One run over as many leases as come, against one routing epoch.
 
     `pulls` and `pushes` are two sets of connections to the same servers. `lease_finished` is called when the last batch
-    of a lease is committed. `prefetch` batches are read ahead; rows are pulled for at most `pull_ahead` batches beyond
-    the oldest whose push is not acknowledged: what is pulled earlier is staler when it is used.
+    of a lease is committed, and `before_compute` before each batch, in the thread that computes. `prefetch` batches are
+    read ahead; rows are pulled for at most `pull_ahead` batches beyond the oldest whose push is not acknowledged: what
+    is pulled earlier is staler when it is used.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Pipeline:
         prefetch: int,
         pull_ahead: int,
         lease_finished: Callable[[], None],
+        before_compute: Callable[[], None],
     ) -> None:
         self._source = source
         self._planner = planner
@@ -72,6 +74,7 @@ class Pipeline:
         self._leases = leases
         self._statistics = statistics
         self._lease_finished = lease_finished
+        self._before_compute = before_compute
         self._planned: Channel[_Planned] = Channel(prefetch)
         self._unpushed: Channel[None] = Channel(pull_ahead + 1)
         self._ready: Channel[_Ready] = Channel(1)
@@ -151,6 +154,7 @@ class Pipeline:
             with self._statistics.stage("wait"):
                 ready = self._ready.get()
             planned = ready.planned
+            self._before_compute()
             with self._statistics.stage("compute"):
                 if planned.task.kind == master_pb2.EVALUATE:
                     self._evaluate(ready)

@@ -17,6 +17,7 @@ from emberscale_trainer.membership.routing import routing_from_proto
 from emberscale_trainer.models.entrypoint import REASON, EntrypointError
 from emberscale_trainer.transport import ConnectionLostError
 from emberscale_trainer.worker.compute import ModelReplica, NonFiniteLossError
+from emberscale_trainer.worker.cores import ComputeThreads
 from emberscale_trainer.worker.keys import KeyPlanner
 from emberscale_trainer.worker.leases import LeaseBook
 from emberscale_trainer.worker.pipeline import Pipeline
@@ -65,6 +66,7 @@ class Worker:
         self._stopping = stopping
         self._pipeline: Pipeline | None = None
         self._routing_epoch = 0
+        self._threads = ComputeThreads()
 
     def run(self) -> None:
         """Trains until there is nothing left.
@@ -144,6 +146,7 @@ class Worker:
             job.spec.training.prefetch_batches,
             job.spec.training.pull_ahead,
             lease_finished=self._heartbeat.beat_now,
+            before_compute=self._threads.adopt,
         )
         try:
             self._pipeline.run(_resumed_then(resumed, feed.next))
@@ -166,6 +169,7 @@ class Worker:
         self._statistics.fill(request)
 
     def _heed(self, reply: master_pb2.HeartbeatReply) -> None:
+        self._threads.want(reply.cpu_cores)
         lost = self._leases.revoke(set(reply.revoked_tokens))
         pipeline = self._pipeline
         if pipeline is None:

@@ -1,0 +1,206 @@
+"""The conversation with the brain: profiles to it, plans from it. Nothing of the job ever waits for it.
+
+One thread does it all, at the manifest's profile interval: a brain that is away is asked again, one that has forgotten
+the job gets to know it anew, and a plan that may not be followed yet is tried again until it may or a newer one comes.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+
+import fsspec
+import grpc
+import structlog
+
+from emberscale_api.job import TrainingJob
+from emberscale_api.rpc import brain_pb2 as pb
+from emberscale_api.rpc.brain_pb2_grpc import BrainStub
+from emberscale_api.rpc.token import open_channel
+from emberscale_jobmaster import brain_messages, scaling
+from emberscale_jobmaster.profiling import Moment, measure, moment
+from emberscale_jobmaster.runtime import ClosingError, JobRuntime
+from emberscale_jobmaster.scaling import Advice
+from emberscale_jobmaster.state import JobState, phase_of, sizes_of
+from emberscale_jobmaster.store import DeposedError, StoreUnavailableError
+
+_CALL_SECONDS = 5.0
+_RETRY_SECONDS = 0.5
+_FOLLOW_SECONDS = 1.0
+_OUTCOME_SECONDS = 5.0
+
+_log = structlog.get_logger()
+
+
+class BrainLink:
+    """One job's link; `clock` gives seconds since 1970."""
+
+    def __init__(self, runtime: JobRuntime, address: str, token: str, clock: Callable[[], float] = time.time) -> None:
+        self._runtime = runtime
+        self._job: TrainingJob = runtime.job
+        self._address = address
+        self._channel = open_channel(address, token)
+        self._stub = BrainStub(self._channel)
+        self._clock = clock
+        self._interval = self._job.spec.scaling.profile_interval
+        self._submitted = False
+        self._away = ""
+        self._data_bytes: int | None = None
+        self._advice: Advice | None = None
+        self._last: Moment | None = None
+        self._due = 0.0
+        self._told_outcome = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="brain-link", daemon=True)
+
+    def start(self) -> None:
+        """Begins. A new job without sizes waits for its first plan from here on."""
+        self._begun = time.monotonic()
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Waits, a little, until the brain knows how a job that is over has ended."""
+        state, _ = self._runtime.snapshot()
+        if state.over:
+            self._told_outcome.wait(_OUTCOME_SECONDS)
+
+    def close(self) -> None:
+        """Ends the connection; the thread has ended with the runtime."""
+        self._channel.close()
+        self._thread.join(_CALL_SECONDS)
+
+    def _run(self) -> None:
+        try:
+            while True:
+                state, _ = self._runtime.snapshot()
+                if state.over:
+                    self._report_outcome(state)
+                    self._told_outcome.set()
+                    return
+                self._converse(state)
+                pause = _RETRY_SECONDS if self._away or not self._submitted else _FOLLOW_SECONDS
+                self._runtime.wait_until(lambda now: True if now.over else None, min(pause, self._interval))
+        except (ClosingError, DeposedError):
+            return
+
+    def _converse(self, state: JobState) -> None:
+        try:
+            if not self._submitted:
+                self._submit(state)
+            if time.monotonic() >= self._due:
+                self._due = time.monotonic() + self._interval
+                self._report()
+        except grpc.RpcError as error:
+            self._note_away(error)
+        else:
+            if self._away:
+                _log.info("brain answers again", address=self._address)
+            self._away = ""
+        self._follow()
+
+    def _submit(self, state: JobState) -> None:
+        if self._data_bytes is None:
+            self._data_bytes = data_bytes(self._job)
+        request = brain_messages.submission(self._job, self._runtime.job_uid, state, self._data_bytes)
+        reply: pb.SubmitJobReply = self._stub.SubmitJob(request, timeout=_CALL_SECONDS)
+        self._submitted = True
+        self._take(reply.plan)
+        _log.info("known to the brain", address=self._address, plan=reply.plan.reason)
+
+    def _report(self) -> None:
+        """What happened since the last report; then the plan in force."""
+        uid = self._runtime.job_uid
+        state, seen = self._runtime.snapshot()
+        now = moment(state, seen, self._job.spec, self._runtime.now())
+        before, self._last = self._last, now
+        measurement = measure(before, now, self._job.spec) if before is not None else None
+        request = pb.ReportProfileRequest(job_uid=uid)
+        if measurement is not None:
+            batch = self._job.spec.training.batch_size
+            request.profiles.append(brain_messages.profile(measurement, batch, self._clock()))
+        start_ups = self._runtime.take_start_ups()
+        request.start_ups.extend(
+            pb.StartUp(role=role, seconds=seconds, paused_seconds=paused, time=at)
+            for role, seconds, paused, at in start_ups
+        )
+        if request.profiles or request.start_ups:
+            reply: pb.ReportProfileReply = self._stub.ReportProfile(request, timeout=_CALL_SECONDS)
+            for refused in reply.refused:
+                _log.warning("profile refused", reason=refused.reason, message=refused.message)
+                if refused.reason == "UnknownJob":
+                    self._submitted = False
+        self._take(self._stub.GetPlan(pb.GetPlanRequest(job_uid=uid), timeout=_CALL_SECONDS))
+
+    def _take(self, plan: pb.BrainPlan) -> None:
+        given = brain_messages.advice(plan)
+        if given is not None and given != self._advice:
+            _log.info("plan", version=plan.version, action=plan.action, reason=plan.reason)
+            self._advice = given
+
+    def _follow(self) -> None:
+        """Takes up what may be taken up; nothing is written where nothing changes."""
+        given, wall, spec = self._advice, self._clock(), self._job.spec
+        patient = time.monotonic() - self._begun < scaling.FIRST_PLAN_SECONDS
+
+        def following(state: JobState) -> JobState:
+            state = scaling.time_passed(state, spec, wall)
+            if given is not None:
+                state = scaling.follow(state, spec, given, wall)
+            return state if patient else scaling.stop_waiting(state, spec, self._why_no_plan(given))
+
+        state, _ = self._runtime.snapshot()
+        if following(state) == state:
+            return
+        try:
+            changed = self._runtime.update(following)
+        except StoreUnavailableError as error:
+            _log.warning("plan waits for the store", problem=str(error))
+        else:
+            _log.info("scaling", reason=changed.scaling.reason, message=changed.scaling.message)
+
+    def _why_no_plan(self, given: Advice | None) -> str:
+        if given is not None and given.sizes is None:
+            return given.message
+        return f"the brain at {self._address} gave no plan within {scaling.FIRST_PLAN_SECONDS:g} s" + (
+            f" ({self._away})" if self._away else ""
+        )
+
+    def _report_outcome(self, state: JobState) -> None:
+        """Tries until the brain has heard it, or this process ends."""
+        _, seen = self._runtime.snapshot()
+        request = pb.ReportOutcomeRequest(
+            job_uid=self._runtime.job_uid,
+            phase=phase_of(state, self._job.spec).value,
+            rows=sum(seen.rows().values()),
+        )
+        sizes = sizes_of(state, self._job.spec)
+        if sizes.ps.cpu_cores is not None and sizes.worker.cpu_cores is not None:
+            request.final_shape.CopyFrom(brain_messages.shape(sizes))
+        while self._submitted and not self._runtime.closing:
+            try:
+                self._stub.ReportOutcome(request, timeout=_CALL_SECONDS)
+            except grpc.RpcError as error:
+                if error.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT):
+                    return
+                self._note_away(error)
+                self._runtime.pause(_RETRY_SECONDS)
+            else:
+                return
+
+    def _note_away(self, error: grpc.RpcError) -> None:
+        problem = f"{error.code().name}: {error.details()}"
+        if error.code() is grpc.StatusCode.NOT_FOUND:
+            self._submitted = False
+        elif not self._away:
+            _log.warning("brain is away; the job goes on with the shape that it has", problem=problem)
+        self._away = problem
+
+
+def data_bytes(job: TrainingJob) -> int:
+    """How much training data there is, as far as it can be seen from here; 0 where it cannot."""
+    total = 0
+    for uri in job.spec.data.train:
+        try:
+            filesystem, path = fsspec.core.url_to_fs(uri)
+            total += sum(filesystem.size(found) or 0 for found in filesystem.glob(path))
+        except (OSError, ValueError, ImportError):
+            continue
+    return total

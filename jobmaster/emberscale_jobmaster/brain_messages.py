@@ -1,0 +1,133 @@
+"""Between the master's terms and the brain's messages."""
+
+import math
+from collections.abc import Mapping
+from itertools import pairwise
+
+from emberscale_api.job import Architecture, DataFormat, TrainingJob, TrainingJobSpec, resolve_model
+from emberscale_api.rpc import brain_pb2 as pb
+from emberscale_jobmaster.profiling import Measurement
+from emberscale_jobmaster.scaling import Advice
+from emberscale_jobmaster.sizes import RoleSize, Sizes
+from emberscale_jobmaster.state import JobState, sizes_of
+
+_FLOAT_BYTES = 4
+_RECORD_BYTES: Mapping[DataFormat, int] = {
+    DataFormat.CRITEO_TSV: 230,
+    DataFormat.CSV: 200,
+    DataFormat.PARQUET: 100,
+}
+"""About how many bytes a record takes: good for a first guess of how many there are."""
+
+
+def submission(job: TrainingJob, uid: str, state: JobState, data_bytes: int) -> pb.SubmitJobRequest:
+    """The job as the brain gets to know it. `data_bytes` is the size of the training data, 0 if unknown."""
+    spec = job.spec
+    model = resolve_model(spec)
+    dimensions = [table.dimension for table in model.tables]
+    records = state.training_records or max(1, data_bytes // _RECORD_BYTES[spec.data.format])
+    request = pb.SubmitJobRequest(
+        job_uid=uid,
+        owner=job.metadata.namespace,
+        description=pb.JobDescription(
+            architecture=str(spec.model.architecture or spec.model.entrypoint),
+            batch_size=spec.training.batch_size,
+            dense_bytes=_FLOAT_BYTES * dense_parameters(spec),
+            embedding_dimension=sum(dimensions),
+            tables=len(dimensions),
+            total_samples=records * spec.training.epochs,
+            name=job.metadata.name,
+            optimizer=str(spec.optimizers.sparse.type),
+            data_bytes=data_bytes,
+            epochs=spec.training.epochs,
+        ),
+        limits=shape_limits(spec),
+        fixed=not spec.leaves_sizes_open,
+    )
+    sizes = sizes_of(state, spec)
+    decided = spec.leaves_sizes_open and state.scaling.sizes is not None
+    if not state.scaling.waits_for_plan and (decided or _is_limited(sizes)):
+        request.current.CopyFrom(shape(sizes))
+    return request
+
+
+def dense_parameters(spec: TrainingJobSpec) -> int:
+    """About how many parameters the model has besides its embeddings: exact for DLRM, the deep part for others."""
+    model = resolve_model(spec)
+    dense, embeddings = len(model.columns.dense), [table.dimension for table in model.embeddings]
+    chains = [[dense + sum(embeddings), *spec.model.deep_mlp, 1]]
+    if spec.model.architecture is Architecture.DLRM:
+        vectors, dimension = len(embeddings) + 1, spec.model.embeddings.dimension
+        pairs = vectors * (vectors - 1) // 2
+        chains = [[dense, *spec.model.bottom_mlp, dimension], [dimension + pairs, *spec.model.top_mlp, 1]]
+    return sum((inputs + 1) * outputs for chain in chains for inputs, outputs in pairwise(chain))
+
+
+def shape_limits(spec: TrainingJobSpec) -> pb.ShapeLimits:
+    """What the manifest allows; 0 where it says nothing."""
+    limits = pb.ShapeLimits()
+    ps, worker = spec.ps, spec.worker
+    for bound, low in ((limits.least, True), (limits.most, False)):
+        bound.workers = worker.replicas or (worker.min_replicas if low else worker.max_replicas) or 0
+        bound.ps = ps.replicas or (ps.min_replicas if low else ps.max_replicas) or 0
+        bound.worker_cpu = worker.resources.cpu_limit or 0.0
+        bound.ps_cpu = ps.resources.cpu_limit or 0.0
+        bound.worker_memory = worker.resources.memory_limit or 0
+        bound.ps_memory = ps.resources.memory_limit or 0
+    return limits
+
+
+def shape(sizes: Sizes) -> pb.Shape:
+    """A shape as the brain names it."""
+    ps, worker = sizes.ps, sizes.worker
+    return pb.Shape(
+        workers=worker.replicas,
+        ps=ps.replicas,
+        worker_cpu=worker.cpu_cores or 0.0,
+        ps_cpu=ps.cpu_cores or 0.0,
+        worker_memory=worker.memory_bytes or 0,
+        ps_memory=ps.memory_bytes or 0,
+    )
+
+
+def profile(measurement: Measurement, batch_size: int, wall: float) -> pb.Profile:
+    """A measurement that ended at `wall`, seconds since 1970."""
+    return pb.Profile(
+        sequence=int(wall * 1000),
+        time=wall,
+        shape=shape(measurement.sizes),
+        batch_size=batch_size,
+        iteration_seconds=measurement.iteration_seconds,
+        throughput=measurement.throughput,
+        samples=measurement.samples,
+        rows=measurement.rows,
+        ps_memory=measurement.ps_memory,
+        worker_memory=measurement.worker_memory,
+        worker_cpu_utilization=measurement.worker_utilization,
+        ps_cpu_utilization=measurement.ps_utilization,
+        stage_fractions=measurement.stage_fractions,
+        restarted=measurement.disturbed,
+        total_samples=measurement.total_samples,
+        failures=measurement.failures,
+    )
+
+
+def advice(plan: pb.BrainPlan) -> Advice | None:
+    """A plan as the master follows it; None where there is none yet, or it makes no sense."""
+    if not plan.version:
+        return None
+    sizes = None
+    if plan.HasField("shape"):
+        given = plan.shape
+        numbers = (given.worker_cpu, given.ps_cpu)
+        if not (given.workers and given.ps and all(math.isfinite(number) and number > 0 for number in numbers)):
+            return None
+        sizes = Sizes(
+            ps=RoleSize(given.ps, given.ps_cpu, given.ps_memory or None),
+            worker=RoleSize(given.workers, given.worker_cpu, given.worker_memory or None),
+        )
+    return Advice(plan.version, plan.action, sizes, plan.reason, plan.expected_throughput)
+
+
+def _is_limited(sizes: Sizes) -> bool:
+    return sizes.ps.cpu_cores is not None and sizes.worker.cpu_cores is not None

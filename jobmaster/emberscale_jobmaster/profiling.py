@@ -1,0 +1,166 @@
+"""What a job did between two moments: the profile that the brain learns from."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from emberscale_api.job import TrainingJobSpec
+from emberscale_jobmaster.membership import Role
+from emberscale_jobmaster.observations import Observations
+from emberscale_jobmaster.sizes import RoleSize, Sizes
+from emberscale_jobmaster.state import JobState, Phase, committed_samples, phase_of, sizes_of
+
+_LEAST_CORES = 0.05
+_FULL = 0.95
+"""The part of a window that must be training for the window to say something about the shape."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A job at one time. `now` and `training_seconds` in seconds; CPU and stage seconds are since the job began."""
+
+    now: float
+    training: bool
+    sizes: Sizes
+    samples: int
+    training_seconds: float
+    epoch: int
+    recoveries: int
+    routing_epoch: int
+    incarnations: frozenset[tuple[str, str]]
+    cpu_seconds: Mapping[str, float]
+    stage_seconds: Mapping[str, float]
+    memory: Mapping[Role, int]
+    rows: int
+    total_samples: int
+    failures: int
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A window of `seconds`. `sizes` has no open cores or memory: what has no limit counts as it was used.
+
+    `iteration_seconds` is a worker's time for one batch; utilization is of the cores that a role has, 0 to 1; shares of
+    stages are of a worker's time. `disturbed` windows hold a start, a failure, a scaling or something else than
+    training, and say nothing about the shape.
+    """
+
+    seconds: float
+    sizes: Sizes
+    throughput: float
+    iteration_seconds: float
+    samples: int
+    total_samples: int
+    rows: int
+    ps_memory: int
+    worker_memory: int
+    ps_utilization: float
+    worker_utilization: float
+    stage_fractions: Mapping[str, float]
+    disturbed: bool
+    failures: int
+
+
+def moment(state: JobState, seen: Observations, spec: TrainingJobSpec, now: float) -> Moment:
+    """The job as it is; `now` is the clock of the observations."""
+    live = {
+        name: (slot.role, slot.process.incarnation)
+        for name, slot in state.members.slots.items()
+        if slot.process is not None and slot.process.alive
+    }
+    sightings = {name: seen.sightings[name] for name in live if name in seen.sightings}
+    stages: dict[str, float] = {}
+    for name, sighting in sightings.items():
+        if live[name][0] is Role.WORKER:
+            for stage, seconds in sighting.stage_seconds.items():
+                stages[stage] = stages.get(stage, 0.0) + seconds
+    return Moment(
+        now=now,
+        training=phase_of(state, spec) is Phase.TRAINING,
+        sizes=sizes_of(state, spec),
+        samples=committed_samples(state, spec),
+        training_seconds=state.clock.training_seconds,
+        epoch=state.epoch,
+        recoveries=state.recoveries,
+        routing_epoch=state.routing.table.epoch,
+        incarnations=frozenset((name, incarnation) for name, (_, incarnation) in live.items()),
+        cpu_seconds={name: sighting.vitals.cpu_seconds for name, sighting in sightings.items()},
+        stage_seconds=stages,
+        memory={
+            role: max((s.vitals.memory_bytes for name, s in sightings.items() if live[name][0] is role), default=0)
+            for role in (Role.PS, Role.WORKER)
+        },
+        rows=sum(seen.rows().values()),
+        total_samples=spec.training.epochs * state.training_records,
+        failures=state.recoveries + sum(max(0, slot.registrations - 1) for slot in state.members.slots.values()),
+    )
+
+
+def measure(before: Moment, after: Moment, spec: TrainingJobSpec) -> Measurement | None:
+    """What happened from one moment to a later one; None where no time passed."""
+    seconds = after.now - before.now
+    if seconds <= 0:
+        return None
+    sizes, batch = after.sizes, spec.training.batch_size
+    samples = max(0, after.samples - before.samples)
+    used = {
+        role: sum(
+            max(0.0, cpu - before.cpu_seconds.get(name, cpu))
+            for name, cpu in after.cpu_seconds.items()
+            if name.startswith(f"{role.value}-")
+        )
+        / seconds
+        for role in (Role.PS, Role.WORKER)
+    }
+    counted = Sizes(
+        _counted(sizes.ps, used[Role.PS], after.memory[Role.PS]),
+        _counted(sizes.worker, used[Role.WORKER], after.memory[Role.WORKER]),
+    )
+    undisturbed = (
+        before.training
+        and after.training
+        and before.sizes == sizes
+        and before.incarnations == after.incarnations
+        and _complete(after)
+        and (before.recoveries, before.routing_epoch) == (after.recoveries, after.routing_epoch)
+        and after.training_seconds - before.training_seconds >= _FULL * seconds - 1.0
+        and samples > 0
+    )
+    throughput = samples / seconds
+    workers = sizes.worker.replicas
+    stages = {
+        stage: max(0.0, total - before.stage_seconds.get(stage, 0.0)) / (seconds * workers)
+        for stage, total in after.stage_seconds.items()
+    }
+    return Measurement(
+        seconds=seconds,
+        sizes=counted,
+        throughput=throughput,
+        iteration_seconds=workers * batch / throughput if throughput else 0.0,
+        samples=after.samples,
+        total_samples=after.total_samples,
+        rows=after.rows,
+        ps_memory=after.memory[Role.PS],
+        worker_memory=after.memory[Role.WORKER],
+        ps_utilization=_utilization(used[Role.PS], counted.ps),
+        worker_utilization=_utilization(used[Role.WORKER], counted.worker),
+        stage_fractions=stages,
+        disturbed=not undisturbed,
+        failures=after.failures,
+    )
+
+
+def _complete(moment: Moment) -> bool:
+    """Whether the members of the shape are there, and no others."""
+    live = {name for name, _ in moment.incarnations}
+    wanted = {f"{Role.PS.value}-{index}" for index in range(moment.sizes.ps.replicas)}
+    wanted |= {f"{Role.WORKER.value}-{index}" for index in range(moment.sizes.worker.replicas)}
+    return live == wanted
+
+
+def _counted(size: RoleSize, used_cores: float, used_memory: int) -> RoleSize:
+    cores = size.cpu_cores or max(_LEAST_CORES, used_cores / size.replicas)
+    return RoleSize(size.replicas, cores, size.memory_bytes or used_memory)
+
+
+def _utilization(used: float, size: RoleSize) -> float:
+    return min(1.0, used / (size.replicas * (size.cpu_cores or _LEAST_CORES)))

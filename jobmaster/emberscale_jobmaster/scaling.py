@@ -1,0 +1,152 @@
+"""Following the brain's plans: from the state and a plan to the shape that the job is to have.
+
+A change of the number of workers, or of the resources of any process, takes effect at once: workers join and leave
+between batches, limits change under running processes. Another number of parameter servers takes three steps: the
+missing ones are started while training goes on; a checkpoint is taken that holds pushes back; and all servers of the
+new number load it under a new routing epoch. Only the last two stop training (DLRover-RM section 5.2).
+"""
+
+from dataclasses import dataclass, replace
+
+from emberscale_api.job import ScalingMode, TrainingJobSpec
+from emberscale_jobmaster.membership import Role
+from emberscale_jobmaster.progress import unrouted
+from emberscale_jobmaster.sizes import Scaling, Sizes, describe_change, manifest_sizes, within_manifest
+from emberscale_jobmaster.state import JobState, Stage, sizes_of
+
+FIRST_PLAN_SECONDS = 30.0
+"""How long a job without sizes waits for its first plan."""
+JOINING_SECONDS = 600.0
+"""How long new parameter servers may take to join before the change is given up."""
+URGENT = frozenset({"GrowMemory"})
+"""Actions that do not wait for the cooldown."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A plan of the brain, in the master's terms; `sizes` is None where the cluster has no room."""
+
+    version: int
+    action: str
+    sizes: Sizes | None
+    message: str
+    expected_throughput: float = 0.0
+
+
+def await_plan(state: JobState, spec: TrainingJobSpec) -> JobState:
+    """A new job without sizes starts no members before it has a plan."""
+    begun = state.scaling.sizes is not None or state.stage is not Stage.DISCOVER or bool(state.members.slots)
+    if begun or state.over or not spec.leaves_sizes_open:
+        return state
+    waiting = replace(
+        state.scaling, waits_for_plan=True, reason="WaitingForPlan", message="the brain is asked for a first plan"
+    )
+    return _with(state, waiting)
+
+
+def stop_waiting(state: JobState, spec: TrainingJobSpec, why: str) -> JobState:
+    """No first plan has come: the job starts as the manifest says."""
+    if not state.scaling.waits_for_plan:
+        return state
+    message = f"{describe_sizes(manifest_sizes(spec))}, as the manifest says: {why}"
+    return _with(state, replace(state.scaling, waits_for_plan=False, reason="NoPlan", message=message))
+
+
+def follow(state: JobState, spec: TrainingJobSpec, advice: Advice, wall: float) -> JobState:
+    """Takes a plan up, as far as it may be now; to be called again with the same plan until nothing changes.
+
+    `wall` is in seconds since 1970. What the manifest states stands whatever the plan says; changes keep the cooldown.
+    """
+    if state.over or spec.scaling.mode is ScalingMode.MANUAL or not spec.leaves_sizes_open or advice.sizes is None:
+        return state
+    scaling, present = state.scaling, sizes_of(state, spec)
+    wanted = within_manifest(advice.sizes, spec)
+    if scaling.waits_for_plan:
+        started = replace(scaling, sizes=wanted, waits_for_plan=False, changed_at=wall)
+        return _with(state, _told(started, advice, f"starts with {describe_sizes(wanted)}: {advice.message}"))
+    if wanted in (present, scaling.target):
+        kept = scaling if wanted == scaling.target or scaling.target is None else replace(scaling, target=None)
+        if advice.version == scaling.plan_version and kept == scaling:
+            return state
+        settled = replace(kept, sizes=present)
+        return _with(state, _told(settled, advice, f"stays at {describe_sizes(wanted)}: {advice.message}"))
+    if not _may_change(state, advice, spec, wall):
+        return state
+    change = describe_change(scaling.target or present, wanted)
+    changed = replace(scaling, changed_at=wall, scalings=scaling.scalings + 1)
+    if wanted.ps.replicas == present.ps.replicas:
+        changed = replace(changed, sizes=wanted, target=None)
+    elif spec.checkpoint.uri is None:
+        partly = Sizes(replace(wanted.ps, replicas=present.ps.replicas), wanted.worker)
+        if partly == present:
+            return state
+        change = f"{describe_change(present, partly)} (without spec.checkpoint.uri the number of PS cannot change)"
+        changed = replace(changed, sizes=partly)
+    else:
+        changed = replace(changed, sizes=Sizes(present.ps, wanted.worker), target=wanted, target_since=wall)
+    return _with(state, _told(changed, advice, f"{change}: {advice.message}"))
+
+
+def time_passed(state: JobState, spec: TrainingJobSpec, wall: float) -> JobState:
+    """Gives up a number of parameter servers that have not come."""
+    scaling = state.scaling
+    if scaling.target is None or state.over or wall - scaling.target_since < JOINING_SECONDS:
+        return state
+    missing = ", ".join(_missing(state, scaling.target))
+    message = f"stays at {describe_sizes(sizes_of(state, spec))}: {missing} did not join within {JOINING_SECONDS:g} s"
+    return _with(state, replace(scaling, target=None, reason="ScalingGivenUp", message=message, changed_at=wall))
+
+
+def reshape_due(state: JobState) -> bool:
+    """Whether rows can move to another number of parameter servers: all of them are there, and training goes on."""
+    target = state.scaling.target
+    return (
+        target is not None
+        and not state.over
+        and not state.suspending
+        and state.stage is Stage.TRAIN
+        and state.routing.ready
+        and state.cut is None
+        and not _missing(state, target)
+    )
+
+
+def reshaped(state: JobState, spec: TrainingJobSpec, number: int, checkpoint: str) -> JobState:
+    """Cut `number` holds everything that is applied: the target is in force, and its servers are to be assigned."""
+    target, cut = state.scaling.target, state.cut
+    state = replace(state, checkpoint=checkpoint)
+    if cut is None or cut.number != number:
+        return state
+    state = replace(state, cut=None, trouble=None)
+    if target is None or state.over:
+        return state
+    scaling = replace(state.scaling, sizes=target, target=None)
+    return unrouted(_with(state, scaling), spec)
+
+
+def describe_sizes(sizes: Sizes) -> str:
+    """A shape in words."""
+    return f"workers {sizes.worker.describe()}, PS {sizes.ps.describe()}"
+
+
+def _may_change(state: JobState, advice: Advice, spec: TrainingJobSpec, wall: float) -> bool:
+    rested = wall - state.scaling.changed_at >= spec.scaling.cooldown or advice.action in URGENT
+    return rested and state.stage is Stage.TRAIN and state.routing.ready and not state.suspending
+
+
+def _missing(state: JobState, target: Sizes) -> list[str]:
+    return [f"ps-{index}" for index in range(target.ps.replicas) if state.members.process(Role.PS, index) is None]
+
+
+def _told(scaling: Scaling, advice: Advice, message: str) -> Scaling:
+    return replace(
+        scaling,
+        reason=advice.action,
+        message=message,
+        plan_version=advice.version,
+        expected_throughput=advice.expected_throughput,
+    )
+
+
+def _with(state: JobState, scaling: Scaling) -> JobState:
+    return state if scaling == state.scaling else replace(state, scaling=scaling, plan_version=state.plan_version + 1)

@@ -1,0 +1,91 @@
+"""How many processes of each role there are, and with what resources."""
+
+from dataclasses import dataclass, replace
+
+from emberscale_api.job import RoleSpec, TrainingJobSpec
+
+
+@dataclass(frozen=True)
+class RoleSize:
+    """Processes of one role; cores and bytes of memory of each, None where there is no limit."""
+
+    replicas: int
+    cpu_cores: float | None = None
+    memory_bytes: int | None = None
+
+    def describe(self) -> str:
+        """Such as `2 x 1.5 cores 2.0 GiB`."""
+        cpu = "" if self.cpu_cores is None else f" x {self.cpu_cores:g} cores"
+        memory = "" if self.memory_bytes is None else f" {self.memory_bytes / 2**30:.1f} GiB"
+        return f"{self.replicas}{cpu}{memory}"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A job's shape."""
+
+    ps: RoleSize
+    worker: RoleSize
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Where the shape comes from, and where it goes.
+
+    `sizes` is None while the shape is the manifest's own. `target` is a shape with another number of parameter servers,
+    for which the missing ones are being started; `target_since` (seconds since 1970) is when that began. The rest is
+    for people: `reason` in CamelCase, and the plan of the brain that was followed last (0: none).
+    """
+
+    sizes: Sizes | None = None
+    target: Sizes | None = None
+    target_since: float = 0.0
+    waits_for_plan: bool = False
+    reason: str = "Manifest"
+    message: str = "as the manifest says"
+    plan_version: int = 0
+    expected_throughput: float = 0.0
+    changed_at: float = 0.0
+    scalings: int = 0
+
+
+def manifest_sizes(spec: TrainingJobSpec) -> Sizes:
+    """What the manifest says; the smallest numbers where it gives bounds, one where it gives none."""
+    return Sizes(_manifest_size(spec.ps), _manifest_size(spec.worker))
+
+
+def within_manifest(sizes: Sizes, spec: TrainingJobSpec) -> Sizes:
+    """The nearest shape that the manifest allows: what it states stands."""
+    return Sizes(_within(sizes.ps, spec.ps), _within(sizes.worker, spec.worker))
+
+
+def combined(sizes: Sizes, target: Sizes) -> Sizes:
+    """What must run for `target` to come into force while `sizes` still serves."""
+    old, new = sizes.ps, target.ps
+    memory = None if None in (old.memory_bytes, new.memory_bytes) else max(old.memory_bytes or 0, new.memory_bytes or 0)
+    return Sizes(replace(new, replicas=max(old.replicas, new.replicas), memory_bytes=memory), sizes.worker)
+
+
+def describe_change(before: Sizes, after: Sizes) -> str:
+    """What differs, for people; empty where nothing does."""
+    parts = [
+        f"{name} {old.describe()} -> {new.describe()}"
+        for name, old, new in (("workers", before.worker, after.worker), ("PS", before.ps, after.ps))
+        if old != new
+    ]
+    return ", ".join(parts)
+
+
+def _manifest_size(role: RoleSpec) -> RoleSize:
+    return RoleSize(role.initial_replicas, role.resources.cpu_limit, role.resources.memory_limit)
+
+
+def _within(size: RoleSize, role: RoleSpec) -> RoleSize:
+    replicas = max(size.replicas, role.min_replicas or 1)
+    if role.max_replicas is not None:
+        replicas = min(replicas, role.max_replicas)
+    return RoleSize(
+        role.replicas or replicas,
+        role.resources.cpu_limit or size.cpu_cores,
+        role.resources.memory_limit or size.memory_bytes,
+    )

@@ -1,0 +1,91 @@
+"""A brain for one job on this machine: somebody else's, or one of the job's own.
+
+The job's own is a process that lives as long as the job; what it learns is in a database that outlives it, so that the
+next job like this one starts with the shape that this one ended with. It plans within this machine: its cores, most of
+its memory. Where the machine lets quotas of CPU be set, a fraction of a core is one; elsewhere it is a place on a core
+that others share.
+"""
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import yaml
+
+from emberscale_operator.local.backend import Launch
+from emberscale_operator.local.folder import RunFolder, write_private
+
+_MEMORY_SHARE = 0.75
+_NODE_SHARE = 0.5
+_CPU_STEP = 0.5
+_PLANNING_SECONDS = 15
+_NICE = "10"
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class BrainAddress:
+    """A brain that runs elsewhere; `address` is `host:port`."""
+
+    address: str
+    token: str
+
+
+@dataclass(frozen=True)
+class EmbeddedBrain:
+    """A brain of the job's own, on its database; `settings` are `path=value` on top of this machine's."""
+
+    database: Path
+    settings: tuple[str, ...] = ()
+
+    def configure(self, folder: RunFolder, port: int) -> Path:
+        """Writes its settings and makes the database's folder. Raises OSError."""
+        self.database.parent.mkdir(parents=True, exist_ok=True)
+        path = folder.state / "brain.yaml"
+        cores, memory = len(os.sched_getaffinity(0)), psutil.virtual_memory().total
+        document = machine_settings(cores, memory)
+        document |= {
+            "listen": f"127.0.0.1:{port}",
+            "metrics": None,
+            "database": f"sqlite:///{self.database.resolve()}",
+            "tokenFile": str(folder.token.resolve()),
+        }
+        write_private(path, yaml.safe_dump(document))
+        return path
+
+    def launch(self, configuration: Path, environment: Mapping[str, str]) -> Launch:
+        """The brain as an instance of the job, behind the processes that train where there is little CPU."""
+        nice = shutil.which("nice")
+        polite = () if nice is None else (nice, "-n", _NICE)
+        overrides = [argument for setting in self.settings for argument in ("--set", setting)]
+        command = (*polite, sys.executable, "-P", "-m", "emberscale_brain", "--config", str(configuration), *overrides)
+        return Launch(command, environment, incarnation="-")
+
+
+def default_database(environment: Mapping[str, str]) -> Path:
+    """Where this user's jobs on this machine are remembered, by the XDG base directories."""
+    home = environment.get("XDG_DATA_HOME") or str(Path(environment.get("HOME", "."), ".local", "share"))
+    return Path(home, "emberscale", "brain.db")
+
+
+def machine_settings(cores: int, memory: int) -> dict[str, object]:
+    """The brain's settings for a machine with these cores and bytes; no job of an earlier run is still running."""
+    usable = int(memory * _MEMORY_SHARE)
+    largest = max(_GIB, int(usable * _NODE_SHARE))
+    return {
+        "cluster": {"cpu": cores, "memory": usable, "largestNodeCpu": cores, "largestNodeMemory": usable},
+        "bounds": {
+            "maxWorkers": max(1, 2 * cores - 1),
+            "maxPs": max(1, cores),
+            "maxWorkerCpu": max(_CPU_STEP, cores - _CPU_STEP),
+            "maxPsCpu": max(_CPU_STEP, cores - _CPU_STEP),
+            "maxWorkerMemory": largest,
+            "maxPsMemory": largest,
+            "cpuStep": _CPU_STEP,
+        },
+        "planning": {"interval": f"{_PLANNING_SECONDS}s", "settle": "60s", "takeOver": False},
+    }

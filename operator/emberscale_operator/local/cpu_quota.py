@@ -1,0 +1,98 @@
+"""Fractions of a core, where this machine lets this user set quotas of CPU (cgroups, version 1 or 2).
+
+A process that is pinned to whole cores needs none. Where no quota can be set, a fraction of a core is a core that
+others may be placed on as well.
+"""
+
+import contextlib
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_PERIOD_MICROSECONDS = 50_000
+_PREFIX = "emberscale-"
+
+
+@dataclass(frozen=True)
+class CpuQuotas:
+    """A folder of the cgroup file system in which groups can be made; `unified` for version 2."""
+
+    parent: Path
+    unified: bool
+
+    def limit(self, pid: int, member: str, cores: float | None) -> None:
+        """Lets a process use so many cores, if that is a fraction of what it is pinned to; None lifts the limit."""
+        group = self._group(member)
+        quota = None
+        if cores is not None and cores != math.ceil(cores):
+            quota = round(cores * _PERIOD_MICROSECONDS)
+        if quota is None and not group.exists():
+            return
+        with contextlib.suppress(OSError):  # the process may be gone
+            group.mkdir(exist_ok=True)
+            if self.unified:
+                (group / "cpu.max").write_text(f"{quota or 'max'} {_PERIOD_MICROSECONDS}")
+            else:
+                (group / "cpu.cfs_period_us").write_text(str(_PERIOD_MICROSECONDS))
+                (group / "cpu.cfs_quota_us").write_text(str(quota or -1))
+            (group / "cgroup.procs").write_text(str(pid))
+
+    def forget(self, member: str) -> None:
+        """Removes the group of a process that has ended."""
+        with contextlib.suppress(OSError):
+            self._group(member).rmdir()
+
+    def _group(self, member: str) -> Path:
+        return self.parent / f"{_PREFIX}{os.getpid()}-{member}"
+
+
+def find_cpu_quotas() -> CpuQuotas | None:
+    """Where quotas can be set; None where they cannot. Groups that dead runs left are removed."""
+    for quotas in _candidates():
+        probe = quotas.parent / f"{_PREFIX}{os.getpid()}-probe"
+        try:
+            probe.mkdir()
+            usable = (probe / ("cpu.max" if quotas.unified else "cpu.cfs_quota_us")).exists()
+            probe.rmdir()
+        except OSError:
+            continue
+        if usable:
+            _remove_leftovers(quotas.parent)
+            return quotas
+    return None
+
+
+def _candidates() -> Iterator[CpuQuotas]:
+    try:
+        mounts = Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()
+        own = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    paths = {}
+    for line in own:
+        _, controllers, path = line.split(":", 2)
+        paths.update(dict.fromkeys(controllers.split(","), path))
+    for line in mounts:
+        _, folder, kind, options, *_ = line.split()
+        if kind == "cgroup" and "cpu" in options.split(",") and "cpu" in paths:
+            yield CpuQuotas(_under(folder, paths["cpu"]), unified=False)
+        elif kind == "cgroup2" and "" in paths:
+            here = _under(folder, paths[""])
+            # a group with processes of its own cannot have groups with quotas; the one above it may
+            yield CpuQuotas(here, unified=True)
+            if here != Path(folder):
+                yield CpuQuotas(here.parent, unified=True)
+
+
+def _under(mount: str, path: str) -> Path:
+    return Path(mount, path.lstrip("/"))
+
+
+def _remove_leftovers(parent: Path) -> None:
+    for group in parent.glob(f"{_PREFIX}*-*"):
+        pid = group.name.removeprefix(_PREFIX).partition("-")[0]
+        if pid.isdigit() and not Path("/proc", pid).exists():
+            with contextlib.suppress(OSError):
+                group.rmdir()

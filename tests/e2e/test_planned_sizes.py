@@ -1,0 +1,117 @@
+"""Jobs that leave their sizes open, with the brain that `emberscale run` starts beside them.
+
+Each starts real processes, trains for long enough to be measured, and changes shape meanwhile: half a minute.
+"""
+
+import os
+import time
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from emberscale.cli import app
+from emberscale_brain.history.changes import COMPLETE, JobEnded, JobSubmitted
+from emberscale_brain.history.store import HistoryStore
+from emberscale_brain.planner.types import GIB, JobId, JobMetadata, JobShape, ShapeBounds
+from emberscale_operator.local.brain import default_database
+from local_jobs import BATCH, Job
+
+PLUGIN = Path(__file__).resolve().parents[2] / "deploy" / "examples" / "planner-plugin"
+OPEN: dict[str, Any] = {
+    "ps": {"replicas": None, "maxReplicas": 2},
+    "worker": {"replicas": None, "maxReplicas": 2},
+    "scaling": {"profileInterval": "1s", "cooldown": "2s"},
+    "checkpoint": {"interval": "60s"},
+}
+
+
+@pytest.fixture(autouse=True)
+def _data_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+
+
+def remember_a_similar_job(shape: JobShape) -> None:
+    """A job of the same model and owner that ended with this shape."""
+    metadata = JobMetadata(
+        architecture="DLRM",
+        batch_size=BATCH,
+        dense_bytes=100_000,
+        embedding_dimension=26 * 16,
+        tables=26,
+        total_samples=54_000,
+        name="job",
+        optimizer="RowWiseAdagrad",
+        data_bytes=12_000_000,
+    )
+    now = time.time()
+    past = JobId("yesterday")
+    store = HistoryStore.open(f"sqlite:///{default_database(os.environ)}")
+    store.migrate()
+    store.write(
+        [
+            JobSubmitted(past, "default", metadata, ShapeBounds(cpu_step=0.5), now - 86_400),
+            JobEnded(past, COMPLETE, now - 80_000, shape),
+        ]
+    )
+    store.close()
+
+
+@pytest.mark.timeout(240)
+def test_a_job_without_sizes_starts_like_its_like_and_is_planned_anew_while_it_runs(
+    make_job: Callable[..., Job],
+) -> None:
+    remember_a_similar_job(JobShape(1, 1, 0.5, 0.5, 2 * GIB, 2 * GIB))
+    job = make_job({**OPEN, "training": {"batchSize": BATCH, "epochs": 6}})
+    finished = job.run("--brain-set", "planning.interval=1s", "--brain-set", "planner.exploration=0")
+    assert finished.summary["phase"] == "Complete", finished.stderr + job.logs()[-8000:]
+    log = (job.run_folder / "logs" / "master-0.log").read_text()
+    assert "warm start with 1 workers x 0.5 cores" in log
+    plan = finished.summary["plan"]
+    assert plan["scalings"] >= 1, log
+    assert plan["version"] >= 2
+    assert (plan["ps"], plan["worker"]) != ({"replicas": 1, "cpu": 0.5}, {"replicas": 1, "cpu": 0.5})
+    audit = job.audit()
+    assert (audit["missing"], audit["repeated"]) == (0, 0)
+    assert audit["once"] == finished.summary["expected_samples"]
+    explained = CliRunner().invoke(app, ["explain-plan", str(job.run_folder), "--output", "json"])
+    assert explained.exit_code == 0, explained.output
+    assert '"front"' in explained.stdout
+
+
+@pytest.mark.timeout(240)
+def test_a_planner_of_ones_own_moves_the_rows_to_more_servers_and_no_sample_is_lost(
+    make_job: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(installed(PLUGIN, tmp_path / "site")))
+    job = make_job({**OPEN, "training": {"batchSize": BATCH, "epochs": 4}})
+    settings = ("planner.name=fair-share", "cluster.cpu=8", "bounds.maxWorkerCpu=1", "bounds.maxPsCpu=1")
+    finished = job.run(*(part for setting in (*settings, "planning.interval=1s") for part in ("--brain-set", setting)))
+    assert finished.summary["phase"] == "Complete", finished.stderr + job.logs()[-8000:]
+    plan = finished.summary["plan"]
+    assert (plan["ps"]["replicas"], plan["worker"]["replicas"]) == (2, 2), job.logs()[-8000:]
+    assert "its share is 8 cores" in plan["message"]
+    assert finished.summary["recoveries"] == 0
+    assert '"event": "reshaped"' in job.logs()
+    audit = job.audit()
+    assert (audit["missing"], audit["repeated"]) == (0, 0)
+    assert audit["once"] == finished.summary["expected_samples"]
+
+
+def installed(project: Path, site: Path) -> Path:
+    """What pip makes of the plugin, without the build backend that the network would have to bring."""
+    about = tomllib.loads((project / "pyproject.toml").read_text())["project"]
+    metadata = site / f"{about['name'].replace('-', '_')}-{about['version']}.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {about['name']}\nVersion: {about['version']}\n")
+    groups = "".join(
+        f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in points.items())
+        for group, points in about["entry-points"].items()
+    )
+    (metadata / "entry_points.txt").write_text(groups)
+    module = next(project.glob("*.py"))
+    (site / module.name).write_text(module.read_text())
+    return site

@@ -1,0 +1,81 @@
+"""The commands about plans, as far as they need no brain; and what they must not cost the others."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from emberscale.brain_choice import choose_brain
+from emberscale.cli import app
+from emberscale.errors import BadInputError
+from emberscale_api.job import TrainingJob, parse_manifest
+from emberscale_operator.local import BrainAddress, EmbeddedBrain
+
+HEAVY = {"torch", "pymoo", "matplotlib", "sqlalchemy", "alembic", "emberscale_brain"}
+
+
+def job(**spec: object) -> TrainingJob:
+    return parse_manifest(
+        {
+            "apiVersion": "emberscale.io/v1alpha1",
+            "kind": "TrainingJob",
+            "metadata": {"name": "toy"},
+            "spec": {"data": {"train": ["nowhere.tsv"]}, **spec},
+        }
+    )
+
+
+def test_the_command_line_does_not_import_the_brain() -> None:
+    code = f"import sys, emberscale.cli; print(*sorted({HEAVY!r} & set(sys.modules)))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert loaded.stdout.split() == []
+
+
+def test_a_job_without_numbers_gets_a_brain_of_its_own() -> None:
+    assert isinstance(choose_brain(job(), "auto", (), None), EmbeddedBrain)
+    assert isinstance(choose_brain(job(ps={"replicas": 1}), "auto", (), None), EmbeddedBrain)
+
+
+@pytest.mark.parametrize(
+    "sized",
+    [
+        job(ps={"replicas": 1}, worker={"replicas": 2}),
+        job(scaling={"mode": "Manual"}),
+    ],
+)
+def test_a_job_with_numbers_or_manual_scaling_gets_none(sized: TrainingJob) -> None:
+    assert choose_brain(sized, "auto", (), None) is None
+
+
+def test_off_is_nobody_and_an_address_is_the_brain_there(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("secret\n")
+    assert choose_brain(job(), "off", (), None) is None
+    assert choose_brain(job(), "brain:50061", (), token) == BrainAddress("brain:50061", "secret")
+
+
+@pytest.mark.parametrize(
+    ("choice", "settings", "said"),
+    [
+        ("elsewhere", (), "expected auto, off or HOST:PORT"),
+        ("brain:50061", (), "--brain-token-file: is not given"),
+        ("off", ("planner.rho=2",), "--brain-set: is for the brain beside the job"),
+        ("auto", ("planner.roh=2",), "planner.roh: unknown setting"),
+        ("auto", ("cluster.cpu=-1",), "cluster.cpu"),
+    ],
+)
+def test_what_is_wrong_with_a_choice_is_said_by_name(
+    choice: str, settings: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("EMBERSCALE_TOKEN_FILE", raising=False)
+    with pytest.raises(BadInputError, match=said.replace(".", r"\.")):
+        choose_brain(job(), choice, settings, None)
+
+
+def test_a_run_that_is_not_there_has_no_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["explain-plan", "nothing"])
+    assert result.exit_code == 2
+    assert "nothing: neither it nor runs/nothing is the folder of a run" in result.output
