@@ -1,11 +1,9 @@
-"""Planners by name: ours, and those that others install under the entry-point group `emberscale.planners`."""
+"""Planners by name: those that are installed under the entry-point group `emberscale.planners`, ours among them."""
 
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 
 from emberscale_brain.planner.types import PLANNER_ENTRY_POINTS, Planner, PlannerSettings
-
-_OURS = (EntryPoint("default", "emberscale_brain.planner.default:DefaultPlanner", PLANNER_ENTRY_POINTS),)
 
 
 class PlannerNotUsableError(Exception):
@@ -14,28 +12,24 @@ class PlannerNotUsableError(Exception):
 
 def planner_names() -> list[str]:
     """Names of the planners that are installed."""
-    return sorted({point.name for point in _all()})
+    return sorted(entry_points(group=PLANNER_ENTRY_POINTS).names)
 
 
 def load_planner(name: str, settings: PlannerSettings) -> Planner:
-    """A new planner; ours go before others of the same name.
+    """A new planner; of several with one name, the one that is found first.
 
     Raises PlannerNotUsableError, which says what is wrong with it or which there are.
     """
-    found = [point for point in _all() if point.name == name]
+    found = list(entry_points(group=PLANNER_ENTRY_POINTS, name=name))
     if not found:
         raise PlannerNotUsableError(
             f"there is no planner {name!r}; installed are {', '.join(planner_names()) or 'none'}"
         )
-    (point, *_) = found
+    point = found[0]
     planner = _factory(point)(settings)
     if not isinstance(planner, Planner):
         raise PlannerNotUsableError(f"planner {name!r} ({point.value}) has no method plan(cluster, now)")
     return planner
-
-
-def _all() -> list[EntryPoint]:
-    return [*_OURS, *entry_points(group=PLANNER_ENTRY_POINTS)]
 
 
 def _factory(point: EntryPoint) -> Callable[[PlannerSettings], object]:
