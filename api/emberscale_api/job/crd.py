@@ -75,8 +75,8 @@ def _fixed(field: str, advice: str) -> dict[str, str]:
     }
 
 
-# A default is held against the rules before those of its fields are filled in: a rule asks for every field whether it is
-# there.
+# A default is held against the rules before those of its fields are filled in: a rule asks for every field whether it
+# is there.
 _ANEW = "delete the TrainingJob and create one of another name"
 _RULES: Mapping[str, list[dict[str, str]]] = {
     "TrainingJobSpec": [
