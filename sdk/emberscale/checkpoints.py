@@ -53,8 +53,12 @@ class CheckpointFolder:
                 "name another place, or remove them"
             )
 
-    def find(self, job_uids: Container[str]) -> FoundCheckpoints:
-        """The complete checkpoints of a run, whose jobs have these uids. Raises BadInputError."""
+    def uri_of(self, manifest: CheckpointManifest) -> str:
+        """The folder of one checkpoint."""
+        return f"{self._uri.rstrip('/')}/{manifest.id}"
+
+    def find(self, job_uids: Container[str] | None) -> FoundCheckpoints:
+        """The complete checkpoints of a run, whose jobs have these uids; None means any. Raises BadInputError."""
         complete, damaged = [], []
         for path in self._manifests():
             try:
@@ -62,7 +66,7 @@ class CheckpointFolder:
             except DamagedCheckpointError as error:
                 damaged.append(str(error))
                 continue
-            if manifest.job_uid in job_uids:
+            if job_uids is None or manifest.job_uid in job_uids:
                 complete.append(manifest)
         return FoundCheckpoints(
             tuple(sorted(complete, key=lambda manifest: manifest.cut, reverse=True)), tuple(damaged)

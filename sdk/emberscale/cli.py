@@ -9,6 +9,7 @@ from emberscale.commands import (
     delete,
     explain,
     explain_plan,
+    export,
     logs,
     resume,
     run,
@@ -39,7 +40,7 @@ EXAMPLES = """\
   emberscale audit runs/criteo-dlrm
 """
 _TRAINING, _CLUSTER, _MANIFESTS = "Train here", "Train on a cluster", "Understand a manifest"
-_PLANS = "Understand plans"
+_PLANS, _RESULTS = "Understand plans", "Use what was trained"
 
 app = typer.Typer(
     name="emberscale",
@@ -50,6 +51,7 @@ app = typer.Typer(
 )
 app.command("run", help=run.HELP, epilog=run.EXAMPLES, rich_help_panel=_TRAINING)(run.run)
 app.command("audit", help=audit.HELP, epilog=audit.EXAMPLES, rich_help_panel=_TRAINING)(audit.audit)
+app.command("export", help=export.HELP, epilog=export.EXAMPLES, rich_help_panel=_RESULTS)(export.export)
 for name, command, text in (
     ("submit", submit.submit, submit.HELP),
     ("status", status.status, status.HELP),

@@ -1,6 +1,7 @@
-"""A parameter server's part of a checkpoint: writing a cut, and loading one, with any number of servers."""
+"""Checkpoints: writing a server's part of a cut, and reading what all servers wrote, with any number of them."""
 
-from emberscale_trainer.checkpoint.reader import LoadedPartition, load_partition
+from emberscale_trainer.checkpoint.files import CheckpointFiles
+from emberscale_trainer.checkpoint.reader import LoadedPartition, load_partition, read_dense, read_records
 from emberscale_trainer.checkpoint.writer import write_cut
 
-__all__ = ["LoadedPartition", "load_partition", "write_cut"]
+__all__ = ["CheckpointFiles", "LoadedPartition", "load_partition", "read_dense", "read_records", "write_cut"]

@@ -19,6 +19,9 @@ def compress(x: Tensor, first: Tensor, weights: Tensor) -> Tensor:
     `x` is float32 [before, B, dimension], `first` float32 [fields, B, dimension], `weights` float32
     [maps, before * fields].
     """
+    if torch.compiler.is_compiling():
+        products = _products(_flat(x), _flat(first))  # a graph cannot take pieces whose number hangs on the batch
+        return (weights @ products).view(-1, *x.shape[1:])
     return _Compress.apply(x, first, weights)  # type: ignore[no-any-return, no-untyped-call]  # torch leaves it untyped
 
 
@@ -49,7 +52,7 @@ class _Compress(torch.autograd.Function):
 
 
 def _flat(maps: Tensor) -> Tensor:
-    return maps.reshape(len(maps), -1)
+    return maps.flatten(1)
 
 
 def _parts(columns: int) -> list[slice]:
@@ -58,4 +61,4 @@ def _parts(columns: int) -> list[slice]:
 
 def _products(x: Tensor, first: Tensor) -> Tensor:
     """float [before * fields, columns]"""
-    return (x[:, None] * first[None]).view(len(x) * len(first), -1)
+    return (x[:, None] * first[None]).flatten(0, 1)

@@ -64,7 +64,7 @@ class OwnModel(nn.Module):
         """Logits of a batch, from the embeddings by name. Raises EntrypointError."""
         with their_frames(self._entrypoint, f"{_CALL} {self._contract} raised"):
             logits = self.inner(dense, embeddings)
-        batch = len(dense)
+        batch = dense.shape[0]
         if not isinstance(logits, Tensor) or logits.dtype != torch.float32 or logits.shape != (batch,):
             raise EntrypointError(
                 self._entrypoint,

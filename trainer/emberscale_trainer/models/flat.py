@@ -35,3 +35,13 @@ class FlatParameters:
 def flat_copy(module: nn.Module) -> Tensor:
     """The module's parameters as one new flat float32 vector."""
     return torch.cat([parameter.detach().reshape(-1) for parameter in module.parameters()])
+
+
+def load_flat(module: nn.Module, values: Tensor) -> None:
+    """The inverse of `flat_copy`: copies a flat float32 vector into the module's parameters."""
+    start = 0
+    with torch.no_grad():
+        for parameter in module.parameters():
+            stop = start + parameter.numel()
+            parameter.copy_(values[start:stop].view_as(parameter))
+            start = stop

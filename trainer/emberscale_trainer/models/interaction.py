@@ -27,7 +27,17 @@ def interact(first: Tensor, others: Tensor, dimension: int) -> Tensor:
     The vectors are those of `first`, float32 [batch, k * dimension], followed by those of `others`, float32
     [batch, n * dimension]; pairs (1, 0), (2, 0), (2, 1), (3, 0) and so on. All of `first` is repeated before them.
     """
+    if torch.compiler.is_compiling():
+        return _interact_in_a_graph(first, others, dimension)
     return _Interaction.apply(first, others, dimension)  # type: ignore[no-any-return, no-untyped-call]  # torch leaves it untyped
+
+
+def _interact_in_a_graph(first: Tensor, others: Tensor, dimension: int) -> Tensor:
+    """The same of torch's own operations: a graph that is compiled or exported cannot hold kernels of ours."""
+    vectors = torch.cat([first, others], dim=1).view(first.shape[0], -1, dimension)
+    rows, columns = torch.tril_indices(vectors.shape[1], vectors.shape[1], offset=-1)
+    products = torch.bmm(vectors, vectors.transpose(1, 2))
+    return torch.cat([first, products[:, rows, columns]], dim=1)
 
 
 class _Interaction(torch.autograd.Function):
