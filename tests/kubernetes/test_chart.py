@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
+from emberscale_brain.service.settings import load_settings
+
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "emberscale"
 
@@ -35,8 +37,10 @@ def of_kind(documents: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
 
 
 def pod_specs(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    deployments = [document["spec"]["template"]["spec"] for document in of_kind(documents, "Deployment")]
-    return deployments + [document["spec"] for document in of_kind(documents, "Pod")]
+    kinds = of_kind(documents, "Deployment") + of_kind(documents, "StatefulSet")
+    return [document["spec"]["template"]["spec"] for document in kinds] + [
+        document["spec"] for document in of_kind(documents, "Pod")
+    ]
 
 
 def test_lint_is_clean() -> None:
@@ -61,6 +65,12 @@ def test_generated_files_are_up_to_date() -> None:
         ("redis.enabled=false", "give redis.external.url or redis.external.existingSecret"),
         ("serviceAccount.create=false", "serviceAccount.name is needed"),
         ("metrics.serviceMonitor.interval=often", "interval"),
+        ("brain.planner.cpuCoreHour=0", "cpuCoreHour"),
+        ("brain.cluster.cpu=many", "cpu"),
+        ("brain.planning.interval=60", "interval"),
+        ("brain.bounds.maxWorker=3", "'maxWorker' not allowed"),
+        ("postgresql.external.url=mysql://host", "url"),
+        ("postgresql.enabled=false", "give postgresql.external.url or postgresql.external.existingSecret"),
     ],
 )
 def test_a_wrong_setting_is_refused_by_name(setting: str, said: str) -> None:
@@ -88,7 +98,7 @@ def test_a_namespaced_operator_has_no_cluster_role() -> None:
 
 def test_every_pod_is_restricted() -> None:
     specs = pod_specs(render())
-    assert len(specs) == 3
+    assert len(specs) == 5
     for spec in specs:
         assert spec["securityContext"]["runAsNonRoot"] is True
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -115,19 +125,20 @@ def test_the_crd_stays_unless_told_otherwise() -> None:
 
 def test_a_redis_of_ones_own_replaces_the_bundled_one() -> None:
     documents = render("redis.enabled=false", "redis.external.url=redis://:pw@redis.example:6379/0")
-    assert len(of_kind(documents, "Deployment")) == 1
-    (secret,) = of_kind(documents, "Secret")
+    assert "release-emberscale-redis" not in {document["metadata"]["name"] for document in documents}
+    (secret,) = (one for one in of_kind(documents, "Secret") if one["metadata"]["name"].endswith("redis-url"))
     assert secret["stringData"] == {"url": "redis://:pw@redis.example:6379/0"}
 
 
 def test_a_password_that_is_no_url_text_is_escaped_in_the_url() -> None:
-    (secret,) = of_kind(render("redis.auth.password=p@ss/w:rd"), "Secret")
+    documents = render("redis.auth.password=p@ss/w:rd", "brain.enabled=false")
+    (secret,) = of_kind(documents, "Secret")
     assert secret["stringData"]["password"] == "p@ss/w:rd"
     assert ":p%40ss%2Fw%3Ard@release-emberscale-redis.system.svc" in secret["stringData"]["url"]
 
 
 def test_dashboards_are_found_by_grafanas_sidecar() -> None:
-    maps = of_kind(render(), "ConfigMap")
+    maps = of_kind(render("brain.enabled=false"), "ConfigMap")
     assert {document["metadata"]["labels"]["grafana_dashboard"] for document in maps} == {"1"}
     assert len(maps) == len(list((CHART / "dashboards").glob("*.json")))
 
@@ -142,3 +153,49 @@ def test_monitors_and_rules_come_on_request_only() -> None:
     assert not extra & {document["kind"] for document in render()}
     asked = render("metrics.serviceMonitor.enabled=true", "metrics.prometheusRule.enabled=true")
     assert extra <= {document["kind"] for document in asked}
+
+
+def test_the_brain_reads_the_settings_that_it_is_given(tmp_path: Path) -> None:
+    documents = render(
+        "brain.cluster.cpu=12",
+        "brain.cluster.largestNodeCpu=4",
+        "brain.quotas.ads.cpu=3",
+        "brain.planner.rho=2",
+        "brain.planning.interval=20s",
+    )
+    (settings,) = (one for one in of_kind(documents, "ConfigMap") if "brain.yaml" in one["data"])
+    file = tmp_path / "brain.yaml"
+    file.write_text(settings["data"]["brain.yaml"])
+    read = load_settings(file)
+    assert (read.cluster.cpu, read.cluster.largest_node_cpu) == ("12", "4")
+    assert read.quotas["ads"].quota().cpu == 3
+    assert (read.planner.rho, read.planning.interval) == (2, 20)
+
+
+def test_the_operator_hands_on_the_brain_that_is_there_or_elsewhere() -> None:
+    def given(*settings: str) -> dict[str, Any]:
+        (operator,) = (spec for spec in pod_specs(render(*settings)) if spec["containers"][0]["name"] == "operator")
+        variables = operator["containers"][0]["env"]
+        return {entry["name"]: entry for entry in variables if entry["name"].startswith("EMBERSCALE_BRAIN")}
+
+    bundled = given()
+    assert bundled["EMBERSCALE_BRAIN_ADDRESS"]["value"] == "release-emberscale-brain.system.svc.cluster.local:50061"
+    token = {"name": "release-emberscale-brain", "key": "token"}
+    assert bundled["EMBERSCALE_BRAIN_TOKEN"]["valueFrom"]["secretKeyRef"] == token
+    elsewhere = given("brain.enabled=false", "brain.external.address=brain:1", "brain.external.existingSecret=theirs")
+    assert elsewhere["EMBERSCALE_BRAIN_ADDRESS"]["value"] == "brain:1"
+    assert elsewhere["EMBERSCALE_BRAIN_TOKEN"]["valueFrom"]["secretKeyRef"]["name"] == "theirs"
+    assert given("brain.enabled=false") == {}
+
+
+def test_a_database_of_ones_own_replaces_the_bundled_one() -> None:
+    url = "postgresql://me:pw@postgres.example:5432/history"
+    documents = render("postgresql.enabled=false", f"postgresql.external.url={url}")
+    assert of_kind(documents, "StatefulSet") == []
+    (secret,) = (one for one in of_kind(documents, "Secret") if one["metadata"]["name"].endswith("database-url"))
+    assert secret["stringData"] == {"url": url}
+
+
+def test_without_a_brain_nothing_of_it_is_there() -> None:
+    names = [document["metadata"]["name"] for document in render("brain.enabled=false", "networkPolicy.enabled=true")]
+    assert [name for name in names if "brain" in name or "postgresql" in name] == []

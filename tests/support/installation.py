@@ -36,6 +36,7 @@ def chart_values() -> list[str]:
         f"image.repository={repository}",
         f"image.tag={tag}",
         "redis.persistence.existingClaim=emberscale-e2e-redis",
+        "brain.enabled=false",
     ]
     redis = setting(REDIS_IMAGE)
     if redis:

@@ -14,6 +14,40 @@
 {{- define "emberscale.operator" -}}{{ include "emberscale.fullname" . }}-operator{{- end -}}
 {{- define "emberscale.redis" -}}{{ include "emberscale.fullname" . }}-redis{{- end -}}
 
+{{- define "emberscale.brain" -}}{{ include "emberscale.fullname" . }}-brain{{- end -}}
+{{- define "emberscale.postgresql" -}}{{ include "emberscale.fullname" . }}-postgresql{{- end -}}
+
+{{/* Where masters find the brain; empty where there is none. */}}
+{{- define "emberscale.brainAddress" -}}
+{{- if .Values.brain.enabled -}}
+{{ include "emberscale.brain" . }}.{{ .Release.Namespace }}.svc.{{ .Values.clusterDomain }}:50061
+{{- else -}}
+{{ .Values.brain.external.address }}
+{{- end -}}
+{{- end -}}
+
+{{/* The Secret with the brain's token. */}}
+{{- define "emberscale.brainSecret" -}}
+{{- if .Values.brain.enabled -}}
+{{- default (include "emberscale.brain" .) .Values.brain.auth.existingSecret -}}
+{{- else -}}
+{{- required "brain.external.address needs brain.external.existingSecret, with the key token" .Values.brain.external.existingSecret -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The Secret that holds the URL of the brain's database, and the key in it. */}}
+{{- define "emberscale.databaseSecret" -}}
+{{- if .Values.postgresql.enabled -}}
+{{- default (include "emberscale.postgresql" .) .Values.postgresql.auth.existingSecret -}}
+{{- else -}}
+{{- default (printf "%s-database-url" (include "emberscale.fullname" .)) .Values.postgresql.external.existingSecret -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "emberscale.databaseSecretKey" -}}
+{{- if .Values.postgresql.enabled -}}url{{- else -}}{{ .Values.postgresql.external.existingSecretKey }}{{- end -}}
+{{- end -}}
+
 {{- define "emberscale.serviceAccount" -}}
 {{- if .Values.serviceAccount.create -}}
 {{- default (include "emberscale.operator" .) .Values.serviceAccount.name -}}
