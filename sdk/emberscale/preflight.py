@@ -10,7 +10,9 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from emberscale.errors import BadInputError
-from emberscale_api.job import TrainingJob
+from emberscale_api.job import DataSpec, TrainingJob
+
+_CHECKED_FILES = 20
 
 
 def local_path(uri: str) -> Path | None:
@@ -32,6 +34,26 @@ def check_data(job: TrainingJob) -> None:
                 problems.append(f"spec.data.{field}.{number}: {uri}: {problem}")
     if problems:
         raise BadInputError("\n".join(problems))
+
+
+def check_columns(data: DataSpec) -> None:
+    """Raises BadInputError for local files without the columns that the manifest names, or with ones of another type.
+
+    Remote URIs are left to the job, and so are all but the first files of a glob.
+    """
+    # take a moment to import, which only those should pay who are about to start processes
+    from emberscale_trainer.data.errors import DataUnavailableError
+    from emberscale_trainer.data.files import expand
+    from emberscale_trainer.data.formats import record_format
+
+    reader = record_format(data)
+    try:
+        for uri in (*data.train, *data.evaluation):
+            if local_path(uri) is not None:
+                for file in expand([uri])[:_CHECKED_FILES]:
+                    reader.check_file(file)
+    except DataUnavailableError as error:
+        raise BadInputError(str(error)) from error
 
 
 def _problem(path: Path) -> str | None:

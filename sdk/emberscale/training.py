@@ -16,7 +16,7 @@ from emberscale.checkpoints import CheckpointFolder
 from emberscale.errors import BadInputError
 from emberscale.interruption import Interruption
 from emberscale.model_folder import ModelUnavailableError, export_model
-from emberscale.preflight import check_data, check_model, ensure_writable, local_path
+from emberscale.preflight import check_columns, check_data, check_model, ensure_writable, local_path
 from emberscale.progress import open_progress
 from emberscale.recorder import Recorder
 from emberscale.run_folder import (
@@ -128,6 +128,7 @@ def run_job(
     Raises BadInputError and StartError.
     """
     check_data(job)
+    check_columns(job.spec.data)
     for remark in check_model(job):
         _warn(remark)
     _check_checkpoint_uri(job, resume)

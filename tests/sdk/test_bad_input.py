@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -123,3 +125,35 @@ def test_a_checkpoint_uri_that_nothing_here_understands_is_named(manifest: Path,
     code, lines = invoke("run", str(manifest), "--set", f"spec.checkpoint.uri={uri}")
     assert code == 2
     assert f"spec.checkpoint.uri: {uri}" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("columns", "problem"),
+    [
+        (
+            "{label: clicked, dense: [user], categorical: [shop]}",
+            "has no column 'shop', which spec.data",
+        ),
+        (
+            "{label: clicked, dense: [item], categorical: [user]}",
+            "column 'item', which spec.data.columns.dense names, is",
+        ),
+    ],
+)
+def test_columns_that_a_file_does_not_have_are_refused_before_anything_starts(
+    manifest: Path, tmp_path: Path, columns: str, problem: str
+) -> None:
+    pq.write_table(pa.table({"clicked": [1], "item": ["x"], "user": [7]}), tmp_path / "clicks.parquet")
+    data = f"spec.data={{format: Parquet, train: [clicks.parquet], columns: {columns}}}"
+    code, lines = invoke("run", str(manifest), "--set", data)
+    assert code == 2
+    assert len(lines) == 1
+    assert f"clicks.parquet: {problem}" in lines[0]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_file_of_another_format_is_refused_before_anything_starts(manifest: Path, tmp_path: Path) -> None:
+    (tmp_path / "clicks.tsv").write_text("clicked,item\n" * 20)
+    code, lines = invoke("run", str(manifest), "--set", "spec.data.train=[clicks.tsv]")
+    assert code == 2
+    assert "clicks.tsv: none of its first 20 records can be read" in lines[0]

@@ -5,6 +5,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from emberscale.commands.data import data_app
+from emberscale_api.job import DataSpec
+from emberscale_trainer.data.files import expand
+from emberscale_trainer.data.formats import record_format
 
 
 def run(*arguments: object) -> Result:
@@ -98,7 +101,74 @@ def test_inspect_refuses_bad_input_in_one_line(data: Path, arguments: list[objec
     assert result.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", ["synth", "inspect"])
+def test_convert_writes_what_the_manifest_snippet_says(data: Path, tmp_path: Path) -> None:
+    result = run("convert", data / "evaluation.tsv", tmp_path / "out.parquet", "--output", "json")
+    assert result.exit_code == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert [file["records"] for file in document["files"]] == [400]
+    snippet = DataSpec.model_validate(document["data"])
+    (file,) = expand(snippet.train)
+    (block,) = record_format(snippet).index_file(file, 0, 1000)
+    assert block.records == 400
+
+
+def test_convert_of_several_files_fills_a_folder(data: Path, tmp_path: Path) -> None:
+    result = run("convert", f"{data}/train-*.tsv", tmp_path / "csv", "--format", "csv", "--compression", "zstd")
+    assert result.exit_code == 0, result.stderr
+    names = ["train-00000.csv.zst", "train-00001.csv.zst"]
+    assert sorted(path.name for path in (tmp_path / "csv").iterdir()) == names
+    assert "denseTransform: Log1p" in result.stdout
+    again = run("convert", f"{data}/train-*.tsv", tmp_path / "csv", "--format", "csv", "--compression", "zstd")
+    assert (again.exit_code, "is there already; --overwrite replaces it" in again.stderr) == (2, True)
+    over = ["--format", "csv", "--compression", "zstd", "--overwrite"]
+    assert run("convert", f"{data}/train-*.tsv", tmp_path / "csv", *over).exit_code == 0
+    inspected = run("inspect", f"{tmp_path}/csv/*.csv.zst", "--output", "json")
+    assert json.loads(inspected.stdout)["records"] == 1600
+
+
+def test_columns_are_named_where_nothing_says_what_they_mean(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("clicked,price,item\n1,0.5,x\n")
+    result = run("inspect", tmp_path / "a.csv")
+    assert result.exit_code == 2
+    assert "a.csv: say what its columns mean" in result.stderr
+    assert "it has clicked, price, item" in result.stderr
+    result = run("inspect", tmp_path / "a.csv", "--label", "clicked", "--dense", "price", "--list", "item:5")
+    assert result.exit_code == 0
+    assert "Examined all 1 records: 0 malformed, 100.00% positive" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["{data}/evaluation.tsv"], "give at least two paths"),
+        (["{data}/evaluation.tsv", "{tmp}/out"], "out: say what to write with --format: criteo, parquet, csv"),
+        (["{data}/evaluation.tsv", "{data}/evaluation.tsv"], "is one of the files to read"),
+        (["{data}/no.tsv", "{tmp}/a.csv"], "no.tsv: is no file"),
+        (
+            ["{data}/evaluation.tsv", "{tmp}/a.csv", "--compression", "snappy"],
+            "snappy: CSV can have none",
+        ),
+        (["{data}/evaluation.tsv", "{tmp}/a.csv", "--label", "y"], "are for Parquet and CSV"),
+        (["{data}/evaluation.tsv", "{tmp}/a.csv", "--from", "csv", "--label", "y", "--list", "h:x"], "--list h:x"),
+        (["{data}/evaluation.tsv", "{tmp}/a.csv", "--from", "csv", "--delimiter", "ab"], "--delimiter"),
+        (["{data}/evaluation.tsv", "{tmp}/a.csv", "--from", "csv", "--label", "y"], "name at least one column"),
+        (
+            ["{data}/evaluation.tsv", "{tmp}/a.tsv", "--from", "csv", "--label", "y", "--categorical", "u"],
+            "CriteoTSV has",
+        ),
+        (["{data}/evaluation.tsv", "s3://b/a.csv"], "s3://b/a.csv: only local files can be written"),
+        (["{data}/evaluation.tsv", "{tmp}/a.csv", "--manifest", "{tmp}/no.yaml"], "no.yaml: cannot be read"),
+    ],
+)
+def test_convert_refuses_bad_input_in_one_line(data: Path, tmp_path: Path, arguments: list[str], problem: str) -> None:
+    result = run("convert", *(argument.format(data=data, tmp=tmp_path) for argument in arguments))
+    assert result.exit_code == 2
+    assert problem in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["synth", "inspect", "convert"])
 def test_help_shows_examples(command: str) -> None:
     result = run(command, "--help")
     assert result.exit_code == 0

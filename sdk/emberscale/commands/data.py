@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from emberscale.commands import convert
 from emberscale.commands.layout import (
     Categorical,
     Delimiter,
@@ -32,7 +33,7 @@ from emberscale_trainer.data.files import expand
 from emberscale_trainer.data.inspect import DataSummary, inspect_files
 from emberscale_trainer.data.synthetic import DatasetSpec, SynthesisError, SynthesisResult, write_dataset
 
-HELP = "Make synthetic data sets, and look into data sets before training on them."
+HELP = "Make synthetic data sets, look into data sets before training on them, and convert them."
 
 SYNTH_HELP = paragraphs("""\
 Writes a synthetic data set in the Criteo format: OUT/train-00000.tsv and so on, OUT/evaluation.tsv, OUT/metadata.json.
@@ -72,6 +73,9 @@ INSPECT_EXAMPLES = """\
 """
 
 data_app = typer.Typer(name="data", help=HELP, no_args_is_help=True, rich_markup_mode="rich")
+data_app.command(
+    "convert", short_help="Writes data files in another format.", help=convert.HELP, epilog=convert.EXAMPLES
+)(convert.convert)
 
 
 @data_app.command(

@@ -82,3 +82,25 @@ def test_the_order_never_changes_between_releases() -> None:
 def test_positions_outside_of_the_epoch_are_refused(start: int, stop: int) -> None:
     with pytest.raises(ValueError, match="within the epoch's 9"):
         list(EpochOrder([4, 5], 0, 0, True).spans(start, stop))
+
+
+def test_the_blocks_of_a_chain_follow_each_other_as_they_lie() -> None:
+    chains = [0, 0, 0, 1, 2, 2, 3, 3, 3, 3]
+    orders = []
+    for seed in range(5):
+        order = EpochOrder([4] * 10, seed, 0, True, chains)
+        blocks = [span.block for span in order.spans(0, 40)]
+        assert sorted(blocks) == list(range(10))
+        orders.append([chains[block] for block in blocks])
+        for chain in range(4):
+            found = [block for block in blocks if chains[block] == chain]
+            place = blocks.index(found[0])
+            assert blocks[place : place + len(found)] == sorted(found)
+    assert len({tuple(order) for order in orders}) > 1
+
+
+def test_blocks_that_are_chains_of_their_own_are_ordered_as_without_chains() -> None:
+    sizes = [5, 0, 7, 3, 4]
+    assert list(EpochOrder(sizes, 3, 1, True, range(5)).spans(0, 19)) == list(
+        EpochOrder(sizes, 3, 1, True).spans(0, 19)
+    )

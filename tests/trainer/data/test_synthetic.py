@@ -14,10 +14,10 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 from emberscale_api.job.resolved import CRITEO_COLUMNS
 from emberscale_trainer.data.criteo import split_lines
+from emberscale_trainer.data.criteo_text import MISSING_INTEGER
 from emberscale_trainer.data.records import Columns, empty_columns
 from emberscale_trainer.data.synthetic import DatasetSpec, Population, SynthesisError, write_dataset
 from emberscale_trainer.data.synthetic.calibration import RankStatistics, calibrate, expected_auc
-from emberscale_trainer.data.synthetic.population import MISSING_INTEGER
 
 ROWS = 20_000
 

@@ -1,6 +1,5 @@
 """From Arrow columns to the numbers that training takes: which types are accepted, and what becomes of their values."""
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -211,9 +210,6 @@ def _hash(array: pa.Array, into: npt.NDArray[np.int64]) -> None:
         hash_texts(text, offsets[array.offset : array.offset + len(array) + 1], into)
 
 
-def id_columns(names: Iterable[str], ids: npt.NDArray[np.int64]) -> dict[str, pa.Array]:
-    """Arrow columns int64 of ids int64[n, columns], null where MISSING_ID."""
-    return {
-        name: pa.array(column, mask=column == MISSING_ID)
-        for name, column in zip(names, np.ascontiguousarray(ids.T), strict=True)
-    }
+def nullable_ids(ids: npt.NDArray[np.int64]) -> pa.Array:
+    """A column of ids, null where MISSING_ID."""
+    return pa.array(ids, mask=ids == MISSING_ID)

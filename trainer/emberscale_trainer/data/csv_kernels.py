@@ -79,7 +79,7 @@ def _is_word(data: npt.NDArray[np.uint8], begin: int, end: int, word: npt.NDArra
 
 @kernel
 def _number(data: npt.NDArray[np.uint8], begin: int, end: int) -> tuple[int, float]:
-    """What a field is, and its value: to within one unit in the last place of a float64, exact up to 15 digits."""
+    """What a field is, and its value: exact up to 15 digits and 10**22, else but for the last two bits of a float64."""
     while begin < end and data[begin] == _SPACE:
         begin += 1
     while end > begin and data[end - 1] == _SPACE:

@@ -25,6 +25,7 @@ from emberscale_trainer.data.csv_kernels import (
     parse_records,
 )
 from emberscale_trainer.data.errors import BadRecord, DataUnavailableError
+from emberscale_trainer.data.first_records import refuse_if_all_malformed
 from emberscale_trainer.data.index import index_lines
 from emberscale_trainer.data.lines import find_lines, find_quoted_lines
 from emberscale_trainer.data.records import Columns
@@ -133,13 +134,15 @@ class CSV:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def check_file(self, file: DataFile) -> None:
-        """Raises DataUnavailableError for a file that lacks a column. What is in the columns, each record shows."""
+        """Raises DataUnavailableError for a file that lacks a column, or whose first records are all malformed."""
         if file.bytes or self.csv.header:
             self._find_columns(file.uri)
+            refuse_if_all_malformed(file, self, self.csv.delimiter, self.csv.header)
 
     def index_file(self, file: DataFile, file_number: int, block_records: int) -> list[Block]:
         """The blocks of one file. Raises DataUnavailableError."""
-        self.check_file(file)
+        if file.bytes or self.csv.header:
+            self._find_columns(file.uri)
         return index_lines(file, file_number, block_records, self.csv.delimiter, self.csv.header)
 
     def entry_point(self, file: DataFile, block: Block) -> int:

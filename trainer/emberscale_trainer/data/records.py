@@ -95,7 +95,10 @@ class RecordFormat(Protocol):
         ...
 
     def check_file(self, file: DataFile) -> None:
-        """Raises DataUnavailableError for a file that lacks a column, or has one of the wrong type."""
+        """Raises DataUnavailableError for a file that lacks a column, or has one of the wrong type.
+
+        Text does not tell its types: there it is one whose first records are all malformed.
+        """
         ...
 
     def index_file(self, file: DataFile, file_number: int, block_records: int) -> list[Block]:

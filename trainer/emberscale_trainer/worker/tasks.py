@@ -60,5 +60,6 @@ class TaskFeed:
                 training_files=expand(self._data.train),
                 evaluation_files=expand(self._data.evaluation),
             )
+        self._format.check_file(task.file)
         blocks = self._format.index_file(task.file, task.file_number, self._data.shuffling.block_records)
         return master_pb2.TaskResult(token=task.token, blocks=blocks)

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from emberscale_api.job.resolved import CRITEO_CATEGORICAL
+from emberscale_trainer.data.criteo_text import criteo_lines
 from emberscale_trainer.data.synthetic.calibration import RankStatistics
 from emberscale_trainer.data.synthetic.columns import CATEGORICAL
 from emberscale_trainer.data.synthetic.population import Population, SeenIds
-from emberscale_trainer.data.synthetic.text import format_rows
 
 METADATA = "metadata.json"
 GENERATOR = 1
@@ -179,7 +179,7 @@ def _write_files(draft: Path, spec: DatasetSpec, progress: Callable[[int], None]
                 last = min(first + chunk_rows, stop)
                 rows = population.rows(first, last, seen if split == "train" else None)
                 statistics[split].add(rows.probabilities, rows.labels)
-                file.write(format_rows(rows).data)
+                file.write(criteo_lines(rows.labels, rows.integers, rows.ids).data)
                 progress(last - first)
             files.append({"name": name, "rows": stop - start, "bytes": file.tell()})
     return {

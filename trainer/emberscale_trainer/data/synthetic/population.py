@@ -14,11 +14,10 @@ import numpy.typing as npt
 
 from emberscale_api.routing import MIX_1, MIX_2, mix64
 from emberscale_trainer.data.compiled import kernel
+from emberscale_trainer.data.criteo_text import MISSING_INTEGER
 from emberscale_trainer.data.records import MISSING_ID
 from emberscale_trainer.data.synthetic.calibration import calibrate
 from emberscale_trainer.data.synthetic.columns import CATEGORICAL, DENSE, POSITIVE_RATE, TEACHER_AUC
-
-MISSING_INTEGER = np.iinfo(np.int64).min
 
 _PILOT_ROWS = 16_384
 _PILOT_STRIDE = 977

@@ -1,11 +1,12 @@
-"""Rows as Criteo TSV."""
+"""Records as Criteo TSV."""
 
 import numpy as np
 import numpy.typing as npt
 
 from emberscale_trainer.data.compiled import kernel
 from emberscale_trainer.data.records import MISSING_ID
-from emberscale_trainer.data.synthetic.population import MISSING_INTEGER, Rows
+
+MISSING_INTEGER = np.iinfo(np.int64).min
 
 _DIGITS = np.frombuffer(b"0123456789abcdef", dtype=np.uint8)
 _TAB, _NEWLINE, _MINUS, _ZERO = 9, 10, 45, 48
@@ -13,11 +14,16 @@ _INTEGER_BYTES = 21
 _CATEGORY_BYTES = 9
 
 
-def format_rows(rows: Rows) -> npt.NDArray[np.uint8]:
-    """The rows as text, uint8[bytes], each with its newline."""
-    count, integers = rows.integers.shape
-    room = np.empty(count * (2 + integers * _INTEGER_BYTES + rows.ids.shape[1] * _CATEGORY_BYTES + 1), dtype=np.uint8)
-    length = _format(rows.labels, rows.integers, rows.ids, room)
+def criteo_lines(
+    labels: npt.NDArray[np.uint8], integers: npt.NDArray[np.int64], ids: npt.NDArray[np.int64]
+) -> npt.NDArray[np.uint8]:
+    """Records as text, uint8[bytes], each with its newline.
+
+    labels uint8[n]; integers int64[n, d], or MISSING_INTEGER; ids int64[n, c] of 32 bits, or MISSING_ID.
+    """
+    count = labels.size
+    room = np.empty(count * (2 + integers.shape[1] * _INTEGER_BYTES + ids.shape[1] * _CATEGORY_BYTES + 1), np.uint8)
+    length = _format(labels, integers, ids, room)
     return room[:length]
 
 

@@ -1,0 +1,110 @@
+"""From one format to another, file by file; each file appears whole or not at all."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from emberscale_api.job import CSVSpec, DataFormat
+from emberscale_api.rpc.master_pb2 import Block, DataFile
+from emberscale_trainer.data.criteo import CriteoTSV
+from emberscale_trainer.data.errors import BadRecord
+from emberscale_trainer.data.records import RecordFormat, empty_columns
+from emberscale_trainer.data.writers import ROW_GROUP_RECORDS, RecordWriter, UnwritableRecordError, open_writer
+
+Progress = Callable[[str, int, int], None]
+
+
+class ConversionError(Exception):
+    """Files that cannot be converted; the text says why, and of which file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """What to write: `targets[i]` is the new path of source i."""
+
+    targets: tuple[Path, ...]
+    format: DataFormat
+    csv: CSVSpec
+    compression: str
+    max_bad_records: int
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """What was written: the records of each file, the lists that were cut, and the malformed records left out."""
+
+    records: tuple[int, ...]
+    truncated_lists: int
+    bad_records: tuple[BadRecord, ...]
+
+
+def convert_files(
+    sources: Sequence[DataFile],
+    reader: RecordFormat,
+    conversion: Conversion,
+    progress: Progress = lambda stage, done, total: None,
+) -> Converted:
+    """Writes each source anew; `reader` must read raw records. Files that are there are replaced.
+
+    `progress` is called with what is being done, and how much of it is. Raises DataUnavailableError, and
+    ConversionError for too many malformed records, for a record that the format cannot hold, and for a path that cannot
+    be written.
+    """
+    blocks = []
+    for number, source in enumerate(sources):
+        progress("counting records", number, len(sources))
+        blocks.append(reader.index_file(source, number, ROW_GROUP_RECORDS))
+    tally = _Tally(conversion.max_bad_records, sum(block.records for found in blocks for block in found), progress)
+    for source, target, found in zip(sources, conversion.targets, blocks, strict=True):
+        draft = target.with_name(f".{target.name}.partial")
+        tally.records.append(0)
+        try:
+            with open_writer(
+                draft,
+                conversion.format,
+                reader.columns,
+                conversion.csv,
+                conversion.compression,
+                integers=isinstance(reader, CriteoTSV),
+            ) as writer:
+                for block in found:
+                    _copy(reader, source, block, writer, tally)
+            draft.replace(target)
+        except OSError as error:
+            raise ConversionError(f"{target}: cannot be written: {error.strerror or error}") from error
+        finally:
+            draft.unlink(missing_ok=True)
+    return Converted(tuple(tally.records), tally.truncated_lists, tuple(tally.bad_records))
+
+
+class _Tally:
+    def __init__(self, max_bad_records: int, total: int, progress: Progress) -> None:
+        self.records: list[int] = []
+        self.truncated_lists = 0
+        self.bad_records: list[BadRecord] = []
+        self._allowed = max_bad_records
+        self._total = total
+        self._done = 0
+        self._progress = progress
+
+    def add(self, block: Block, good: int, bad: list[BadRecord], truncated: int) -> None:
+        self.records[-1] += good
+        self.truncated_lists += truncated
+        self.bad_records += bad
+        if len(self.bad_records) > self._allowed:
+            raise ConversionError(f"{self.bad_records[self._allowed]} (malformed records allowed: {self._allowed:,})")
+        self._done += block.records
+        self._progress("converting records", self._done, self._total)
+
+
+def _copy(reader: RecordFormat, source: DataFile, block: Block, writer: RecordWriter, tally: _Tally) -> None:
+    columns = empty_columns(block.records, reader.columns, raw=True)
+    records = np.arange(block.records)
+    good, bad = reader.read_block(source, block).read(records, columns)
+    tally.add(block, good, bad, sum(room.truncated for room in columns.lists))
+    try:
+        writer.write(columns.rows(0, good))
+    except UnwritableRecordError as error:
+        raise ConversionError(f"{source.uri}: record {block.first_record + error.row + 1:,}: {error}") from error
