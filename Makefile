@@ -35,7 +35,7 @@ e2e: install
 lint: install
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy api/emberscale_api brain/emberscale_brain jobmaster/emberscale_jobmaster operator/emberscale_operator sdk/emberscale trainer/emberscale_trainer tests
+	$(BIN)/mypy api/emberscale_api brain/emberscale_brain jobmaster/emberscale_jobmaster operator/emberscale_operator sdk/emberscale trainer/emberscale_trainer tests benchmarks
 	$(BIN)/lint-imports
 
 manifests: install

@@ -53,7 +53,8 @@ class OurServers:
     def __init__(self, batches: list[list[NDArray[np.int64]]], random: np.random.Generator) -> None:
         optimizer = OptimizerSpec(type=OptimizerType.ROW_WISE_ADAGRAD, learning_rate=LEARNING_RATE, epsilon=EPSILON)
         specs = [
-            TableSpec(number, f"C{number}", DIMENSION, optimizer, InitializerSpec(), seed=1) for number in range(TABLES)
+            TableSpec(number, f"C{number}", number, DIMENSION, optimizer, InitializerSpec(), seed=1)
+            for number in range(TABLES)
         ]
         names = random.integers(-(1 << 63), 1 << 63, (TABLES, IDS_A_TABLE), np.int64)
         owners = np.array(
@@ -240,7 +241,7 @@ def send_grpc(address: str) -> Callable[[], None]:
     payload = bytes(MESSAGE)
 
     async def open_call() -> Callable[[], object]:
-        call = grpc.aio.insecure_channel(address).unary_unary("/bench.Sink/Take")
+        call = grpc.aio.insecure_channel(address).unary_unary("/bench.Sink/Take", None, None)
         return lambda: call(payload)
 
     call = loop.run_until_complete(open_call())

@@ -40,6 +40,7 @@ def table() -> TableStore:
             TableSpec(
                 number=0,
                 name="ids",
+                column=0,
                 dimension=DIMENSION,
                 optimizer=OptimizerSpec(type=OptimizerType.ROW_WISE_ADAGRAD, learning_rate=0.01),
                 initializer=InitializerSpec(),
