@@ -1,4 +1,4 @@
-"""The area under the ROC curve, and calibration, from histograms of predictions."""
+"""The area under the ROC curve, from histograms of predictions."""
 
 import math
 

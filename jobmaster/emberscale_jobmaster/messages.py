@@ -96,7 +96,14 @@ def work_report(delta: pb.WorkerDelta) -> WorkReport:
         raise InvalidReportError(f"worker.positives and negatives: expected equal lengths of at most {BINS}")
     if not math.isfinite(delta.loss_sum):
         raise InvalidReportError("worker.loss_sum: is not finite; report a failure with reason NonFiniteLoss")
-    return WorkReport(delta.samples, delta.loss_sum, delta.positives, delta.negatives, dict(delta.stage_seconds))
+    return WorkReport(
+        delta.samples,
+        delta.loss_sum,
+        delta.positives,
+        delta.negatives,
+        dict(delta.stage_seconds),
+        delta.truncated_lists,
+    )
 
 
 def server_report(report: pb.PsReport) -> ServerReport:

@@ -30,6 +30,7 @@ class WorkReport:
     positives: Sequence[int]
     negatives: Sequence[int]
     stage_seconds: Mapping[str, float]
+    truncated_lists: int = 0
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,8 @@ class Observations:
     """Leases that their holder stopped mentioning."""
     meter: RateMeter = field(default_factory=RateMeter)
     window: ProgressiveWindow = field(default_factory=ProgressiveWindow)
+    truncated_lists: int = 0
+    """Lists of ids that workers cut to their `maxLength`."""
 
     def heard(self, member: MemberId, now: float) -> "Observations":
         """A member spoke."""
@@ -113,6 +116,7 @@ class Observations:
         return replace(
             seen,
             meter=self.meter.add(report.samples, now),
+            truncated_lists=self.truncated_lists + report.truncated_lists,
             window=self.window.add(report.samples, report.loss_sum, report.positives, report.negatives, now),
         )
 

@@ -68,7 +68,8 @@ def remarks(before: Snapshot | None, after: Snapshot) -> list[str]:
         where = f", the last at {last.file}:{last.line}: {last.problem}" if last is not None else ""
         lines.append(f"{new.bad_records} malformed records were skipped so far{where}")
     lines.extend(
-        f"epoch {evaluation.epoch + 1}: held-out AUC {evaluation.auc:.4f}, log loss {evaluation.logloss:.4f}"
+        f"epoch {evaluation.epoch + 1}: held-out AUC {evaluation.auc:.4f}, log loss {evaluation.logloss:.4f}, "
+        f"normalised entropy {evaluation.normalized_entropy:.4f}, calibration {evaluation.calibration:.3f}"
         for evaluation in new.evaluations[len(old.evaluations) :]
     )
     return lines

@@ -18,9 +18,11 @@ class Summary:
     """The summary object of a run; its fields are those of summary.json.
 
     `auc` and `logloss` are those of the last evaluation (`measured_on: evaluation`), or else progressive ones over a
-    recent window of the training itself. `samples_per_second` is over the time spent training. `stages` are seconds
-    summed over workers; `peak_memory_bytes` by process; `restarts` by role. `plan` is the shape that the job ended with
-    and why.
+    recent window of the training itself. `normalized_entropy` is the log loss relative to that of always predicting the
+    mean label, `calibration` the mean prediction relative to the mean label; `evaluations` has one entry an epoch.
+    `samples_per_second` is over the time spent training. `stages` are seconds summed over workers; `peak_memory_bytes`
+    by process; `restarts` by role. `truncated_lists` counts lists of ids that were cut to their maxLength.
+    `plan` is the shape that the job ended with and why.
     """
 
     name: str
@@ -31,6 +33,8 @@ class Summary:
     expected_samples: int
     auc: float | None
     logloss: float | None
+    normalized_entropy: float | None
+    calibration: float | None
     measured_on: str | None
     samples_per_second: float
     wall_seconds: float
@@ -40,6 +44,7 @@ class Summary:
     peak_memory_bytes: Mapping[str, int]
     restarts: Mapping[str, int]
     bad_records: int
+    truncated_lists: int
     recoveries: int
     checkpoint: str | None
     evaluations: tuple[Mapping[str, float], ...]
@@ -71,7 +76,7 @@ def phase_name(phase: "pb.Phase.ValueType") -> str:
 def summarize(name: str, outcome: Outcome, wall_seconds: float) -> Summary:
     """Puts the master's last status and the observations of the processes together."""
     status = outcome.status or pb.JobStatus()
-    auc, logloss, measured_on = _quality(status)
+    quality, measured_on = _quality(status)
     return Summary(
         name=name,
         phase="Interrupted" if outcome.phase == pb.PHASE_UNSPECIFIED else phase_name(outcome.phase),
@@ -79,8 +84,10 @@ def summarize(name: str, outcome: Outcome, wall_seconds: float) -> Summary:
         message=outcome.message,
         samples=status.samples,
         expected_samples=status.expected_samples,
-        auc=auc,
-        logloss=logloss,
+        auc=quality.auc,
+        logloss=quality.logloss,
+        normalized_entropy=quality.normalized_entropy,
+        calibration=quality.calibration,
         measured_on=measured_on,
         samples_per_second=status.samples / status.training_seconds if status.training_seconds > 0 else 0.0,
         wall_seconds=wall_seconds,
@@ -90,6 +97,7 @@ def summarize(name: str, outcome: Outcome, wall_seconds: float) -> Summary:
         peak_memory_bytes=_peaks(outcome, status),
         restarts=dict(outcome.restarts),
         bad_records=status.bad_records,
+        truncated_lists=status.truncated_lists,
         recoveries=status.recoveries,
         checkpoint=status.checkpoint or None,
         evaluations=tuple(
@@ -129,13 +137,21 @@ def plan_document(plan: pb.Plan | None, sizing: pb.Sizing) -> dict[str, Any]:
     }
 
 
-def _quality(status: pb.JobStatus) -> tuple[float | None, float | None, str | None]:
+@dataclass(frozen=True)
+class _Quality:
+    auc: float | None = None
+    logloss: float | None = None
+    normalized_entropy: float | None = None
+    calibration: float | None = None
+
+
+def _quality(status: pb.JobStatus) -> tuple[_Quality, str | None]:
     if status.evaluations:
         last = status.evaluations[-1]
-        return last.auc, last.logloss, "evaluation"
+        return _Quality(last.auc, last.logloss, last.normalized_entropy, last.calibration), "evaluation"
     if status.samples:
-        return status.auc, status.loss, "training"
-    return None, None, None
+        return _Quality(status.auc, status.loss), "training"
+    return _Quality(), None
 
 
 def _stages(status: pb.JobStatus) -> dict[str, float]:

@@ -37,6 +37,12 @@ def _lines(summary: Summary) -> list[tuple[str, str]]:
     if summary.auc is not None and summary.logloss is not None:
         where = "on held-out data" if summary.measured_on == "evaluation" else "on the latest training data"
         lines.append(("AUC", f"{summary.auc:.4f}   log loss {summary.logloss:.4f}   {where}"))
+    if summary.normalized_entropy is not None and summary.calibration is not None:
+        lines.append(
+            ("normalised entropy", f"{summary.normalized_entropy:.4f}   calibration {summary.calibration:.4f}")
+        )
+    if len(summary.evaluations) > 1:
+        lines.append(("AUC by epoch", "   ".join(f"{one['auc']:.4f}" for one in summary.evaluations)))
     lines.append(("speed", f"{summary.samples_per_second:,.0f} samples/s over {clock_time(summary.training_seconds)}"))
     lines.append(("wall time", clock_time(summary.wall_seconds)))
     if any(summary.stages.values()):
@@ -51,6 +57,8 @@ def _lines(summary: Summary) -> list[tuple[str, str]]:
         troubles.append(f"{summary.recoveries} recoveries from a checkpoint")
     if summary.bad_records:
         troubles.append(f"{summary.bad_records:,} malformed records")
+    if summary.truncated_lists:
+        lines.append(("cut to maxLength", f"{summary.truncated_lists:,} lists"))
     lines.append(("troubles", ", ".join(troubles) or "none"))
     if summary.plan.get("version"):
         scalings = summary.plan["scalings"]

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -130,3 +131,12 @@ def test_histograms_of_another_length_begin_anew() -> None:
 )
 def test_eta_is_negative_while_it_is_not_known(remaining: int, speed: Any, eta: float) -> None:
     assert eta_seconds(remaining, speed) == eta
+
+
+def test_lists_that_were_cut_add_up_over_workers_and_a_repeated_report_counts_once() -> None:
+    other = MemberId(Role.WORKER, 1, "v")
+    seen = Observations().heard(WORKER, 0.0).heard(other, 0.0)
+    cut = replace(report(), truncated_lists=3)
+    for member, sequence in ((WORKER, 1), (WORKER, 1), (other, 1), (WORKER, 2)):
+        seen = seen.worked(member, sequence, cut, now=1.0)
+    assert seen.rolled_back().truncated_lists == 9

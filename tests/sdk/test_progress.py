@@ -114,8 +114,10 @@ def test_a_malformed_record_is_told_with_its_file_and_line() -> None:
 
 def test_an_evaluation_is_told() -> None:
     status = training()
-    status.evaluations.add(epoch=0, auc=0.79, logloss=0.44)
-    assert remarks(snapshot(training()), snapshot(status)) == ["epoch 1: held-out AUC 0.7900, log loss 0.4400"]
+    status.evaluations.add(epoch=0, auc=0.79, logloss=0.44, normalized_entropy=0.88, calibration=1.02)
+    assert remarks(snapshot(training()), snapshot(status)) == [
+        "epoch 1: held-out AUC 0.7900, log loss 0.4400, normalised entropy 0.8800, calibration 1.020"
+    ]
 
 
 def test_the_first_ctrl_c_is_answered_once() -> None:

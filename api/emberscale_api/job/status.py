@@ -49,12 +49,18 @@ class Condition(_Status):
 
 
 class EvaluationResult(_Status):
-    """What the evaluation after an epoch (counted from 1) measured."""
+    """What the evaluation after an epoch (counted from 1) measured.
+
+    `normalizedEntropy` is the log loss relative to that of always predicting the mean label, `calibration` the mean
+    prediction relative to the mean label.
+    """
 
     epoch: int
     samples: int
     auc: float | None = None
     logloss: float | None = None
+    normalized_entropy: float | None = None
+    calibration: float | None = None
 
 
 class Progress(_Status):
@@ -73,6 +79,7 @@ class Progress(_Status):
     checkpoint: str = ""
     recoveries: int = 0
     bad_records: int = 0
+    truncated_lists: int = 0
 
 
 class RolePlan(_Status):

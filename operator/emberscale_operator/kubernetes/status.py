@@ -189,12 +189,15 @@ def _progress(status: pb.JobStatus, ended: bool) -> Progress:
                 samples=result.samples,
                 auc=_finite(result.auc),
                 logloss=_finite(result.logloss),
+                normalized_entropy=_finite(result.normalized_entropy),
+                calibration=_finite(result.calibration),
             )
             for result in status.evaluations
         ),
         checkpoint=status.checkpoint,
         recoveries=status.recoveries,
         bad_records=status.bad_records,
+        truncated_lists=status.truncated_lists,
     )
 
 

@@ -161,7 +161,12 @@ class Pipeline:
                     self._unpushed.get()
                     continue
                 gradients, predictions = self._replica.train(planned.batch, planned.plan, ready.pulled)
-                self._statistics.trained(predictions.probabilities, planned.batch.labels, predictions.loss_sum)
+                self._statistics.trained(
+                    predictions.probabilities,
+                    planned.batch.labels,
+                    predictions.loss_sum,
+                    planned.batch.truncated_lists,
+                )
             self._computed.put(_Computed(planned, gradients))
 
     def _evaluate(self, ready: _Ready) -> None:

@@ -37,6 +37,7 @@ class WorkerStatistics:
         self._histogram = np.zeros((2, PROGRESS_BINS), dtype=np.int64)
         self._stages = dict.fromkeys(STAGES, 0.0)
         self._traffic = (0, 0)
+        self._truncated_lists = 0
         self._bad_records: list[master_pb2.BadRecord] = []
         self.total_samples = 0
         self.total_batches = 0
@@ -55,14 +56,21 @@ class WorkerStatistics:
                 self._stages[name] += seconds
                 self.total_stages[name] += seconds
 
-    def trained(self, probabilities: NDArray[np.float32], labels: NDArray[np.float32], loss_sum: float) -> None:
-        """A batch was computed; `loss_sum` is over its samples."""
+    def trained(
+        self,
+        probabilities: NDArray[np.float32],
+        labels: NDArray[np.float32],
+        loss_sum: float,
+        truncated_lists: int = 0,
+    ) -> None:
+        """A batch was computed; `loss_sum` is over its samples, of whose lists so many were cut."""
         counts = histogram(probabilities, labels, PROGRESS_BINS)
         with self._lock:
             self._samples += len(labels)
             self._batches += 1
             self._loss_sum += loss_sum
             self._histogram += counts
+            self._truncated_lists += truncated_lists
             self.total_samples += len(labels)
             self.total_batches += 1
 
@@ -91,10 +99,12 @@ class WorkerStatistics:
                 delta.positives.extend(self._histogram[1].tolist())
             delta.stage_seconds.update(self._stages)
             delta.pulled_bytes, delta.pushed_bytes = self._traffic
+            delta.truncated_lists = self._truncated_lists
             request.bad_records.extend(self._bad_records)
             self._samples = self._batches = 0
             self._loss_sum = 0.0
             self._histogram[:] = 0
             self._stages = dict.fromkeys(STAGES, 0.0)
             self._traffic = (0, 0)
+            self._truncated_lists = 0
             self._bad_records = []
