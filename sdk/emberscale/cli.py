@@ -6,6 +6,7 @@ import typer
 
 from emberscale.commands import (
     audit,
+    compare,
     delete,
     explain,
     explain_plan,
@@ -51,6 +52,7 @@ app = typer.Typer(
 )
 app.command("run", help=run.HELP, epilog=run.EXAMPLES, rich_help_panel=_TRAINING)(run.run)
 app.command("audit", help=audit.HELP, epilog=audit.EXAMPLES, rich_help_panel=_TRAINING)(audit.audit)
+app.command("compare", help=compare.HELP, epilog=compare.EXAMPLES, rich_help_panel=_RESULTS)(compare.compare)
 app.command("export", help=export.HELP, epilog=export.EXAMPLES, rich_help_panel=_RESULTS)(export.export)
 for name, command, text in (
     ("submit", submit.submit, submit.HELP),
