@@ -1,13 +1,15 @@
 """TrainingJobs on a cluster, from Python."""
 
 import json
+import math
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kubernetes import client, config
+from kubernetes import client, config, watch
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
@@ -17,7 +19,9 @@ from emberscale_api.job.status import JobPhase, TrainingJobStatus
 
 _GROUP, _VERSION, _PLURAL = "emberscale.io", "v1alpha1", "trainingjobs"
 _ENDED = frozenset({JobPhase.COMPLETE, JobPhase.FAILED})
-_POLL_SECONDS = 2.0
+_WATCH_SECONDS = 240
+"""After so long a watch is begun anew: connections that fall silent are not always noticed."""
+_GONE = 410
 _MERGE_PATCH = "application/merge-patch+json"
 
 
@@ -48,7 +52,7 @@ class TrainingJobClient:
     def __init__(self, namespace: str | None = None) -> None:
         configuration = client.Configuration()
         try:
-            config.load_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+            _load(configuration)
         except (config.ConfigException, OSError) as error:
             raise ClusterError(f"no cluster: {error}; set KUBECONFIG") from error
         self.namespace = namespace or _context_namespace()
@@ -78,6 +82,50 @@ class TrainingJobClient:
             for item in found["items"]
         }
 
+    def follow(self, name: str, timeout: float | None = None) -> Iterator[TrainingJobStatus]:
+        """The status as it is, and then every one that follows it, as the API server tells of it.
+
+        Raises JobNotFoundError when the job is deleted, and TimeoutError after `timeout` seconds.
+        """
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        status = TrainingJobStatus()
+        while True:
+            found = self._call(
+                self._jobs.list_namespaced_custom_object,
+                *(_GROUP, _VERSION, self.namespace, _PLURAL),
+                field_selector=f"metadata.name={name}",
+            )
+            if not found["items"]:
+                raise JobNotFoundError(f'trainingjobs.{_GROUP} "{name}" not found')
+            status = TrainingJobStatus.model_validate(found["items"][0].get("status") or {})
+            yield status
+            for status in self._changes(name, found["metadata"]["resourceVersion"], deadline):
+                yield status
+            if time.monotonic() >= deadline:
+                raise TimeoutError(f"TrainingJob {name} is {status.phase} after {timeout:g}s: {status.message}")
+
+    def _changes(self, name: str, version: str, deadline: float) -> Iterator[TrainingJobStatus]:
+        """Statuses newer than a resource version, until the watch ends for whatever reason."""
+        seconds = math.ceil(min(_WATCH_SECONDS, max(1.0, deadline - time.monotonic())))
+        events = watch.Watch().stream(
+            self._jobs.list_namespaced_custom_object,
+            *(_GROUP, _VERSION, self.namespace, _PLURAL),
+            field_selector=f"metadata.name={name}",
+            resource_version=version,
+            timeout_seconds=seconds,
+            _request_timeout=seconds + 30,
+        )
+        try:
+            for event in events:
+                if event["type"] == "DELETED":
+                    raise JobNotFoundError(f"TrainingJob {name} was deleted")
+                yield TrainingJobStatus.model_validate(event["object"].get("status") or {})
+        except ApiException as error:
+            if error.status != _GONE:
+                raise ClusterError(_words_of(error)) from error
+        except HTTPError:
+            return  # the caller lists again, which says whether the cluster can be reached
+
     def wait(
         self,
         name: str,
@@ -89,15 +137,11 @@ class TrainingJobClient:
 
         `observer` gets every status on the way; `timeout` is in seconds.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            status = self.status(name)
+        for status in self.follow(name, timeout):
             observer(status)
             if status.phase in phases:
-                return status
-            if deadline is not None and time.monotonic() >= deadline:
-                raise TimeoutError(f"TrainingJob {name} is {status.phase} after {timeout:g}s: {status.message}")
-            time.sleep(_POLL_SECONDS)
+                break
+        return status
 
     def logs(self, name: str, member: str = "master-0", follow: bool = False) -> Iterator[str]:
         """Lines of the log of a member's newest pod, such as `worker-1`; `follow` goes on until the pod ends."""
@@ -171,9 +215,22 @@ class TrainingJobClient:
             raise ClusterError(f"the cluster cannot be reached: {error}") from error
 
 
+def _load(configuration: client.Configuration) -> None:
+    """From KUBECONFIG, the service account of the pod that this is, or the user's own file."""
+    if not os.environ.get("KUBECONFIG") and os.environ.get("KUBERNETES_SERVICE_HOST"):
+        config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+    else:
+        config.load_kube_config(_kubeconfig(), client_configuration=configuration)  # type: ignore[no-untyped-call]
+
+
+def _kubeconfig() -> str:
+    """The variable as it is now: the library reads it when it is imported."""
+    return os.environ.get("KUBECONFIG") or "~/.kube/config"
+
+
 def _context_namespace() -> str:
     try:
-        _, active = config.list_kube_config_contexts()  # type: ignore[no-untyped-call]
+        _, active = config.list_kube_config_contexts(_kubeconfig())  # type: ignore[no-untyped-call]
     except config.ConfigException:
         return "default"
     namespace: str = active["context"].get("namespace", "default")

@@ -1,6 +1,5 @@
 """`emberscale status`: where a TrainingJob on a cluster stands."""
 
-import time
 from typing import Annotated
 
 import typer
@@ -14,7 +13,6 @@ from emberscale.commands.options import Output, OutputFormat, bad_input_exits
 from emberscale_api.job.status import JobPhase, TrainingJobStatus
 
 HELP = "Shows where a TrainingJob on the cluster stands; exit code 1 for a Failed one."
-_WATCH_SECONDS = 2.0
 
 
 def status(
@@ -32,10 +30,7 @@ def status(
         found = client.status(name)
         if watch:
             with Live(render(name, found), console=Console(stderr=output is Output.JSON)) as live:
-                while found.phase not in (JobPhase.COMPLETE, JobPhase.FAILED):
-                    time.sleep(_WATCH_SECONDS)
-                    found = client.status(name)
-                    live.update(render(name, found))
+                found = client.wait(name, observer=lambda latest: live.update(render(name, latest)))
         elif output is Output.TEXT:
             Console().print(render(name, found))
         if output is Output.JSON:

@@ -1,0 +1,184 @@
+"""The client against an API server's protocol; tests/kubernetes runs it against a real one."""
+
+import json
+import queue
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+import yaml
+
+from emberscale.client import ClusterError, JobNotFoundError, TrainingJobClient
+from emberscale_api.job.status import JobPhase
+
+JOBS = "/apis/emberscale.io/v1alpha1/namespaces/team-a/trainingjobs"
+END = object()
+
+
+class ApiServer(ThreadingHTTPServer):
+    """Holds one collection of TrainingJobs. A watch hands out what is put into `events`, and ends at END."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.jobs: dict[str, dict[str, Any]] = {}
+        self.events: queue.Queue[Any] = queue.Queue()
+        self.watches: list[str] = []
+        self.patches: list[Any] = []
+
+    def put(self, name: str, phase: str) -> dict[str, Any]:
+        job = {"metadata": {"name": name, "resourceVersion": "7"}, "status": {"phase": phase, "message": "as it is"}}
+        self.jobs[name] = job
+        return job
+
+    def change(self, name: str, phase: str, kind: str = "MODIFIED") -> None:
+        self.events.put({"type": kind, "object": self.put(name, phase)})
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: ApiServer
+
+    def log_message(self, *arguments: Any) -> None:
+        return
+
+    def do_GET(self) -> None:
+        address = urlsplit(self.path)
+        query = parse_qs(address.query)
+        if "watch" in query:
+            self._watch(query["resourceVersion"][0])
+        elif address.path == JOBS:
+            wanted = query.get("fieldSelector", [""])[0].removeprefix("metadata.name=")
+            items = [job for name, job in self.server.jobs.items() if wanted in ("", name)]
+            self._answer(200, {"metadata": {"resourceVersion": "7"}, "items": items})
+        else:
+            name = address.path.rpartition("/")[2]
+            job = self.server.jobs.get(name)
+            missing = {"message": f'trainingjobs.emberscale.io "{name}" not found'}
+            self._answer(200 if job else 404, job or missing)
+
+    def do_PATCH(self) -> None:
+        self.server.patches.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        self._answer(200, {})
+
+    def do_POST(self) -> None:
+        self._answer(422, {"message": "spec.training.batchSize: Invalid value: 0"})
+
+    def _answer(self, status: int, document: Any) -> None:
+        body = json.dumps(document).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _watch(self, version: str) -> None:
+        self.server.watches.append(version)
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        while (event := self.server.events.get(timeout=30)) is not END:
+            line = json.dumps(event).encode() + b"\n"
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
+            self.wfile.flush()
+            if event["type"] == "ERROR":
+                break
+        self.wfile.write(b"0\r\n\r\n")
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
+    server = ApiServer()
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    context = {"name": "here", "context": {"cluster": "here", "user": "me", "namespace": "team-a"}}
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "here", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}],
+        "users": [{"name": "me", "user": {"token": "x"}}],
+        "contexts": [context],
+        "current-context": "here",
+    }
+    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(document))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    yield server
+    server.events.put(END)
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_waiting_ends_with_the_job_and_sees_every_status_on_the_way(server: ApiServer) -> None:
+    server.put("ctr", "Pending")
+    client, seen = TrainingJobClient(), list[JobPhase]()
+    for phase in ("Training", "Saving", "Complete"):
+        server.change("ctr", phase)
+    server.put("ctr", "Pending")
+    assert client.namespace == "team-a"
+    assert client.wait("ctr", observer=lambda status: seen.append(status.phase)).phase is JobPhase.COMPLETE
+    assert seen == ["Pending", "Training", "Saving", "Complete"]
+    assert server.watches == ["7"]
+
+
+def test_a_watch_that_ends_is_begun_anew(server: ApiServer) -> None:
+    server.put("ctr", "Training")
+    server.events.put({"type": "ERROR", "object": {"code": 410, "reason": "Expired", "message": "too old"}})
+    server.events.put(END)
+    server.change("ctr", "Failed")
+    server.put("ctr", "Training")
+    assert TrainingJobClient().wait("ctr").phase is JobPhase.FAILED
+    assert len(server.watches) == 3
+
+
+def test_a_job_that_is_deleted_is_not_waited_for(server: ApiServer) -> None:
+    server.put("ctr", "Training")
+    server.change("ctr", "Training", kind="DELETED")
+    with pytest.raises(JobNotFoundError, match="ctr was deleted"):
+        TrainingJobClient().wait("ctr")
+
+
+def test_a_job_that_does_not_exist_is_named(server: ApiServer) -> None:
+    for ask in (TrainingJobClient().wait, TrainingJobClient().status):
+        with pytest.raises(JobNotFoundError, match='"ctr" not found'):
+            ask("ctr")
+
+
+def test_waiting_is_given_up_in_time_and_says_where_the_job_stands(server: ApiServer) -> None:
+    server.put("ctr", "Training")
+    server.events.put(END)
+    with pytest.raises(TimeoutError, match=r"ctr is Training after 0\.01s: as it is"):
+        TrainingJobClient().wait("ctr", timeout=0.01)
+
+
+def test_the_api_servers_words_are_passed_on(server: ApiServer, tmp_path: Path) -> None:
+    manifest = {
+        "apiVersion": "emberscale.io/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": "ctr"},
+        "spec": {"data": {"train": ["/data/*.tsv"]}},
+    }
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(manifest))
+    with pytest.raises(ClusterError, match=r"^spec\.training\.batchSize: Invalid value: 0$"):
+        TrainingJobClient().submit(tmp_path / "job.yaml")
+
+
+def test_suspending_and_resuming_edit_one_field(server: ApiServer) -> None:
+    client = TrainingJobClient()
+    client.suspend("ctr")
+    client.resume("ctr")
+    assert server.patches == [{"spec": {"suspend": True}}, {"spec": {"suspend": False}}]
+
+
+def test_a_cluster_that_is_not_there_is_said_in_a_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "nothing"))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(ClusterError, match="set KUBECONFIG"):
+        TrainingJobClient()
