@@ -107,7 +107,7 @@ class TrainingJobClient:
     def _changes(self, name: str, version: str, deadline: float) -> Iterator[TrainingJobStatus]:
         """Statuses newer than a resource version, until the watch ends for whatever reason."""
         seconds = math.ceil(min(_WATCH_SECONDS, max(1.0, deadline - time.monotonic())))
-        events = watch.Watch().stream(
+        events = watch.Watch().stream(  # type: ignore[no-untyped-call]
             self._jobs.list_namespaced_custom_object,
             *(_GROUP, _VERSION, self.namespace, _PLURAL),
             field_selector=f"metadata.name={name}",

@@ -32,7 +32,7 @@ def shared_folder(image: str) -> Iterator[str]:
     apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM}})
     kubectl("delete", "pod", "prepare-data", "-n", SYSTEM, "--ignore-not-found")
     script = (
-        f"mkdir -p /shared/checkpoints /shared/redis && "
+        f"mkdir -p /shared/checkpoints /shared/redis /shared/redis-plain && "
         f"rm -rf /shared/criteo && "
         f"emberscale data synth /shared/criteo --rows {ROWS} --seed 1 --parts 2 && chmod -R a+rwX /shared"
     )

@@ -13,7 +13,7 @@ from status_watch import watched_status
 
 ROUNDS = int(setting("EMBERSCALE_CHAOS_ROUNDS", "3"))
 SEED = int(setting("EMBERSCALE_CHAOS_SEED", str(random.randrange(10**6))))
-EPOCHS = 6
+EPOCHS = 10
 
 pytestmark = pytest.mark.timeout(300 + 240 * ROUNDS)
 

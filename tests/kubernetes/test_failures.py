@@ -14,6 +14,7 @@ def event(job: Job, reason: str) -> str:
     return next((found["message"] for found in job.events() if found["reason"] == reason), "")
 
 
+@pytest.mark.smoke
 def test_a_server_that_runs_out_of_memory_gets_more_and_the_job_completes(place: Place) -> None:
     document = manifest("hungry", place)
     document["spec"]["model"] = {"embeddings": {"dimension": 256}}

@@ -9,21 +9,22 @@ from cluster import (
     apply,
     assert_exact,
     eventually,
-    find,
     kubectl,
     manifest,
     run,
     submit,
 )
-from installation import RELEASE, SYSTEM, helm_install
+from installation import SYSTEM, helm_install
 
 pytestmark = pytest.mark.timeout(900)
 
 
+@pytest.mark.smoke
 def test_the_charts_own_test_passes(installed: str) -> None:
     run("helm", "test", installed, "-n", SYSTEM, "--timeout=120s", timeout=150)
 
 
+@pytest.mark.smoke
 def test_a_job_trains_every_sample_once_and_tells_so(place: Place) -> None:
     job = submit(manifest("whole", place), place)
     eventually("five pods", lambda: len(job.pods()) >= 5 or None, seconds=60)
@@ -74,6 +75,7 @@ def test_deleting_a_job_leaves_nothing_of_it(place: Place) -> None:
     )
 
 
+@pytest.mark.smoke
 def test_a_job_that_is_suspended_goes_on_from_there(place: Place) -> None:
     job = submit(manifest("paused", place), place)
     job.wait_for_samples(5000)
@@ -90,6 +92,7 @@ def test_a_job_that_is_suspended_goes_on_from_there(place: Place) -> None:
     assert_exact(job, place)
 
 
+@pytest.mark.smoke
 def test_workers_can_be_scaled_with_kubectl_scale(place: Place) -> None:
     document = manifest("scaled", place)
     document["spec"]["training"]["epochs"] = 4
@@ -153,18 +156,6 @@ def test_the_operator_has_met_nothing_unexpected(installed: str) -> None:
     metrics = kubectl("get", "--raw", service)
     assert "emberscale_operator_defects_total 0.0" in metrics
     assert "emberscale_jobs{" in metrics
-
-
-def test_uninstalling_leaves_nothing_but_the_crd(installed: str) -> None:
-    """Last of its module: it takes the release away, and installs it again for others."""
-    run("helm", "uninstall", RELEASE, "-n", SYSTEM, "--wait", timeout=180)
-    left = kubectl("get", "all,secrets,configmaps,roles,rolebindings,leases", "-n", SYSTEM, "-o", "name").split()
-    mine = [name for name in left if "kube-root-ca.crt" not in name and "lease" not in name.split("/")[0]]
-    assert mine == []
-    everywhere = kubectl("get", "clusterroles,clusterrolebindings", "-o", "name")
-    assert "emberscale" not in everywhere
-    assert find("crd", "trainingjobs.emberscale.io", "default") is not None
-    helm_install()
 
 
 def test_a_manifest_that_cannot_change_is_refused_with_the_reason(place: Place) -> None:

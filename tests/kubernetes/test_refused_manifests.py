@@ -7,6 +7,8 @@ import pytest
 
 from cluster import CommandFailedError, Place, apply, kubectl, manifest
 
+pytestmark = pytest.mark.smoke
+
 TABLE: list[tuple[str, Any, str]] = [
     # path, value, words that the answer must have
     ("spec.data", None, "spec.data: Required value"),

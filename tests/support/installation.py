@@ -1,6 +1,7 @@
 """The chart as the end-to-end suite installs it."""
 
 from pathlib import Path
+from typing import Any
 
 from cluster import IMAGE, REDIS_IMAGE, run, setting
 
@@ -45,7 +46,7 @@ def chart_values() -> list[str]:
     return values
 
 
-def redis_volume(path: str) -> list[dict[str, object]]:
+def redis_volume(path: str) -> list[dict[str, Any]]:
     """A claim, and the volume for it, of clusters without a storage class."""
     size = {"storage": "1Gi"}
     volume = {"hostPath": {"path": path}, "capacity": size, "accessModes": ["ReadWriteOnce"], "storageClassName": ""}
