@@ -33,8 +33,8 @@ def shared_folder(image: str) -> Iterator[str]:
     kubectl("delete", "pod", "prepare-data", "-n", SYSTEM, "--ignore-not-found")
     script = (
         f"mkdir -p /shared/checkpoints /shared/redis /shared/redis-plain && "
-        f"rm -rf /shared/criteo && "
-        f"emberscale data synth /shared/criteo --rows {ROWS} --seed 1 --parts 2 && chmod -R a+rwX /shared"
+        f"(test -f /shared/criteo/metadata.json || "
+        f"emberscale data synth /shared/criteo --rows {ROWS} --seed 1 --parts 2) && chmod -R a+rwX /shared"
     )
     run_in_pod("prepare-data", Place(SYSTEM, folder), ["sh", "-c", script], user=0)
     yield folder
