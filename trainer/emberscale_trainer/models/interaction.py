@@ -97,6 +97,7 @@ def _forward(first, others, batch, first_width, others_width, dimension, scratch
     # Numba types this from the signature above. All but the numbers batch to dimension, and room, are addresses.
     width = first_width + others_width
     count = width // dimension
+    by_vectors = count - 1 if count > LANES else 0  # rows with at least a vector's length of floats after them
     row_bytes = 4 * dimension
     vectors = scratch
     turned = scratch + room * row_bytes
@@ -131,7 +132,12 @@ def _forward(first, others, batch, first_width, others_width, dimension, scratch
                 store8(at + 8 * room, sum2)
                 store8(at + 12 * room, sum3)
             for row in range(tile, min(tile + _TILE, count)):
-                copy(out_at, products + 4 * room * (row - tile), 4 * row)
+                source = products + 4 * room * (row - tile)
+                if row < by_vectors:  # what is copied beyond the row's end is written over by the rows that follow
+                    for at in range(0, 4 * row, VECTOR_BYTES):
+                        store8(out_at + at, load8(source + at))
+                else:
+                    copy(out_at, source, 4 * row)
                 out_at += 4 * row
 
 
@@ -142,6 +148,7 @@ def _backward(  # type: ignore[no-untyped-def]
     # Numba types this from the signature above. All but the numbers batch to dimension, and room, are addresses.
     width = first_width + others_width
     count = width // dimension
+    by_vectors = count - 1 if count > LANES else 0  # rows with at least a vector's length of floats after them
     row_bytes = 4 * dimension
     whole = row_bytes // VECTOR_BYTES * VECTOR_BYTES
     vectors = scratch
@@ -154,8 +161,13 @@ def _backward(  # type: ignore[no-untyped-def]
         passed = gradient_at
         gradient_at += 4 * first_width
         for row in range(count):
-            copy(symmetric + 4 * room * row, gradient_at, 4 * row)
-            store_float32(symmetric + 4 * (room + 1) * row, float32(0))
+            target = symmetric + 4 * room * row
+            if row < by_vectors:  # what is copied beyond the row's end is written over by the columns of later rows
+                for at in range(0, 4 * row, VECTOR_BYTES):
+                    store8(target + at, load8(gradient_at + at))
+            else:
+                copy(target, gradient_at, 4 * row)
+            store_float32(target + 4 * row, float32(0))
             target = symmetric + 4 * row
             for column in range(row):
                 store_float32(target + 4 * room * column, load_float32(gradient_at + 4 * column))
