@@ -38,6 +38,16 @@ def test_tables_that_differ_are_told_apart() -> None:
     assert any("C3" in line and "Adam" in line for line in printed.splitlines())
 
 
+def test_the_wide_part_has_tables_of_its_own() -> None:
+    printed = explain(
+        "--set", "spec.model.architecture=WideAndDeep", "--set", "spec.optimizers.wide={type: FTRL, learningRate: 0.1}"
+    )
+    (line,) = (line for line in printed.splitlines() if "C1.wide" in line)
+    assert "C26.wide (26)" in printed
+    assert "FTRL 0.1" in line
+    assert "Zeros" in line
+
+
 def test_the_example_says_why_each_field_is_there() -> None:
     lines = EXAMPLE.read_text().splitlines()
     assert sum("#" in line for line in lines) > len(lines) / 3

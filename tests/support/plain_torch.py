@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from sklearn.metrics import log_loss, roc_auc_score
 from torch import nn
 
-from emberscale_api.job import TrainingJob, resolve_model
+from emberscale_api.job import InitializerType, TrainingJob, resolve_model
 from emberscale_api.rpc.master_pb2 import EVALUATION_DATA, TRAINING_DATA, Block, DataFile, Dataset
 from emberscale_trainer.data.files import expand
 from emberscale_trainer.data.formats import record_format
@@ -24,23 +24,23 @@ class HeldOut:
     logloss: float
 
 
-class PlainDLRM(nn.Module):
-    """The job's dense model over one `nn.Embedding` a table."""
+class PlainModel(nn.Module):
+    """The job's dense model, of any architecture, over one `nn.Embedding` a table; columns have one id a record."""
 
     def __init__(self, job: TrainingJob, rows: list[int]) -> None:
         super().__init__()
         resolved = resolve_model(job.spec)
         self.dense_model = build_model(job.spec.model, resolved, job.spec.training.seed)
         self.embeddings = nn.ModuleList(
-            nn.Embedding(count, table.dimension, sparse=True)
-            for count, table in zip(rows, resolved.tables, strict=True)
+            nn.Embedding(rows[table.column], table.dimension, sparse=True) for table in resolved.tables
         )
-        scale = job.spec.model.embeddings.initializer.scale
-        for embedding in self.embeddings:
+        self.columns = [table.column for table in resolved.tables]
+        for embedding, table in zip(self.embeddings, resolved.tables, strict=True):
+            scale = 0.0 if table.initializer.type is InitializerType.ZEROS else table.initializer.scale
             nn.init.uniform_(embedding.weight, -scale, scale)  # type: ignore[arg-type]  # an Embedding's weight
 
     def forward(self, dense: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        vectors = [embedding(rows[:, table]) for table, embedding in enumerate(self.embeddings)]
+        vectors = [embedding(rows[:, column]) for column, embedding in zip(self.columns, self.embeddings, strict=True)]
         logits: torch.Tensor = self.dense_model(dense, torch.cat(vectors, dim=1))
         return logits
 
@@ -77,7 +77,7 @@ def train(job: TrainingJob) -> HeldOut:
         for table in range(training[0][2].shape[1])
     ]
     torch.manual_seed(spec.training.seed)
-    model = PlainDLRM(job, [len(vocabulary) for vocabulary in vocabularies])
+    model = PlainModel(job, [len(vocabulary) for vocabulary in vocabularies])
     sparse, dense = spec.optimizers.sparse, spec.optimizers.dense
     tables = RowWiseAdagrad(
         [embedding.weight for embedding in model.embeddings],  # type: ignore[misc]  # an Embedding's weight

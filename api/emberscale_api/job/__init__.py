@@ -13,7 +13,15 @@ from emberscale_api.job.data import (
 )
 from emberscale_api.job.duration import parse_duration
 from emberscale_api.job.manifest import ManifestError, apply_overrides, load_manifest, parse_manifest
-from emberscale_api.job.model import Architecture, EmbeddingSpec, InitializerSpec, ModelSpec, Pooling, TableOverride
+from emberscale_api.job.model import (
+    Architecture,
+    EmbeddingSpec,
+    InitializerSpec,
+    InitializerType,
+    ModelSpec,
+    Pooling,
+    TableOverride,
+)
 from emberscale_api.job.optimizer import OptimizerSpec, OptimizersSpec, OptimizerType
 from emberscale_api.job.pod_template import PodTemplate
 from emberscale_api.job.quantity import cpu_cores, memory_bytes
@@ -38,6 +46,7 @@ __all__ = [
     "FaultToleranceSpec",
     "FaultToleranceStrategy",
     "InitializerSpec",
+    "InitializerType",
     "ListColumn",
     "ListOverflow",
     "ManifestError",

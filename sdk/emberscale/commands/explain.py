@@ -10,7 +10,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 
 from emberscale.commands.options import ManifestFile, Overrides, bad_input_exits, paragraphs
-from emberscale_api.job import TableSpec, TrainingJob, load_manifest, resolve_model
+from emberscale_api.job import InitializerType, TableSpec, TrainingJob, load_manifest, resolve_model
 from emberscale_operator.local import initial_demands
 
 HELP = paragraphs("""\
@@ -44,7 +44,7 @@ def explain(file: ManifestFile, overrides: Overrides = None) -> None:
 def tables_of(job: TrainingJob) -> Table:
     """One row for every run of embedding tables that are alike."""
     table = Table(title="Embedding tables", title_justify="left")
-    for column in ("tables", "dimension", "optimizer", "learning rate", "initializer"):
+    for column in ("tables", "dimension", "pooling", "optimizer", "initializer"):
         table.add_column(column)
     for alike, group in groupby(resolve_model(job.spec).tables, key=_settings):
         names = [entry.name for entry in group]
@@ -56,9 +56,9 @@ def _settings(table: TableSpec) -> tuple[str, ...]:
     initializer = table.initializer
     return (
         str(table.dimension),
-        table.optimizer.type,
-        f"{table.optimizer.learning_rate:g}",
-        f"{initializer.type} {initializer.scale:g}",
+        table.pooling or "one id",
+        f"{table.optimizer.type} {table.optimizer.learning_rate:g}",
+        initializer.type if initializer.type is InitializerType.ZEROS else f"{initializer.type} {initializer.scale:g}",
     )
 
 
