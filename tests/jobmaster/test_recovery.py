@@ -175,3 +175,15 @@ def test_data_that_changed_since_the_checkpoint_is_refused(cluster: Cluster) -> 
     status = cluster.until_phase(pb.FAILED)
     assert status.reason == "DataChanged"
     assert "/data/day_0 has 3 bytes, and had 1048576" in status.message
+
+
+def test_a_model_that_a_server_cannot_make_fails_the_job_at_once(cluster: Cluster) -> None:
+    def refuse() -> None:
+        raise FaultError(grpc.StatusCode.INVALID_ARGUMENT, "spec.model.entrypoint: own:model: there is no module own")
+
+    cluster.start_master()
+    cluster.start_ps(0)
+    cluster.start_ps(1, faults={"Assign": refuse})
+    status = cluster.until_phase(pb.FAILED)
+    assert status.reason == "ModelRefused"
+    assert "there is no module own" in status.message
