@@ -10,7 +10,13 @@ from emberscale_operator.reconcile import Role
 
 _STAND_IN = Path(__file__).parents[1] / "operator" / "stand_in.py"
 
-if __name__ == "__main__":
+
+def replace_what_trains() -> None:
+    """Jobs of this process train nothing from now on."""
     for role in (Role.MASTER, Role.PS, Role.WORKER):
         cast(dict[Role, tuple[str, ...]], COMMANDS)[role] = (sys.executable, str(_STAND_IN), str(role))
+
+
+if __name__ == "__main__":
+    replace_what_trains()
     main()

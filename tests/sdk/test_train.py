@@ -1,0 +1,81 @@
+"""Training from Python: real processes, a real Redis; only the training is made up."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import emberscale
+from emberscale import BadInputError, ManifestError
+
+HERE = Path(__file__).parent
+PROGRAM = f"""
+import sys
+sys.path.insert(0, {str(HERE)!r})
+import emberscale_with_stand_ins
+emberscale_with_stand_ins.replace_what_trains()
+
+import emberscale, json
+try:
+    training = emberscale.train(
+        {{"data": {{"train": ["train.tsv"]}}, "ps": {{"replicas": 1}}, "worker": {{"replicas": 1}}}}, name="mine"
+    )
+    print(json.dumps(["trained", str(training.folder), training.summary.auc]))
+except KeyboardInterrupt as interrupted:
+    print(json.dumps(["interrupted", str(interrupted)]))
+except emberscale.TrainingFailedError as failed:
+    print(json.dumps(["failed", str(failed), failed.training.summary.samples]))
+"""
+
+
+def started(folder: Path, **environment: str) -> "subprocess.Popen[str]":
+    (folder / "train.tsv").write_text("1\n")
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM],
+        cwd=folder,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_few_lines_train_and_give_the_summary(tmp_path: Path) -> None:
+    out, err = started(tmp_path).communicate(timeout=110)
+    assert json.loads(out) == ["trained", "runs/mine", 0.78], err
+    assert "Complete" in err
+    assert (tmp_path / "runs/mine/summary.json").exists()
+
+
+def test_an_interrupt_saves_the_state_and_is_raised(tmp_path: Path) -> None:
+    process = started(tmp_path, STAND_IN_SAMPLES="1000000000")
+    metrics = tmp_path / "runs/mine/metrics.csv"
+    deadline = time.monotonic() + 60
+    while not metrics.exists() or ",Training," not in metrics.read_text():
+        assert time.monotonic() < deadline, process.communicate()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert json.loads(out) == ["interrupted", "the run in runs/mine is Suspended: resume=True goes on with it"], err
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_what_is_wrong_is_raised_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match=r"spec\.trainin: unknown field"):
+        emberscale.train({"data": {"train": ["x"]}, "trainin": {}})
+    with pytest.raises(ManifestError, match="cannot be read"):
+        emberscale.train("nowhere.yaml")
+    with pytest.raises(BadInputError, match=r"spec.data.train.0: x: no such file"):
+        emberscale.train({"data": {"train": ["x"]}})
+    with pytest.raises(BadInputError, match="contradict"):
+        emberscale.train({"data": {"train": ["x"]}}, resume=True, overwrite=True)
+    assert not (tmp_path / "runs").exists()
