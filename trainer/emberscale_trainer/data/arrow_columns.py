@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 import pyarrow.types as kinds
 
 from emberscale_api.job import ColumnMapping, DenseTransform, ListOverflow
-from emberscale_trainer.data.decoded import DecodedBlock
+from emberscale_trainer.data.decoded import DecodedBlock, IdColumn, IdColumns
 from emberscale_trainer.data.errors import DataUnavailableError
 from emberscale_trainer.data.hashing import hash_texts
 from emberscale_trainer.data.records import MISSING_ID, IdLists
@@ -102,9 +102,7 @@ def decode(table: pa.Table, columns: ColumnMapping, raw: bool, file: str, first_
         if not kinds.is_integer(array.type):
             for record in _not_finite(array, row):
                 problems.setdefault(record, f"{name} is {array[record].as_py()}, not a finite number of 32 bits")
-    ids = np.empty((len(columns.categorical), records), dtype=np.int64)
-    for row, name in zip(ids, columns.categorical, strict=True):
-        decode_ids(_whole(table, name), row)
+    ids = IdColumns([_id_column(_whole(table, name)) for name in columns.categorical])
     lists = []
     for column in columns.lists:
         one = decode_lists(_whole(table, column.name))
@@ -117,6 +115,17 @@ def decode(table: pa.Table, columns: ColumnMapping, raw: bool, file: str, first_
                 )
     longest = tuple(column.max_length for column in columns.lists)
     return DecodedBlock(file, first_record, labels.astype(np.float32), dense, ids, tuple(lists), longest, problems)
+
+
+def _id_column(array: pa.Array) -> IdColumn:
+    """64-bit integers where they are, all else decoded."""
+    if kinds.is_uint64(array.type):
+        array = array.view(pa.int64())
+    if kinds.is_int64(array.type):
+        return IdColumn(*_values(array))
+    ids = np.empty(len(array), dtype=np.int64)
+    decode_ids(array, ids)
+    return IdColumn(ids, _NO_BITS, 0)
 
 
 def decode_ids(array: pa.Array, into: npt.NDArray[np.int64]) -> None:

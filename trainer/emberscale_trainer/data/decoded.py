@@ -1,6 +1,9 @@
-"""Blocks whose columns have been decoded as a whole, and the gathering of records from them."""
+"""Blocks whose columns have been decoded as a whole, and the gathering of records from them.
 
-from collections.abc import Mapping
+Ids are gathered from where Arrow has put them: a copy of them all would cost nearly half as much as decoding them did.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,12 +11,36 @@ import numpy.typing as npt
 
 from emberscale_trainer.data.compiled import kernel
 from emberscale_trainer.data.errors import BadRecord
-from emberscale_trainer.data.records import Columns, IdLists
+from emberscale_trainer.data.records import MISSING_ID, Columns, IdLists
+from emberscale_trainer.table.memory import load_int64, load_uint8
+
+
+@dataclass(frozen=True, slots=True)
+class IdColumn:
+    """values int64[n], and an Arrow validity bitmap (empty: none is null); `first_bit` is that of the first value."""
+
+    values: npt.NDArray[np.int64]
+    validity: npt.NDArray[np.uint8]
+    first_bit: int
+
+
+class IdColumns:
+    """Columns of ids, side by side, for a kernel that finds them by address."""
+
+    def __init__(self, columns: Sequence[IdColumn]) -> None:
+        # the arrays are held here for as long as their addresses are
+        self._columns = tuple(columns)
+        self.places = np.zeros((3, len(columns)), dtype=np.int64)
+        for number, column in enumerate(columns):
+            if column.values.dtype != np.int64 or not column.values.flags.c_contiguous:
+                raise ValueError("ids must be contiguous 64-bit integers")
+            bitmap = column.validity.ctypes.data if column.validity.size else 0
+            self.places[:, number] = column.values.ctypes.data, bitmap, column.first_bit
 
 
 @dataclass(frozen=True, slots=True)
 class DecodedBlock:
-    """The columns of n records: labels float32[n], dense float32 or float64[d, n], ids int64[c, n], and lists.
+    """The columns of n records: labels float32[n], dense float32 or float64[d, n], c columns of ids, and lists.
 
     `longest[i]` is how many ids of list column i are taken. `problems` says what is wrong with malformed records.
     """
@@ -22,7 +49,7 @@ class DecodedBlock:
     first_record: int
     labels: npt.NDArray[np.float32]
     dense: npt.NDArray[np.floating]
-    ids: npt.NDArray[np.int64]
+    ids: IdColumns
     lists: tuple[IdLists, ...]
     longest: tuple[int, ...]
     problems: Mapping[int, str]
@@ -35,7 +62,7 @@ class DecodedBlock:
             bad = [BadRecord(self.file, self.first_record + n + 1, self.problems[n]) for n in malformed]
             records = records[~np.isin(records, malformed)]
         good = records.size
-        _gather(self.labels, self.dense, self.ids, records, into.labels, into.dense, into.ids)
+        _gather(self.labels, self.dense, self.ids.places, records, into.labels, into.dense, into.ids)
         for room, lists, longest in zip(into.lists, self.lists, self.longest, strict=True):
             lengths = np.diff(lists.offsets)[records]
             kept = np.minimum(lengths, longest)
@@ -49,7 +76,7 @@ class DecodedBlock:
 def _gather(
     labels: npt.NDArray[np.float32],
     dense: npt.NDArray[np.floating],
-    ids: npt.NDArray[np.int64],
+    id_places: npt.NDArray[np.int64],
     records: npt.NDArray[np.int64],
     labels_out: npt.NDArray[np.float32],
     dense_out: npt.NDArray[np.floating],
@@ -60,9 +87,16 @@ def _gather(
     for column in range(dense.shape[0]):
         for row in range(records.size):
             dense_out[row, column] = dense[column, records[row]]
-    for column in range(ids.shape[0]):
-        for row in range(records.size):
-            ids_out[row, column] = ids[column, records[row]]
+    for column in range(id_places.shape[1]):
+        values, bitmap, first_bit = id_places[:, column]
+        if bitmap == 0:
+            for row in range(records.size):
+                ids_out[row, column] = load_int64(values + 8 * records[row])
+        else:
+            for row in range(records.size):
+                bit = first_bit + records[row]
+                there = (load_uint8(bitmap + (bit >> 3)) >> (bit & 7)) & 1
+                ids_out[row, column] = load_int64(values + 8 * records[row]) if there else MISSING_ID
 
 
 @kernel
