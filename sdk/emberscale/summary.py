@@ -10,7 +10,7 @@ from typing import Any
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.local import Outcome
 
-STAGES = ("read", "pull", "compute", "push", "wait")
+STAGES = ("read", "plan", "pull", "compute", "push", "wait")
 
 
 @dataclass(frozen=True)

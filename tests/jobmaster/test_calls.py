@@ -106,10 +106,10 @@ def test_blocks_that_do_not_follow_each_other_are_refused(worker: Caller) -> Non
     ]
     code, words = refusal(worker.acquire, pb.TaskResult(token=index.token, blocks=hole))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert "the block at byte 10 does not follow" in words
-    beyond = [pb.Block(offset=0, length=(1 << 20) + 1, records=5)]
-    _, words = refusal(worker.acquire, pb.TaskResult(token=index.token, blocks=beyond))
-    assert "a block ends at byte 1048577, the file at 1048576" in words
+    assert "the block at byte 10 with record 6 does not follow" in words
+    backwards = [pb.Block(offset=10, length=10, records=5), pb.Block(offset=0, length=10, first_record=5, records=5)]
+    _, words = refusal(worker.acquire, pb.TaskResult(token=index.token, blocks=backwards))
+    assert "the block at byte 0 with record 5 does not follow" in words
 
 
 def test_an_evaluation_whose_counts_do_not_add_up_is_refused(cluster: Cluster) -> None:

@@ -583,7 +583,9 @@ Global___DataFile: _TypeAlias = DataFile  # noqa: Y015
 
 @_typing.final
 class Block(_message.Message):
-    """Records [first, first + records) of a file, in bytes [offset, offset + length)."""
+    """Records [first, first + records) of a file, in bytes [offset, offset + length): of its text if it is compressed; of
+    Parquet, the bytes of the row groups that the records are in.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

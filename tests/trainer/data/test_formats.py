@@ -184,6 +184,7 @@ def test_the_index_counts_every_record_once(datasets: dict[str, Dataset], name: 
     for one, other in pairwise(blocks):
         if one.file_number == other.file_number:
             assert other.first_record == one.first_record + one.records
+            assert other.offset >= one.offset
         else:
             assert other.first_record == 0
 

@@ -126,8 +126,9 @@ class Pipeline:
             while True:
                 with self._statistics.stage("read"):
                     batch = next(batches, None)
-                    if batch is None:
-                        break
+                if batch is None:
+                    break
+                with self._statistics.stage("plan"):
                     plan = self._planner.plan(batch.ids, batch.lists)
                 if batch.bad_records:
                     self._statistics.skipped(

@@ -16,7 +16,7 @@ PROGRESS_BINS = 1024
 EVALUATION_BINS = 16384
 """Bins of an evaluation shard's histograms: AUC to about 1e-6."""
 
-STAGES = ("read", "pull", "compute", "push", "wait")
+STAGES = ("read", "plan", "pull", "compute", "push", "wait")
 
 
 def histogram(probabilities: NDArray[np.float32], labels: NDArray[np.float32], bins: int) -> NDArray[np.int64]:
