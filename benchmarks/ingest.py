@@ -59,7 +59,8 @@ def emberscale(path: Path, data_format: DataFormat, shuffle: bool = True) -> Ite
 
 def polars(path: Path, engine: str | None, integers: type[pl.DataType]) -> Iterator[Tensors]:
     """The whole file at once, as it lies; `engine` None reads eagerly."""
-    schema = {LABEL: pl.Float32, **dict.fromkeys(DENSE, integers), **dict.fromkeys(IDS, pl.String)}
+    schema: dict[str, type[pl.DataType]] = {LABEL: pl.Float32}
+    schema |= dict.fromkeys(DENSE, integers) | dict.fromkeys(IDS, pl.String)
     features = [
         pl.col(LABEL),
         *(pl.col(name).clip(lower_bound=0).cast(pl.Float32).log1p().fill_null(0.0) for name in DENSE),
