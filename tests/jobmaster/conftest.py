@@ -63,6 +63,7 @@ class Cluster:
         self.job = job()
         self.servers: list[FakePs] = []
         self.deposed = threading.Event()
+        self.brain_address = ""
         self.workers: list[FakeWorker] = []
         self._stack = ExitStack()
         self._beats: dict[int, ExitStack] = {}
@@ -81,7 +82,14 @@ class Cluster:
 
     def start_master(self) -> None:
         store = JobStore(self.redis.url, self.uid)
-        self._master = MasterProcess(self._identity(), self.job, store, on_deposed=self.deposed.set)
+        self._master = MasterProcess(
+            self._identity(),
+            self.job,
+            store,
+            on_deposed=self.deposed.set,
+            brain_address=self.brain_address,
+            brain_token=TOKEN,
+        )
         self._master.start()
 
     def stop_master(self) -> None:

@@ -180,7 +180,10 @@ class FakePs(rpc.ParameterServerServicer):
             self.applied = {}
             self.assigned_from.append(request.checkpoint_uri)
             if request.checkpoint_uri:
-                stored = json.loads((Path(request.checkpoint_uri) / f"ps-{self.index}" / "applied.json").read_text())
+                # a checkpoint of fewer servers is loaded from what any of them holds
+                written = Path(request.checkpoint_uri) / f"ps-{self.index}" / "applied.json"
+                whole = written if written.exists() else Path(request.checkpoint_uri) / "ps-0" / "applied.json"
+                stored = json.loads(whole.read_text())
                 self.applied = {int(epoch): set(batches) for epoch, batches in stored.items()}
             self.epoch, self.frozen, self.settling = request.routing.epoch, None, {}
             self.lock.notify_all()

@@ -14,7 +14,10 @@ from emberscale_brain.simulator.run import Phase
 
 @dataclass(frozen=True, slots=True)
 class JobOutcome:
-    """How a measured job went. Times are seconds of the simulation; `jct` is None unless it completed."""
+    """How a measured job went. Times are seconds of the simulation; `jct` is None unless it completed.
+
+    `shapes` are (time, shape) from the first on, one a change.
+    """
 
     job: str
     architecture: str
@@ -26,6 +29,7 @@ class JobOutcome:
     first_shape: JobShape | None
     final_shape: JobShape | None
     timeline: tuple[tuple[float, float], ...]
+    shapes: tuple[tuple[float, JobShape], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,7 @@ def summarize_seed(scheduler: str, seed: int, result: RunResult, keep_timelines:
                 first_shape=run.first_shape,
                 final_shape=run.shape,
                 timeline=tuple(run.timeline) if keep_timelines else (),
+                shapes=tuple(run.shapes),
             )
             for run in runs
         ),

@@ -85,8 +85,9 @@ class _LiveChange:
 class JobRun:
     """Mutable, and without I/O: the engine tells it the time and asks for its next event.
 
-    `samples` are committed (a roll-back takes some back). `scalings` counts changes of shape, `restarts` starts after
-    a roll-back. `timeline` holds (time, samples per second) at every change of speed.
+    `samples` are committed (a roll-back takes some back). `scalings` counts changes of shape, `shapes` holds (time,
+    shape) from the first on, `restarts` starts after a roll-back. `timeline` holds (time, samples per second) at every
+    change of speed.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class JobRun:
         self.phase = Phase.QUEUED
         self.shape: JobShape | None = None
         self.first_shape: JobShape | None = None
+        self.shapes: list[tuple[float, JobShape]] = []
         self.samples = 0.0
         self.scalings = 0
         self.restarts = 0
@@ -164,6 +166,7 @@ class JobRun:
         if self.started_at is None:
             self.started_at = now
             self.first_shape = shape
+            self.shapes.append((now, shape))
         load = self._mechanics.load if self.samples > 0 else 0.0
         self.shape = shape
         self.scaled_at = now
@@ -430,6 +433,7 @@ class JobRun:
         if not (role_resources(target).total - role_resources(present).total).fits(free):
             return False
         self.shape = target
+        self.shapes.append((now, target))
         self.scaled_at = now
         self.scalings += 1
         self._saved_samples = self.samples
@@ -445,6 +449,7 @@ class JobRun:
             return False
         wait = self._mechanics.load if self._mechanics.rollback else self._mechanics.ps_pause
         self.shape = target
+        self.shapes.append((now, target))
         self.scaled_at = now
         self.scalings += 1
         self._crash_looping = False
@@ -489,6 +494,7 @@ class JobRun:
             pause = max(pause, self._mechanics.ps_pause)
         self._change = None
         self.shape = target
+        self.shapes.append((now, target))
         self.scaled_at = now
         self.scalings += 1
         self._stand_still(now, pause + change.lost_seconds)

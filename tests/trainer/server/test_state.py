@@ -218,3 +218,38 @@ def test_a_worker_that_dies_does_not_hold_the_others(served: Served) -> None:
     threading.Thread(target=pull, daemon=True).start()
     dead.close()
     assert answered.wait(30)
+
+
+def test_a_cut_that_holds_lets_no_push_through_until_the_server_is_assigned_anew(served: Served) -> None:
+    servers = served.connect()
+    plan = served.plan([[1, 2]])
+    servers.push(plan, batch(0), ones(plan), DENSE_ONES)
+    served.state.freeze(1, [])
+    cut, _ = served.state.cut(1, [], settle_seconds=0, hold_seconds=60)
+    outcome: list[Exception] = []
+
+    def push() -> None:
+        try:
+            servers.push(plan, batch(1), ones(plan), DENSE_ONES)
+        except RoutingStaleError as error:
+            outcome.append(error)
+
+    held = threading.Thread(target=push)
+    held.start()
+    held.join(0.3)
+    assert held.is_alive()
+    served.state.leave()
+    held.join(30)
+    assert len(outcome) == 1
+    assert cut.applied.ranges(0) == [(0, 1)]
+    assert served.state.totals.pushes == 1
+
+
+def test_a_held_cut_that_is_thawed_goes_on(served: Served) -> None:
+    servers = served.connect()
+    plan = served.plan([[1, 2]])
+    served.state.freeze(1, [])
+    served.state.cut(1, [], settle_seconds=0, hold_seconds=60)
+    served.state.thaw(1)
+    servers.push(plan, batch(0), ones(plan), DENSE_ONES)
+    assert served.state.totals.pushes == 1

@@ -1,0 +1,186 @@
+"""The conversation with the brain: what it hears, what is followed, and that nothing waits for it."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+from tests.jobmaster.conftest import Cluster
+from tests.jobmaster.fakes import TOKEN, free_port, wait_for
+
+from emberscale_api.rpc import brain_pb2 as brain
+from emberscale_api.rpc import brain_pb2_grpc
+from emberscale_api.rpc import master_pb2 as pb
+from emberscale_api.rpc.token import TokenCheck
+from emberscale_jobmaster import scaling
+
+GIB = 1 << 30
+OPEN = {
+    "ps": {"replicas": None, "maxReplicas": 4},
+    "worker": {"replicas": None, "maxReplicas": 4},
+    "scaling": {"profileInterval": "100ms", "cooldown": "0s"},
+}
+
+
+class PlanningBrain(brain_pb2_grpc.BrainServicer):
+    """Answers with the plan that the test sets, and remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.plan = brain.BrainPlan()
+        self.known: set[str] = set()
+        self.submitted: list[brain.SubmitJobRequest] = []
+        self.profiles: list[brain.Profile] = []
+        self.start_ups: list[brain.StartUp] = []
+        self.outcomes: list[brain.ReportOutcomeRequest] = []
+        self._server = grpc.server(ThreadPoolExecutor(8), interceptors=[TokenCheck(TOKEN)])
+        brain_pb2_grpc.add_BrainServicer_to_server(self, self._server)
+        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self._server.start()
+
+    def plans(self, workers: int, ps: int) -> None:
+        shape = brain.Shape(workers=workers, ps=ps, worker_cpu=1, ps_cpu=1, worker_memory=GIB, ps_memory=GIB)
+        self.plan = brain.BrainPlan(
+            version=self.plan.version + 1, action="Scale", shape=shape, reason=f"{workers} and {ps} are best"
+        )
+
+    def forget(self) -> None:
+        self.known.clear()
+
+    def stop(self) -> None:
+        self._server.stop(0).wait()
+
+    def SubmitJob(self, request: brain.SubmitJobRequest, context: grpc.ServicerContext) -> brain.SubmitJobReply:  # noqa: N802
+        self.known.add(request.job_uid)
+        self.submitted.append(request)
+        return brain.SubmitJobReply(plan=self.plan, durable=True)
+
+    def ReportProfile(  # noqa: N802
+        self, request: brain.ReportProfileRequest, context: grpc.ServicerContext
+    ) -> brain.ReportProfileReply:
+        self.start_ups.extend(request.start_ups)
+        if request.job_uid not in self.known:
+            refused = [
+                brain.RefusedProfile(sequence=profile.sequence, reason="UnknownJob") for profile in request.profiles
+            ]
+            return brain.ReportProfileReply(refused=refused)
+        self.profiles.extend(request.profiles)
+        return brain.ReportProfileReply(accepted=len(request.profiles))
+
+    def GetPlan(self, request: brain.GetPlanRequest, context: grpc.ServicerContext) -> brain.BrainPlan:  # noqa: N802
+        if request.job_uid not in self.known:
+            context.abort(grpc.StatusCode.NOT_FOUND, "not known")
+        return self.plan
+
+    def ReportOutcome(  # noqa: N802
+        self, request: brain.ReportOutcomeRequest, context: grpc.ServicerContext
+    ) -> brain.ReportOutcomeReply:
+        self.outcomes.append(request)
+        return brain.ReportOutcomeReply(durable=True)
+
+
+@pytest.fixture
+def advisor() -> Iterator[PlanningBrain]:
+    planning = PlanningBrain()
+    yield planning
+    planning.stop()
+
+
+def wanted(cluster: Cluster) -> dict[int, int]:
+    plan = next(iter(cluster.caller().stub.WatchPlan(pb.WatchPlanRequest(), timeout=10)))
+    return {role.role: role.replicas for role in plan.roles}
+
+
+def test_a_job_without_sizes_starts_nobody_until_the_brain_has_answered(
+    cluster: Cluster, advisor: PlanningBrain
+) -> None:
+    cluster.configure(**OPEN)
+    cluster.brain_address = advisor.address
+    cluster.start_master()
+    wait_for(lambda: advisor.submitted, "the submission")
+    assert wanted(cluster)[pb.PS] == wanted(cluster)[pb.WORKER] == 0
+    assert cluster.status().reason == "WaitingForPlan"
+    (submitted, *_) = advisor.submitted
+    assert not submitted.fixed
+    assert not submitted.HasField("current")
+    assert (submitted.limits.most.workers, submitted.limits.most.ps) == (4, 4)
+    advisor.plans(workers=3, ps=2)
+    wait_for(lambda: wanted(cluster)[pb.WORKER] == 3, "three workers")
+    assert wanted(cluster)[pb.PS] == 2
+    assert "3 and 2 are best" in cluster.status().sizing.message
+
+
+def test_profiles_are_reported_plans_followed_and_the_end_told(cluster: Cluster, advisor: PlanningBrain) -> None:
+    cluster.configure(**OPEN)
+    cluster.brain_address = advisor.address
+    advisor.plans(workers=1, ps=1)
+    cluster.start_master()
+    cluster.until(lambda status: status.reason != "WaitingForPlan", "the first plan")
+    cluster.start_ps(0)
+    cluster.start_worker(0, pace=0.02)
+    cluster.until_phase(pb.TRAINING)
+    wait_for(lambda: any(not profile.restarted for profile in advisor.profiles), "a measurement in steady state")
+    advisor.plans(workers=2, ps=2)
+    cluster.until(lambda status: status.sizing.scalings == 1, "a change of shape")
+    cluster.start_worker(1, pace=0.02)
+    cluster.start_ps(1)
+    ended = cluster.until_phase(pb.COMPLETE, pb.FAILED)
+    assert ended.phase == pb.COMPLETE
+    assert ended.recoveries == 0
+    wait_for(lambda: advisor.outcomes, "the outcome")
+    (outcome,) = advisor.outcomes
+    assert (outcome.phase, outcome.final_shape.workers, outcome.final_shape.ps) == ("Complete", 2, 2)
+    steady = [profile for profile in advisor.profiles if not profile.restarted]
+    assert {profile.shape.workers for profile in steady} >= {1}
+    assert all(profile.total_samples == 400 and profile.throughput > 0 for profile in steady)
+    sequences = [profile.sequence for profile in advisor.profiles]
+    assert sequences == sorted(set(sequences))
+    assert "worker" in {start_up.role for start_up in advisor.start_ups}
+
+
+def test_without_a_brain_the_job_starts_as_the_manifest_says(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scaling, "FIRST_PLAN_SECONDS", 0.2)
+    cluster.configure(**OPEN)
+    cluster.brain_address = f"127.0.0.1:{free_port()}"
+    cluster.start_master()
+    waited = cluster.until(lambda status: status.sizing.reason == "NoPlan", "the end of the wait")
+    assert "gave no plan within" in waited.sizing.message
+    cluster.start_ps(0)
+    cluster.start_worker(0)
+    assert cluster.until_phase(pb.COMPLETE, pb.FAILED).phase == pb.COMPLETE
+
+
+def test_a_brain_that_dies_takes_nothing_with_it(cluster: Cluster, advisor: PlanningBrain) -> None:
+    cluster.configure(**OPEN)
+    cluster.brain_address = advisor.address
+    advisor.plans(workers=1, ps=1)
+    cluster.start_master()
+    cluster.until(lambda status: status.reason != "WaitingForPlan", "the first plan")
+    advisor.stop()
+    cluster.start_ps(0)
+    cluster.start_worker(0)
+    assert cluster.until_phase(pb.COMPLETE, pb.FAILED).phase == pb.COMPLETE
+
+
+def test_a_brain_that_has_forgotten_the_job_gets_to_know_it_again(cluster: Cluster, advisor: PlanningBrain) -> None:
+    cluster.configure(**OPEN)
+    cluster.brain_address = advisor.address
+    advisor.plans(workers=1, ps=1)
+    cluster.start_master()
+    cluster.until(lambda status: status.reason != "WaitingForPlan", "the first plan")
+    advisor.forget()
+    wait_for(lambda: len(advisor.submitted) > 1, "another submission")
+    assert advisor.submitted[-1].current.workers == 1
+
+
+def test_a_job_with_sizes_is_told_of_and_never_planned(cluster: Cluster, advisor: PlanningBrain) -> None:
+    sized = {"replicas": 1, "resources": {"limits": {"cpu": 1, "memory": "1Gi"}}}
+    cluster.configure(ps=sized, worker=sized, scaling={"profileInterval": "100ms"})
+    cluster.brain_address = advisor.address
+    advisor.plans(workers=4, ps=4)
+    cluster.start_master()
+    cluster.start_servers()
+    cluster.start_worker(0)
+    assert cluster.until_phase(pb.COMPLETE, pb.FAILED).phase == pb.COMPLETE
+    wait_for(lambda: advisor.outcomes, "the outcome")
+    assert advisor.submitted[0].fixed
+    assert cluster.status().sizing.scalings == 0
