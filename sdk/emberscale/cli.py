@@ -12,6 +12,7 @@ from emberscale.commands import (
     explain_plan,
     export,
     logs,
+    profile,
     resume,
     run,
     simulate,
@@ -52,6 +53,7 @@ app = typer.Typer(
 )
 app.command("run", help=run.HELP, epilog=run.EXAMPLES, rich_help_panel=_TRAINING)(run.run)
 app.command("audit", help=audit.HELP, epilog=audit.EXAMPLES, rich_help_panel=_TRAINING)(audit.audit)
+app.command("profile", help=profile.HELP, epilog=profile.EXAMPLES, rich_help_panel=_TRAINING)(profile.profile)
 app.command("compare", help=compare.HELP, epilog=compare.EXAMPLES, rich_help_panel=_RESULTS)(compare.compare)
 app.command("export", help=export.HELP, epilog=export.EXAMPLES, rich_help_panel=_RESULTS)(export.export)
 for name, command, text in (

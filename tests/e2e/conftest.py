@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
-from local_jobs import BATCH, Finished, Job, emberscale, merge
+from local_jobs import Finished, Job, emberscale, manifest_of
 
 ROWS = 60_000
 
@@ -21,30 +21,6 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = emberscale("data", "synth", str(folder / "criteo"), "--rows", str(ROWS), "--seed", "7", cwd=folder)
     assert made.returncode == 0, made.stderr
     return folder / "criteo"
-
-
-def manifest_of(name: str, dataset: Path, spec: dict[str, Any]) -> dict[str, Any]:
-    """A job over the data set, small but whole."""
-    return {
-        "apiVersion": "emberscale.io/v1alpha1",
-        "kind": "TrainingJob",
-        "metadata": {"name": name},
-        "spec": merge(
-            {
-                "data": {
-                    "train": [str(dataset / "train-*.tsv")],
-                    "evaluation": [str(dataset / "evaluation.tsv")],
-                    "shuffling": {"blockRecords": 4096},
-                },
-                "training": {"batchSize": BATCH},
-                "sharding": {"minBatches": 2, "maxBatches": 16, "leaseTimeout": "4s", "heartbeatInterval": "200ms"},
-                "ps": {"replicas": 2},
-                "worker": {"replicas": 2},
-                "checkpoint": {"interval": "3s"},
-            },
-            spec,
-        ),
-    }
 
 
 @pytest.fixture(scope="session")

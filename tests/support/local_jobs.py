@@ -147,3 +147,27 @@ def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     for key, value in changes.items():
         merged[key] = merge(merged.get(key, {}), value) if isinstance(value, dict) else value
     return merged
+
+
+def manifest_of(name: str, dataset: Path, spec: dict[str, Any]) -> dict[str, Any]:
+    """A job over the data set, small but whole."""
+    return {
+        "apiVersion": "emberscale.io/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": name},
+        "spec": merge(
+            {
+                "data": {
+                    "train": [str(dataset / "train-*.tsv")],
+                    "evaluation": [str(dataset / "evaluation.tsv")],
+                    "shuffling": {"blockRecords": 4096},
+                },
+                "training": {"batchSize": BATCH},
+                "sharding": {"minBatches": 2, "maxBatches": 16, "leaseTimeout": "4s", "heartbeatInterval": "200ms"},
+                "ps": {"replicas": 2},
+                "worker": {"replicas": 2},
+                "checkpoint": {"interval": "3s"},
+            },
+            spec,
+        ),
+    }

@@ -56,6 +56,15 @@ class ServerMetrics(Collector):
 
 
 def stage_seconds(state: ServerState) -> dict[str, float]:
-    """Seconds by stage: `pull` and `push` under the lock, `hold` waiting for a cut or the staleness bound."""
+    """Seconds by stage.
+
+    Under the lock, so that they add up to no more than the time: `pull` gathers rows, `push` steps them, `dense` steps
+    the dense slice. `hold` is waiting for a cut or the staleness bound, summed over the requests that wait.
+    """
     totals = state.totals
-    return {"pull": totals.pull_seconds, "push": totals.push_seconds, "hold": totals.hold_seconds}
+    return {
+        "pull": totals.pull_seconds,
+        "push": totals.push_seconds,
+        "dense": totals.dense_seconds,
+        "hold": totals.hold_seconds,
+    }

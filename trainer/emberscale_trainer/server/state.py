@@ -27,6 +27,7 @@ class Totals:
     repeated: int = 0
     pull_seconds: float = 0.0
     push_seconds: float = 0.0
+    dense_seconds: float = 0.0
     hold_seconds: float = 0.0
 
 
@@ -153,10 +154,16 @@ class ServerState:
             admitted = self._clock()
             partition.applied.record(*batch)
             partition.tables.push(counts, keys, gradients)
+            updated = self._clock()
             partition.dense.step(dense)
             if self._bound is not None:
                 self._bound.pushed(ticket)
-            self._count(pushes=1, push_seconds=self._clock() - admitted, hold_seconds=admitted - started)
+            self._count(
+                pushes=1,
+                push_seconds=updated - admitted,
+                dense_seconds=self._clock() - updated,
+                hold_seconds=admitted - started,
+            )
             self._changed.notify_all()
             return Status.OK
 
@@ -252,6 +259,7 @@ class ServerState:
         repeated: int = 0,
         pull_seconds: float = 0.0,
         push_seconds: float = 0.0,
+        dense_seconds: float = 0.0,
         hold_seconds: float = 0.0,
     ) -> None:
         totals = self._totals
@@ -261,5 +269,6 @@ class ServerState:
             totals.repeated + repeated,
             totals.pull_seconds + pull_seconds,
             totals.push_seconds + push_seconds,
+            totals.dense_seconds + dense_seconds,
             totals.hold_seconds + hold_seconds,
         )

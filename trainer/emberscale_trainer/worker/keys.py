@@ -46,6 +46,16 @@ class KeyPlan:
     lists: tuple[ListPlan, ...]
 
     @property
+    def lookups(self) -> int:
+        """Rows that the batch looks up, each as often as it does."""
+        return self.offsets.size + sum(len(column.rows) for column in self.lists)
+
+    @property
+    def distinct(self) -> int:
+        """Rows that are asked of the servers."""
+        return sum(len(keys) for keys in self.keys)
+
+    @property
     def values(self) -> int:
         """Floats in all the answers together."""
         return self.value_edges[-1]

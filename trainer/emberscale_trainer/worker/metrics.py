@@ -24,7 +24,13 @@ class WorkerMetrics(Collector):
         for stage, seconds in statistics.total_stages.items():
             stages.add_metric([stage], seconds)
         yield stages
-        traffic = CounterMetricFamily(metrics.WIRE_BYTES_TOTAL, "Bytes of rows and gradients", labels=["direction"])
-        for direction, size in zip(("pulled", "pushed"), statistics.total_traffic, strict=True):
+        traffic = CounterMetricFamily(
+            metrics.WIRE_BYTES_TOTAL, "Bytes exchanged with parameter servers", labels=["direction"]
+        )
+        for direction, size in zip(("received", "sent"), statistics.total_traffic, strict=True):
             traffic.add_metric([direction], size)
         yield traffic
+        yield CounterMetricFamily(metrics.IDS_TOTAL, "Rows that batches look up", value=statistics.total_ids)
+        yield CounterMetricFamily(
+            metrics.KEYS_TOTAL, "Distinct keys among those of a batch", value=statistics.total_keys
+        )

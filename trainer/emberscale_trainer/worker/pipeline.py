@@ -130,6 +130,8 @@ class Pipeline:
                     break
                 with self._statistics.stage("plan"):
                     plan = self._planner.plan(batch.ids, batch.lists)
+                if task.kind == master_pb2.TRAIN:
+                    self._statistics.planned(plan.lookups, plan.distinct)
                 if batch.bad_records:
                     self._statistics.skipped(
                         [
@@ -147,7 +149,7 @@ class Pipeline:
             with self._statistics.stage("pull"):
                 read_only = planned.task.kind == master_pb2.EVALUATE
                 pulled = self._pulls.pull(planned.plan, planned.name, read_only)
-            self._statistics.moved(pulled.rows.nbytes + pulled.dense.nbytes, 0)
+            self._statistics.moved(*self._pulls.take_traffic())
             self._ready.put(_Ready(planned, pulled))
 
     def _compute(self) -> None:
@@ -187,7 +189,6 @@ class Pipeline:
             with self._statistics.stage("push"):
                 self._pushes.push(planned.plan, planned.name, gradients.rows, gradients.dense)
             self._unpushed.get()
-            pushed = gradients.rows.nbytes + gradients.dense.nbytes + sum(keys.nbytes for keys in planned.plan.keys)
-            self._statistics.moved(0, pushed)
+            self._statistics.moved(*self._pushes.take_traffic())
             if self._leases.commit(planned.task.token, planned.batch.stop):
                 self._lease_finished()

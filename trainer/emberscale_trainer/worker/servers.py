@@ -58,6 +58,7 @@ class ParameterServers:
         self._worker = worker
         self._parameters = parameters
         self._slices = [routing.dense_slice(server, parameters) for server in range(len(routing.servers))]
+        self._traffic = (0, 0)
         self._connections: list[Connection] = []
         try:
             for server in routing.servers:
@@ -66,13 +67,12 @@ class ParameterServers:
             self.close()
             raise
 
-    @property
-    def traffic_bytes(self) -> tuple[int, int]:
-        """Bytes sent and received so far."""
-        return (
-            sum(connection.sent_bytes for connection in self._connections),
-            sum(connection.received_bytes for connection in self._connections),
-        )
+    def take_traffic(self) -> tuple[int, int]:
+        """Bytes received and sent since the last call."""
+        received = sum(connection.received_bytes for connection in self._connections)
+        sent = sum(connection.sent_bytes for connection in self._connections)
+        before, self._traffic = self._traffic, (received, sent)
+        return received - before[0], sent - before[1]
 
     def pull(self, plan: KeyPlan, batch: BatchName, read_only: bool) -> Pulled:
         """Rows and dense vector for a batch; `read_only` makes no rows. Raises as `_check` does, and for lost peers."""

@@ -43,6 +43,8 @@ class WorkerStatistics:
         self.total_batches = 0
         self.total_stages = dict.fromkeys(STAGES, 0.0)
         self.total_traffic = (0, 0)
+        self.total_ids = 0
+        self.total_keys = 0
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -74,11 +76,17 @@ class WorkerStatistics:
             self.total_samples += len(labels)
             self.total_batches += 1
 
-    def moved(self, pulled: int, pushed: int) -> None:
-        """Bytes went over the wire."""
+    def planned(self, ids: int, keys: int) -> None:
+        """So many rows are looked up for a batch, in so many distinct keys."""
         with self._lock:
-            self._traffic = (self._traffic[0] + pulled, self._traffic[1] + pushed)
-            self.total_traffic = (self.total_traffic[0] + pulled, self.total_traffic[1] + pushed)
+            self.total_ids += ids
+            self.total_keys += keys
+
+    def moved(self, received: int, sent: int) -> None:
+        """Bytes came and went over the wire, headers and all."""
+        with self._lock:
+            self._traffic = (self._traffic[0] + received, self._traffic[1] + sent)
+            self.total_traffic = (self.total_traffic[0] + received, self.total_traffic[1] + sent)
 
     def skipped(self, records: list[master_pb2.BadRecord]) -> None:
         """Malformed records were left out."""

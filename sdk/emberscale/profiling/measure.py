@@ -1,0 +1,96 @@
+"""Runs a job for a while on this machine, and profiles it."""
+
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from emberscale.interruption import Interruption
+from emberscale.profiling.job_profile import JobProfile, profile_of
+from emberscale.profiling.reading import Reading, take_reading
+from emberscale_api.job import TrainingJob
+from emberscale_api.rpc import master_pb2 as pb
+from emberscale_operator.local import LocalJob, RunFolder, Snapshot
+
+_NEVER = 10 * 365 * 86400.0
+_ROOF_SECONDS = 3.0
+_WARM_UP = 0.25
+
+Progress = Callable[[str, int, int], None]
+"""Is told what is being done, how many samples are trained, and of how many."""
+
+
+class ProfileFailedError(Exception):
+    """The job ended before it had been measured; the text says why."""
+
+
+def profile_job(job: TrainingJob, samples: int, interruption: Interruption, progress: Progress) -> JobProfile:
+    """Trains `samples` samples after a quarter as many to warm up, ends the job, and measures its roof.
+
+    Raises ProfileFailedError, StartError and EntrypointError.
+    """
+    before, after = _run(_endless(job), samples, interruption, progress)
+    # torch takes a second to import, which should not delay the job
+    from emberscale.profiling.roof import measure_roof
+
+    progress("computing without parameter servers", samples, samples)
+    return profile_of(job.metadata.name, before, after, measure_roof(job, _ROOF_SECONDS))
+
+
+def _endless(job: TrainingJob) -> TrainingJob:
+    """The job as it trains when nothing but training happens: no evaluation, no checkpoint, no start-up transient."""
+    spec = job.spec
+    changes = {
+        "data": spec.data.model_copy(update={"evaluation": ()}),
+        "training": spec.training.model_copy(update={"epochs": 10_000, "staleness_warmup": 0}),
+        "checkpoint": spec.checkpoint.model_copy(update={"interval": _NEVER}),
+        "sharding": spec.sharding.model_copy(update={"heartbeat_interval": min(0.2, spec.sharding.heartbeat_interval)}),
+    }
+    return job.model_copy(update={"spec": spec.model_copy(update=changes)})
+
+
+@dataclass
+class _Window:
+    """Takes a reading when the job is warm, and another when enough samples are trained after that."""
+
+    samples: int
+    before: Reading | None = None
+    after: Reading | None = None
+    begun_at: int = 0
+
+    def see(self, snapshot: Snapshot) -> bool:
+        """Whether the window is over."""
+        status = snapshot.status
+        if status is None or status.phase != pb.TRAINING:
+            return False
+        if self.before is None and status.samples >= self.samples * _WARM_UP:
+            self.before, self.begun_at = take_reading(snapshot), status.samples
+        elif self.before is not None and status.samples >= self.begun_at + self.samples:
+            self.after = take_reading(snapshot)
+        return self.after is not None
+
+
+def _run(job: TrainingJob, samples: int, interruption: Interruption, progress: Progress) -> tuple[Reading, Reading]:
+    folder = Path(tempfile.mkdtemp(prefix="emberscale-profile-"))
+    checkpoint = job.spec.checkpoint.model_copy(update={"uri": str(folder / "checkpoints")})
+    job = job.model_copy(update={"spec": job.spec.model_copy(update={"checkpoint": checkpoint})})
+    window = _Window(samples)
+    with LocalJob(job, str(uuid.uuid4()), RunFolder(folder)) as local, interruption.of(local):
+
+        def observe(snapshot: Snapshot) -> None:
+            if window.after is None and window.see(snapshot):
+                local.kill()
+            trained = 0 if snapshot.status is None else snapshot.status.samples
+            doing = "starting" if not trained else "warming up" if window.before is None else "training"
+            progress(doing, trained, int(samples * (1 + _WARM_UP)))
+
+        outcome = local.run(observe)
+    if window.before is None or window.after is None:
+        if interruption.signal is not None:
+            shutil.rmtree(folder)
+            raise ProfileFailedError("interrupted")
+        raise ProfileFailedError(f"{outcome.reason}: {outcome.message}; logs are in {folder / 'logs'}")
+    shutil.rmtree(folder)
+    return window.before, window.after
