@@ -115,7 +115,7 @@ def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--seeds", type=int, default=5)
     given = parser.parse_args()
-    jobs, seeds = (120, 2) if given.quick else (400, max(5, given.seeds))
+    jobs, seeds = (60, 2) if given.quick else (240, max(5, given.seeds))
     with tempfile.TemporaryDirectory() as folder:
         path = scenario_file(Path(folder), jobs)
         outcomes = run_experiment(

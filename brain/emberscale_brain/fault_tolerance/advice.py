@@ -7,10 +7,12 @@ tolerates, so they may be rare.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
+
+from emberscale_api.job import FaultToleranceStrategy
 
 
 class Recovery(StrEnum):
@@ -121,14 +123,23 @@ def _interval(best: float, costs: FailureCosts) -> float:
     return min(max(best, costs.save, 1.0), max(costs.total_seconds, costs.save, 1.0))
 
 
-def advise(costs: FailureCosts, least_benefit: float = 0.001) -> FaultToleranceAdvice:
-    """The cheapest way; full recovery unless another saves at least `least_benefit` of the job's time.
+OFFERED = frozenset(way for way in Recovery if way.value in set(FaultToleranceStrategy))
+"""The ways that a manifest can name."""
+
+
+def advise(
+    costs: FailureCosts, least_benefit: float = 0.001, offered: Collection[Recovery] = OFFERED
+) -> FaultToleranceAdvice:
+    """The cheapest way of those `offered`; full recovery, which always is, unless another saves at least
+    `least_benefit` of the job's time.
 
     Coded recovery needs more PS than parities. Of partial and coded recovery at equal cost the coded one is taken: it
     loses nothing.
     """
-    ways = {Recovery.FULL: full_recovery(costs), Recovery.PARTIAL: partial_recovery(costs)}
-    if costs.ps > costs.tolerated:
+    ways = {Recovery.FULL: full_recovery(costs)}
+    if Recovery.PARTIAL in offered:
+        ways[Recovery.PARTIAL] = partial_recovery(costs)
+    if Recovery.CODED in offered and costs.ps > costs.tolerated:
         ways[Recovery.CODED] = coded_recovery(costs)
     best = Recovery.FULL
     for way in (Recovery.CODED, Recovery.PARTIAL):

@@ -304,6 +304,8 @@ class JobRun:
                 worker_memory=min(self.job.worker_memory, shape.worker_memory),
                 restarted=True,
             )
+        if self._rate.samples_per_second <= 0:
+            return None
         since = max(self._steady_since, self._profiled_at)
         windows = math.floor((now - since) / self._environment.profile_interval)
         self._profiled_at = now

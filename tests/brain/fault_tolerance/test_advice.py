@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from emberscale_api.job import FaultToleranceStrategy
 from emberscale_brain.fault_tolerance.advice import (
     FailureCosts,
     Recovery,
@@ -19,6 +20,7 @@ from emberscale_brain.fault_tolerance.advice import (
 )
 
 HOUR = 3600.0
+EVERY = frozenset(Recovery)
 JOB = FailureCosts(
     total_seconds=56 * HOUR, ps=18, between_failures=28 * HOUR, save=300, load=300, reschedule=600, target_pls=0.1
 )
@@ -57,30 +59,30 @@ def test_partial_recoverys_interval_meets_the_target_pls() -> None:
 
 def test_cprs_setting_prefers_partial_recovery_to_full() -> None:
     assert partial_recovery(JOB).overhead < 0.5 * full_recovery(JOB).overhead
-    assert advise(replace(JOB, parity_slowdown=0.2)).strategy is Recovery.PARTIAL
+    assert advise(replace(JOB, parity_slowdown=0.2), offered=EVERY).strategy is Recovery.PARTIAL
 
 
 def test_no_loss_allowed_falls_back_to_full_recovery() -> None:
-    advice = advise(replace(JOB, target_pls=0.0, parity_slowdown=0.2))
+    advice = advise(replace(JOB, target_pls=0.0, parity_slowdown=0.2), offered=EVERY)
     assert advice.strategy is Recovery.FULL
     assert advice.costs[Recovery.FULL].expected_pls == 0
 
 
 def test_frequent_failures_and_slow_checkpoints_are_worth_parity() -> None:
     unstable = replace(JOB, between_failures=HOUR, save=600, target_pls=0.01, parity_slowdown=0.03)
-    assert advise(unstable).strategy is Recovery.CODED
+    assert advise(unstable, offered=EVERY).strategy is Recovery.CODED
 
 
 def test_a_job_that_hardly_ever_fails_needs_nothing_but_checkpoints() -> None:
-    advice = advise(replace(JOB, between_failures=1e9, save=1, total_seconds=HOUR))
+    advice = advise(replace(JOB, between_failures=1e9, save=1, total_seconds=HOUR), offered=EVERY)
     assert advice.strategy is Recovery.FULL
     assert "FullRecovery" in advice.reason
     assert "ErasureCoding" in advice.reason
 
 
 def test_one_ps_cannot_be_coded() -> None:
-    assert Recovery.CODED not in advise(replace(JOB, ps=1)).costs
-    assert Recovery.CODED not in advise(replace(JOB, ps=2, tolerated=2)).costs
+    assert Recovery.CODED not in advise(replace(JOB, ps=1), offered=EVERY).costs
+    assert Recovery.CODED not in advise(replace(JOB, ps=2, tolerated=2), offered=EVERY).costs
 
 
 def test_a_second_parity_makes_checkpoints_rarer() -> None:
@@ -91,7 +93,7 @@ def test_a_second_parity_makes_checkpoints_rarer() -> None:
 @settings(max_examples=200, deadline=None)
 @given(costs)
 def test_the_advice_is_never_much_dearer_than_any_other_way(job: FailureCosts) -> None:
-    advice = advise(job)
+    advice = advise(job, offered=EVERY)
     cheapest = min(cost.overhead for cost in advice.costs.values())
     assert advice.costs[advice.strategy].overhead <= cheapest + 0.001 + 1e-12
     assert 0 < advice.checkpoint_interval < math.inf
@@ -112,3 +114,10 @@ def test_more_failures_never_cost_less(job: FailureCosts, factor: float) -> None
 def test_impossible_costs_are_refused_by_name(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=field):
         replace(JOB, **{field: value})  # type: ignore[arg-type]  # the fields have several types
+
+
+@given(costs)
+def test_what_a_manifest_cannot_say_is_not_advised(job: FailureCosts) -> None:
+    advice = advise(job)
+    assert advice.strategy.value in set(FaultToleranceStrategy)
+    assert advice.strategy in advice.costs
