@@ -43,10 +43,10 @@ def ps_cores(shape: JobShape) -> float:
 
 
 def scenario_file(folder: Path, jobs: int) -> Path:
-    """The month with this many jobs, on a cluster that is smaller in proportion, and the two ways to start."""
+    """The month with this many jobs, on a cluster with room for them, and the two ways to start."""
     document = yaml.safe_load(SCENARIO.read_text())
     share = jobs / document["workload"]["jobs"]
-    document["cluster"]["nodes"] = max(4, round(document["cluster"]["nodes"] * share))
+    document["cluster"]["nodes"] = max(40, round(document["cluster"]["nodes"] * share))
     document["workload"] |= {
         "jobs": jobs,
         "families": max(8, round(document["workload"]["families"] * share)),
