@@ -8,6 +8,7 @@ from cluster import (
     Place,
     apply,
     assert_exact,
+    auc_of_local_run,
     eventually,
     kubectl,
     manifest,
@@ -50,6 +51,14 @@ def test_a_job_trains_every_sample_once_and_tells_so(place: Place) -> None:
         assert reason in reasons, reasons
     eventually("no pod runs on", lambda: not [p for p in job.pods() if p["status"]["phase"] == "Running"], seconds=60)
     assert "whole" in kubectl("get", "all", "-n", place.namespace)
+
+
+def test_the_model_is_as_good_as_that_of_a_local_run(place: Place) -> None:
+    document = manifest("compared", place)
+    trained = submit(document, place).wait_complete()["progress"]["evaluations"][-1]["auc"]
+    local = auc_of_local_run(document, place)
+    assert local > 0.68
+    assert abs(trained - local) < 0.005, (trained, local)
 
 
 def test_training_pods_are_restricted_and_hold_no_credentials(place: Place) -> None:

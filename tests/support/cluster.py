@@ -231,6 +231,26 @@ def assert_exact(job: Job, place: Place, records: int = RECORDS) -> None:
     assert (counted["missing"], counted["once"], counted["repeated"]) == (0, records, 0), counted
 
 
+_LOCAL_RUN = """
+import json, subprocess, sys
+open("/tmp/job.json", "w").write(sys.argv[1])
+ended = subprocess.run(["emberscale", "run", "/tmp/job.json", "--workdir", "/tmp/run"], capture_output=True, text=True)
+said = open("/tmp/run/summary.json").read() if ended.returncode == 0 else ended.stderr[-2000:]
+open("/dev/termination-log", "w").write(json.dumps(json.loads(said)["auc"]) if ended.returncode == 0 else said)
+sys.exit(ended.returncode)
+"""
+
+
+def auc_of_local_run(document: Mapping[str, Any], place: Place) -> float:
+    """What `emberscale run` makes of the same job, as processes of one pod."""
+    spec = {key: dict(part) for key, part in document["spec"].items()}
+    del spec["checkpoint"]
+    for role in ("master", "ps", "worker"):
+        spec[role] = {key: part for key, part in spec[role].items() if key == "replicas"}
+    local = json.dumps({**document, "spec": spec})
+    return float(run_in_pod("local-run", place, ["python", "-c", _LOCAL_RUN, local]))
+
+
 def manifest(name: str, place: Place, **spec: Any) -> dict[str, Any]:
     """A TrainingJob over the suite's data, with small pods; `spec` replaces whole parts of the spec."""
     volume = {"name": "shared", "hostPath": {"path": place.folder}}

@@ -1,0 +1,41 @@
+"""The end-to-end suite's own judgement of a status against pods: it must be able to find fault."""
+
+from typing import Any
+
+import pytest
+
+from status_watch import contradictions
+
+
+def pod(name: str, role: str = "worker", phase: str = "Running", ready: bool = True, **metadata: Any) -> dict[str, Any]:
+    labels = {"emberscale.io/role": role, "emberscale.io/index": "0"}
+    conditions = [{"type": "Ready", "status": "True" if ready else "False"}]
+    return {
+        "metadata": {"name": name, "labels": labels, **metadata},
+        "status": {"phase": phase, "conditions": conditions},
+    }
+
+
+def status(*running: str, ready: int = 0) -> dict[str, Any]:
+    return {"members": [{"pod": name, "state": "Running"} for name in running], "worker": {"ready": ready}}
+
+
+def test_a_status_that_is_true_is_not_contradicted() -> None:
+    assert list(contradictions(status("a", ready=1), [pod("a")])) == []
+    assert list(contradictions(status("a", ready=0), [pod("a", ready=False)])) == []
+    assert list(contradictions({}, [pod("a", phase="Pending", ready=False)])) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "pods", "words"),
+    [
+        (status("a"), [], "a is said to run, and does not"),
+        (status("a"), [pod("a", phase="Failed", ready=False)], "a is said to run, and does not"),
+        (status("a"), [pod("a", deletionTimestamp="now")], "a is said to run, and does not"),
+        (status(), [pod("a")], "a runs, and is not said to"),
+        (status("a", ready=2), [pod("a")], "2 worker are said to be ready, and 1 are"),
+        (status("a", ready=1), [pod("a", ready=False)], "1 worker are said to be ready, and 0 are"),
+    ],
+)
+def test_a_status_that_is_not_true_is_named(said: dict[str, Any], pods: list[Any], words: str) -> None:
+    assert words in list(contradictions(said, pods))
