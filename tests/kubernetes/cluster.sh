@@ -40,6 +40,10 @@ end() {
 }
 trap end EXIT
 
+step() {
+  echo "$(date +%T) $1"
+}
+
 not_run() {
   echo "tests/kubernetes: NOT RUN, nothing was tested: $1" >&2
   exit 77
@@ -55,7 +59,7 @@ install_packages() {
     dpkg-query -W -f '${Status}' "$package" 2> /dev/null | grep -q "install ok installed" || missing+=("$package")
   done
   [ ${#missing[@]} = 0 ] && return
-  echo "installing ${missing[*]}"
+  step "installing ${missing[*]}"
   apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" \
     > "$work/apt.log" 2>&1 || { tail -n 20 "$work/apt.log" >&2; return 1; }
 }
@@ -96,14 +100,20 @@ else
   install_packages || not_run "the packages that a cluster needs cannot be installed"
 fi
 
+step "building the images"
 $build localhost/emberscale:e2e "$work/emberscale.tar" "$root" > "$work/build.log" 2>&1 \
   || { tail -n 60 "$work/build.log" >&2; exit 1; }
 $build localhost/redis:e2e "$work/redis.tar" tests/kubernetes/redis > "$work/build.log" 2>&1 \
   || { tail -n 60 "$work/build.log" >&2; exit 1; }
-[ -n "$own" ] || start_cluster
+if [ -z "$own" ]; then
+  step "starting a cluster"
+  start_cluster
+fi
+step "loading the images"
 $load "$work/emberscale.tar"
 $load "$work/redis.tar"
 
 export EMBERSCALE_E2E_IMAGE=localhost/emberscale:e2e EMBERSCALE_E2E_REDIS_IMAGE=localhost/redis:e2e
 export EMBERSCALE_E2E_FOLDER=${EMBERSCALE_E2E_FOLDER:-$work/shared}
+step "running the suite"
 $inside "$root/.venv/bin/pytest" tests/kubernetes "$@"

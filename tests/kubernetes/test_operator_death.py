@@ -51,7 +51,7 @@ class MortalOperator:
             "EMBERSCALE_REDIS_URL": base64.b64decode(secret["data"]["url"]).decode(),
             "EMBERSCALE_NAMESPACE": SYSTEM,
             "EMBERSCALE_POD_NAME": "mortal",
-            "EMBERSCALE_LEASE_NAME": "mortal",
+            "EMBERSCALE_LEASE_NAME": "emberscale-operator",
             "EMBERSCALE_WATCH_NAMESPACES": namespace,
             "EMBERSCALE_METRICS_PORT": "19090",
             "EMBERSCALE_HEALTH_PORT": "18080",
@@ -95,7 +95,9 @@ def test_killed_at_every_call_it_makes_nothing_twice_and_leaves_nothing(
     no_operator: None, place: Place, tmp_path: Path
 ) -> None:
     deaths: Counter[str] = Counter()
-    with recording_proxy() as proxy:
+    # with the rights of the one that the chart installs
+    token = kubectl("create", "token", "emberscale-operator", "-n", SYSTEM, "--duration=1h").strip()
+    with recording_proxy(token) as proxy:
         operator = MortalOperator(proxy, tmp_path, place.namespace)
 
         def dies(method: str, path: str) -> None:

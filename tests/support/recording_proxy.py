@@ -19,13 +19,14 @@ Hook = Callable[[str, str], None]
 
 
 class RecordingProxy:
-    """Forwards calls to the cluster that KUBECONFIG names.
+    """Forwards calls to the cluster that KUBECONFIG names, in the name of whom a token belongs to.
 
     `before` and `after` are called around each call that changes something, leases aside, with its method and path.
     What either of them raises ends the connection without an answer.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, token: str) -> None:
+        self._token = token
         self.before: Hook = lambda method, path: None
         self.after: Hook = lambda method, path: None
         self.url = ""
@@ -66,8 +67,6 @@ class RecordingProxy:
     async def _serve(self) -> None:
         self._stopping = asyncio.Event()
         trust = ssl.create_default_context(cafile=self._configuration.ssl_ca_cert)
-        if self._configuration.cert_file:
-            trust.load_cert_chain(self._configuration.cert_file, self._configuration.key_file)
         timeout = aiohttp.ClientTimeout(total=None)
         async with aiohttp.ClientSession(timeout=timeout, auto_decompress=False) as self._session:
             self._trust = trust
@@ -87,10 +86,7 @@ class RecordingProxy:
         if counts:
             self.before(request.method, request.path)
         headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP_BY_HOP}
-        headers.pop("Authorization", None)
-        authorization = self._configuration.get_api_key_with_prefix("authorization")
-        if authorization:
-            headers["Authorization"] = authorization
+        headers["Authorization"] = f"Bearer {self._token}"
         async with self._session.request(
             request.method,
             self._configuration.host + request.path_qs,
@@ -114,9 +110,9 @@ class RecordingProxy:
 
 
 @contextmanager
-def recording_proxy() -> Iterator[RecordingProxy]:
+def recording_proxy(token: str) -> Iterator[RecordingProxy]:
     """Serves in a thread while the body runs."""
-    proxy = RecordingProxy()
+    proxy = RecordingProxy(token)
     thread = threading.Thread(target=proxy.run, daemon=True)
     thread.start()
     proxy.wait()
