@@ -40,6 +40,7 @@ class PlainModel(nn.Module):
             nn.init.uniform_(embedding.weight, -scale, scale)  # type: ignore[arg-type]  # an Embedding's weight
 
     def forward(self, dense: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Logits float32 [B] from dense features and row numbers int64 [B, columns]."""
         vectors = [embedding(rows[:, column]) for column, embedding in zip(self.columns, self.embeddings, strict=True)]
         logits: torch.Tensor = self.dense_model(dense, torch.cat(vectors, dim=1))
         return logits
@@ -56,6 +57,7 @@ class RowWiseAdagrad:
 
     @torch.no_grad()
     def step(self) -> None:
+        """Applies the sparse gradients and clears them."""
         for weight, accumulator in zip(self._weights, self._accumulators, strict=True):
             assert weight.grad is not None
             gradient = weight.grad.coalesce()

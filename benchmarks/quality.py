@@ -1,0 +1,112 @@
+"""Held-out AUC of every built-in model: trained by asynchronous workers, against PyTorch alone in one process.
+
+Both train the same model on the same records, a million from the synthetic generator (200,000 with --quick), with the
+same optimizers and learning rates; PyTorch in the order of the epoch, batch after batch. Each pair is the mean over the
+seeds (of the order, and of all initial weights) of what the AUC of PyTorch is above ours, and the difference allowed.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import torch
+import yaml
+from plain_torch import train
+from reporting import Ratio, arguments, report, say
+
+from emberscale_api.job import Architecture, parse_manifest
+
+ALLOWED = 0.001
+SHAPES = ((2, 2), (4, 3))
+SEEDS = range(3)
+EMBERSCALE = str(Path(sys.executable).with_name("emberscale"))
+
+
+def manifest(data: Path, architecture: Architecture, seed: int, workers: int, ps: int) -> dict[str, Any]:
+    """The example job with another model."""
+    return {
+        "apiVersion": "emberscale.io/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": "quality"},
+        "spec": {
+            "data": {"train": [str(data / "train-*.tsv")], "evaluation": [str(data / "evaluation.tsv")]},
+            "model": {"architecture": str(architecture)},
+            "optimizers": {
+                "sparse": {"type": "RowWiseAdagrad", "learningRate": 0.02},
+                "dense": {"type": "Adagrad", "learningRate": 0.01},
+            },
+            "training": {"batchSize": 2048, "seed": seed},
+            "ps": {"replicas": ps},
+            "worker": {"replicas": workers},
+        },
+    }
+
+
+def run(job: Mapping[str, Any]) -> float:
+    """Held-out AUC of a whole run."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "job.yaml")
+        file.write_text(yaml.safe_dump(dict(job)))
+        command = [EMBERSCALE, "run", str(file), "--workdir", f"{folder}/run", "--output", "json"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(done.stderr)
+        return float(json.loads(done.stdout)["auc"])
+
+
+def draw(path: Path, differences: Mapping[str, list[float]]) -> None:
+    """Every seed's difference, by model and shape."""
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(10, 5))
+    for number, values in enumerate(differences.values()):
+        axis.barh(number, mean(values), color="tab:blue", alpha=0.6)
+        axis.plot(values, [number] * len(values), "k.")
+    axis.axvline(ALLOWED, linestyle="--", color="tab:red", label="allowed, for the mean")
+    axis.set_yticks(range(len(differences)), list(differences))
+    axis.invert_yaxis()
+    axis.set_xlabel("held-out AUC of plain PyTorch minus ours (mean, and every seed)")
+    axis.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    """Trains and reports."""
+    parser = arguments(__doc__)
+    parser.add_argument("--models", nargs="+", choices=[str(model) for model in Architecture], help="only these")
+    options = parser.parse_args()
+    torch.set_num_threads(2)
+    differences: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder, "data")
+        rows = "200000" if options.quick else "1000000"
+        synthesise = [EMBERSCALE, "data", "synth", str(data), "--rows", rows, "--seed", "1"]
+        subprocess.run(synthesise, check=True, stdout=subprocess.PIPE)
+        for model in map(Architecture, options.models or list(Architecture)):
+            for seed in SEEDS:
+                reference = train(parse_manifest(manifest(data, model, seed, 1, 1))).auc
+                for workers, ps in SHAPES:
+                    auc = run(manifest(data, model, seed, workers, ps))
+                    label = f"{model}, {workers} workers + {ps} PS"
+                    differences.setdefault(label, []).append(reference - auc)
+                    say(f"{label}, seed {seed}: AUC {auc:.5f}, PyTorch {reference:.5f}")
+    if options.plot:
+        draw(options.plot, differences)
+    ratios = {
+        f"AUC below PyTorch / {ALLOWED:g}: {label}": Ratio([(float(np.mean(values)), ALLOWED)], 1.0, "max")
+        for label, values in differences.items()
+    }
+    report("quality", ratios, options.output)
+
+
+if __name__ == "__main__":
+    main()
