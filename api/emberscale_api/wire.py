@@ -6,8 +6,13 @@ table by table. Its answer is the rows' weights, `float32`, in the order of the 
 dense vector if it was asked for. A push's payload is a pull's, followed by the gradients in the layout of a pull's
 answer.
 
-A worker keeps two connections to each server, one for pulls and one for pushes, so that a pull which the server holds
-back (bounded staleness) never stands in the way of the push that it waits for.
+The staleness of gradients is bounded by server 0 alone. A worker that wants to pull a batch for training first asks it
+with ADMIT, which is answered when the bound allows the pull; then it pulls from all servers at once. It pushes to
+server 0 first, which answers when the bound allows the push, then to the others; when all have answered it tells server
+0 with COMPLETE, which is not answered. ADMIT and COMPLETE have no payload.
+
+A worker keeps two connections to each server, one for pulls and one for pushes, so that a pull which is held back never
+stands in the way of the push that it waits for.
 
 The first frame on a connection is HELLO; its payload is the job's token. A frame that is malformed ends the connection.
 """
@@ -28,6 +33,8 @@ class Kind(IntEnum):
     HELLO = 1
     PULL = 2
     PUSH = 3
+    ADMIT = 4
+    COMPLETE = 5
 
 
 class Status(IntEnum):

@@ -7,13 +7,18 @@ from emberscale_trainer.server.staleness import StalenessBound
 
 
 class _Workers(RuleBasedStateMachine):
-    """Workers pull, push, ask anew and die in any order; what the bound does not admit, they wait with."""
+    """Workers pull, push, complete and die in any order; what the bound does not admit, they wait with.
+
+    `pulled` holds what each pull is sure to have seen: the pushes that all servers had applied. Those under way it may
+    have missed on any server but the first.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.bound = 0
         self.subject = StalenessBound(0)
         self.applied = 0
+        self.under_way: set[tuple[int, int, int]] = set()
         self.pulled: dict[tuple[int, int, int], int] = {}
         self.batch = 0
         self.started = False
@@ -30,7 +35,7 @@ class _Workers(RuleBasedStateMachine):
             ticket = (worker, 0, self.batch)
             self.batch += 1
             self.subject.pulled(ticket)
-            self.pulled[ticket] = self.applied
+            self.pulled[ticket] = self.applied - len(self.under_way)
 
     @precondition(lambda self: self.pulled)
     @rule(data=st.data())
@@ -41,17 +46,27 @@ class _Workers(RuleBasedStateMachine):
             assert staleness == self.applied - self.pulled.pop(ticket)
             assert staleness <= self.bound
             self.applied += 1
+            self.under_way.add(ticket)
+
+    @precondition(lambda self: self.under_way)
+    @rule(data=st.data())
+    def complete(self, data: st.DataObject) -> None:
+        ticket = data.draw(st.sampled_from(sorted(self.under_way)))
+        self.subject.completed(ticket)
+        self.under_way.remove(ticket)
 
     @precondition(lambda self: self.pulled)
     @rule(data=st.data())
     def lose_a_worker(self, data: st.DataObject) -> None:
         worker = data.draw(st.sampled_from(sorted(self.pulled)))[0]
         self.subject.forget_worker(worker)
-        self.pulled = {ticket: version for ticket, version in self.pulled.items() if ticket[0] != worker}
+        self.pulled = {ticket: seen for ticket, seen in self.pulled.items() if ticket[0] != worker}
+        self.under_way = {ticket for ticket in self.under_way if ticket[0] != worker}
 
     @invariant()
     def someone_can_go_on(self) -> None:
-        assert self.subject.may_pull() or any(self.subject.may_push(ticket) for ticket in self.pulled)
+        can_push = any(self.subject.may_push(ticket) for ticket in self.pulled)
+        assert self.subject.may_pull() or can_push or self.under_way
 
     @invariant()
     def the_oldest_is_never_held(self) -> None:
@@ -67,6 +82,8 @@ def test_with_no_staleness_one_batch_is_under_way_at_a_time() -> None:
     bound.pulled((0, 0, 1))
     assert not bound.may_pull()
     bound.pushed((0, 0, 1))
+    assert not bound.may_pull()
+    bound.completed((0, 0, 1))
     assert bound.may_pull()
 
 

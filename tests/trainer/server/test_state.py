@@ -30,16 +30,16 @@ SGD = OptimizerSpec(type=OptimizerType.SGD, learning_rate=1.0)
 TABLES = [TableSpec(number, f"C{number}", number, 4, SGD, InitializerSpec(), seed=0) for number in range(2)]
 
 
-def partition(epoch: int) -> Partition:
-    return Partition(epoch, TableStore(TABLES), DenseSlice(np.zeros(DENSE, dtype=np.float32), SGD), AppliedBatches())
+def partition(epoch: int, dense: int = DENSE) -> Partition:
+    return Partition(epoch, TableStore(TABLES), DenseSlice(np.zeros(dense, dtype=np.float32), SGD), AppliedBatches())
 
 
 class Served:
     """A server on a Unix socket, and workers connected to it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, index: int = 0) -> None:
         self.state = ServerState()
-        self.listener, self.address = listen(f"unix://{folder}/ps.sock")
+        self.listener, self.address = listen(f"unix://{folder}/ps-{index}.sock")
         DataPlane(self.listener, self.state, "secret").start()
         self.opened: list[ParameterServers] = []
 
@@ -202,6 +202,36 @@ def test_with_no_staleness_the_next_pull_waits_for_the_push(served: Served) -> N
     pushes.push(plan, batch(0), ones(plan), DENSE_ONES)
     waiting.join(30)
     np.testing.assert_allclose(second[0], first.rows - 1, rtol=1e-6)
+
+
+def test_with_no_staleness_a_pull_sees_the_push_before_it_on_every_server(served: Served, tmp_path: Path) -> None:
+    other = Served(tmp_path, index=1)
+    served.state.adopt(partition(1, dense=1), StalenessBound(0))
+    other.state.adopt(partition(1, dense=2), None)
+    addresses = tuple(PsAddress(index, "i", each.address, "") for index, each in enumerate((served, other)))
+    routing = RoutingTable(1, addresses, spread_evenly(2))
+    plan = KeyPlanner(routing, TABLES).plan(np.arange(40, dtype=np.int64).reshape(20, 2))
+    workers = [(ParameterServers(routing, "secret", worker, DENSE),) * 2 for worker in range(3)]
+    first = workers[0][0].pull(plan, batch(0), read_only=False)
+    later: dict[int, NDArray[np.float32]] = {}
+
+    def train(number: int) -> None:
+        pulls, pushes = workers[number]
+        later[number] = pulls.pull(plan, batch(number, shard=number), read_only=False).rows
+        pushes.push(plan, batch(number, shard=number), ones(plan), DENSE_ONES)
+
+    waiting = [threading.Thread(target=train, args=[number]) for number in (1, 2)]
+    for thread in waiting:
+        thread.start()
+    workers[0][1].push(plan, batch(0), ones(plan), DENSE_ONES)
+    for thread in waiting:
+        thread.join(30)
+    steps = sorted(float(np.round(first.rows - rows).max()) for rows in later.values())
+    assert steps == [1, 2]
+    assert all(np.ptp(np.round(first.rows - rows)) == 0 for rows in later.values())
+    for pulls, _ in workers:
+        pulls.close()
+    other.listener.close()
 
 
 def test_a_worker_that_dies_does_not_hold_the_others(served: Served) -> None:

@@ -76,8 +76,17 @@ class _Session:
             self._connection.send(Header(Status.REFUSED, payload_bytes=len(text)), [text])
 
     def _serve(self, header: Header, payload: NDArray[np.uint8]) -> None:
-        if header.kind not in (Kind.PULL, Kind.PUSH):
-            raise WireError(f"a request of kind {header.kind} is not known")
+        match header.kind:
+            case Kind.ADMIT:
+                self._connection.send(Header(self._state.admit(header)))
+            case Kind.COMPLETE:
+                self._state.complete(header)
+            case Kind.PULL | Kind.PUSH:
+                self._serve_rows(header, payload)
+            case unknown:
+                raise WireError(f"a request of kind {unknown} is not known")
+
+    def _serve_rows(self, header: Header, payload: NDArray[np.uint8]) -> None:
         start = counts_bytes(header.tables)
         if len(payload) < start:
             raise WireError("the payload ends within the counts")

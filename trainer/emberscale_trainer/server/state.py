@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from emberscale_api.wire import Header, Status
 from emberscale_trainer.partition import Cut, Partition
-from emberscale_trainer.server.staleness import StalenessBound
+from emberscale_trainer.server.staleness import StalenessBound, Ticket
 
 FREEZE_SECONDS = 10.0
 """A frozen server goes on by itself after this: the master that froze it may have died."""
@@ -33,6 +33,10 @@ class Totals:
 
 class CutRefusedError(Exception):
     """A cut that was not prepared, or for which a batch that others have applied did not come in time."""
+
+
+def _ticket(header: Header) -> Ticket:
+    return (header.worker, header.epoch, header.batch)
 
 
 class ServerState:
@@ -95,6 +99,29 @@ class ServerState:
             return None
         return partition.tables.values_per_request(counts), len(partition.dense)
 
+    def admit(self, header: Header) -> Status:
+        """Waits until the staleness bound admits the pull of a batch for training."""
+        with self._changed:
+            started = self._clock()
+            while True:
+                if self._partition is None or self._partition.routing_epoch != header.routing_epoch:
+                    return Status.REFRESH
+                if self._bound is None or self._bound.may_pull():
+                    break
+                self._changed.wait()
+            if self._bound is not None:
+                self._bound.pulled(_ticket(header))
+            self._count(hold_seconds=self._clock() - started)
+            return Status.OK
+
+    def complete(self, header: Header) -> None:
+        """Takes note that all servers have applied a batch."""
+        with self._changed:
+            serving = self._partition is not None and self._partition.routing_epoch == header.routing_epoch
+            if serving and self._bound is not None:
+                self._bound.completed(_ticket(header))
+                self._changed.notify_all()
+
     def pull(
         self,
         header: Header,
@@ -104,24 +131,16 @@ class ServerState:
         dense: NDArray[np.float32] | None,
         read_only: bool,
     ) -> Status:
-        """Fills `rows` and `dense`. A pull for training waits until the staleness bound admits it."""
-        ticket = (header.worker, header.epoch, header.batch)
+        """Fills `rows` and `dense`."""
         with self._changed:
             started = self._clock()
-            while True:
-                partition = self._partition
-                if partition is None or partition.routing_epoch != header.routing_epoch:
-                    return Status.REFRESH
-                if read_only or self._bound is None or self._bound.may_pull():
-                    break
-                self._changed.wait()
-            admitted = self._clock()
+            partition = self._partition
+            if partition is None or partition.routing_epoch != header.routing_epoch:
+                return Status.REFRESH
             partition.tables.pull(counts, keys, rows, read_only=read_only)
             if dense is not None:
                 dense[:] = partition.dense.values
-            if self._bound is not None and not read_only:
-                self._bound.pulled(ticket)
-            self._count(pulls=1, pull_seconds=self._clock() - admitted, hold_seconds=admitted - started)
+            self._count(pulls=1, pull_seconds=self._clock() - started)
             return Status.OK
 
     def push(
@@ -134,7 +153,7 @@ class ServerState:
     ) -> Status:
         """Applies a batch unless it is applied already; waits while a cut or the staleness bound holds it."""
         batch = (header.epoch, header.batch)
-        ticket = (header.worker, *batch)
+        ticket = _ticket(header)
         with self._changed:
             started = self._clock()
             while True:
@@ -168,7 +187,7 @@ class ServerState:
             return Status.OK
 
     def disconnected(self, worker: int) -> None:
-        """A worker's connection broke: what it has pulled will not be pushed."""
+        """A worker's connection broke: what it has pulled will not be pushed, nor completed what it has pushed."""
         with self._changed:
             if self._bound is not None:
                 self._bound.forget_worker(worker)

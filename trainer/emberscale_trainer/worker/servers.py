@@ -75,7 +75,14 @@ class ParameterServers:
         return received - before[0], sent - before[1]
 
     def pull(self, plan: KeyPlan, batch: BatchName, read_only: bool) -> Pulled:
-        """Rows and dense vector for a batch; `read_only` makes no rows. Raises as `_check` does, and for lost peers."""
+        """Rows and dense vector for a batch; for training it waits until the bound on staleness admits the batch.
+
+        `read_only` waits for nothing and makes no rows. Raises as `_check` does, and ConnectionLostError.
+        """
+        if not read_only:
+            admission = self._connections[0]
+            admission.send(self._header(Kind.ADMIT, batch))
+            _check([_outcome(admission, admission.receive_header())], batch)
         flags = Flag.DENSE | (Flag.READ_ONLY if read_only else Flag.NONE)
         for connection, counts, keys in zip(self._connections, plan.counts, plan.keys, strict=True):
             self._send(connection, Kind.PULL, flags, batch, counts, [keys])
@@ -100,13 +107,16 @@ class ParameterServers:
 
     def push(self, plan: KeyPlan, batch: BatchName, gradients: NDArray[np.float32], dense: NDArray[np.float32]) -> None:
         """Returns when every server has applied the batch, now or earlier. Raises as `pull` does."""
-        for server, connection in enumerate(self._connections):
-            start, stop = self._slices[server]
-            rows = gradients[plan.value_edges[server] : plan.value_edges[server + 1]]
-            buffers: list[NDArray[Any]] = [plan.keys[server], rows, dense[start:stop]]
-            self._send(connection, Kind.PUSH, Flag.DENSE, batch, plan.counts[server], buffers)
-        statuses = [_outcome(connection, connection.receive_header()) for connection in self._connections]
-        _check(statuses, batch)
+        servers = range(len(self._connections))
+        for together in (servers[:1], servers[1:]):
+            for server in together:
+                start, stop = self._slices[server]
+                rows = gradients[plan.value_edges[server] : plan.value_edges[server + 1]]
+                buffers: list[NDArray[Any]] = [plan.keys[server], rows, dense[start:stop]]
+                self._send(self._connections[server], Kind.PUSH, Flag.DENSE, batch, plan.counts[server], buffers)
+            answers = [(self._connections[server], self._connections[server].receive_header()) for server in together]
+            _check([_outcome(connection, header) for connection, header in answers], batch)
+        self._connections[0].send(self._header(Kind.COMPLETE, batch))
 
     def _send(
         self,
@@ -118,19 +128,24 @@ class ParameterServers:
         buffers: Sequence[NDArray[Any]],
     ) -> None:
         padding = counts_bytes(len(counts)) - counts.nbytes
-        header = Header(
+        size = counts.nbytes + padding + sum(buffer.nbytes for buffer in buffers)
+        connection.send(self._header(kind, batch, flags, len(counts), size), [counts, bytes(padding), *buffers])
+
+    def _header(
+        self, kind: Kind, batch: BatchName, flags: Flag = Flag.NONE, tables: int = 0, payload_bytes: int = 0
+    ) -> Header:
+        return Header(
             kind=kind,
             flags=flags,
             routing_epoch=self._epoch,
             batch=batch.number,
             epoch=batch.epoch,
-            tables=len(counts),
+            tables=tables,
             shard=batch.shard,
             token=batch.token,
-            payload_bytes=counts.nbytes + padding + sum(buffer.nbytes for buffer in buffers),
+            payload_bytes=payload_bytes,
             worker=self._worker,
         )
-        connection.send(header, [counts, bytes(padding), *buffers])
 
     def close(self) -> None:
         """Ends all connections, also for a thread that waits on one."""
