@@ -214,7 +214,7 @@ def parse_items(
     """The first `lengths[i]` items of the list at marks[i] (see `_split`), laid end to end; empty ones are left out."""
     filled = 0
     for row in range(lengths.size):
-        place, end, doubled = marks[row]
+        place, end, doubled = marks[row, 0], marks[row, 1], marks[row, 2]
         stop = filled + lengths[row]
         while filled < stop:
             first = place
@@ -269,8 +269,8 @@ def parse_records(
                 problem = BAD_QUOTES if found == BAD_QUOTES else WRONG_FIELDS
         role = 0
         while problem == GOOD and role < numbers_at.size:
-            mark = marks[numbers_at[role]]
-            kind, value = _number(data, mark[0], mark[1])
+            place = numbers_at[role]
+            kind, value = _number(data, marks[place, 0], marks[place, 1])
             if kind == _OTHER:
                 problem = 1 + KINDS * role + NOT_A_NUMBER
             elif role == 0:
@@ -293,14 +293,15 @@ def parse_records(
             role += 1
         if problem == GOOD:
             for column in range(ids_at.size):
-                mark = marks[ids_at[column]]
-                ids[row, column] = _id(data, mark[0], mark[1], mark[2])
+                place = ids_at[column]
+                ids[row, column] = _id(data, marks[place, 0], marks[place, 1], marks[place, 2])
             for column in range(lists_at.size):
-                mark = marks[lists_at[column]]
-                length = _count_items(data, mark[0], mark[1], separator)
+                place = lists_at[column]
+                length = _count_items(data, marks[place, 0], marks[place, 1], separator)
                 if length > longest[column] and problem == GOOD:
                     problem = 1 + KINDS * (numbers_at.size + column) + TOO_LONG
-                list_marks[column, row] = mark
+                for number_of_mark in range(3):
+                    list_marks[column, row, number_of_mark] = marks[place, number_of_mark]
                 list_lengths[column, row] = length
         problems[number] = problem
         row += problem == GOOD
