@@ -275,7 +275,7 @@ class WorkerDelta(_message.Message):
 
     @_builtins.property
     def stage_seconds(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """read, pull, compute, push, wait"""
+        """read, plan, pull, compute, push, wait"""
 
     def __init__(
         self,
@@ -359,7 +359,7 @@ class PsReport(_message.Message):
 
     @_builtins.property
     def stage_seconds(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """pull, push, hold"""
+        """pull, push, dense, hold"""
 
     def __init__(
         self,

@@ -31,7 +31,7 @@ def profile_job(job: TrainingJob, samples: int, interruption: Interruption, prog
 
     Raises ProfileFailedError, StartError and EntrypointError.
     """
-    before, after = _run(_endless(job), samples, interruption, progress)
+    before, after = measure_job(job, samples, interruption, progress)
     # torch takes a second to import, which should not delay the job
     from emberscale.profiling.roof import measure_roof
 
@@ -46,7 +46,6 @@ def _endless(job: TrainingJob) -> TrainingJob:
         "data": spec.data.model_copy(update={"evaluation": ()}),
         "training": spec.training.model_copy(update={"epochs": 10_000, "staleness_warmup": 0}),
         "checkpoint": spec.checkpoint.model_copy(update={"interval": _NEVER}),
-        "sharding": spec.sharding.model_copy(update={"heartbeat_interval": min(0.2, spec.sharding.heartbeat_interval)}),
     }
     return job.model_copy(update={"spec": spec.model_copy(update=changes)})
 
@@ -72,7 +71,11 @@ class _Window:
         return self.after is not None
 
 
-def _run(job: TrainingJob, samples: int, interruption: Interruption, progress: Progress) -> tuple[Reading, Reading]:
+def measure_job(
+    job: TrainingJob, samples: int, interruption: Interruption, progress: Progress
+) -> tuple[Reading, Reading]:
+    """Readings of the job when it is warm, and `samples` samples later. Raises ProfileFailedError and StartError."""
+    job = _endless(job)
     folder = Path(tempfile.mkdtemp(prefix="emberscale-profile-"))
     checkpoint = job.spec.checkpoint.model_copy(update={"uri": str(folder / "checkpoints")})
     job = job.model_copy(update={"spec": job.spec.model_copy(update={"checkpoint": checkpoint})})
