@@ -14,6 +14,12 @@ from local_jobs import Finished, Job, emberscale, manifest_of
 ROWS = 60_000
 
 
+@pytest.fixture(autouse=True)
+def _history_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No job starts like those that the person who runs the tests has trained."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+
+
 @pytest.fixture(scope="session")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A synthetic data set, made once."""

@@ -29,11 +29,6 @@ OPEN: dict[str, Any] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _data_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-
-
 def remember_a_similar_job(shape: JobShape) -> None:
     """A job of the same model and owner that ended with this shape."""
     metadata = JobMetadata(

@@ -1,6 +1,7 @@
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -160,3 +161,35 @@ def test_refused_profiles_change_nothing(start_brain: StartBrain) -> None:
     text = metrics(brain)
     for result in ("NotFinite", "Negative", "UnknownJob"):
         assert f'emberscale_brain_profiles_total{{result="{result}"}} 1.0' in text
+
+
+def test_what_a_job_learns_of_its_own_size_is_what_others_start_from(start_brain: StartBrain) -> None:
+    brain = start_brain("planning.interval=1h")
+    brain.submit(submitted(current=TWO))
+    counted = profile(1)
+    brain.report(JOB, [replace(counted, profile=replace(counted.profile, total_samples=2 * 10**9))], ())
+    assert brain.jobs()[0].remaining_samples == 2 * 10**9 - 1000
+    assert brain.end(JobEnded(JOB, "Complete", time.time())).result(timeout=20)
+    (past,) = brain._store.past_jobs(10)
+    assert past.metadata.total_samples == 2 * 10**9
+
+
+def test_a_job_that_says_nothing_stops_taking_room_and_may_come_back(start_brain: StartBrain) -> None:
+    brain = start_brain("planning.silence=200ms")
+    brain.submit(submitted(current=TWO))
+    while brain.jobs():
+        brain._wake.set()
+    assert brain.report(JOB, [profile(1)], ()).refused[0][1].reason.value == "UnknownJob"
+    brain.submit(submitted(current=TWO))
+    assert brain.report(JOB, [profile(2)], ()).accepted == 1
+
+
+def test_a_brain_beside_a_job_takes_no_other_over(start_brain: StartBrain) -> None:
+    before = start_brain("planning.interval=1h")
+    assert before.submit(submitted(current=TWO))[1].result(timeout=20)
+    before.stop()
+    assert start_brain("planning.interval=1h").jobs()[0].job_uid == JOB
+    after = start_brain("planning.interval=1h", "planning.takeOver=false")
+    assert after.jobs() == []
+    assert after.submit(submitted(current=TWO))[1].result(timeout=20)
+    assert len(after.jobs()) == 1
