@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from emberscale.cli import app
-from emberscale_brain.history.changes import COMPLETE, JobEnded, JobSubmitted
+from emberscale_brain.history.changes import COMPLETE, JobEnded, JobSubmitted, StartUpObserved
 from emberscale_brain.history.store import HistoryStore
 from emberscale_brain.planner.types import GIB, JobId, JobMetadata, JobShape, ShapeBounds
 from emberscale_operator.local.brain import default_database
@@ -30,7 +30,7 @@ OPEN: dict[str, Any] = {
 
 
 def remember_a_similar_job(shape: JobShape) -> None:
-    """A job of the same model and owner that ended with this shape."""
+    """A job of the same model and owner that ended with this shape, and whose processes were quick to start."""
     metadata = JobMetadata(
         architecture="DLRM",
         batch_size=BATCH,
@@ -49,6 +49,11 @@ def remember_a_similar_job(shape: JobShape) -> None:
     store.write(
         [
             JobSubmitted(past, "default", metadata, ShapeBounds(cpu_step=0.5), now - 86_400),
+            *(
+                StartUpObserved(past, role, now - 80_100 - number, seconds=2.0, paused_seconds=0.5)
+                for role in ("worker", "ps")
+                for number in range(20)
+            ),
             JobEnded(past, COMPLETE, now - 80_000, shape),
         ]
     )
@@ -60,7 +65,7 @@ def test_a_job_without_sizes_starts_like_its_like_and_is_planned_anew_while_it_r
     make_job: Callable[..., Job],
 ) -> None:
     remember_a_similar_job(JobShape(1, 1, 0.5, 0.5, 2 * GIB, 2 * GIB))
-    job = make_job({**OPEN, "training": {"batchSize": BATCH, "epochs": 6}})
+    job = make_job({**OPEN, "training": {"batchSize": BATCH, "epochs": 8}})
     finished = job.run("--brain-set", "planning.interval=1s", "--brain-set", "planner.exploration=0")
     assert finished.summary["phase"] == "Complete", finished.stderr + job.logs()[-8000:]
     log = (job.run_folder / "logs" / "master-0.log").read_text()
