@@ -87,13 +87,13 @@ def test_with_no_staleness_one_batch_is_under_way_at_a_time() -> None:
     assert bound.may_pull()
 
 
-def test_the_bound_grows_as_batches_are_applied_until_it_is_reached() -> None:
+def test_the_bound_grows_with_the_root_of_the_applied_batches_until_it_is_reached() -> None:
     bound = StalenessBound(2, warmup=10, applied=9)
     assert bound.in_force == 0
     for batch, in_force in ((1, 1), (2, 1)):
         bound.pushed((0, 0, batch))
         assert bound.in_force == in_force
-    assert StalenessBound(2, warmup=10, applied=500).in_force == 2
+    assert [StalenessBound(2, warmup=10, applied=applied).in_force for applied in (39, 40, 500)] == [1, 2, 2]
 
 
 def test_a_pull_asked_for_anew_counts_once() -> None:

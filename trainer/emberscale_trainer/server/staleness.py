@@ -7,6 +7,7 @@ and tells it when all have applied the push. In between the push is under way: a
 """
 
 from dataclasses import dataclass
+from math import isqrt
 
 Ticket = tuple[int, int, int]
 """Who pulled what: (worker, epoch, batch)."""
@@ -25,8 +26,8 @@ class StalenessBound:
     it, is at most `bound`. A pull is admitted only if it holds for the newcomer; a push, only if it goes on holding for
     the older ones. The oldest is never held, so someone can always go on.
 
-    Stale gradients do most harm while the parameters still move fast, so the bound itself grows: from 0 by one every
-    `warmup` applied batches.
+    Stale gradients do most harm while the parameters still move fast, so the bound itself grows from 0, as the square
+    root of the applied batches over `warmup`: the steps of Adagrad shrink with that root, so the harm stays the same.
     """
 
     def __init__(self, bound: int, warmup: int = 0, applied: int = 0) -> None:
@@ -45,7 +46,7 @@ class StalenessBound:
     @property
     def in_force(self) -> int:
         """The bound at this moment."""
-        return min(self._bound, self._applied // self._warmup) if self._warmup else self._bound
+        return min(self._bound, isqrt(self._applied // self._warmup)) if self._warmup else self._bound
 
     def may_pull(self) -> bool:
         """Whether one more pull keeps the invariant."""
