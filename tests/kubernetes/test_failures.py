@@ -47,7 +47,8 @@ def test_an_evicted_worker_is_not_the_users_fault(place: Place) -> None:
 def test_a_worker_that_fails_by_itself_again_and_again_fails_the_job(place: Place) -> None:
     document = manifest("broken", place)
     document["spec"]["runPolicy"] = {"backoffLimit": 1}
-    document["spec"]["worker"]["template"]["env"] = [{"name": "PYTHONHOME", "value": "/nowhere"}]
+    worker = document["spec"]["worker"]
+    worker["template"] = {**worker["template"], "env": [{"name": "PYTHONHOME", "value": "/nowhere"}]}
     job = submit(document, place)
     eventually("Failed", lambda: job.phase() == "Failed" or None, seconds=180)
     condition = job.condition("Failed")

@@ -132,7 +132,8 @@ def test_jobs_of_one_name_in_two_namespaces_do_not_touch_each_other(place: Place
 def test_what_only_the_operator_can_see_is_said_and_heals(place: Place) -> None:
     document = manifest("waiting", place)
     secret = {"name": "EXTRA", "valueFrom": {"secretKeyRef": {"name": "late", "key": "value"}}}
-    document["spec"]["worker"]["template"]["env"] = [secret]
+    worker = document["spec"]["worker"]
+    worker["template"] = {**worker["template"], "env": [secret]}
     job = submit(document, place)
 
     def said() -> str | None:

@@ -16,19 +16,20 @@ _HOP_BY_HOP = frozenset({"host", "content-length", "transfer-encoding", "connect
 _WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
 Hook = Callable[[str, str], None]
+Answered = Callable[[str, str, int], None]
 
 
 class RecordingProxy:
     """Forwards calls to the cluster that KUBECONFIG names, in the name of whom a token belongs to.
 
-    `before` and `after` are called around each call that changes something, leases aside, with its method and path.
+    `before` and `after` are called around each call that changes something, leases aside, with its method and path, `after` with the status of the answer, too.
     What either of them raises ends the connection without an answer.
     """
 
     def __init__(self, token: str) -> None:
         self._token = token
         self.before: Hook = lambda method, path: None
-        self.after: Hook = lambda method, path: None
+        self.after: Answered = lambda method, path, status: None
         self.url = ""
         self._configuration = client.Configuration()
         config.load_config(client_configuration=self._configuration)  # type: ignore[no-untyped-call]
@@ -91,14 +92,14 @@ class RecordingProxy:
             request.method,
             self._configuration.host + request.path_qs,
             headers=headers,
-            data=await request.read(),
+            data=await request.read() or None,
             ssl=self._trust,
         ) as answer:
             kept = {name: value for name, value in answer.headers.items() if name.lower() not in _HOP_BY_HOP}
             response = web.StreamResponse(status=answer.status, headers=kept)
             if counts:
                 await answer.read()
-                self.after(request.method, request.path)
+                self.after(request.method, request.path, answer.status)
             await response.prepare(request)
             if counts:
                 await response.write(await answer.read())

@@ -133,10 +133,11 @@ def _exit(metadata: Mapping[str, Any], status: Mapping[str, Any], now: float) ->
     outside = _outside_cause(status)
     if terminated.get("reason") == "OOMKilled":
         reason, cause = ExitReason.OOM_KILLED, "OOMKilled"
+    elif outside:
+        # whatever the exit code: a process that is told to go may go in peace
+        reason, cause = ExitReason.KILLED, outside
     elif status["phase"] == "Succeeded" or code == 0:
         reason, cause = ExitReason.COMPLETED, "Completed"
-    elif outside:
-        reason, cause = ExitReason.KILLED, outside
     elif code in (128 + _SIGKILL, 128 + _SIGTERM):
         reason, cause = ExitReason.KILLED, "Killed"
     elif code == SUPERSEDED_EXIT_CODE:

@@ -68,6 +68,13 @@ def test_a_running_pod_lives() -> None:
         (ended(3), ExitReason.KILLED, 3, "Superseded"),
         (ended(2), ExitReason.KILLED, 2, "Unusable"),
         (ended(1) | {"reason": "Evicted"}, ExitReason.KILLED, 1, "Evicted"),
+        (
+            ended(0, "Completed")
+            | {"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}]},
+            ExitReason.KILLED,
+            0,
+            "EvictionByEvictionAPI",
+        ),
         ({"phase": "Failed", "reason": "UnexpectedAdmissionError"}, ExitReason.KILLED, 1, "UnexpectedAdmissionError"),
         (
             ended(1)
