@@ -155,7 +155,7 @@ def test_killed_at_every_call_it_makes_nothing_twice_and_leaves_nothing(
         ),
         seconds=90,
     )
-    for kind in ("POST pods", "POST secrets", "POST services", "POST configmaps", "POST events"):
+    for kind in ("POST pods", "POST secrets", "POST services", "POST configmaps", "PATCH trainingjobs  status"):
         assert deaths[kind] >= 1, deaths
     assert deaths["POST pods"] >= len(WANTED), deaths
     orphans: list[Any] = [pod for pod in get("pods", namespace=place.namespace) if is_live(pod)]

@@ -22,8 +22,8 @@ Answered = Callable[[str, str, int], None]
 class RecordingProxy:
     """Forwards calls to the cluster that KUBECONFIG names, in the name of whom a token belongs to.
 
-    `before` and `after` are called around each call that changes something, leases aside, with its method and path, `after` with the status of the answer, too.
-    What either of them raises ends the connection without an answer.
+    `before` and `after` are called around each call that changes something, leases aside, with its method and path,
+    `after` with the status of the answer, too. What either of them raises ends the connection without an answer.
     """
 
     def __init__(self, token: str) -> None:
