@@ -44,9 +44,8 @@ def test_a_storm_of_jobs_gets_all_its_pods_and_then_is_left_in_peace(fake_nodes:
     before = operator_samples()
     names = [f"storm-{number}" for number in range(JOBS)]
     started = time.monotonic()
-    kubectl(
-        "create", "-n", place.namespace, "-f", "-", stdin="\n---\n".join(map(json.dumps, map(on_fake_nodes, names)))
-    )
+    documents = "\n---\n".join(json.dumps(on_fake_nodes(name)) for name in names)
+    kubectl("create", "-n", place.namespace, "-f", "-", stdin=documents, timeout=900)
 
     def all_run() -> bool:
         lines = kubectl("get", "pods", "-n", place.namespace, "--no-headers", "--field-selector=status.phase=Running")
