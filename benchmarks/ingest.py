@@ -28,7 +28,6 @@ import numpy as np
 import polars as pl
 import pyarrow.parquet as pq
 import torch
-from reporting import Ratio, arguments, report, say
 
 from emberscale_api.job import CSVSpec, DataFormat
 from emberscale_api.job.resolved import CRITEO_COLUMNS
@@ -39,6 +38,7 @@ from emberscale_trainer.data.formats import format_reader
 from emberscale_trainer.data.order import EpochOrder
 from emberscale_trainer.data.source import BatchSource
 from emberscale_trainer.data.synthetic import DatasetSpec, write_dataset
+from reporting import Ratio, arguments, report, say
 
 BATCH = 2048
 BLOCK = 32_768

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
-from reporting import Ratio, arguments, report, say
 
 from emberscale_brain.memory.forecast import PsMemoryNeed
 from emberscale_brain.model.features import ModelConstants
@@ -32,6 +31,7 @@ from emberscale_brain.planner.types import (
     ShapeBounds,
     ThroughputFit,
 )
+from reporting import Ratio, arguments, report, say
 
 UNITS = ModelConstants(batch_size=1, dense_bytes=1, embedding_dimension=1, network_bytes_per_second=1)
 FRONT_TARGET = 0.99

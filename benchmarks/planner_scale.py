@@ -13,7 +13,6 @@ from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
-from reporting import Ratio, arguments, report, say
 
 from emberscale_brain.model.features import ModelConstants, shape_features
 from emberscale_brain.planner.default import DefaultPlanner
@@ -29,6 +28,7 @@ from emberscale_brain.planner.types import (
     PlannerSettings,
     Quota,
 )
+from reporting import Ratio, arguments, report, say
 
 NOW = 1e6
 NETWORK = 1.25e9

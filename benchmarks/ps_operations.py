@@ -24,13 +24,13 @@ import matplotlib as mpl
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from reporting import Ratio, arguments, report, say
 
 from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
 from emberscale_api.routing import BUCKETS, mix64
 from emberscale_api.wire import Header, Kind, Status
 from emberscale_trainer.table import TableStore
 from emberscale_trainer.transport import Connection, connect, listen
+from reporting import Ratio, arguments, report, say
 
 TABLES, DIMENSION, BATCH = 26, 16, 2048
 IDS_A_TABLE = 40_000

@@ -18,10 +18,10 @@ import matplotlib as mpl
 import numpy as np
 import torch
 import yaml
-from plain_torch import train
-from reporting import Ratio, arguments, report, say
 
 from emberscale_api.job import Architecture, parse_manifest
+from plain_torch import train
+from reporting import Ratio, arguments, report, say
 
 ALLOWED = 0.001
 SHAPES = ((2, 2), (4, 3))

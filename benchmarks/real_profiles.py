@@ -17,7 +17,6 @@ from dataclasses import astuple
 from pathlib import Path
 
 import yaml
-from tour_planner import PROFILES, SHAPES
 
 from emberscale_brain.history.store import HistoryStore
 from emberscale_brain.model.features import ModelConstants
@@ -25,6 +24,7 @@ from emberscale_brain.planner.types import GIB, JobId, JobProfile, JobShape
 from emberscale_brain.service.settings import CapacitySettings
 from emberscale_operator.local.brain import default_database
 from emberscale_operator.local.cpu_quota import find_cpu_quotas
+from tour_planner import PROFILES, SHAPES
 
 BATCH = 512
 MOST_CORES_SHARE = 0.8

@@ -18,7 +18,6 @@ from pathlib import Path
 import matplotlib as mpl
 import numpy as np
 import psutil
-from reporting import Ratio, arguments, report, say
 
 from emberscale.interruption import Interruption
 from emberscale.profiling.measure import measure_job
@@ -27,6 +26,7 @@ from emberscale_api import metrics
 from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec, TrainingJob, parse_manifest
 from emberscale_trainer.data.synthetic import DatasetSpec, write_dataset
 from emberscale_trainer.table import TableStore
+from reporting import Ratio, arguments, report, say
 
 SHAPES = (1, 2, 4)
 SCALES = (1, 2, 4)

@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-from reporting import Ratio, arguments, report, say
 
 from emberscale_brain.simulator.experiment import run_experiment, summarize_experiment
 from emberscale_brain.simulator.pictures import draw_comparison
 from emberscale_brain.simulator.results import Estimate, SeedOutcome, estimate
 from emberscale_brain.simulator.scenario_file import load_scenario
+from reporting import Ratio, arguments, report, say
 
 SCENARIOS = Path(__file__).parents[1] / "deploy/examples/scenarios"
 OURS = "emberscale"

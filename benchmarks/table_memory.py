@@ -17,10 +17,10 @@ from pathlib import Path
 import matplotlib as mpl
 import numpy as np
 import psutil
-from reporting import Ratio, arguments, report, say
 
 from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
 from emberscale_trainer.table import TableStore
+from reporting import Ratio, arguments, report, say
 
 ROWS = 10_000_000
 DIMENSION = 16

@@ -18,13 +18,13 @@ from pathlib import Path
 import matplotlib as mpl
 import numpy as np
 from numpy.typing import NDArray
-from real_profiles import measure, shapes_for
-from reporting import Ratio, arguments, report, say
 
 from emberscale_brain.model.features import ModelConstants, features, shape_features
 from emberscale_brain.model.fit import fit_profiles
 from emberscale_brain.model.predict import Coefficients, throughput
 from emberscale_brain.planner.types import JobProfile, JobShape, ThroughputFit
+from real_profiles import measure, shapes_for
+from reporting import Ratio, arguments, report, say
 
 TRUTH = np.array([3.48, 2.36, 0.68, 2.45, 2.45])
 UNITS = ModelConstants(batch_size=1, dense_bytes=1, embedding_dimension=1, network_bytes_per_second=1)

@@ -24,7 +24,6 @@ import numpy as np
 import torch
 import yaml
 from numpy.typing import NDArray
-from reporting import Ratio, arguments, report, say
 from torch import Tensor, nn
 
 from emberscale_api.job import DataSpec
@@ -32,6 +31,7 @@ from emberscale_api.rpc.master_pb2 import TRAINING_DATA, Dataset
 from emberscale_trainer.data.files import expand
 from emberscale_trainer.data.formats import record_format
 from emberscale_trainer.data.source import BatchSource
+from reporting import Ratio, arguments, report, say
 
 DIMENSION, TABLES, DENSE = 16, 26, 13
 BOTTOM, TOP = (64, 32), (64, 32)
