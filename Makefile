@@ -27,7 +27,7 @@ demo: install
 	$(BIN)/emberscale run deploy/examples/criteo-dlrm.yaml --overwrite
 
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 e2e: install
 	tests/kubernetes/cluster.sh
