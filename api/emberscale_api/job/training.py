@@ -18,7 +18,7 @@ class TrainingSpec(ManifestPart):
     batch_size: int = Field(default=2048, ge=1, le=1 << 20)
     epochs: int = Field(default=1, ge=1, le=10_000)
     seed: int = Field(default=0, ge=0, lt=1 << 63)
-    max_staleness: int = Field(default=96, ge=0, le=1 << 20)
+    max_staleness: int = Field(default=64, ge=0, le=1 << 20)
     staleness_warmup: int = Field(
         default=96,
         ge=0,
@@ -35,7 +35,7 @@ class ShardingSpec(ManifestPart):
     """Shards are leased to workers; their size, in batches, follows the worker's speed (DLRover-RM section 5.1)."""
 
     min_batches: int = Field(default=8, ge=1)
-    max_batches: int = Field(default=96, ge=1)
+    max_batches: int = Field(default=64, ge=1)
     lease_timeout: Seconds = Field(
         default=30.0, gt=0, description="A worker that is silent for this long loses its leases"
     )
