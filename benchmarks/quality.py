@@ -5,9 +5,6 @@ same optimizers and learning rates; PyTorch in the order of the epoch, batch aft
 seeds (of the order, and of all initial weights) of what the AUC of PyTorch is above ours, and the difference allowed.
 """
 
-import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,48 +14,29 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 import torch
-import yaml
 
 from emberscale_api.job import Architecture, parse_manifest
 from plain_torch import train
 from reporting import Ratio, arguments, report, say
+from whole_run import manifest, run, synthesise
 
 ALLOWED = 0.001
 SHAPES = ((2, 2), (4, 3))
 SEEDS = range(3)
-EMBERSCALE = str(Path(sys.executable).with_name("emberscale"))
 
 
-def manifest(data: Path, architecture: Architecture, seed: int, workers: int, ps: int) -> dict[str, Any]:
+def job(data: Path, architecture: Architecture, seed: int, workers: int, ps: int) -> dict[str, Any]:
     """The example job with another model."""
-    return {
-        "apiVersion": "emberscale.io/v1alpha1",
-        "kind": "TrainingJob",
-        "metadata": {"name": "quality"},
-        "spec": {
+    return manifest(
+        "quality",
+        {
             "data": {"train": [str(data / "train-*.tsv")], "evaluation": [str(data / "evaluation.tsv")]},
             "model": {"architecture": str(architecture)},
-            "optimizers": {
-                "sparse": {"type": "RowWiseAdagrad", "learningRate": 0.02},
-                "dense": {"type": "Adagrad", "learningRate": 0.01},
-            },
             "training": {"batchSize": 2048, "seed": seed},
             "ps": {"replicas": ps},
             "worker": {"replicas": workers},
         },
-    }
-
-
-def run(job: Mapping[str, Any]) -> float:
-    """Held-out AUC of a whole run."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "job.yaml")
-        file.write_text(yaml.safe_dump(dict(job)))
-        command = [EMBERSCALE, "run", str(file), "--workdir", f"{folder}/run", "--output", "json"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(done.stderr)
-        return float(json.loads(done.stdout)["auc"])
+    )
 
 
 def draw(path: Path, differences: Mapping[str, list[float]]) -> None:
@@ -88,14 +66,12 @@ def main() -> None:
     differences: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder, "data")
-        rows = "200000" if options.quick else "1000000"
-        synthesise = [EMBERSCALE, "data", "synth", str(data), "--rows", rows, "--seed", "1"]
-        subprocess.run(synthesise, check=True, stdout=subprocess.PIPE)
+        synthesise(data, 200_000 if options.quick else 1_000_000)
         for model in map(Architecture, options.models or list(Architecture)):
             for seed in SEEDS:
-                reference = train(parse_manifest(manifest(data, model, seed, 1, 1))).auc
+                reference = train(parse_manifest(job(data, model, seed, 1, 1))).auc
                 for workers, ps in SHAPES:
-                    auc = run(manifest(data, model, seed, workers, ps))
+                    auc = float(run(job(data, model, seed, workers, ps))["auc"])
                     label = f"{model}, {workers} workers + {ps} PS"
                     differences.setdefault(label, []).append(reference - auc)
                     say(f"{label}, seed {seed}: AUC {auc:.5f}, PyTorch {reference:.5f}")

@@ -11,7 +11,6 @@ tables lie end to end in one `nn.EmbeddingBag(sparse=True)`, stepped by `torch.o
 of one a table makes them 1.5 times as fast. Their rate leaves out the first batches.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -19,11 +18,11 @@ import tempfile
 import time
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 import torch
-import yaml
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -33,14 +32,14 @@ from emberscale_trainer.data.files import expand
 from emberscale_trainer.data.formats import record_format
 from emberscale_trainer.data.source import BatchSource
 from reporting import Ratio, arguments, report, say
+from whole_run import OPTIMIZERS, manifest, run, synthesise
 
 DIMENSION, TABLES, DENSE = 16, 26, 13
 BOTTOM, TOP = (64, 32), (64, 32)
-SPARSE_RATE, DENSE_RATE = 0.02, 0.01
+SPARSE_RATE, DENSE_RATE = (OPTIMIZERS[part]["learningRate"] for part in ("sparse", "dense"))
 TARGETS = {2048: 1.15, 512: 1.0}
 TARGET_AGAINST_PROCESSES = 0.9
 WARM_UP = 20
-EMBERSCALE = str(Path(sys.executable).with_name("emberscale"))
 
 
 class PlainDLRM(nn.Module):
@@ -131,38 +130,21 @@ def plain(records: Path, processes: int, threads: int, batch: int) -> float:
     return sum(float(process.communicate()[0]) for process in started)
 
 
-def ours(data: Path, batch: int) -> dict[str, float]:
+def ours(data: Path, batch: int) -> dict[str, Any]:
     """The summary of a whole run on the same records."""
-    job = {
-        "apiVersion": "emberscale.io/v1alpha1",
-        "kind": "TrainingJob",
-        "metadata": {"name": "throughput"},
-        "spec": {
-            "data": {"train": [str(data / "train-*.tsv")]},
-            "model": {"embeddings": {"dimension": DIMENSION}, "bottomMlp": BOTTOM, "topMlp": TOP},
-            "optimizers": {
-                "sparse": {"type": "RowWiseAdagrad", "learningRate": SPARSE_RATE},
-                "dense": {"type": "Adagrad", "learningRate": DENSE_RATE},
+    return run(
+        manifest(
+            "throughput",
+            {
+                "data": {"train": [str(data / "train-*.tsv")]},
+                "model": {"embeddings": {"dimension": DIMENSION}, "bottomMlp": [*BOTTOM], "topMlp": [*TOP]},
+                "training": {"batchSize": batch, "stalenessWarmup": 0},
+                "sharding": {"heartbeatInterval": "200ms"},  # which is how exactly the end of training is known
+                "ps": {"replicas": 2, "resources": {"limits": {"cpu": 1}}},
+                "worker": {"replicas": 2, "resources": {"limits": {"cpu": 1}}},
             },
-            "training": {"batchSize": batch, "stalenessWarmup": 0},
-            "sharding": {"heartbeatInterval": "200ms"},  # which is how exactly the end of training is known
-            "ps": {"replicas": 2, "resources": {"limits": {"cpu": 1}}},
-            "worker": {"replicas": 2, "resources": {"limits": {"cpu": 1}}},
-        },
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        manifest = Path(folder, "job.yaml")
-        manifest.write_text(yaml.safe_dump(json.loads(json.dumps(job))))
-        done = subprocess.run(
-            [EMBERSCALE, "run", str(manifest), "--workdir", f"{folder}/run", "--output", "json"],
-            capture_output=True,
-            text=True,
-            check=False,
         )
-        if done.returncode:
-            raise RuntimeError(done.stderr)
-        summary: dict[str, float] = json.loads(done.stdout)
-        return summary
+    )
 
 
 def number_rows(ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
@@ -178,8 +160,7 @@ def number_rows(ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
 def prepare(folder: Path, samples: int) -> tuple[Path, Path]:
     """Criteo-format text for ours, and the same records as arrays for the references."""
     data, records = folder / "data", folder / "records.npz"
-    synthesise = [EMBERSCALE, "data", "synth", str(data), "--rows", str(samples), "--seed", "1"]
-    subprocess.run([*synthesise, "--evaluation-fraction", "0"], check=True, stdout=subprocess.PIPE)
+    synthesise(data, samples, "--evaluation-fraction", "0")
     spec = DataSpec(train=(str(data / "train-*.tsv"),))
     reader, files = record_format(spec), expand(spec.train)
     blocks = [
