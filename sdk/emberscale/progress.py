@@ -2,6 +2,7 @@
 
 import math
 import signal
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -19,7 +20,7 @@ from emberscale_operator.local import MemberExit, Snapshot
 from emberscale_operator.reconcile import ExitReason
 
 _LINE_SECONDS = 5.0
-REDRAW_SECONDS = 0.2
+_REDRAW_SECONDS = 0.2
 
 
 class Progress(Protocol):
@@ -165,12 +166,11 @@ def _plain_line(snapshot: Snapshot) -> str:
     return "  ".join(parts)
 
 
-class LiveProgress:
-    """A few lines at the bottom of the terminal, redrawn; remarks scroll above them."""
+class RedrawnProgress(ABC):
+    """A few lines that change in place, with remarks above them."""
 
-    def __init__(self, name: str, live: Live) -> None:
+    def __init__(self, name: str) -> None:
         self._name = name
-        self._live = live
         self._before: Snapshot | None = None
         self._next = 0.0
 
@@ -180,12 +180,32 @@ class LiveProgress:
             self.say(remark)
         self._before = snapshot
         if snapshot.seconds >= self._next:
-            self._next = snapshot.seconds + REDRAW_SECONDS
-            self._live.update(live_view(self._name, snapshot), refresh=True)
+            self._next = snapshot.seconds + _REDRAW_SECONDS
+            self.draw(live_view(self._name, snapshot))
+
+    @abstractmethod
+    def say(self, remark: str) -> None:
+        """A line above the changing ones."""
+
+    @abstractmethod
+    def draw(self, view: RenderableType) -> None:
+        """Puts the changing lines in place of the last ones."""
+
+
+class LiveProgress(RedrawnProgress):
+    """At the bottom of the terminal; remarks scroll above."""
+
+    def __init__(self, name: str, live: Live) -> None:
+        super().__init__(name)
+        self._live = live
 
     def say(self, remark: str) -> None:
         """A line above the live ones."""
         self._live.console.print(Text(remark, style="yellow"))
+
+    def draw(self, view: RenderableType) -> None:
+        """Redraws the live lines."""
+        self._live.update(view, refresh=True)
 
 
 def live_view(name: str, snapshot: Snapshot) -> RenderableType:

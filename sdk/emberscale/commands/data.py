@@ -3,7 +3,7 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -28,10 +28,10 @@ from emberscale.commands.options import Output, OutputFormat, bad_input_exits, p
 from emberscale.errors import BadInputError
 from emberscale_api.job import DataFormat
 from emberscale_api.rpc.master_pb2 import DataFile
-from emberscale_trainer.data.errors import DataUnavailableError
-from emberscale_trainer.data.files import expand
-from emberscale_trainer.data.inspect import DataSummary, inspect_files
-from emberscale_trainer.data.synthetic import DatasetSpec, SynthesisError, SynthesisResult, write_dataset
+
+if TYPE_CHECKING:
+    from emberscale_trainer.data.inspect import DataSummary
+    from emberscale_trainer.data.synthetic import DatasetSpec, SynthesisResult
 
 HELP = "Make synthetic data sets, look into data sets before training on them, and convert them."
 
@@ -97,6 +97,9 @@ def synth(
     output: OutputFormat = Output.TEXT,
 ) -> None:
     """Writes a synthetic data set in the Criteo format."""
+    # takes a moment to import, which `--help` should not cost
+    from emberscale_trainer.data.synthetic import DatasetSpec, SynthesisError
+
     with bad_input_exits():
         try:
             spec = DatasetSpec(rows, seed, parts, evaluation_fraction)
@@ -112,7 +115,9 @@ def synth(
         _show_synthesis(out, result)
 
 
-def _write(out: Path, spec: DatasetSpec) -> SynthesisResult:
+def _write(out: Path, spec: "DatasetSpec") -> "SynthesisResult":
+    from emberscale_trainer.data.synthetic import write_dataset
+
     columns = (TextColumn("writing rows"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with _progress(*columns) as progress:
         task = progress.add_task("", total=spec.rows)
@@ -124,7 +129,7 @@ def _progress(*columns: ProgressColumn) -> Progress:
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
-def _show_synthesis(out: Path, result: SynthesisResult) -> None:
+def _show_synthesis(out: Path, result: "SynthesisResult") -> None:
     typer.echo(f"{out} {'is written' if result.written else 'is there already; nothing was done'}")
     table = _table("split", "files", "rows", "bytes", "positives", "teacher AUC", "teacher log loss")
     for split, measured in result.metadata["splits"].items():
@@ -170,6 +175,9 @@ def inspect(
     output: OutputFormat = Output.TEXT,
 ) -> None:
     """Shows what is in data files."""
+    from emberscale_trainer.data.errors import DataUnavailableError
+    from emberscale_trainer.data.files import expand
+
     with bad_input_exits():
         if max_records < 1:
             raise BadInputError(f"--max-records must be at least 1 (got {max_records})")
@@ -196,7 +204,9 @@ def inspect(
         _show_summary(summary, "08x" if layout.format is DataFormat.CRITEO_TSV else "d")
 
 
-def _inspect(files: list[DataFile], layout: Layout, max_records: int) -> DataSummary:
+def _inspect(files: list[DataFile], layout: Layout, max_records: int) -> "DataSummary":
+    from emberscale_trainer.data.inspect import inspect_files
+
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with _progress(*columns) as progress:
         task = progress.add_task("looking for files")
@@ -208,7 +218,7 @@ def _inspect(files: list[DataFile], layout: Layout, max_records: int) -> DataSum
         )
 
 
-def _show_summary(summary: DataSummary, id_format: str) -> None:
+def _show_summary(summary: "DataSummary", id_format: str) -> None:
     console = Console()
     files = _table("file", "bytes", "records")
     for file in summary.files:
