@@ -189,8 +189,13 @@ def test_members_that_do_not_listen_are_killed_after_the_grace(
 
 def test_the_plan_sets_the_number_of_workers(make_local: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STAND_IN_WORKERS", "3")
-    outcome = run(make_local(), Watch(training, nothing))
-    assert "worker-2" in outcome.peak_memory
+    monkeypatch.setenv("STAND_IN_SAMPLES", "1000000000")
+    local = make_local()
+    third = Watch(
+        lambda snapshot: any(process.name == "worker-2" for process in snapshot.processes), lambda _: local.suspend()
+    )
+    run(local, third)
+    assert third.done
 
 
 def test_a_port_that_is_taken_is_named(make_local: MakeJob) -> None:
