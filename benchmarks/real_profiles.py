@@ -1,17 +1,18 @@
-"""Profiles of one real `emberscale run` that is led through many shapes while it trains.
+"""Profiles of a real `emberscale run` that is led through many shapes while it trains.
 
 The run is as a person's would be, with the brain beside it, but for the planner, which goes through a list of shapes
-instead of choosing. Fractions of cores are quotas of the kernel; where none can be set nothing is measured.
+instead of choosing. Fractions of cores are quotas of the kernel; where none can be set nothing is measured. The job
+trains on rows that exist, with the bound on staleness that it ends with: a model of shapes says nothing of a job's
+first minutes.
 """
 
 import json
 import os
 import random
+import selectors
 import signal
 import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import astuple
 from pathlib import Path
@@ -24,13 +25,14 @@ from emberscale_brain.planner.types import GIB, JobId, JobProfile, JobShape
 from emberscale_brain.service.settings import CapacitySettings
 from emberscale_operator.local.brain import default_database
 from emberscale_operator.local.cpu_quota import find_cpu_quotas
-from tour_planner import PROFILES, SHAPES
+from tour_planner import PROFILES, PROGRESS, SHAPES
+from whole_run import EMBERSCALE, synthesise
 
 BATCH = 512
 MOST_CORES_SHARE = 0.8
 """What all members may have of the machine; the rest is for the master, its store and the brain."""
-_EMBERSCALE = str(Path(sys.executable).with_name("emberscale"))
-_POLL_SECONDS = 1.0
+WARM_UP = JobShape(1, 1, 1.0, 0.5, 2 * GIB, 2 * GIB)
+"""Where a tour begins; it is left when every row has come into being."""
 
 
 class NotMeasurableError(Exception):
@@ -60,71 +62,58 @@ def measure(
         raise NotMeasurableError("no quotas of CPU can be set here, so fractions of cores would be none")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        progress = folder / "progress"
+        os.mkfifo(progress)
         environment = {
             **os.environ,
             "XDG_DATA_HOME": str(folder / "data"),
             "PYTHONPATH": str(_installed_planner(folder / "site")),
-            SHAPES: json.dumps([astuple(shape) for shape in shapes]),
+            SHAPES: json.dumps([astuple(shape) for shape in (WARM_UP, *shapes)]),
             PROFILES: str(profiles),
+            PROGRESS: str(progress),
         }
-        subprocess.run(
-            [_EMBERSCALE, "data", "synth", "data", "--rows", str(rows), "--seed", "1"],
-            cwd=folder,
-            check=True,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        synthesise(folder / "data", rows)
         (folder / "job.yaml").write_text(yaml.safe_dump(_manifest(interval)))
+        command = [EMBERSCALE, "run", "job.yaml", *_brain_settings()]
         with (folder / "run.log").open("w") as log:
-            run = subprocess.Popen(
-                [_EMBERSCALE, "run", "job.yaml", *_brain_settings()],
-                cwd=folder,
-                env=environment,
-                stdout=log,
-                stderr=log,
-            )
+            run = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
             try:
-                _await_tour(run, default_database(environment), shapes, profiles, hear)
+                _await_tour(run, progress, (WARM_UP, *shapes), hear)
             finally:
                 run.send_signal(signal.SIGINT)
                 run.wait()
         if run.returncode not in (0, 128 + signal.SIGINT):
             raise NotMeasurableError(f"the run failed: {(folder / 'run.log').read_text()[-2000:]}")
-        found, constants = _read(default_database(environment))
-        return [profile for profile in found if not profile.restarted], constants
+        found, constants = _read(folder, default_database(environment))
+    return [profile for profile in found if not profile.restarted and profile.shape in shapes], constants
 
 
 def _await_tour(
-    run: "subprocess.Popen[bytes]",
-    database: Path,
-    shapes: Sequence[JobShape],
-    profiles: int,
-    hear: Callable[[str], None],
+    run: "subprocess.Popen[bytes]", progress: Path, shapes: Sequence[JobShape], hear: Callable[[str], None]
 ) -> None:
-    reached = 0
-    while run.poll() is None:
-        time.sleep(_POLL_SECONDS)
-        if not (database.exists() and (run_file := database.parents[2] / "runs" / "tour" / "run.json").exists()):
-            continue
-        measured = [profile for profile in _read(database, run_file)[0] if not profile.restarted]
-        counts = [sum(profile.shape == shape for profile in measured) for shape in shapes]
-        done = sum(count >= profiles for count in counts)
-        if done > reached:
-            reached = done
-            last = next(shape for shape, count in zip(reversed(shapes), reversed(counts), strict=True) if count)
-            hear(f"  {done} of {len(shapes)} shapes measured, the last {last.describe()}")
-        if done == len(shapes):
-            return
+    """Until the last shape is measured or the run has ended."""
+    ended, lines = os.pidfd_open(run.pid), os.open(progress, os.O_RDWR)  # not only to read: no writer is no end
+    try:
+        with selectors.DefaultSelector() as events, open(lines, closefd=False) as reader:
+            events.register(ended, selectors.EVENT_READ)
+            events.register(lines, selectors.EVENT_READ)
+            done = 0
+            while done < len(shapes) and all(key.fd == lines for key, _ in events.select()):
+                done = int(reader.readline())
+                hear(f"  {done} of {len(shapes)}: {shapes[done - 1].describe()}")
+    finally:
+        os.close(lines)
+        os.close(ended)
 
 
-def _read(database: Path, run_file: Path | None = None) -> tuple[list[JobProfile], ModelConstants]:
-    record = json.loads((run_file or database.parents[2] / "runs" / "tour" / "run.json").read_text())
+def _read(folder: Path, database: Path) -> tuple[list[JobProfile], ModelConstants]:
+    record = json.loads((folder / "runs" / "tour" / "run.json").read_text())
     store = HistoryStore.open(f"sqlite:///{database}")
     try:
         job = JobId(record["uid"])
         metadata = store.metadata(job)
         if metadata is None:
-            return [], ModelConstants(BATCH, 1, 1, 1)
+            raise NotMeasurableError("the run's brain did not get to know the job")
         return store.profiles(job, 10_000), ModelConstants.of(metadata, CapacitySettings().bandwidth())
     finally:
         store.close()
@@ -138,7 +127,7 @@ def _manifest(interval: float) -> dict[str, object]:
         "metadata": {"name": "tour"},
         "spec": {
             "data": {"train": ["data/train-*.tsv"]},
-            "training": {"batchSize": BATCH, "epochs": 10_000},
+            "training": {"batchSize": BATCH, "epochs": 10_000, "stalenessWarmup": 0},
             "sharding": {"heartbeatInterval": "200ms"},
             "scaling": {"profileInterval": f"{interval:g}s", "cooldown": "0s"},
             "ps": open_role,

@@ -13,12 +13,14 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
 from numpy.typing import NDArray
 
+from emberscale_brain.history.codec import Codec
 from emberscale_brain.model.features import ModelConstants, features, shape_features
 from emberscale_brain.model.fit import fit_profiles
 from emberscale_brain.model.predict import Coefficients, throughput
@@ -31,6 +33,17 @@ UNITS = ModelConstants(batch_size=1, dense_bytes=1, embedding_dimension=1, netwo
 NOISE = 0.05
 TARGET = 0.02
 SPLITS = 6
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a tour brought."""
+
+    profiles: tuple[JobProfile, ...]
+    constants: ModelConstants
+
+
+MEASURED: Codec[Measured] = Codec(Measured)
 
 
 def shapes(count: int, random: np.random.Generator) -> list[JobShape]:
@@ -115,6 +128,8 @@ def main() -> None:
     """Runs the trials and reports the error that the issue bounds, and what it is made of."""
     parser = arguments(__doc__ or "")
     parser.add_argument("--only", choices=["synthetic", "real"], help="one half")
+    parser.add_argument("--profiles", type=Path, metavar="FILE", help="keeps the real half's profiles, to go on from")
+    parser.add_argument("--shapes", type=int, metavar="N", help="measures at most so many shapes in this call")
     options = parser.parse_args()
     ratios: dict[str, Ratio] = {}
     if options.only != "real":
@@ -122,7 +137,11 @@ def main() -> None:
         if options.plot:
             draw(options.plot, 0)
     if options.only != "synthetic":
-        ratios |= real(options.quick, options.plot)
+        measured = measured_tour(options.quick, options.profiles, options.shapes)
+        if measured is None:
+            say(f"not all shapes are measured yet: call it again with --profiles {options.profiles}")
+        else:
+            ratios |= real(measured.profiles, measured.constants, options.plot)
     report("throughput_fit", ratios, options.output)
 
 
@@ -147,11 +166,29 @@ def synthetic(trials: int) -> dict[str, Ratio]:
     return ratios
 
 
-def real(quick: bool, picture: Path | None) -> dict[str, Ratio]:
-    """The error on shapes of a real run that were held out of the fit."""
-    count, repeats, seconds = (12, 4, 2.0) if quick else (18, 10, 3.0)
+def measured_tour(quick: bool, file: Path | None, most: int | None) -> Measured | None:
+    """The tour's profiles, from the file as far as they are there; None while shapes are still missing.
+
+    What is measured is added to the file, at most so many shapes a call: a machine is not for long without other work.
+    """
+    count, repeats, seconds, rows = (12, 4, 2.0, 100_000) if quick else (18, 8, 3.0, 200_000)
     tour = shapes_for(os.cpu_count() or 1, count, seed=1)
-    profiles, constants = measure(tour, repeats, seconds, rows=200_000, hear=say)
+    known = MEASURED.from_text(file.read_bytes()) if file is not None and file.exists() else None
+    there = {profile.shape for profile in known.profiles} if known is not None else set()
+    missing = [shape for shape in tour if shape not in there][:most]
+    if missing:
+        profiles, constants = measure(missing, repeats, seconds, rows, hear=say)
+        known = Measured((*(known.profiles if known is not None else ()), *profiles), constants)
+        if file is not None:
+            file.write_text(MEASURED.text(known))
+    if known is None or not {profile.shape for profile in known.profiles} >= set(tour):
+        return None
+    return Measured(tuple(profile for profile in known.profiles if profile.shape in tour), known.constants)
+
+
+def real(profiles: Sequence[JobProfile], constants: ModelConstants, picture: Path | None) -> dict[str, Ratio]:
+    """The error on shapes of a real run that were held out of the fit."""
+    tour = list(dict.fromkeys(profile.shape for profile in profiles))
     measured = {
         shape: float(np.median([profile.throughput for profile in profiles if profile.shape == shape]))
         for shape in tour
@@ -160,7 +197,7 @@ def real(quick: bool, picture: Path | None) -> dict[str, Ratio]:
     random = np.random.default_rng(1)
     errors = []
     for _ in range(SPLITS):
-        held = {tour[int(index)] for index in random.permutation(count)[: count // 3]}
+        held = {tour[int(index)] for index in random.permutation(len(tour))[: len(tour) // 3]}
         fit = fit_profiles(tuple(p for p in profiles if p.shape not in held), constants, now=time.time())
         if fit is None:
             raise RuntimeError("profiles without a fit")
@@ -174,7 +211,8 @@ def real(quick: bool, picture: Path | None) -> dict[str, Ratio]:
         say(f"  {shape.describe():66} {speed:8,.0f} samples/s, predicted {guesses}")
     if picture is not None:
         draw_real(picture.with_stem(f"{picture.stem}-real"), measured, predicted)
-    return {f"RMSLE on held-out shapes of a real run ({count} shapes)": Ratio([(e, 1.0) for e in errors], 0.10, "max")}
+    label = f"RMSLE on held-out shapes of a real run ({len(tour)} shapes)"
+    return {label: Ratio([(error, 1.0) for error in errors], 0.10, "max")}
 
 
 def draw_real(path: Path, measured: Mapping[JobShape, float], predicted: Mapping[JobShape, Sequence[float]]) -> None:

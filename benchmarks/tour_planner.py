@@ -1,8 +1,12 @@
-"""A planner that leads a job through a list of shapes, to be measured at each; for `throughput_fit.py`."""
+"""A planner that leads a job through a list of shapes, to be measured at each; for `real_profiles.py`.
+
+It says how far it is in a FIFO that the benchmark reads: one line a shape that is measured, its number.
+"""
 
 import json
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 from emberscale_brain.planner.types import (
     ClusterView,
@@ -16,6 +20,7 @@ from emberscale_brain.planner.types import (
 
 SHAPES = "EMBERSCALE_TOUR_SHAPES"
 PROFILES = "EMBERSCALE_TOUR_PROFILES"
+PROGRESS = "EMBERSCALE_TOUR_PROGRESS"
 
 
 class TourPlanner:
@@ -24,19 +29,24 @@ class TourPlanner:
     def __init__(self, settings: PlannerSettings) -> None:
         self._shapes = [JobShape(*fields) for fields in json.loads(os.environ[SHAPES])]
         self._profiles = int(os.environ[PROFILES])
-        self._at: dict[JobId, int] = {}
+        self._progress = Path(os.environ[PROGRESS])
+        self._at = 0
 
     def plan(self, cluster: ClusterView, now: float) -> Mapping[JobId, PlannedShape]:
-        """The shape that is due for each job."""
+        """The shape that is due for the job."""
         return {job.id: self._due(job) for job in cluster.jobs if not job.fixed}
 
     def _due(self, job: JobView) -> PlannedShape:
-        at = self._at.setdefault(job.id, 0)
-        measured = [
-            profile
-            for profile in job.profiles
-            if not profile.restarted and profile.shape == self._shapes[at] and profile.time > job.last_scaled_at
-        ]
-        if job.current == self._shapes[at] and len(measured) >= self._profiles and at + 1 < len(self._shapes):
-            at = self._at[job.id] = at + 1
-        return PlannedShape(self._shapes[at], PlanAction.EXPLORE, f"stop {at + 1} of {len(self._shapes)}")
+        if self._at < len(self._shapes):
+            due = self._shapes[self._at]
+            measured = [
+                profile
+                for profile in job.profiles
+                if not profile.restarted and profile.shape == due and profile.time > job.last_scaled_at
+            ]
+            if job.current == due and len(measured) >= self._profiles:
+                self._at += 1
+                with self._progress.open("a") as progress:
+                    progress.write(f"{self._at}\n")
+        shape = self._shapes[min(self._at, len(self._shapes) - 1)]
+        return PlannedShape(shape, PlanAction.EXPLORE, f"stop {self._at + 1} of {len(self._shapes)}")

@@ -4,6 +4,7 @@ One thread does it all, at the manifest's profile interval: a brain that is away
 the job gets to know it anew, and a plan that may not be followed yet is tried again until it may or a newer one comes.
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -115,7 +116,8 @@ class BrainLink:
         request = pb.ReportProfileRequest(job_uid=uid)
         if measurement is not None:
             batch = self._job.spec.training.batch_size
-            request.profiles.append(brain_messages.profile(measurement, batch, self._clock()))
+            pause = self._runtime.checkpoint_pause
+            request.profiles.append(brain_messages.profile(measurement, batch, self._clock(), pause))
         start_ups = self._runtime.take_start_ups()
         request.start_ups.extend(
             pb.StartUp(role=role, seconds=seconds, paused_seconds=paused, time=at)
@@ -130,6 +132,9 @@ class BrainLink:
         self._take(self._stub.GetPlan(pb.GetPlanRequest(job_uid=uid), timeout=_CALL_SECONDS))
 
     def _take(self, plan: pb.BrainPlan) -> None:
+        interval = plan.fault_tolerance.checkpoint_interval
+        if math.isfinite(interval) and interval > 0:
+            self._runtime.advise_checkpoints(interval)
         given = brain_messages.advice(plan)
         if given is not None and given != self._advice:
             _log.info("plan", version=plan.version, action=plan.action, reason=plan.reason)

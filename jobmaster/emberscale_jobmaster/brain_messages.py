@@ -43,6 +43,7 @@ def submission(job: TrainingJob, uid: str, state: JobState, data_bytes: int) -> 
         ),
         limits=shape_limits(spec),
         fixed=not spec.leaves_sizes_open,
+        last_plan=state.scaling.plan_version,
     )
     sizes = sizes_of(state, spec)
     decided = spec.leaves_sizes_open and state.scaling.sizes is not None
@@ -90,8 +91,8 @@ def shape(sizes: Sizes) -> pb.Shape:
     )
 
 
-def profile(measurement: Measurement, batch_size: int, wall: float) -> pb.Profile:
-    """A measurement that ended at `wall`, seconds since 1970."""
+def profile(measurement: Measurement, batch_size: int, wall: float, checkpoint_pause: float) -> pb.Profile:
+    """A measurement that ended at `wall`, seconds since 1970; `checkpoint_pause` is the standstill of a checkpoint."""
     return pb.Profile(
         sequence=int(wall * 1000),
         time=wall,
@@ -109,6 +110,7 @@ def profile(measurement: Measurement, batch_size: int, wall: float) -> pb.Profil
         restarted=measurement.disturbed,
         total_samples=measurement.total_samples,
         failures=measurement.failures,
+        checkpoint_pause=checkpoint_pause,
     )
 
 

@@ -79,7 +79,8 @@ class Conductor:
         self._clock = clock
         uri = self._spec.checkpoint.uri
         self._folder = CheckpointFolder(uri) if uri is not None else None
-        self._due = clock() + self._spec.checkpoint.interval
+        self._rested_at = clock()
+        self._rest: float | None = None
         self._damaged: dict[str, str] = {}
         self._failures = 0
 
@@ -102,8 +103,8 @@ class Conductor:
         if state.cut is not None:
             self._undo_cut(state, state.cut.number, "it was left unfinished")
             return
-        wait = max(0.0, self._due - self._clock())
-        step = self._runtime.wait_until(lambda now: next_step(now, self._spec, self._clock() >= self._due), wait)
+        wait = max(0.0, self._due() - self._clock())
+        step = self._runtime.wait_until(lambda now: next_step(now, self._spec, self._clock() >= self._due()), wait)
         match step:
             case Step.ASSIGN:
                 self._assign()
@@ -114,7 +115,15 @@ class Conductor:
             case Step.SUSPEND:
                 self._runtime.update(lambda now: progress.suspended(now) if now.suspending else now)
             case None if wait == 0.0:
-                self._due = self._clock() + self._spec.checkpoint.interval
+                self._rest_until_due()
+
+    def _due(self) -> float:
+        """When the next checkpoint is; another interval counts from the last one."""
+        return self._rested_at + (self._runtime.checkpoint_interval if self._rest is None else self._rest)
+
+    def _rest_until_due(self, rest: float | None = None) -> None:
+        """Nothing is due for the interval, or for so many seconds."""
+        self._rested_at, self._rest = self._clock(), rest
 
     def _assign(self) -> None:
         try:
@@ -158,7 +167,7 @@ class Conductor:
         checkpoint = source.id if source else ""
         self._runtime.update(lambda now: progress.assigned(now, table.epoch, restored, checkpoint))
         self._failures = 0
-        self._due = self._clock() + self._spec.checkpoint.interval
+        self._rest_until_due()
 
     def _with_assignment(self, state: JobState) -> JobState:
         """A table of a fresh epoch: one that another master began may be half adopted."""
@@ -247,7 +256,7 @@ class Conductor:
         else:
             self._runtime.update(lambda now: progress.cut_saved(now, number, manifest.id))
         self._failures = 0
-        self._due = self._clock() + self._spec.checkpoint.interval
+        self._rest_until_due()
 
     def _undo_cut(self, state: JobState, number: int, why: str) -> None:
         """Thaws every server and removes what was written, unless the checkpoint is complete after all."""
@@ -282,7 +291,7 @@ class Conductor:
         state, _ = self._runtime.snapshot()
         self._failures += counts or state.suspending
         _log.warning("checkpoint failed", problem=problem, failures=self._failures)
-        self._due = self._clock() + self._spec.checkpoint.interval / 10
+        self._rest_until_due(self._runtime.checkpoint_interval / 10)
         if self._failures >= _ATTEMPTS and state.suspending:
             self._runtime.update(progress.suspended)
         elif self._failures >= _ATTEMPTS and state.stage is Stage.SAVE:

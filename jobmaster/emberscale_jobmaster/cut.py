@@ -92,7 +92,9 @@ class CutTaker:
         cuts = self._servers.call(
             lambda stub: stub.Cut, requests, pb.CutReply, self._abandoned, _SETTLE_SECONDS + _COPY_SECONDS
         )
-        _log.info("cut", cut=self._number, pause_seconds=max(reply.pause_seconds for reply in cuts.values()))
+        pause = max(reply.pause_seconds for reply in cuts.values())
+        self._runtime.paused_for_checkpoint(pause)
+        _log.info("cut", cut=self._number, pause_seconds=pause)
         return on_all([messages.applied(reply.applied) for reply in cuts.values()])
 
     def _saved_files(self) -> tuple[CheckpointFile, ...]:

@@ -59,6 +59,9 @@ class Sighting:
     server: ServerReport | None = None
     repeated_before: int = 0
     """Repeated batches that earlier incarnations counted."""
+    trained: int = 0
+    """Samples that a worker has told of in all, until `trained_at`."""
+    trained_at: float | None = None
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,7 @@ class Observations:
                 vitals=Vitals(peak_memory_bytes=known.vitals.peak_memory_bytes),
                 stage_seconds=known.stage_seconds,
                 repeated_before=repeated,
+                trained=known.trained,
             )
         return self._with(member, sighting)
 
@@ -109,8 +113,15 @@ class Observations:
             stage: known.stage_seconds.get(stage, 0.0) + report.stage_seconds.get(stage, 0.0)
             for stage in known.stage_seconds.keys() | report.stage_seconds.keys()
         }
-        meter = known.meter.add(report.samples, now)
-        seen = self._with(member, replace(known, sequence=sequence, stage_seconds=stages, meter=meter))
+        told = replace(
+            known,
+            sequence=sequence,
+            stage_seconds=stages,
+            meter=known.meter.add(report.samples, now),
+            trained=known.trained + report.samples,
+            trained_at=now,
+        )
+        seen = self._with(member, told)
         if not report.samples:
             return seen
         return replace(

@@ -16,12 +16,16 @@ _FULL = 0.95
 
 @dataclass(frozen=True)
 class Moment:
-    """A job at one time. `now` and `training_seconds` in seconds; CPU and stage seconds are since the job began."""
+    """A job at one time. `now` and `training_seconds` in seconds; CPU and stage seconds are since the job began.
+
+    `samples` are committed; `trained` says of each worker how many it has told of, and when it did so last.
+    """
 
     now: float
     training: bool
     sizes: Sizes
     samples: int
+    trained: Mapping[str, tuple[int, float]]
     training_seconds: float
     epoch: int
     recoveries: int
@@ -78,6 +82,7 @@ def moment(state: JobState, seen: Observations, spec: TrainingJobSpec, now: floa
         training=phase_of(state, spec) is Phase.TRAINING,
         sizes=sizes_of(state, spec),
         samples=committed_samples(state, spec),
+        trained={name: (s.trained, s.trained_at) for name, s in sightings.items() if s.trained_at is not None},
         training_seconds=state.clock.training_seconds,
         epoch=state.epoch,
         recoveries=state.recoveries,
@@ -101,7 +106,7 @@ def measure(before: Moment, after: Moment, spec: TrainingJobSpec) -> Measurement
     if seconds <= 0:
         return None
     sizes, batch = after.sizes, spec.training.batch_size
-    samples = max(0, after.samples - before.samples)
+    throughput = _throughput(before, after)
     used = {
         role: sum(
             max(0.0, cpu - before.cpu_seconds.get(name, cpu))
@@ -123,9 +128,8 @@ def measure(before: Moment, after: Moment, spec: TrainingJobSpec) -> Measurement
         and _complete(after)
         and (before.recoveries, before.routing_epoch) == (after.recoveries, after.routing_epoch)
         and after.training_seconds - before.training_seconds >= _FULL * seconds - 1.0
-        and samples > 0
+        and throughput > 0
     )
-    throughput = samples / seconds
     workers = sizes.worker.replicas
     stages = {
         stage: max(0.0, total - before.stage_seconds.get(stage, 0.0)) / (seconds * workers)
@@ -147,6 +151,20 @@ def measure(before: Moment, after: Moment, spec: TrainingJobSpec) -> Measurement
         disturbed=not undisturbed,
         failures=after.failures,
     )
+
+
+def _throughput(before: Moment, after: Moment) -> float:
+    """Samples per second of all workers, each over the time between two of its own reports.
+
+    Reports come when heartbeats do: counted against the window's ends, what the last of them brought late or early
+    would be an error of a heartbeat's length in the window's.
+    """
+    total = 0.0
+    for worker, (samples, at) in after.trained.items():
+        earlier, since = before.trained.get(worker, (samples, at))
+        if at > since:
+            total += max(0, samples - earlier) / (at - since)
+    return total
 
 
 def _complete(moment: Moment) -> bool:

@@ -15,7 +15,8 @@ from typing import TypeVar
 
 import structlog
 
-from emberscale_api.job import TrainingJob, TrainingJobSpec
+from emberscale_api.job import FaultToleranceStrategy, TrainingJob, TrainingJobSpec
+from emberscale_api.job.checkpoint import DEFAULT_INTERVAL
 from emberscale_jobmaster import lifecycle, progress
 from emberscale_jobmaster.membership import MemberId, Role
 from emberscale_jobmaster.observations import Observations
@@ -24,6 +25,7 @@ from emberscale_jobmaster.store import DeposedError, JobStore, StoreUnavailableE
 
 _log = structlog.get_logger()
 _RETRY_SECONDS = 0.25
+_CHECKPOINT_PAUSES = 16
 _START_UPS = 64
 _T = TypeVar("_T")
 
@@ -56,6 +58,8 @@ class JobRuntime:
         self._store_failures, self._store_problem = 0, ""
         self._bad: set[tuple[str, int]] = set()
         self._start_ups: deque[tuple[str, float, float, float]] = deque(maxlen=_START_UPS)
+        self._advised_interval: float | None = None
+        self._checkpoint_pauses: deque[float] = deque(maxlen=_CHECKPOINT_PAUSES)
         sharding = job.spec.sharding
         self._forgotten_seconds = min(sharding.lease_timeout, max(2.0, 5 * sharding.heartbeat_interval))
         self._last_tick = clock()
@@ -182,6 +186,32 @@ class JobRuntime:
         """A process serves that was asked for at `since`, seconds since 1970; the job stood still for it."""
         wall = self._wall()
         self._start_ups.append((role.value, max(0.0, wall - since - paused_seconds), paused_seconds, wall))
+
+    def paused_for_checkpoint(self, seconds: float) -> None:
+        """A checkpoint made the job stand still for so long."""
+        self._checkpoint_pauses.append(seconds)
+
+    @property
+    def checkpoint_pause(self) -> float:
+        """Mean seconds of standstill of the latest checkpoints; 0 before the first."""
+        pauses = list(self._checkpoint_pauses)
+        return sum(pauses) / len(pauses) if pauses else 0.0
+
+    @property
+    def checkpoint_interval(self) -> float:
+        """Seconds between checkpoints: the manifest's, else what was advised, else the default."""
+        return self.spec.checkpoint.interval or self._advised_interval or DEFAULT_INTERVAL
+
+    def advise_checkpoints(self, seconds: float) -> None:
+        """The interval that is cheapest; the manifest's stands, and without `Auto` the default does."""
+        if self.spec.fault_tolerance.strategy is not FaultToleranceStrategy.AUTO:
+            return
+        with self._changed:
+            before = self.checkpoint_interval
+            self._advised_interval = seconds
+            self._changed.notify_all()
+        if self.checkpoint_interval != before:
+            _log.info("checkpoint interval", seconds=round(self.checkpoint_interval, 3), before=round(before, 3))
 
     def take_start_ups(self) -> list[tuple[str, float, float, float]]:
         """(role, seconds until it served, seconds of standstill, when) of starts since the last call."""

@@ -184,3 +184,52 @@ def test_a_job_with_sizes_is_told_of_and_never_planned(cluster: Cluster, advisor
     wait_for(lambda: advisor.outcomes, "the outcome")
     assert advisor.submitted[0].fixed
     assert cluster.status().sizing.scalings == 0
+
+
+SIZED = {"replicas": 1, "resources": {"limits": {"cpu": 1, "memory": "1Gi"}}}
+ADVICE = brain.FaultToleranceAdvice(strategy="FullRecovery", checkpoint_interval=0.2)
+
+
+def test_the_advised_interval_of_checkpoints_is_applied_and_their_standstill_reported(
+    cluster: Cluster, advisor: PlanningBrain
+) -> None:
+    cluster.configure(ps=SIZED, worker=SIZED, scaling={"profileInterval": "100ms"}, checkpoint={"interval": None})
+    cluster.brain_address = advisor.address
+    advisor.plan = brain.BrainPlan(fault_tolerance=ADVICE)
+    cluster.start_master()
+    cluster.start_servers()
+    cluster.start_worker(0, pace=0.02)
+    wait_for(lambda: any(profile.checkpoint_pause > 0 for profile in advisor.profiles), "a checkpoint in a profile")
+    assert cluster.status().phase == pb.TRAINING
+
+
+@pytest.mark.parametrize(
+    "stated", [{"checkpoint": {"interval": 1000}}, {"faultTolerance": {"strategy": "FullRecovery"}}]
+)
+def test_what_the_manifest_says_of_recovery_stands(
+    cluster: Cluster, advisor: PlanningBrain, stated: dict[str, object]
+) -> None:
+    cluster.configure(
+        **{"ps": SIZED, "worker": SIZED, "scaling": {"profileInterval": "50ms"}, "checkpoint": {"interval": None}}
+        | stated
+    )
+    cluster.brain_address = advisor.address
+    advisor.plan = brain.BrainPlan(fault_tolerance=ADVICE)
+    cluster.start_master()
+    cluster.start_servers()
+    cluster.start_worker(0, pace=0.02)
+    assert cluster.until_phase(pb.COMPLETE, pb.FAILED).phase == pb.COMPLETE
+    assert len(advisor.profiles) > 10
+    assert [folder.name for folder in cluster.checkpoints.iterdir()] == ["00000001"]  # the one at the end
+
+
+def test_a_job_that_comes_back_says_which_plan_it_followed_last(cluster: Cluster, advisor: PlanningBrain) -> None:
+    cluster.configure(**OPEN)
+    cluster.brain_address = advisor.address
+    for workers in (1, 2, 3):
+        advisor.plans(workers=workers, ps=1)
+    cluster.start_master()
+    cluster.until(lambda status: status.reason != "WaitingForPlan", "the first plan")
+    advisor.forget()
+    wait_for(lambda: len(advisor.submitted) > 1, "another submission")
+    assert [submitted.last_plan for submitted in advisor.submitted[:2]] == [0, 3]

@@ -51,3 +51,16 @@ def test_the_wide_part_has_tables_of_its_own() -> None:
 def test_the_example_says_why_each_field_is_there() -> None:
     lines = EXAMPLE.read_text().splitlines()
     assert sum("#" in line for line in lines) > len(lines) / 3
+
+
+def test_what_is_planned_is_said_with_its_bounds() -> None:
+    printed = explain(
+        "--set", "spec.worker={minReplicas: 2, maxReplicas: 8}", "--set", "spec.ps={resources: {limits: {cpu: 2}}}"
+    )
+    rows = {
+        cells[1]: cells[2:] for line in printed.splitlines() if len(cells := [c.strip() for c in line.split("│")]) > 3
+    }
+    assert rows["worker: 2 to 8, planned"][:2] == ["planned", "planned"]
+    assert rows["ps: 1 or more, planned"][:2] == ["2", "planned"]
+    assert "brain-0" in rows
+    assert "worker-0" not in rows

@@ -152,6 +152,7 @@ class SubmitJobRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     FIXED_FIELD_NUMBER: _builtins.int
     SUBMITTED_AT_FIELD_NUMBER: _builtins.int
+    LAST_PLAN_FIELD_NUMBER: _builtins.int
     job_uid: _builtins.str
     """never used twice"""
     owner: _builtins.str
@@ -161,6 +162,8 @@ class SubmitJobRequest(_message.Message):
     """counted against the capacity, but never planned: scaling.mode is Manual"""
     submitted_at: _builtins.float
     """0: now"""
+    last_plan: _builtins.int
+    """version of the plan that was followed last; those to come are above it"""
     @_builtins.property
     def description(self) -> Global___JobDescription: ...
     @_builtins.property
@@ -180,10 +183,11 @@ class SubmitJobRequest(_message.Message):
         priority: _builtins.float = ...,
         fixed: _builtins.bool = ...,
         submitted_at: _builtins.float = ...,
+        last_plan: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["current", b"current", "description", b"description", "limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["current", b"current", "description", b"description", "fixed", b"fixed", "job_uid", b"job_uid", "limits", b"limits", "owner", b"owner", "priority", b"priority", "submitted_at", b"submitted_at"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["current", b"current", "description", b"description", "fixed", b"fixed", "job_uid", b"job_uid", "last_plan", b"last_plan", "limits", b"limits", "owner", b"owner", "priority", b"priority", "submitted_at", b"submitted_at"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -253,6 +257,7 @@ class Profile(_message.Message):
     RESTARTED_FIELD_NUMBER: _builtins.int
     TOTAL_SAMPLES_FIELD_NUMBER: _builtins.int
     FAILURES_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_PAUSE_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """ascending over all the job's life, say milliseconds since the epoch; each counts once"""
     time: _builtins.float
@@ -277,6 +282,8 @@ class Profile(_message.Message):
     """over all epochs, once the data is indexed; 0 before"""
     failures: _builtins.int
     """processes that the job has lost by then"""
+    checkpoint_pause: _builtins.float
+    """seconds of standstill of a checkpoint, on average; 0: none was taken yet"""
     @_builtins.property
     def shape(self) -> Global___Shape: ...
     @_builtins.property
@@ -302,10 +309,11 @@ class Profile(_message.Message):
         restarted: _builtins.bool = ...,
         total_samples: _builtins.int = ...,
         failures: _builtins.int = ...,
+        checkpoint_pause: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["shape", b"shape"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "failures", b"failures", "iteration_seconds", b"iteration_seconds", "ps_cpu_utilization", b"ps_cpu_utilization", "ps_memory", b"ps_memory", "restarted", b"restarted", "rows", b"rows", "samples", b"samples", "sequence", b"sequence", "shape", b"shape", "stage_fractions", b"stage_fractions", "throughput", b"throughput", "time", b"time", "total_samples", b"total_samples", "worker_cpu_utilization", b"worker_cpu_utilization", "worker_memory", b"worker_memory"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "checkpoint_pause", b"checkpoint_pause", "failures", b"failures", "iteration_seconds", b"iteration_seconds", "ps_cpu_utilization", b"ps_cpu_utilization", "ps_memory", b"ps_memory", "restarted", b"restarted", "rows", b"rows", "samples", b"samples", "sequence", b"sequence", "shape", b"shape", "stage_fractions", b"stage_fractions", "throughput", b"throughput", "time", b"time", "total_samples", b"total_samples", "worker_cpu_utilization", b"worker_cpu_utilization", "worker_memory", b"worker_memory"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -479,6 +487,7 @@ class BrainPlan(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     EXPECTED_THROUGHPUT_FIELD_NUMBER: _builtins.int
     STALE_BECAUSE_FIELD_NUMBER: _builtins.int
+    FAULT_TOLERANCE_FIELD_NUMBER: _builtins.int
     job_uid: _builtins.str
     version: _builtins.int
     """0: there is none yet"""
@@ -496,6 +505,10 @@ class BrainPlan(_message.Message):
     def shape(self) -> Global___Shape:
         """absent: no room (Wait)"""
 
+    @_builtins.property
+    def fault_tolerance(self) -> Global___FaultToleranceAdvice:
+        """absent before anything is measured; not part of the version"""
+
     def __init__(
         self,
         *,
@@ -508,14 +521,84 @@ class BrainPlan(_message.Message):
         reason: _builtins.str = ...,
         expected_throughput: _builtins.float = ...,
         stale_because: _builtins.str = ...,
+        fault_tolerance: Global___FaultToleranceAdvice | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["shape", b"shape"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["fault_tolerance", b"fault_tolerance", "shape", b"shape"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "expected_throughput", b"expected_throughput", "job_uid", b"job_uid", "made_at", b"made_at", "planner", b"planner", "reason", b"reason", "shape", b"shape", "stale_because", b"stale_because", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "expected_throughput", b"expected_throughput", "fault_tolerance", b"fault_tolerance", "job_uid", b"job_uid", "made_at", b"made_at", "planner", b"planner", "reason", b"reason", "shape", b"shape", "stale_because", b"stale_because", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BrainPlan: _TypeAlias = BrainPlan  # noqa: Y015
+
+@_typing.final
+class FaultToleranceAdvice(_message.Message):
+    """The cheapest way to recover from the loss of a PS, of those that trainers offer (CPR equations 1 to 4)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STRATEGY_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_INTERVAL_FIELD_NUMBER: _builtins.int
+    BETWEEN_FAILURES_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    WAYS_FIELD_NUMBER: _builtins.int
+    strategy: _builtins.str
+    """as faultTolerance.strategy names it"""
+    checkpoint_interval: _builtins.float
+    """seconds"""
+    between_failures: _builtins.float
+    """expected seconds between losses of any PS of the job"""
+    reason: _builtins.str
+    """in words"""
+    @_builtins.property
+    def ways(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecoveryEstimate]: ...
+    def __init__(
+        self,
+        *,
+        strategy: _builtins.str = ...,
+        checkpoint_interval: _builtins.float = ...,
+        between_failures: _builtins.float = ...,
+        reason: _builtins.str = ...,
+        ways: _abc.Iterable[Global___RecoveryEstimate] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["between_failures", b"between_failures", "checkpoint_interval", b"checkpoint_interval", "reason", b"reason", "strategy", b"strategy", "ways", b"ways"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FaultToleranceAdvice: _TypeAlias = FaultToleranceAdvice  # noqa: Y015
+
+@_typing.final
+class RecoveryEstimate(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STRATEGY_FIELD_NUMBER: _builtins.int
+    OVERHEAD_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_INTERVAL_FIELD_NUMBER: _builtins.int
+    EXPECTED_PLS_FIELD_NUMBER: _builtins.int
+    strategy: _builtins.str
+    overhead: _builtins.float
+    """share of the job's time, 0 to 1"""
+    checkpoint_interval: _builtins.float
+    """seconds, the best for it"""
+    expected_pls: _builtins.float
+    """portion of samples whose effect is lost"""
+    def __init__(
+        self,
+        *,
+        strategy: _builtins.str = ...,
+        overhead: _builtins.float = ...,
+        checkpoint_interval: _builtins.float = ...,
+        expected_pls: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_interval", b"checkpoint_interval", "expected_pls", b"expected_pls", "overhead", b"overhead", "strategy", b"strategy"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecoveryEstimate: _TypeAlias = RecoveryEstimate  # noqa: Y015
 
 @_typing.final
 class ExplainPlanRequest(_message.Message):

@@ -73,10 +73,11 @@ class RecoveryCost:
 
 @dataclass(frozen=True, slots=True)
 class FaultToleranceAdvice:
-    """The cheapest way, its checkpoint interval in seconds, what each way would cost, and why."""
+    """The cheapest way, its checkpoint interval and the time between failures in seconds, what each costs, and why."""
 
     strategy: Recovery
     checkpoint_interval: float
+    between_failures: float
     costs: Mapping[Recovery, RecoveryCost]
     reason: str
 
@@ -149,9 +150,10 @@ def advise(
     chosen = ways[best]
     others = ", ".join(f"{way} {cost.overhead:.2%}" for way, cost in ways.items() if way is not best)
     reason = (
-        f"{best} is expected to cost {chosen.overhead:.2%} of the job's time ({others}) with a PS failing every "
-        f"{costs.between_failures / 3600:.3g} h; a checkpoint every {chosen.interval / 60:.3g} min"
+        f"{best} is expected to cost {chosen.overhead:.2%} of the job's time{f' ({others})' if others else ''}, with "
+        f"a PS lost every {costs.between_failures / 3600:.3g} h and a checkpoint, {costs.save:.3g} s of standstill, "
+        f"every {chosen.interval / 60:.3g} min"
     )
     if chosen.expected_pls > 0:
-        reason += f" loses the effect of {chosen.expected_pls:.2%} of the samples"
-    return FaultToleranceAdvice(best, chosen.interval, MappingProxyType(ways), reason)
+        reason += f", which loses the effect of {chosen.expected_pls:.2%} of the samples"
+    return FaultToleranceAdvice(best, chosen.interval, costs.between_failures, MappingProxyType(ways), reason)

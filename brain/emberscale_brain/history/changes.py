@@ -19,7 +19,7 @@ from emberscale_brain.planner.types import (
 
 @dataclass(frozen=True, slots=True)
 class JobSubmitted:
-    """A job is known from here on."""
+    """A job is known from here on; plans made for it have versions above `last_plan`."""
 
     job: JobId
     owner: str
@@ -29,6 +29,7 @@ class JobSubmitted:
     current: JobShape | None = None
     priority: float = 1.0
     fixed: bool = False
+    last_plan: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import NewType, Protocol, runtime_checkable
 
+from emberscale_brain.fault_tolerance.advice import FaultToleranceAdvice
+
 JobId = NewType("JobId", str)
 
 PLANNER_ENTRY_POINTS = "emberscale.planners"
@@ -135,7 +137,8 @@ class JobProfile:
     says nothing about the shape and enters no throughput fit. `ps_memory` and `worker_memory` are those of the
     largest process of the role. Utilization is 0 to 1 of what is allocated; `stage_fractions` are shares of
     `iteration_seconds` (read, pull, compute, push, wait). `total_samples` is what the job counts over all epochs once
-    it knows, and `failures` how many processes it has lost.
+    it knows, and `failures` how many processes it has lost. `checkpoint_pause` is the mean standstill of its
+    checkpoints in seconds, 0 before the first.
     """
 
     time: float
@@ -153,6 +156,7 @@ class JobProfile:
     restarted: bool = False
     total_samples: int = 0
     failures: int = 0
+    checkpoint_pause: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,6 +341,7 @@ class Explanation:
     weight: float = 0.0
     similar: tuple[SimilarJob, ...] = ()
     memory: MemoryForecast | None = None
+    fault_tolerance: FaultToleranceAdvice | None = None
     numbers: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
 
 

@@ -13,24 +13,26 @@ from dataclasses import dataclass, replace
 import structlog
 
 from emberscale_api.rpc import brain_pb2 as pb
+from emberscale_brain.fault_tolerance.advice import FaultToleranceAdvice
 from emberscale_brain.history.changes import SILENT, Change, JobEnded, JobSubmitted, PlanMade, ProfileReported
 from emberscale_brain.history.database import DatabaseAwayError
 from emberscale_brain.history.store import HistoryStore
 from emberscale_brain.model.features import ModelConstants
-from emberscale_brain.planner.types import Explanation, JobId, JobShape, PlanAction, PlannedShape
+from emberscale_brain.planner.types import Explanation, JobId, PlannedShape
+from emberscale_brain.service.acceptance import unacceptable
 from emberscale_brain.service.checks import Refusal, Refused, check_profile
-from emberscale_brain.service.messages import explanation_to, no_plan, plan_to, summary_to
+from emberscale_brain.service.first_plan import make_first_plan
+from emberscale_brain.service.messages import advice_to, explanation_to, no_plan, plan_to, summary_to
 from emberscale_brain.service.meters import Meters
-from emberscale_brain.service.planning import PlannerChoice, PlanningFailedError, PlanningProcess
+from emberscale_brain.service.planning import PlanningFailedError
 from emberscale_brain.service.recorder import Recorder
+from emberscale_brain.service.rounds import PlanningRounds
 from emberscale_brain.service.settings import BrainSettings
 from emberscale_brain.service.state import BrainState, Conditions
-from emberscale_brain.warm_start.similarity import HistoryIndex, NewJob
-from emberscale_brain.warm_start.start import warm_start
+from emberscale_brain.warm_start.similarity import HistoryIndex
 
 _EARLIER_PLANS = 10
 _PRUNE_SECONDS = 3600.0
-_PROCESS_START_SECONDS = 60.0
 _MOST_BACKOFF = 16
 
 
@@ -65,7 +67,7 @@ class Brain:
         )
         self._lock = threading.Lock()
         self._state = BrainState(settings.planning.profiles_per_job, settings.planning.past_jobs)
-        self._unsent: list[Change] = []
+        self._rounds = PlanningRounds(settings, self._state, self._lock)
         self._heard: dict[JobId, float] = {}
         self._index: HistoryIndex | None = None
         self._published: dict[JobId, pb.BrainPlan] = {}
@@ -73,7 +75,6 @@ class Brain:
         self._stale_because = ""
         self._listeners: list[Callable[[JobId], None]] = []
         self._recorder = Recorder(store, on_return=self._learn_history)
-        self._process: PlanningProcess | None = None
         self._stopping = threading.Event()
         self._wake = threading.Event()
         self._threads = [
@@ -113,9 +114,7 @@ class Brain:
         """Ends its threads and the planning process, and writes what it still has."""
         self._stopping.set()
         self._wake.set()
-        process = self._process
-        if process is not None:
-            process.kill()
+        self._rounds.stop()
         for thread in self._threads:
             thread.join()
         self._recorder.stop()
@@ -133,7 +132,7 @@ class Brain:
     @property
     def planning_process(self) -> int | None:
         """The id of the process that plans, once it runs."""
-        return None if self._process is None else self._process.pid
+        return self._rounds.process
 
     # -- what others say and ask ----------------------------------------------------------------------------------
 
@@ -286,7 +285,7 @@ class Brain:
     def _take(self, change: Change) -> None:
         """A change, into the state and towards the planning process; under the lock."""
         self._state.apply(change)
-        self._unsent.append(change)
+        self._rounds.note(change)
         if isinstance(change, PlanMade):
             self._published[change.job] = plan_to(change)
             self._latest[change.job] = change.planned
@@ -309,38 +308,11 @@ class Brain:
             self._index = None
 
     def _first_plan(self, submitted: JobSubmitted) -> PlanMade:
-        """Algorithm 1's shape, if there is room for it now; under the lock."""
+        """Under the lock."""
         if self._index is None:
             self._index = HistoryIndex(tuple(self._state.history))
         preferences = self._settings.planner
-        started = warm_start(
-            NewJob(submitted.owner, submitted.metadata),
-            submitted.bounds,
-            self._index,
-            preferences.neighbours,
-            preferences.smoothing,
-        )
-        missing = self._missing_room(started.shape)
-        planned = PlannedShape(
-            shape=started.shape if missing is None else None,
-            action=PlanAction.START if missing is None else PlanAction.WAIT,
-            reason=started.reason if missing is None else f"waits for the next round of planning: {missing}",
-            explanation=Explanation(similar=started.similar),
-        )
-        return PlanMade(submitted.job, 1, self.clock(), "warm start", planned)
-
-    def _missing_room(self, shape: JobShape) -> str | None:
-        now, settle = self.clock(), self._conditions.settle_seconds
-        taken = [self._state.view(job, now, settle).current for job in self._state.jobs]
-        cpu = sum(other.cpu for other in taken if other is not None)
-        memory = sum(other.memory for other in taken if other is not None)
-        capacity = self._conditions.capacity
-        if cpu + shape.cpu > capacity.cpu:
-            return f"{shape.cpu:g} cores are wanted and {max(0.0, capacity.cpu - cpu):g} of {capacity.cpu:g} are free"
-        if memory + shape.memory > capacity.memory:
-            free = max(0, capacity.memory - memory) / 2**30
-            return f"{shape.memory / 2**30:.1f} GiB are wanted and {free:.1f} GiB are free"
-        return None
+        return make_first_plan(submitted, self._state, self._conditions, self._index, preferences, self.clock())
 
     def _plan_for_ever(self) -> None:
         failures = 0
@@ -352,9 +324,8 @@ class Brain:
             self._end_silent()
             began = time.monotonic()
             try:
-                planned = self._round()
+                planned = self._rounds.plan(self._conditions, self.clock())
             except PlanningFailedError as error:
-                self._process = None
                 if self._stopping.is_set():
                     break
                 failures += 1
@@ -368,48 +339,22 @@ class Brain:
             self._adopt(planned)
             # whoever wakes it all the time does not make it plan all the time
             self._stopping.wait(min(self._settings.planning.interval, time.monotonic() - began))
-        if self._process is not None:
-            self._process.close()
-
-    def _round(self) -> Mapping[JobId, PlannedShape]:
-        """Asks the planning process, which is begun and told everything if there is none."""
-        begin = self._process is None
-        if self._process is None:
-            preferences, planning = self._settings.planner, self._settings.planning
-            choice = PlannerChoice(
-                preferences.name, preferences.settings(seed=0), planning.profiles_per_job, planning.past_jobs
-            )
-            self._process = PlanningProcess()
-            if self._stopping.is_set():  # `stop` came too early to end it
-                self._process.kill()
-            self._process.begin(choice, _PROCESS_START_SECONDS)
-        with self._lock:
-            changes, self._unsent = self._unsent, []
-            past, jobs = (list(self._state.history), list(self._state.jobs)) if begin else ([], [])
-        if begin:
-            self._process.feed(past, self._state.overhead_changes())
-            for job in jobs:
-                with self._lock:
-                    everything = self._state.job_changes(job)
-                self._process.feed((), everything)
-        else:
-            self._process.feed((), changes)
-        return dict(self._process.plan(self._conditions, self.clock(), self._settings.planning.timeout))
+        self._rounds.close()
 
     def _adopt(self, planned: Mapping[JobId, PlannedShape]) -> None:
         """Puts a round's plans in force: a new version where the shape is another, new reasons everywhere."""
         now = self.clock()
         made: list[Change] = []
         with self._lock:
-            problem = self._unacceptable(planned, now)
+            problem = unacceptable(self._state, self._conditions, planned, now)
         if problem is not None:
             self._stale_because = f"the planner {self._settings.planner.name!r} planned what cannot be: {problem}"
             self.meters.planning_failures.labels("unacceptable").inc()
             self._log.error("plan refused", reason=problem)
             return
-        for job, shape in planned.items():
+        for job in list(self._state.jobs):
             with self._lock:  # for each alone, so that nobody waits for all
-                new = self._adopt_one(job, shape, now)
+                new = self._adopt_one(job, planned.get(job), now)
             if new is not None:
                 made.append(new)
         self._recorder.record(made)
@@ -417,32 +362,33 @@ class Brain:
             self._notify(change.job)
         self._log.info("planned", jobs=len(planned), changed=len(made))
 
-    def _adopt_one(self, job: JobId, planned: PlannedShape, now: float) -> PlanMade | None:
+    def _adopt_one(self, job: JobId, planned: PlannedShape | None, now: float) -> PlanMade | None:
+        """A job's plan of a round, with how it recovers best, which needs no plan; under the lock."""
         known = self._state.jobs.get(job)
-        if known is None or known.submitted.fixed:
+        if known is None:
             return None
+        advice = self._state.fault_tolerance(job)
+        if planned is None or known.submitted.fixed:
+            self._publish_advice(job, advice)
+            return None
+        planned = replace(planned, explanation=replace(planned.explanation, fault_tolerance=advice))
         if known.plan is not None and known.plan.planned.shape == planned.shape:
             self._latest[job] = planned
+            self._publish_advice(job, advice)
             return None
-        version = 1 if known.plan is None else known.plan.version + 1
-        change = PlanMade(job, version, now, self._settings.planner.name, planned)
+        last = known.submitted.last_plan if known.plan is None else known.plan.version
+        change = PlanMade(job, last + 1, now, self._settings.planner.name, planned)
         self._take(change)
         return change
 
-    def _unacceptable(self, planned: Mapping[JobId, PlannedShape], now: float) -> str | None:
-        """What is wrong with a round: a shape beyond its job's bounds, or more than the cluster has. Under the lock."""
-        cpu, present = 0.0, 0.0
-        for job, known in self._state.jobs.items():
-            view = self._state.view(job, now, self._conditions.settle_seconds)
-            had = 0.0 if view.current is None else view.current.cpu
-            shape = planned[job].shape if job in planned else view.current
-            if shape is not None and shape != view.current and not known.submitted.bounds.contains(shape):
-                return f"{shape.describe()} for job {job} is beyond its bounds"
-            cpu += 0.0 if shape is None else shape.cpu
-            present += had
-        if cpu > max(self._conditions.capacity.cpu, present) * (1 + 1e-9):
-            return f"{cpu:g} cores in all, of {self._conditions.capacity.cpu:g}"
-        return None
+    def _publish_advice(self, job: JobId, advice: FaultToleranceAdvice | None) -> None:
+        """With the plan in force as it is. A new message: the one before may be on its way to somebody."""
+        if advice is None:
+            return
+        published = pb.BrainPlan()
+        published.CopyFrom(self._published.get(job) or no_plan(job))
+        published.fault_tolerance.CopyFrom(advice_to(advice))
+        self._published[job] = published
 
     def _prune_for_ever(self) -> None:
         while not self._stopping.wait(_PRUNE_SECONDS):

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from emberscale_api.rpc import brain_pb2 as pb
+from emberscale_brain.fault_tolerance.advice import FaultToleranceAdvice
 from emberscale_brain.history.changes import JobSubmitted, PlanMade, ProfileReported, StartUpObserved
 from emberscale_brain.model.features import ModelConstants
 from emberscale_brain.model.predict import throughput
@@ -82,6 +83,7 @@ def submission_from(request: pb.SubmitJobRequest, defaults: ShapeBounds, now: fl
         current=shape_from(request.current) if request.HasField("current") else None,
         priority=request.priority if request.priority > 0 else 1.0,
         fixed=request.fixed,
+        last_plan=request.last_plan,
     )
 
 
@@ -131,6 +133,7 @@ def profile_from(job: JobId, message: pb.Profile) -> ProfileReported:
             restarted=message.restarted,
             total_samples=message.total_samples,
             failures=message.failures,
+            checkpoint_pause=message.checkpoint_pause,
         ),
     )
 
@@ -153,6 +156,7 @@ def profile_to(profile: JobProfile) -> pb.Profile:
         restarted=profile.restarted,
         total_samples=profile.total_samples,
         failures=profile.failures,
+        checkpoint_pause=profile.checkpoint_pause,
     )
 
 
@@ -165,10 +169,10 @@ def start_up_from(job: JobId, message: pb.StartUp, now: float) -> StartUpObserve
     return StartUpObserved(job, message.role, message.time or now, message.seconds, message.paused_seconds)
 
 
-def plan_to(plan: PlanMade, stale_because: str = "") -> pb.BrainPlan:
+def plan_to(plan: PlanMade) -> pb.BrainPlan:
     """A plan in force."""
     planned = plan.planned
-    chosen = planned.explanation.chosen
+    chosen, advice = planned.explanation.chosen, planned.explanation.fault_tolerance
     return pb.BrainPlan(
         job_uid=plan.job,
         version=plan.version,
@@ -178,13 +182,32 @@ def plan_to(plan: PlanMade, stale_because: str = "") -> pb.BrainPlan:
         shape=None if planned.shape is None else shape_to(planned.shape),
         reason=planned.reason,
         expected_throughput=0.0 if chosen is None else chosen.throughput,
-        stale_because=stale_because,
+        fault_tolerance=None if advice is None else advice_to(advice),
     )
 
 
-def no_plan(job: JobId, stale_because: str = "") -> pb.BrainPlan:
+def no_plan(job: JobId) -> pb.BrainPlan:
     """What stands for the plan of a job that has none yet."""
-    return pb.BrainPlan(job_uid=job, version=0, reason="no plan has been made yet", stale_because=stale_because)
+    return pb.BrainPlan(job_uid=job, version=0, reason="no plan has been made yet")
+
+
+def advice_to(advice: FaultToleranceAdvice) -> pb.FaultToleranceAdvice:
+    """How the job recovers best, and what each way would cost."""
+    return pb.FaultToleranceAdvice(
+        strategy=advice.strategy.value,
+        checkpoint_interval=advice.checkpoint_interval,
+        between_failures=advice.between_failures,
+        reason=advice.reason,
+        ways=[
+            pb.RecoveryEstimate(
+                strategy=way.value,
+                overhead=cost.overhead,
+                checkpoint_interval=cost.interval,
+                expected_pls=cost.expected_pls,
+            )
+            for way, cost in advice.costs.items()
+        ],
+    )
 
 
 def explanation_to(

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
+from emberscale_brain.fault_tolerance.advice import FaultToleranceAdvice, advise
+from emberscale_brain.fault_tolerance.estimate import FailureRecord, failure_costs
 from emberscale_brain.history.changes import (
     COMPLETE,
     Change,
@@ -45,6 +47,7 @@ class KnownJob:
     shape: JobShape | None = None
     scaled_at: float = 0.0
     plan: PlanMade | None = None
+    record: FailureRecord = field(default_factory=FailureRecord)
 
     @property
     def remaining_samples(self) -> int:
@@ -72,6 +75,7 @@ class BrainState:
     jobs: dict[JobId, KnownJob] = field(default_factory=dict)
     history: deque[PastJob] = field(init=False)
     start_ups: dict[str, deque[tuple[float, float]]] = field(init=False)
+    ended_record: FailureRecord = field(default_factory=FailureRecord)
 
     def __post_init__(self) -> None:
         self.history = deque(maxlen=self.past_jobs)
@@ -176,11 +180,25 @@ class BrainState:
             ps_pause_seconds=learned("ps", 1, base.ps_pause_seconds),
         )
 
+    def fault_tolerance(self, job: JobId) -> FaultToleranceAdvice | None:
+        """How a job recovers best from here on; None before anything is known of its speed."""
+        known = self.jobs[job]
+        speed = next((profile.throughput for profile in reversed(known.profiles) if not profile.restarted), 0.0)
+        if known.shape is None or not speed:
+            return None
+        fleet = sum((other.record for other in self.jobs.values()), self.ended_record)
+        left = known.remaining_samples / speed
+        pause = known.profiles[-1].checkpoint_pause
+        return advise(failure_costs(known.shape, left, known.record, fleet, pause, self.overheads()))
+
     def _apply_profile(self, change: ProfileReported) -> None:
         job = self.jobs.get(change.job)
         if job is None or change.sequence <= job.sequence:
             return
         profile = change.profile
+        since = job.profiles[-1].time if job.profiles else job.submitted.submitted_at
+        ran = max(0.0, profile.time - since) * (profile.shape.workers + profile.shape.ps)
+        job.record = FailureRecord(max(job.record.failures, profile.failures), job.record.process_seconds + ran)
         job.profiles.append(profile)
         job.sequence = change.sequence
         job.samples = profile.samples
@@ -194,6 +212,8 @@ class BrainState:
 
     def _apply_end(self, change: JobEnded) -> None:
         job = self.jobs.pop(change.job, None)
+        if job is not None:
+            self.ended_record += job.record
         if job is None or change.phase != COMPLETE or change.final_shape is None:
             return
         self.history.append(

@@ -10,12 +10,13 @@ from rich.syntax import Syntax
 from rich.table import Table
 
 from emberscale.commands.options import ManifestFile, Overrides, bad_input_exits, paragraphs
-from emberscale_api.job import InitializerType, TableSpec, TrainingJob, load_manifest, resolve_model
+from emberscale_api.job import InitializerType, RoleSpec, TableSpec, TrainingJob, load_manifest, resolve_model
 from emberscale_operator.local import initial_demands
+from emberscale_operator.reconcile import Role
 
 HELP = paragraphs("""\
 Shows what a manifest resolves to: every default filled in, the embedding tables, the processes that would start with
-their resources, and where files would go. Nothing is started.
+their resources, what of that is planned, and where files would go. Nothing is started.
 """)
 EXAMPLES = """\
 [bold]Examples[/]
@@ -63,20 +64,36 @@ def _settings(table: TableSpec) -> tuple[str, ...]:
 
 
 def processes_of(job: TrainingJob) -> Table:
-    """One row a process."""
+    """One row a process; one for a role whose number is planned, and what is planned said so."""
+    spec, planned = job.spec, job.spec.leaves_replicas_open
     table = Table(title="Processes", title_justify="left")
     for column in ("process", "CPU cores", "memory limit"):
         table.add_column(column)
     table.add_row("redis-0", "any", "none")
-    for demand in initial_demands(job.spec):
+    if planned:
+        table.add_row("brain-0", "any", "none")
+        table.caption = "planned: chosen by the brain within the bounds, and anew while the job trains"
+        table.caption_justify = "left"
+    for demand in initial_demands(spec):
+        role = {Role.PS: spec.ps, Role.WORKER: spec.worker}.get(demand.role)
+        names = [f"{demand.role}-{index}" for index in range(demand.replicas)]
+        open_cores, open_memory = "any", "none"
+        if planned and role is not None:
+            open_cores = open_memory = "planned"
+            names = names if role.replicas is not None else [f"{demand.role}: {_bounds(role)}, planned"]
         cores, memory = demand.resources.cpu_cores, demand.resources.memory_bytes
-        for index in range(demand.replicas):
+        for name in names:
             table.add_row(
-                f"{demand.role}-{index}",
-                "any" if cores is None else f"{cores:g}",
-                "none" if memory is None else f"{memory / 2**20:,.0f} MiB",
+                name,
+                open_cores if cores is None else f"{cores:g}",
+                open_memory if memory is None else f"{memory / 2**20:,.0f} MiB",
             )
     return table
+
+
+def _bounds(role: RoleSpec) -> str:
+    least, most = role.min_replicas or 1, role.max_replicas
+    return f"{least} or more" if most is None else f"{least} to {most}"
 
 
 def files_of(job: TrainingJob) -> Table:

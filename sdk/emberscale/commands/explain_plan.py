@@ -25,7 +25,8 @@ _FRONT_ROWS = 8
 
 HELP = paragraphs("""\
 Says why a job has the plan it has: the fit and how sure it is, the Pareto front, the point that was chosen, what it is
-expected to gain and to cost, the past jobs behind a first plan, and the memory forecast.
+expected to gain and to cost, the past jobs behind a first plan, the memory forecast, and how the job recovers best from
+the loss of a parameter server.
 
 JOB is the folder of a run on this machine, or its name under runs/: what its brain planned is read from this user's
 data folder. With [cyan]--brain[/] it is the UID of a job that the brain there knows, running or ended.
@@ -135,6 +136,8 @@ def _show(explanation: pb.PlanExplanation) -> None:
             f"memory of the largest PS at the end: {memory.expected / GIB:.1f} GiB "
             f"({memory.lower / GIB:.1f} to {memory.upper / GIB:.1f}, {memory.law}){limit}"
         )
+    if plan.HasField("fault_tolerance"):
+        console.print(f"recovery: {escape(plan.fault_tolerance.reason)}")
     for similar in explanation.similar:
         console.print(f"like {similar.job_uid} ({similar.similarity:.0%}): {describe(similar.shape)}")
     if explanation.front:

@@ -193,3 +193,39 @@ def test_a_brain_beside_a_job_takes_no_other_over(start_brain: StartBrain) -> No
     assert after.jobs() == []
     assert after.submit(submitted(current=TWO))[1].result(timeout=20)
     assert len(after.jobs()) == 1
+
+
+def test_a_job_learns_how_it_recovers_best_even_if_its_sizes_are_fixed(start_brain: StartBrain) -> None:
+    brain = start_brain()
+    brain.submit(submitted(fixed=True, current=TWO))
+    slow, quick = profile(1), profile(2)
+    brain.report(JOB, [replace(slow, profile=replace(slow.profile, checkpoint_pause=4.0))], ())
+    plan = until(brain, lambda plan: plan.HasField("fault_tolerance"))
+    assert (plan.version, plan.fault_tolerance.strategy) == (0, "FullRecovery")
+    assert [way.strategy for way in plan.fault_tolerance.ways] == ["FullRecovery"]
+    brain.report(JOB, [replace(quick, profile=replace(quick.profile, checkpoint_pause=0.04))], ())
+    rarer = plan.fault_tolerance.checkpoint_interval
+    sooner = until(brain, lambda plan: plan.fault_tolerance.checkpoint_interval != rarer)
+    assert sooner.fault_tolerance.checkpoint_interval == pytest.approx(rarer / 10, rel=0.01)
+
+
+def test_the_advice_outlives_the_job(start_brain: StartBrain) -> None:
+    brain = start_brain()
+    brain.submit(submitted(current=TWO))
+    brain.report(JOB, [profile(1)], ())
+    until(brain, lambda plan: plan.HasField("fault_tolerance"))
+    assert brain.end(JobEnded(JOB, "Complete", time.time())).result(timeout=20)
+    assert "FullRecovery is expected to cost" in brain.explain(JOB).plan.fault_tolerance.reason
+
+
+def test_plans_of_a_job_that_comes_back_have_versions_above_those_that_it_followed(start_brain: StartBrain) -> None:
+    brain = start_brain()
+    assert brain.submit(submitted(last_plan=6))[0].version == 7
+    brain.report(JOB, [profile(1, workers=9)], ())
+    assert until(brain, lambda plan: plan.shape.workers == 10).version == 8
+    other = JobId("other")
+    brain.submit(submitted(other, current=TWO, last_plan=3))
+    brain.report(other, [replace(profile(1), job=other)], ())
+    while brain.plan(other).version == 0:
+        pass
+    assert brain.plan(other).version == 4
