@@ -122,7 +122,7 @@ class MemberStatus(_Status):
 
     `incarnation` counts them; `counted` is the newest whose end is in `restarts` (ends that were not asked for),
     `streak` (ends in a row) and `faults` (errors of its own). `not_before` is when the next may start, `reason` and
-    `message` say what it waits for or how the last one ended.
+    `message` say what it waits for or how the last one ended. `cpu` and `memory` are the limits that the pod runs with.
     """
 
     role: str
@@ -133,6 +133,8 @@ class MemberStatus(_Status):
     state: str = ""
     reason: str = ""
     message: str = ""
+    cpu: str = ""
+    memory: str = ""
     incarnation: int = 0
     counted: int = 0
     restarts: int = 0

@@ -174,6 +174,7 @@ class JobController:
         instances = tuple(view.instance for view in views)
         self._observation.history = advance(before, instances, policy.backoff)
         if active:
+            self._tell_of_pods(job, status, views)
             self._note_exits(job, status, views, before.lives)
         if status.phase in ENDED and (left := self._time_to_live(job, status, now)) is not None and left <= 0:
             await self._client.delete(
@@ -200,18 +201,20 @@ class JobController:
             phase, reason, message = JobPhase.FAILED, failure.reason, failure.message
             actions = ()
         actions = (*actions, *self._outdated(objects, views, phase))
+        self._note_deletions(actions, views)
         delay = await self._write(
             job, self._facts(job, status, phase, reason, message, demands, views, applied_ps, now), now
         )
         if phase is not status.phase:
-            stories.tell_phase(self._recorder, job, status.phase, self._status or status)
             if phase in ENDED and self._status is not None:
                 self._tallies.job_ended(self._status)
             if failure is not None:
                 delay = 0.0
         if phase is JobPhase.PENDING and status.phase is JobPhase.SUSPENDED:
             await self._close_link()
-        return min(delay, await self._apply(job, objects, actions, views, phase, now))
+        delay = min(delay, await self._apply(job, objects, actions, views, phase, now))
+        await self._recorder.flush()
+        return delay
 
     def _take_over(self, body: Mapping[str, Any]) -> TrainingJobStatus:
         """What an operator before this one left."""
@@ -240,6 +243,16 @@ class JobController:
         await self._send(build_status(status, facts))
         return self._settings.resync
 
+    def _tell_of_pods(self, job: Job, status: TrainingJobStatus, views: Sequence[PodView]) -> None:
+        """Tells of pods that the status does not know yet, or knows with other limits."""
+        known = {(Role(member.role), member.index): member for member in status.members}
+        for view in views:
+            member = known.get((view.id.role, view.id.index))
+            if member is None or member.incarnation < view.id.incarnation:
+                stories.tell_creation(self._recorder, job, view)
+            elif member.uid == view.uid:
+                stories.tell_resize(self._recorder, job, view, member)
+
     def _note_exits(
         self,
         job: Job,
@@ -262,6 +275,12 @@ class JobController:
                 if grown > self._grown(status).get(view.id.role, 0):
                     self._observation.grown[view.id.role] = grown
                     stories.tell_growth(self._recorder, job, view, limit, grown)
+
+    def _note_deletions(self, actions: Sequence[Action], views: Sequence[PodView]) -> None:
+        doomed = {action.id for action in actions if isinstance(action, Delete)}
+        for view in views:
+            if view.id in doomed and view.instance.live:
+                self._observation.deletes(view)
 
     def _grown(self, status: TrainingJobStatus) -> dict[Role, int]:
         of_status = {Role.MASTER: status.master, Role.PS: status.ps, Role.WORKER: status.worker}
@@ -432,7 +451,9 @@ class JobController:
         slots = {(demand.role, index) for demand in demands for index in range(demand.replicas)}
         problems = {slot: problem for slot, problem in self._problems.items() if slot in slots}
         real = [view for view in views if view.name]
-        members = members_of(history, real, self._observation.restarts, problems, status.members)
+        members = members_of(
+            history, real, self._observation.restarts, problems, status.members, self._observation.asked_to_end
+        )
         if phase not in RESTING:
             members = tuple(
                 member
@@ -465,7 +486,8 @@ class JobController:
 
     async def _write(self, job: Job, facts: Facts, now: float) -> float:
         """Writes the status if it says something new; progress alone waits. Returns seconds to the next look."""
-        status = build_status(self._status or TrainingJobStatus(), facts)
+        before = self._status or TrainingJobStatus()
+        status = build_status(before, facts)
         document = to_document(status)
         if without_progress(document) == without_progress(self._written):
             self._status = status
@@ -475,7 +497,10 @@ class JobController:
             if wait > 0:
                 return wait
         self._progress_at = now
+        if status.phase is not before.phase:
+            stories.tell_phase(self._recorder, job, before.phase, status)
         stories.tell_waiting(self._recorder, job, facts.blocked, facts.generation)
+        await self._recorder.flush()
         await self._send(status)
         return self._settings.resync
 
@@ -522,7 +547,7 @@ class JobController:
                         delay = min(delay, _RETRY_SECONDS)
                         continue
                     self._observation.made(pod)
-                    stories.tell_creation(self._recorder, job, instance, pod["metadata"]["name"])
+                    delay = 0.0
                 case Resize(instance, resources):
                     await self._resize(job, by_id[instance], resources)
                 case Delete(instance):
@@ -551,12 +576,13 @@ class JobController:
             return
         if ended and not view.lost and phase in ENDED and job.spec.run_policy.clean_pod_policy != "All":
             return
+        if not ended:
+            # before it is done: of a pod that is gone nobody can tell why
+            stories.tell_deletion(self._recorder, job, view)
+            await self._recorder.flush()
         await self._client.delete(
             core(self.key.namespace, "pods", view.name), view.uid, grace_seconds=0 if ended else None
         )
-        self._observation.deleted(view)
-        if not ended:
-            stories.tell_deletion(self._recorder, job, view)
 
     async def _resize(self, job: Job, view: PodView, resources: Resources) -> None:
         """In place, without a restart; a pod that cannot be resized so keeps what it has until it is started anew."""
@@ -564,10 +590,9 @@ class JobController:
         if attempt in self._refused_resizes or not view.running:
             return
         requirements = role_spec(job, view.id.role).resources
-        limits = limits_of(resources)
         container = {
             "name": str(view.id.role),
-            "resources": {"limits": limits, "requests": requests_of(requirements, resources)},
+            "resources": {"limits": limits_of(resources), "requests": requests_of(requirements, resources)},
         }
         try:
             await self._client.patch(
@@ -578,8 +603,6 @@ class JobController:
         except ApiError as error:
             self._refused_resizes.add(attempt)
             stories.tell_refused_resize(self._recorder, job, view, str(error))
-            return
-        stories.tell_resize(self._recorder, job, view, limits)
 
 
 def _slots(actions: Sequence[Action]) -> set[tuple[Role, int]]:

@@ -10,6 +10,7 @@ from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.kubernetes.demands import NUMBERS
 from emberscale_operator.kubernetes.names import is_owned_by
 from emberscale_operator.kubernetes.pod_state import PodView, view_pod
+from emberscale_operator.kubernetes.record import DELETING
 from emberscale_operator.reconcile import (
     ExitReason,
     History,
@@ -43,10 +44,12 @@ class Observation:
         self.history = history
         for member in members:
             self.restarts[Role(member.role), member.index] = member.restarts
-            if member.uid and member.state in ("Running", "Pending", "Terminating"):
+            if member.uid and member.state in ("Running", "Pending", "Terminating", DELETING):
                 identity = InstanceId(Role(member.role), member.index, member.incarnation)
                 instance = Instance(identity, InstanceState.RUNNING, Resources(), started_at=0.0)
                 self._seen[member.uid] = PodView(member.pod, member.uid, member.node, "", instance, False, False)
+            if member.state == DELETING:
+                self._deleted.add(member.uid)
 
     def observe(self, pods: Iterable[Mapping[str, Any]], uid: str, now: float) -> tuple[PodView, ...]:
         """Every pod of the job of this uid, and the vanished ones until they are forgotten."""
@@ -69,9 +72,14 @@ class Observation:
         """A pod was created, and may not have been seen yet."""
         self._made[body["metadata"]["uid"]] = (self._now, body)
 
-    def deleted(self, view: PodView) -> None:
-        """The end of a pod was asked for."""
+    def deletes(self, view: PodView) -> None:
+        """The end of a pod is asked for."""
         self._deleted.add(view.uid)
+
+    @property
+    def asked_to_end(self) -> frozenset[str]:
+        """Uids of pods whose end was asked for."""
+        return frozenset(self._deleted)
 
     def forget(self, view: PodView) -> bool:
         """Whether the pod has vanished; it is not seen any more then."""

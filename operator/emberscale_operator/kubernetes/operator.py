@@ -82,13 +82,15 @@ async def _run(settings: Settings) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     client = await ApiClient.connect()
-    recorder = Recorder(client, settings.identity)
     cluster = WatchedCluster()
     registry = CollectorRegistry()
     tallies = Tallies(registry)
     states = JobStateStore(settings.redis_url)
     fleet = Fleet(
-        lambda key, uid: JobController(key, uid, cluster, client, recorder, tallies, settings), bury=states.remove
+        lambda key, uid: JobController(
+            key, uid, cluster, client, Recorder(client, settings.identity), tallies, settings
+        ),
+        bury=states.remove,
     )
     pulse = Pulse(_PATIENCE_SECONDS)
     registry.register(OperatorMetrics(client, fleet))
@@ -114,7 +116,6 @@ async def _run(settings: Settings) -> int:
         _, stuck = await asyncio.wait(rest, timeout=5)
         for task in stuck:
             task.cancel()
-        await recorder.drain()
         for task in done:
             task.result()
         await lease.release()

@@ -52,7 +52,9 @@ class Waiting:
 class PodView:
     """One pod of a job. `cause` and `detail` say how it ended; `mounting` that it has been preparing for a while.
 
-    `restart_key` is of what the manifest was when the pod was made.
+    `restart_key` is of what the manifest was when the pod was made. `limits` are those that its running container has,
+    which after a resize differ for a while from those in `instance`, None where nobody says; `resizing` is what keeps
+    it from those.
     """
 
     name: str
@@ -68,6 +70,8 @@ class PodView:
     mounting: bool = False
     lost: bool = False
     restart_key: str = ""
+    limits: Resources | None = None
+    resizing: Waiting | None = None
 
     @property
     def id(self) -> InstanceId:
@@ -94,7 +98,9 @@ def view_pod(pod: Mapping[str, Any], now: float) -> PodView | None:
         uid=metadata["uid"],
         node=spec.get("nodeName") or "",
         address=status.get("podIP") or "",
-        instance=Instance(identity, state, _resources(spec), _started(status, created), ended.exit if ended else None),
+        instance=Instance(
+            identity, state, _resources(spec["containers"][0]), _started(status, created), ended.exit if ended else None
+        ),
         ready=state is InstanceState.RUNNING and _condition(status, "Ready").get("status") == "True",
         running=state is InstanceState.RUNNING and status.get("phase") == "Running",
         waiting=waiting,
@@ -109,6 +115,8 @@ def view_pod(pod: Mapping[str, Any], now: float) -> PodView | None:
         ),
         lost=lost,
         restart_key=(metadata.get("annotations") or {}).get(MANIFEST_ANNOTATION, ""),
+        limits=_limits(status) if state is InstanceState.RUNNING else None,
+        resizing=_resizing(status) if state is InstanceState.RUNNING else None,
     )
 
 
@@ -192,8 +200,24 @@ def _started(status: Mapping[str, Any], created: float) -> float:
     return created
 
 
-def _resources(spec: Mapping[str, Any]) -> Resources:
-    limits = (spec["containers"][0].get("resources") or {}).get("limits") or {}
+def _resizing(status: Mapping[str, Any]) -> Waiting | None:
+    """What keeps a resize from being done, in the words of the kubelet: `Deferred`, `Infeasible` or `Error`."""
+    for kind in ("PodResizePending", "PodResizeInProgress"):
+        found = _condition(status, kind)
+        if found.get("status") == "True" and found.get("reason"):
+            return Waiting(found["reason"], found.get("message") or "")
+    return None
+
+
+def _limits(status: Mapping[str, Any]) -> Resources | None:
+    for container in status.get("containerStatuses") or ():
+        if container.get("resources") and (container.get("state") or {}).get("running"):
+            return _resources(container)
+    return None
+
+
+def _resources(container: Mapping[str, Any]) -> Resources:
+    limits = (container.get("resources") or {}).get("limits") or {}
     cpu, memory = limits.get("cpu"), limits.get("memory")
     return Resources(
         None if cpu is None else round(cpu_cores(str(cpu)), 3),

@@ -19,7 +19,7 @@ from emberscale_api.job.status import (
     TrainingJobStatus,
 )
 from emberscale_api.rpc import master_pb2 as pb
-from emberscale_operator.kubernetes.demands import quantity
+from emberscale_operator.kubernetes.demands import quantities
 from emberscale_operator.kubernetes.names import JOB_LABEL, ROLE_LABEL
 from emberscale_operator.kubernetes.record import rounded
 from emberscale_operator.reconcile import Demand, Role
@@ -219,12 +219,8 @@ def _plan(facts: Facts) -> PlanStatus | None:
         demand = by_role.get(of)
         if demand is None:
             return None
-        cpu, memory = demand.resources.cpu_cores, demand.resources.memory_bytes
-        return RolePlan(
-            replicas=demand.replicas,
-            cpu="" if cpu is None else f"{cpu:g}",
-            memory="" if memory is None else quantity(memory),
-        )
+        cpu, memory = quantities(demand.resources)
+        return RolePlan(replicas=demand.replicas, cpu=cpu, memory=memory)
 
     plan = facts.plan
     sizing = plan.sizing if plan else pb.Sizing()

@@ -1,10 +1,8 @@
 """Events of a job, told once each: reasons are a verb and a noun, messages say what, from what to what, and why."""
 
-from collections.abc import Mapping
-
-from emberscale_api.job.status import JobPhase, TrainingJobStatus
+from emberscale_api.job.status import JobPhase, MemberStatus, TrainingJobStatus
 from emberscale_api.rpc import master_pb2 as pb
-from emberscale_operator.kubernetes.demands import quantity
+from emberscale_operator.kubernetes.demands import quantities, quantity
 from emberscale_operator.kubernetes.job import Job
 from emberscale_operator.kubernetes.pod_state import PodView
 from emberscale_operator.kubernetes.recorder import Recorder
@@ -38,10 +36,10 @@ def tell_phase(recorder: Recorder, job: Job, before: JobPhase, status: TrainingJ
             recorder.normal(job, *_PHASES[status.phase], key)
 
 
-def tell_creation(recorder: Recorder, job: Job, instance: InstanceId, pod: str) -> None:
+def tell_creation(recorder: Recorder, job: Job, view: PodView) -> None:
     """A pod was created."""
-    again = f", incarnation {instance.incarnation}" if instance.incarnation > 1 else ""
-    recorder.normal(job, f"Created{_NOUNS[instance.role]}Pod", f"created pod {pod}{again}", pod)
+    again = f", incarnation {view.id.incarnation}" if view.id.incarnation > 1 else ""
+    recorder.normal(job, f"Created{_NOUNS[view.id.role]}Pod", f"created pod {view.name}{again}", view.name)
 
 
 def tell_scaling(recorder: Recorder, job: Job, before: pb.Plan | None, after: pb.Plan) -> None:
@@ -69,7 +67,7 @@ def tell_refusal(recorder: Recorder, job: Job, instance: InstanceId, reason: str
 
 
 def tell_deletion(recorder: Recorder, job: Job, view: PodView) -> None:
-    """A pod that still ran was deleted."""
+    """A pod that still runs is deleted."""
     recorder.normal(job, f"Deleted{_NOUNS[view.id.role]}Pod", f"deleted pod {view.name}", view.name)
 
 
@@ -105,10 +103,23 @@ def tell_growth(recorder: Recorder, job: Job, view: PodView, limit: int, grown: 
     recorder.normal(job, f"Increased{noun}Memory", text, f"{view.name}-{grown}")
 
 
-def tell_resize(recorder: Recorder, job: Job, view: PodView, limits: Mapping[str, str]) -> None:
-    """A running pod got other limits."""
-    text = f"{view.name} is resized in place to {', '.join(f'{name} {value}' for name, value in limits.items())}"
-    recorder.normal(job, f"Resized{_NOUNS[view.id.role]}Pod", text, f"{view.name}-{limits}")
+def tell_resize(recorder: Recorder, job: Job, view: PodView, before: MemberStatus) -> None:
+    """A running pod has other limits than it had, or waits for them."""
+    noun = _NOUNS[view.id.role]
+    if view.limits is not None and (before.cpu or before.memory):
+        changes = [
+            f"{name} {old or 'unlimited'} -> {new or 'unlimited'}"
+            for name, old, new in zip(
+                ("cpu", "memory"), (before.cpu, before.memory), quantities(view.limits), strict=True
+            )
+            if old != new
+        ]
+        if changes:
+            text = f"{view.name} was resized in place, without a restart: {', '.join(changes)}"
+            recorder.normal(job, f"Resized{noun}Pod", text, f"{view.name}-{job.generation}-{changes}")
+    if view.resizing is not None and view.resizing.reason != before.reason:
+        text = f"{view.name} keeps its resources for now: {view.resizing.reason}: {view.resizing.message}"
+        recorder.warning(job, f"FailedToResize{noun}Pod", text, f"{view.name}-{job.generation}-{view.resizing.reason}")
 
 
 def tell_refused_resize(recorder: Recorder, job: Job, view: PodView, problem: str) -> None:

@@ -224,12 +224,72 @@ def test_a_resync_without_news_writes_nothing() -> None:
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("call", range(1, 26))
-def test_killed_at_any_call_it_makes_no_duplicate_and_no_orphan(call: int, after: bool) -> None:
-    api = new_api()
+def test_killed_at_any_call_it_makes_no_duplicate_no_orphan_and_loses_no_event(call: int, after: bool) -> None:
+    undisturbed, api = new_api(), new_api()
+    asyncio.run(Operator(undisturbed).settle())
     api.kill_in, api.kill_after = call, after
     asyncio.run(Operator(api).settle())
     assert names_of(api.all_pods()) == WANTED
     assert max(api.most_live.values()) == 1
+    assert Counter(api.events) == Counter(undisturbed.events)
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("call", range(1, 16))
+def test_killed_at_any_call_it_tells_how_a_job_lost_pods_and_shrank(call: int, after: bool) -> None:
+    def told(kill_in: int) -> Counter[str]:
+        api = new_api()
+
+        async def scenario() -> None:
+            operator = Operator(api)
+            await operator.settle()
+            api.end_pod(next(pod for pod in api.live_pods() if slot_of(pod) == "ps-0"), 137, "OOMKilled")
+            api.body["spec"]["worker"] = {"replicas": 1}
+            api.body["metadata"]["generation"] += 1
+            api.sync()
+            api.kill_in, api.kill_after = kill_in, after
+            await operator.settle()
+
+        asyncio.run(scenario())
+        return Counter(api.events)
+
+    undisturbed = told(1 << 30)
+    assert undisturbed["DeletedWorkerPod"] == 2
+    assert undisturbed["OOMKilledPSPod"] == 1
+    assert told(call) == undisturbed
+
+
+def test_a_resize_is_told_when_the_container_has_its_new_limits() -> None:
+    api = MemoryApi(job_body(worker={"replicas": 1, "resources": {"limits": {"cpu": "1", "memory": "1Gi"}}}))
+
+    async def scenario() -> None:
+        operator = Operator(api)
+        await operator.settle()
+        worker = next(pod for pod in api.live_pods() if slot_of(pod) == "worker-0")
+        limits = {"cpu": "1", "memory": "1Gi"}
+        running = {"state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}, "resources": {"limits": limits}}
+        worker["status"] = {**worker["status"], "containerStatuses": [running]}
+        api.sync()
+        await operator.settle()
+        worker["spec"]["containers"][0]["resources"]["limits"] = {"cpu": "1500m", "memory": str(2 << 30)}
+        waits = {"type": "PodResizePending", "status": "True", "reason": "Deferred", "message": "node is full"}
+        worker["status"] = {**worker["status"], "conditions": [*worker["status"]["conditions"], waits]}
+        api.sync()
+        await operator.settle()
+        assert "FailedToResizeWorkerPod" in api.events
+        assert "ResizedWorkerPod" not in api.events
+        limits |= {"cpu": "1500m", "memory": str(2 << 30)}
+        worker["status"]["conditions"].pop()
+        api.sync()
+        operator.controller = operator.start()
+        await operator.settle()
+
+    asyncio.run(scenario())
+    told = [body["message"] for path, body in api.objects.items() if "/events/" in path]
+    resized = "ctr-worker-0-1 was resized in place, without a restart: cpu 1 -> 1.5, memory 1024Mi -> 2048Mi"
+    assert resized in told
+    assert api.events.count("ResizedWorkerPod") == 1
+    assert next(m for m in api.body["status"]["members"] if m["role"] == "worker")["memory"] == "2048Mi"
 
 
 @given(
