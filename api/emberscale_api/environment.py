@@ -22,6 +22,11 @@ METRICS_PORT = "EMBERSCALE_METRICS_PORT"
 BRAIN_ADDRESS = "EMBERSCALE_BRAIN_ADDRESS"
 BRAIN_TOKEN = "EMBERSCALE_BRAIN_TOKEN"
 
+UNUSABLE_EXIT_CODE = 2
+"""What a process of a job ends with where its environment, or what that names, is of no use to it."""
+SUPERSEDED_EXIT_CODE = 3
+"""What a process of a job ends with once another has taken its place: nobody's fault, and nothing to count."""
+
 
 class MissingVariableError(Exception):
     """A process was started without a variable that it needs."""

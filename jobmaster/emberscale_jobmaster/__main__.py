@@ -21,8 +21,6 @@ from emberscale_jobmaster.checkpoints import UnusableUriError
 from emberscale_jobmaster.server import AddressInUseError, MasterProcess
 from emberscale_jobmaster.store import JobStore, StoreUnavailableError, UnreadableStateError
 
-EXIT_UNUSABLE = 2
-EXIT_DEPOSED = 3
 EXIT_DEFECT = 1
 PATIENCE_SECONDS = 8.0
 """How long Redis, or the address to listen on, may keep a starting master waiting."""
@@ -66,7 +64,7 @@ def run(identity: ProcessIdentity, job: TrainingJob, redis_url: str) -> int:
             identity,
             job,
             store,
-            on_deposed=lambda: end(EXIT_DEPOSED),
+            on_deposed=lambda: end(environment.SUPERSEDED_EXIT_CODE),
             brain_address=os.environ.get(environment.BRAIN_ADDRESS, ""),
             brain_token=os.environ.get(environment.BRAIN_TOKEN, ""),
         )
@@ -105,7 +103,7 @@ def _required(name: str) -> str:
 
 def _unusable(problem: str) -> int:
     print(f"emberscale-master: {problem}", file=sys.stderr)  # noqa: T201  # the one line a person sees
-    return EXIT_UNUSABLE
+    return environment.UNUSABLE_EXIT_CODE
 
 
 if __name__ == "__main__":

@@ -6,7 +6,9 @@ import pytest
 from rich.console import Console
 
 from emberscale.durations import clock_time
-from emberscale.progress import PlainProgress, live_view, remarks
+from emberscale.progress.plain import PlainProgress
+from emberscale.progress.redrawn import live_view
+from emberscale.progress.remarks import remarks
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.local import MemberExit, Snapshot
 from emberscale_operator.reconcile import ExitReason

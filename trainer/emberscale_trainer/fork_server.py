@@ -22,11 +22,11 @@ from setproctitle import setproctitle
 
 from emberscale_api import environment as names
 from emberscale_api.fork_server import Ended, Forked, ForkRequest, LineBuffer, decode, encode
-from emberscale_trainer.server.__main__ import exit_with_main as exit_with_ps
-from emberscale_trainer.worker.__main__ import exit_with_main as exit_with_worker
+from emberscale_trainer.server.__main__ import main as serve_tables
+from emberscale_trainer.worker.__main__ import main as work
 
 _PR_SET_PDEATHSIG = 1
-_ROLES: Mapping[str, Callable[[], NoReturn]] = {"ps": exit_with_ps, "worker": exit_with_worker}
+_ROLES: Mapping[str, Callable[[], NoReturn]] = {"ps": serve_tables, "worker": work}
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from emberscale_api.environment import SUPERSEDED_EXIT_CODE, UNUSABLE_EXIT_CODE
 from emberscale_api.job import cpu_cores, memory_bytes
 from emberscale_operator.kubernetes.job import parse_time
 from emberscale_operator.kubernetes.names import MANIFEST_ANNOTATION, instance_of
@@ -18,8 +19,6 @@ from emberscale_operator.reconcile import (
 
 LOST_SECONDS = 10.0
 """A pod that is still there so long after it had to be gone is on a node that nobody hears of."""
-SUPERSEDED_EXIT_CODE = 3
-UNUSABLE_EXIT_CODE = 2
 _FROM_OUTSIDE = frozenset(
     {
         "Evicted",

@@ -1,9 +1,6 @@
 """Entry point of a parameter server process."""
 
-import os
-import signal
 import socket
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn
@@ -11,14 +8,12 @@ from typing import NoReturn
 import grpc
 import structlog
 import torch
-from prometheus_client import CollectorRegistry, start_http_server
 
-from emberscale_api.environment import MissingVariableError, ProcessIdentity, read_identity
-from emberscale_api.events import configure_logging
-from emberscale_api.process_metrics import ProcessMetrics
+from emberscale_api.environment import SUPERSEDED_EXIT_CODE, ProcessIdentity
 from emberscale_api.rpc import master_pb2, master_pb2_grpc
 from emberscale_api.rpc.token import CHANNEL_OPTIONS, TokenCheck
 from emberscale_trainer.membership import Heartbeat, MasterClient, SupersededError
+from emberscale_trainer.process import run_process, serve_metrics
 from emberscale_trainer.server.control import ParameterServerControl
 from emberscale_trainer.server.dataplane import DataPlane
 from emberscale_trainer.server.metrics import ServerMetrics, stage_seconds
@@ -27,29 +22,17 @@ from emberscale_trainer.transport import listen
 
 log = structlog.get_logger()
 
-SUPERSEDED_EXIT_CODE = 3
 
-
-def main() -> int:
+def main() -> NoReturn:
     """Serves until the job is over; the exit code is 0 then, and 3 if another process took this one's place."""
-    try:
-        identity = read_identity()
-    except MissingVariableError as error:
-        print(error, file=sys.stderr)  # noqa: T201 - there is no identity to log with
-        return 2
-    configure_logging(identity.job_name, identity.role, identity.index)
-    torch.set_num_threads(max(1, int(identity.cpu_cores or 1)))
-    stopping = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
-    return _serve(identity, stopping)
+    run_process(_serve)
 
 
 def _serve(identity: ProcessIdentity, stopping: threading.Event) -> int:
+    torch.set_num_threads(max(1, int(identity.cpu_cores or 1)))
     listener, data_address = _listen(identity)
     master = MasterClient(identity)
-    registry = CollectorRegistry()
-    registry.register(ProcessMetrics())
-    metrics_server, _ = start_http_server(identity.metrics_port, addr=identity.listen_host, registry=registry)
+    registry, metrics_address = serve_metrics(identity)
     grpc_server = grpc.server(
         ThreadPoolExecutor(max_workers=4), interceptors=[TokenCheck(identity.token)], options=CHANNEL_OPTIONS
     )
@@ -65,7 +48,7 @@ def _serve(identity: ProcessIdentity, stopping: threading.Event) -> int:
         registered = master.register(
             data_address=data_address,
             control_address=f"{identity.advertised_host}:{control_port}",
-            metrics_address=f"{identity.advertised_host}:{metrics_server.server_port}",
+            metrics_address=metrics_address,
             routing_epoch=lambda: control.routing_epoch,
         )
     except SupersededError as error:
@@ -98,12 +81,5 @@ def _listen(identity: ProcessIdentity) -> tuple[socket.socket, str]:
     return listener, f"tcp://{identity.advertised_host}:{address.rsplit(':', 1)[1]}"
 
 
-def exit_with_main() -> NoReturn:
-    """Runs `main` and ends the process at once: taking torch and the kernels down first would cost a second."""
-    code = main()
-    sys.stderr.flush()
-    os._exit(code)
-
-
 if __name__ == "__main__":
-    exit_with_main()
+    main()

@@ -1,4 +1,4 @@
-"""What a person sees in a notebook while a job runs."""
+"""Progress in the output of a notebook's cell."""
 
 # mypy: allow-untyped-calls
 # IPython has no annotations for displays
@@ -9,7 +9,7 @@ from IPython.display import HTML, DisplayHandle
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from emberscale.progress import RedrawnProgress
+from emberscale.progress.redrawn import RedrawnProgress
 
 _WIDTH = 100
 

@@ -1,0 +1,56 @@
+"""What happened to a job that a person should know: lines that stay."""
+
+import signal
+
+from emberscale_api.rpc import master_pb2 as pb
+from emberscale_operator.local import MemberExit, Snapshot
+from emberscale_operator.reconcile import ExitReason
+
+
+def remarks(before: Snapshot | None, after: Snapshot) -> list[str]:
+    """What happened from one snapshot to the next that a person should know."""
+    lines = []
+    if after.suspending and (before is None or not before.suspending):
+        lines.append("stopping: a checkpoint is being taken; Ctrl-C again stops at once")
+    known = len(before.exits) if before is not None else 0
+    lines.extend(exit_remark(ended) for ended in after.exits[known:])
+    old = before.status if before is not None else None
+    new = after.status
+    if new is None or old is None:
+        return lines
+    if new.sizing.message != old.sizing.message and new.sizing.plan_version and _changes_shape(old, new):
+        lines.append(f"plan: {new.sizing.message}")
+    if new.recoveries > old.recoveries:
+        lines.append(f"a parameter server was lost: training went back to checkpoint {new.checkpoint or 'none'}")
+    if new.bad_records > old.bad_records:
+        last = new.bad_record_samples[-1] if new.bad_record_samples else None
+        where = f", the last at {last.file}:{last.line}: {last.problem}" if last is not None else ""
+        lines.append(f"{new.bad_records} malformed records were skipped so far{where}")
+    lines.extend(
+        f"epoch {evaluation.epoch + 1}: held-out AUC {evaluation.auc:.4f}, log loss {evaluation.logloss:.4f}, "
+        f"normalised entropy {evaluation.normalized_entropy:.4f}, calibration {evaluation.calibration:.3f}"
+        for evaluation in new.evaluations[len(old.evaluations) :]
+    )
+    return lines
+
+
+def _changes_shape(old: pb.JobStatus, new: pb.JobStatus) -> bool:
+    return new.sizing.scalings != old.sizing.scalings or not old.sizing.plan_version
+
+
+def exit_remark(ended: MemberExit) -> str:
+    """Why a process ended, and where to read more."""
+    log = f"see logs/{ended.name}.log"
+    match ended.reason:
+        case ExitReason.OOM_KILLED if ended.memory_limit is not None:
+            return f"{ended.name} was killed: it used more than its limit of {ended.memory_limit / 2**20:,.0f} MiB"
+        case ExitReason.COMPLETED:
+            return f"{ended.name} ended before the job did; {log}"
+        case ExitReason.KILLED:
+            return f"{ended.name} was killed by {_how(ended.code)}; it is started again"
+        case _:
+            return f"{ended.name} failed with {_how(ended.code)}; {log}"
+
+
+def _how(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else signal.Signals(-code).name

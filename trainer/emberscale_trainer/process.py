@@ -1,0 +1,46 @@
+"""What every process of the trainer does as it starts, and how it ends."""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import NoReturn
+
+from prometheus_client import CollectorRegistry, start_http_server
+
+from emberscale_api.environment import UNUSABLE_EXIT_CODE, MissingVariableError, ProcessIdentity, read_identity
+from emberscale_api.events import configure_logging
+from emberscale_api.process_metrics import ProcessMetrics
+
+Serve = Callable[[ProcessIdentity, threading.Event], int]
+
+
+def run_process(serve: Serve) -> NoReturn:
+    """Ends the process with the code that `serve` returns, or with 2 where the environment does not say who it is.
+
+    `serve` gets the identity and an event that is set on SIGTERM.
+    """
+    try:
+        identity = read_identity()
+    except MissingVariableError as error:
+        print(error, file=sys.stderr)  # noqa: T201 - there is no identity to log with
+        _end(UNUSABLE_EXIT_CODE)
+    configure_logging(identity.job_name, identity.role, identity.index)
+    stopping = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    _end(serve(identity, stopping))
+
+
+def serve_metrics(identity: ProcessIdentity) -> tuple[CollectorRegistry, str]:
+    """Where to register metrics, those of the process being there already, and the address that they are served on."""
+    registry = CollectorRegistry()
+    registry.register(ProcessMetrics())
+    server, _ = start_http_server(identity.metrics_port, addr=identity.listen_host, registry=registry)
+    return registry, f"{identity.advertised_host}:{server.server_port}"
+
+
+def _end(code: int) -> NoReturn:
+    """Ends the process at once: taking torch and the kernels down first would cost a second."""
+    sys.stderr.flush()
+    os._exit(code)
