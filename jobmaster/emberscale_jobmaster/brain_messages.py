@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Mapping
-from itertools import pairwise
 
-from emberscale_api.job import Architecture, DataFormat, TrainingJob, TrainingJobSpec, resolve_model
+from emberscale_api.job import DataFormat, TrainingJob, TrainingJobSpec, resolve_model
 from emberscale_api.rpc import brain_pb2 as pb
+from emberscale_jobmaster.dense_size import dense_parameters
 from emberscale_jobmaster.profiling import Measurement
 from emberscale_jobmaster.scaling import Advice
 from emberscale_jobmaster.sizes import RoleSize, Sizes
@@ -50,18 +50,6 @@ def submission(job: TrainingJob, uid: str, state: JobState, data_bytes: int) -> 
     if not state.scaling.waits_for_plan and (decided or _is_limited(sizes)):
         request.current.CopyFrom(shape(sizes))
     return request
-
-
-def dense_parameters(spec: TrainingJobSpec) -> int:
-    """About how many parameters the model has besides its embeddings: exact for DLRM, the deep part for others."""
-    model = resolve_model(spec)
-    dense, embeddings = len(model.columns.dense), [table.dimension for table in model.embeddings]
-    chains = [[dense + sum(embeddings), *spec.model.deep_mlp, 1]]
-    if spec.model.architecture is Architecture.DLRM:
-        vectors, dimension = len(embeddings) + 1, spec.model.embeddings.dimension
-        pairs = vectors * (vectors - 1) // 2
-        chains = [[dense, *spec.model.bottom_mlp, dimension], [dimension + pairs, *spec.model.top_mlp, 1]]
-    return sum((inputs + 1) * outputs for chain in chains for inputs, outputs in pairwise(chain))
 
 
 def shape_limits(spec: TrainingJobSpec) -> pb.ShapeLimits:

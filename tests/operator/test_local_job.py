@@ -124,7 +124,7 @@ def test_the_master_hears_of_a_member_that_ended(
 def test_a_worker_above_its_memory_limit_is_oom_killed_until_the_job_gives_up(
     make_local: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("STAND_IN_EAT_BYTES", str(400 << 20))
+    monkeypatch.setenv("STAND_IN_EAT_BYTES", str(4 << 30))
     monkeypatch.setenv("STAND_IN_SAMPLES", "1000000000")
     watch = Watch(training, nothing)
     outcome = run(make_local(), watch)
@@ -132,6 +132,19 @@ def test_a_worker_above_its_memory_limit_is_oom_killed_until_the_job_gives_up(
     assert "worker-" in outcome.message
     assert "for want of memory" in outcome.message
     assert watch.left() == []
+
+
+def test_memory_grows_where_a_process_ran_out_of_it(make_local: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STAND_IN_EAT_BYTES", str(260 << 20))
+    monkeypatch.setenv("STAND_IN_SAMPLES", "300000")
+    watch = Watch(training, nothing)
+    outcome = run(make_local(policy=Policy(Backoff(base=0.1), backoff_limit=3, stop_grace=2.0)), watch)
+    assert outcome.phase == pb.COMPLETE
+    assert watch.last is not None
+    assert {(ended.reason, ended.memory_limit, ended.grown) for ended in watch.last.exits} == {
+        (ExitReason.OOM_KILLED, 256 << 20, 384 << 20)
+    }
+    assert max(peak for name, peak in outcome.peak_memory.items() if name.startswith("worker")) > 260 << 20
 
 
 def test_a_master_that_cannot_start_fails_the_job(make_local: MakeJob, stand_ins: Commands, folder: RunFolder) -> None:

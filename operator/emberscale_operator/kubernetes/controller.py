@@ -24,7 +24,7 @@ from emberscale_operator.kubernetes.client import (
     group,
 )
 from emberscale_operator.kubernetes.creation import ObjectMaker, RefusedError
-from emberscale_operator.kubernetes.demands import demands_of, grown_memory
+from emberscale_operator.kubernetes.demands import demands_of
 from emberscale_operator.kubernetes.job import Job, JobKey, UnreadableJobError, read_job, read_status
 from emberscale_operator.kubernetes.master_link import MasterLink
 from emberscale_operator.kubernetes.observation import Observation, plan_of
@@ -60,6 +60,7 @@ from emberscale_operator.reconcile import (
     Role,
     Wait,
     advance,
+    grown_memory,
     reconcile,
 )
 

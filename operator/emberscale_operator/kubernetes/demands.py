@@ -6,7 +6,6 @@ from emberscale_api.job import ResourceRequirements, RoleSpec, TrainingJobSpec
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.reconcile import Demand, Resources, Role
 
-_GROWTH = 1.5
 _MIB = 1 << 20
 NUMBERS: Mapping[Role, "pb.Role.ValueType"] = {Role.MASTER: pb.MASTER, Role.PS: pb.PS, Role.WORKER: pb.WORKER}
 """Roles as the master's protocol numbers them."""
@@ -57,11 +56,6 @@ def wanted_replicas(role: RoleSpec, plan: pb.RolePlan | None) -> int:
 
 def _wants_nobody(plan: pb.Plan) -> bool:
     return not any(role.replicas for role in plan.roles if role.role in (pb.PS, pb.WORKER))
-
-
-def grown_memory(limit: int) -> int:
-    """Bytes for a role of which one ran out of `limit` bytes: half as much again, in whole MiB."""
-    return -(-int(limit * _GROWTH) // _MIB) * _MIB
 
 
 def quantity(memory_bytes: int) -> str:

@@ -1,22 +1,25 @@
-"""A brain for one job on this machine: somebody else's, or one of the job's own.
+"""A brain for a job on this machine: somebody else's, or the one that this user's jobs share.
 
-The job's own is a process that lives as long as the job; what it learns is in a database that outlives it, so that the
-next job like this one starts with the shape that this one ended with. It plans within this machine: its cores, most of
-its memory. Where the machine lets quotas of CPU be set, a fraction of a core is one; elsewhere it is a place on a core
-that others share.
+That is a process beside one of the jobs (`brain_seat.py`); what it learns is in a database that outlives it, so that
+the next job like this one starts with the shape that this one ended with. It plans within this machine: its cores, and
+most of its memory. Where the machine lets quotas of CPU be set, a fraction of a core is one; elsewhere it is a place on
+a core that others share.
 """
 
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import psutil
 import yaml
 
 from emberscale_operator.local.backend import Launch
+from emberscale_operator.local.brain_seat import BrainSeat
 from emberscale_operator.local.folder import RunFolder, write_private
 
 _MEMORY_SHARE = 0.75
@@ -37,22 +40,31 @@ class BrainAddress:
 
 @dataclass(frozen=True)
 class EmbeddedBrain:
-    """A brain of the job's own, on its database; `settings` are `path=value` on top of this machine's."""
+    """A brain on this user's database, shared with other jobs; with `settings`, `path=value` on top of this machine's,
+    one of the job's own.
+    """
 
     database: Path
     settings: tuple[str, ...] = ()
 
-    def configure(self, folder: RunFolder, port: int) -> Path:
+    @contextmanager
+    def seat(self) -> Iterator[BrainSeat]:
+        """The run's view of who has the brain beside it. Raises BrainSeatUnavailableError."""
+        with ExitStack() as held:
+            folder = Path(held.enter_context(TemporaryDirectory())) if self.settings else self.database.parent
+            yield held.enter_context(BrainSeat(folder))
+
+    def configure(self, folder: RunFolder, seat: BrainSeat) -> Path:
         """Writes its settings and makes the database's folder. Raises OSError."""
         self.database.parent.mkdir(parents=True, exist_ok=True)
         path = folder.state / "brain.yaml"
         cores, memory = len(os.sched_getaffinity(0)), psutil.virtual_memory().total
         document = machine_settings(cores, memory)
         document |= {
-            "listen": f"127.0.0.1:{port}",
+            "listen": seat.address,
             "metrics": None,
             "database": f"sqlite:///{self.database.resolve()}",
-            "tokenFile": str(folder.token.resolve()),
+            "tokenFile": str(seat.token_file.resolve()),
         }
         write_private(path, yaml.safe_dump(document))
         return path
@@ -73,7 +85,10 @@ def default_database(environment: Mapping[str, str]) -> Path:
 
 
 def machine_settings(cores: int, memory: int) -> dict[str, object]:
-    """The brain's settings for a machine with these cores and bytes; no job of an earlier run is still running."""
+    """The brain's settings for a machine with these cores and bytes.
+
+    It takes no job over from the brain before it: those that still run tell it of themselves.
+    """
     usable = int(memory * _MEMORY_SHARE)
     largest = max(_GIB, int(usable * _NODE_SHARE))
     return {

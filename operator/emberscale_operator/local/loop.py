@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
+import psutil
 
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.rpc import master_pb2 as pb
@@ -15,7 +16,7 @@ from emberscale_operator.local.embedded_redis import EmbeddedRedis, ping
 from emberscale_operator.local.environment import JobEnvironment
 from emberscale_operator.local.errors import RedisUnavailableError
 from emberscale_operator.local.master_link import MasterLink
-from emberscale_operator.local.plan import ENDED_PHASES, demands_of, initial_demands, master_demand
+from emberscale_operator.local.plan import ENDED_PHASES, demands_of, master_demand
 from emberscale_operator.local.snapshot import MemberExit, Outcome, Snapshot
 from emberscale_operator.reconcile import (
     Action,
@@ -23,6 +24,7 @@ from emberscale_operator.reconcile import (
     Delete,
     Demand,
     Desired,
+    ExitReason,
     Fail,
     History,
     Instance,
@@ -34,6 +36,7 @@ from emberscale_operator.reconcile import (
     Role,
     Wait,
     advance,
+    grown_memory,
     reconcile,
 )
 
@@ -51,7 +54,10 @@ class StopRequests:
 
 
 class JobLoop:
-    """One job's loop, in the thread that its processes are tied to; `wake` ends a pause early."""
+    """One job's loop, in the thread that its processes are tied to; `wake` ends a pause early.
+
+    `has_brain` says, at each look, whether the machine's brain is to run beside this job.
+    """
 
     def __init__(
         self,
@@ -64,7 +70,7 @@ class JobLoop:
         stop: StopRequests,
         wake: threading.Event,
         logs: Path,
-        own_brain: bool = False,
+        has_brain: Callable[[], bool],
     ) -> None:
         self._spec = spec
         self._policy = policy
@@ -76,7 +82,7 @@ class JobLoop:
         self._stop = stop
         self._wake = wake
         self._logs = logs
-        self._brain = (Demand(Role.BRAIN, 1),) if own_brain else ()
+        self._has_brain = has_brain
         self._started_at = time.monotonic()
         self._history = History()
         self._exits: dict[InstanceId, MemberExit] = {}
@@ -85,6 +91,7 @@ class JobLoop:
         self._ended_phase: pb.Phase.ValueType = pb.PHASE_UNSPECIFIED
         self._failure: Fail | None = None
         self._plan: pb.Plan | None = None
+        self._grown: dict[Role, int] = {}
 
     def run(self, observer: Callable[[Snapshot], None]) -> Outcome:
         """Runs the job to its end, telling `observer` about ten times a second. Raises RedisUnavailableError."""
@@ -111,7 +118,8 @@ class JobLoop:
     def _desired(self, now: float) -> Desired:
         if self._ended_at is not None:
             return Desired((), self._ended_at)
-        store = (*((Demand(Role.REDIS, 1),) if self._redis is not None else ()), *self._brain)
+        redis = (Demand(Role.REDIS, 1),) if self._redis is not None else ()
+        store = (*redis, *((Demand(Role.BRAIN, 1),) if self._has_brain() else ()))
         if not self._store_ready(now):
             return Desired(store)
         plan = self._link.plan
@@ -119,7 +127,7 @@ class JobLoop:
             self._plan = plan
         if plan is None and self._environment.brain_address and self._spec.leaves_sizes_open:
             return Desired((*store, master_demand(self._spec)))
-        return Desired((*store, *(demands_of(plan, self._spec) if plan else initial_demands(self._spec))))
+        return Desired((*store, *demands_of(plan, self._spec, self._grown)))
 
     def _store_ready(self, now: float) -> bool:
         """Whether the store has answered once: the rest starts after it, and outlives its restarts."""
@@ -167,8 +175,16 @@ class JobLoop:
         for instance in observed:
             ended = instance.exit
             if ended is not None and not ended.deleted and instance.id not in self._exits:
-                limit = instance.resources.memory_bytes
-                self._exits[instance.id] = MemberExit(instance.id.member, ended.reason, ended.code, limit)
+                limit, grown = instance.resources.memory_bytes, None
+                if ended.reason is ExitReason.OOM_KILLED and limit is not None:
+                    grown = self._grow(instance.id.role, limit)
+                self._exits[instance.id] = MemberExit(instance.id.member, ended.reason, ended.code, limit, grown)
+
+    def _grow(self, role: Role, limit: int) -> int:
+        """What all of a role get once one of them ran out of `limit` bytes; not more than the machine has."""
+        grown = min(grown_memory(limit), psutil.virtual_memory().total)
+        self._grown[role] = max(grown, self._grown.get(role, 0))
+        return self._grown[role]
 
     def _apply(self, action: Action, now: float) -> None:
         match action:

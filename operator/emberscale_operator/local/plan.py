@@ -1,5 +1,8 @@
 """What a plan asks for, in the reconciler's words."""
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from emberscale_api.job import ResourceRequirements, TrainingJobSpec
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.reconcile import Demand, Policy, Resources, Role
@@ -28,15 +31,28 @@ def master_demand(spec: TrainingJobSpec) -> Demand:
     return Demand(Role.MASTER, 1, resources_of(spec.master.resources))
 
 
-def demands_of(plan: pb.Plan, spec: TrainingJobSpec) -> tuple[Demand, ...]:
-    """What a plan of the master asks for; what it leaves open is as in the manifest."""
-    planned = {_ROLES[role.role]: role for role in plan.roles if role.role in _ROLES}
+def demands_of(plan: pb.Plan | None, spec: TrainingJobSpec, grown: Mapping[Role, int]) -> tuple[Demand, ...]:
+    """What a plan of the master asks for; what it leaves open, and all before there is one, is as in the manifest.
+
+    `grown` is the memory, in bytes, that a role needs because it ran out of less.
+    """
+    planned = {} if plan is None else {_ROLES[role.role]: role for role in plan.roles if role.role in _ROLES}
     return tuple(
-        demand
-        if demand.role is Role.MASTER or demand.role not in planned
-        else _planned(planned[demand.role], demand.resources)
+        _with_memory(
+            demand
+            if demand.role is Role.MASTER or demand.role not in planned
+            else _planned(planned[demand.role], demand.resources),
+            grown.get(demand.role, 0),
+        )
         for demand in initial_demands(spec)
     )
+
+
+def _with_memory(demand: Demand, least: int) -> Demand:
+    limit = demand.resources.memory_bytes
+    if limit is None or limit >= least:
+        return demand
+    return replace(demand, resources=replace(demand.resources, memory_bytes=least))
 
 
 def _planned(plan: pb.RolePlan, manifest: Resources) -> Demand:

@@ -13,6 +13,7 @@ from typing import Self
 from emberscale_api.job import TrainingJob
 from emberscale_operator.local.backend import Launch, LocalBackend
 from emberscale_operator.local.brain import BrainAddress, EmbeddedBrain
+from emberscale_operator.local.brain_seat import BrainSeat
 from emberscale_operator.local.embedded_redis import (
     EmbeddedRedis,
     check_embedded_redis,
@@ -62,6 +63,7 @@ class LocalJob:
         self._commands = commands
         self._policy = policy or policy_of(job.spec)
         self._brain = brain
+        self._seat: BrainSeat | None = None
         self._stop = StopRequests()
         self._held = ExitStack()
 
@@ -71,7 +73,8 @@ class LocalJob:
         else:
             check_given_redis(self._redis_url)
         self._port = self._held.enter_context(reserve_port(self._master_port))
-        self._brain_port = self._held.enter_context(reserve_port())
+        if isinstance(self._brain, EmbeddedBrain):
+            self._seat = self._held.enter_context(self._brain.seat())
         return self
 
     def __exit__(
@@ -105,9 +108,10 @@ class LocalJob:
             if self._redis_url is None:
                 redis = configure_redis(folder.state, sockets)
                 cleanup.callback(redis.configuration.unlink, missing_ok=True)
-            brain = self._brain if isinstance(self._brain, EmbeddedBrain) else None
-            configuration = None if brain is None else brain.configure(folder, self._brain_port.port)
-            address, brain_token = self._brain_credentials(token)
+            configuration = None
+            if isinstance(self._brain, EmbeddedBrain) and self._seat is not None:
+                configuration = self._brain.configure(folder, self._seat)
+            address, brain_token = self._brain_credentials()
             environment = JobEnvironment(
                 job_name=self._job.metadata.name,
                 job_uid=self._uid,
@@ -142,19 +146,15 @@ class LocalJob:
                 self._stop,
                 wake,
                 folder.logs,
-                own_brain=brain is not None,
+                self._seat.take if self._seat is not None else lambda: False,
             )
             return loop.run(observer)
 
-    def _brain_credentials(self, token: str) -> tuple[str, str]:
-        """Where the master finds the brain and how it proves itself; its own brain takes the job's token."""
-        match self._brain:
-            case BrainAddress(address, brain_token):
-                return address, brain_token
-            case EmbeddedBrain():
-                return self._brain_port.address, token
-            case _:
-                return "", ""
+    def _brain_credentials(self) -> tuple[str, str]:
+        """Where the master finds the brain and how it proves itself; both empty without one."""
+        if isinstance(self._brain, BrainAddress):
+            return self._brain.address, self._brain.token
+        return ("", "") if self._seat is None else (self._seat.address, self._seat.token)
 
     def _launcher(
         self, environment: JobEnvironment, redis: EmbeddedRedis | None, forks: ForkServer, brain: Path | None

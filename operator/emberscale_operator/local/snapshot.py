@@ -10,12 +10,13 @@ from emberscale_operator.reconcile import ExitReason
 
 @dataclass(frozen=True)
 class MemberExit:
-    """A process that ended while it was wanted."""
+    """A process that ended while it was wanted; `grown` is the limit that its successors get for want of memory."""
 
     name: str
     reason: ExitReason
     code: int
     memory_limit: int | None
+    grown: int | None = None
 
 
 @dataclass(frozen=True)

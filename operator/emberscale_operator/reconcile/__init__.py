@@ -9,6 +9,7 @@ from emberscale_operator.reconcile.instances import (
     Resources,
     Role,
 )
+from emberscale_operator.reconcile.memory import grown_memory
 from emberscale_operator.reconcile.reconciler import (
     Action,
     Create,
@@ -45,5 +46,6 @@ __all__ = [
     "Role",
     "Wait",
     "advance",
+    "grown_memory",
     "reconcile",
 ]

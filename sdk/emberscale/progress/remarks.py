@@ -42,8 +42,9 @@ def exit_remark(ended: MemberExit) -> str:
     """Why a process ended, and where to read more."""
     log = f"see logs/{ended.name}.log"
     match ended.reason:
-        case ExitReason.OOM_KILLED if ended.memory_limit is not None:
-            return f"{ended.name} was killed: it used more than its limit of {ended.memory_limit / 2**20:,.0f} MiB"
+        case ExitReason.OOM_KILLED if ended.memory_limit is not None and ended.grown is not None:
+            limit, grown = ended.memory_limit / 2**20, ended.grown / 2**20
+            return f"{ended.name} was killed: it used more than its limit of {limit:,.0f} MiB, now {grown:,.0f} MiB"
         case ExitReason.COMPLETED:
             return f"{ended.name} ended before the job did; {log}"
         case ExitReason.KILLED:

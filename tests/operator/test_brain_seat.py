@@ -1,0 +1,75 @@
+"""Who of several runs has the brain beside it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from emberscale_operator.local.brain import EmbeddedBrain
+from emberscale_operator.local.brain_seat import BrainSeat, BrainSeatUnavailableError
+
+HOLDER = """
+import sys
+from pathlib import Path
+from emberscale_operator.local.brain_seat import BrainSeat
+with BrainSeat(Path(sys.argv[1])) as seat:
+    print(seat.take(), seat.address, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_one_run_has_the_brain_and_all_know_where_it_is(tmp_path: Path) -> None:
+    with BrainSeat(tmp_path) as one, BrainSeat(tmp_path) as other:
+        assert one.take()
+        assert one.take()
+        assert not other.take()
+        assert (one.address, one.token) == (other.address, other.token)
+
+
+def test_when_a_run_ends_another_takes_the_seat_at_the_same_place(tmp_path: Path) -> None:
+    with BrainSeat(tmp_path) as other:
+        with BrainSeat(tmp_path) as one:
+            assert one.take()
+            address = one.address
+        assert other.take()
+        assert other.address == address
+
+
+def test_a_run_that_is_killed_leaves_the_seat(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    with (
+        BrainSeat(tmp_path) as other,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as run,
+    ):
+        assert run.stdout is not None
+        assert run.stdout.readline().split() == ["True", other.address]
+        assert not other.take()
+        run.kill()
+        run.wait()
+        assert other.take()
+
+
+def test_the_secret_is_for_its_owner_only(tmp_path: Path) -> None:
+    with BrainSeat(tmp_path) as seat:
+        assert seat.token_file.stat().st_mode & 0o077 == 0
+        assert len(seat.token) == 64
+
+
+def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BrainSeatUnavailableError, match="file"), BrainSeat(tmp_path / "file"):
+        pass
+
+
+def test_preferences_of_a_run_make_the_brain_its_own(tmp_path: Path) -> None:
+    database = tmp_path / "brain.db"
+    with (
+        EmbeddedBrain(database).seat() as shared,
+        EmbeddedBrain(database, ("cluster.cpu=2",)).seat() as own,
+        EmbeddedBrain(database).seat() as too,
+    ):
+        assert shared.take()
+        assert own.take()
+        assert not too.take()
+        assert own.address != shared.address
