@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -61,10 +61,13 @@ def apply_overrides(document: Mapping[str, Any], overrides: Sequence[str]) -> di
     return result
 
 
-def parse_manifest(document: Mapping[str, Any], source: str = "manifest") -> TrainingJob:
-    """Checks a manifest and fills in its defaults. Raises ManifestError."""
+def parse_manifest(
+    document: Mapping[str, Any], source: str = "manifest", unknown: Literal["forbid", "ignore"] = "forbid"
+) -> TrainingJob:
+    """Checks a manifest and fills in its defaults. Raises ManifestError, also for `unknown` fields if forbidden."""
+    given = {key: value for key, value in document.items() if key != "status"}
     try:
-        job = TrainingJob.model_validate({key: value for key, value in document.items() if key != "status"})
+        job = TrainingJob.model_validate(given, extra=unknown)
         resolve_model(job.spec)
     except ValidationError as error:
         raise ManifestError("\n".join(f"{source}: {line}" for line in _problems(error))) from error

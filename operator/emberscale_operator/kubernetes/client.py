@@ -18,12 +18,13 @@ STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 
 
 class ApiError(Exception):
-    """The API server said no; `reason` is its CamelCase word for it."""
+    """The API server said no; `reason` is its CamelCase word for it, `causes` are those of its details."""
 
-    def __init__(self, status: int, reason: str, message: str) -> None:
+    def __init__(self, status: int, reason: str, message: str, causes: frozenset[str] = frozenset()) -> None:
         super().__init__(message or reason or f"HTTP status {status}")
         self.status = status
         self.reason = reason
+        self.causes = causes
 
 
 class ApiUnavailableError(Exception):
@@ -111,7 +112,8 @@ def _answer(method: str, path: str, status: int, content: bytes) -> dict[str, An
         return document
     if status == 429 or status >= 500:
         raise ApiUnavailableError(f"{method} {path}: HTTP status {status}: {document.get('message', '')}")
-    raise ApiError(status, str(document.get("reason", "")), str(document.get("message", "")))
+    causes = frozenset(str(cause.get("reason")) for cause in (document.get("details") or {}).get("causes") or ())
+    raise ApiError(status, str(document.get("reason", "")), str(document.get("message", "")), causes)
 
 
 def core(namespace: str, plural: str, name: str = "") -> str:

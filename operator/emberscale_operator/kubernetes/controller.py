@@ -23,7 +23,7 @@ from emberscale_operator.kubernetes.client import (
     core,
     group,
 )
-from emberscale_operator.kubernetes.creation import ObjectMaker, RefusedError
+from emberscale_operator.kubernetes.creation import NamespaceEndsError, ObjectMaker, RefusedError
 from emberscale_operator.kubernetes.demands import demands_of
 from emberscale_operator.kubernetes.job import Job, JobKey, UnreadableJobError, read_job, read_status
 from emberscale_operator.kubernetes.master_link import MasterLink
@@ -115,6 +115,7 @@ class JobController:
         self._trouble: Waiting | None = None
         self._trouble_at = 0.0
         self._refused_resizes: set[tuple[str, Resources]] = set()
+        self._namespace_ends = False
 
     @property
     def phase(self) -> JobPhase:
@@ -157,14 +158,20 @@ class JobController:
         body = self._cluster.job(self.key)
         if body is None or body["metadata"]["uid"] != self.uid:
             return None
-        if "deletionTimestamp" in body["metadata"]:
+        if self._namespace_ends or "deletionTimestamp" in body["metadata"]:
             return self._settings.resync
         status = self._status or self._take_over(body)
         try:
             job = read_job(body)
         except UnreadableJobError as error:
             return await self._refuse(body, status, str(error), now)
-        return await self._reconcile(job, status, now)
+        try:
+            return await self._reconcile(job, status, now)
+        except NamespaceEndsError as error:
+            # a namespace never comes back from this, and deletes the job like everything else
+            self._namespace_ends = True
+            _log.info("namespace is being deleted", job=str(self.key), said=str(error))
+            return self._settings.resync
 
     async def _reconcile(self, job: Job, status: TrainingJobStatus, now: float) -> float:
         self._tallies.job_reconciled()

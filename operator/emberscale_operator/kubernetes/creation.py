@@ -20,6 +20,10 @@ class RefusedError(Exception):
         self.reason = reason
 
 
+class NamespaceEndsError(Exception):
+    """The namespace is being deleted, and takes nothing new any more."""
+
+
 class ObjectMaker:
     """Makes the objects of one job."""
 
@@ -39,7 +43,7 @@ class ObjectMaker:
         return self._token
 
     async def pod(self, job: Job, objects: JobObjects, instance: InstanceId, resources: Resources) -> dict[str, Any]:
-        """Creates a pod and whatever it refers to. Raises RefusedError."""
+        """Creates a pod and whatever it refers to. Raises RefusedError and NamespaceEndsError."""
         await self.token(job)
         await self._once(job, "services", pod_spec.build_service(job))
         await self._once(job, "secrets", pod_spec.build_store_secret(job, objects, self._settings))
@@ -53,7 +57,7 @@ class ObjectMaker:
             self._present.add(name)
 
     async def _ensure(self, job: Job, plural: str, body: dict[str, Any]) -> dict[str, Any]:
-        """The object as it is in the cluster, made if it was not there. Raises RefusedError."""
+        """The object as it is in the cluster, made if it was not there. Raises RefusedError and NamespaceEndsError."""
         name = body["metadata"]["name"]
         try:
             return await self._client.create(core(job.key.namespace, plural), body)
@@ -61,7 +65,7 @@ class ObjectMaker:
             if error.status != 409 or error.reason != "AlreadyExists":
                 raise _refusal(error) from error
         try:
-            found = await self._client.get(core(job.key.namespace, plural, name))
+            found = await self._find(job, plural, name)
         except ApiError as error:
             raise RefusedError("NameTaken", f"{plural} {name}: {error}") from error
         if not names.is_owned_by(found, job.uid):
@@ -72,10 +76,22 @@ class ObjectMaker:
             )
         return found
 
+    async def _find(self, job: Job, plural: str, name: str) -> dict[str, Any]:
+        """What holds a name. Pods are listed, which the operator does anyway: it needs no right to get one."""
+        if plural != "pods":
+            return await self._client.get(core(job.key.namespace, plural, name))
+        found = await self._client.get(core(job.key.namespace, plural), fieldSelector=f"metadata.name={name}")
+        if not found["items"]:
+            raise ApiError(404, "NotFound", "was deleted meanwhile")
+        pod: dict[str, Any] = found["items"][0]
+        return pod
+
 
 def _refusal(error: ApiError) -> Exception:
     """Refusals that a person, or time, can mend; any other is ours."""
     text = str(error)
+    if "NamespaceTerminating" in error.causes:
+        return NamespaceEndsError(text)
     if error.status == 403 and "exceeded quota" in text:
         return RefusedError("QuotaExceeded", text)
     if error.status == 403 and "violates PodSecurity" in text:

@@ -1,8 +1,11 @@
 """A Lease, so that of two operators one waits."""
 
 import asyncio
+import base64
+import json
 import time
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -13,6 +16,7 @@ DURATION_SECONDS = 15
 _RENEW_SECONDS = 5.0
 _RETRY_SECONDS = 2.0
 _API = "coordination.k8s.io/v1"
+_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 _log = structlog.get_logger()
 
 
@@ -20,11 +24,32 @@ class LeaseLostError(Exception):
     """Another holds the lease, or it could not be renewed in time: this process must not act any more."""
 
 
+def account_owner(token: Path = _TOKEN) -> dict[str, str] | None:
+    """The owner reference to the service account that this process runs as; None outside of a pod.
+
+    What belongs to the account goes with it when the operator is uninstalled. Its uid is in the claims of the token, so
+    that it takes no right to read it.
+    """
+    try:
+        claims = token.read_text().split(".")[1]
+        account = json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))["kubernetes.io"]
+        owner = account["serviceaccount"]
+        return {"apiVersion": "v1", "kind": "ServiceAccount", "name": owner["name"], "uid": owner["uid"]}
+    except FileNotFoundError:
+        return None
+    except (IndexError, KeyError, TypeError, ValueError) as error:
+        _log.warning("no owner for the lease", token=str(token), problem=repr(error))
+        return None
+
+
 class Lease:
     """One lease in the operator's namespace. Others' clocks are not trusted: only how long a record stays the same."""
 
-    def __init__(self, client: ApiClient, namespace: str, name: str, identity: str) -> None:
+    def __init__(
+        self, client: ApiClient, namespace: str, name: str, identity: str, owner: dict[str, str] | None = None
+    ) -> None:
         self._client = client
+        self._owners = [owner] if owner else []
         self._collection = group(_API, namespace, "leases")
         self._path = group(_API, namespace, "leases", name)
         self._name, self._namespace, self._identity = name, namespace, identity
@@ -74,7 +99,7 @@ class Lease:
         except ApiError as error:
             if error.status != 404:
                 raise
-            metadata = {"name": self._name, "namespace": self._namespace}
+            metadata = {"name": self._name, "namespace": self._namespace, "ownerReferences": self._owners}
             body = {"apiVersion": _API, "kind": "Lease", "metadata": metadata, "spec": self._spec({}, taken=True)}
             await self._client.create(self._collection, body)
             self._held_until = now + DURATION_SECONDS
@@ -88,6 +113,7 @@ class Lease:
             if now < self._observed[1] + int(spec.get("leaseDurationSeconds") or DURATION_SECONDS):
                 return False
         lease["spec"] = self._spec(spec, taken=holder != self._identity)
+        lease["metadata"]["ownerReferences"] = self._owners
         await self._client.replace(self._path, lease)
         self._held_until = now + DURATION_SECONDS
         return True

@@ -20,7 +20,7 @@ from emberscale_operator.kubernetes.fleet import Fleet
 from emberscale_operator.kubernetes.health import OperatorMetrics, Pulse, serve
 from emberscale_operator.kubernetes.job import JobKey
 from emberscale_operator.kubernetes.job_state import JobStateStore
-from emberscale_operator.kubernetes.lease import Lease, LeaseLostError
+from emberscale_operator.kubernetes.lease import Lease, LeaseLostError, account_owner
 from emberscale_operator.kubernetes.recorder import Recorder
 from emberscale_operator.kubernetes.settings import Settings
 from emberscale_operator.kubernetes.tallies import Tallies
@@ -96,7 +96,7 @@ async def _run(settings: Settings) -> int:
     registry.register(OperatorMetrics(client, fleet))
     registry.register(ProcessMetrics())
     web = await serve(pulse, registry, settings.health_port, settings.metrics_port)
-    lease = Lease(client, settings.namespace, settings.lease_name, settings.identity)
+    lease = Lease(client, settings.namespace, settings.lease_name, settings.identity, account_owner())
     try:
         if not await _first(stopping, _ready(client, lease)):
             return 0

@@ -69,8 +69,13 @@ class MemoryApi:
         return self._call(lambda: self._create(path, body))
 
     async def get(self, path: str, **query: str) -> dict[str, Any]:
+        if path.endswith("/events"):
+            return {"items": []}
+        if path.endswith("/pods"):
+            name = query["fieldSelector"].removeprefix("metadata.name=")
+            return {"items": [copy.deepcopy(pod) for pod in self.all_pods() if pod["metadata"]["name"] == name]}
         if path not in self.objects:
-            return {"items": []} if path.endswith("/events") else self._fail(404, "NotFound")
+            return self._fail(404, "NotFound")
         return copy.deepcopy(self.objects[path])
 
     async def patch(self, path: str, body: dict[str, Any], kind: str = "") -> dict[str, Any]:
@@ -439,6 +444,27 @@ def test_a_quota_is_named_and_waited_for() -> None:
     assert api.body["status"]["conditions"][0]["status"] == "True"
 
 
+def test_a_namespace_that_is_being_deleted_is_asked_once() -> None:
+    api = new_api()
+    asked: list[str] = []
+    real = api.create
+
+    async def create(path: str, body: dict[str, Any]) -> dict[str, Any]:
+        asked.append(path)
+        return await real(path, body)
+
+    api.create = create  # type: ignore[method-assign]
+    text = "pods is forbidden: unable to create new content in namespace team-a because it is being terminated"
+    api.refusal = ApiError(403, "Forbidden", text, frozenset({"NamespaceTerminating"}))
+
+    async def scenario() -> None:
+        operator = Operator(api)
+        await operator.settle(10, seconds=10)
+
+    asyncio.run(scenario())
+    assert len([path for path in asked if path.endswith("/pods")]) == 1
+
+
 def test_a_finished_job_is_deleted_after_its_time() -> None:
     api = new_api(runPolicy={"backoffLimit": 0, "ttlAfterFinished": "60s"})
     job_path = "/apis/emberscale.io/v1alpha1/namespaces/team-a/trainingjobs/ctr"
@@ -463,6 +489,18 @@ def test_a_finished_job_is_deleted_after_its_time() -> None:
 
     asyncio.run(scenario())
     assert deleted
+
+
+def test_fields_of_a_newer_definition_are_no_trouble() -> None:
+    api = new_api(novelty={"level": 3}, training={"momentumOfTomorrow": 0.5})
+
+    async def scenario() -> None:
+        operator = Operator(api)
+        await operator.settle()
+
+    asyncio.run(scenario())
+    assert names_of(api.live_pods()) == WANTED
+    assert api.body["status"]["conditions"][0]["status"] == "True"
 
 
 def test_a_spec_that_cannot_run_is_said_and_mended_by_an_edit() -> None:
