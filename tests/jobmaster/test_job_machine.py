@@ -255,4 +255,4 @@ class JobMachine(RuleBasedStateMachine):
 
 
 TestJob = JobMachine.TestCase
-TestJob.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
+TestJob.settings = settings(max_examples=40, stateful_step_count=50)

@@ -165,4 +165,4 @@ class Reconciliation(RuleBasedStateMachine):
 
 
 TestReconciliation = Reconciliation.TestCase
-TestReconciliation.settings = settings(max_examples=100, stateful_step_count=25, deadline=None)
+TestReconciliation.settings = settings(max_examples=100, stateful_step_count=25)

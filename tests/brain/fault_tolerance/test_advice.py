@@ -90,7 +90,7 @@ def test_a_second_parity_makes_checkpoints_rarer() -> None:
     assert two.interval > one.interval
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(costs)
 def test_the_advice_is_never_much_dearer_than_any_other_way(job: FailureCosts) -> None:
     advice = advise(job, offered=EVERY)
@@ -100,7 +100,7 @@ def test_the_advice_is_never_much_dearer_than_any_other_way(job: FailureCosts) -
     assert all(math.isfinite(cost.overhead) and cost.overhead >= 0 for cost in advice.costs.values())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(costs, st.floats(1.1, 10))
 def test_more_failures_never_cost_less(job: FailureCosts, factor: float) -> None:
     worse = replace(job, between_failures=job.between_failures / factor)

@@ -66,7 +66,7 @@ def test_a_table_that_saturates_is_not_forecast_along_its_first_slope() -> None:
     assert growth.reaches(1.5e6).expected == np.inf
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     st.lists(st.tuples(st.floats(1, 1e12), st.floats(0, 1e12)), min_size=1, max_size=60),
     st.floats(1, 1e13),

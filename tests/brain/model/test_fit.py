@@ -91,7 +91,7 @@ def test_the_papers_coefficients_predict_within_two_percent_at_five_percent_nois
     assert fit.noise == pytest.approx(0.05, rel=0.2)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.tuples(*[st.floats(0.05, 20)] * 5), st.integers(0, 10_000))
 def test_exact_profiles_of_varied_shapes_are_reproduced(coefficients: tuple[float, ...], seed: int) -> None:
     shapes = random_shapes(16, seed)
@@ -106,7 +106,7 @@ def test_exact_profiles_of_varied_shapes_are_reproduced(coefficients: tuple[floa
     assert min(fit.coefficients) >= 0
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.floats(1e-4, 1e4), st.integers(0, 1000))
 def test_the_unit_of_time_does_not_matter(factor: float, seed: int) -> None:
     random = np.random.default_rng(seed)

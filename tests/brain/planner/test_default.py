@@ -196,7 +196,7 @@ def total(plans: Mapping[JobId, PlannedShape], owner_of: Mapping[JobId, str], ow
     return sum(p.shape.cpu for job, p in plans.items() if p.shape is not None and owner in (None, owner_of[job]))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.lists(st.tuples(st.booleans(), st.sampled_from("ab"), st.integers(3, 8)), min_size=1, max_size=8),
     st.floats(0, 400),

@@ -71,7 +71,7 @@ def brute_force(job: JobProblem) -> tuple[np.ndarray, np.ndarray]:
     return points[:, 0], points[:, 1]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 10_000), st.sampled_from([float("inf"), 12.0]))
 def test_the_exact_front_is_what_no_shape_beats(seed: int, cpu_limit: float) -> None:
     job = problem(seed, ShapeBounds(workers=(1, 7), ps=(1, 4), worker_cpu=(1, 5), ps_cpu=(1, 5)), cpu_limit)
@@ -85,7 +85,7 @@ def test_the_exact_front_is_what_no_shape_beats(seed: int, cpu_limit: float) -> 
         assert shape.cpu <= cpu_limit
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), min_size=1, max_size=60))
 def test_a_staircase_never_drops_a_point_of_the_front(points: list[tuple[int, int]]) -> None:
     cost = np.array([c for c, _ in points], dtype=np.float64)

@@ -66,7 +66,7 @@ def any_cluster(draw: st.DrawFn) -> tuple[list[Options], ClusterCapacity, dict[s
     return jobs, ClusterCapacity(draw(amounts), int(draw(amounts))), quotas
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(any_cluster())
 def test_a_selection_is_never_over_the_capacity_or_a_quota(
     cluster: tuple[list[Options], ClusterCapacity, dict[str, Quota]],

@@ -60,7 +60,7 @@ def test_the_most_similar_job_has_the_last_word() -> None:
     assert smooth(shapes, mu=1.0).workers == 17
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.builds(

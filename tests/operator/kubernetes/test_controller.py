@@ -306,7 +306,7 @@ def test_a_resize_is_told_when_the_container_has_its_new_limits() -> None:
         max_size=30,
     )
 )
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_whatever_happens_there_is_one_pod_a_slot_in_the_end(events: list[tuple[str, int]]) -> None:
     api = new_api()
     workers = 3

@@ -13,7 +13,7 @@ from emberscale.serving.table_file import TableFile
 INT64 = st.integers(-(2**63), 2**63 - 1)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(INT64, unique=True, max_size=200), st.integers(1, 50), st.integers(1, 80))
 def test_rows_come_back_in_order_and_few_at_a_time(keys: list[int], piece: int, in_memory: int) -> None:
     taken = np.array(keys, dtype=np.int64)

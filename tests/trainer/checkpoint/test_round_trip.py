@@ -92,7 +92,7 @@ def contents(tables: TableStore) -> dict[tuple[str, int], bytes]:
     }
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=40), st.integers(1, 3), st.integers(1, 4))
 def test_every_row_and_parameter_comes_back_with_any_number_of_servers(
     tmp_path_factory: pytest.TempPathFactory, keys: list[int], writers: int, readers: int

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from emberscale_api.job.resolved import CRITEO_COLUMNS
@@ -80,7 +80,6 @@ def lines(draw: st.DrawFn) -> bytes:
     return b"" if change == "blank" else line
 
 
-@settings(deadline=None)  # the first call compiles
 @given(st.lists(lines(), min_size=1, max_size=4), st.sampled_from([b"\n", b"\r\n"]), st.booleans(), st.randoms())
 def test_the_parser_agrees_with_the_reference(
     lines: list[bytes], newline: bytes, newline_at_end: bool, random: "np.random.RandomState"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from emberscale_api.job import ColumnMapping, CSVSpec, DenseTransform, ListColumn, ListOverflow
@@ -53,7 +53,6 @@ texts = st.one_of(
 )
 
 
-@settings(deadline=None)  # the first call compiles
 @given(
     st.lists(st.tuples(texts, st.lists(st.integers(-9, 10**18), max_size=4)), min_size=1, max_size=6),
     st.sampled_from([",", ";", "\t"]),
@@ -85,7 +84,6 @@ def test_fields_are_those_that_pythons_reader_finds(
     assert columns.lists[0].truncated == sum(len(items) > 2 for _, items in rows)
 
 
-@settings(deadline=None)  # the first call compiles
 @given(st.one_of(st.floats(-1e300, 1e300), st.integers(-(10**25), 10**25)), st.booleans())
 def test_numbers_are_those_that_python_reads_but_for_the_last_bits(
     tmp_path_factory: pytest.TempPathFactory, number: float, spaces: bool
@@ -144,7 +142,6 @@ def test_a_list_that_is_too_long_is_refused_where_the_manifest_says_so(tmp_path:
     assert columns.lists[0].lists().values.tolist() == [4, 5]
 
 
-@settings(deadline=None)  # the first call compiles
 @given(
     st.lists(st.lists(st.sampled_from(["a", 'q"q', "n\nn", "", ","]), min_size=1, max_size=3), max_size=8),
     st.integers(1, 5),

@@ -190,7 +190,7 @@ def test_the_index_counts_every_record_once(datasets: dict[str, Dataset], name: 
 
 
 @every_format
-@settings(deadline=None, max_examples=15)  # the first call compiles
+@settings(max_examples=15)
 @given(
     batch_size=st.integers(1, 40),
     seed=st.integers(0, 5),

@@ -3,7 +3,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from emberscale_api.rpc.master_pb2 import Block, DataFile
@@ -28,7 +28,6 @@ def reference_blocks(text: bytes, file_number: int, block_records: int) -> list[
     return blocks
 
 
-@settings(deadline=None)  # the first call compiles
 @given(texts, st.integers(1, 20), st.lists(st.integers(0, 200), max_size=5))
 def test_blocks_are_those_of_the_reference_however_the_bytes_arrive(
     text: bytes, block_records: int, cuts: list[int]
@@ -40,7 +39,6 @@ def test_blocks_are_those_of_the_reference_however_the_bytes_arrive(
     assert indexer.finish() == reference_blocks(text, 3, block_records)
 
 
-@settings(deadline=None)  # the first call compiles
 @given(st.lists(st.integers(0, 9000), max_size=12), st.integers(1, 4), st.booleans())
 def test_lines_longer_than_a_window_are_one_record(
     lengths: list[int], block_records: int, newline_at_end: bool

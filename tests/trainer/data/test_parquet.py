@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import xxhash
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from emberscale_api.job import ColumnMapping, DenseTransform, ListColumn, ListOverflow
@@ -51,7 +51,6 @@ def dense_of(folder: Path, array: pa.Array, **options: Any) -> tuple[list[float]
     return columns.dense[:, 0].tolist(), bad
 
 
-@settings(deadline=None)  # the first call compiles
 @given(st.text())
 def test_a_text_becomes_its_xxh64(text: str) -> None:
     assert hash_text(text) % 2**64 == xxhash.xxh64_intdigest(text.encode())

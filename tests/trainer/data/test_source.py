@@ -3,7 +3,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from emberscale_api.rpc.master_pb2 import Dataset, Split
@@ -28,7 +28,6 @@ def numbers(batches: list[Batch]) -> list[int]:
     return [number for batch in batches for number in batch.ids[:, 0].tolist()]
 
 
-@settings(deadline=None)  # the first call compiles
 @given(
     batch_size=st.integers(1, 40),
     seed=st.integers(0, 5),

@@ -155,7 +155,7 @@ def _log_odds(
     return odds
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     st.lists(st.tuples(st.floats(0.001, 0.999), st.integers(0, 1)), min_size=2, max_size=200).filter(
         lambda rows: len({label for _, label in rows}) == 2

@@ -1,7 +1,7 @@
 from collections.abc import Callable
 from typing import cast
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
 
@@ -12,7 +12,6 @@ compiled_hash = cast(Callable[[int], int], njit(lambda key: hashing.mix64(key)))
 
 
 @given(key=st.integers(-(2**63), 2**63 - 1))
-@settings(deadline=None)  # the first call compiles
 def test_the_compiled_hash_is_the_one_that_routing_uses(key: int) -> None:
     assert compiled_hash(key) == hashing.as_signed(routing.mix64(key))
     assert compiled_hash(key) & hashing.BUCKET_MASK == routing.bucket_of(key)

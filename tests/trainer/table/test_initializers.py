@@ -23,7 +23,7 @@ Pull = Callable[..., NDArray[np.float32]]
     seed=st.integers(0, 2**40),
     number=st.integers(0, 100),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_a_fresh_row_has_the_weights_of_the_definition(
     make_spec: Any,
     pull: Pull,
@@ -41,7 +41,7 @@ def test_a_fresh_row_has_the_weights_of_the_definition(
 
 
 @given(keys=st.lists(KEYS, min_size=1, max_size=30, unique=True), data=st.data())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_weights_do_not_depend_on_order_or_on_the_number_of_servers(
     make_spec: Any, pull: Pull, keys: list[int], data: st.DataObject
 ) -> None:

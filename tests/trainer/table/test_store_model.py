@@ -78,7 +78,7 @@ def specs(make_spec: Any) -> list[TableSpec]:
 
 
 @given(calls=CALLS, seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_store_behaves_like_a_dict_of_rows(
     specs: list[TableSpec], initial_weights: Any, rows_of: Any, calls: list[tuple[str, Any]], seed: int
 ) -> None:
