@@ -3,15 +3,18 @@
 Minimised is the sum of squared differences of log iteration time, RMSLE's own measure: non-negative least squares on
 the relative error gives the start, and Gauss-Newton steps (each again such a problem) the rest. Every shape counts
 once, with the variance `noise^2 / profiles + misfit^2`: a thousand profiles of one do not drown three of another.
+
+How far the terms overlap is found among a few values, once there are more shapes than coefficients.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from emberscale_brain.model.features import FEATURES, ModelConstants, features
+from emberscale_brain.model.predict import Coefficients
 from emberscale_brain.model.prior import Prior, weak_prior
 from emberscale_brain.model.window import ProfileWindow
 from emberscale_brain.planner.types import JobProfile, ThroughputFit
@@ -26,6 +29,12 @@ _TUKEY = 4.685
 _ROUGH_STEPS = 4  # with weights for the least absolute deviation, which an outlier moves little
 _STEPS = 16
 _TOLERANCE = 1e-7
+_OVERLAPS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
+_OVERLAP_STEPS = 32
+_DAMPING = 0.01
+_LEAST_TERM = 0.05  # of an iteration
+_LEAST_IMPROVEMENT = 8.0  # of the loss, for another overlap than what was believed
+_FAR = 3.0  # standard deviations from which on an error counts in proportion, not squared
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +87,31 @@ def _misfit_variance(
     return float(np.exp(np.interp(-np.log(freedom + _MISFIT_WEIGHT), -np.log(excess), np.log(_MISFITS))))
 
 
+@dataclass(frozen=True, slots=True)
+class _Errors:
+    """What is believed of the shapes' errors: weights (0: outlier), variance of each, and variance of one profile."""
+
+    weights: NDArray[np.float64]
+    variance: NDArray[np.float64]
+    noise: float
+
+    @classmethod
+    def of(cls, data: _Data) -> "_Errors":
+        """Before anything is fitted."""
+        noise = (_NOISE_WEIGHT * _NOISE**2 + data.within_scatter) / (_NOISE_WEIGHT + data.within_freedom)
+        return cls(np.ones(len(data.y)), noise / data.counts + data.drift + _MISFIT**2, noise)
+
+    def seen(self, data: _Data, residuals: NDArray[np.float64], rough: bool) -> "_Errors":
+        """After a step: `rough` for the least absolute deviation, which an outlier moves little."""
+        if rough:
+            return replace(self, weights=1 / np.maximum(1.0, np.abs(residuals) / np.sqrt(self.variance)))
+        distance = residuals / (_TUKEY * np.sqrt(self.variance))
+        weights = np.where(np.abs(distance) < 1, (1 - distance**2) ** 2, 0.0)
+        noise = _noise_variance(data, residuals, weights)
+        sampling = noise / data.counts + data.drift
+        return _Errors(weights, sampling + _misfit_variance(residuals, weights, sampling, noise), noise)
+
+
 def _solve(
     x: NDArray[np.float64],
     target: NDArray[np.float64],
@@ -102,32 +136,86 @@ def _inverse(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
     return symmetric
 
 
-def _robust_fit(data: _Data, prior: Prior) -> tuple[NDArray[np.float64], ...]:
-    """Coefficients, weights of the shapes (0: outlier), variance of each, and [noise variance]."""
+@dataclass(frozen=True, slots=True)
+class _Solution:
+    """Coefficients, with the prior's covariance, and the errors about them."""
+
+    model: Coefficients
+    errors: _Errors
+
+    def loss(self, data: _Data) -> float:
+        """Squared errors over what noise and drift explain, the far ones in proportion."""
+        residuals = data.y - np.log(self.model.iteration_seconds(data.x))
+        distance = np.abs(residuals) / np.sqrt(_Errors.of(data).variance)
+        return float(np.where(distance < _FAR, distance**2, 2 * _FAR * distance - _FAR**2).sum())
+
+
+def _robust_fit(data: _Data, prior: Prior) -> _Solution:
+    """The terms one after the other."""
     prior_root = np.linalg.cholesky(_inverse(prior.covariance)).T.astype(np.float64)
-    noise = (_NOISE_WEIGHT * _NOISE**2 + data.within_scatter) / (_NOISE_WEIGHT + data.within_freedom)
-    weights = np.ones(len(data.y))
-    variance = noise / data.counts + data.drift + _MISFIT**2
+    errors = _Errors.of(data)
     seconds = np.exp(data.y)
-    c = _solve(data.x / seconds[:, None], np.ones(len(seconds)), 1 / variance, prior_root, prior.mean)
+    c = _solve(data.x / seconds[:, None], np.ones(len(seconds)), 1 / errors.variance, prior_root, prior.mean)
     for step in range(_STEPS):
         predicted = np.maximum(data.x @ c, 1e-12 * seconds)
         residuals = data.y - np.log(predicted)
-        if step < _ROUGH_STEPS:
-            weights = 1 / np.maximum(1.0, np.abs(residuals) / np.sqrt(variance))
-        else:
-            distance = residuals / (_TUKEY * np.sqrt(variance))
-            weights = np.where(np.abs(distance) < 1, (1 - distance**2) ** 2, 0.0)
-            noise = _noise_variance(data, residuals, weights)
-            sampling = noise / data.counts + data.drift
-            variance = sampling + _misfit_variance(residuals, weights, sampling, noise)
+        errors = errors.seen(data, residuals, rough=step < _ROUGH_STEPS)
         target = 1 + np.clip(residuals, -0.7, 0.7)
-        updated = _solve(data.x / predicted[:, None], target, weights / variance, prior_root, prior.mean)
+        updated = _solve(data.x / predicted[:, None], target, errors.weights / errors.variance, prior_root, prior.mean)
         moved = float(np.abs(data.x @ (updated - c) / predicted).max())
         c = updated
         if step > _ROUGH_STEPS + 2 and moved < _TOLERANCE:
             break
-    return c, weights, variance, np.array([noise])
+    return _Solution(Coefficients(c, prior.covariance), errors)
+
+
+def _overlapping_fit(data: _Data, prior: Prior, start: Coefficients) -> _Solution:
+    """At the overlap of `start`, from its coefficients: damped Gauss-Newton steps in their logarithms."""
+    prior_root = np.linalg.cholesky(_inverse(prior.covariance)).T.astype(np.float64)
+    # a term that does not count at the start could not be told from one that never does
+    least = _LEAST_TERM * np.exp(np.median(data.y)) / np.median(data.x, axis=0)
+    model = replace(start, mean=np.maximum(start.mean, least))
+    model = replace(model, mean=model.mean * np.exp(np.median(data.y - np.log(model.iteration_seconds(data.x)))))
+    errors, damping = _Errors.of(data), _DAMPING
+    for step in range(_OVERLAP_STEPS):
+        predicted = model.iteration_seconds(data.x)
+        residuals = data.y - np.log(predicted)
+        errors = errors.seen(data, residuals, rough=step < _OVERLAP_STEPS // 2)
+        root = np.sqrt(errors.weights / errors.variance)
+        matrix = np.vstack([root[:, None] * model.slopes(data.x) / predicted[:, None], prior_root]) * model.mean
+        right = np.concatenate([root * residuals, prior_root @ (prior.mean - model.mean)])
+        normal = matrix.T @ matrix
+        step_to = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), matrix.T @ right)
+        moved = replace(model, mean=model.mean * np.exp(np.clip(step_to, -1, 1)))
+        ahead = np.concatenate(
+            [root * (data.y - np.log(moved.iteration_seconds(data.x))), prior_root @ (prior.mean - moved.mean)]
+        )
+        if ahead @ ahead <= right @ right:
+            model, damping = moved, damping / 4
+        else:
+            damping *= 8
+    return _Solution(model, errors)
+
+
+def _best_fit(data: _Data, prior: Prior) -> _Solution:
+    """At the overlap that fits best, where there are shapes enough to tell, and at the believed one else."""
+    one_by_one = _robust_fit(data, prior)
+
+    def at(overlap: float, start: Coefficients) -> _Solution:
+        return one_by_one if overlap == 1 else _overlapping_fit(data, prior, replace(start, overlap=overlap))
+
+    best = believed = at(prior.overlap, Coefficients(prior.mean, prior.covariance))
+    if len(data.y) <= FEATURES:
+        return believed
+    for direction in (1, -1):
+        for overlap in sorted(_OVERLAPS, reverse=direction < 0):
+            if (overlap - prior.overlap) * direction <= 0:
+                continue
+            tried = at(overlap, best.model)
+            if tried.loss(data) >= best.loss(data):
+                break
+            best = tried
+    return best if best.loss(data) < believed.loss(data) - _LEAST_IMPROVEMENT else believed
 
 
 def fit_window(window: ProfileWindow, constants: ModelConstants, prior: Prior, fitted_at: float = 0.0) -> ThroughputFit:
@@ -138,27 +226,29 @@ def fit_window(window: ProfileWindow, constants: ModelConstants, prior: Prior, f
     if not window.shapes:
         return prior_fit(prior, fitted_at)
     data = _data(window, constants)
-    c, weights, variance, (noise,) = _robust_fit(data, prior)
-    predicted = data.x @ c
-    slopes = data.x / predicted[:, None]
+    solved = _best_fit(data, prior)
+    model, errors = solved.model, solved.errors
+    predicted = model.iteration_seconds(data.x)
+    slopes = model.slopes(data.x) / predicted[:, None]
     prior_precision = _inverse(prior.covariance)
-    covariance = _inverse(slopes.T @ (slopes * (weights / variance)[:, None]) + prior_precision)
+    covariance = _inverse(slopes.T @ (slopes * (errors.weights / errors.variance)[:, None]) + prior_precision)
     residuals = data.y - np.log(predicted)
-    kept = weights > 0
+    kept = errors.weights > 0
     set_aside = sum(shape.outliers for shape in window.shapes.values())
     dropped = [len(shape.log_seconds) for shape, keep in zip(window.shapes.values(), kept, strict=True) if not keep]
     between = float((data.counts * residuals**2)[kept].sum())
     rmsle = ((between + data.within_scatter) / max(1.0, float(data.counts[kept].sum()))) ** 0.5
     return ThroughputFit(
-        coefficients=tuple(float(value) for value in c),  # type: ignore[arg-type]  # five, as the features are
+        coefficients=tuple(float(value) for value in model.mean),  # type: ignore[arg-type]  # five, as the features are
         covariance=tuple(tuple(float(value) for value in row) for row in covariance),
-        noise=float(noise) ** 0.5,
+        noise=errors.noise**0.5,
         rmsle=rmsle,
         profiles=window.profiles,
         distinct_shapes=len(window.shapes),
         outliers=set_aside + sum(dropped),
         prior_share=float(np.clip(np.trace(covariance @ prior_precision) / FEATURES, 0, 1)),
         fitted_at=fitted_at,
+        overlap=model.overlap,
     )
 
 
@@ -173,6 +263,7 @@ def prior_fit(prior: Prior, fitted_at: float = 0.0) -> ThroughputFit:
         distinct_shapes=0,
         prior_share=1.0,
         fitted_at=fitted_at,
+        overlap=prior.overlap,
     )
 
 

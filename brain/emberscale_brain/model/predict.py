@@ -13,24 +13,36 @@ _LEAST_SECONDS = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Coefficients:
-    """A fit as arrays: `mean` float64[5], `covariance` float64[5, 5], `noise` of one profile."""
+    """A fit as arrays: `mean` float64[5], `covariance` float64[5, 5]; and how far the terms overlap."""
 
     mean: NDArray[np.float64]
     covariance: NDArray[np.float64]
-    noise: float
+    overlap: float = 1.0
 
     @classmethod
     def of(cls, fit: ThroughputFit) -> "Coefficients":
         """The arrays of a fit."""
-        return cls(np.array(fit.coefficients), np.array(fit.covariance), fit.noise)
+        return cls(np.array(fit.coefficients), np.array(fit.covariance), fit.overlap)
 
     def iteration_seconds(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         """Seconds of an iteration for features float64[..., 5]; float64[...]."""
-        return np.maximum(x @ self.mean, _LEAST_SECONDS)
+        if self.overlap == 1:
+            return np.maximum(x @ self.mean, _LEAST_SECONDS)
+        together: NDArray[np.float64] = ((x * self.mean) ** self.overlap).sum(axis=-1) ** (1 / self.overlap)
+        return np.maximum(together, _LEAST_SECONDS)
+
+    def slopes(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        """How the seconds move with each coefficient; float64[..., 5]. Times the coefficients they add up to them."""
+        if self.overlap == 1:
+            return x
+        share = x * self.mean / self.iteration_seconds(x)[..., None]
+        moved: NDArray[np.float64] = x * share ** (self.overlap - 1)
+        return moved
 
     def uncertainty(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         """Relative standard deviation of the predicted time, and of the throughput; float64[...]."""
-        variance = np.einsum("...i,ij,...j->...", x, self.covariance, x)
+        slopes = self.slopes(x)
+        variance = np.einsum("...i,ij,...j->...", slopes, self.covariance, slopes)
         relative: NDArray[np.float64] = np.sqrt(np.maximum(variance, 0.0)) / self.iteration_seconds(x)
         return relative
 

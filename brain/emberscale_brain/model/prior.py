@@ -21,11 +21,15 @@ _LEAST_SD_SHARE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """Mean float64[5] and covariance float64[5, 5] of the coefficients; `origin` says in words where they come from."""
+    """Mean float64[5] and covariance float64[5, 5] of the coefficients; `origin` says in words where they come from.
+
+    `overlap` is how far the terms overlap until measurements say otherwise.
+    """
 
     mean: NDArray[np.float64]
     covariance: NDArray[np.float64]
     origin: str
+    overlap: float = 1.0
 
 
 def _stage_shares(stages: Mapping[str, float]) -> NDArray[np.float64]:
@@ -57,6 +61,9 @@ def similar_prior(fits: Sequence[ThroughputFit], similarities: Sequence[float], 
     weights = np.asarray(similarities, dtype=np.float64)
     if len(fits) == 0 or len(fits) != len(weights) or not (weights > 0).all():
         raise ValueError("a prior needs at least one past fit, each with a similarity above 0")
+    overlap = max({fit.overlap for fit in fits}, key=lambda one: sum(weights[[fit.overlap == one for fit in fits]]))
+    alike = [fit.overlap == overlap for fit in fits]  # coefficients under another overlap mean something else
+    fits, weights = [fit for fit, same in zip(fits, alike, strict=True) if same], weights[alike]
     likeness = float((weights**2).sum() / weights.sum())
     weights = weights / weights.sum()
     coefficients = np.array([fit.coefficients for fit in fits])
@@ -67,4 +74,4 @@ def similar_prior(fits: Sequence[ThroughputFit], similarities: Sequence[float], 
     doubt = 0.15 + 0.85 * (1 - likeness)
     least = _LEAST_SD_SHARE * float(at @ mean) / at
     covariance = between + own + np.diag((doubt * mean) ** 2 + least**2) + doubt**2 * np.outer(mean, mean)
-    return Prior(mean, covariance, f"{len(fits)} similar past jobs (likeness {likeness:.2f})")
+    return Prior(mean, covariance, f"{len(fits)} similar past jobs (likeness {likeness:.2f})", overlap)

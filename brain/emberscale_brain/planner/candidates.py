@@ -80,7 +80,7 @@ def evaluate(
     gross = w * constants.batch_size / seconds
     net = horizon.net(gross, w, p, cpu_w, cpu_p)
     delay, pause = horizon.disturbance(w, p, cpu_w, cpu_p)
-    relative = x / seconds[:, None]
+    relative = model.slopes(x) / seconds[:, None]
     difference = relative - relative[0] if horizon.current is not None else relative
     doubt = np.sqrt(np.maximum(np.einsum("ni,ij,nj->n", difference, model.covariance, difference), 0.0))
     cost = np.array([prices.per_hour(shape) for shape in shapes])

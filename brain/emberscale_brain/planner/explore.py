@@ -1,9 +1,9 @@
 """When a small change of shape would teach more than it costs.
 
 A measurement at a new shape moves the fitted coefficients by k Z, Z standard normal and k = Sigma x / sd of the
-measurement: one step of a Kalman filter. A bill is linear in the iteration time and so in the coefficients, so what
-the measurement is worth follows exactly: the least bill now, less the expected least bill after it (the knowledge
-gradient).
+measurement: one step of a Kalman filter. A bill is linear in the iteration time and so in the coefficients (to first
+order where the terms overlap), so what the measurement is worth follows: the least bill now, less the expected least
+bill after it (the knowledge gradient).
 """
 
 from dataclasses import dataclass
@@ -78,8 +78,9 @@ def best_experiment(
     x = features(constants, *dimensions(trials.shapes))
     seconds = model.iteration_seconds(x)
     measurement = seconds**2 * (fit.noise**2 / _PROFILES + _MISFIT**2)
-    gain = x @ model.covariance  # rows: Sigma x
-    k = gain / np.sqrt(np.einsum("ni,ni->n", gain, x) + measurement)[:, None]
+    trial_slopes = model.slopes(x)
+    gain = trial_slopes @ model.covariance  # rows: Sigma x
+    k = gain / np.sqrt(np.einsum("ni,ni->n", gain, trial_slopes) + measurement)[:, None]
 
     left = max(0.0, 1 - DWELL_SECONDS / present_seconds)
     option_x = features(constants, *dimensions(options.shapes))
@@ -88,7 +89,7 @@ def best_experiment(
         (options.cost + time_value_per_hour) * remaining_samples * left / (workers * constants.batch_size) / 3600
     )
     now = per_second * model.iteration_seconds(option_x) * options.gross / np.maximum(options.net, 1e-12)
-    slopes = per_second[:, None] * (option_x @ k.T)  # [options, trials]
+    slopes = per_second[:, None] * (model.slopes(option_x) @ k.T)  # [options, trials]
     after = (now[:, None, None] + slopes[:, :, None] * _NODES).min(axis=0) @ _WEIGHTS
     worth = exploration * (float(now.min()) - after)
 

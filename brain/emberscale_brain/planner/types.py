@@ -163,11 +163,13 @@ class JobProfile:
 class ThroughputFit:
     """A fitted throughput model (DLRover-RM equations 1-6) and how sure it is.
 
-    `coefficients` and the rows of `covariance` (5 x 5) are in the order of `COEFFICIENTS`. `noise` is the relative
-    standard deviation of one measured iteration time about the model, `rmsle` the fit's own error on its inliers.
-    `distinct_shapes` counts the shapes that the profiles cover; `prior_share`, 0 to 1, is how much of what is known of
-    the coefficients comes from the prior (similar jobs) instead of own measurements; `outliers` of the `profiles` in
-    the window were set aside.
+    `coefficients` and the rows of `covariance` (5 x 5) are in the order of `COEFFICIENTS`. The terms of an iteration,
+    each a coefficient times its feature, take (sum of term^overlap)^(1/overlap) seconds together: at an `overlap` of 1
+    one after the other, as DLRover-RM has them; the higher it is, the more the longest alone counts. `noise` is the
+    relative standard deviation of one measured iteration time about the model, `rmsle` the fit's own error on its
+    inliers. `distinct_shapes` counts the shapes that the profiles cover; `prior_share`, 0 to 1, is how much of what is
+    known of the coefficients comes from the prior (similar jobs) instead of own measurements; `outliers` of the
+    `profiles` in the window were set aside.
     """
 
     coefficients: tuple[float, float, float, float, float]
@@ -179,6 +181,7 @@ class ThroughputFit:
     outliers: int = 0
     prior_share: float = 0.0
     fitted_at: float = 0.0
+    overlap: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

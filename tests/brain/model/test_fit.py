@@ -106,6 +106,55 @@ def test_exact_profiles_of_varied_shapes_are_reproduced(coefficients: tuple[floa
     assert min(fit.coefficients) >= 0
 
 
+OVERLAPPING = Coefficients(np.array(PAPER), np.zeros((5, 5)), overlap=4.0)
+
+
+def overlapping_profiles(count: int, seed: int) -> tuple[JobProfile, ...]:
+    """Of a job whose workers wait for the longest term only, as good as."""
+    random = np.random.default_rng(seed)
+    made = []
+    for number, shape in enumerate(shape for shape in random_shapes(count, seed) for _ in range(6)):
+        seconds = float(OVERLAPPING.iteration_seconds(shape_features(UNITS, shape)))
+        seconds *= float(np.exp(0.03 * random.standard_normal()))
+        made.append(JobProfile(30.0 * (number + 1), shape, 1, seconds, shape.workers / seconds))
+    return tuple(made)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_terms_that_overlap_are_found_out(seed: int) -> None:
+    fit = fitted(overlapping_profiles(24, seed))
+    assert 3 <= fit.overlap <= 6
+    assert rmsle(Coefficients.of(fit).iteration_seconds(grid()), OVERLAPPING.iteration_seconds(grid())) < 0.04
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_terms_that_follow_each_other_are_not_said_to_overlap(seed: int) -> None:
+    assert fitted(profiles_of(random_shapes(24, seed), repeats=6, noise=0.03, seed=seed)).overlap == 1
+
+
+def test_too_few_shapes_to_tell_leave_what_was_believed() -> None:
+    profiles = overlapping_profiles(5, 0)
+    known = fitted(overlapping_profiles(24, 1))
+    assert fitted(profiles).overlap == 1
+    prior = similar_prior([known, replace(known, overlap=1.0)], [0.9, 0.6], shape_features(UNITS, ONE_SHAPE))
+    fit = fit_profiles(profiles, UNITS, NOW, prior)
+    assert fit is not None
+    assert fit.overlap == known.overlap
+    assert rmsle(Coefficients.of(fit).iteration_seconds(grid()), OVERLAPPING.iteration_seconds(grid())) < 0.1
+
+
+@given(st.floats(1, 8), st.integers(0, 100))
+def test_slopes_say_how_the_time_moves_with_each_coefficient(overlap: float, seed: int) -> None:
+    x = shape_features(UNITS, random_shapes(1, seed)[0])
+    model = replace(OVERLAPPING, overlap=overlap)
+    assert model.slopes(x) @ model.mean == pytest.approx(float(model.iteration_seconds(x)))
+    for index, slope in enumerate(model.slopes(x)):
+        step = np.zeros(5)
+        step[index] = 1e-6
+        up, down = (replace(model, mean=model.mean + sign * step).iteration_seconds(x) for sign in (1, -1))
+        assert float(up - down) / 2e-6 == pytest.approx(float(slope), rel=1e-3, abs=1e-6)
+
+
 @settings(max_examples=25)
 @given(st.floats(1e-4, 1e4), st.integers(0, 1000))
 def test_the_unit_of_time_does_not_matter(factor: float, seed: int) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from emberscale_brain.memory.forecast import PsMemoryNeed
 from emberscale_brain.model.features import ModelConstants
+from emberscale_brain.model.predict import throughput
 from emberscale_brain.planner.candidates import dimensions
 from emberscale_brain.planner.exact import MOST_SHAPES, exact_front
 from emberscale_brain.planner.front import Front, Staircase, hypervolume, hypervolume_ratio, non_dominated
@@ -158,3 +159,12 @@ def test_cores_are_chosen_on_a_grid_from_the_lower_bound() -> None:
     assert cpu_choices((0.25, 2.0), 0.5).tolist() == [0.25, 0.5, 1.0, 1.5, 2.0]
     assert cpu_choices((1.0, 4.0), 1.0).tolist() == [1.0, 2.0, 3.0, 4.0]
     assert cpu_choices((3.0, 3.0), 1.0).tolist() == [3.0]
+
+
+@pytest.mark.parametrize("overlap", [1.0, 3.0])
+def test_the_grid_and_the_model_predict_the_same(overlap: float) -> None:
+    job = problem(3)
+    job = replace(job, fit=replace(job.fit, overlap=overlap), constants=ModelConstants(512, 1e6, 416, 1e9))
+    shapes = [JobShape(w, p, 2.0 * w, 0.5 * p, GIB, GIB) for w in (1, 3, 8) for p in (1, 2, 5)]
+    fast = job.gross(*dimensions(tuple(shapes)))
+    assert fast == pytest.approx([throughput(job.constants, job.fit, shape)[0] for shape in shapes])
