@@ -6,7 +6,7 @@ from dataclasses import replace
 from emberscale_api.job import TrainingJobSpec
 from emberscale_jobmaster.membership import MemberId, Process, Role, slot_name
 from emberscale_jobmaster.progress import epoch_surpassed, failed, server_lost
-from emberscale_jobmaster.state import BadRecord, JobState, Phase, phase_of, sizes_of
+from emberscale_jobmaster.state import BadRecord, Clock, JobState, Phase, phase_of, sizes_of
 
 SHOWN_BAD_RECORDS = 10
 OWN_ERROR = "Error"
@@ -86,22 +86,25 @@ def bad_records_found(state: JobState, spec: TrainingJobSpec, distinct: int, fre
 
 def time_passed(state: JobState, spec: TrainingJobSpec, wall: float) -> JobState:
     """Counts time, unless the job is over; `wall` is in seconds since 1970. A job past its deadline fails."""
-    elapsed = max(0.0, wall - state.clock.wall)
     if state.over:
         return state
-    training = elapsed if phase_of(state, spec) is Phase.TRAINING else 0.0
-    clock = replace(
-        state.clock,
-        wall=wall,
-        active_seconds=state.clock.active_seconds + elapsed,
-        training_seconds=state.clock.training_seconds + training,
-    )
+    clock = clock_at(state.clock, wall, training=phase_of(state, spec) is Phase.TRAINING)
     state = replace(state, clock=clock)
     deadline = spec.run_policy.active_deadline
     if deadline is None or clock.active_seconds <= deadline:
         return state
     return failed(
         state, "DeadlineExceeded", f"the job was active for longer than spec.runPolicy.activeDeadline ({deadline:g}s)"
+    )
+
+
+def clock_at(clock: Clock, wall: float, training: bool) -> Clock:
+    """The clock at `wall`, in seconds since 1970; `training` is what the job did since it was last counted."""
+    elapsed = max(0.0, wall - clock.wall)
+    return Clock(
+        wall=wall,
+        active_seconds=clock.active_seconds + elapsed,
+        training_seconds=clock.training_seconds + (elapsed if training else 0.0),
     )
 
 

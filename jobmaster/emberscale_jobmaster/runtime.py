@@ -20,7 +20,7 @@ from emberscale_api.job.checkpoint import DEFAULT_INTERVAL
 from emberscale_jobmaster import lifecycle, progress
 from emberscale_jobmaster.membership import MemberId, Role
 from emberscale_jobmaster.observations import Observations
-from emberscale_jobmaster.state import PREPARATION, BadRecord, JobState, phase_of
+from emberscale_jobmaster.state import PREPARATION, BadRecord, JobState, Phase, phase_of
 from emberscale_jobmaster.store import DeposedError, JobStore, StoreUnavailableError
 
 _log = structlog.get_logger()
@@ -251,6 +251,10 @@ class JobRuntime:
     def _install(self, change: "Change") -> int:
         before = self._state
         state = progress.advance(before, change.state, self.spec)
+        phase = phase_of(before, self.spec)
+        if phase is not phase_of(state, self.spec) and not before.over:  # each phase gets its time to the moment
+            training = phase is Phase.TRAINING
+            state = replace(state, clock=lifecycle.clock_at(state.clock, self._wall(), training))
         observed = change.observed
         if before.routing.ready and not state.routing.ready:
             observed = observed.rolled_back()

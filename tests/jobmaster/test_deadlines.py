@@ -2,10 +2,11 @@
 
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from tests.jobmaster.fakes import RedisServer, job
-from tests.jobmaster.pure import TRAINING, WORKER
+from tests.jobmaster.pure import TRAINING, WORKER, Pure
 
 from emberscale_jobmaster import lifecycle, tasks
 from emberscale_jobmaster.membership import MemberId, Process, Role
@@ -124,3 +125,21 @@ def test_a_change_that_raises_changes_nothing(clocked: Clocked) -> None:
     with pytest.raises(RuntimeError):
         clocked.runtime.update(broken)
     assert clocked.state == before
+
+
+def test_training_is_timed_from_when_it_can_begin_to_its_last_commit(clocked: Clocked) -> None:
+    pure = Pure()  # which knows what prepares a job
+    pure.start_training(records=4)
+    clocked.now += 0.3
+    clocked.runtime.update(
+        lambda state: replace(
+            pure.state, clock=state.clock, next_token=state.next_token, members=state.members, plan_version=1
+        )
+    )
+    clocked.now += 0.4
+    task = clocked.acquire()
+    clocked.runtime.update(lambda state: tasks.finish(state, WORKER, task.token, None))
+    clocked.now += 5.0
+    clocked.runtime.tick()
+    assert clocked.state.outcome is not None
+    assert clocked.state.clock.training_seconds == pytest.approx(0.4)
