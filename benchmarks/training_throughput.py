@@ -23,14 +23,11 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from emberscale_api.job import DataSpec
-from emberscale_api.rpc.master_pb2 import TRAINING_DATA, Dataset
-from emberscale_trainer.data.files import expand
-from emberscale_trainer.data.formats import record_format
-from emberscale_trainer.data.source import BatchSource
+from emberscale_api.job import parse_manifest
+from emberscale_api.rpc.master_pb2 import TRAINING_DATA
+from plain_torch import indexed, number_rows
 from reporting import Ratio, arguments, report, say
 from whole_run import OPTIMIZERS, manifest, run, synthesise
 
@@ -147,31 +144,17 @@ def ours(data: Path, batch: int) -> dict[str, Any]:
     )
 
 
-def number_rows(ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
-    """Row numbers, of the shape of `ids`, int64 [records, tables], in one table of so many rows."""
-    numbers, rows = np.empty_like(ids), 0
-    for table in range(ids.shape[1]):
-        distinct, column = np.unique(ids[:, table], return_inverse=True)
-        numbers[:, table] = rows + column
-        rows += len(distinct)
-    return numbers, rows
-
-
 def prepare(folder: Path, samples: int) -> tuple[Path, Path]:
     """Criteo-format text for ours, and the same records as arrays for the references."""
     data, records = folder / "data", folder / "records.npz"
     synthesise(data, samples, "--evaluation-fraction", "0")
-    spec = DataSpec(train=(str(data / "train-*.tsv"),))
-    reader, files = record_format(spec), expand(spec.train)
-    blocks = [
-        block
-        for number, file in enumerate(files)
-        for block in reader.index_file(file, number, spec.shuffling.block_records)
-    ]
-    source = BatchSource(Dataset(training_files=files, training_blocks=blocks), reader, samples, seed=0)
-    (batch,) = source.batches(TRAINING_DATA, 0, 0, samples)
-    ids, rows = number_rows(batch.ids)
-    np.savez(records, labels=batch.labels, dense=batch.dense, ids=ids, rows=rows)
+    source = indexed(parse_manifest(manifest("records", {"data": {"train": [str(data / "train-*.tsv")]}})))
+    batches = list(source.batches(TRAINING_DATA, 0, 0, samples))
+    labels, dense, ids = (
+        np.concatenate([getattr(batch, column) for batch in batches]) for column in ("labels", "dense", "ids")
+    )
+    numbers, firsts = number_rows(ids)
+    np.savez(records, labels=labels, dense=dense, ids=numbers, rows=firsts[-1])
     return data, records
 
 

@@ -100,16 +100,20 @@ def test_xdeepfm_is_its_formula() -> None:
     torch.testing.assert_close(got, interactions + linear + deep)
 
 
-def test_the_compressed_interactions_have_the_gradients_of_the_formula() -> None:
-    x, first = (torch.randn(count, 130, 5, dtype=torch.float64, requires_grad=True) for count in (3, 4))
-    weights = torch.randn(2, 12, dtype=torch.float64, requires_grad=True)
-    expected = torch.einsum("hij,ibd,jbd->hbd", weights.view(2, 3, 4), x, first)
+@pytest.mark.parametrize("itself", [False, True], ids=["of others", "of a tensor with itself"])
+def test_the_compressed_interactions_have_the_gradients_of_the_formula(itself: bool) -> None:
+    x = torch.randn(4, 130, 5, requires_grad=True)
+    first = x if itself else torch.randn(3, 130, 5, requires_grad=True)
+    weights = torch.randn(2, len(x) * len(first), requires_grad=True)
+    expected = torch.einsum("hij,ibd,jbd->hbd", weights.view(2, len(x), len(first)), x, first)
     gradient = torch.randn_like(expected)
     got = compress(x, first, weights)
     torch.testing.assert_close(got, expected)
     torch.testing.assert_close(
         torch.autograd.grad(got, (x, first, weights), gradient),
         torch.autograd.grad(expected, (x, first, weights), gradient),
+        rtol=1e-4,  # of the weights' gradients: sums of 650 products
+        atol=1e-4,
     )
 
 

@@ -1,11 +1,13 @@
 """One layer of a compressed interaction network, without ever holding all its products in memory.
 
 The products x_i * y_j of all pairs of maps would take before * fields floats a sample and dimension: 100 MB for a batch
-of 2048. They are made for a few hundred columns at a time, which stay in the cache, and made again for the gradients.
+of 2048. They are made for a few columns at a time, which stay in the cache, and made again for the gradients. In the
+first layer, where x and y are the same, x_i * x_j and x_j * x_i have one weight, the sum of theirs.
 """
 
 from typing import Any
 
+import numba
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -19,46 +21,83 @@ def compress(x: Tensor, first: Tensor, weights: Tensor) -> Tensor:
     `x` is float32 [before, B, dimension], `first` float32 [fields, B, dimension], `weights` float32
     [maps, before * fields].
     """
-    if torch.compiler.is_compiling():
-        products = _products(_flat(x), _flat(first))  # a graph cannot take pieces whose number hangs on the batch
+    if torch.compiler.is_compiling():  # a graph cannot take pieces whose number hangs on the batch
+        products = (x.flatten(1)[:, None] * first.flatten(1)[None]).flatten(0, 1)
         return (weights @ products).view(-1, *x.shape[1:])
-    return _Compress.apply(x, first, weights)  # type: ignore[no-any-return, no-untyped-call]  # torch leaves it untyped
+    if x is not first:
+        return _Compress.apply(x, first, weights, _all_pairs(len(x), len(first)))  # type: ignore[no-any-return, no-untyped-call]  # torch leaves it untyped
+    pairs = torch.tril_indices(len(x), len(x))
+    square = weights.view(-1, len(x), len(x))
+    both = square.tril() + square.transpose(1, 2).tril(-1)
+    return _Compress.apply(x, first, both[:, pairs[0], pairs[1]], pairs)  # type: ignore[no-any-return, no-untyped-call]  # torch leaves it untyped
 
 
 class _Compress(torch.autograd.Function):
+    """The products of map pairs[0, k] and field pairs[1, k], by weights float32 [maps, k]."""
+
     @staticmethod
-    def forward(context: Any, x: Tensor, first: Tensor, weights: Tensor) -> Tensor:
-        context.save_for_backward(x, first, weights)
-        left, right = _flat(x), _flat(first)
-        out = torch.empty(len(weights), left.shape[1], dtype=x.dtype)
-        for part in _parts(left.shape[1]):
-            out[:, part] = weights @ _products(left[:, part], right[:, part])
+    def forward(context: Any, x: Tensor, first: Tensor, weights: Tensor, pairs: Tensor) -> Tensor:
+        x, first = x.contiguous(), first.contiguous()
+        context.save_for_backward(x, first, weights, pairs)
+        left, right = x.flatten(1), first.flatten(1)
+        out = torch.empty(len(weights), left.shape[1])
+        products = torch.empty(pairs.shape[1], _COLUMNS)
+        for start, stop in _parts(left.shape[1]):
+            _multiply(left.numpy(), right.numpy(), pairs.numpy(), start, stop, products.numpy())
+            torch.mm(weights, products[:, : stop - start], out=out[:, start:stop])
         return out.view(-1, *x.shape[1:])
 
     @staticmethod
     @once_differentiable
-    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        x, first, weights = context.saved_tensors
-        left, right, of_out = _flat(x), _flat(first), _flat(gradient)
-        of_left, of_right = torch.empty_like(left), torch.empty_like(right)
-        of_weights = torch.zeros_like(weights)
-        for part in _parts(left.shape[1]):
-            one, other, of_maps = left[:, part], right[:, part], of_out[:, part]
-            of_weights.addmm_(of_maps, _products(one, other).t())
-            of_products = (weights.t() @ of_maps).view(len(one), len(other), -1)
-            of_left[:, part] = (of_products * other).sum(dim=1)
-            of_right[:, part] = (of_products * one[:, None]).sum(dim=0)
-        return of_left.view_as(x), of_right.view_as(first), of_weights
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        x, first, weights, pairs = context.saved_tensors
+        left, right, of_out = x.flatten(1), first.flatten(1), gradient.flatten(1)
+        of_left, of_right, of_weights = torch.zeros_like(left), torch.zeros_like(right), torch.zeros_like(weights)
+        products = torch.empty(pairs.shape[1], _COLUMNS)
+        for start, stop in _parts(left.shape[1]):
+            part, of_maps = products[:, : stop - start], of_out[:, start:stop]
+            _multiply(left.numpy(), right.numpy(), pairs.numpy(), start, stop, products.numpy())
+            of_weights.addmm_(of_maps, part.t())
+            torch.mm(weights.t(), of_maps, out=part)
+            _unmultiply(
+                products.numpy(),
+                left.numpy(),
+                right.numpy(),
+                pairs.numpy(),
+                start,
+                stop,
+                of_left.numpy(),
+                of_right.numpy(),
+            )
+        return of_left.view_as(x), of_right.view_as(first), of_weights, None
 
 
-def _flat(maps: Tensor) -> Tensor:
-    return maps.flatten(1)
+def _all_pairs(maps: int, fields: int) -> Tensor:
+    return torch.cartesian_prod(torch.arange(maps), torch.arange(fields)).t().contiguous()
 
 
-def _parts(columns: int) -> list[slice]:
-    return [slice(start, start + _COLUMNS) for start in range(0, columns, _COLUMNS)]
+def _parts(columns: int) -> list[tuple[int, int]]:
+    return [(start, min(start + _COLUMNS, columns)) for start in range(0, columns, _COLUMNS)]
 
 
-def _products(x: Tensor, first: Tensor) -> Tensor:
-    """float [before * fields, columns]"""
-    return (x[:, None] * first[None]).flatten(0, 1)
+@numba.njit("void(f4[:, ::1], f4[:, ::1], i8[:, ::1], i8, i8, f4[:, ::1])", nogil=True, cache=True)
+def _multiply(left, right, pairs, start, stop, products):  # type: ignore[no-untyped-def]
+    # Numba types this from the signature above.
+    for pair in range(pairs.shape[1]):
+        one, other, product = left[pairs[0, pair], start:stop], right[pairs[1, pair], start:stop], products[pair]
+        for column in range(stop - start):
+            product[column] = one[column] * other[column]
+
+
+@numba.njit(
+    "void(f4[:, ::1], f4[:, ::1], f4[:, ::1], i8[:, ::1], i8, i8, f4[:, ::1], f4[:, ::1])", nogil=True, cache=True
+)
+def _unmultiply(of_products, left, right, pairs, start, stop, of_left, of_right):  # type: ignore[no-untyped-def]
+    # Numba types this from the signature above.
+    for pair in range(pairs.shape[1]):
+        one, other, of_product = left[pairs[0, pair], start:stop], right[pairs[1, pair], start:stop], of_products[pair]
+        of_one, of_other = of_left[pairs[0, pair], start:stop], of_right[pairs[1, pair], start:stop]
+        for column in range(stop - start):
+            of_one[column] += of_product[column] * other[column]
+        for column in range(stop - start):
+            of_other[column] += of_product[column] * one[column]

@@ -1,76 +1,78 @@
-"""A slice of the flat dense vector, stepped by torch.optim."""
+"""A slice of the flat dense vector, stepped by the kernels that step rows: it is one long row."""
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from emberscale_api.job import OptimizerSpec, OptimizerType
+from emberscale_trainer.table import kernels, optimizers, warm_up
 
 DenseState = dict[str, NDArray[np.float32]]
 """`values` and the optimizer's state by its torch name: float32 [slice], but `step`, if there is one, float32 [1]."""
 
+_STATES: dict[OptimizerType, tuple[str, ...]] = {
+    OptimizerType.SGD: (),
+    OptimizerType.MOMENTUM: ("momentum_buffer",),
+    OptimizerType.ADAGRAD: ("sum",),
+    OptimizerType.ADAM: ("exp_avg", "exp_avg_sq", "step"),
+}
+
 
 class DenseSlice:
-    """Element-wise rules only, so that stepping slices on several servers is stepping the whole."""
+    """Element-wise rules only, those of torch.optim, so that stepping slices on several servers is stepping the whole.
+
+    torch.optim itself would take ten times as long for a slice of some thousand parameters, all of it in overhead.
+    """
 
     def __init__(self, values: NDArray[np.float32], spec: OptimizerSpec) -> None:
-        self._parameter = torch.nn.Parameter(torch.from_numpy(values.copy()))
-        self._parameter.grad = torch.zeros_like(self._parameter)
-        self._optimizer = _build(self._parameter, spec)
+        """Raises ValueError for a rule that does not step dense parameters."""
+        if spec.type not in _STATES:
+            raise ValueError(f"{spec.type} does not step dense parameters")
+        warm_up()
+        self._spec = spec
+        self._parameters = np.array(optimizers.parameters_of(spec), np.float64)
+        names = ("values", *_STATES[spec.type])
+        lengths = [1 if name == "step" else len(values) for name in names]
+        edges = np.cumsum([0, *lengths])
+        self._buffer = np.zeros(edges[-1], np.float32)
+        self._parts: DenseState = {
+            name: self._buffer[start:stop] for name, start, stop in zip(names, edges, edges[1:], strict=False)
+        }
+        self.values[:] = values
+        if spec.type is OptimizerType.ADAGRAD:
+            self._parts["sum"][:] = spec.initial_accumulator
 
     def __len__(self) -> int:
-        return self._parameter.numel()
+        return len(self.values)
 
     @property
     def values(self) -> NDArray[np.float32]:
         """The parameters, float32 [slice]; a view that the next step changes."""
-        view: NDArray[np.float32] = self._parameter.detach().numpy()
-        return view
+        return self._parts["values"]
 
     def step(self, gradients: NDArray[np.float32]) -> None:
-        """One optimizer step with `gradients`, float32 [slice]."""
-        if len(self):
-            self._parameter.grad = torch.from_numpy(gradients)
-            self._optimizer.step()
+        """One optimizer step with `gradients`, float32 [slice]. Raises ValueError for others."""
+        if gradients.dtype != np.float32 or gradients.shape != self.values.shape or not gradients.flags.c_contiguous:
+            raise ValueError(f"gradients are float32[{len(self)}], not {gradients.dtype}{gradients.shape}")
+        if self._spec.type is OptimizerType.ADAM:
+            # torch.optim.Adam corrects the mean square for bias before it adds epsilon, the rule of rows after
+            steps = int(self._parts["step"][0]) + 1
+            self._parameters[1] = self._spec.epsilon * math.sqrt(1.0 - self._spec.beta2**steps)
+        kernels.step_dense(
+            optimizers.CODES[self._spec.type],
+            self._buffer.ctypes.data,
+            gradients.ctypes.data,
+            len(self),
+            self._parameters.ctypes.data,
+        )
 
     def state(self) -> DenseState:
         """A copy of the parameters and of the optimizer's state."""
-        state: DenseState = {"values": self.values.copy()}
-        for name, value in self._optimizer.state.get(self._parameter, {}).items():
-            if isinstance(value, torch.Tensor):
-                state[name] = value.detach().to(torch.float32).reshape(-1).numpy().copy()
-        return state
+        return {name: part.copy() for name, part in self._parts.items()}
 
     def restore(self, state: Mapping[str, NDArray[np.float32]]) -> None:
         """Takes over what `state` returned, cut to this slice."""
-        with torch.no_grad():
-            self._parameter.copy_(torch.from_numpy(state["values"]))
-        entries: dict[str, torch.Tensor] = {}
-        for name, value in state.items():
-            if name == "step":
-                entries[name] = torch.tensor(float(value[0]), dtype=torch.float32)
-            elif name != "values":
-                entries[name] = torch.from_numpy(value.copy())
-        if entries:
-            self._optimizer.state[self._parameter].update(entries)
-        else:
-            self._optimizer.state.pop(self._parameter, None)
-
-
-def _build(parameter: torch.nn.Parameter, spec: OptimizerSpec) -> torch.optim.Optimizer:
-    if spec.type is OptimizerType.SGD:
-        return torch.optim.SGD([parameter], lr=spec.learning_rate)
-    if spec.type is OptimizerType.MOMENTUM:
-        return torch.optim.SGD([parameter], lr=spec.learning_rate, momentum=spec.momentum)
-    if spec.type is OptimizerType.ADAGRAD:
-        return torch.optim.Adagrad(
-            [parameter],
-            lr=spec.learning_rate,
-            eps=spec.epsilon,
-            initial_accumulator_value=spec.initial_accumulator,
-        )
-    if spec.type is OptimizerType.ADAM:
-        return torch.optim.Adam([parameter], lr=spec.learning_rate, betas=(spec.beta1, spec.beta2), eps=spec.epsilon)
-    raise ValueError(f"{spec.type} does not step dense parameters")
+        for name, part in self._parts.items():
+            part[:] = state[name]

@@ -8,6 +8,7 @@ A kernel that needs a segment for a new row returns how many keys it has finishe
 as `start` once TableStore has added one. It stops between blocks: no gradient is applied twice.
 """
 
+from emberscale_trainer.table import optimizers
 from emberscale_trainer.table.compiled import entry, part, routine
 from emberscale_trainer.table.descriptor import DIMENSION, DIRECTORY, INITIALIZER, SCALE, SEED, STRIDE, TABLE_BYTES
 from emberscale_trainer.table.hashing import mix64
@@ -267,3 +268,17 @@ def drop_index(table: int, buckets: int) -> int:
     for bucket in range(buckets):
         drop_bucket(table, bucket)
     return buckets
+
+
+@entry
+def step_dense(optimizer: int, values: int, gradient: int, count: int, parameters: int) -> int:
+    """Steps `count` dense parameters, which the optimizer's state follows as in a row; returns `count`."""
+    if optimizer == optimizers.SGD:
+        optimizers.apply_sgd(values, gradient, count, optimizers.rate_of(parameters))
+    elif optimizer == optimizers.MOMENTUM:
+        optimizers.apply_momentum(values, gradient, count, optimizers.two_parameters(parameters))
+    elif optimizer == optimizers.ADAGRAD:
+        optimizers.apply_adagrad(values, gradient, count, optimizers.two_parameters(parameters))
+    elif optimizer == optimizers.ADAM:
+        optimizers.apply_adam(values, gradient, count, optimizers.adam_parameters(parameters))
+    return count
