@@ -7,6 +7,7 @@ the job gets to know it anew, and a plan that may not be followed yet is tried a
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
 import fsspec
@@ -28,6 +29,8 @@ _CALL_SECONDS = 5.0
 _RETRY_SECONDS = 0.5
 _FOLLOW_SECONDS = 1.0
 _OUTCOME_SECONDS = 5.0
+_MOST_UNSURE = 512
+"""Profiles that are told again until the brain says that its database has them; then the oldest go."""
 
 _log = structlog.get_logger()
 
@@ -48,6 +51,7 @@ class BrainLink:
         self._data_bytes: int | None = None
         self._advice: Advice | None = None
         self._last: Moment | None = None
+        self._unsure: deque[pb.Profile] = deque(maxlen=_MOST_UNSURE)
         self._due = 0.0
         self._told_outcome = threading.Event()
         self._thread = threading.Thread(target=self._run, name="brain-link", daemon=True)
@@ -113,11 +117,11 @@ class BrainLink:
         now = moment(state, seen, self._job.spec, self._runtime.now())
         before, self._last = self._last, now
         measurement = measure(before, now, self._job.spec) if before is not None else None
-        request = pb.ReportProfileRequest(job_uid=uid)
         if measurement is not None:
             batch = self._job.spec.training.batch_size
             pause = self._runtime.checkpoint_pause
-            request.profiles.append(brain_messages.profile(measurement, batch, self._clock(), pause))
+            self._unsure.append(brain_messages.profile(measurement, batch, self._clock(), pause))
+        request = pb.ReportProfileRequest(job_uid=uid, profiles=self._unsure)
         start_ups = self._runtime.take_start_ups()
         request.start_ups.extend(
             pb.StartUp(role=role, seconds=seconds, paused_seconds=paused, time=at)
@@ -125,10 +129,14 @@ class BrainLink:
         )
         if request.profiles or request.start_ups:
             reply: pb.ReportProfileReply = self._stub.ReportProfile(request, timeout=_CALL_SECONDS)
+            unknown = False
             for refused in reply.refused:
                 _log.warning("profile refused", reason=refused.reason, message=refused.message)
-                if refused.reason == "UnknownJob":
-                    self._submitted = False
+                unknown = unknown or refused.reason == "UnknownJob"
+            if unknown:
+                self._submitted = False
+            elif reply.durable:
+                self._unsure.clear()
         self._take(self._stub.GetPlan(pb.GetPlanRequest(job_uid=uid), timeout=_CALL_SECONDS))
 
     def _take(self, plan: pb.BrainPlan) -> None:

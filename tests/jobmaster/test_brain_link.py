@@ -32,6 +32,8 @@ class PlanningBrain(brain_pb2_grpc.BrainServicer):
         self.profiles: list[brain.Profile] = []
         self.start_ups: list[brain.StartUp] = []
         self.outcomes: list[brain.ReportOutcomeRequest] = []
+        self.reports: list[brain.ReportProfileRequest] = []
+        self.durable = True
         self._server = grpc.server(ThreadPoolExecutor(8), interceptors=[TokenCheck(TOKEN)])
         brain_pb2_grpc.add_BrainServicer_to_server(self, self._server)
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
@@ -64,7 +66,8 @@ class PlanningBrain(brain_pb2_grpc.BrainServicer):
             ]
             return brain.ReportProfileReply(refused=refused)
         self.profiles.extend(request.profiles)
-        return brain.ReportProfileReply(accepted=len(request.profiles))
+        self.reports.append(request)
+        return brain.ReportProfileReply(accepted=len(request.profiles), durable=self.durable)
 
     def GetPlan(self, request: brain.GetPlanRequest, context: grpc.ServicerContext) -> brain.BrainPlan:  # noqa: N802
         if request.job_uid not in self.known:
@@ -233,3 +236,21 @@ def test_a_job_that_comes_back_says_which_plan_it_followed_last(cluster: Cluster
     advisor.forget()
     wait_for(lambda: len(advisor.submitted) > 1, "another submission")
     assert [submitted.last_plan for submitted in advisor.submitted[:2]] == [0, 3]
+
+
+def test_profiles_are_told_again_until_the_brains_database_has_them(cluster: Cluster, advisor: PlanningBrain) -> None:
+    cluster.configure(**OPEN)
+    cluster.brain_address = advisor.address
+    advisor.plans(workers=1, ps=1)
+    advisor.durable = False
+    cluster.start_master()
+    wait_for(lambda: len(advisor.reports) > 3, "reports")
+    grown = [len(report.profiles) for report in advisor.reports[:4]]
+    assert grown == [1, 2, 3, 4]
+    advisor.forget()
+    wait_for(lambda: len(advisor.submitted) > 1, "another submission")
+    before = len(advisor.reports)
+    wait_for(lambda: len(advisor.reports) > before, "what the brain has forgotten")
+    assert advisor.reports[before].profiles[0] == advisor.reports[0].profiles[0]
+    advisor.durable = True
+    wait_for(lambda: len(advisor.reports[-1].profiles) == 1, "a report of what is new")

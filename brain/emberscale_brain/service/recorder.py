@@ -83,11 +83,11 @@ class Recorder:
         return self._refused
 
     def record(self, changes: Sequence[Change]) -> Future[bool]:
-        """Whether they are in the database, once that is known; False while it is away."""
+        """Whether they, and all before them, are in the database, once that is known; False while it is away.
+
+        No changes at all are asked about by who repeats what may have been written before.
+        """
         durable: Future[bool] = Future()
-        if not changes:
-            durable.set_result(True)
-            return durable
         with self._condition:
             self._waiting.append(_Entry(tuple(changes), durable))
             self._condition.notify()

@@ -57,6 +57,18 @@ def test_what_waited_for_the_database_is_in_it_once_it_is_back(absent_store: His
     assert absent_store.running_jobs(10) == [submitted(), reported(1), reported(2), reported(3)]
 
 
+def test_what_is_repeated_is_not_said_to_be_there_before_it_is(absent_store: HistoryStore, folder: Path) -> None:
+    recorder = Recorder(absent_store, retry_seconds=0.05)
+    recorder.start("it is not there")
+    assert recorder.record([submitted()]).result(timeout=20) is False
+    assert recorder.record([]).result(timeout=20) is False
+    folder.mkdir()
+    while not recorder.record([]).result(timeout=20):
+        pass
+    recorder.stop()
+    assert absent_store.running_jobs(10) == [submitted()]
+
+
 def test_the_oldest_profiles_go_when_too_many_wait(absent_store: HistoryStore, folder: Path) -> None:
     recorder = Recorder(absent_store, retry_seconds=0.05, most_kept=4)
     recorder.start("it is not there")
