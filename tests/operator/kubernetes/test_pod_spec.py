@@ -1,5 +1,8 @@
 """The pods that a job runs in."""
 
+import pkgutil
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +33,13 @@ def test_a_pod_is_named_after_its_incarnation_and_owned_by_its_job(job: Job, set
     assert owner["uid"] == "job-uid"
     assert owner["controller"] is True
     assert owner["blockOwnerDeletion"] is False
+
+
+@pytest.mark.parametrize("command", [command for command, *_ in pod_spec.COMMANDS.values()])
+def test_the_command_of_a_pod_is_one_that_the_wheel_installs(command: str) -> None:
+    """What is installed is read from the sources: the metadata of an editable installation may be older."""
+    project = tomllib.loads((Path(__file__).resolve().parents[3] / "pyproject.toml").read_text())["project"]
+    assert callable(pkgutil.resolve_name(project["scripts"][command]))
 
 
 @pytest.mark.parametrize("role", [Role.MASTER, Role.PS, Role.WORKER])
