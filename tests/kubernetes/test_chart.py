@@ -53,6 +53,20 @@ def test_generated_files_are_up_to_date() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_the_plain_manifests_image_is_that_of_the_jobs() -> None:
+    if shutil.which("kubectl") is None:
+        pytest.skip("NOT RUN: there is no `kubectl` on the path")
+    done = subprocess.run(["kubectl", "kustomize", "deploy"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    documents = [document for document in yaml.safe_load_all(done.stdout) if document]
+    (container,) = (
+        spec["containers"][0] for spec in pod_specs(documents) if spec["containers"][0]["name"] == "operator"
+    )
+    values = {entry["name"]: entry.get("value") for entry in container["env"]}
+    assert values["EMBERSCALE_IMAGE"] == container["image"] == "emberscale:0.1.0"
+    assert values["EMBERSCALE_IMAGE_PULL_POLICY"] == "IfNotPresent"
+
+
 @pytest.mark.parametrize(
     ("setting", "said"),
     [

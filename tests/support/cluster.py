@@ -15,6 +15,7 @@ T = TypeVar("T")
 
 IMAGE = "EMBERSCALE_E2E_IMAGE"
 REDIS_IMAGE = "EMBERSCALE_E2E_REDIS_IMAGE"
+POSTGRESQL_IMAGE = "EMBERSCALE_E2E_POSTGRESQL_IMAGE"
 SHARED_FOLDER = "EMBERSCALE_E2E_FOLDER"
 NODE_FAULT = "EMBERSCALE_E2E_NODE_FAULT"
 AUDIT_LOG = "EMBERSCALE_E2E_AUDIT_LOG"
@@ -134,7 +135,8 @@ class Job:
     def events(self) -> list[Any]:
         """Events on the job, oldest first."""
         everything = get("events", namespace=self.namespace)
-        return [event for event in everything if event["involvedObject"]["name"] == self.name]
+        mine = [event for event in everything if event["involvedObject"]["name"] == self.name]
+        return sorted(mine, key=lambda event: str(event.get("eventTime") or event["lastTimestamp"]))
 
     def logs(self) -> str:
         """What each pod said last, for the report of a failure."""
