@@ -84,6 +84,11 @@ def bad_records_found(state: JobState, spec: TrainingJobSpec, distinct: int, fre
     )
 
 
+def lists_truncated(state: JobState, lists: int) -> JobState:
+    """So many more lists of ids were longer than their columns allow, and were cut."""
+    return replace(state, truncated_lists=state.truncated_lists + lists)
+
+
 def time_passed(state: JobState, spec: TrainingJobSpec, wall: float) -> JobState:
     """Counts time, unless the job is over; `wall` is in seconds since 1970. A job past its deadline fails."""
     if state.over:

@@ -23,7 +23,10 @@ class Vitals:
 
 @dataclass(frozen=True)
 class WorkReport:
-    """What a worker did since its report before; the histograms are of predictions, by label."""
+    """What a worker did since its report before; the histograms are of predictions, by label.
+
+    `stage_seconds` are since the worker started, so that a new master learns of them.
+    """
 
     samples: int
     loss_sum: float
@@ -56,6 +59,8 @@ class Sighting:
     vitals: Vitals = Vitals()
     meter: RateMeter = field(default_factory=RateMeter)
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
+    stage_seconds_before: Mapping[str, float] = field(default_factory=dict)
+    """What earlier incarnations of a worker did."""
     server: ServerReport | None = None
     repeated_before: int = 0
     """Repeated batches that earlier incarnations counted."""
@@ -75,8 +80,6 @@ class Observations:
     """Leases that their holder stopped mentioning."""
     meter: RateMeter = field(default_factory=RateMeter)
     window: ProgressiveWindow = field(default_factory=ProgressiveWindow)
-    truncated_lists: int = 0
-    """Lists of ids that workers cut to their `maxLength`."""
 
     def heard(self, member: MemberId, now: float) -> "Observations":
         """A member spoke."""
@@ -92,6 +95,7 @@ class Observations:
                 now,
                 vitals=Vitals(peak_memory_bytes=known.vitals.peak_memory_bytes),
                 stage_seconds=known.stage_seconds,
+                stage_seconds_before=known.stage_seconds,
                 repeated_before=repeated,
                 trained=known.trained,
             )
@@ -104,14 +108,19 @@ class Observations:
         seen = self._with(member, replace(known, beat_at=now, vitals=replace(vitals, peak_memory_bytes=peak)))
         return replace(seen, leases={**self.leases, **dict.fromkeys(leases, now)})
 
+    def is_news(self, member: MemberId, sequence: int) -> bool:
+        """Whether a worker's report of this number was not heard before."""
+        return sequence > self.sightings[member.slot].sequence
+
     def worked(self, member: MemberId, sequence: int, report: WorkReport, now: float) -> "Observations":
         """A worker told what it did; a report that is repeated counts once."""
-        known = self.sightings[member.slot]
-        if sequence <= known.sequence:
+        if not self.is_news(member, sequence):
             return self
+        known = self.sightings[member.slot]
+        before = known.stage_seconds_before
         stages = {
-            stage: known.stage_seconds.get(stage, 0.0) + report.stage_seconds.get(stage, 0.0)
-            for stage in known.stage_seconds.keys() | report.stage_seconds.keys()
+            stage: before.get(stage, 0.0) + report.stage_seconds.get(stage, 0.0)
+            for stage in before.keys() | report.stage_seconds.keys()
         }
         told = replace(
             known,
@@ -127,7 +136,6 @@ class Observations:
         return replace(
             seen,
             meter=self.meter.add(report.samples, now),
-            truncated_lists=self.truncated_lists + report.truncated_lists,
             window=self.window.add(report.samples, report.loss_sum, report.positives, report.negatives, now),
         )
 

@@ -86,6 +86,8 @@ class MasterService(rpc.MasterServicer):
             change.state, dropped = tasks.report_progress(state, self._spec, member, progress)
             seen = change.observed.beat(member, vitals, progress.keys(), now)
             if work is not None and member.role is Role.WORKER:
+                if work.truncated_lists and seen.is_news(member, request.delta_sequence):
+                    change.state = lifecycle.lists_truncated(change.state, work.truncated_lists)
                 seen = seen.worked(member, request.delta_sequence, work, now)
             if served is not None and member.role is Role.PS:
                 seen = seen.served(member, served)

@@ -140,6 +140,8 @@ class JobState:
     tally: Tally | None = None
     bad_records: int = 0
     bad_record_samples: tuple[BadRecord, ...] = ()
+    truncated_lists: int = 0
+    """Lists of ids that workers cut to their `maxLength`."""
     own_errors: int = 0
     recoveries: int = 0
     next_cut: int = 1

@@ -5,7 +5,7 @@ Samples are gathered in slices of time, so that a window costs a few slices howe
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -54,10 +54,15 @@ class Slice:
 
 @dataclass(frozen=True)
 class ProgressiveWindow:
-    """Progressive validation: loss and AUC of predictions made before the update, over the last `window` seconds."""
+    """Progressive validation: loss and AUC of predictions made before the update.
+
+    Over the last `window` seconds, or fewer, as long as they hold `enough` samples: what is older than that says how
+    the model was, not how it is.
+    """
 
     window: float = 60.0
-    slice_seconds: float = 5.0
+    slice_seconds: float = 1.0
+    enough: int = 100_000
     slices: tuple[Slice, ...] = ()
 
     def add(
@@ -72,7 +77,12 @@ class ProgressiveWindow:
             part = Slice(last.began, samples, loss_sum, last.positives + ones, last.negatives + zeros)
         else:
             part = Slice(now, samples, loss_sum, ones, zeros)
-        return ProgressiveWindow(self.window, self.slice_seconds, (*kept, part))
+        recent = [part]
+        for older in reversed(kept):
+            if sum(one.samples for one in recent) >= self.enough:
+                break
+            recent.append(older)
+        return replace(self, slices=tuple(reversed(recent)))
 
     def loss(self) -> float:
         """Mean log loss; NaN before the first report."""

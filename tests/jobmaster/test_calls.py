@@ -263,3 +263,13 @@ def test_status_adds_up_what_servers_hold_and_ignored(cluster: Cluster, worker: 
     status = worker.status()
     assert dict(status.rows) == {"C1": 11, "C2": 2}
     assert status.repeated_batches == 6
+
+
+def test_lists_that_were_cut_survive_the_master_and_a_repeated_report_counts_once(
+    cluster: Cluster, worker: Caller
+) -> None:
+    for sequence in (1, 1, 2):
+        worker.heartbeat(delta_sequence=sequence, worker=pb.WorkerDelta(truncated_lists=3))
+    cluster.stop_master()
+    cluster.start_master()
+    assert cluster.status().truncated_lists == 6

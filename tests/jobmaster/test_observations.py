@@ -1,5 +1,4 @@
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -71,7 +70,7 @@ def test_nobody_is_blamed_for_a_pause_of_the_master() -> None:
 def test_a_report_that_is_repeated_counts_once() -> None:
     seen = Observations().heard(WORKER, 0.0)
     for sequence in (1, 2, 2, 1):
-        seen = seen.worked(WORKER, sequence, report(stages={"pull": 1.5}), now=float(sequence))
+        seen = seen.worked(WORKER, sequence, report(stages={"pull": 1.5 * sequence}), now=float(sequence))
     assert seen.sightings["worker-0"].stage_seconds == {"pull": 3.0}
     assert sum(part.samples for part in seen.window.slices) == 200
 
@@ -109,7 +108,7 @@ def test_a_burst_at_the_start_is_not_taken_for_speed() -> None:
 
 
 def test_loss_and_auc_are_of_the_last_window_only() -> None:
-    window = ProgressiveWindow(window=10.0, slice_seconds=1.0)
+    window = ProgressiveWindow(window=10.0)
     assert math.isnan(window.loss())
     assert math.isnan(window.auc())
     window = window.add(10, 50.0, [10, 0], [0, 10], now=0.0)
@@ -133,10 +132,14 @@ def test_eta_is_negative_while_it_is_not_known(remaining: int, speed: Any, eta: 
     assert eta_seconds(remaining, speed) == eta
 
 
-def test_lists_that_were_cut_add_up_over_workers_and_a_repeated_report_counts_once() -> None:
-    other = MemberId(Role.WORKER, 1, "v")
-    seen = Observations().heard(WORKER, 0.0).heard(other, 0.0)
-    cut = replace(report(), truncated_lists=3)
-    for member, sequence in ((WORKER, 1), (WORKER, 1), (other, 1), (WORKER, 2)):
-        seen = seen.worked(member, sequence, cut, now=1.0)
-    assert seen.rolled_back().truncated_lists == 9
+def test_a_fast_job_is_judged_by_its_last_samples() -> None:
+    window = ProgressiveWindow(enough=1000)
+    for second, loss in enumerate([9.0, 8.0, 7.0, 2.0, 1.0]):
+        window = window.add(600, 600 * loss, [0, 5], [5, 0], now=float(second))
+    assert window.loss() == pytest.approx(1.5)
+
+
+def test_a_new_master_learns_what_stages_took_before_it_came() -> None:
+    seen = Observations().heard(WORKER, 0.0)
+    seen = seen.worked(WORKER, 41, report(stages={"pull": 100.0}), now=1.0)
+    assert seen.sightings["worker-0"].stage_seconds == {"pull": 100.0}

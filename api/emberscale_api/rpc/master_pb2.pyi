@@ -254,15 +254,11 @@ class WorkerDelta(_message.Message):
     POSITIVES_FIELD_NUMBER: _builtins.int
     NEGATIVES_FIELD_NUMBER: _builtins.int
     STAGE_SECONDS_FIELD_NUMBER: _builtins.int
-    PULLED_BYTES_FIELD_NUMBER: _builtins.int
-    PUSHED_BYTES_FIELD_NUMBER: _builtins.int
     TRUNCATED_LISTS_FIELD_NUMBER: _builtins.int
     samples: _builtins.int
     batches: _builtins.int
     loss_sum: _builtins.float
     """sum over samples of the log loss before the update"""
-    pulled_bytes: _builtins.int
-    pushed_bytes: _builtins.int
     truncated_lists: _builtins.int
     """lists of ids that were longer than maxLength, and cut"""
     @_builtins.property
@@ -275,7 +271,7 @@ class WorkerDelta(_message.Message):
 
     @_builtins.property
     def stage_seconds(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """read, plan, pull, compute, push, wait"""
+        """read, plan, pull, compute, push, wait: since the worker started"""
 
     def __init__(
         self,
@@ -286,13 +282,11 @@ class WorkerDelta(_message.Message):
         positives: _abc.Iterable[_builtins.int] | None = ...,
         negatives: _abc.Iterable[_builtins.int] | None = ...,
         stage_seconds: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
-        pulled_bytes: _builtins.int = ...,
-        pushed_bytes: _builtins.int = ...,
         truncated_lists: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "loss_sum", b"loss_sum", "negatives", b"negatives", "positives", b"positives", "pulled_bytes", b"pulled_bytes", "pushed_bytes", b"pushed_bytes", "samples", b"samples", "stage_seconds", b"stage_seconds", "truncated_lists", b"truncated_lists"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "loss_sum", b"loss_sum", "negatives", b"negatives", "positives", b"positives", "samples", b"samples", "stage_seconds", b"stage_seconds", "truncated_lists", b"truncated_lists"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1160,7 +1154,7 @@ class JobStatus(_message.Message):
     repeated_batches: _builtins.int
     """pushes that a PS had applied before and ignored"""
     truncated_lists: _builtins.int
-    """cut to maxLength, as far as the master has heard since it started"""
+    """cut to maxLength"""
     @_builtins.property
     def evaluations(self) -> _containers.RepeatedCompositeFieldContainer[Global___EvaluationStatus]: ...
     @_builtins.property

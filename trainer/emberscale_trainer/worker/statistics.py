@@ -35,8 +35,6 @@ class WorkerStatistics:
         self._batches = 0
         self._loss_sum = 0.0
         self._histogram = np.zeros((2, PROGRESS_BINS), dtype=np.int64)
-        self._stages = dict.fromkeys(STAGES, 0.0)
-        self._traffic = (0, 0)
         self._truncated_lists = 0
         self._bad_records: list[master_pb2.BadRecord] = []
         self.total_samples = 0
@@ -55,7 +53,6 @@ class WorkerStatistics:
         finally:
             seconds = time.perf_counter() - started
             with self._lock:
-                self._stages[name] += seconds
                 self.total_stages[name] += seconds
 
     def trained(
@@ -85,7 +82,6 @@ class WorkerStatistics:
     def moved(self, received: int, sent: int) -> None:
         """Bytes came and went over the wire, headers and all."""
         with self._lock:
-            self._traffic = (self._traffic[0] + received, self._traffic[1] + sent)
             self.total_traffic = (self.total_traffic[0] + received, self.total_traffic[1] + sent)
 
     def skipped(self, records: list[master_pb2.BadRecord]) -> None:
@@ -105,14 +101,11 @@ class WorkerStatistics:
             if self._batches:
                 delta.negatives.extend(self._histogram[0].tolist())
                 delta.positives.extend(self._histogram[1].tolist())
-            delta.stage_seconds.update(self._stages)
-            delta.pulled_bytes, delta.pushed_bytes = self._traffic
+            delta.stage_seconds.update(self.total_stages)
             delta.truncated_lists = self._truncated_lists
             request.bad_records.extend(self._bad_records)
             self._samples = self._batches = 0
             self._loss_sum = 0.0
             self._histogram[:] = 0
-            self._stages = dict.fromkeys(STAGES, 0.0)
-            self._traffic = (0, 0)
             self._truncated_lists = 0
             self._bad_records = []
