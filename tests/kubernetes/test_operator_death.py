@@ -142,6 +142,10 @@ def test_killed_at_every_call_it_makes_nothing_twice_and_leaves_nothing(
             return job.phase() == "Complete"
 
         eventually("the job is Complete", lambda: ended() or None, seconds=300)
+        told = Counter(event["message"] for event in job.events())
+        for pod in job.pods():
+            assert told[f"created pod {pod['metadata']['name']}"] == 1, (told, deaths)
+        assert sum(event["reason"] == "CompletedJob" for event in job.events()) == 1, (told, deaths)
         kubectl("delete", "tj", job.name, "-n", place.namespace, "--wait=true", timeout=120)
         if not operator.dead:
             operator.ends()
@@ -158,5 +162,6 @@ def test_killed_at_every_call_it_makes_nothing_twice_and_leaves_nothing(
     for kind in ("POST pods", "POST secrets", "POST services", "POST configmaps", "PATCH trainingjobs  status"):
         assert deaths[kind] >= 1, deaths
     assert deaths["POST pods"] >= len(WANTED), deaths
+    assert deaths["POST events"] >= len(WANTED), deaths
     orphans: list[Any] = [pod for pod in get("pods", namespace=place.namespace) if is_live(pod)]
     assert orphans == []

@@ -1,0 +1,102 @@
+"""Edits of a running job: its pods get other limits where they are, and its workers other bounds."""
+
+import json
+from typing import Any
+
+import pytest
+
+from cluster import RECORDS, Job, Place, assert_exact, eventually, kubectl, manifest, submit
+
+pytestmark = pytest.mark.timeout(600)
+
+_READ_CGROUP = """
+import pathlib
+def read(*names):
+    return next(path.read_text().split() for path in map(pathlib.Path, names) if path.exists())
+cpu = read("/sys/fs/cgroup/cpu.max", "/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
+period = cpu[1] if cpu[1:] else read("/sys/fs/cgroup/cpu/cpu.cfs_period_us")[0]
+memory = read("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")[0]
+print(int(cpu[0]) / int(period), memory)
+"""
+
+
+def limits_in_force(job: Job, pod: Any) -> tuple[float, int]:
+    """Cores and bytes of memory that the kernel allows a pod's container."""
+    name = pod["metadata"]["name"]
+    cores, memory = kubectl("exec", name, "-n", job.namespace, "--", "python", "-c", _READ_CGROUP).split()
+    return float(cores), int(memory)
+
+
+def edit(job: Job, spec: dict[str, Any]) -> None:
+    kubectl("patch", "tj", job.name, "-n", job.namespace, "--type=merge", "-p", json.dumps({"spec": spec}))
+
+
+def test_limits_of_running_pods_change_in_place(place: Place) -> None:
+    document = manifest("resized", place)
+    document["spec"]["training"]["epochs"] = 6
+    job = submit(document, place)
+    job.wait_for_samples(1)
+    members = [pod for role in ("ps", "worker") for pod in job.running(role)]
+    assert [limits_in_force(job, pod) for pod in members] == [(1.0, 1 << 30)] * 2 + [(1.0, 1536 << 20)] * 2
+
+    limits = {"ps": {"cpu": "1500m", "memory": "1280Mi"}, "worker": {"cpu": "750m", "memory": "2Gi"}}
+    edit(job, {role: {"resources": {"limits": of_role}} for role, of_role in limits.items()})
+
+    def in_force() -> bool:
+        found = [limits_in_force(job, pod) for pod in members]
+        return found == [(1.5, 1280 << 20)] * 2 + [(0.75, 2 << 30)] * 2
+
+    eventually("the kernel allows what the manifest says now", lambda: in_force() or None, seconds=60)
+
+    def told() -> dict[str, str]:
+        status = job.status()
+        return {f"{entry['role']}-{entry['index']}": entry.get("memory") for entry in status["members"]}
+
+    changed = {"ps-0": "1280Mi", "ps-1": "1280Mi", "worker-0": "2048Mi", "worker-1": "2048Mi"}
+    eventually("the status says so", lambda: changed.items() <= told().items() or None, seconds=30)
+    messages = {event["message"] for event in job.events() if event["reason"] in ("ResizedPSPod", "ResizedWorkerPod")}
+    way = {"ps": "cpu 1 -> 1.5, memory 1024Mi -> 1280Mi", "worker": "cpu 1 -> 0.75, memory 1536Mi -> 2048Mi"}
+    assert messages == {
+        f"{pod['metadata']['name']} was resized in place, without a restart: "
+        f"{way[pod['metadata']['labels']['emberscale.io/role']]}"
+        for pod in members
+    }
+    status = job.wait_complete()
+    assert [status[role].get("restarts", 0) for role in ("ps", "worker")] == [0, 0]
+    assert {pod["metadata"]["uid"] for pod in members} <= {pod["metadata"]["uid"] for pod in job.pods()}
+    assert_exact(job, place, 6 * RECORDS)
+
+
+def test_a_resize_that_no_node_can_do_is_told_and_disturbs_nobody(place: Place) -> None:
+    document = manifest("greedy", place)
+    document["spec"]["training"]["epochs"] = 3
+    document["spec"]["ps"]["replicas"] = document["spec"]["worker"]["replicas"] = 1
+    job = submit(document, place)
+    job.wait_for_samples(1)
+    resources = {"requests": {"memory": "4000Gi"}, "limits": {"memory": "4000Gi"}}
+    edit(job, {"worker": {"resources": resources}})
+
+    def told() -> str | None:
+        events = (event for event in job.events() if event["reason"] == "FailedToResizeWorkerPod")
+        return next((event["message"] for event in events), None)
+
+    assert "greedy-worker-0-1 keeps its resources" in eventually("the job says so", told, seconds=60)
+    status = job.wait_complete()
+    assert status["worker"].get("restarts", 0) == 0
+    assert_exact(job, place, 3 * RECORDS)
+
+
+def test_bounds_of_the_number_of_workers_change_while_it_runs(place: Place) -> None:
+    document = manifest("bounded", place)
+    document["spec"]["training"]["epochs"] = 8
+    del document["spec"]["worker"]["replicas"]
+    document["spec"]["worker"] |= {"minReplicas": 1, "maxReplicas": 1}
+    job = submit(document, place)
+    job.wait_for_samples(1)
+    assert len(job.running("worker")) == 1
+    edit(job, {"worker": {"minReplicas": 3, "maxReplicas": 3}})
+    eventually("three workers", lambda: len(job.running("worker")) == 3 or None, seconds=120)
+    edit(job, {"worker": {"minReplicas": 1, "maxReplicas": 2}})
+    eventually("no more than the new bound", lambda: len(job.running("worker")) == 2 or None, seconds=120)
+    job.wait_complete()
+    assert_exact(job, place, 8 * RECORDS)
