@@ -15,20 +15,21 @@ import structlog
 from emberscale_api.job.status import JobPhase, TrainingJobStatus
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.kubernetes import names, stories
+from emberscale_operator.kubernetes.actuator import Actuator
 from emberscale_operator.kubernetes.client import (
-    STRATEGIC_PATCH,
     ApiClient,
     ApiError,
     ApiUnavailableError,
     core,
     group,
 )
-from emberscale_operator.kubernetes.creation import NamespaceEndsError, ObjectMaker, RefusedError
-from emberscale_operator.kubernetes.demands import demands_of
+from emberscale_operator.kubernetes.creation import NamespaceEndsError, ObjectMaker
+from emberscale_operator.kubernetes.decision import applied_ps, decide, ended_at, outdated
+from emberscale_operator.kubernetes.demands import demands_of, masked
 from emberscale_operator.kubernetes.job import Job, JobKey, UnreadableJobError, read_job, read_status
 from emberscale_operator.kubernetes.master_link import MasterLink
 from emberscale_operator.kubernetes.observation import Observation, plan_of
-from emberscale_operator.kubernetes.pod_spec import JobObjects, limits_of, requests_of, role_spec
+from emberscale_operator.kubernetes.pod_spec import JobObjects
 from emberscale_operator.kubernetes.pod_state import PodView, Waiting
 from emberscale_operator.kubernetes.record import history_of, members_of
 from emberscale_operator.kubernetes.recorder import Recorder
@@ -39,26 +40,19 @@ from emberscale_operator.kubernetes.status import (
     Facts,
     build_status,
     merge_patch,
-    phase_of,
     to_document,
     without_progress,
 )
 from emberscale_operator.kubernetes.tallies import Tallies
 from emberscale_operator.reconcile import (
     Action,
-    Create,
     Delete,
     Demand,
     Desired,
     ExitReason,
     Fail,
-    InstanceState,
     Policy,
-    ReportExit,
-    Resize,
-    Resources,
     Role,
-    Wait,
     advance,
     grown_memory,
     reconcile,
@@ -103,6 +97,8 @@ class JobController:
         self._settings = settings
         self._policy = policy
         self._makes = ObjectMaker(client, settings)
+        self._observation = Observation()
+        self._actuator = Actuator(client, self._makes, self._observation, recorder)
         self._woken = asyncio.Event()
         self._status: TrainingJobStatus | None = None
         self._written: dict[str, Any] = {}
@@ -110,11 +106,8 @@ class JobController:
         self._link: MasterLink | None = None
         self._link_uid = ""
         self._plan: pb.Plan | None = None
-        self._observation = Observation()
-        self._problems: dict[tuple[Role, int], tuple[str, str]] = {}
         self._trouble: Waiting | None = None
         self._trouble_at = 0.0
-        self._refused_resizes: set[tuple[str, Resources]] = set()
         self._namespace_ends = False
 
     @property
@@ -191,27 +184,26 @@ class JobController:
             return self._settings.resync
         objects = JobObjects.of(job, self._settings)
         await self._follow_master(job, status, views)
-        phase, reason, message = self._decide(job, status, views, now)
-        applied_ps = self._applied_ps(job, status, phase)
+        phase, reason, message = decide(job, status, views, self._link, now)
+        if phase is JobPhase.PENDING and status.phase is JobPhase.SUSPENDED:
+            self._plan = None
+        servers = applied_ps(job, status, phase)
         grown = self._grown(status)
         demands = (
             ()
             if phase in RESTING
-            else demands_of(
-                job.spec, self._plan, applied_ps, grown, planned_by_brain=bool(self._settings.brain_address)
-            )
+            else demands_of(job.spec, self._plan, servers, grown, planned_by_brain=bool(self._settings.brain_address))
         )
-        ended_at = self._ended_at(status, phase, now)
-        observed = self._masked(instances, demands)
-        actions = reconcile(policy, Desired(demands, ended_at), observed, self._observation.history, now)
+        desired = Desired(demands, ended_at(status, phase, now))
+        actions = reconcile(policy, desired, masked(instances, demands), self._observation.history, now)
         failure = next((action for action in actions if isinstance(action, Fail)), None)
         if failure is not None and phase not in RESTING:
             phase, reason, message = JobPhase.FAILED, failure.reason, failure.message
             actions = ()
-        actions = (*actions, *self._outdated(objects, views, phase))
+        actions = (*actions, *outdated(objects, views, phase))
         self._note_deletions(actions, views)
         delay = await self._write(
-            job, self._facts(job, status, phase, reason, message, demands, views, applied_ps, now), now
+            job, self._facts(job, status, phase, reason, message, demands, views, servers, now), now
         )
         if phase is not status.phase:
             if phase in ENDED and self._status is not None:
@@ -220,9 +212,9 @@ class JobController:
                 delay = 0.0
         if phase is JobPhase.PENDING and status.phase is JobPhase.SUSPENDED:
             await self._close_link()
-        delay = min(delay, await self._apply(job, objects, actions, views, phase, now))
+        sooner = await self._actuator.act(job, objects, actions, views, self._link, phase, now)
         await self._recorder.flush()
-        return delay
+        return delay if sooner is None else min(delay, sooner)
 
     def _take_over(self, body: Mapping[str, Any]) -> TrainingJobStatus:
         """What an operator before this one left."""
@@ -338,111 +330,6 @@ class JobController:
             await self._link.close()
             self._link, self._link_uid = None, ""
 
-    def _decide(
-        self, job: Job, status: TrainingJobStatus, views: Sequence[PodView], now: float
-    ) -> tuple[JobPhase, str, str]:
-        """Where the job stands now: phase, reason and message."""
-        if status.phase in ENDED:
-            return status.phase, status.reason, status.message
-        live = any(view.instance.live for view in views)
-        if status.phase is JobPhase.SUSPENDED:
-            if job.spec.suspend or live:
-                return status.phase, status.reason, status.message
-            self._plan = None
-            return JobPhase.PENDING, "Resumed", "the pods are being created"
-        link = self._link
-        master = link.status if link is not None else None
-        if link is not None and link.plan is not None and link.plan.phase in (pb.COMPLETE, pb.FAILED, pb.SUSPENDED):
-            ended = phase_of(link.plan.phase) or status.phase
-            told = master if master is not None and master.phase == link.plan.phase else link.plan
-            if ended is JobPhase.SUSPENDED:
-                return ended, *self._why_suspended(job, told.message)
-            return ended, told.reason, told.message
-        if job.spec.suspend or self._reshapes(job, status):
-            return self._suspend(job, status, views)
-        deadline = job.spec.run_policy.active_deadline
-        if (
-            deadline is not None
-            and (link is None or not link.answers)
-            and status.start_time is not None
-            and now > status.start_time.timestamp() + deadline
-        ):
-            text = f"the job did not end within spec.runPolicy.activeDeadline ({deadline:g}s)"
-            return JobPhase.FAILED, "DeadlineExceeded", text
-        if master is not None and link is not None and link.answers:
-            return phase_of(master.phase) or status.phase, master.reason, master.message
-        if status.phase in (JobPhase.PENDING, JobPhase.SUSPENDING):
-            return JobPhase.PENDING, "WaitingForMaster", "the master is being started"
-        return status.phase, "WaitingForMaster", "the master is away; parameter servers and workers go on"
-
-    def _reshapes(self, job: Job, status: TrainingJobStatus) -> bool:
-        """Whether the number of parameter servers was edited: they change it by way of a checkpoint."""
-        wanted, applied = job.spec.ps.replicas, status.applied_ps
-        return wanted is not None and applied is not None and wanted != applied
-
-    def _suspend(self, job: Job, status: TrainingJobStatus, views: Sequence[PodView]) -> tuple[JobPhase, str, str]:
-        masters = [view for view in views if view.id.role is Role.MASTER and view.instance.live]
-        begun = any(view.running for view in masters) or status.phase is JobPhase.SUSPENDING
-        if not begun and (not masters or status.progress is None):
-            return JobPhase.SUSPENDED, *self._why_suspended(job, "no checkpoint had to be taken")
-        if self._link is not None and self._link.suspend():
-            told = self._link.status
-            return JobPhase.SUSPENDED, *self._why_suspended(job, told.message if told else "")
-        return JobPhase.SUSPENDING, "TakingCheckpoint", "the job rests once its checkpoint is complete"
-
-    def _why_suspended(self, job: Job, message: str) -> tuple[str, str]:
-        if job.spec.suspend:
-            return "JobSuspended", message
-        return "ScalingPS", f"goes on with {job.spec.ps.replicas or 'other'} parameter servers; {message}"
-
-    def _applied_ps(self, job: Job, status: TrainingJobStatus, phase: JobPhase) -> int | None:
-        if phase is JobPhase.SUSPENDED:
-            return None
-        if phase in ENDED or status.applied_ps is not None:
-            return status.applied_ps
-        return job.spec.ps.replicas
-
-    def _ended_at(self, status: TrainingJobStatus, phase: JobPhase, now: float) -> float | None:
-        if phase not in RESTING:
-            return None
-        if phase is not status.phase:
-            return now
-        if phase is JobPhase.SUSPENDED:
-            return max((condition.last_transition_time.timestamp() for condition in status.conditions), default=now)
-        return status.completion_time.timestamp() if status.completion_time else now
-
-    def _masked(self, instances: Sequence[Any], demands: Sequence[Demand]) -> tuple[Any, ...]:
-        """Limits that nobody asked for, a LimitRange's, are not ours to take away."""
-        wanted = {demand.role: demand.resources for demand in demands}
-
-        def masked(instance: Any) -> Any:
-            of_role = wanted.get(instance.id.role)
-            if of_role is None:
-                return instance
-            seen = instance.resources
-            cpu = seen.cpu_cores if of_role.cpu_cores is not None else None
-            memory = seen.memory_bytes if of_role.memory_bytes is not None else None
-            return replace(instance, resources=Resources(cpu, memory))
-
-        return tuple(masked(instance) for instance in instances)
-
-    def _outdated(self, objects: JobObjects, views: Sequence[PodView], phase: JobPhase) -> tuple[Action, ...]:
-        """Pods that are replaced because the manifest was edited since.
-
-        A master reads the manifest when it starts, and its state is durable. Of the others those that do not run yet
-        may wait for what the edit has mended, such as an image; those that run are left alone.
-        """
-        if phase in RESTING or phase is JobPhase.SUSPENDING:
-            return ()
-        return tuple(
-            Delete(view.id)
-            for view in views
-            if view.instance.state is InstanceState.RUNNING
-            and (view.id.role is Role.MASTER or not view.running)
-            and view.restart_key
-            and view.restart_key != objects.restart_keys[view.id.role]
-        )
-
     def _facts(
         self,
         job: Job,
@@ -457,7 +344,7 @@ class JobController:
     ) -> Facts:
         history = self._observation.history
         slots = {(demand.role, index) for demand in demands for index in range(demand.replicas)}
-        problems = {slot: problem for slot, problem in self._problems.items() if slot in slots}
+        problems = {slot: problem for slot, problem in self._actuator.problems.items() if slot in slots}
         real = [view for view in views if view.name]
         members = members_of(
             history, real, self._observation.restarts, problems, status.members, self._observation.asked_to_end
@@ -523,95 +410,3 @@ class JobController:
                 if error.status not in (404, 409):  # gone, or another job of the same name: the watch will tell
                     raise
         self._written, self._status = document, status
-
-    async def _apply(
-        self,
-        job: Job,
-        objects: JobObjects,
-        actions: Sequence[Action],
-        views: Sequence[PodView],
-        phase: JobPhase,
-        now: float,
-    ) -> float:
-        """Acts; returns the seconds until there may be more to do."""
-        by_id = {view.id: view for view in views}
-        # a pod that is being prepared for long has a reason that no watch brings
-        delay = (
-            3.0 if any(view.id and not view.running and view.instance.live for view in views) else self._settings.resync
-        )
-        refused: set[Role] = set()
-        self._problems = {slot: problem for slot, problem in self._problems.items() if slot not in _slots(actions)}
-        for action in actions:
-            match action:
-                case Create(instance, resources):
-                    if instance.role in refused:
-                        continue
-                    try:
-                        pod = await self._makes.pod(job, objects, instance, resources)
-                    except RefusedError as error:
-                        refused.add(instance.role)
-                        self._problems[instance.role, instance.index] = (error.reason, str(error))
-                        stories.tell_refusal(self._recorder, job, instance, error.reason, str(error))
-                        delay = min(delay, _RETRY_SECONDS)
-                        continue
-                    self._observation.made(pod)
-                    delay = 0.0
-                case Resize(instance, resources):
-                    await self._resize(job, by_id[instance], resources)
-                case Delete(instance):
-                    await self._delete(job, by_id[instance], phase)
-                case ReportExit(instance):
-                    view = by_id[instance]
-                    answers = self._link is not None and self._link.answers
-                    if answers and await self._report(view):
-                        self._observation.history = self._observation.history.with_reported(instance)
-                        delay = 0.0
-                    else:
-                        delay = min(delay, 1.0)
-                case Wait(until):
-                    delay = min(delay, max(0.1, until - now))
-        return delay
-
-    async def _report(self, view: PodView) -> bool:
-        ended = view.instance.exit
-        if ended is None or self._link is None:
-            return False
-        return await self._link.report_exit(view.id, view.uid, ended, view.cause)
-
-    async def _delete(self, job: Job, view: PodView, phase: JobPhase) -> None:
-        ended = view.instance.exit is not None
-        if self._observation.forget(view):
-            return
-        if ended and not view.lost and phase in ENDED and job.spec.run_policy.clean_pod_policy != "All":
-            return
-        if not ended:
-            # before it is done: of a pod that is gone nobody can tell why
-            stories.tell_deletion(self._recorder, job, view)
-            await self._recorder.flush()
-        await self._client.delete(
-            core(self.key.namespace, "pods", view.name), view.uid, grace_seconds=0 if ended else None
-        )
-
-    async def _resize(self, job: Job, view: PodView, resources: Resources) -> None:
-        """In place, without a restart; a pod that cannot be resized so keeps what it has until it is started anew."""
-        attempt = (view.uid, resources)
-        if attempt in self._refused_resizes or not view.running:
-            return
-        requirements = role_spec(job, view.id.role).resources
-        container = {
-            "name": str(view.id.role),
-            "resources": {"limits": limits_of(resources), "requests": requests_of(requirements, resources)},
-        }
-        try:
-            await self._client.patch(
-                core(self.key.namespace, "pods", view.name) + "/resize",
-                {"spec": {"containers": [container]}},
-                STRATEGIC_PATCH,
-            )
-        except ApiError as error:
-            self._refused_resizes.add(attempt)
-            stories.tell_refused_resize(self._recorder, job, view, str(error))
-
-
-def _slots(actions: Sequence[Action]) -> set[tuple[Role, int]]:
-    return {(action.id.role, action.id.index) for action in actions if isinstance(action, Create)}

@@ -1,10 +1,11 @@
 """What a job's plan asks for, within the bounds of its manifest as it is now."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from emberscale_api.job import ResourceRequirements, RoleSpec, TrainingJobSpec
 from emberscale_api.rpc import master_pb2 as pb
-from emberscale_operator.reconcile import Demand, Resources, Role
+from emberscale_operator.reconcile import Demand, Instance, Resources, Role
 
 _MIB = 1 << 20
 NUMBERS: Mapping[Role, "pb.Role.ValueType"] = {Role.MASTER: pb.MASTER, Role.PS: pb.PS, Role.WORKER: pb.WORKER}
@@ -67,3 +68,19 @@ def quantities(resources: Resources) -> tuple[str, str]:
     """Cores and memory as people write them: `1.5`, `1536Mi`; empty where there is no limit."""
     cpu, memory = resources.cpu_cores, resources.memory_bytes
     return "" if cpu is None else f"{cpu:g}", "" if memory is None else quantity(memory)
+
+
+def masked(instances: Sequence[Instance], demands: Sequence[Demand]) -> tuple[Instance, ...]:
+    """Instances without limits that nobody asked for: a LimitRange's are not ours to take away."""
+    wanted = {demand.role: demand.resources for demand in demands}
+
+    def mask(instance: Instance) -> Instance:
+        of_role = wanted.get(instance.id.role)
+        if of_role is None:
+            return instance
+        seen = instance.resources
+        cpu = seen.cpu_cores if of_role.cpu_cores is not None else None
+        memory = seen.memory_bytes if of_role.memory_bytes is not None else None
+        return replace(instance, resources=Resources(cpu, memory))
+
+    return tuple(mask(instance) for instance in instances)
