@@ -22,6 +22,7 @@ _MOST_EVIDENCE = 12.0
 _LEAST_MISFIT = 0.002  # of the last value: no law is trusted to be closer
 
 _LAW_DOUBT = 0.05  # of the growth to come
+_MOST_SURPRISE = 4.0  # standard deviations: an expectation that is wrong altogether rules nothing out
 
 
 def _shapes_of_growth() -> tuple[NDArray[np.int64], Floats, Floats]:
@@ -133,10 +134,19 @@ class Growth:
         return Band(median, max(self.last_samples, lower - away), upper + away)
 
 
-def fit_growth(samples: Floats, values: Floats) -> Growth:
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """A value that is believed to be reached after `samples`, with a relative standard deviation of `doubt`."""
+
+    samples: float
+    value: float
+    doubt: float
+
+
+def fit_growth(samples: Floats, values: Floats, expected: Expectation | None = None) -> Growth:
     """Fits measurements: `values` (rows or bytes) after `samples` samples, both float64[n], n >= 1, samples above 0.
 
-    With fewer than three points the laws keep their prior weights.
+    With fewer than three points the laws keep their prior weights, but for what `expected` says of them.
     """
     if len(samples) < 1 or len(samples) != len(values) or not (samples > 0).all():
         raise ValueError("growth is fitted to at least one value, each at a number of samples above 0")
@@ -159,5 +169,11 @@ def fit_growth(samples: Floats, values: Floats) -> Growth:
     errors = ((values - offset[:, None] - scale[:, None] * g) ** 2) @ weights
     least = max(float(errors.min()), (_LEAST_MISFIT * float(values[-1])) ** 2, 1e-300)
     evidence = min(float(len(samples)), _MOST_EVIDENCE) if len(samples) >= 3 else 0.0
-    likelihood = _PRIOR * np.exp(-0.5 * evidence * (errors - errors.min()) / least)
+    log_likelihood = -0.5 * evidence * (errors - errors.min()) / least
+    if expected is not None and expected.samples > unit and expected.value > 0:
+        then = _growth(np.array([expected.samples / unit]))[:, 0]
+        reached = np.maximum(values[-1] + scale * np.maximum(0.0, then - g[:, -1]), 1e-300)
+        surprise = np.minimum(np.abs(np.log(reached / expected.value)) / expected.doubt, _MOST_SURPRISE)
+        log_likelihood = log_likelihood - 0.5 * surprise**2
+    likelihood = _PRIOR * np.exp(log_likelihood - log_likelihood.max())
     return Growth(unit, float(values[-1]), scale, g[:, -1], likelihood / likelihood.sum(), least**0.5)

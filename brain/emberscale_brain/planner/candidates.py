@@ -63,6 +63,13 @@ def bills(cost: Floats, net: Floats, remaining_samples: float, time_value_per_ho
     return bill
 
 
+def _double_bills(cost: Floats, delay: Floats, net: Floats, remaining_samples: float) -> Floats:
+    """What a change costs on top: while new processes start, what the present shape (row 0) has more is paid too."""
+    hours = np.minimum(delay, remaining_samples / np.maximum(net, 1e-12)) / 3600
+    extra: Floats = np.maximum(0.0, cost[0] - cost) * hours
+    return extra
+
+
 def evaluate(
     shapes: tuple[JobShape, ...],
     constants: ModelConstants,
@@ -84,7 +91,10 @@ def evaluate(
     difference = relative - relative[0] if horizon.current is not None else relative
     doubt = np.sqrt(np.maximum(np.einsum("ni,ij,nj->n", difference, model.covariance, difference), 0.0))
     cost = np.array([prices.per_hour(shape) for shape in shapes])
-    bill = bills(cost, net, remaining_samples, time_value_per_hour) * (1 + DOUBT_PRICE * doubt)
+    bill = bills(cost, net, remaining_samples, time_value_per_hour)
+    if horizon.current is not None:
+        bill += _double_bills(cost, delay, net, remaining_samples)
+    bill *= 1 + DOUBT_PRICE * doubt
     return Candidates(shapes, cost, gross, net, doubt, bill, delay, pause)
 
 

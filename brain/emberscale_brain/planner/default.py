@@ -17,7 +17,7 @@ from emberscale_brain.planner.candidates import DOUBT_PRICE, Candidates, evaluat
 from emberscale_brain.planner.explain import explain_experiment, explain_running, explain_waiting
 from emberscale_brain.planner.explore import DWELL_SECONDS, Experiment, best_experiment, neighbours
 from emberscale_brain.planner.grid import Floats, Horizon
-from emberscale_brain.planner.job_model import JobModel, prior_of
+from emberscale_brain.planner.job_model import JobModel, expected_rows, prior_of
 from emberscale_brain.planner.room import Room
 from emberscale_brain.planner.running import Assessment, Assessor, FrontMethod
 from emberscale_brain.planner.selection import Options, select, weighted_value
@@ -95,7 +95,9 @@ class DefaultPlanner:
         if job.id not in self._models:
             start = self._start(job, index)
             constants = ModelConstants.of(job.metadata, cluster.network_bytes_per_second)
-            self._models[job.id] = JobModel(prior_of(start.past, start.similar, constants))
+            self._models[job.id] = JobModel(
+                prior_of(start.past, start.similar, constants), expected_rows(start.past, start.similar, job.metadata)
+            )
         return self._models[job.id]
 
     def _select(

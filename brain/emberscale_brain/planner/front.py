@@ -25,37 +25,6 @@ def non_dominated(cost: Floats, throughput: Floats) -> Ints:
 
 
 @dataclass(frozen=True, slots=True)
-class Staircase:
-    """What a few points already reach: a quick test that spares most of many points a sort.
-
-    `level[i]` is the best throughput among points that cost no more than `low + (i - 1) * step`.
-    """
-
-    low: float
-    step: float
-    level: Floats
-
-    @classmethod
-    def under(cls, cost: Floats, throughput: Floats, steps: int = 2048) -> "Staircase":
-        """The staircase under points given as float64[n]; those of infinite cost do not count."""
-        order = non_dominated(cost, throughput)
-        if not len(order):
-            return cls(0.0, 1.0, np.zeros(2))
-        costs, levels = cost[order], np.append(0.0, throughput[order])
-        low, step = float(costs[0]), max(float(np.ptp(costs)) / steps, 1e-12)
-        edges = low + np.arange(-1, steps + 1) * step
-        return cls(low, step, levels[np.searchsorted(costs, edges, side="right")])
-
-    def above(self, cost: Floats, throughput: Floats) -> Ints:
-        """Indices of the points that may be on the front: all that are, and few that are not."""
-        with np.errstate(invalid="ignore"):
-            index = np.clip((cost - self.low) / self.step, -1, len(self.level) - 2).astype(np.int64) + 1
-        index -= cost < self.low
-        kept: Ints = np.flatnonzero((throughput >= self.level[np.maximum(index, 0)]) & (cost < np.inf))
-        return kept
-
-
-@dataclass(frozen=True, slots=True)
 class Front:
     """A Pareto front, by ascending cost: choices [n, 4] as (workers, PS, worker cores, PS cores)."""
 

@@ -82,7 +82,8 @@ def shape_grid(
 
 @dataclass(frozen=True, slots=True)
 class Horizon:
-    """The change from `current` (None: nothing runs yet) at `throughput`, judged over the next `seconds`."""
+    """The change from `current` (None: nothing runs yet) at `throughput`, judged over as much work as that does in
+    `seconds`."""
 
     current: JobShape | None
     throughput: float
@@ -90,16 +91,16 @@ class Horizon:
     overheads: ScalingOverheads
 
     def net(self, gross: Floats, workers: Floats, ps: Floats, worker_cpu: Floats, ps_cpu: Floats) -> Floats:
-        """Samples per second over the horizon, the change included; all arrays broadcast together.
+        """Samples per second over the work, the change included; all arrays broadcast together.
 
         While new processes start the job goes on as before; while the change takes effect it stands still.
         """
         if self.current is None:
             return gross
         delay, pause = self.disturbance(workers, ps, worker_cpu, ps_cpu)
-        delay = np.minimum(delay, self.seconds)
-        effective = np.maximum(0.0, self.seconds - delay - pause)
-        net: Floats = (self.throughput * delay + gross * effective) / self.seconds
+        left = np.maximum(0.0, self.seconds - delay) * self.throughput
+        taken = np.minimum(delay, self.seconds) + np.where(left > 0, pause + left / np.maximum(gross, 1e-12), 0.0)
+        net: Floats = self.seconds * self.throughput / taken
         return net
 
     def disturbance(self, workers: Floats, ps: Floats, worker_cpu: Floats, ps_cpu: Floats) -> tuple[Floats, Floats]:
@@ -108,10 +109,14 @@ class Horizon:
         if now is None:
             nothing = np.zeros(np.broadcast(workers, ps, worker_cpu, ps_cpu).shape)
             return nothing, nothing
-        new_ps = (ps != now.ps) | (ps_cpu != now.ps_cpu)
-        new_workers = (workers != now.workers) | (worker_cpu != now.worker_cpu)
-        starting_workers = (workers > now.workers) | (worker_cpu != now.worker_cpu)
-        delay = np.maximum(costs.ps_start_seconds * new_ps, costs.worker_start_seconds * starting_workers)
+        other_workers, other_ps = worker_cpu != now.worker_cpu, ps_cpu != now.ps_cpu
+        replaced = costs.resize_seconds is None
+        replaced_workers, replaced_ps = other_workers & replaced, other_ps & replaced
+        new_ps = (ps != now.ps) | replaced_ps
+        new_workers = (workers != now.workers) | replaced_workers
+        starting_ps, starting_workers = (ps > now.ps) | replaced_ps, (workers > now.workers) | replaced_workers
+        delay = np.maximum(costs.ps_start_seconds * starting_ps, costs.worker_start_seconds * starting_workers)
+        delay = np.maximum(delay, (costs.resize_seconds or 0.0) * (other_workers | other_ps))
         pause = costs.ps_pause_seconds * new_ps + costs.worker_pause_seconds * new_workers
         return delay, pause
 

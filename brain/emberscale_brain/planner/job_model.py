@@ -6,16 +6,18 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from emberscale_brain.memory.forecast import MemoryTrack, PsMemoryModel, PsMemoryNeed, fit_memory
+from emberscale_brain.memory.growth import Expectation
 from emberscale_brain.model.features import ModelConstants, shape_features
 from emberscale_brain.model.fit import first_prior, fit_window, prior_fit
 from emberscale_brain.model.prior import Prior, similar_prior
 from emberscale_brain.model.window import ProfileWindow, shape_key
 from emberscale_brain.planner.front import Front
 from emberscale_brain.planner.grid import Ints
-from emberscale_brain.planner.types import JobShape, JobView, PastJob, SimilarJob, ThroughputFit
+from emberscale_brain.planner.types import JobMetadata, JobShape, JobView, PastJob, SimilarJob, ThroughputFit
 
 _WORKER_HEADROOM = 1.25
 _UNIT = 1 << 26
+_SAME_JOB_ROWS = 0.1  # relative standard deviation of the rows of two runs of one job
 
 
 def prior_of(past: Sequence[PastJob], similar: Sequence[SimilarJob], constants: ModelConstants) -> Prior | None:
@@ -29,11 +31,30 @@ def prior_of(past: Sequence[PastJob], similar: Sequence[SimilarJob], constants: 
     )
 
 
+def expected_rows(past: Sequence[PastJob], similar: Sequence[SimilarJob], metadata: JobMetadata) -> Expectation | None:
+    """What similar jobs' rows say of a job's at the end of its first epoch; None where none of them counted any.
+
+    More samples bring fewer new rows than in proportion: half-way between none and all of it.
+    """
+    an_epoch = metadata.total_samples / metadata.epochs
+    counted = [(one, like.similarity) for one, like in zip(past, similar, strict=True) if one.rows > 0]
+    if not counted:
+        return None
+    more = [an_epoch * one.metadata.epochs / one.metadata.total_samples for one, _ in counted]
+    weights = np.array([similarity for _, similarity in counted])
+    logs = np.array([np.log(one.rows) + 0.5 * np.log(factor) for (one, _), factor in zip(counted, more, strict=True)])
+    mean = float(np.average(logs, weights=weights))
+    between = float(np.average((logs - mean) ** 2, weights=weights)) ** 0.5
+    likeness = float(np.average(weights, weights=weights))
+    return Expectation(an_epoch, float(np.exp(mean)), _SAME_JOB_ROWS + between + (1 - likeness))
+
+
 @dataclass(slots=True)
 class JobModel:
     """Grows with the profiles that `observe` is given; a fit is only made anew when there are new ones."""
 
     prior: Prior | None
+    expected: Expectation | None = None
     window: ProfileWindow = field(default_factory=ProfileWindow)
     track: MemoryTrack = field(default_factory=MemoryTrack)
     fit: ThroughputFit | None = None
@@ -53,7 +74,7 @@ class JobModel:
         fresh = [profile for profile in job.profiles if before.latest < profile.time <= self.window.latest]
         if fresh or self.memory is None:
             self.track = self.track.add(fresh)
-            self.memory = fit_memory(self.track, job.metadata)
+            self.memory = fit_memory(self.track, job.metadata, self.expected)
             self.worker_memory = max([self.worker_memory, *(profile.worker_memory for profile in fresh)])
         self.fit = self._fitted(job, constants, now)
 

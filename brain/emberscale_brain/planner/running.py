@@ -74,7 +74,7 @@ class Assessor:
         """The job's candidates within `limits`, the cores and bytes that it may have."""
         forecast = None if model.memory is None else model.memory.forecast(present)
         if model.fit is None:
-            return self._stays(job, present, None, forecast, "nothing usable has been measured yet")
+            return self._stays(job, present, model, forecast, "nothing usable has been measured yet")
         constants = self._constants(job)
         gross = throughput(constants, model.fit, present)[0]
         seconds = max(job.remaining_samples / gross, 1.0)
@@ -85,18 +85,13 @@ class Assessor:
             return self._stays(
                 job,
                 present,
-                model.fit,
+                model,
                 forecast,
                 f"no number of PS within {job.bounds.ps} holds the tables, which need "
                 f"{need.shared / (1 << 30):.3g} GiB, within the bounds and nodes: raise the bounds of ps or ps_memory",
             )
         grows = self._runs_out_of_memory(job, forecast, gross)
-        stay = present
-        if grows:
-            stay = present.with_memory(
-                max(worker_memory, present.worker_memory),
-                max(int(need.each(np.array([present.ps]))[0]), present.ps_memory),
-            )
+        stay = _with_memory_for(present, model) if grows else present
         overheads = self.cluster.overheads
         problem = JobProblem(
             grid,
@@ -148,16 +143,19 @@ class Assessor:
         self,
         job: JobView,
         present: JobShape,
-        fit: ThroughputFit | None,
+        model: JobModel,
         forecast: MemoryForecast | None,
         problem: str,
     ) -> Assessment:
-        """The present shape as the only one."""
+        """The present shape as the only one, with more memory, within bounds and nodes, if it would run out."""
         constants = self._constants(job)
-        known = fit or guessed_fit(_SAMPLES_PER_CORE)
-        horizon = Horizon(present, throughput(constants, known, present)[0], 1.0, self.cluster.overheads)
+        known = model.fit or guessed_fit(_SAMPLES_PER_CORE)
+        gross = throughput(constants, known, present)[0]
+        grown = self._allowed(job, present, _with_memory_for(present, model))
+        grows = self._runs_out_of_memory(job, forecast, gross) and grown != present
+        horizon = Horizon(present, gross, 1.0, self.cluster.overheads)
         candidates = evaluate(
-            (present,),
+            (grown if grows else present,),
             constants,
             known,
             self.cluster.prices,
@@ -166,7 +164,16 @@ class Assessor:
             self.settings.time_value_per_hour,
         )
         return Assessment(
-            job, present, fit, candidates, 0, np.zeros(1, dtype=np.int64), 0, True, False, forecast, problem
+            job, present, model.fit, candidates, 0, np.zeros(1, dtype=np.int64), 0, True, grows, forecast, problem
+        )
+
+    def _allowed(self, job: JobView, present: JobShape, grown: JobShape) -> JobShape:
+        """As much of the memory as bounds and nodes allow, and no less than the present."""
+        node = self.cluster.capacity.largest_node_memory
+        most_worker, most_ps = min(job.bounds.worker_memory[1], node), min(job.bounds.ps_memory[1], node)
+        return present.with_memory(
+            max(present.worker_memory, int(min(grown.worker_memory, most_worker))),
+            max(present.ps_memory, int(min(grown.ps_memory, most_ps))),
         )
 
     def _runs_out_of_memory(self, job: JobView, forecast: MemoryForecast | None, gross: float) -> bool:
@@ -209,6 +216,15 @@ class Assessor:
             model.front, model.population = nsga2_front(problem, seed, model.population)
         model.front_key, model.front_fit = key, problem.fit
         return model.front
+
+
+def _with_memory_for(present: JobShape, model: JobModel) -> JobShape:
+    """The present shape with the memory that the rest of the job needs, where that is more."""
+    need = model.ps_memory_need(present)
+    return present.with_memory(
+        max(model.worker_memory_need(present), present.worker_memory),
+        max(int(need.each(np.array([present.ps]))[0]), present.ps_memory),
+    )
 
 
 def _coarse(seconds: float) -> float:

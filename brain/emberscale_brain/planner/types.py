@@ -255,13 +255,15 @@ class ScalingOverheads:
     """Learned from the start-ups of past processes: seconds until a new process serves, and seconds of standstill.
 
     Scaling does not stop a job while new processes start; it stands still only while a change takes effect
-    (DLRover-RM section 5.2).
+    (DLRover-RM section 5.2). Running processes get other cores and memory after
+    `resize_seconds`; None: new ones take their place.
     """
 
     worker_start_seconds: float = 30.0
     ps_start_seconds: float = 45.0
     worker_pause_seconds: float = 1.0
     ps_pause_seconds: float = 15.0
+    resize_seconds: float | None = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,7 +384,7 @@ class PlannerSettings:
     epsilon: float = 1.0
     smoothing: float = 0.5
     neighbours: int = 5
-    time_value_per_hour: float = 100.0
+    time_value_per_hour: float = 10.0
     minimum_gain: float = 0.01
     exploration: float = 1.0
     memory_lead_seconds: float = 3600.0

@@ -1,5 +1,6 @@
 """A job that does not run yet: its warm start, and smaller versions of it for when the cluster is full."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,15 +68,16 @@ def first_shapes(
 
 
 def _sized(shape: JobShape, size: float, job: JobView) -> JobShape:
-    """The shape with this share of its processes; fewer PS hold the same tables."""
-    ps = max(1, round(shape.ps * size), job.bounds.ps[0])
+    """The shape with this share of its processes; fewer PS hold the same tables, so there are enough for them."""
+    tables = shape.ps * shape.ps_memory
+    ps = max(1, round(shape.ps * size), job.bounds.ps[0], min(shape.ps, math.ceil(tables / job.bounds.ps_memory[1])))
     scaled = JobShape(
         workers=max(1, round(shape.workers * size)),
         ps=ps,
         worker_cpu=shape.worker_cpu if size else job.bounds.worker_cpu[0],
         ps_cpu=shape.ps_cpu if size else job.bounds.ps_cpu[0],
         worker_memory=shape.worker_memory,
-        ps_memory=round(shape.ps_memory * shape.ps / ps),
+        ps_memory=round(tables / ps),
     )
     return within(scaled, job.bounds)
 

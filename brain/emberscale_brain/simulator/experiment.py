@@ -62,7 +62,7 @@ def make_scheduler(scenario: Scenario, spec: SchedulerSpec, jobs: Sequence[Simul
             return PlannedScheduler(
                 load_planner(spec.planner.name, spec.planner.settings(seed)),
                 spec.planner.prices(),
-                (spec.mechanics.worker_pause, spec.mechanics.ps_pause),
+                spec.mechanics,
                 memory_bytes(scenario.cluster.ps_bandwidth),
                 spec.use_history,
             )

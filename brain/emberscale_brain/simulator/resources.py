@@ -81,10 +81,13 @@ class Overlap:
     new_ps: int
 
 
-def overlap_of(present: JobShape, target: JobShape) -> Overlap:
-    """A role whose pods keep their size only gets more of them or gives some up; otherwise all are replaced."""
-    worker = _role_overlap(worker_pod(present), present.workers, worker_pod(target), target.workers)
-    ps = _role_overlap(ps_pod(present), present.ps, ps_pod(target), target.ps)
+def overlap_of(present: JobShape, target: JobShape, resized: bool) -> Overlap:
+    """A role whose pods keep their size, or are `resized` in place, only gets more of them or gives some up.
+
+    Otherwise all are replaced.
+    """
+    worker = _role_overlap(worker_pod(present), present.workers, worker_pod(target), target.workers, resized)
+    ps = _role_overlap(ps_pod(present), present.ps, ps_pod(target), target.ps, resized)
     return Overlap(
         at_once=RoleResources(worker.at_once, ps.at_once),
         one_by_one=RoleResources(worker.one_by_one, ps.one_by_one),
@@ -102,10 +105,11 @@ class _RoleOverlap:
     new: int
 
 
-def _role_overlap(old: Resources, old_count: int, new: Resources, new_count: int) -> _RoleOverlap:
-    if old == new:
-        kept = old * max(old_count, new_count)
-        return _RoleOverlap(kept, kept, kept, max(0, new_count - old_count))
+def _role_overlap(old: Resources, old_count: int, new: Resources, new_count: int, resized: bool) -> _RoleOverlap:
+    if old == new or resized:
+        added, leaving = max(0, new_count - old_count), max(0, old_count - new_count)
+        kept = old.larger(new) * min(old_count, new_count) + new * added + old * leaving
+        return _RoleOverlap(kept, kept, kept, added)
     before, after = old * old_count, new * new_count
     larger = before.larger(after)
     return _RoleOverlap(before + after, larger + new, larger, new_count)

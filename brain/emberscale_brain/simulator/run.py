@@ -461,13 +461,14 @@ class JobRun:
 
     def _begin_live(self, present: JobShape, target: JobShape, now: float, free: Resources) -> bool:
         """The fastest way that there is room for; pods that go before others come cost their share of the time."""
-        overlap = overlap_of(present, target)
+        overlap = overlap_of(present, target, self._mechanics.resize is not None)
         room = free + role_resources(present).total
         starting = [(role, count) for role, count in (("worker", overlap.new_workers), ("ps", overlap.new_ps)) if count]
         lost = 0.0
         if overlap.at_once.total.fits(room):
             reserved = overlap.at_once
-            seconds = max((self._pods.start_seconds(role, count) for role, count in starting), default=0.0)
+            least = self._mechanics.resize or 0.0
+            seconds = max((self._pods.start_seconds(role, count) for role, count in starting), default=least)
         elif overlap.in_place.total.fits(room):
             each = {role: [self._pods.start_seconds(role, 1) for _ in range(count)] for role, count in starting}
             seconds = sum(map(sum, each.values()))
@@ -486,11 +487,12 @@ class JobRun:
         if change is None or present is None:
             return
         target, pause = change.target, 0.0
-        same_worker = worker_pod(target) == worker_pod(present)
+        resized = self._mechanics.resize is not None
+        same_worker = resized or worker_pod(target) == worker_pod(present)
         if not same_worker or target.workers != present.workers:
             self._pods.set_workers(target.workers, keep=same_worker)
             pause = self._mechanics.worker_pause
-        same_ps = ps_pod(target) == ps_pod(present)
+        same_ps = resized or ps_pod(target) == ps_pod(present)
         if not same_ps or target.ps != present.ps:
             self._pods.set_ps(target.ps, keep=same_ps)
             pause = max(pause, self._mechanics.ps_pause)

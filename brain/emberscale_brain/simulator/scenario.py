@@ -254,11 +254,12 @@ class Mechanics(ManifestPart):
     """What the system under a scheduler can do, apart from what the scheduler decides.
 
     `save` and `load` are the standstill that a checkpoint costs at a stop and at a restart, `worker_pause` and
-    `ps_pause` the standstill of a live change. A checkpoint is taken every `checkpoint_interval` and stops training
-    for `checkpoint_pause`. With `dynamic_sharding` a slow worker only does less; without, all wait for it. Slow pods
-    are worked around `straggler_seconds` after they appear, if at all. With `rollback` the failure of a PS takes the
-    job back to its last checkpoint; without, it stands still until the PS is back. With `elastic` it gives up workers
-    when the cluster shrinks; without, it is evicted and starts again from its last checkpoint.
+    `ps_pause` the standstill of a live change. A live change of cores or memory takes effect on the running pods
+    after `resize`; without it, pods of another size replace them. A checkpoint is taken every `checkpoint_interval`
+    and stops training for `checkpoint_pause`. With `dynamic_sharding` a slow worker only does less; without, all wait
+    for it. Slow pods are worked around `straggler_seconds` after they appear, if at all. With `rollback` the failure
+    of a PS takes the job back to its last checkpoint; without, it stands still until the PS is back. With `elastic` it
+    gives up workers when the cluster shrinks; without, it is evicted and starts again from its last checkpoint.
     """
 
     change: Change
@@ -266,6 +267,7 @@ class Mechanics(ManifestPart):
     load: Seconds = Field(default=0.0, ge=0)
     worker_pause: Seconds = Field(default=0.0, ge=0)
     ps_pause: Seconds = Field(default=0.0, ge=0)
+    resize: Seconds | None = Field(default=None, ge=0)
     checkpoint_interval: Seconds = Field(default=1800.0, gt=0)
     checkpoint_pause: Seconds = Field(default=0.0, ge=0)
     dynamic_sharding: bool = False

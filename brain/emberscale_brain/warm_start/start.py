@@ -13,6 +13,7 @@ LEAST_SIMILARITY = 0.6
 WITHIN_BEST = 0.15  # jobs less similar than the best by more than this say nothing that it does not say better
 
 _UNIT = 1 << 26
+_SERVER_BYTES = 1 << 28  # of a PS without rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,23 @@ def smooth(shapes: Sequence[JobShape], mu: float) -> JobShape:
         worker_memory=round(worker_memory / _UNIT) * _UNIT,
         ps_memory=round(ps_memory / _UNIT) * _UNIT,
     )
+
+
+def with_room(near: Sequence[PastJob], shape: JobShape, new: NewJob) -> JobShape:
+    """The shape with memory for the largest of the tables that similar jobs ended with: running out costs a restart.
+
+    More samples than theirs bring more rows, but fewer than in proportion.
+    """
+    worker_memory, ps_memory = shape.worker_memory, shape.ps_memory
+    an_epoch = new.metadata.total_samples / new.metadata.epochs
+    for past in near:
+        final = past.final_shape
+        more = max(1.0, an_epoch * past.metadata.epochs / past.metadata.total_samples) ** 0.5
+        tables = final.ps * max(0, final.ps_memory - _SERVER_BYTES) * more
+        needed = _SERVER_BYTES + tables / shape.ps
+        worker_memory = max(worker_memory, final.worker_memory)
+        ps_memory = max(ps_memory, math.ceil(needed / _UNIT) * _UNIT)
+    return shape.with_memory(worker_memory, ps_memory)
 
 
 def within(shape: JobShape, bounds: ShapeBounds) -> JobShape:
@@ -92,6 +110,7 @@ def warm_start(new: NewJob, bounds: ShapeBounds, index: HistoryIndex, neighbours
         return WarmStart(shape, (), (), f"cold start with {shape.describe()}: no past job is similar enough; {why}")
     best_similarity = ranked[0][1].similarity
     near = [(past, similar) for past, similar in ranked if similar.similarity >= best_similarity - WITHIN_BEST]
-    shape = within(smooth([past.final_shape for past, _ in reversed(near)], mu), bounds)
+    smoothed = smooth([past.final_shape for past, _ in reversed(near)], mu)
+    shape = within(with_room([past for past, _ in near], smoothed, new), bounds)
     reason = f"warm start with {shape.describe()}, smoothed over {len(near)} past jobs, first {describe(near[0][1])}"
     return WarmStart(shape, tuple(similar for _, similar in near), tuple(past for past, _ in near), reason)

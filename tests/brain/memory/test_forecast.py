@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from emberscale_brain.memory.forecast import MOST_POINTS, MemoryTrack, fit_memory
+from emberscale_brain.memory.growth import Expectation
 from emberscale_brain.planner.types import GIB, JobMetadata, JobProfile, JobShape
 
 JOB = JobMetadata(
@@ -98,3 +99,32 @@ def test_a_track_keeps_the_whole_course_in_few_points() -> None:
 def test_nothing_measured_means_no_forecast() -> None:
     unmeasured = [replace(p, ps_memory=0) for p in profiles(1e7)]
     assert fit_memory(MemoryTrack().add(unmeasured), JOB) is None
+
+
+@pytest.mark.parametrize("measured_at", [1, 16])
+def test_one_measurement_at_one_number_of_ps_never_sizes_another_number_too_small(measured_at: int) -> None:
+    early = profiles(4e6, replace(SHAPE, ps=measured_at), count=1)
+    model = fit_memory(MemoryTrack().add(early), JOB)
+    assert model is not None
+    counts = np.array([1, 2, 4, 8, 16, 32])
+    assert (model.need().each(counts) >= BASE + ROW_BYTES * rows_at(1e8) / counts).all()
+
+
+def test_what_similar_jobs_ended_with_tells_early_how_far_the_rows_will_grow() -> None:
+    early = MemoryTrack().add(profiles(4e6, count=4))
+    alone, taught = fit_memory(early, JOB), fit_memory(early, JOB, Expectation(1e8, 1.05 * rows_at(1e8), 0.1))
+    assert alone is not None
+    assert taught is not None
+    truth = BASE + ROW_BYTES * rows_at(1e8) / SHAPE.ps
+    bands = [model.forecast(SHAPE) for model in (alone, taught)]
+    assert bands[1].lower <= truth <= bands[1].upper
+    assert bands[1].upper - bands[1].lower < 0.7 * (bands[0].upper - bands[0].lower)
+
+
+def test_an_expectation_that_is_wrong_altogether_gives_way_to_what_is_measured() -> None:
+    seen = MemoryTrack().add(profiles(6e7))
+    model = fit_memory(seen, JOB, Expectation(1e8, 100 * rows_at(1e8), 0.1))
+    assert model is not None
+    forecast = model.forecast(SHAPE)
+    assert forecast.lower <= BASE + ROW_BYTES * rows_at(1e8) / SHAPE.ps <= forecast.upper
+    assert forecast.upper < 1.3 * forecast.expected

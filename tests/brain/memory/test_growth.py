@@ -21,7 +21,9 @@ TRUTHS: dict[str, Callable[[float], float]] = {
 }
 
 
-def measured(truth: Callable[[float], float], until: float, points: int = 40, seed: int = 0) -> tuple[np.ndarray, ...]:
+def measured(
+    truth: Callable[[float], float], until: float, points: int = 40, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
     samples = np.linspace(until / points, until, points)
     noise = 1 + 0.001 * np.random.default_rng(seed).standard_normal(points)
     return samples, np.array([truth(s) for s in samples]) * noise

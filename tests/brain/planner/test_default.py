@@ -162,6 +162,18 @@ def test_a_job_that_is_nearly_done_is_not_scaled_for_a_gain_below_its_cost() -> 
     assert planned.action is PlanAction.KEEP
 
 
+@pytest.mark.parametrize("minutes", [0.5, 1, 2, 5, 20, 60])
+def test_a_job_with_room_around_it_is_never_shrunk_to_a_crawl_before_its_end(minutes: float) -> None:
+    planner = DefaultPlanner(PlannerSettings(exploration=0, time_value_per_hour=3.0))
+    best = only(plan([running()], planner=planner)).shape
+    assert best is not None
+    speed = best.workers * 512 / seconds(best)
+    job = replace(running(shapes=(*VARIED, best)), remaining_samples=int(minutes * 60 * speed))
+    shape = only(plan([job], planner=planner)).shape
+    assert shape is not None
+    assert shape.workers * 512 / seconds(shape) > 0.8 * speed
+
+
 def test_a_cheap_hour_keeps_jobs_small() -> None:
     sizes = []
     for value in (0.5, 5.0, 500.0):
@@ -264,6 +276,14 @@ def test_a_new_job_gets_a_smaller_start_when_the_cluster_is_nearly_full() -> Non
     assert "no room" in none.reason
 
 
+def test_a_smaller_start_has_servers_enough_for_the_tables() -> None:
+    shape = JobShape(8, 8, 6, 4, 4 * GIB, 200 * GIB)  # 256 GiB is the most that one may have
+    planned = only(plan([waiting()], ClusterCapacity(20, 10_000 * GIB), history=(past("yesterday", shape),)))
+    assert planned.shape is not None
+    assert planned.shape.cpu <= 20
+    assert planned.shape.ps * planned.shape.ps_memory >= shape.ps * shape.ps_memory
+
+
 def test_similar_jobs_let_a_job_that_never_varied_its_shape_be_sized_well() -> None:
     unvaried = running(shapes=(SMALL,), slower=1.2)
     taught = only(plan([unvaried], history=(past("yesterday", JobShape(8, 4, 6, 4, 4 * GIB, 8 * GIB)),)))
@@ -300,6 +320,17 @@ def test_memory_grows_before_it_runs_out() -> None:
     assert planned.explanation.memory is not None
     assert planned.explanation.memory.oom_at_samples == pytest.approx(15 * GIB / 40, rel=0.1)
     assert "memory" in planned.reason
+
+
+def test_memory_grows_even_where_nothing_says_how_fast_the_job_is() -> None:
+    killed = tuple(
+        replace(p, restarted=True, samples=10**6, rows=10**6, ps_memory=2 * GIB) for p in profiles((SMALL,))[-1:]
+    )
+    job = replace(running(), current=replace(SMALL, ps_memory=2 * GIB), profiles=killed, remaining_samples=9 * 10**6)
+    planned = only(plan([replace(job, metadata=replace(DATA, total_samples=10**7))]))
+    assert planned.action is PlanAction.GROW_MEMORY
+    assert planned.shape is not None
+    assert planned.shape.ps_memory > 3 * GIB
 
 
 def test_memory_that_runs_out_much_later_can_wait() -> None:

@@ -12,7 +12,7 @@ from emberscale_brain.model.features import ModelConstants
 from emberscale_brain.model.predict import throughput
 from emberscale_brain.planner.candidates import dimensions
 from emberscale_brain.planner.exact import MOST_SHAPES, exact_front
-from emberscale_brain.planner.front import Front, Staircase, hypervolume, hypervolume_ratio, non_dominated
+from emberscale_brain.planner.front import Front, hypervolume, hypervolume_ratio
 from emberscale_brain.planner.grid import Horizon, JobProblem, cpu_choices, shape_grid
 from emberscale_brain.planner.nsga2 import SearchEffort, nsga2_front
 from emberscale_brain.planner.types import (
@@ -84,16 +84,6 @@ def test_the_exact_front_is_what_no_shape_beats(seed: int, cpu_limit: float) -> 
         shape = front.shape(index)
         assert Prices().per_hour(shape) == pytest.approx(front.cost[index])
         assert shape.cpu <= cpu_limit
-
-
-@settings(max_examples=200)
-@given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), min_size=1, max_size=60))
-def test_a_staircase_never_drops_a_point_of_the_front(points: list[tuple[int, int]]) -> None:
-    cost = np.array([c for c, _ in points], dtype=np.float64)
-    throughput = np.array([t for _, t in points], dtype=np.float64)
-    front = set(non_dominated(cost, throughput).tolist())
-    kept = set(Staircase.under(cost[::3], throughput[::3], steps=7).above(cost, throughput).tolist())
-    assert front <= kept
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -110,6 +110,26 @@ def test_pods_that_are_replaced_overlap_only_where_there_is_room() -> None:
     assert not refused.change_to(larger, 100.0, Resources(4 * 4 - 1, 1 << 60))
 
 
+def test_pods_that_are_resized_in_place_neither_start_nor_overlap_nor_stand_still() -> None:
+    run = begin(LIVE.model_copy(update={"resize": 10.0}))
+    step(run)
+    larger = replace(SHAPE, ps_cpu=8, worker_cpu=2, ps_memory=16 * GIB)
+    assert run.change_to(larger, 100.0, PLENTY)
+    assert run.reserved.cpu == 8 * 4 + 4 * 8  # of each role the larger until it is done
+    assert step(run) == (110.0, Happening.CHANGE_READY)
+    assert step(run) == (110.0, Happening.READY)
+    assert (run.shape, run.reserved.cpu) == (larger, larger.cpu)
+    assert run.samples == pytest.approx(80 * 512 * batch_rate(PHYSICS, 8, 4, 4, 4))
+
+
+def test_pods_that_are_added_while_others_are_resized_are_all_that_starts() -> None:
+    run = begin(LIVE.model_copy(update={"resize": 10.0}))
+    step(run)
+    assert run.change_to(replace(SHAPE, workers=10, worker_cpu=2), 100.0, PLENTY)
+    assert run.reserved.cpu == 8 * 4 + 2 * 2 + 4 * 4
+    assert step(run) == (130.0, Happening.CHANGE_READY)
+
+
 def test_a_failed_worker_only_slows_a_job_and_a_failed_ps_rolls_back_one_that_cannot_do_better() -> None:
     often = environment(failures=FailureLaw(mean_pod_seconds=12 * 200, shape=1.0))
     lost: dict[bool, list[float]] = {True: [], False: []}

@@ -54,6 +54,14 @@ def test_a_job_that_comes_again_starts_like_the_last_time() -> None:
     assert start(BIG, "video") == BIG_SHAPE
 
 
+def test_memory_is_that_of_the_largest_tables_among_similar_jobs_and_grows_with_the_samples() -> None:
+    larger = past("wednesday", CTR, replace(SMALL_SHAPE, ps_memory=24 * GIB), finished_at=0)
+    first = start(CTR, history=(HISTORY[0], larger))
+    assert first.ps * first.ps_memory >= SMALL_SHAPE.ps * 24 * GIB
+    longer = start(replace(CTR, total_samples=2 * CTR.total_samples), history=HISTORY[:1])
+    assert 1.3 * SMALL_SHAPE.ps_memory < longer.ps_memory < 2 * SMALL_SHAPE.ps_memory
+
+
 def test_the_most_similar_job_has_the_last_word() -> None:
     shapes = [replace(SMALL_SHAPE, workers=workers) for workers in (1, 9, 17)]
     assert smooth(shapes, mu=0.5).workers == 11  # ((1 + 9) / 2 + 17) / 2

@@ -16,6 +16,7 @@ from emberscale_brain.planner.types import (
     ThroughputFit,
 )
 from emberscale_brain.simulator.job import SimulatedJob
+from emberscale_brain.simulator.scenario import Mechanics
 from emberscale_brain.simulator.schedulers.protocol import ScheduledJob
 
 _STARTS_REMEMBERED = 200
@@ -25,21 +26,21 @@ _JOBS_REMEMBERED = 500
 class PlannedScheduler:
     """Plays the brain's part around a planner: it keeps the history and learns how long pods take to start.
 
-    Without `use_history` it forgets every job that has ended. `standstill` are the seconds that a change of workers
-    and of servers costs, which the brain knows of its own system.
+    Without `use_history` it forgets every job that has ended. What a change costs, of `mechanics`, is what the brain
+    knows of its own system.
     """
 
     def __init__(
         self,
         planner: Planner,
         prices: Prices,
-        standstill: tuple[float, float],
+        mechanics: Mechanics,
         network_bytes_per_second: float,
         use_history: bool = True,
     ) -> None:
         self._planner = planner
         self._prices = prices
-        self._standstill = standstill
+        self._mechanics = mechanics
         self._network = network_bytes_per_second
         self._use_history = use_history
         self._history: deque[PastJob] = deque(maxlen=_JOBS_REMEMBERED)
@@ -83,6 +84,7 @@ class PlannedScheduler:
         return ScalingOverheads(
             worker_start_seconds=known.get("worker", base.worker_start_seconds),
             ps_start_seconds=known.get("ps", base.ps_start_seconds),
-            worker_pause_seconds=self._standstill[0],
-            ps_pause_seconds=self._standstill[1],
+            worker_pause_seconds=self._mechanics.worker_pause,
+            ps_pause_seconds=self._mechanics.ps_pause,
+            resize_seconds=self._mechanics.resize,
         )
