@@ -171,7 +171,7 @@ def measured_tour(quick: bool, file: Path | None, most: int | None) -> Measured 
 
     What is measured is added to the file, at most so many shapes a call: a machine is not for long without other work.
     """
-    count, repeats, seconds, rows = (12, 4, 2.0, 100_000) if quick else (18, 6, 3.0, 200_000)
+    count, repeats, seconds, rows = (12, 4, 2.0, 100_000) if quick else (16, 6, 3.0, 200_000)
     tour = shapes_for(os.cpu_count() or 1, count, seed=1)
     known = MEASURED.from_text(file.read_bytes()) if file is not None and file.exists() else None
     there = {profile.shape for profile in known.profiles} if known is not None else set()

@@ -119,7 +119,7 @@ class BrainLink:
         measurement = measure(before, now, self._job.spec) if before is not None else None
         if measurement is not None:
             batch = self._job.spec.training.batch_size
-            pause = self._runtime.checkpoint_pause
+            pause = self._runtime.checkpoint_cost
             self._unsure.append(brain_messages.profile(measurement, batch, self._clock(), pause))
         request = pb.ReportProfileRequest(job_uid=uid, profiles=self._unsure)
         start_ups = self._runtime.take_start_ups()

@@ -79,8 +79,8 @@ def shape(sizes: Sizes) -> pb.Shape:
     )
 
 
-def profile(measurement: Measurement, batch_size: int, wall: float, checkpoint_pause: float) -> pb.Profile:
-    """A measurement that ended at `wall`, seconds since 1970; `checkpoint_pause` is the standstill of a checkpoint."""
+def profile(measurement: Measurement, batch_size: int, wall: float, checkpoint_cost: float) -> pb.Profile:
+    """A measurement that ended at `wall`, seconds since 1970; `checkpoint_cost` is in seconds."""
     return pb.Profile(
         sequence=int(wall * 1000),
         time=wall,
@@ -98,7 +98,7 @@ def profile(measurement: Measurement, batch_size: int, wall: float, checkpoint_p
         restarted=measurement.disturbed,
         total_samples=measurement.total_samples,
         failures=measurement.failures,
-        checkpoint_pause=checkpoint_pause,
+        checkpoint_cost=checkpoint_cost,
     )
 
 

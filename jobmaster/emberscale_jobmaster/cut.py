@@ -18,6 +18,8 @@ from emberscale_jobmaster.state import JobState, Stage
 _FREEZE_SECONDS = 30.0
 _SETTLE_SECONDS = 2.0
 _COPY_SECONDS = 300.0
+_SLOWED = 0.1
+"""The share of training that is taken to be lost while a checkpoint is written beside it."""
 
 _log = structlog.get_logger()
 
@@ -52,22 +54,27 @@ class CutTaker:
         The servers hold pushes for `hold_seconds` after the cut, unless they are assigned anew before.
         """
         started = self._runtime.now()
-        applied = self._cut(hold_seconds)
+        applied, pause = self._cut(hold_seconds)
         self._runtime.update(lambda state: cut_made(state, self._number))
         files = self._saved_files()
         self._runtime.store.confirm()
         manifest = self._manifest(applied, files)
         self._folder.write(manifest)
+        seconds = self._runtime.now() - started
+        self._runtime.checkpoint_taken(pause + _SLOWED * max(0.0, seconds - pause))
         _log.info(
             "checkpoint is complete",
             checkpoint=manifest.id,
             bytes=sum(file.bytes for file in files),
-            seconds=round(self._runtime.now() - started, 3),
+            seconds=round(seconds, 3),
         )
         return manifest
 
-    def _cut(self, hold_seconds: float) -> Applied:
-        """Holds pushes on all servers, settles what only some have applied, and copies; returns what is applied."""
+    def _cut(self, hold_seconds: float) -> tuple[Applied, float]:
+        """Holds pushes on all servers, settles what only some have applied, and copies.
+
+        Returns what is applied, and for how many seconds pushes were held.
+        """
         asked = {self._state.epoch: self._state.ledger.under_way} if self._state.stage is Stage.TRAIN else {}
         request = pb.FreezeRequest(cut=self._number, asked=messages.wire_applied(asked))
         frozen = self._servers.call(
@@ -93,9 +100,8 @@ class CutTaker:
             lambda stub: stub.Cut, requests, pb.CutReply, self._abandoned, _SETTLE_SECONDS + _COPY_SECONDS
         )
         pause = max(reply.pause_seconds for reply in cuts.values())
-        self._runtime.paused_for_checkpoint(pause)
         _log.info("cut", cut=self._number, pause_seconds=pause)
-        return on_all([messages.applied(reply.applied) for reply in cuts.values()])
+        return on_all([messages.applied(reply.applied) for reply in cuts.values()]), pause
 
     def _saved_files(self) -> tuple[CheckpointFile, ...]:
         replies = self._servers.call(

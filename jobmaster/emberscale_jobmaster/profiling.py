@@ -96,12 +96,12 @@ def moment(state: JobState, seen: Observations, spec: TrainingJobSpec, now: floa
         },
         rows=sum(seen.rows().values()),
         total_samples=spec.training.epochs * state.training_records,
-        failures=state.recoveries + sum(max(0, slot.registrations - 1) for slot in state.members.slots.values()),
+        failures=state.recoveries,
     )
 
 
 def measure(before: Moment, after: Moment, spec: TrainingJobSpec) -> Measurement | None:
-    """What happened from one moment to a later one; None where no time passed."""
+    """What happened from one moment to a later one; None where no time passed, or the job had no size in it."""
     seconds = after.now - before.now
     if seconds <= 0:
         return None
@@ -135,6 +135,8 @@ def measure(before: Moment, after: Moment, spec: TrainingJobSpec) -> Measurement
         stage: max(0.0, total - before.stage_seconds.get(stage, 0.0)) / (seconds * workers)
         for stage, total in after.stage_seconds.items()
     }
+    if not (before.training and after.training) and None in (sizes.ps.cpu_cores, sizes.worker.cpu_cores):
+        return None  # what processes without a limit use before they train is not their size
     return Measurement(
         seconds=seconds,
         sizes=counted,

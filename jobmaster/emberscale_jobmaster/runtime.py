@@ -25,7 +25,7 @@ from emberscale_jobmaster.store import DeposedError, JobStore, StoreUnavailableE
 
 _log = structlog.get_logger()
 _RETRY_SECONDS = 0.25
-_CHECKPOINT_PAUSES = 16
+_CHECKPOINT_COSTS = 16
 _START_UPS = 64
 _T = TypeVar("_T")
 
@@ -59,7 +59,7 @@ class JobRuntime:
         self._bad: set[tuple[str, int]] = set()
         self._start_ups: deque[tuple[str, float, float, float]] = deque(maxlen=_START_UPS)
         self._advised_interval: float | None = None
-        self._checkpoint_pauses: deque[float] = deque(maxlen=_CHECKPOINT_PAUSES)
+        self._checkpoint_costs: deque[float] = deque(maxlen=_CHECKPOINT_COSTS)
         sharding = job.spec.sharding
         self._forgotten_seconds = min(sharding.lease_timeout, max(2.0, 5 * sharding.heartbeat_interval))
         self._last_tick = clock()
@@ -187,14 +187,14 @@ class JobRuntime:
         wall = self._wall()
         self._start_ups.append((role.value, max(0.0, wall - since - paused_seconds), paused_seconds, wall))
 
-    def paused_for_checkpoint(self, seconds: float) -> None:
-        """A checkpoint made the job stand still for so long."""
-        self._checkpoint_pauses.append(seconds)
+    def checkpoint_taken(self, seconds: float) -> None:
+        """A checkpoint cost so many seconds of training."""
+        self._checkpoint_costs.append(seconds)
 
     @property
-    def checkpoint_pause(self) -> float:
-        """Mean seconds of standstill of the latest checkpoints; 0 before the first."""
-        pauses = list(self._checkpoint_pauses)
+    def checkpoint_cost(self) -> float:
+        """Mean seconds of training that the latest checkpoints cost; 0 before the first."""
+        pauses = list(self._checkpoint_costs)
         return sum(pauses) / len(pauses) if pauses else 0.0
 
     @property

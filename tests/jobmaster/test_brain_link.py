@@ -34,6 +34,7 @@ class PlanningBrain(brain_pb2_grpc.BrainServicer):
         self.outcomes: list[brain.ReportOutcomeRequest] = []
         self.reports: list[brain.ReportProfileRequest] = []
         self.durable = True
+        self.asked = 0
         self._server = grpc.server(ThreadPoolExecutor(8), interceptors=[TokenCheck(TOKEN)])
         brain_pb2_grpc.add_BrainServicer_to_server(self, self._server)
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
@@ -72,6 +73,7 @@ class PlanningBrain(brain_pb2_grpc.BrainServicer):
     def GetPlan(self, request: brain.GetPlanRequest, context: grpc.ServicerContext) -> brain.BrainPlan:  # noqa: N802
         if request.job_uid not in self.known:
             context.abort(grpc.StatusCode.NOT_FOUND, "not known")
+        self.asked += 1
         return self.plan
 
     def ReportOutcome(  # noqa: N802
@@ -202,7 +204,7 @@ def test_the_advised_interval_of_checkpoints_is_applied_and_their_standstill_rep
     cluster.start_master()
     cluster.start_servers()
     cluster.start_worker(0, pace=0.02)
-    wait_for(lambda: any(profile.checkpoint_pause > 0 for profile in advisor.profiles), "a checkpoint in a profile")
+    wait_for(lambda: any(profile.checkpoint_cost > 0 for profile in advisor.profiles), "a checkpoint in a profile")
     assert cluster.status().phase == pb.TRAINING
 
 
@@ -254,3 +256,14 @@ def test_profiles_are_told_again_until_the_brains_database_has_them(cluster: Clu
     assert advisor.reports[before].profiles[0] == advisor.reports[0].profiles[0]
     advisor.durable = True
     wait_for(lambda: len(advisor.reports[-1].profiles) == 1, "a report of what is new")
+
+
+def test_a_job_that_waits_for_its_first_plan_has_no_shape_to_tell_of(cluster: Cluster, advisor: PlanningBrain) -> None:
+    cluster.configure(**OPEN)
+    cluster.brain_address = advisor.address
+    cluster.start_master()
+    wait_for(lambda: advisor.asked > 3, "several looks for a plan")
+    assert advisor.reports == []
+    advisor.plans(workers=1, ps=1)
+    wait_for(lambda: advisor.reports, "a report")
+    assert advisor.profiles[0].shape.worker_cpu == 1

@@ -63,3 +63,14 @@ def test_a_window_with_a_worker_that_came_in_it_says_nothing() -> None:
     measured = measure(before, at(pure, 20.0, later), pure.spec)
     assert measured is not None
     assert measured.disturbed
+
+
+def test_a_job_without_limits_has_no_size_before_it_trains() -> None:
+    pure = Pure(**ROLES)
+    nothing = at(pure, 10.0, []), at(pure, 20.0, [])
+    assert measure(*nothing, pure.spec) is None
+    limits = {"resources": {"limits": {"cpu": 2, "memory": "1Gi"}}}
+    limited = Pure(worker={"replicas": 2, **limits}, ps={"replicas": 1, **limits})
+    measured = measure(at(limited, 10.0, []), at(limited, 20.0, []), limited.spec)
+    assert measured is not None
+    assert (measured.sizes.worker.cpu_cores, measured.disturbed) == (2, True)

@@ -257,7 +257,7 @@ class Profile(_message.Message):
     RESTARTED_FIELD_NUMBER: _builtins.int
     TOTAL_SAMPLES_FIELD_NUMBER: _builtins.int
     FAILURES_FIELD_NUMBER: _builtins.int
-    CHECKPOINT_PAUSE_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_COST_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """ascending over all the job's life, say milliseconds since the epoch; each counts once"""
     time: _builtins.float
@@ -281,9 +281,9 @@ class Profile(_message.Message):
     total_samples: _builtins.int
     """over all epochs, once the data is indexed; 0 before"""
     failures: _builtins.int
-    """processes that the job has lost by then"""
-    checkpoint_pause: _builtins.float
-    """seconds of standstill of a checkpoint, on average; 0: none was taken yet"""
+    """parameter servers that the job has lost by then"""
+    checkpoint_cost: _builtins.float
+    """seconds of training that a checkpoint costs, on average; 0: none was taken yet"""
     @_builtins.property
     def shape(self) -> Global___Shape: ...
     @_builtins.property
@@ -309,11 +309,11 @@ class Profile(_message.Message):
         restarted: _builtins.bool = ...,
         total_samples: _builtins.int = ...,
         failures: _builtins.int = ...,
-        checkpoint_pause: _builtins.float = ...,
+        checkpoint_cost: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["shape", b"shape"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "checkpoint_pause", b"checkpoint_pause", "failures", b"failures", "iteration_seconds", b"iteration_seconds", "ps_cpu_utilization", b"ps_cpu_utilization", "ps_memory", b"ps_memory", "restarted", b"restarted", "rows", b"rows", "samples", b"samples", "sequence", b"sequence", "shape", b"shape", "stage_fractions", b"stage_fractions", "throughput", b"throughput", "time", b"time", "total_samples", b"total_samples", "worker_cpu_utilization", b"worker_cpu_utilization", "worker_memory", b"worker_memory"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "checkpoint_cost", b"checkpoint_cost", "failures", b"failures", "iteration_seconds", b"iteration_seconds", "ps_cpu_utilization", b"ps_cpu_utilization", "ps_memory", b"ps_memory", "restarted", b"restarted", "rows", b"rows", "samples", b"samples", "sequence", b"sequence", "shape", b"shape", "stage_fractions", b"stage_fractions", "throughput", b"throughput", "time", b"time", "total_samples", b"total_samples", "worker_cpu_utilization", b"worker_cpu_utilization", "worker_memory", b"worker_memory"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -681,6 +681,7 @@ class FitSummary(_message.Message):
     DISTINCT_SHAPES_FIELD_NUMBER: _builtins.int
     OUTLIERS_FIELD_NUMBER: _builtins.int
     PRIOR_SHARE_FIELD_NUMBER: _builtins.int
+    OVERLAP_FIELD_NUMBER: _builtins.int
     noise: _builtins.float
     """relative standard deviation of one measured iteration time"""
     rmsle: _builtins.float
@@ -689,7 +690,9 @@ class FitSummary(_message.Message):
     distinct_shapes: _builtins.int
     outliers: _builtins.int
     prior_share: _builtins.float
-    """0 to 1: what comes from similar jobs"""
+    """0 to 1: what was believed before the job was measured, from similar jobs if there are"""
+    overlap: _builtins.float
+    """the terms take (sum of term^overlap)^(1/overlap); 1: one after the other"""
     @_builtins.property
     def coefficients(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
     def __init__(
@@ -702,10 +705,11 @@ class FitSummary(_message.Message):
         distinct_shapes: _builtins.int = ...,
         outliers: _builtins.int = ...,
         prior_share: _builtins.float = ...,
+        overlap: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coefficients", b"coefficients", "distinct_shapes", b"distinct_shapes", "noise", b"noise", "outliers", b"outliers", "prior_share", b"prior_share", "profiles", b"profiles", "rmsle", b"rmsle"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coefficients", b"coefficients", "distinct_shapes", b"distinct_shapes", "noise", b"noise", "outliers", b"outliers", "overlap", b"overlap", "prior_share", b"prior_share", "profiles", b"profiles", "rmsle", b"rmsle"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -13,6 +13,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from emberscale_api.job import FaultToleranceStrategy
+from emberscale_brain.durations import duration
 
 
 class Recovery(StrEnum):
@@ -149,10 +150,11 @@ def advise(
             best = way
     chosen = ways[best]
     others = ", ".join(f"{way} {cost.overhead:.2%}" for way, cost in ways.items() if way is not best)
+    instead = f" ({others})" if others else ""
     reason = (
-        f"{best} is expected to cost {chosen.overhead:.2%} of the job's time{f' ({others})' if others else ''}, with "
-        f"a PS lost every {costs.between_failures / 3600:.3g} h and a checkpoint, {costs.save:.3g} s of standstill, "
-        f"every {chosen.interval / 60:.3g} min"
+        f"{best} is expected to cost {chosen.overhead:.2%} of the job's time{instead}, with a PS lost every "
+        f"{duration(costs.between_failures)} and a checkpoint every {duration(chosen.interval)}, each of which costs "
+        f"{duration(costs.save)}"
     )
     if chosen.expected_pls > 0:
         reason += f", which loses the effect of {chosen.expected_pls:.2%} of the samples"

@@ -2,9 +2,10 @@
 
 from types import MappingProxyType
 
+from emberscale_brain.durations import duration
 from emberscale_brain.planner.candidates import Candidates
 from emberscale_brain.planner.explore import DWELL_SECONDS, Experiment
-from emberscale_brain.planner.reasons import change_in_words, duration, fit_in_words, memory_in_words
+from emberscale_brain.planner.reasons import change_in_words, fit_in_words, memory_in_words
 from emberscale_brain.planner.running import Assessment
 from emberscale_brain.planner.types import Candidate, Explanation, PlanAction, PlannedShape, SimilarJob
 from emberscale_brain.planner.waiting import FirstShapes

@@ -1,15 +1,8 @@
 """Reasons for people: what was decided, what it is expected to bring, and what that rests on."""
 
+from emberscale_brain.durations import duration
 from emberscale_brain.planner.candidates import Candidates
 from emberscale_brain.planner.types import MemoryForecast, ThroughputFit
-
-
-def duration(seconds: float) -> str:
-    """In the unit that a person would use."""
-    for unit, size in (("d", 86_400.0), ("h", 3600.0), ("min", 60.0)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds:.3g} s"
 
 
 def counted(number: int, noun: str) -> str:
@@ -28,7 +21,7 @@ def fit_in_words(fit: ThroughputFit) -> str:
     if fit.outliers:
         text += f", {counted(fit.outliers, 'outlier')} set aside"
     if fit.prior_share >= 0.05:
-        text += f"; {fit.prior_share:.0%} of it is what was believed before"
+        text += f"; {fit.prior_share:.0%} of what it says was believed before anything was measured"
     return text + "."
 
 
@@ -37,11 +30,13 @@ def change_in_words(candidates: Candidates, now: int, then: int, remaining_sampl
     before, after = float(candidates.gross[now]), float(candidates.gross[then])
     saved = remaining_samples / before - remaining_samples / max(float(candidates.net[then]), 1e-12)
     cost = float(candidates.cost[then] - candidates.cost[now])
+    dearer = "more" if cost >= 0 else "less"
     sooner = f"done {duration(saved)} sooner" if saved >= 0 else f"done {duration(-saved)} later"
+    speed = f"{before:,.0f} -> {after:,.0f} samples/s, +-{candidates.doubt[then]:.1%}"
     return (
         f"{candidates.shapes[now].describe()} -> {candidates.shapes[then].describe()}: "
-        f"{after / before - 1:+.1%} throughput ({before:.4g} -> {after:.4g} samples/s, +-{candidates.doubt[then]:.1%}) "
-        f"for {cost:+.3g}/h; {sooner}, {duration(float(candidates.pause[then]))} of standstill"
+        f"{after / before - 1:+.1%} throughput ({speed}) for {abs(cost):.3g}/h {dearer}; {sooner}, "
+        f"{duration(float(candidates.pause[then]))} of standstill"
     )
 
 

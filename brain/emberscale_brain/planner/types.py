@@ -137,8 +137,8 @@ class JobProfile:
     says nothing about the shape and enters no throughput fit. `ps_memory` and `worker_memory` are those of the
     largest process of the role. Utilization is 0 to 1 of what is allocated; `stage_fractions` are shares of
     `iteration_seconds` (read, pull, compute, push, wait). `total_samples` is what the job counts over all epochs once
-    it knows, and `failures` how many processes it has lost. `checkpoint_pause` is the mean standstill of its
-    checkpoints in seconds, 0 before the first.
+    it knows, and `failures` how many PS it has lost. `checkpoint_cost` is how many seconds of training its
+    checkpoints cost on average, 0 before the first.
     """
 
     time: float
@@ -156,7 +156,7 @@ class JobProfile:
     restarted: bool = False
     total_samples: int = 0
     failures: int = 0
-    checkpoint_pause: float = 0.0
+    checkpoint_cost: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

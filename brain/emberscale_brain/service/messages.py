@@ -133,7 +133,7 @@ def profile_from(job: JobId, message: pb.Profile) -> ProfileReported:
             restarted=message.restarted,
             total_samples=message.total_samples,
             failures=message.failures,
-            checkpoint_pause=message.checkpoint_pause,
+            checkpoint_cost=message.checkpoint_cost,
         ),
     )
 
@@ -156,7 +156,7 @@ def profile_to(profile: JobProfile) -> pb.Profile:
         restarted=profile.restarted,
         total_samples=profile.total_samples,
         failures=profile.failures,
-        checkpoint_pause=profile.checkpoint_pause,
+        checkpoint_cost=profile.checkpoint_cost,
     )
 
 
@@ -282,6 +282,7 @@ def _fit(fit: ThroughputFit) -> pb.FitSummary:
         distinct_shapes=fit.distinct_shapes,
         outliers=fit.outliers,
         prior_share=fit.prior_share,
+        overlap=fit.overlap,
     )
 
 

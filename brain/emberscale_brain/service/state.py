@@ -188,8 +188,8 @@ class BrainState:
             return None
         fleet = sum((other.record for other in self.jobs.values()), self.ended_record)
         left = known.remaining_samples / speed
-        pause = known.profiles[-1].checkpoint_pause
-        return advise(failure_costs(known.shape, left, known.record, fleet, pause, self.overheads()))
+        cost = known.profiles[-1].checkpoint_cost
+        return advise(failure_costs(known.shape, left, known.record, fleet, cost, self.overheads()))
 
     def _apply_profile(self, change: ProfileReported) -> None:
         job = self.jobs.get(change.job)
@@ -197,8 +197,8 @@ class BrainState:
             return
         profile = change.profile
         since = job.profiles[-1].time if job.profiles else job.submitted.submitted_at
-        ran = max(0.0, profile.time - since) * (profile.shape.workers + profile.shape.ps)
-        job.record = FailureRecord(max(job.record.failures, profile.failures), job.record.process_seconds + ran)
+        ran = max(0.0, profile.time - since) * profile.shape.ps
+        job.record = FailureRecord(max(job.record.failures, profile.failures), job.record.server_seconds + ran)
         job.profiles.append(profile)
         job.sequence = change.sequence
         job.samples = profile.samples

@@ -8,20 +8,16 @@ import grpc
 import typer
 from google.protobuf.json_format import MessageToJson
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from emberscale.brain_choice import BrainTokenFile, read_token
 from emberscale.commands.options import Output, OutputFormat, bad_input_exits, paragraphs
 from emberscale.errors import BadInputError
+from emberscale.plan_report import plan_report
 from emberscale.run_folder import RunPaths, read_record
 from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_api.rpc.brain_pb2_grpc import BrainStub
 from emberscale_api.rpc.token import open_channel
 from emberscale_operator.local.brain import default_database
-
-GIB = 1 << 30
-_FRONT_ROWS = 8
 
 HELP = paragraphs("""\
 Says why a job has the plan it has: the fit and how sure it is, the Pareto front, the point that was chosen, what it is
@@ -58,6 +54,8 @@ def explain_plan(
     with bad_input_exits():
         explanation = _remembered(job) if brain is None else _ask(job, brain, read_token(brain_token_file), timeout)
         if plot is not None:
+            from emberscale.plan_picture import draw_plan  # matplotlib takes long to import
+
             try:
                 draw_plan(explanation, plot)
             except OSError as error:
@@ -66,7 +64,9 @@ def explain_plan(
     if output is Output.JSON:
         typer.echo(MessageToJson(explanation, preserving_proto_field_name=True))
     else:
-        _show(explanation)
+        console = Console()
+        for part in plan_report(explanation, job):
+            console.print(part)
 
 
 def _remembered(job: str) -> pb.PlanExplanation:
@@ -100,85 +100,3 @@ def _ask(job: str, brain: str, token: str, timeout: float) -> pb.PlanExplanation
         except grpc.RpcError as error:
             raise BadInputError(f"brain at {brain}: {error.code().name}: {error.details()}") from error
     return explanation
-
-
-def describe(shape: pb.Shape) -> str:
-    """A shape in words."""
-    return (
-        f"{shape.workers} workers x {shape.worker_cpu:g} cores {shape.worker_memory / GIB:.3g} GiB, "
-        f"{shape.ps} PS x {shape.ps_cpu:g} cores {shape.ps_memory / GIB:.3g} GiB"
-    )
-
-
-def _show(explanation: pb.PlanExplanation) -> None:
-    console, plan, fit = Console(), explanation.plan, explanation.fit
-    console.print(f"[bold]{plan.job_uid}[/], plan {plan.version} by {plan.planner or 'nobody yet'}: {plan.action}")
-    if plan.HasField("shape"):
-        console.print(f"  {describe(plan.shape)}")
-    console.print(f"  {escape(plan.reason)}")
-    if plan.stale_because:
-        console.print(f"  [yellow]no newer plan:[/] {escape(plan.stale_because)}")
-    if explanation.HasField("fit"):
-        console.print(
-            f"fit: error {fit.rmsle:.3f} (RMSLE) over {fit.profiles} profiles of {fit.distinct_shapes} shapes, "
-            f"{fit.outliers} outliers set aside, noise {fit.noise:.1%}, {fit.prior_share:.0%} from similar jobs"
-        )
-    if explanation.HasField("chosen"):
-        console.print(
-            f"expected: {explanation.chosen.throughput:,.0f} samples/s +- {explanation.chosen.uncertainty:.0%}, "
-            f"{explanation.expected_gain:+,.0f} samples/s and {explanation.expected_cost:+.2f} an hour, "
-            f"{explanation.overhead_seconds:.0f} s of overhead, done {explanation.saved_seconds:,.0f} s sooner"
-        )
-    if explanation.HasField("memory"):
-        memory = explanation.memory
-        limit = f"; full at {memory.oom_at_samples:,.0f} samples" if memory.oom_at_samples else ""
-        console.print(
-            f"memory of the largest PS at the end: {memory.expected / GIB:.1f} GiB "
-            f"({memory.lower / GIB:.1f} to {memory.upper / GIB:.1f}, {memory.law}){limit}"
-        )
-    if plan.HasField("fault_tolerance"):
-        console.print(f"recovery: {escape(plan.fault_tolerance.reason)}")
-    for similar in explanation.similar:
-        console.print(f"like {similar.job_uid} ({similar.similarity:.0%}): {describe(similar.shape)}")
-    if explanation.front:
-        console.print(_front(explanation))
-
-
-def _front(explanation: pb.PlanExplanation) -> Table:
-    """The Pareto front, thinned evenly to a few rows."""
-    table = Table("shape", title="Pareto front", title_justify="left")
-    table.add_column("cost/h", justify="right")
-    table.add_column("samples/s", justify="right")
-    step = max(1, len(explanation.front) // _FRONT_ROWS)
-    for point in explanation.front[::step]:
-        table.add_row(describe(point.shape), f"{point.cost_per_hour:.2f}", f"{point.throughput:,.0f}")
-    return table
-
-
-def draw_plan(explanation: pb.PlanExplanation, picture: Path) -> None:
-    """Draws predicted against measured throughput, and the front with the present and the chosen point."""
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
-    with mpl.rc_context({"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True}):
-        figure = Figure(figsize=(11, 4.5), layout="constrained")
-        fit, front = figure.subplots(1, 2)
-        measured = [point.profile.throughput for point in explanation.measured]
-        fit.scatter(measured, [point.predicted for point in explanation.measured], color="#2f6db5")
-        if measured:
-            fit.plot([0, max(measured)], [0, max(measured)], color="#8a8f98", linewidth=1)
-        fit.set_title("Fit against measurements")
-        fit.set_xlabel("measured samples/s")
-        fit.set_ylabel("predicted samples/s")
-        points = explanation.front
-        front.plot([p.cost_per_hour for p in points], [p.throughput for p in points], ".-", color="#8a8f98")
-        for name, colour in (("present", "#d9722e"), ("chosen", "#3a8f5c")):
-            if explanation.HasField(name):  # type: ignore[arg-type]  # the stubs want a literal
-                point = getattr(explanation, name)
-                front.scatter([point.cost_per_hour], [point.throughput], color=colour, label=name, zorder=3)
-        front.set_title("Pareto front")
-        front.set_xlabel("cost per hour")
-        front.set_ylabel("predicted samples/s")
-        if front.get_legend_handles_labels()[0]:
-            front.legend(frameon=False)
-        figure.savefig(picture, dpi=140)

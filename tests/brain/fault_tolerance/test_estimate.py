@@ -39,10 +39,10 @@ def test_another_failure_never_lowers_the_rate(own: FailureRecord, fleet: Failur
 
 
 def test_dearer_checkpoints_are_rarer_and_more_ps_fail_more_often() -> None:
-    def interval(pause: float, ps: int = 2, failures: int = 0) -> float:
+    def interval(cost: float, ps: int = 2, failures: int = 0) -> float:
         shape = JobShape(4, ps, 4, 4, GIB, GIB)
         own = FailureRecord(failures, DAY)
-        return advise(failure_costs(shape, 100 * DAY, own, own, pause, ScalingOverheads())).checkpoint_interval
+        return advise(failure_costs(shape, 100 * DAY, own, own, cost, ScalingOverheads())).checkpoint_interval
 
     assert interval(4.0) == pytest.approx(2 * interval(1.0))
     assert interval(1.0, ps=8) == pytest.approx(interval(1.0) / 2)
@@ -50,5 +50,5 @@ def test_dearer_checkpoints_are_rarer_and_more_ps_fail_more_often() -> None:
 
 
 def test_no_checkpoint_yet_counts_as_one_of_a_second() -> None:
-    before, after = (failure_costs(SHAPE, DAY, NOBODY, NOBODY, pause, ScalingOverheads()) for pause in (0.0, 1.0))
+    before, after = (failure_costs(SHAPE, DAY, NOBODY, NOBODY, cost, ScalingOverheads()) for cost in (0.0, 1.0))
     assert before == after

@@ -73,9 +73,10 @@ def brute_force(job: JobProblem) -> tuple[np.ndarray, np.ndarray]:
 
 
 @settings(max_examples=25)
-@given(st.integers(0, 10_000), st.sampled_from([float("inf"), 12.0]))
-def test_the_exact_front_is_what_no_shape_beats(seed: int, cpu_limit: float) -> None:
+@given(st.integers(0, 10_000), st.sampled_from([float("inf"), 12.0]), st.sampled_from([1.0, 4.0]))
+def test_the_exact_front_is_what_no_shape_beats(seed: int, cpu_limit: float, overlap: float) -> None:
     job = problem(seed, ShapeBounds(workers=(1, 7), ps=(1, 4), worker_cpu=(1, 5), ps_cpu=(1, 5)), cpu_limit)
+    job = replace(job, fit=replace(job.fit, overlap=overlap))
     front = exact_front(job)
     cost, net = brute_force(job)
     assert front.cost == pytest.approx(cost)

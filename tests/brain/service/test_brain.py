@@ -199,11 +199,11 @@ def test_a_job_learns_how_it_recovers_best_even_if_its_sizes_are_fixed(start_bra
     brain = start_brain()
     brain.submit(submitted(fixed=True, current=TWO))
     slow, quick = profile(1), profile(2)
-    brain.report(JOB, [replace(slow, profile=replace(slow.profile, checkpoint_pause=4.0))], ())
+    brain.report(JOB, [replace(slow, profile=replace(slow.profile, checkpoint_cost=4.0))], ())
     plan = until(brain, lambda plan: plan.HasField("fault_tolerance"))
     assert (plan.version, plan.fault_tolerance.strategy) == (0, "FullRecovery")
     assert [way.strategy for way in plan.fault_tolerance.ways] == ["FullRecovery"]
-    brain.report(JOB, [replace(quick, profile=replace(quick.profile, checkpoint_pause=0.04))], ())
+    brain.report(JOB, [replace(quick, profile=replace(quick.profile, checkpoint_cost=0.04))], ())
     rarer = plan.fault_tolerance.checkpoint_interval
     sooner = until(brain, lambda plan: plan.fault_tolerance.checkpoint_interval != rarer)
     assert sooner.fault_tolerance.checkpoint_interval == pytest.approx(rarer / 10, rel=0.01)
