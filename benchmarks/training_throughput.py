@@ -181,6 +181,7 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--plain", nargs=3, metavar=("RECORDS", "THREADS", "BATCH"), help="be a reference")
     parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--batch-sizes", type=int, nargs="+", choices=TARGETS, default=[*TARGETS], help="only these")
     options = parser.parse_args()
     if options.plain:
         records, threads, batch = options.plain
@@ -191,7 +192,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         data, records = prepare(Path(folder), samples)
         say(f"{samples:,} records are written")
-        for batch, target in TARGETS.items():
+        for batch in options.batch_sizes:
             measured = []
             for pair in range(options.pairs):
                 summary = ours(data, batch)
@@ -209,7 +210,7 @@ def main() -> None:
             ):
                 rates[f"{label}, B = {batch}"] = list(values)
             ratios[f"samples/s / one process of two threads, B = {batch}"] = Ratio(
-                [(mine, threads) for mine, threads, _ in measured], target, "min"
+                [(mine, threads) for mine, threads, _ in measured], TARGETS[batch], "min"
             )
             ratios[f"samples/s / two processes of one thread, B = {batch}"] = Ratio(
                 [(mine, processes) for mine, _, processes in measured], TARGET_AGAINST_PROCESSES, "min"

@@ -15,6 +15,7 @@ from emberscale.commands.layout import (
     Categorical,
     Delimiter,
     Dense,
+    FileFormat,
     FromFormat,
     FromManifest,
     Label,
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
 HELP = "Make synthetic data sets, look into data sets before training on them, and convert them."
 
 SYNTH_HELP = paragraphs("""\
-Writes a synthetic data set in the Criteo format: OUT/train-00000.tsv and so on, OUT/evaluation.tsv, OUT/metadata.json.
+Writes a synthetic data set with the columns of Criteo: OUT/train-00000.tsv and so on, OUT/evaluation.tsv,
+OUT/metadata.json; or the same rows as Parquet or CSV.
 
 Ids follow power laws with very different cardinalities, new ids keep arriving, fields are missing, and labels come from
 a hidden teacher. The teacher's own AUC, about 0.8, is the best that a model can reach: it is printed, and kept in
@@ -50,6 +52,8 @@ SYNTH_EXAMPLES = """\
   emberscale data synth data/criteo-synthetic --rows 1000000 --seed 7
 
   emberscale data synth data/big --rows 20000000 --parts 8 --evaluation-fraction 0
+
+  emberscale data synth data/parquet --format parquet
 """
 INSPECT_HELP = paragraphs("""\
 Counts the records of data files, and shows what is in them: malformed records with their file and number, the ratio of
@@ -79,7 +83,10 @@ data_app.command(
 
 
 @data_app.command(
-    "synth", short_help="Writes a synthetic data set in the Criteo format.", help=SYNTH_HELP, epilog=SYNTH_EXAMPLES
+    "synth",
+    short_help="Writes a synthetic data set with the columns of Criteo.",
+    help=SYNTH_HELP,
+    epilog=SYNTH_EXAMPLES,
 )
 def synth(
     out: Annotated[
@@ -94,15 +101,16 @@ def synth(
     evaluation_fraction: Annotated[
         float, typer.Option(help="Ratio of the rows, the last ones, that go to evaluation.tsv.")
     ] = 0.1,
+    file_format: Annotated[FileFormat, typer.Option("--format", "-f", help="Of the files.")] = FileFormat.CRITEO,
     output: OutputFormat = Output.TEXT,
 ) -> None:
-    """Writes a synthetic data set in the Criteo format."""
+    """Writes a synthetic data set with the columns of Criteo."""
     # takes a moment to import, which `--help` should not cost
     from emberscale_trainer.data.synthetic import DatasetSpec, SynthesisError
 
     with bad_input_exits():
         try:
-            spec = DatasetSpec(rows, seed, parts, evaluation_fraction)
+            spec = DatasetSpec(rows, seed, parts, evaluation_fraction, file_format.data_format)
         except ValueError as error:
             raise BadInputError(str(error)) from error
         try:

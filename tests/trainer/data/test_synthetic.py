@@ -12,9 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import log_loss, roc_auc_score
 
+from emberscale_api.job import CSVSpec, DataFormat
 from emberscale_api.job.resolved import CRITEO_COLUMNS
+from emberscale_api.rpc.master_pb2 import DataFile
 from emberscale_trainer.data.criteo import split_lines
 from emberscale_trainer.data.criteo_text import MISSING_INTEGER
+from emberscale_trainer.data.formats import format_reader
 from emberscale_trainer.data.records import Columns, empty_columns
 from emberscale_trainer.data.synthetic import DatasetSpec, Population, SynthesisError, write_dataset
 from emberscale_trainer.data.synthetic.calibration import RankStatistics, calibrate, expected_auc
@@ -33,6 +36,25 @@ def parsed(folder: Path, pattern: str) -> Columns:
     good, bad = split_lines(text, records, raw=True).read(np.arange(records), columns)
     assert (good, bad) == (records, [])
     return columns
+
+
+@pytest.mark.parametrize("target", [DataFormat.PARQUET, DataFormat.CSV])
+def test_every_format_holds_the_same_records(tmp_path: Path, target: DataFormat) -> None:
+    read = []
+    for written in (DataFormat.CRITEO_TSV, target):
+        out = tmp_path / written.value
+        write_dataset(out, DatasetSpec(3000, 5, evaluation_fraction=0, format=written))
+        (path,) = out.glob("train-00000.*")
+        reader = format_reader(written, CRITEO_COLUMNS, CSVSpec(), raw=True)
+        file = DataFile(uri=str(path), bytes=path.stat().st_size)
+        (block,) = reader.index_file(file, 0, 4096)
+        columns = empty_columns(3000, CRITEO_COLUMNS, raw=True)
+        assert reader.read_block(file, block).read(np.arange(3000), columns) == (3000, [])
+        read.append(columns)
+    ours, theirs = read
+    np.testing.assert_array_equal(ours.labels, theirs.labels)
+    np.testing.assert_array_equal(ours.dense, theirs.dense)
+    np.testing.assert_array_equal(ours.ids, theirs.ids)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""A synthetic data set as a folder: `train-00000.tsv`, ..., `evaluation.tsv` and `metadata.json`.
+"""A synthetic data set as a folder: `train-00000.tsv`, ..., `evaluation.tsv` and `metadata.json`; or other formats.
 
 The folder appears whole or not at all: files are written to a hidden folder beside it, which is renamed at the end.
 """
@@ -13,11 +13,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from emberscale_api.job.resolved import CRITEO_CATEGORICAL
-from emberscale_trainer.data.criteo_text import criteo_lines
+import numpy as np
+
+from emberscale_api.job import CSVSpec, DataFormat
+from emberscale_api.job.resolved import CRITEO_CATEGORICAL, CRITEO_COLUMNS
+from emberscale_trainer.data.criteo_text import MISSING_INTEGER, criteo_lines
+from emberscale_trainer.data.records import Columns
 from emberscale_trainer.data.synthetic.calibration import RankStatistics
 from emberscale_trainer.data.synthetic.columns import CATEGORICAL
-from emberscale_trainer.data.synthetic.population import Population, SeenIds
+from emberscale_trainer.data.synthetic.population import Population, Rows, SeenIds
+from emberscale_trainer.data.writers import ENDINGS, ROW_GROUP_RECORDS, open_writer
 
 METADATA = "metadata.json"
 GENERATOR = 1
@@ -39,13 +44,14 @@ class SynthesisError(Exception):
 class DatasetSpec:
     """What to write: `rows` in total, the last `evaluation_fraction` of them held out, the others in `parts` files.
 
-    Raises ValueError for numbers that make no data set.
+    Whatever the format, the columns are those of Criteo. Raises ValueError for numbers that make no data set.
     """
 
     rows: int
     seed: int = 0
     parts: int = 1
     evaluation_fraction: float = 0.1
+    format: DataFormat = DataFormat.CRITEO_TSV
 
     def __post_init__(self) -> None:
         if self.rows < 1:
@@ -63,7 +69,7 @@ class DatasetSpec:
 
     @property
     def evaluation_rows(self) -> int:
-        """Rows in `evaluation.tsv`."""
+        """Rows in the file for evaluation."""
         return round(self.rows * self.evaluation_fraction)
 
     @property
@@ -74,9 +80,10 @@ class DatasetSpec:
     def files(self) -> dict[str, tuple[int, int]]:
         """Rows [start, stop) by the file that holds them."""
         bounds = [self.training_rows * part // self.parts for part in range(self.parts + 1)]
-        files = {f"train-{part:05d}.tsv": (bounds[part], bounds[part + 1]) for part in range(self.parts)}
+        ending = ENDINGS[self.format]
+        files = {f"train-{part:05d}{ending}": (bounds[part], bounds[part + 1]) for part in range(self.parts)}
         if self.evaluation_rows:
-            files["evaluation.tsv"] = (self.training_rows, self.rows)
+            files[f"evaluation{ending}"] = (self.training_rows, self.rows)
         return files
 
 
@@ -174,14 +181,14 @@ def _write_files(draft: Path, spec: DatasetSpec, progress: Callable[[int], None]
     files = []
     for name, (start, stop) in spec.files().items():
         split = "evaluation" if start >= spec.training_rows else "train"
-        with (draft / name).open("wb") as file:
+        with _open(draft / name, spec.format) as write:
             for first in range(start, stop, chunk_rows):
                 last = min(first + chunk_rows, stop)
                 rows = population.rows(first, last, seen if split == "train" else None)
                 statistics[split].add(rows.probabilities, rows.labels)
-                file.write(criteo_lines(rows.labels, rows.integers, rows.ids).data)
+                write(rows)
                 progress(last - first)
-            files.append({"name": name, "rows": stop - start, "bytes": file.tell()})
+        files.append({"name": name, "rows": stop - start, "bytes": (draft / name).stat().st_size})
     return {
         "generator": GENERATOR,
         "parameters": asdict(spec),
@@ -192,6 +199,29 @@ def _write_files(draft: Path, spec: DatasetSpec, progress: Callable[[int], None]
         },
         "files": files,
     }
+
+
+@contextmanager
+def _open(path: Path, target: DataFormat) -> Iterator[Callable[[Rows], None]]:
+    """What appends rows to a new file."""
+    if target is DataFormat.CRITEO_TSV:
+        with path.open("wb") as file:
+
+            def write_lines(rows: Rows) -> None:
+                file.write(criteo_lines(rows.labels, rows.integers, rows.ids).data)
+
+            yield write_lines
+        return
+    compression = "zstd" if target is DataFormat.PARQUET else "none"
+    with open_writer(path, target, CRITEO_COLUMNS, CSVSpec(), compression, integers=True) as writer:
+
+        def write(rows: Rows) -> None:
+            dense = np.where(rows.integers == MISSING_INTEGER, np.nan, rows.integers)
+            columns = Columns(rows.labels.astype(np.float32), dense, rows.ids)
+            for start in range(0, len(columns), ROW_GROUP_RECORDS):
+                writer.write(columns.rows(start, start + ROW_GROUP_RECORDS))
+
+        yield write
 
 
 def _summary(measured: RankStatistics) -> dict[str, Any]:
