@@ -38,6 +38,7 @@ from emberscale_trainer.data.formats import format_reader
 from emberscale_trainer.data.order import EpochOrder
 from emberscale_trainer.data.source import BatchSource
 from emberscale_trainer.data.synthetic import DatasetSpec, write_dataset
+from emberscale_trainer.data.targets import Target
 from reporting import Ratio, arguments, report, say
 
 BATCH = 2048
@@ -174,7 +175,7 @@ def main() -> None:
         say(f"writing {options.rows:,} records")
         write_dataset(Path(folder, "data"), DatasetSpec(options.rows, SEED, evaluation_fraction=0))
         tsv, parquet = Path(folder, "data", "train-00000.tsv"), Path(folder, "train.parquet")
-        conversion = Conversion((parquet,), DataFormat.PARQUET, CSVSpec(), "zstd", 0)
+        conversion = Conversion((Target.of(str(parquet)),), DataFormat.PARQUET, CSVSpec(), "zstd", 0)
         convert_files(
             expand([str(tsv)]), format_reader(DataFormat.CRITEO_TSV, CRITEO_COLUMNS, CSVSpec(), True), conversion
         )

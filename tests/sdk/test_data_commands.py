@@ -156,7 +156,7 @@ def test_columns_are_named_where_nothing_says_what_they_mean(tmp_path: Path) -> 
             ["{data}/evaluation.tsv", "{tmp}/a.tsv", "--from", "csv", "--label", "y", "--categorical", "u"],
             "CriteoTSV has",
         ),
-        (["{data}/evaluation.tsv", "s3://b/a.csv"], "s3://b/a.csv: only local files can be written"),
+        (["{data}/evaluation.tsv", "nosuch://b/a.csv"], "nosuch://b/a.csv: no file system for it"),
         (["{data}/evaluation.tsv", "{tmp}/a.csv", "--manifest", "{tmp}/no.yaml"], "no.yaml: cannot be read"),
     ],
 )
@@ -166,6 +166,20 @@ def test_convert_refuses_bad_input_in_one_line(data: Path, tmp_path: Path, argum
     assert problem in result.stderr
     assert result.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_convert_writes_to_any_file_system_and_replaces_nothing_unasked(data: Path) -> None:
+    out = f"memory://{data.parent.name}/criteo/"
+    first = run("convert", f"{data}/evaluation.tsv", out, "--format", "parquet", "--output", "json")
+    assert first.exit_code == 0, first.stderr
+    (written,) = json.loads(first.stdout)["files"]
+    assert written["path"] == f"{out}evaluation.parquet"
+    inspected = json.loads(run("inspect", written["path"], "--output", "json").stdout)
+    assert inspected["records"] == written["records"] > 0
+    assert inspected["files"][0]["bytes"] == written["bytes"]
+    assert "is there already" in run("convert", f"{data}/evaluation.tsv", out, "--format", "parquet").stderr
+    again = run("convert", f"{data}/evaluation.tsv", out, "--format", "parquet", "--overwrite")
+    assert again.exit_code == 0
 
 
 @pytest.mark.parametrize("command", ["synth", "inspect", "convert"])

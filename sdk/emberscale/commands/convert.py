@@ -1,9 +1,10 @@
 """`emberscale data convert`: data files in another format."""
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import yaml
@@ -30,6 +31,9 @@ from emberscale_api.job import ColumnMapping, CSVSpec, DataFormat
 from emberscale_api.job.resolved import CRITEO_COLUMNS
 from emberscale_api.rpc.master_pb2 import DataFile
 
+if TYPE_CHECKING:
+    from emberscale_trainer.data.targets import Target
+
 HELP = paragraphs("""\
 Writes data files in another format: each IN becomes one file, at OUT or in the folder OUT.
 
@@ -49,6 +53,8 @@ EXAMPLES = """\
   emberscale data convert clicks.csv clicks.parquet --label clicked --dense price --categorical user,item
 
   emberscale data convert clicks.parquet clicks.csv.zst --manifest job.yaml
+
+  emberscale data convert 'day_*.tsv.gz' s3://bucket/criteo/ --format parquet
 """
 
 _ENDINGS = {
@@ -62,7 +68,9 @@ _ENDINGS = {
 def convert(
     paths: Annotated[
         list[str],
-        typer.Argument(metavar="IN... OUT", help="Files, globs or fsspec URIs; and a local path.", show_default=False),
+        typer.Argument(
+            metavar="IN... OUT", help="Files, globs or fsspec URIs; and where to write.", show_default=False
+        ),
     ],
     to_format: Annotated[
         FileFormat | None,
@@ -139,7 +147,7 @@ def convert(
     if output is Output.JSON:
         document = {
             "files": [
-                {"path": str(path), "bytes": path.stat().st_size, "records": records}
+                {"path": str(path), "bytes": path.size(), "records": records}
                 for path, records in zip(targets, converted.records, strict=True)
             ],
             "truncated_lists": converted.truncated_lists,
@@ -149,7 +157,7 @@ def convert(
         typer.echo(json.dumps(document, indent=2))
         return
     for path, records in zip(targets, converted.records, strict=True):
-        typer.echo(f"{path}: {records:,} records, {path.stat().st_size:,} bytes")
+        typer.echo(f"{path}: {records:,} records, {path.size():,} bytes")
     if converted.truncated_lists:
         typer.echo(f"{converted.truncated_lists:,} lists were cut: name a larger maximum with --list COLUMN:MAX")
     for bad in converted.bad_records:
@@ -177,37 +185,42 @@ def _compression_of(out: str, target: DataFormat) -> str:
 
 def _targets(
     sources: Sequence[DataFile], out: str, target: DataFormat, compression: str, overwrite: bool
-) -> list[Path]:
-    """Where each source goes. Makes the folder. Raises BadInputError."""
+) -> list["Target"]:
+    """Where each source goes. Makes the folder. Raises BadInputError and DataUnavailableError."""
     from emberscale_trainer.data.streams import uncompressed_name
+    from emberscale_trainer.data.targets import Target
     from emberscale_trainer.data.writers import ENDINGS, SUFFIXES
 
-    folder = Path(out)
-    if not (out.endswith("/") or folder.is_dir() or len(sources) > 1):
-        targets = [folder]
-        folder = folder.parent
-    else:
-        ending = ENDINGS[target] + ("" if target is DataFormat.PARQUET else SUFFIXES.get(compression, ""))
-        targets = [folder / (Path(uncompressed_name(source.uri)).stem + ending) for source in sources]
-    if "://" in out:
-        raise BadInputError(f"{out}: only local files can be written")
-    for path in targets:
-        if targets.count(path) > 1:
-            raise BadInputError(f"{path}: several of the files would be written there; convert them one by one")
-        if any(path.absolute() == Path(source.uri) for source in sources):
-            raise BadInputError(f"{path}: is one of the files to read; choose another path")
-        if path.exists() and not overwrite:
-            raise BadInputError(f"{path}: is there already; --overwrite replaces it")
-        if path.is_dir():
-            raise BadInputError(f"{path}: is a folder")
+    whole = Target.of(out)
     try:
-        folder.mkdir(parents=not folder.is_absolute(), exist_ok=True)
+        if not (out.endswith("/") or whole.is_folder() or len(sources) > 1):
+            targets, folder = [whole], os.path.dirname(out)
+        else:
+            ending = ENDINGS[target] + ("" if target is DataFormat.PARQUET else SUFFIXES.get(compression, ""))
+            names = [Path(uncompressed_name(source.uri)).stem + ending for source in sources]
+            targets, folder = [Target.of(os.path.join(out, name)) for name in names], out
+        for one in targets:
+            if [other.uri for other in targets].count(one.uri) > 1:
+                raise BadInputError(f"{one}: several of the files would be written there; convert them one by one")
+            if any(one.uri == source.uri for source in sources):
+                raise BadInputError(f"{one}: is one of the files to read; choose another path")
+            if one.exists() and not overwrite:
+                raise BadInputError(f"{one}: is there already; --overwrite replaces it")
+            if one.is_folder():
+                raise BadInputError(f"{one}: is a folder")
     except OSError as error:
-        raise BadInputError(f"{folder}: cannot be made: {error.strerror}") from error
+        raise BadInputError(f"{out}: cannot be looked at: {error.strerror or error}") from error
+    try:
+        if whole.local:
+            Path(folder).mkdir(parents=not Path(folder).is_absolute(), exist_ok=True)
+        else:
+            whole.filesystem.makedirs(os.path.dirname(targets[0].path), exist_ok=True)
+    except OSError as error:
+        raise BadInputError(f"{folder}: cannot be made: {error.strerror or error}") from error
     return targets
 
 
-def _manifest_data(targets: Sequence[Path], target: DataFormat, layout: Layout) -> dict[str, Any]:
+def _manifest_data(targets: Sequence["Target"], target: DataFormat, layout: Layout) -> dict[str, Any]:
     """What spec.data says of the new files."""
     data: dict[str, Any] = {"format": target.value, "train": [str(path) for path in targets]}
     if target is DataFormat.CRITEO_TSV:

@@ -16,6 +16,7 @@ from emberscale_trainer.data.files import expand
 from emberscale_trainer.data.formats import format_reader
 from emberscale_trainer.data.source import Batch, BatchSource
 from emberscale_trainer.data.synthetic import DatasetSpec, write_dataset
+from emberscale_trainer.data.targets import Target
 
 ROWS = 3000
 MAPPING = ColumnMapping(label="y", dense=("x",), categorical=("u",), lists=(ListColumn(name="h", max_length=3),))
@@ -32,7 +33,7 @@ def convert(
     source: Path, target: Path, one: DataFormat, other: DataFormat, columns: ColumnMapping, bad: int = 0
 ) -> Converted:
     compression = {".gz": "gzip", ".zst": "zstd"}.get(target.suffix, "none")
-    conversion = Conversion((target,), other, CSVSpec(), compression, bad)
+    conversion = Conversion((Target.of(str(target)),), other, CSVSpec(), compression, bad)
     return convert_files(expand([str(source)]), format_reader(one, columns, CSVSpec(), raw=True), conversion)
 
 

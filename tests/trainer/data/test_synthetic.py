@@ -4,6 +4,7 @@ import subprocess
 import sys
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -333,6 +334,6 @@ def test_two_writers_of_one_data_set_do_not_mix(tmp_path: Path) -> None:
         ({"rows": 1, "evaluation_fraction": 0.9}, "leave none to train"),
     ],
 )
-def test_numbers_that_make_no_data_set_are_refused(numbers: dict[str, int], problem: str) -> None:
+def test_numbers_that_make_no_data_set_are_refused(numbers: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         DatasetSpec(**numbers)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -11,6 +10,7 @@ from emberscale_api.rpc.master_pb2 import Block, DataFile
 from emberscale_trainer.data.criteo import CriteoTSV
 from emberscale_trainer.data.errors import BadRecord
 from emberscale_trainer.data.records import RecordFormat, empty_columns
+from emberscale_trainer.data.targets import Target
 from emberscale_trainer.data.writers import ROW_GROUP_RECORDS, RecordWriter, UnwritableRecordError, open_writer
 
 Progress = Callable[[str, int, int], None]
@@ -22,9 +22,9 @@ class ConversionError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """What to write: `targets[i]` is the new path of source i."""
+    """What to write: `targets[i]` is the new file of source i."""
 
-    targets: tuple[Path, ...]
+    targets: tuple[Target, ...]
     format: DataFormat
     csv: CSVSpec
     compression: str
@@ -58,24 +58,23 @@ def convert_files(
         blocks.append(reader.index_file(source, number, ROW_GROUP_RECORDS))
     tally = _Tally(conversion.max_bad_records, sum(block.records for found in blocks for block in found), progress)
     for source, target, found in zip(sources, conversion.targets, blocks, strict=True):
-        draft = target.with_name(f".{target.name}.partial")
         tally.records.append(0)
         try:
-            with open_writer(
-                draft,
-                conversion.format,
-                reader.columns,
-                conversion.csv,
-                conversion.compression,
-                integers=isinstance(reader, CriteoTSV),
-            ) as writer:
+            with (
+                target.draft() as draft,
+                open_writer(
+                    draft,
+                    conversion.format,
+                    reader.columns,
+                    conversion.csv,
+                    conversion.compression,
+                    integers=isinstance(reader, CriteoTSV),
+                ) as writer,
+            ):
                 for block in found:
                     _copy(reader, source, block, writer, tally)
-            draft.replace(target)
         except OSError as error:
             raise ConversionError(f"{target}: cannot be written: {error.strerror or error}") from error
-        finally:
-            draft.unlink(missing_ok=True)
     return Converted(tuple(tally.records), tally.truncated_lists, tuple(tally.bad_records))
 
 

@@ -50,12 +50,13 @@ def _expand_one(path: str) -> dict[str, int]:
         if not matches:
             verb = "matches" if glob.has_magic(inner) else "is"
             raise DataUnavailableError(path, f"{verb} no file; {_nearest(filesystem, inner)}")
-        return {_uri(filesystem, match): _size(filesystem, match) for match in matches}
+        return {uri_of(filesystem, match): _size(filesystem, match) for match in matches}
     except OSError as error:
         raise DataUnavailableError(path, f"cannot be read: {error.strerror or error}") from error
 
 
-def _uri(filesystem: Any, path: str) -> str:
+def uri_of(filesystem: Any, path: str) -> str:
+    """What a file is called everywhere: an absolute path where it is local, else a URI."""
     if not isinstance(filesystem, LocalFileSystem):
         return str(filesystem.unstrip_protocol(path))
     folder, name = os.path.split(path)
@@ -67,7 +68,9 @@ def _size(filesystem: Any, path: str) -> int:
         raise DataUnavailableError(path, "cannot be read: permission denied")
     size = filesystem.size(path)
     if size is None:
-        raise DataUnavailableError(_uri(filesystem, path), "its server does not tell its size, so no range can be read")
+        raise DataUnavailableError(
+            uri_of(filesystem, path), "its server does not tell its size, so no range can be read"
+        )
     return int(size)
 
 
