@@ -103,17 +103,21 @@ fi
 step "building the images"
 $build localhost/emberscale:e2e "$work/emberscale.tar" "$root" > "$work/build.log" 2>&1 \
   || { tail -n 60 "$work/build.log" >&2; exit 1; }
-$build localhost/redis:e2e "$work/redis.tar" tests/kubernetes/redis > "$work/build.log" 2>&1 \
-  || { tail -n 60 "$work/build.log" >&2; exit 1; }
+for store in redis postgresql; do
+  $build "localhost/$store:e2e" "$work/$store.tar" "tests/kubernetes/$store" > "$work/build.log" 2>&1 \
+    || { tail -n 60 "$work/build.log" >&2; exit 1; }
+done
 if [ -z "$own" ]; then
   step "starting a cluster"
   start_cluster
 fi
 step "loading the images"
-$load "$work/emberscale.tar"
-$load "$work/redis.tar"
+for image in emberscale redis postgresql; do
+  $load "$work/$image.tar"
+done
 
 export EMBERSCALE_E2E_IMAGE=localhost/emberscale:e2e EMBERSCALE_E2E_REDIS_IMAGE=localhost/redis:e2e
+export EMBERSCALE_E2E_POSTGRESQL_IMAGE=localhost/postgresql:e2e
 export EMBERSCALE_E2E_FOLDER=${EMBERSCALE_E2E_FOLDER:-$work/shared}
 step "running the suite"
 $inside "$root/.venv/bin/pytest" tests/kubernetes "$@"

@@ -1,10 +1,11 @@
 """Each way in which a pod fails is told apart: what is the job's own doing counts, what others did does not."""
 
 import json
+from typing import Any
 
 import pytest
 
-from cluster import Job, Place, assert_exact, eventually, kubectl, manifest, submit
+from cluster import Job, Place, apply, assert_exact, eventually, kubectl, manifest, submit
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -57,54 +58,72 @@ def test_a_worker_that_fails_by_itself_again_and_again_fails_the_job(place: Plac
     eventually("nothing runs on", lambda: not [p for p in job.pods() if p["status"]["phase"] == "Running"], seconds=60)
 
 
-@pytest.mark.parametrize("missing", ["image", "claim"])
+@pytest.mark.parametrize("missing", ["image", "claim", "secret", "variable"])
 def test_what_a_worker_waits_for_is_named_and_heals(place: Place, missing: str) -> None:
-    document = manifest("waits", place)
+    document = manifest("waits", place, data={"train": ["/shared/criteo/evaluation.tsv"]})
     worker = document["spec"]["worker"]
-    if missing == "image":
-        worker["template"] = {**worker["template"], "image": "localhost/nowhere/emberscale:none"}
-    else:
-        volumes = [*worker["template"]["volumes"], {"name": "late", "persistentVolumeClaim": {"claimName": "late"}}]
-        mounts = [*worker["template"]["volumeMounts"], {"name": "late", "mountPath": "/late"}]
-        worker["template"] = {**worker["template"], "volumes": volumes, "volumeMounts": mounts}
+    worker["template"] = lacking(missing, worker["template"])
     job = submit(document, place)
+    eventually("the worker's pod", lambda: job.pods("worker") or None, seconds=60)
 
-    def said() -> str:
+    def said() -> bool:
         condition = job.condition("Progressing") or {"status": "", "message": "", "reason": ""}
-        text = f"{condition['reason']} {condition['message']}"
-        words = ("Image", "ErrImage") if missing == "image" else ("late",)
-        return text if condition["status"] == "False" and any(word in text for word in words) else ""
+        word = "Image" if missing == "image" else "late"
+        return condition["status"] == "False" and word in f"{condition['reason']} {condition['message']}"
 
-    eventually("the job says what it waits for", said, seconds=40)
+    eventually("the job says what it waits for", lambda: said() or None, seconds=10, every=0.5)
+    mend(missing, job, place)
+    try:
+        job.wait_complete()
+    finally:
+        kubectl("delete", "pv", "emberscale-e2e-late", "--ignore-not-found", "--wait=false")
+
+
+def lacking(missing: str, template: dict[str, Any]) -> dict[str, Any]:
+    """A worker's template that refers to something that is not there."""
+    match missing:
+        case "image":
+            return {**template, "image": "localhost/nowhere/emberscale:none"}
+        case "variable":
+            reference = {"secretKeyRef": {"name": "late", "key": "value"}}
+            return {**template, "env": [{"name": "EXTRA", "valueFrom": reference}]}
+    source = {"claim": {"persistentVolumeClaim": {"claimName": "late"}}, "secret": {"secret": {"secretName": "late"}}}
+    return {
+        **template,
+        "volumes": [*template["volumes"], {"name": "late", **source[missing]}],
+        "volumeMounts": [*template["volumeMounts"], {"name": "late", "mountPath": "/late"}],
+    }
+
+
+def mend(missing: str, job: Job, place: Place) -> None:
+    """What was missing comes; an image that is nowhere is not asked for any more."""
     if missing == "image":
         patch = {"spec": {"worker": {"template": {"image": None}}}}
         kubectl("patch", "tj", job.name, "-n", place.namespace, "--type=merge", "-p", json.dumps(patch))
-    else:
-        late = {
+        return
+    if missing in ("secret", "variable"):
+        secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "late"}, "stringData": {"value": "here"}}
+        apply(secret, namespace=place.namespace)
+        return
+    of_both = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
+    volume = {
+        "capacity": {"storage": "1Mi"},
+        "hostPath": {"path": f"{place.folder}/late", "type": "DirectoryOrCreate"},
+        "claimRef": {"namespace": place.namespace, "name": "late"},
+    }
+    claim = {"resources": {"requests": {"storage": "1Mi"}}, "volumeName": "emberscale-e2e-late"}
+    apply(
+        {
             "apiVersion": "v1",
             "kind": "PersistentVolume",
-            "metadata": {"name": f"late-{place.namespace}"[:60]},
-            "spec": {
-                "capacity": {"storage": "1Mi"},
-                "accessModes": ["ReadWriteMany"],
-                "hostPath": {"path": f"{place.folder}/late", "type": "DirectoryOrCreate"},
-                "claimRef": {"namespace": place.namespace, "name": "late"},
-                "storageClassName": "",
-            },
-        }
-        claim = {
+            "metadata": {"name": "emberscale-e2e-late"},
+            "spec": of_both | volume,
+        },
+        {
             "apiVersion": "v1",
             "kind": "PersistentVolumeClaim",
             "metadata": {"name": "late", "namespace": place.namespace},
-            "spec": {
-                "accessModes": ["ReadWriteMany"],
-                "resources": {"requests": {"storage": "1Mi"}},
-                "storageClassName": "",
-                "volumeName": late["metadata"]["name"],  # type: ignore[index]
-            },
-        }
-        for part in (late, claim):
-            kubectl("apply", "-f", "-", stdin=json.dumps(part))
-    job.wait_complete()
-    if missing == "claim":
-        kubectl("delete", "pv", f"late-{place.namespace}"[:60], "--wait=false")
+            "spec": of_both | claim,
+        },
+        namespace=place.namespace,
+    )

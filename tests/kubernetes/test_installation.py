@@ -11,7 +11,9 @@ import yaml
 from cluster import (
     EVALUATION_RECORDS,
     IMAGE,
+    RECORDS,
     REDIS_IMAGE,
+    SESSION,
     Place,
     apply,
     assert_exact,
@@ -21,11 +23,12 @@ from cluster import (
     kubectl,
     manifest,
     run,
+    run_in_pod,
     setting,
     submit,
 )
 from faults import ProcessKiller, is_live
-from installation import OPERATOR, RELEASE, SYSTEM, helm_install, redis_volume
+from installation import OPERATOR, RELEASE, SYSTEM, arguments_of, helm_install, image_values
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -44,18 +47,99 @@ def uninstalled(installed: str) -> Iterator[None]:
     """The release is gone while the test runs."""
     run("helm", "uninstall", RELEASE, "-n", SYSTEM, "--wait", timeout=180)
     yield
-    helm_install()
+    helm_install("--take-ownership")
 
 
-def test_uninstalling_leaves_nothing_but_the_crd(uninstalled: None) -> None:
-    left = kubectl(
-        "get", "all,secrets,configmaps,roles,rolebindings,serviceaccounts", "-n", SYSTEM, "-o", "name"
-    ).split()
-    of_kubernetes = ("configmap/kube-root-ca.crt", "serviceaccount/default")
-    of_the_suite = ("emberscale-e2e-killer", "prepare-data")
-    assert [name for name in left if name not in of_kubernetes and not any(own in name for own in of_the_suite)] == []
-    assert "emberscale" not in kubectl("get", "clusterroles,clusterrolebindings", "-o", "name")
-    assert find("crd", "trainingjobs.emberscale.io", "default") is not None
+def test_the_chart_as_it_comes_plans_jobs_and_leaves_nothing_but_the_crd(uninstalled: None, place: Place) -> None:
+    """With Redis, PostgreSQL and the brain, each with a volume that the chart claims, in a namespace of its own."""
+    claims = ("emberscale-redis", "emberscale-postgresql")
+    folders = {claim: f"/shared/whole-{SESSION}/{claim}" for claim in claims}
+    run_in_pod("make-volumes", place, ["sh", "-c", f"mkdir -p -m 777 {' '.join(folders.values())}"], user=0)
+    kubectl("create", "namespace", PLAIN)
+    apply(*(volume_for(claim, place.folder + folders[claim].removeprefix("/shared")) for claim in claims))
+    try:
+        helm_install(*whole_chart(), "--take-ownership", namespace=PLAIN)  # of the CRD that the suite's release left
+        passwords = [get("secret", claim, PLAIN)["data"]["password"] for claim in claims]
+        run("helm", "test", RELEASE, "-n", PLAIN, "--timeout=120s", timeout=150)
+        job = submit(unsized("planned", place), place)
+        plan = job.wait_complete()["plan"]
+        assert plan["brainVersion"] >= 1, plan
+        assert "replicas" in plan["worker"], plan
+        assert_exact(job, place, 2 * RECORDS)
+        assert remembered_by_the_brain(PLAIN) == ["planned"]
+        helm_install(*whole_chart(), namespace=PLAIN)
+        assert [get("secret", claim, PLAIN)["data"]["password"] for claim in claims] == passwords
+        run("helm", "uninstall", RELEASE, "-n", PLAIN, "--wait", timeout=180)
+        eventually("nothing is left in its namespace", lambda: not left_in(PLAIN) or None, seconds=60)
+        assert left_of_the_cluster() == ["customresourcedefinition.apiextensions.k8s.io/trainingjobs.emberscale.io"]
+    finally:
+        run("helm", "uninstall", RELEASE, "-n", PLAIN, "--ignore-not-found", "--wait", timeout=180)
+        kubectl("delete", "namespace", PLAIN, timeout=120)
+        kubectl("delete", "pv", *claims, "--ignore-not-found", "--wait=false")
+
+
+def whole_chart() -> list[str]:
+    """Arguments of helm: the chart's defaults with the suite's images, for the small cluster that this is."""
+    values = [
+        *image_values(),
+        "brain.cluster.cpu=2",
+        "brain.cluster.memory=6Gi",
+        "brain.cluster.largestNodeCpu=1",
+        "brain.cluster.largestNodeMemory=3Gi",
+        "brain.planning.interval=2s",
+        "brain.resources.requests.cpu=50m",
+        "operator.resources.requests.cpu=50m",
+    ]
+    return [*arguments_of(values), "--set-json", "brain.bounds.cpuStep=0.5"]  # --set takes no fractions
+
+
+def unsized(name: str, place: Place) -> dict[str, Any]:
+    """A job that leaves its sizes to the brain."""
+    document = manifest(name, place)
+    spec = document["spec"]
+    spec["training"]["epochs"] = 2
+    spec["scaling"] = {"profileInterval": "2s", "cooldown": "10s"}
+    for role in ("ps", "worker"):
+        spec[role] = {"template": spec[role]["template"], "maxReplicas": 2}
+    return document
+
+
+def volume_for(claim: str, path: str) -> dict[str, Any]:
+    """A volume that a claim of the chart is bound to, of clusters without a storage class."""
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": claim},
+        "spec": {
+            "hostPath": {"path": path},
+            "capacity": {"storage": "5Gi"},
+            "accessModes": ["ReadWriteOnce"],
+            "storageClassName": "",
+            "claimRef": {"namespace": PLAIN, "name": claim},
+        },
+    }
+
+
+def remembered_by_the_brain(namespace: str) -> list[str]:
+    """Names of the jobs in the history, asked of PostgreSQL itself."""
+    command = ["psql", "--username=emberscale", "--tuples-only", "--no-align", "--command=SELECT name FROM jobs"]
+    return kubectl("exec", "-n", namespace, "statefulset/emberscale-postgresql", "--", *command).split()
+
+
+def left_in(namespace: str) -> list[str]:
+    """Every object of a namespace, of whatever kind, but for what Kubernetes puts into each, and Events."""
+    kinds = kubectl("api-resources", "--namespaced", "--verbs=list", "-o", "name").split()
+    asked = ",".join(kind for kind in kinds if not kind.startswith("events"))
+    found = kubectl("get", asked, "-n", namespace, "-o", "name", "--ignore-not-found").split()
+    return sorted(set(found) - {"configmap/kube-root-ca.crt", "serviceaccount/default"})
+
+
+def left_of_the_cluster() -> list[str]:
+    """Objects of no namespace that are named after the product, but for what Kubernetes makes for a CRD by itself."""
+    kinds = kubectl("api-resources", "--namespaced=false", "--verbs=list", "-o", "name").split()
+    found = kubectl("get", ",".join(kinds), "-o", "name", "--ignore-not-found").split()
+    others = ("apiservice.apiregistration.k8s.io/", "persistentvolume/", "namespace/")
+    return [name for name in found if "emberscale" in name and not name.startswith(others)]
 
 
 def test_plain_manifests_work_without_helm(uninstalled: None, place: Place, tmp_path: Path) -> None:
@@ -71,10 +155,7 @@ def test_plain_manifests_work_without_helm(uninstalled: None, place: Place, tmp_
         if image
     ]
     file.write_text(yaml.safe_dump(document))
-    volume, _ = redis_volume(f"{place.folder}/redis-plain")
-    volume["metadata"] = {"name": "emberscale-e2e-plain"}
-    volume["spec"]["capacity"] = {"storage": "2Gi"}
-    volume["spec"]["claimRef"] = {"namespace": PLAIN, "name": "emberscale-redis"}
+    volume = volume_for("emberscale-redis", f"{place.folder}/redis-plain")
     apply(volume)
     try:
         kubectl("apply", "-k", str(folder))
@@ -85,10 +166,10 @@ def test_plain_manifests_work_without_helm(uninstalled: None, place: Place, tmp_
         assert_exact(job, place, EVALUATION_RECORDS)
     finally:
         kubectl("delete", "-k", str(folder), "--ignore-not-found", timeout=240)
-        kubectl("delete", "pv", "emberscale-e2e-plain", "--ignore-not-found", "--wait=false")
+        kubectl("delete", "pv", "emberscale-redis", "--ignore-not-found", "--wait=false")
     assert find("namespace", PLAIN, "default") is None
     assert find("crd", "trainingjobs.emberscale.io", "default") is None
-    assert "emberscale" not in kubectl("get", "clusterroles,clusterrolebindings", "-o", "name")
+    assert left_of_the_cluster() == []
 
 
 def test_jobs_in_a_namespace_that_is_not_watched_are_left_alone(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cluster import EVALUATION_RECORDS, RECORDS, Place, assert_exact, eventually, find, kubectl, manifest, run, submit
+from cluster import EVALUATION_RECORDS, RECORDS, Place, assert_exact, eventually, find, kubectl, manifest, submit
 from faults import running
 from installation import REDIS, SYSTEM
 
@@ -108,18 +108,3 @@ def test_a_quota_is_named_and_healing_it_is_enough(place: Place) -> None:
     eventually("the job says that a quota keeps it", lambda: said() or None, seconds=30)
     kubectl("delete", "resourcequota", "tight", "-n", place.namespace)
     job.wait_complete()
-
-
-def test_the_command_line_does_what_kubectl_does(place: Place, tmp_path: Any) -> None:
-    file = tmp_path / "job.yaml"
-    file.write_text(json.dumps(short("typed", place)))
-
-    def emberscale(*arguments: str, timeout: float = 240) -> str:
-        return run("emberscale", *arguments, "--namespace", place.namespace, timeout=timeout)
-
-    assert "typed: submitted" in emberscale("submit", str(file))
-    assert "Complete" in emberscale("status", "typed", "--watch")
-    assert json.loads(emberscale("status", "typed", "--output", "json"))["phase"] == "Complete"
-    assert '"phase": "Complete"' in emberscale("logs", "typed")
-    emberscale("delete", "typed")
-    eventually("the job is deleted", lambda: find("trainingjob", "typed", place.namespace) is None, seconds=60)

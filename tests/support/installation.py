@@ -1,9 +1,10 @@
 """The chart as the end-to-end suite installs it."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from cluster import IMAGE, REDIS_IMAGE, run, setting
+from cluster import IMAGE, POSTGRESQL_IMAGE, REDIS_IMAGE, run, setting
 
 CHART = Path(__file__).resolve().parents[2] / "charts" / "emberscale"
 RELEASE = "emberscale"
@@ -12,8 +13,8 @@ OPERATOR = "app.kubernetes.io/component=operator,app.kubernetes.io/instance=embe
 REDIS = "app.kubernetes.io/component=redis,app.kubernetes.io/instance=emberscale"
 
 
-def helm_install(*more: str) -> None:
-    """Installs the release, or upgrades it."""
+def helm_install(*more: str, namespace: str = SYSTEM) -> None:
+    """Installs the release, or upgrades it: the suite's own, or one of other settings in a namespace of its own."""
     run(
         "helm",
         "upgrade",
@@ -21,8 +22,8 @@ def helm_install(*more: str) -> None:
         RELEASE,
         str(CHART),
         "--namespace",
-        SYSTEM,
-        *(argument for value in chart_values() for argument in ("--set", value)),
+        namespace,
+        *(arguments_of(chart_values()) if namespace == SYSTEM else ()),
         *more,
         "--wait",
         "--timeout=180s",
@@ -30,19 +31,25 @@ def helm_install(*more: str) -> None:
     )
 
 
+def arguments_of(values: Iterable[str]) -> list[str]:
+    """Settings, each `path=value`, as helm takes them."""
+    return [argument for value in values for argument in ("--set", value)]
+
+
 def chart_values() -> list[str]:
-    """The settings of the suite's installation."""
+    """The settings of the suite's installation: jobs of fixed sizes need no brain."""
+    return [*image_values(), "redis.persistence.existingClaim=emberscale-e2e-redis", "brain.enabled=false"]
+
+
+def image_values() -> list[str]:
+    """The images under test."""
     repository, tag = setting(IMAGE).rsplit(":", 1)
-    values = [
-        f"image.repository={repository}",
-        f"image.tag={tag}",
-        "redis.persistence.existingClaim=emberscale-e2e-redis",
-        "brain.enabled=false",
-    ]
-    redis = setting(REDIS_IMAGE)
-    if redis:
-        repository, tag = redis.rsplit(":", 1)
-        values += ["redis.image.registry=", f"redis.image.repository={repository}", f"redis.image.tag={tag}"]
+    values = [f"image.repository={repository}", f"image.tag={tag}"]
+    for component, name in (("redis", REDIS_IMAGE), ("postgresql", POSTGRESQL_IMAGE)):
+        if image := setting(name):
+            repository, tag = image.rsplit(":", 1)
+            part = f"{component}.image"
+            values += [f"{part}.registry=", f"{part}.repository={repository}", f"{part}.tag={tag}"]
     return values
 
 

@@ -1,0 +1,58 @@
+"""`emberscale submit|status|logs|suspend|resume|delete`, and the Python client beneath them, on a cluster."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from cluster import RECORDS, Job, Place, assert_exact, eventually, find, manifest, run
+from emberscale.client import JobNotFoundError, TrainingJobClient
+from emberscale_api.job import parse_manifest
+from emberscale_api.job.status import JobPhase
+
+pytestmark = pytest.mark.timeout(600)
+
+COMMAND = Path(sys.executable).with_name("emberscale")
+
+
+def test_the_command_line_takes_a_job_through_its_life(place: Place, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(json.dumps(manifest("typed", place)))
+    job = Job("typed", place.namespace)
+
+    def emberscale(*arguments: str) -> str:
+        return run(str(COMMAND), *arguments, "--namespace", place.namespace, timeout=300)
+
+    assert "typed: submitted" in emberscale("submit", str(file), "--set", "spec.training.epochs=8")
+    job.wait_for_samples(1)
+    assert "goes on" not in emberscale("suspend", "typed")
+    eventually("Suspended", lambda: job.phase() == "Suspended" or None, seconds=120)
+    assert "Suspended (JobSuspended)" in emberscale("status", "typed")
+    assert "typed: the job goes on" in emberscale("resume", "typed")
+    assert "Complete" in emberscale("status", "typed", "--watch")
+    assert json.loads(emberscale("status", "typed", "--output", "json"))["phase"] == "Complete"
+    assert '"phase": "Complete"' in emberscale("logs", "typed")
+    assert '"component": "worker"' in emberscale("logs", "typed", "worker-0")
+    assert_exact(job, place, 8 * RECORDS)
+    assert "typed: deleted" in emberscale("delete", "typed")
+    eventually("the job is deleted", lambda: find("trainingjob", "typed", place.namespace) is None, seconds=60)
+
+
+def test_the_python_client_follows_a_job_to_its_end(place: Place) -> None:
+    document = manifest("called", place)
+    document["spec"]["data"] = {"train": ["/shared/criteo/evaluation.tsv"]}
+    client = TrainingJobClient(place.namespace)
+    phases: list[JobPhase] = []
+    assert client.submit(parse_manifest(document)) == "called"
+    ended = client.wait("called", timeout=300, observer=lambda status: phases.append(status.phase))
+    assert ended.phase is JobPhase.COMPLETE
+    assert phases[-1] is JobPhase.COMPLETE
+    assert JobPhase.TRAINING in phases
+    assert client.list()["called"].phase is JobPhase.COMPLETE
+    reasons = [event.reason for event in client.events("called")]
+    assert reasons.index("CreatedMasterPod") < reasons.index("CompletedJob")
+    assert any("Complete" in line for line in client.logs("called"))
+    client.delete("called")
+    with pytest.raises(JobNotFoundError, match="called"):
+        client.wait("called", timeout=60)
