@@ -252,6 +252,7 @@ def _durations_in_words(spec: dict[str, Any]) -> dict[str, Any]:
         "checkpoint": ("interval",),
         "sharding": ("leaseTimeout", "heartbeatInterval"),
         "runPolicy": ("activeDeadline", "ttlAfterFinished"),
+        "scaling": ("profileInterval", "cooldown"),
     }
     result = dict(spec)
     for section, names in fields.items():

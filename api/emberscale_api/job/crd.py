@@ -36,6 +36,8 @@ _DURATIONS = {
     ("ShardingSpec", "heartbeatInterval"): False,
     ("RunPolicy", "activeDeadline"): False,
     ("RunPolicy", "ttlAfterFinished"): True,
+    ("ScalingSpec", "profileInterval"): False,
+    ("ScalingSpec", "cooldown"): True,
 }
 """Whether a duration may be 0."""
 

@@ -4,7 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from emberscale_api.job import ManifestError, TrainingJobSpec, parse_manifest
 from emberscale_api.job.crd import custom_resource_definition, to_yaml
+from emberscale_api.job.manifest import apply_overrides
+from training_jobs import job_body
 
 GENERATED = Path(__file__).parents[3] / "deploy/crd/emberscale.io_trainingjobs.yaml"
 SCHEMA = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
@@ -39,6 +44,25 @@ def test_what_rules_compare_is_bounded() -> None:
             assert "maxItems" in schema, path
         if schema.get("type") == "string" and "enum" not in schema:
             assert "maxLength" in schema, path
+
+
+def numbers_of_sections() -> Iterator[str]:
+    for section, schema in SCHEMA["properties"]["spec"]["properties"].items():
+        for name, field in schema.get("properties", {}).items():
+            if field.get("type") in ("integer", "number"):
+                yield f"spec.{section}.{name}"
+
+
+@pytest.mark.parametrize("path", list(numbers_of_sections()))
+def test_a_field_that_takes_a_duration_takes_it_in_words_on_a_cluster_too(path: str) -> None:
+    with pytest.raises(ManifestError, match=path):
+        parse_manifest(apply_overrides(job_body(), [f"{path}=90s"]))
+
+
+def test_the_example_of_the_docs_for_scaling_is_taken() -> None:
+    scaling = SCHEMA["properties"]["spec"]["properties"]["scaling"]["properties"]
+    assert all(scaling[name]["x-kubernetes-int-or-string"] for name in ("profileInterval", "cooldown"))
+    assert TrainingJobSpec.model_validate(job_body(scaling={"profileInterval": "15s"})["spec"]).scaling.cooldown == 60
 
 
 def test_conditions_are_a_map_by_type() -> None:
