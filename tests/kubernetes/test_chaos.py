@@ -11,7 +11,7 @@ from faults import ProcessKiller, delete_pod, redis_loses_its_data, running
 from installation import OPERATOR, REDIS
 from status_watch import watched_status
 
-ROUNDS = int(setting("EMBERSCALE_CHAOS_ROUNDS", "3"))
+ROUNDS = int(setting("EMBERSCALE_CHAOS_ROUNDS", "6"))
 SEED = int(setting("EMBERSCALE_CHAOS_SEED", str(random.randrange(10**6))))
 EPOCHS = 10
 

@@ -96,7 +96,7 @@ def test_bounds_of_the_number_of_workers_change_while_it_runs(place: Place) -> N
     assert len(job.running("worker")) == 1
     edit(job, {"worker": {"minReplicas": 3, "maxReplicas": 3}})
     eventually("three workers", lambda: len(job.running("worker")) == 3 or None, seconds=120)
-    edit(job, {"worker": {"minReplicas": 1, "maxReplicas": 2}})
+    edit(job, {"worker": {"minReplicas": 2, "maxReplicas": 2}})
     eventually("no more than the new bound", lambda: len(job.running("worker")) == 2 or None, seconds=120)
     job.wait_complete()
     assert_exact(job, place, 8 * RECORDS)

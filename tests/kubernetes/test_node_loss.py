@@ -106,10 +106,12 @@ def test_incarnations_that_were_replaced_while_they_were_cut_off_are_fenced(
         members = {member.get("uid") for member in job.status().get("members", ()) if member.get("state") == "Running"}
         return not members & old and len(job.running("ps")) == 2 and len(job.running("worker")) == 2
 
-    eventually("others have taken their places", lambda: replaced() or None, seconds=240)
-    fault("heal")
-    eventually("the node is back", lambda: _ready(nodes[1]) or None, seconds=120)
-    job.wait_complete(600)
+    with watched_status(place.namespace) as watch:
+        eventually("others have taken their places", lambda: replaced() or None, seconds=240)
+        fault("heal")
+        eventually("the node is back", lambda: _ready(nodes[1]) or None, seconds=120)
+        job.wait_complete(600)
+    assert watch.duplicates == set()
     assert_exact(job, place, EPOCHS * RECORDS)
     for pod in there:
         eventually(f"{pod['metadata']['name']} ends", lambda pod=pod: not killer.processes(pod) or None, seconds=60)  # type: ignore[misc]
@@ -123,7 +125,9 @@ def test_a_node_that_crashes_takes_nothing_with_it(nodes: tuple[str, str], place
     job, there = started(nodes, "crashed", place)
     fault("crash")
     try:
-        job.wait_complete(600)
+        with watched_status(place.namespace) as watch:
+            job.wait_complete(600)
+        assert watch.duplicates == set()
         assert_exact(job, place, EPOCHS * RECORDS)
         lost = [event for event in job.events() if event["reason"] in ("LostPSPod", "LostWorkerPod")]
         assert {event["reason"] for event in lost} == {"LostPSPod", "LostWorkerPod"}

@@ -14,7 +14,7 @@ from status_watch import contradictions
 
 FAKE_NODES = "EMBERSCALE_E2E_FAKE_NODES"
 NODES = 100
-JOBS = int(setting("EMBERSCALE_STORM_JOBS", "500"))
+JOBS = int(setting("EMBERSCALE_STORM_JOBS", "100"))
 ROLES = ("master", "ps", "worker")
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.last]
