@@ -77,10 +77,11 @@ rules:
   - {level: Metadata, userGroups: ["system:serviceaccounts"]}
   - {level: None}
 POLICY
-  # Nodes of one machine share /var/log/pods, where each kubelet removes the logs of pods that it does not know.
+  # Nodes of one machine share /var/log/pods, where each kubelet removes the logs of pods that it does not know, and its
+  # disk: once that is 85% full, each would remove the images that no pod uses at the moment, and none can be pulled.
   ln -s "$(cd "$scripts" && pwd)"/* "$work/scripts/"
   rm "$work/scripts/up.sh"
-  sed "s|^volumePluginDir: .*|&\npodLogsDir: \$dir/pod-logs|" "$scripts/up.sh" > "$work/scripts/up.sh"
+  sed "s|^volumePluginDir: .*|&\npodLogsDir: \$dir/pod-logs\nimageGCHighThresholdPercent: 100|" "$scripts/up.sh" > "$work/scripts/up.sh"
   chmod +x "$work/scripts/up.sh"
   APISERVER_EXTRA="--audit-policy-file=$state/audit/policy.yaml --audit-log-path=$state/audit/log.jsonl ${APISERVER_EXTRA:-}" \
     KUBE_NODES=2 "$work/scripts/up.sh" "$state"
