@@ -96,7 +96,7 @@ class ProfileWindow:
     refused: int = 0
 
     def add(self, profiles: Iterable[JobProfile], now: float) -> "ProfileWindow":
-        """The window with those of `profiles` that are newer than it.
+        """The window with those of `profiles` that are newer than it; itself where none are.
 
         Restarted profiles pass without effect; unbelievable ones (`problem_with`) are counted. A profile's iteration
         seconds are taken from its throughput, which is what the model predicts (equation 1).
@@ -118,7 +118,8 @@ class ProfileWindow:
             fresh.setdefault(key, []).append(math.log(seconds))
             times[key] = profile.time
         if not fresh:
-            return replace(self, latest=latest, refused=refused)
+            unchanged = (latest, refused) == (self.latest, self.refused)
+            return self if unchanged else replace(self, latest=latest, refused=refused)
         shapes = dict(self.shapes)
         for key, values in fresh.items():
             known = shapes[key].log_seconds if key in shapes else ()

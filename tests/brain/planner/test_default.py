@@ -148,6 +148,15 @@ def test_the_reason_says_what_it_rests_on_and_the_numbers_agree() -> None:
         assert words in planned.reason
 
 
+def test_a_job_that_brings_nothing_new_is_not_fitted_again() -> None:
+    planner, job = DefaultPlanner(QUIET), running()
+    first, again = (only(plan([job], planner=planner)).explanation.fit for _ in range(2))
+    assert first is not None
+    assert again is first
+    newer = replace(job, profiles=(*job.profiles, replace(job.profiles[-1], time=NOW - 1)))
+    assert only(plan([newer], planner=planner)).explanation.fit is not first
+
+
 def test_a_job_at_its_best_shape_is_left_alone() -> None:
     first = only(plan([running()]))
     assert first.shape is not None
