@@ -147,7 +147,9 @@ def main() -> None:
     """Plans clusters of growing size."""
     options = arguments(__doc__).parse_args()
     sizes = [250, 1000] if options.quick else [1000, 3000, 10_000]
-    full, changed, costs = [], [], []
+    full: list[float] = []
+    changed: list[float] = []
+    costs: list[float] = []
     memory = 0.0
     for size in sizes:
         for figures, value in zip(
