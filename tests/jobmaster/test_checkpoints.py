@@ -149,6 +149,7 @@ def test_any_fsspec_uri_will_do() -> None:
         ({"training": {"seed": 4}}, "spec.training.seed"),
         ({"data": {"shuffling": {"enabled": False}}}, "spec.data.shuffling"),
         ({"model": {"embeddings": {"dimension": 8}}}, "spec.model"),
+        ({"model": {"entrypoint": "own:model"}}, "spec.model"),
         ({"optimizers": {"sparse": {"type": "Adam"}}}, "spec.optimizers.sparse.type"),
     ],
 )
