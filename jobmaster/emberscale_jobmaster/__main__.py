@@ -1,7 +1,7 @@
 """`python -m emberscale_jobmaster`: the master of one job, as its environment says.
 
-Exit codes: 0 after SIGTERM or SIGINT, 2 when something that it needs cannot be had, 3 when another master of the same
-job has taken over, 1 for a defect.
+Exit codes: 0 after SIGTERM, SIGINT or Shutdown, 2 when something that it needs cannot be had, 3 when another master of
+the same job has taken over, 1 for a defect.
 """
 
 import os
@@ -65,6 +65,7 @@ def run(identity: ProcessIdentity, job: TrainingJob, redis_url: str) -> int:
             job,
             store,
             on_deposed=lambda: end(environment.SUPERSEDED_EXIT_CODE),
+            on_shutdown=lambda: end(0),
             brain_address=os.environ.get(environment.BRAIN_ADDRESS, ""),
             brain_token=os.environ.get(environment.BRAIN_TOKEN, ""),
         )

@@ -40,7 +40,10 @@ class AddressInUseError(Exception):
 
 
 class MasterProcess:
-    """One running master; without the address of a brain, its job keeps the sizes that it has."""
+    """One running master; without the address of a brain, its job keeps the sizes that it has.
+
+    `on_deposed` is called when another master has taken over, `on_shutdown` when this one is asked to end.
+    """
 
     def __init__(
         self,
@@ -48,6 +51,7 @@ class MasterProcess:
         job: TrainingJob,
         store: JobStore,
         on_deposed: Callable[[], None],
+        on_shutdown: Callable[[], None],
         brain_address: str = "",
         brain_token: str = "",
     ) -> None:
@@ -64,7 +68,7 @@ class MasterProcess:
             interceptors=[TokenCheck(identity.token)],
             options=(*CHANNEL_OPTIONS, ("grpc.so_reuseport", 0)),
         )
-        rpc.add_MasterServicer_to_server(MasterService(self._runtime, self._own_status), self._server)
+        rpc.add_MasterServicer_to_server(MasterService(self._runtime, self._own_status, on_shutdown), self._server)
         self._address = f"{identity.listen_host}:{identity.master_address.rpartition(':')[2]}"
         self._bound = False
         self._process = psutil.Process()

@@ -46,11 +46,14 @@ def _answering(call: _Call) -> _Call:
 
 
 class MasterService(rpc.MasterServicer):
-    """One job's master, as its members and the operator see it."""
+    """One job's master, as its members and the operator see it. `shut_down` must return before it has ended."""
 
-    def __init__(self, runtime: JobRuntime, own_status: Callable[[], pb.MemberStatus]) -> None:
+    def __init__(
+        self, runtime: JobRuntime, own_status: Callable[[], pb.MemberStatus], shut_down: Callable[[], None]
+    ) -> None:
         self._runtime = runtime
         self._own_status = own_status
+        self._shut_down = shut_down
         self._spec = runtime.spec
         self._manifest = runtime.job.to_json()
         self._catalog = DatasetCatalog(runtime.store)
@@ -182,6 +185,14 @@ class MasterService(rpc.MasterServicer):
         if state is None:
             context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the checkpoint is still being taken")
         return pb.SuspendReply(checkpoint=state.checkpoint)
+
+    def Shutdown(self, request: pb.ShutdownRequest, context: grpc.ServicerContext) -> pb.ShutdownReply:  # noqa: N802
+        """Ends the process once the job is over."""
+        state, _ = self._runtime.snapshot()
+        if not state.over:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the job is not over")
+        self._shut_down()
+        return pb.ShutdownReply()
 
     def _caller(self, member: pb.Member, *roles: Role) -> MemberId:
         """The member that calls, once it is known that it may call."""

@@ -63,6 +63,7 @@ class Cluster:
         self.job = job()
         self.servers: list[FakePs] = []
         self.deposed = threading.Event()
+        self.asked_to_end = threading.Event()
         self.brain_address = ""
         self.workers: list[FakeWorker] = []
         self._stack = ExitStack()
@@ -87,6 +88,7 @@ class Cluster:
             self.job,
             store,
             on_deposed=self.deposed.set,
+            on_shutdown=self.asked_to_end.set,
             brain_address=self.brain_address,
             brain_token=TOKEN,
         )

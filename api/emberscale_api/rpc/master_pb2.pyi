@@ -1404,6 +1404,36 @@ class SuspendReply(_message.Message):
 Global___SuspendReply: _TypeAlias = SuspendReply  # noqa: Y015
 
 @_typing.final
+class ShutdownRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShutdownRequest: _TypeAlias = ShutdownRequest  # noqa: Y015
+
+@_typing.final
+class ShutdownReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShutdownReply: _TypeAlias = ShutdownReply  # noqa: Y015
+
+@_typing.final
 class AssignRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

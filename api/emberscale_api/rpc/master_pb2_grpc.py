@@ -84,6 +84,11 @@ class MasterStub:
                 request_serializer=emberscale__api_dot_rpc_dot_master__pb2.SuspendRequest.SerializeToString,
                 response_deserializer=emberscale__api_dot_rpc_dot_master__pb2.SuspendReply.FromString,
                 _registered_method=True)
+        self.Shutdown = channel.unary_unary(
+                '/emberscale.v1alpha1.Master/Shutdown',
+                request_serializer=emberscale__api_dot_rpc_dot_master__pb2.ShutdownRequest.SerializeToString,
+                response_deserializer=emberscale__api_dot_rpc_dot_master__pb2.ShutdownReply.FromString,
+                _registered_method=True)
 
 
 class MasterServicer:
@@ -156,6 +161,13 @@ class MasterServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Shutdown(self, request, context):
+        """Ends the master of a job that is over, and its process with it. FAILED_PRECONDITION while the job runs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_MasterServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -208,6 +220,11 @@ def add_MasterServicer_to_server(servicer, server):
                     servicer.Suspend,
                     request_deserializer=emberscale__api_dot_rpc_dot_master__pb2.SuspendRequest.FromString,
                     response_serializer=emberscale__api_dot_rpc_dot_master__pb2.SuspendReply.SerializeToString,
+            ),
+            'Shutdown': grpc.unary_unary_rpc_method_handler(
+                    servicer.Shutdown,
+                    request_deserializer=emberscale__api_dot_rpc_dot_master__pb2.ShutdownRequest.FromString,
+                    response_serializer=emberscale__api_dot_rpc_dot_master__pb2.ShutdownReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -480,6 +497,33 @@ class Master:
             '/emberscale.v1alpha1.Master/Suspend',
             emberscale__api_dot_rpc_dot_master__pb2.SuspendRequest.SerializeToString,
             emberscale__api_dot_rpc_dot_master__pb2.SuspendReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Shutdown(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/emberscale.v1alpha1.Master/Shutdown',
+            emberscale__api_dot_rpc_dot_master__pb2.ShutdownRequest.SerializeToString,
+            emberscale__api_dot_rpc_dot_master__pb2.ShutdownReply.FromString,
             options,
             channel_credentials,
             insecure,

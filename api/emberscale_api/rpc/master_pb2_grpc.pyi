@@ -56,6 +56,8 @@ class MasterStub:
     """The operator saw a member's process or pod end."""
     Suspend: _grpc.UnaryUnaryMultiCallable[_master_pb2.SuspendRequest, _master_pb2.SuspendReply]
     """Takes a checkpoint, then leaves the job Suspended."""
+    Shutdown: _grpc.UnaryUnaryMultiCallable[_master_pb2.ShutdownRequest, _master_pb2.ShutdownReply]
+    """Ends the master of a job that is over, and its process with it. FAILED_PRECONDITION while the job runs."""
 
 @_typing.type_check_only
 class MasterAsyncStub(MasterStub):
@@ -77,6 +79,8 @@ class MasterAsyncStub(MasterStub):
     """The operator saw a member's process or pod end."""
     Suspend: _aio.UnaryUnaryMultiCallable[_master_pb2.SuspendRequest, _master_pb2.SuspendReply]  # type: ignore[assignment]
     """Takes a checkpoint, then leaves the job Suspended."""
+    Shutdown: _aio.UnaryUnaryMultiCallable[_master_pb2.ShutdownRequest, _master_pb2.ShutdownReply]  # type: ignore[assignment]
+    """Ends the master of a job that is over, and its process with it. FAILED_PRECONDITION while the job runs."""
 
 class MasterServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -155,6 +159,14 @@ class MasterServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_master_pb2.SuspendReply, _abc.Awaitable[_master_pb2.SuspendReply]]:
         """Takes a checkpoint, then leaves the job Suspended."""
+
+    @_abc_1.abstractmethod
+    def Shutdown(
+        self,
+        request: _master_pb2.ShutdownRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_master_pb2.ShutdownReply, _abc.Awaitable[_master_pb2.ShutdownReply]]:
+        """Ends the master of a job that is over, and its process with it. FAILED_PRECONDITION while the job runs."""
 
 def add_MasterServicer_to_server(servicer: MasterServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

@@ -70,7 +70,11 @@ class Actuator:
                 case Resize(instance, resources):
                     await self._resize(job, by_id[instance], resources)
                 case Delete(instance):
-                    await self._delete(job, by_id[instance], phase)
+                    view = by_id[instance]
+                    if _keeps_logs(job, view, phase) and link is not None and await link.shut_down():
+                        delays.append(_PREPARING_SECONDS)
+                    else:
+                        await self._delete(job, view, phase)
                 case ReportExit(instance):
                     view = by_id[instance]
                     if link is not None and link.answers and await _report(link, view):
@@ -86,7 +90,7 @@ class Actuator:
         ended = view.instance.exit is not None
         if self._observation.forget(view):
             return
-        if ended and not view.lost and phase in ENDED and job.spec.run_policy.clean_pod_policy != "All":
+        if ended and not view.lost and _stays(job, phase):
             return
         if not ended:
             # before it is done: of a pod that is gone nobody can tell why
@@ -115,6 +119,16 @@ class Actuator:
         except ApiError as error:
             self._refused_resizes.add(attempt)
             stories.tell_refused_resize(self._recorder, job, view, str(error))
+
+
+def _stays(job: Job, phase: JobPhase) -> bool:
+    """Whether pods that have ended are left, for their logs."""
+    return phase in ENDED and job.spec.run_policy.clean_pod_policy != "All"
+
+
+def _keeps_logs(job: Job, view: PodView, phase: JobPhase) -> bool:
+    """Whether a running master is to end by itself: a pod that is deleted takes its log along."""
+    return view.id.role is Role.MASTER and view.running and _stays(job, phase)
 
 
 async def _report(link: MasterLink, view: PodView) -> bool:

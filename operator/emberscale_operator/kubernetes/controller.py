@@ -297,7 +297,7 @@ class JobController:
         """Keeps up the conversation with the master's pod, and takes its plan."""
         masters = [view for view in views if view.id.role is Role.MASTER and view.running and view.address]
         newest = max(masters, key=lambda view: view.id, default=None)
-        if newest is not None and newest.uid != self._link_uid and status.phase not in ENDED:
+        if newest is not None and newest.uid != self._link_uid:
             await self._close_link()
             token = await self._makes.token(job)
             address = f"{newest.address}:{names.MASTER_PORT}"

@@ -58,6 +58,16 @@ class MasterLink:
             self._suspension = None
         return done
 
+    async def shut_down(self) -> bool:
+        """Tells the master of a job that is over to end; False where it cannot be told."""
+        try:
+            await self._stub.Shutdown(  # type: ignore[misc]  # the stubs know of threads only
+                pb.ShutdownRequest(), timeout=_CALL_SECONDS, metadata=self._metadata
+            )
+        except grpc.aio.AioRpcError:
+            return False
+        return True
+
     async def refresh_status(self) -> None:
         """Asks for the status now, if the master answers."""
         try:
