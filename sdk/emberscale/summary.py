@@ -10,7 +10,8 @@ from typing import Any
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.local import Outcome
 
-STAGES = ("read", "plan", "pull", "compute", "push", "wait")
+STAGES = ("read", "plan", "pull", "compute", "push", "wait_read", "wait_pull", "wait")
+"""Of the workers' threads; the last three are what training waited for: reading, pulling, anything else."""
 
 
 @dataclass(frozen=True)

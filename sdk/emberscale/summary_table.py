@@ -46,7 +46,10 @@ def _lines(summary: Summary) -> list[tuple[str, str]]:
     lines.append(("speed", f"{summary.samples_per_second:,.0f} samples/s over {clock_time(summary.training_seconds)}"))
     lines.append(("wall time", clock_time(summary.wall_seconds)))
     if any(summary.stages.values()):
-        lines.append(("stages", "   ".join(f"{stage} {seconds:.1f}s" for stage, seconds in summary.stages.items())))
+        spent = {stage: f"{seconds:.1f}s" for stage, seconds in summary.stages.items()}
+        waited = f"{spent['wait_read']} for batches, {spent['wait_pull']} for rows, {spent['wait']} for others"
+        lines.append(("training", f"computed {spent['compute']}   waited {waited}"))
+        lines.append(("beside it", "   ".join(f"{stage} {spent[stage]}" for stage in ("read", "plan", "pull", "push"))))
     if summary.rows:
         lines.append(("rows", f"{sum(summary.rows.values()):,} in {len(summary.rows)} tables"))
     if summary.peak_memory_bytes:

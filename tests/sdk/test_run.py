@@ -63,7 +63,16 @@ def test_a_complete_run_ends_with_its_summary_and_files(start: Start, manifest: 
     assert summary["phase"] == "Complete"
     assert summary["samples"] == summary["expected_samples"] == 100_000
     assert (summary["auc"], summary["logloss"], summary["measured_on"]) == (0.78, 0.45, "evaluation")
-    assert summary["stages"] == {"read": 2.0, "plan": 0.0, "pull": 0.0, "compute": 4.0, "push": 0.0, "wait": 0.0}
+    assert summary["stages"] == {
+        "read": 2.0,
+        "plan": 0.0,
+        "pull": 0.0,
+        "compute": 4.0,
+        "push": 0.0,
+        "wait_read": 0.0,
+        "wait_pull": 0.0,
+        "wait": 0.0,
+    }
     assert summary["rows"] == {"C1": 10, "C2": 20}
     assert summary["restarts"] == {"master": 0, "ps": 0, "worker": 0}
     assert summary["peak_memory_bytes"]["worker-1"] > 1 << 20

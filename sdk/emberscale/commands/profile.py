@@ -92,7 +92,7 @@ def _progress() -> Iterator["Progress"]:
 
 
 def _print(measured: "JobProfile", plot: Path) -> None:
-    from emberscale.profiling.job_profile import WORKER_THREADS
+    from emberscale.profiling.job_profile import WAITS, WORKER_THREADS
 
     console = Console()
     table = Table("process", "thread", "stage", title=f"{measured.name}: where the time goes", title_justify="left")
@@ -102,7 +102,7 @@ def _print(measured: "JobProfile", plot: Path) -> None:
     for thread, stages in WORKER_THREADS.items():
         for stage in stages:
             share = measured.worker_stages[stage]
-            mark = " *" if thread == measured.bottleneck and stage != "wait" else ""
+            mark = " *" if thread == measured.bottleneck and stage not in WAITS else ""
             table.add_row("worker", thread, stage + mark, f"{share:.1%}", f"{share * per_batch:.2f}")
     table.add_section()
     per_batch = 1e3 * measured.seconds / measured.batches

@@ -8,13 +8,15 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from emberscale.charts import BLUE, GREEN, GREY, ORANGE, STYLE, THOUSANDS
-from emberscale.profiling.job_profile import WORKER_THREADS, JobProfile
+from emberscale.profiling.job_profile import WAITS, WORKER_THREADS, JobProfile
 
 _COLOURS = {
     "read": "#5f9bd8",
     "plan": "#9cc3ea",
     "pull": BLUE,
     "compute": GREEN,
+    "wait_read": "#b9bec6",
+    "wait_pull": "#cfd4da",
     "wait": "#e3e6ea",
     "push": ORANGE,
     "gather": BLUE,
@@ -54,7 +56,7 @@ def _lanes(axes: Axes, profile: JobProfile) -> None:
         for stage, share in shares.items():
             axes.barh(place, share, left=left, height=0.62, color=_COLOURS[stage])
             if share > 0.075:
-                colour = "#5b6472" if stage in ("wait", "idle", "plan") else "white"
+                colour = "#5b6472" if stage in (*WAITS, "idle", "plan") else "white"
                 text = f"{stage} {share:.0%}"
                 axes.text(left + share / 2, place, text, ha="center", va="center", fontsize=9, color=colour)
             left += share

@@ -5,6 +5,7 @@ lost, it is torn down and `run` raises; whoever runs it builds another, which go
 """
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
@@ -17,7 +18,7 @@ from emberscale_trainer.worker.evaluation import EvaluationTotals
 from emberscale_trainer.worker.keys import KeyPlan, KeyPlanner
 from emberscale_trainer.worker.leases import LeaseBook
 from emberscale_trainer.worker.servers import BatchName, ParameterServers, Pulled
-from emberscale_trainer.worker.statistics import WorkerStatistics
+from emberscale_trainer.worker.statistics import Span, WorkerStatistics
 
 NextTask = Callable[[], master_pb2.Task]
 """Waits for the next TRAIN or EVALUATE task; raises JobOverError when none will come."""
@@ -29,12 +30,14 @@ class _Planned:
     batch: Batch
     plan: KeyPlan
     name: BatchName
+    reading: Span
 
 
 @dataclass(frozen=True)
 class _Ready:
     planned: _Planned
     pulled: Pulled
+    pulling: Span
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,7 @@ class Pipeline:
             split = master_pb2.TRAINING_DATA if task.kind == master_pb2.TRAIN else master_pb2.EVALUATION_DATA
             batches = self._source.batches(split, task.epoch, task.start, task.stop)
             while True:
+                began = time.perf_counter()
                 with self._statistics.stage("read"):
                     batch = next(batches, None)
                 if batch is None:
@@ -140,23 +144,25 @@ class Pipeline:
                         ]
                     )
                 name = BatchName(task.epoch, batch.number, task.shard, task.token)
-                self._planned.put(_Planned(task, batch, plan, name))
+                self._planned.put(_Planned(task, batch, plan, name, (began, time.perf_counter())))
 
     def _pull(self) -> None:
         while True:
             planned = self._planned.get()
             self._unpushed.put(None)
+            began = time.perf_counter()
             with self._statistics.stage("pull"):
                 read_only = planned.task.kind == master_pb2.EVALUATE
                 pulled = self._pulls.pull(planned.plan, planned.name, read_only)
             self._statistics.moved(*self._pulls.take_traffic())
-            self._ready.put(_Ready(planned, pulled))
+            self._ready.put(_Ready(planned, pulled, (began, time.perf_counter())))
 
     def _compute(self) -> None:
         while True:
-            with self._statistics.stage("wait"):
-                ready = self._ready.get()
+            began = time.perf_counter()
+            ready = self._ready.get()
             planned = ready.planned
+            self._statistics.waited(began, planned.reading, ready.pulling)
             self._before_compute()
             with self._statistics.stage("compute"):
                 if planned.task.kind == master_pb2.EVALUATE:

@@ -16,7 +16,16 @@ PROGRESS_BINS = 1024
 EVALUATION_BINS = 16384
 """Bins of an evaluation shard's histograms: AUC to about 1e-6."""
 
-STAGES = ("read", "plan", "pull", "compute", "push", "wait")
+STAGES = ("read", "plan", "pull", "compute", "push", "wait_read", "wait_pull", "wait")
+"""What the threads of a worker spend their time on.
+
+The last three are the training thread's: it waits for a batch that is being read, for rows that are being pulled, or
+for anything else, such as the bound on staleness.
+"""
+
+
+Span = tuple[float, float]
+"""When something began and ended, by time.perf_counter."""
 
 
 def histogram(probabilities: NDArray[np.float32], labels: NDArray[np.float32], bins: int) -> NDArray[np.int64]:
@@ -54,6 +63,15 @@ class WorkerStatistics:
             seconds = time.perf_counter() - started
             with self._lock:
                 self.total_stages[name] += seconds
+
+    def waited(self, since: float, reading: Span, pulling: Span) -> None:
+        """Training waited `since` then for a batch, which was read and pulled in these spans."""
+        until = time.perf_counter()
+        waits = [max(0.0, min(until, stop) - max(since, start)) for start, stop in (reading, pulling)]
+        with self._lock:
+            self.total_stages["wait_read"] += waits[0]
+            self.total_stages["wait_pull"] += waits[1]
+            self.total_stages["wait"] += max(0.0, until - since - sum(waits))
 
     def trained(
         self,

@@ -1,0 +1,26 @@
+"""What a worker says of its time."""
+
+import time
+
+import pytest
+
+from emberscale_trainer.worker.statistics import WorkerStatistics
+
+
+def test_training_waited_for_what_was_under_way_then() -> None:
+    statistics = WorkerStatistics()
+    now = time.perf_counter()
+    # waiting for 10 s; the batch was being read until 6 s ago and pulled from 5 to 3 s ago
+    statistics.waited(now - 10, (now - 12, now - 6), (now - 5, now - 3))
+    stages = statistics.total_stages
+    assert stages["wait_read"] == pytest.approx(4)
+    assert stages["wait_pull"] == pytest.approx(2)
+    assert stages["wait"] == pytest.approx(4, abs=0.5)
+
+
+def test_a_batch_that_was_there_already_cost_no_wait() -> None:
+    statistics = WorkerStatistics()
+    now = time.perf_counter()
+    statistics.waited(now, (now - 3, now - 2), (now - 2, now - 1))
+    stages = statistics.total_stages
+    assert (stages["wait_read"], stages["wait_pull"]) == (0, 0)
