@@ -19,7 +19,7 @@
 #
 # EMBERSCALE_CHAOS_ROUNDS says how many rounds of killing are played (6 by default, about 2 minutes; 20 take about 6 on two
 # cores), EMBERSCALE_CHAOS_SEED repeats those of a run. EMBERSCALE_STORM_JOBS says how many jobs come at once (100 by
-# default; 500 have passed).
+# default).
 #
 # Exit codes: pytest's; 77 where no cluster can be had: then nothing has been tested.
 set -euo pipefail
