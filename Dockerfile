@@ -59,8 +59,8 @@ COPY --from=dependencies /opt/emberscale /opt/emberscale
 COPY --from=wheel /wheels /tmp/wheels
 COPY deploy/image/emberscale_kernel_cache.py /tmp/wheels/
 
-# A tiny job is trained here: it proves the image and leaves its kernels compiled, so that pods do not compile them at
-# every start. /tmp is all that a process must be able to write.
+# Kernels are compiled here, so that pods do not compile them at every start; then a tiny job proves the image. /tmp is
+# all that a process must be able to write.
 ENV EMBERSCALE_KERNELS=/opt/emberscale/kernels \
     NUMBA_CACHE_LOCATOR_CLASSES=emberscale_kernel_cache.SeededCacheLocator \
     NUMBA_CACHE_DIR=/tmp/numba \
@@ -70,6 +70,7 @@ COPY deploy/image/first-job.yaml /tmp/job/
 RUN python3 -m pip --python /opt/emberscale/bin/python install --no-deps --no-index /tmp/wheels/*.whl \
     && cp /tmp/wheels/emberscale_kernel_cache.py /opt/emberscale/lib/python3.*/site-packages/ \
     && cd /tmp/job && export PATH=/opt/emberscale/bin:$PATH NUMBA_CACHE_DIR=$EMBERSCALE_KERNELS \
+    && python -m emberscale_trainer.compile_kernels && python -c 'import emberscale_brain.planner.sieve' \
     && emberscale data synth data --rows 4000 --seed 1 \
     && (emberscale run first-job.yaml || (tail -n 50 runs/*/logs/*; false)) \
     && chmod -R a+rX $EMBERSCALE_KERNELS \

@@ -20,6 +20,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	NUMBA_CACHE_DIR="$${XDG_CACHE_HOME:-$$HOME/.cache}/emberscale/numba" $(BIN)/python -m emberscale_trainer.compile_kernels
+	NUMBA_CACHE_DIR="$${XDG_CACHE_HOME:-$$HOME/.cache}/emberscale/numba" $(BIN)/python -c 'import emberscale_brain.planner.sieve'
 	touch $@
 
 demo: install

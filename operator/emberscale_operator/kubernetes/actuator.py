@@ -18,6 +18,7 @@ from emberscale_operator.reconcile import Action, Create, Delete, ReportExit, Re
 _PREPARING_SECONDS = 3.0
 _REFUSED_SECONDS = 5.0
 _UNHEARD_SECONDS = 1.0
+_ENDING_SECONDS = 30.0
 
 
 class Actuator:
@@ -32,6 +33,7 @@ class Actuator:
         self._observation = observation
         self._recorder = recorder
         self._refused_resizes: set[tuple[str, Resources]] = set()
+        self._told_to_end: dict[str, float] = {}
         self.problems: dict[tuple[Role, int], tuple[str, str]] = {}
 
     async def act(
@@ -71,7 +73,7 @@ class Actuator:
                     await self._resize(job, by_id[instance], resources)
                 case Delete(instance):
                     view = by_id[instance]
-                    if _keeps_logs(job, view, phase) and link is not None and await link.shut_down():
+                    if _keeps_logs(job, view, phase) and await self._ends_by_itself(view, link, now):
                         delays.append(_PREPARING_SECONDS)
                     else:
                         await self._delete(job, view, phase)
@@ -85,6 +87,12 @@ class Actuator:
                 case Wait(until):
                     delays.append(max(0.1, until - now))
         return min(delays, default=None)
+
+    async def _ends_by_itself(self, view: PodView, link: MasterLink | None, now: float) -> bool:
+        """Whether a master ends, or will: for a while after it has gone its pod still seems to run."""
+        if view.uid not in self._told_to_end and link is not None and await link.shut_down():
+            self._told_to_end[view.uid] = now
+        return now < self._told_to_end.get(view.uid, -_ENDING_SECONDS) + _ENDING_SECONDS
 
     async def _delete(self, job: Job, view: PodView, phase: JobPhase) -> None:
         ended = view.instance.exit is not None
