@@ -33,7 +33,7 @@ def test_the_command_line_takes_a_job_through_its_life(place: Place, tmp_path: P
     assert "Complete" in emberscale("status", "typed", "--watch")
     assert json.loads(emberscale("status", "typed", "--output", "json"))["phase"] == "Complete"
     assert '"phase": "Complete"' in emberscale("logs", "typed")
-    assert '"component": "worker"' in emberscale("logs", "typed", "worker-0")
+    assert '"role": "worker"' in emberscale("logs", "typed", "worker-0")
     assert_exact(job, place, 8 * RECORDS)
     assert "typed: deleted" in emberscale("delete", "typed")
     eventually("the job is deleted", lambda: find("trainingjob", "typed", place.namespace) is None, seconds=60)

@@ -49,7 +49,11 @@ def open_engine(url: str) -> Engine:
                 parsed,
                 pool_pre_ping=True,
                 pool_size=4,
-                connect_args={"connect_timeout": _CONNECT_SECONDS, "application_name": "emberscale-brain"},
+                connect_args={
+                    "connect_timeout": _CONNECT_SECONDS,
+                    "application_name": "emberscale-brain",
+                    "client_encoding": "utf8",  # of a database that says SQL_ASCII, texts would come as bytes
+                },
             )
         except NoSuchModuleError as error:
             raise DatabaseUnusableError(f"{parsed.drivername}: no such driver; write postgresql://...") from error

@@ -3,6 +3,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import psycopg
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
@@ -37,6 +38,7 @@ from emberscale_brain.planner.types import (
     SimilarJob,
     ThroughputFit,
 )
+from postgres import PostgresServer
 
 SHAPE = JobShape(8, 4, 4, 4, 4 * GIB, 300 * GIB)
 FIT = ThroughputFit((1.0, 2.0, 3.0, 4.0, 5.0), ((math.inf,) * 5,) * 5, 0.05, 0.03, 10, 3)
@@ -185,3 +187,15 @@ os.kill(os.getpid(), signal.SIGKILL)
     opened.migrate()
     assert [change.job for change in opened.running_jobs(1)] == ["a"]
     opened.close()
+
+
+def test_a_database_that_says_no_encoding_is_used_all_the_same(postgres_server: PostgresServer) -> None:
+    with psycopg.connect(postgres_server.url(), autocommit=True) as connection:
+        connection.execute("CREATE DATABASE plain ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0")
+    opened = HistoryStore.open(postgres_server.url("plain"))
+    try:
+        opened.migrate()
+        opened.write([submitted("a")])
+        assert opened.running_jobs(10) == [submitted("a")]
+    finally:
+        opened.close()
