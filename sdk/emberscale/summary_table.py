@@ -47,7 +47,7 @@ def _lines(summary: Summary) -> list[tuple[str, str]]:
     lines.append(("wall time", clock_time(summary.wall_seconds)))
     if any(summary.stages.values()):
         spent = {stage: f"{seconds:.1f}s" for stage, seconds in summary.stages.items()}
-        waited = f"{spent['wait_read']} for batches, {spent['wait_pull']} for rows, {spent['wait']} for others"
+        waited = f"{spent['wait_read']} for batches, {spent['wait_pull']} for rows, {spent['wait']} otherwise"
         lines.append(("training", f"computed {spent['compute']}   waited {waited}"))
         lines.append(("beside it", "   ".join(f"{stage} {spent[stage]}" for stage in ("read", "plan", "pull", "push"))))
     if summary.rows:
