@@ -36,3 +36,8 @@ BRAIN_PLANNING_FAILURES_TOTAL = "emberscale_brain_planning_failures_total"
 BRAIN_DATABASE_UP = "emberscale_brain_database_up"
 BRAIN_BACKLOG_CHANGES = "emberscale_brain_backlog_changes"
 BRAIN_LOST_CHANGES_TOTAL = "emberscale_brain_lost_changes_total"
+
+WAITS = ("wait_read", "wait_pull", "wait")
+"""What training waits for: a batch that is being read, rows that are being pulled, or else, such as for staleness."""
+WORKER_STAGES = ("read", "plan", "pull", "compute", "push", *WAITS)
+"""What the threads of a worker spend their time on, as STAGE_SECONDS_TOTAL labels it; threads overlap."""

@@ -7,11 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from emberscale_api.metrics import WORKER_STAGES
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.local import Outcome
-
-STAGES = ("read", "plan", "pull", "compute", "push", "wait_read", "wait_pull", "wait")
-"""Of the workers' threads; the last three are what training waited for: reading, pulling, anything else."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +158,7 @@ def _stages(status: pb.JobStatus) -> dict[str, float]:
     for member in status.members:
         if member.member.role == pb.WORKER:
             seconds.update(dict(member.stage_seconds))
-    return {stage: float(seconds[stage]) for stage in STAGES}
+    return {stage: float(seconds[stage]) for stage in WORKER_STAGES}
 
 
 def _peaks(outcome: Outcome, status: pb.JobStatus) -> dict[str, int]:

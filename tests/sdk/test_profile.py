@@ -14,13 +14,14 @@ from emberscale.profiling.picture import draw_profile
 from emberscale.profiling.reading import Reading, take_reading
 from emberscale.profiling.roof import measure_roof, ready_batches
 from emberscale_api.job import load_manifest
+from emberscale_api.metrics import WORKER_STAGES
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.local import Snapshot
 from emberscale_trainer.data.synthetic import DatasetSpec, write_dataset
 from emberscale_trainer.server.metrics import ServerMetrics
 from emberscale_trainer.server.state import ServerState
 from emberscale_trainer.worker.metrics import WorkerMetrics
-from emberscale_trainer.worker.statistics import STAGES, WorkerStatistics
+from emberscale_trainer.worker.statistics import WorkerStatistics
 
 STAGE = "emberscale_stage_seconds_total"
 
@@ -34,7 +35,7 @@ def worker(done: float) -> dict[str, float]:
         "emberscale_keys_total": 6_500 * done,
         "emberscale_wire_bytes_total received": 500_000 * done,
         "emberscale_wire_bytes_total sent": 600_000 * done,
-        **{f"{STAGE} {stage}": (0.5 if stage == "read" else 0.1) * done for stage in STAGES},
+        **{f"{STAGE} {stage}": (0.5 if stage == "read" else 0.1) * done for stage in WORKER_STAGES},
     }
 
 

@@ -92,7 +92,8 @@ def _progress() -> Iterator["Progress"]:
 
 
 def _print(measured: "JobProfile", plot: Path) -> None:
-    from emberscale.profiling.job_profile import WAITS, WORKER_THREADS
+    from emberscale.profiling.job_profile import WORKER_THREADS
+    from emberscale_api.metrics import WAITS
 
     console = Console()
     table = Table("process", "thread", "stage", title=f"{measured.name}: where the time goes", title_justify="left")

@@ -7,13 +7,10 @@ from typing import Any
 from emberscale.profiling.reading import Reading, difference
 from emberscale_api import metrics
 
-WAITS = ("wait_read", "wait_pull", "wait")
-"""What the thread that computes waits for: a batch, its rows, or anything else."""
-
 WORKER_THREADS: Mapping[str, tuple[str, ...]] = {
     "read": ("read", "plan"),
     "pull": ("pull",),
-    "compute": ("compute", *WAITS),
+    "compute": ("compute", *metrics.WAITS),
     "push": ("push",),
 }
 """The threads of a worker, and what each spends its time on; the rest of it waits for the other threads."""
@@ -77,7 +74,7 @@ class JobProfile:
     def bottleneck(self) -> str:
         """The thread of the workers that has the least time left."""
         busy = {
-            thread: sum(self.worker_stages[stage] for stage in stages if stage not in WAITS)
+            thread: sum(self.worker_stages[stage] for stage in stages if stage not in metrics.WAITS)
             for thread, stages in WORKER_THREADS.items()
         }
         return max(busy, key=lambda thread: busy[thread])

@@ -8,7 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from emberscale.charts import BLUE, GREEN, GREY, ORANGE, STYLE, THOUSANDS
-from emberscale.profiling.job_profile import WAITS, WORKER_THREADS, JobProfile
+from emberscale.profiling.job_profile import WORKER_THREADS, JobProfile
+from emberscale_api.metrics import WAITS
 
 _COLOURS = {
     "read": "#5f9bd8",

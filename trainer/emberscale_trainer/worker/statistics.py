@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
+from emberscale_api.metrics import WORKER_STAGES
 from emberscale_api.rpc import master_pb2
 
 PROGRESS_BINS = 1024
@@ -15,13 +16,6 @@ PROGRESS_BINS = 1024
 
 EVALUATION_BINS = 16384
 """Bins of an evaluation shard's histograms: AUC to about 1e-6."""
-
-STAGES = ("read", "plan", "pull", "compute", "push", "wait_read", "wait_pull", "wait")
-"""What the threads of a worker spend their time on.
-
-The last three are the training thread's: it waits for a batch that is being read, for rows that are being pulled, or
-for anything else, such as the bound on staleness.
-"""
 
 
 Span = tuple[float, float]
@@ -48,7 +42,7 @@ class WorkerStatistics:
         self._bad_records: list[master_pb2.BadRecord] = []
         self.total_samples = 0
         self.total_batches = 0
-        self.total_stages = dict.fromkeys(STAGES, 0.0)
+        self.total_stages = dict.fromkeys(WORKER_STAGES, 0.0)
         self.total_traffic = (0, 0)
         self.total_ids = 0
         self.total_keys = 0
