@@ -90,9 +90,10 @@ class Actuator:
 
     async def _ends_by_itself(self, view: PodView, link: MasterLink | None, now: float) -> bool:
         """Whether a master ends, or will: for a while after it has gone its pod still seems to run."""
-        if view.uid not in self._told_to_end and link is not None and await link.shut_down():
-            self._told_to_end[view.uid] = now
-        return now < self._told_to_end.get(view.uid, -_ENDING_SECONDS) + _ENDING_SECONDS
+        told_at = self._told_to_end.get(view.uid)
+        if told_at is None and link is not None and await link.shut_down():
+            told_at = self._told_to_end[view.uid] = now
+        return told_at is not None and now < told_at + _ENDING_SECONDS
 
     async def _delete(self, job: Job, view: PodView, phase: JobPhase) -> None:
         ended = view.instance.exit is not None
