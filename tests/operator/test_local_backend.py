@@ -97,6 +97,18 @@ def test_a_resize_changes_the_limit_of_memory_in_place(make_backend: MakeBackend
     assert seen.reason is ExitReason.OOM_KILLED
 
 
+def test_a_process_that_is_killed_for_want_of_memory_keeps_the_limit_that_it_was_above(
+    make_backend: MakeBackend, eventually: Eventually
+) -> None:
+    backend = make_backend(EAT)
+    limit = 150 << 20
+    backend.create(WORKER, Resources(memory_bytes=limit), now=1.0)
+    eventually(lambda: observe(backend) and backend.peak_memory()["worker-0"] > limit)
+    backend.resize(WORKER, Resources(memory_bytes=1 << 30))
+    eventually(lambda: ended(backend))
+    assert observe(backend)[WORKER].resources.memory_bytes == limit
+
+
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="takes two cores to tell")
 def test_processes_with_limits_are_spread_over_the_cores(make_backend: MakeBackend, eventually: Eventually) -> None:
     backend = make_backend(SLEEP)

@@ -88,9 +88,12 @@ class LocalBackend:
         self._entries[instance] = _Entry(process, resources, cores, started_at=now)
 
     def resize(self, instance: InstanceId, resources: Resources) -> None:
-        """Gives a running instance other cores and another limit of memory."""
+        """Gives a running instance other cores and another limit of memory.
+
+        One that is being killed for want of memory keeps the limit that it was above.
+        """
         entry = self._entries.get(instance)
-        if entry is None or entry.exit is not None:
+        if entry is None or entry.exit is not None or entry.process.out_of_memory:
             return
         if resources.cpu_cores != entry.resources.cpu_cores:
             entry.cores = place(resources.cpu_cores, self._loads(without=instance))
