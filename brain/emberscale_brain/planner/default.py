@@ -83,12 +83,15 @@ class DefaultPlanner:
         per_core = [float(a.candidates.gross[0]) / a.present.cpu for a in running if a.fit is not None]
         guess = float(np.median(per_core)) if per_core else _SAMPLES_PER_CORE
         waiting = []
+        free = Room(cluster.capacity, cluster.quotas)
+        for job in cluster.jobs:
+            free.take(job.owner, job.current)
         for job in jobs:
             if job.current is None:
                 start = self._start(job, index)
                 constants = ModelConstants.of(job.metadata, cluster.network_bytes_per_second)
                 prior = prior_of(start.past, start.similar, constants)
-                waiting.append(first_shapes(job, start, prior, cluster, self._settings, guess))
+                waiting.append(first_shapes(job, start, prior, cluster, free.left(job.owner), self._settings, guess))
         return running, waiting
 
     def _model(self, cluster: ClusterView, job: JobView, index: HistoryIndex) -> JobModel:

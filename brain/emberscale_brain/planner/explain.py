@@ -119,7 +119,7 @@ def explain_waiting(first: FirstShapes, row: int | None) -> PlannedShape:
         return PlannedShape(None, PlanAction.WAIT, reason, Explanation(fit=first.fit, similar=first.start.similar))
     shape = candidates.shapes[row]
     reason = f"{first.start.reason[:1].upper()}{first.start.reason[1:]}."
-    if row:
+    if shape != first.start.shape:
         reason += f" The cluster has room for a part of it now: {shape.describe()}."
     if len(first.start.similar) > 1:
         reason += " Also like " + "; ".join(describe(one) for one in first.start.similar[1:3]) + "."

@@ -35,6 +35,11 @@ class Room:
         cpu, memory = self._quotas.get(owner, (float("inf"), float("inf")))
         return max(0.0, min(self._cpu, cpu)), max(0.0, min(self._memory, memory))
 
+    def left(self, owner: str) -> ClusterCapacity:
+        """What a job of the owner may have, in all and for each process."""
+        cpu, memory = self.limits(owner)
+        return ClusterCapacity(cpu, int(memory), *self._nodes)
+
     def fits(self, owner: str, shape: JobShape) -> bool:
         """Whether a job of the owner may have the shape."""
         cpu, memory = self.limits(owner)

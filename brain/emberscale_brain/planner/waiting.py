@@ -9,8 +9,16 @@ from emberscale_brain.model.features import ModelConstants
 from emberscale_brain.model.fit import prior_fit
 from emberscale_brain.model.prior import Prior
 from emberscale_brain.planner.candidates import Candidates, evaluate
+from emberscale_brain.planner.fitting import cut_to, fits
 from emberscale_brain.planner.grid import Horizon
-from emberscale_brain.planner.types import ClusterView, JobShape, JobView, PlannerSettings, ThroughputFit
+from emberscale_brain.planner.types import (
+    ClusterCapacity,
+    ClusterView,
+    JobShape,
+    JobView,
+    PlannerSettings,
+    ThroughputFit,
+)
 from emberscale_brain.warm_start.start import WarmStart, within
 
 _SIZES = (1.0, 0.75, 0.5, 0.35, 0.25, 0.0)
@@ -24,7 +32,7 @@ def guessed_fit(samples_per_core: float) -> ThroughputFit:
 
 @dataclass(frozen=True, slots=True)
 class FirstShapes:
-    """Candidates for a first shape, the warm start first, then ever smaller ones."""
+    """Candidates for a first shape: as much of the warm start as the cluster could ever have, then ever smaller ones."""
 
     job: JobView
     start: WarmStart
@@ -37,26 +45,27 @@ def first_shapes(
     start: WarmStart,
     prior: Prior | None,
     cluster: ClusterView,
+    free: ClusterCapacity,
     settings: PlannerSettings,
     samples_per_core: float,
 ) -> FirstShapes:
-    """What the job may start with; where no similar job has a fit, each core is taken to train `samples_per_core`."""
-    shapes: dict[JobShape, None] = {}
-    for size in _SIZES:
-        shapes[_sized(start.shape, size, job)] = None
-    capacity = cluster.capacity
-    fitting = tuple(
-        shape
-        for shape in shapes
-        if max(shape.worker_cpu, shape.ps_cpu) <= capacity.largest_node_cpu
-        and max(shape.worker_memory, shape.ps_memory) <= capacity.largest_node_memory
-    )
+    """What the job may start with; where no similar job has a fit, each core is taken to train `samples_per_core`.
+
+    `free` is what nobody has. The memory of a job that is like no other is a guess: one that needs more than that is
+    offered with less, where others would only let it wait.
+    """
     constants = ModelConstants.of(job.metadata, cluster.network_bytes_per_second)
     fit = None if prior is None else prior_fit(prior)
-    if not fitting:
+    largest = cut_to(start.shape, job.bounds, cluster.capacity, keep_memory=False)
+    if largest is None:
         return FirstShapes(job, start, _none(), fit)
+    most = min(job.bounds.ps_memory[1], cluster.capacity.largest_node_memory)
+    shapes = dict.fromkeys(_sized(largest, size, job, most) for size in _SIZES)
+    if not start.similar and not any(fits(shape, free) for shape in shapes):
+        left = cut_to(largest, job.bounds, free, keep_memory=False)
+        shapes.update({} if left is None else {left: None})
     candidates = evaluate(
-        fitting,
+        tuple(shape for shape in shapes if fits(shape, cluster.capacity)),
         constants,
         fit or guessed_fit(samples_per_core),
         cluster.prices,
@@ -67,10 +76,10 @@ def first_shapes(
     return FirstShapes(job, start, candidates, fit)
 
 
-def _sized(shape: JobShape, size: float, job: JobView) -> JobShape:
-    """The shape with this share of its processes; fewer PS hold the same tables, so there are enough for them."""
+def _sized(shape: JobShape, size: float, job: JobView, most: float) -> JobShape:
+    """The shape with this share of its processes, and enough PS of at most `most` bytes for the same tables."""
     tables = shape.ps * shape.ps_memory
-    ps = max(1, round(shape.ps * size), job.bounds.ps[0], min(shape.ps, math.ceil(tables / job.bounds.ps_memory[1])))
+    ps = max(1, round(shape.ps * size), job.bounds.ps[0], min(shape.ps, math.ceil(tables / most)))
     scaled = JobShape(
         workers=max(1, round(shape.workers * size)),
         ps=ps,

@@ -1,23 +1,33 @@
-"""What a plan must not do, whoever made it; pure."""
+"""What there is room for, and what a plan must not do, whoever made it; pure."""
 
 from collections.abc import Mapping
 
-from emberscale_brain.planner.types import JobId, JobShape, PlannedShape
+from emberscale_brain.planner.room import Room
+from emberscale_brain.planner.types import GIB, ClusterCapacity, JobId, JobShape, PlannedShape
 from emberscale_brain.service.state import BrainState, Conditions
 
 
-def missing_room(state: BrainState, conditions: Conditions, shape: JobShape, now: float) -> str | None:
-    """Why there is no room for one more job of this shape; None if there is."""
-    taken = [state.view(job, now, conditions.settle_seconds).current for job in state.jobs]
-    cpu = sum(other.cpu for other in taken if other is not None)
-    memory = sum(other.memory for other in taken if other is not None)
-    capacity = conditions.capacity
-    if cpu + shape.cpu > capacity.cpu:
-        return f"{shape.cpu:g} cores are wanted and {max(0.0, capacity.cpu - cpu):g} of {capacity.cpu:g} are free"
-    if memory + shape.memory > capacity.memory:
-        free = max(0, capacity.memory - memory) / 2**30
-        return f"{shape.memory / 2**30:.1f} GiB are wanted and {free:.1f} GiB are free"
-    return None
+def free_room(state: BrainState, conditions: Conditions, owner: str, now: float) -> ClusterCapacity:
+    """What one more job of the owner may have beside all others, in all and for each process."""
+    room = Room(conditions.capacity, conditions.quotas)
+    for job, known in state.jobs.items():
+        room.take(known.submitted.owner, state.view(job, now, conditions.settle_seconds).current)
+    return room.left(owner)
+
+
+def missing_room(shape: JobShape, free: ClusterCapacity, whole: ClusterCapacity) -> str:
+    """Why a shape that does not fit into what is free does not."""
+    if shape.cpu > free.cpu:
+        return f"{shape.cpu:g} cores are wanted and {free.cpu:g} of {whole.cpu:g} are free"
+    if shape.memory > free.memory:
+        return (
+            f"{shape.memory / GIB:.1f} GiB are wanted and {free.memory / GIB:.1f} of {whole.memory / GIB:.1f} are free"
+        )
+    cores, memory = max(shape.worker_cpu, shape.ps_cpu), max(shape.worker_memory, shape.ps_memory)
+    if cores > whole.largest_node_cpu:
+        return f"{cores:g} cores are wanted for one process and the largest node has {whole.largest_node_cpu:g}"
+    has = whole.largest_node_memory / GIB
+    return f"{memory / GIB:.1f} GiB are wanted for one process and the largest node has {has:.1f} GiB"
 
 
 def unacceptable(

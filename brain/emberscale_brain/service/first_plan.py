@@ -1,12 +1,13 @@
-"""The plan that a job starts with: Algorithm 1's shape, if there is room for it now; pure."""
+"""The plan that a job starts with: Algorithm 1's shape, cut to what there is room for now; pure."""
 
 from emberscale_brain.history.changes import JobSubmitted, PlanMade
-from emberscale_brain.planner.types import Explanation, PlanAction, PlannedShape
+from emberscale_brain.planner.fitting import cut_to, least_of
+from emberscale_brain.planner.types import ClusterCapacity, Explanation, PlanAction, PlannedShape, ShapeBounds
 from emberscale_brain.preferences import PlannerPreferences
-from emberscale_brain.service.acceptance import missing_room
+from emberscale_brain.service.acceptance import free_room, missing_room
 from emberscale_brain.service.state import BrainState, Conditions
 from emberscale_brain.warm_start.similarity import HistoryIndex, NewJob
-from emberscale_brain.warm_start.start import warm_start
+from emberscale_brain.warm_start.start import WarmStart, warm_start
 
 
 def make_first_plan(
@@ -25,11 +26,30 @@ def make_first_plan(
         preferences.neighbours,
         preferences.smoothing,
     )
-    missing = missing_room(state, conditions, started.shape, now)
-    planned = PlannedShape(
-        shape=started.shape if missing is None else None,
-        action=PlanAction.START if missing is None else PlanAction.WAIT,
-        reason=started.reason if missing is None else f"waits for the next round of planning: {missing}",
-        explanation=Explanation(similar=started.similar),
-    )
+    free = free_room(state, conditions, submitted.owner, now)
+    planned = _as_far_as_there_is_room(started, submitted.bounds, free, conditions.capacity)
     return PlanMade(submitted.job, submitted.last_plan + 1, now, "warm start", planned)
+
+
+def _as_far_as_there_is_room(
+    started: WarmStart, bounds: ShapeBounds, free: ClusterCapacity, whole: ClusterCapacity
+) -> PlannedShape:
+    """Memory is kept where similar jobs are known to have needed it; without any it is a guess, and cut like the rest.
+
+    Where the whole cluster never had so much, even memory that was needed is cut to that.
+    """
+    explanation = Explanation(similar=started.similar)
+    known = bool(started.similar)
+    possible = cut_to(started.shape, bounds, whole, keep_memory=False)
+    shape = None if possible is None else cut_to(possible, bounds, free, keep_memory=known)
+    if shape is None:
+        least = least_of(possible or started.shape, bounds, free, keep_memory=known and possible is not None)
+        missing = missing_room(least, free, whole)
+        reason = f"waits for the next round of planning: {missing}, for no more than {least.describe()}"
+        return PlannedShape(None, PlanAction.WAIT, reason, explanation)
+    if shape == started.shape:
+        return PlannedShape(shape, PlanAction.START, started.reason, explanation)
+    missing = missing_room(started.shape, free, whole)
+    return PlannedShape(
+        shape, PlanAction.START, f"{started.reason}; cut to {shape.describe()}, since {missing}", explanation
+    )

@@ -114,7 +114,42 @@ def test_a_full_cluster_lets_jobs_wait_and_says_so(start_brain: StartBrain) -> N
     assert brain.submit(submitted())[0].shape.workers == 6
     waiting, _ = brain.submit(submitted(JobId("other")))
     assert (waiting.action, waiting.HasField("shape")) == ("Wait", False)
-    assert "28 cores are wanted and 7 of 35 are free" in waiting.reason
+    assert "12 cores are wanted and 7 of 35 are free, for no more than 2 workers" in waiting.reason
+
+
+def test_a_first_plan_is_cut_to_what_is_free_and_says_so(start_brain: StartBrain) -> None:
+    brain = start_brain("cluster.cpu=45", "planning.interval=1h")
+    assert brain.submit(submitted())[0].shape.workers == 6
+    cut, _ = brain.submit(submitted(JobId("other")))
+    assert (cut.action, cut.shape.workers) == ("Start", 3)
+    assert "cut to 3 workers x 4 cores" in cut.reason
+    assert "28 cores are wanted and 17 of 45 are free" in cut.reason
+
+
+def test_a_first_plan_keeps_to_the_owners_quota_and_the_largest_node(start_brain: StartBrain) -> None:
+    brain = start_brain(
+        "quotas={ann: {cpu: 3}}", "cluster.largestNodeCpu=2", "bounds.cpuStep=0.5", "planning.interval=1h"
+    )
+    free = ShapeBounds(cpu_step=0.5, worker_cpu=(0.5, 16), ps_cpu=(0.5, 16))
+    shape = brain.submit(submitted(bounds=free))[0].shape
+    assert max(shape.worker_cpu, shape.ps_cpu) <= 2
+    assert shape.workers * shape.worker_cpu + shape.ps * shape.ps_cpu == 3
+
+
+def test_memory_is_a_guess_only_where_no_job_was_similar(start_brain: StartBrain) -> None:
+    brain = start_brain("planning.interval=1h", "cluster.memory=14Gi")
+    free = replace(BOUNDS, workers=(1, 2), worker_memory=(1 * GIB, 8 * GIB), ps_memory=(1 * GIB, 64 * GIB))
+    large = JobShape(1, 1, 4, 4, 4 * GIB, 8 * GIB)
+    cold, _ = brain.submit(submitted(bounds=replace(free, worker_memory=(8 * GIB, 8 * GIB))))
+    assert (cold.action, cold.shape.worker_memory) == ("Start", 8 * GIB)
+    assert cold.shape.ps_memory <= 6 * GIB
+    brain.end(JobEnded(JOB, "Complete", time.time(), final_shape=large)).result(timeout=20)
+    warm, _ = brain.submit(submitted(JobId("second"), free))
+    assert warm.action == "Start"
+    assert warm.shape.ps_memory >= 8 * GIB
+    waiting, _ = brain.submit(submitted(JobId("third"), free))
+    assert waiting.action == "Wait"
+    assert "GiB are wanted" in waiting.reason
 
 
 def test_a_restarted_brain_has_the_plan_and_its_reasons(start_brain: StartBrain) -> None:
