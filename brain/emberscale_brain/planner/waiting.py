@@ -32,7 +32,7 @@ def guessed_fit(samples_per_core: float) -> ThroughputFit:
 
 @dataclass(frozen=True, slots=True)
 class FirstShapes:
-    """Candidates for a first shape: as much of the warm start as the cluster could ever have, then ever smaller ones."""
+    """Candidates for a first shape: as much of the warm start as the cluster could have, then ever smaller ones."""
 
     job: JobView
     start: WarmStart
