@@ -34,7 +34,7 @@ def test_a_server_that_runs_out_of_memory_gets_more_and_the_job_completes(place:
 def test_an_evicted_worker_is_not_the_users_fault(place: Place) -> None:
     document = manifest("evicted", place)
     document["spec"]["runPolicy"] = {"backoffLimit": 0}
-    document["spec"]["training"]["epochs"] = 2
+    document["spec"]["training"]["epochs"] = 8  # it goes on for longer than the worker takes to leave
     job = submit(document, place)
     job.wait_for_samples(1)
     pod = job.running("worker")[0]["metadata"]["name"]

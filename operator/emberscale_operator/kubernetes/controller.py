@@ -31,7 +31,7 @@ from emberscale_operator.kubernetes.master_link import MasterLink
 from emberscale_operator.kubernetes.observation import Observation, plan_of
 from emberscale_operator.kubernetes.pod_spec import JobObjects
 from emberscale_operator.kubernetes.pod_state import PodView, Waiting
-from emberscale_operator.kubernetes.record import history_of, members_of
+from emberscale_operator.kubernetes.record import history_of, members_of, memory_limit_of
 from emberscale_operator.kubernetes.recorder import Recorder
 from emberscale_operator.kubernetes.settings import Settings
 from emberscale_operator.kubernetes.status import (
@@ -269,7 +269,7 @@ class JobController:
             self._observation.restarts[slot] = self._observation.restarts.get(slot, 0) + 1
             stories.tell_exit(self._recorder, job, view)
             self._tallies.pod_ended(view)
-            limit = view.instance.resources.memory_bytes
+            limit = memory_limit_of(view, status.members)
             if ended.reason is ExitReason.OOM_KILLED and limit is not None:
                 grown = grown_memory(limit)
                 if grown > self._grown(status).get(view.id.role, 0):

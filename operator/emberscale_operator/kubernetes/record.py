@@ -3,6 +3,7 @@
 from collections.abc import Container, Iterable, Mapping
 from datetime import UTC, datetime
 
+from emberscale_api.job import memory_bytes
 from emberscale_api.job.status import MemberStatus
 from emberscale_operator.kubernetes.demands import quantities
 from emberscale_operator.kubernetes.pod_state import PodView
@@ -99,6 +100,16 @@ def _state(view: PodView | None, deleting: Container[str]) -> str:
     if view.instance.state is InstanceState.RUNNING:
         return "Running" if view.running else "Pending"
     return str(view.instance.state)
+
+
+def memory_limit_of(view: PodView, members: Iterable[MemberStatus]) -> int | None:
+    """The limit of memory, in bytes, that a pod which has ended ran with.
+
+    `members` are as its last look while it ran left them. Its manifest may have been edited since, by a resize that
+    came too late for the container; only of a pod that was never seen running does the manifest tell.
+    """
+    seen = next((member.memory for member in members if member.uid == view.uid), "")
+    return memory_bytes(seen) if seen else view.instance.resources.memory_bytes
 
 
 def rounded(seconds: float) -> datetime:

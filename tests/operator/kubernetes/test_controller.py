@@ -367,6 +367,31 @@ def test_a_pod_that_ran_out_of_memory_comes_back_with_more() -> None:
     assert {"OOMKilledPSPod", "IncreasedPSMemory"} <= set(api.events)
 
 
+def test_memory_grows_from_the_limit_that_a_pod_was_killed_at_and_not_from_one_that_came_too_late() -> None:
+    """Neither by an operator that saw it run nor by the next."""
+    api = MemoryApi(job_body(ps={"replicas": 1, "resources": {"limits": {"memory": "1Gi"}}}))
+
+    async def scenario() -> None:
+        operator = Operator(api)
+        await operator.settle()
+        (ps,) = (pod for pod in api.live_pods() if slot_of(pod) == "ps-0")
+        running = {
+            "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}},
+            "resources": {"limits": {"memory": "1Gi"}},
+        }
+        ps["status"]["containerStatuses"] = [running]
+        api.sync()
+        await operator.settle(2)
+        operator.controller = operator.start()
+        ps["spec"]["containers"][0]["resources"]["limits"]["memory"] = "4Gi"
+        api.end_pod(ps, 137, "OOMKilled")
+        api.sync()
+        await operator.settle()
+
+    asyncio.run(scenario())
+    assert api.body["status"]["ps"]["memoryBytes"] == 1536 << 20
+
+
 def test_errors_of_its_own_fail_a_job_and_evictions_do_not() -> None:
     def outcome(evicted: bool) -> tuple[str, str]:
         api = new_api(runPolicy={"backoffLimit": 2})
