@@ -1,10 +1,14 @@
 """Cost grows as work grows: the cost of a sample with more processes, and of a row with more rows.
 
-A job of 1 worker + 1 parameter server, 2 + 2 and 4 + 4, on the same records. On a machine with fewer cores than that
-the processes take turns, so that wall time would say how many cores there are. Oversubscription is excluded by counting
-not seconds but CPU seconds: samples trained for each second that the kernel gave to the job's processes (utime + stime
-of /proc, of workers, servers, master and Redis), in a window in which nothing but training happens. What more processes
-cost, such as smaller messages to more servers, colder caches and switches between processes, stays in.
+A job of 1 worker + 1 parameter server, 2 + 2 and 4 + 4, on the same records. Cost is CPU seconds: samples trained for
+each second that the kernel gave to the processes (utime + stime of /proc, of workers, servers, master and Redis), in a
+window in which nothing but training happens.
+
+On a machine with fewer cores than processes two things make a sample dearer: that the job has more processes, which is
+asked here, and that processes take turns on a core and find its caches cold, which would be so for any processes. The
+second is excluded by a control in the same round: as many jobs of 1 + 1 beside each other, which do the same work in
+as many processes and share nothing. Smaller messages to more servers, one master for all of them, and waiting for each
+other stay in. The cost against a single job of 1 + 1, with the oversubscription in it, is printed too.
 
 A table of n rows, 2n and 4n: the growth of a fresh process's resident memory for each row, index and bookkeeping
 included.
@@ -12,7 +16,10 @@ included.
 
 import os
 import tempfile
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
 
 import matplotlib as mpl
@@ -20,10 +27,12 @@ import numpy as np
 import psutil
 
 from emberscale.interruption import Interruption
-from emberscale.profiling.measure import measure_job
-from emberscale.profiling.reading import difference
+from emberscale.profiling.measure import ProfileFailedError, train_until
+from emberscale.profiling.reading import Reading, difference, take_reading
 from emberscale_api import metrics
 from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec, TrainingJob, parse_manifest
+from emberscale_api.rpc import master_pb2 as pb
+from emberscale_operator.local import Snapshot
 from emberscale_trainer.data.synthetic import DatasetSpec, write_dataset
 from emberscale_trainer.table import TableStore
 from reporting import Ratio, arguments, report, say
@@ -32,6 +41,7 @@ SHAPES = (1, 2, 4)
 SCALES = (1, 2, 4)
 RECORDS = 400_000
 SAMPLES = 300_000
+WARM_UP = 0.25
 ROWS = 1_000_000
 DIMENSION = 16
 CHUNK = 1 << 16
@@ -55,12 +65,65 @@ def job_of(data: Path, processes: int) -> TrainingJob:
     )
 
 
-def samples_per_cpu_second(data: Path, processes: int, samples: int) -> float:
-    """Of all processes of the job together, once it is warm."""
-    with Interruption() as interruption:
-        before, after = measure_job(job_of(data, processes), samples, interruption, lambda *_: None)
-    grown, cpu_seconds = difference(before, after)
-    return grown["worker"][metrics.SAMPLES_TOTAL] / sum(cpu_seconds.values())
+class SharedWindow:
+    """The span of time that jobs beside each other are measured in: all are warm, until enough samples are trained."""
+
+    def __init__(self, jobs: int, samples: int) -> None:
+        self._lock = threading.Lock()
+        self._samples = samples
+        self._trained = [0] * jobs
+        self._begun_at = 0
+        self._before: list[Reading | None] = [None] * jobs
+        self._after: list[Reading | None] = [None] * jobs
+        self.cancelled = False
+
+    def is_over(self, job: int, snapshot: Snapshot) -> bool:
+        """Of what one of the jobs, each in a thread of its own, sees of itself."""
+        status = snapshot.status
+        if status is None or status.phase != pb.TRAINING:
+            return self.cancelled
+        with self._lock:
+            self._trained[job] = status.samples
+            trained = sum(self._trained)
+            is_warm = min(self._trained) * len(self._trained) >= WARM_UP * self._samples
+            begins = is_warm and self._before[job] is None
+            ends = None not in self._before and trained >= self._begun_at + self._samples and self._after[job] is None
+        if begins:
+            reading = take_reading(snapshot)
+            with self._lock:
+                self._before[job] = reading
+                self._begun_at = sum(self._trained)
+        elif ends:
+            self._after[job] = take_reading(snapshot)
+        return self.cancelled or None not in self._after
+
+    def samples_per_cpu_second(self) -> float:
+        """Of all processes of all the jobs together."""
+        samples, seconds = 0.0, 0.0
+        for before, after in zip(self._before, self._after, strict=True):
+            if before is None or after is None:
+                raise ProfileFailedError("a job ended before it was measured")
+            grown, cpu_seconds = difference(before, after)
+            samples += grown["worker"][metrics.SAMPLES_TOTAL]
+            seconds += sum(cpu_seconds.values())
+        return samples / seconds
+
+
+def samples_per_cpu_second(data: Path, jobs: int, processes: int, samples: int) -> float:
+    """Of jobs beside each other that have so many workers, and as many servers, each."""
+    window = SharedWindow(jobs, samples)
+    with ThreadPoolExecutor(jobs) as threads:
+        runs = [
+            threads.submit(train_until, partial(window.is_over, number), job_of(data, processes), Interruption())
+            for number in range(jobs)
+        ]
+        try:
+            for run in as_completed(runs):
+                run.result()
+        except BaseException:
+            window.cancelled = True
+            raise
+    return window.samples_per_cpu_second()
 
 
 def bytes_per_row(rows: int) -> float:
@@ -89,21 +152,31 @@ def _filled(rows: int) -> int:
     return int(process.memory_info().rss - before)
 
 
-def draw(path: Path, speeds: Sequence[Sequence[float]], sizes: Sequence[Sequence[float]]) -> None:
-    """Every measurement, and the medians; the lines are what perfectly proportional cost would be."""
+def draw(
+    path: Path, speeds: Sequence[Sequence[float]], controls: Sequence[Sequence[float]], sizes: Sequence[Sequence[float]]
+) -> None:
+    """Every measurement, and the medians; the line of memory is what perfectly proportional cost would be."""
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
     figure, (speed, memory) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
-    speed.axhline(float(np.median(speeds[0])), color="#8a8f98", linewidth=1)
-    speed.axhline(TARGET_SPEED * float(np.median(speeds[0])), color="#d9722e", linewidth=1, linestyle="--")
-    for place, values in enumerate(speeds):
-        speed.plot([place] * len(values), values, "o", color="#2f6db5", alpha=0.4)
-        speed.plot([place], [np.median(values)], "_", color="#2f6db5", markersize=40, markeredgewidth=3)
+    for beside, shapes, colour, label in (
+        (-0.12, controls, "#8a8f98", "as many jobs of 1 + 1 beside each other"),
+        (0.12, speeds, "#2f6db5", "one job"),
+    ):
+        for place, runs in enumerate(shapes):
+            speed.plot([place + beside] * len(runs), runs, "o", color=colour, alpha=0.4)
+            speed.hlines(np.median(runs), place + beside - 0.1, place + beside + 0.1, color=colour, linewidth=3)
+        speed.plot([], [], "o", color=colour, label=label)
+    for place, runs in enumerate(controls):
+        target = TARGET_SPEED * float(np.median(runs))
+        speed.hlines(target, place + 0.02, place + 0.22, color="#d9722e", linestyle="--")
+    speed.plot([], [], "--", color="#d9722e", label="target: 90% of the jobs beside each other")
     speed.set_xticks(range(len(SHAPES)), [f"{count} + {count}" for count in SHAPES])
     speed.set_xlabel("workers + parameter servers")
-    speed.set_title("Samples for each CPU second of the job; dashed: the target")
+    speed.set_title("Samples for each CPU second")
     speed.set_ylim(bottom=0)
+    speed.legend(loc="lower left")
     rows = [ROWS * scale / 1e6 for scale in SCALES]
     totals = [float(np.median(values)) * ROWS * scale / 2**20 for scale, values in zip(SCALES, sizes, strict=True)]
     memory.plot([0, rows[-1]], [0, totals[0] * SCALES[-1]], color="#8a8f98", linewidth=1)
@@ -117,7 +190,7 @@ def draw(path: Path, speeds: Sequence[Sequence[float]], sizes: Sequence[Sequence
 
 
 def main() -> None:
-    """Alternates the shapes, then the sizes, and reports both against the smallest."""
+    """Alternates the shapes and their controls, then the sizes."""
     options = arguments(__doc__).parse_args()
     repetitions = 5
     samples = SAMPLES // 3 if options.quick else SAMPLES
@@ -127,20 +200,29 @@ def main() -> None:
             sizes[number].append(bytes_per_row(ROWS * scale))
     say("bytes a row: " + "   ".join(f"{s}x {np.median(v):.1f}" for s, v in zip(SCALES, sizes, strict=True)))
     speeds: list[list[float]] = [[] for _ in SHAPES]
+    controls: list[list[float]] = [[] for _ in SHAPES]
     with tempfile.TemporaryDirectory(prefix="emberscale-scaling-") as folder:
-        write_dataset(Path(folder, "data"), DatasetSpec(RECORDS, 0, 1, 0.0), lambda _: None)
+        data = Path(folder, "data")
+        write_dataset(data, DatasetSpec(RECORDS, 0, 1, 0.0), lambda _: None)
         for repetition in range(repetitions):
-            for number, processes in enumerate(SHAPES):
-                speeds[number].append(samples_per_cpu_second(Path(folder, "data"), processes, samples))
-            last = "   ".join(f"{n} + {n}: {v[-1]:,.0f}" for n, v in zip(SHAPES, speeds, strict=True))
-            say(f"samples per CPU second, round {repetition + 1}: {last}")
+            for speed, control, count in zip(speeds, controls, SHAPES, strict=True):
+                speed.append(samples_per_cpu_second(data, 1, count, samples))
+                control.append(speed[-1] if count == 1 else samples_per_cpu_second(data, count, 1, samples))
+            each = "   ".join(
+                f"{count} + {count}: {speed[-1]:,.0f}" + (f" (control {control[-1]:,.0f})" if count > 1 else "")
+                for count, speed, control in zip(SHAPES, speeds, controls, strict=True)
+            )
+            say(f"samples per CPU second, round {repetition + 1}: {each}")
+    for count, speed in zip(SHAPES[1:], speeds[1:], strict=True):
+        against = np.median(np.array(speed) / np.array(speeds[0]))
+        say(f"oversubscription included, {count} + {count} reaches {against:.3f} of 1 + 1")
     if options.plot:
-        draw(options.plot, speeds, sizes)
+        draw(options.plot, speeds, controls, sizes)
     ratios = {
-        f"samples per CPU second, {count}+{count} against 1+1": Ratio(
-            list(zip(values, speeds[0], strict=True)), TARGET_SPEED, "min"
+        f"samples per CPU second, {count}+{count} against {count} x 1+1": Ratio(
+            list(zip(speed, control, strict=True)), TARGET_SPEED, "min"
         )
-        for count, values in zip(SHAPES[1:], speeds[1:], strict=True)
+        for count, speed, control in zip(SHAPES[1:], speeds[1:], controls[1:], strict=True)
     }
     for scale, values in zip(SCALES[1:], sizes[1:], strict=True):
         pairs = list(zip(values, sizes[0], strict=True))

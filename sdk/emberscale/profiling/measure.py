@@ -75,25 +75,42 @@ def measure_job(
     job: TrainingJob, samples: int, interruption: Interruption, progress: Progress
 ) -> tuple[Reading, Reading]:
     """Readings of the job when it is warm, and `samples` samples later. Raises ProfileFailedError and StartError."""
+    window = _Window(samples)
+
+    def is_over(snapshot: Snapshot) -> bool:
+        over = window.see(snapshot)
+        trained = 0 if snapshot.status is None else snapshot.status.samples
+        doing = "starting" if not trained else "warming up" if window.before is None else "training"
+        progress(doing, trained, int(samples * (1 + _WARM_UP)))
+        return over
+
+    train_until(is_over, job, interruption)
+    if window.before is None or window.after is None:
+        raise ProfileFailedError("the job ended before it was warm")
+    return window.before, window.after
+
+
+def train_until(is_over: Callable[[Snapshot], bool], job: TrainingJob, interruption: Interruption) -> None:
+    """Trains and does nothing else, until `is_over` is true of what is seen of the job; then the job is killed.
+
+    Raises ProfileFailedError, also when the job ends by itself, and StartError.
+    """
     job = _endless(job)
     folder = Path(tempfile.mkdtemp(prefix="emberscale-profile-"))
     checkpoint = job.spec.checkpoint.model_copy(update={"uri": str(folder / "checkpoints")})
     job = job.model_copy(update={"spec": job.spec.model_copy(update={"checkpoint": checkpoint})})
-    window = _Window(samples)
+    over = False
     with LocalJob(job, str(uuid.uuid4()), RunFolder(folder)) as local, interruption.of(local):
 
         def observe(snapshot: Snapshot) -> None:
-            if window.after is None and window.see(snapshot):
+            nonlocal over
+            if not over and is_over(snapshot):
+                over = True
                 local.kill()
-            trained = 0 if snapshot.status is None else snapshot.status.samples
-            doing = "starting" if not trained else "warming up" if window.before is None else "training"
-            progress(doing, trained, int(samples * (1 + _WARM_UP)))
 
         outcome = local.run(observe)
-    if window.before is None or window.after is None:
-        if interruption.signal is not None:
-            shutil.rmtree(folder)
-            raise ProfileFailedError("interrupted")
+    if not over and interruption.signal is None:
         raise ProfileFailedError(f"{outcome.reason}: {outcome.message}; logs are in {folder / 'logs'}")
     shutil.rmtree(folder)
-    return window.before, window.after
+    if not over:
+        raise ProfileFailedError("interrupted")
