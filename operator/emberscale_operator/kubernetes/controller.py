@@ -20,7 +20,6 @@ from emberscale_operator.kubernetes.client import (
     ApiClient,
     ApiError,
     ApiUnavailableError,
-    core,
     group,
 )
 from emberscale_operator.kubernetes.creation import NamespaceEndsError, ObjectMaker
@@ -30,7 +29,7 @@ from emberscale_operator.kubernetes.job import Job, JobKey, UnreadableJobError, 
 from emberscale_operator.kubernetes.master_link import MasterLink
 from emberscale_operator.kubernetes.observation import Observation, plan_of
 from emberscale_operator.kubernetes.pod_spec import JobObjects
-from emberscale_operator.kubernetes.pod_state import PodView, Waiting
+from emberscale_operator.kubernetes.pod_state import PodView
 from emberscale_operator.kubernetes.record import history_of, members_of, memory_limit_of
 from emberscale_operator.kubernetes.recorder import Recorder
 from emberscale_operator.kubernetes.settings import Settings
@@ -44,6 +43,7 @@ from emberscale_operator.kubernetes.status import (
     without_progress,
 )
 from emberscale_operator.kubernetes.tallies import Tallies
+from emberscale_operator.kubernetes.warnings import PodWarnings
 from emberscale_operator.reconcile import (
     Action,
     Delete,
@@ -84,6 +84,7 @@ class JobController:
         cluster: ClusterView,
         client: ApiClient,
         recorder: Recorder,
+        warnings: PodWarnings,
         tallies: Tallies,
         settings: Settings,
         policy: Policy | None = None,
@@ -93,6 +94,7 @@ class JobController:
         self._cluster = cluster
         self._client = client
         self._recorder = recorder
+        self._warnings = warnings
         self._tallies = tallies
         self._settings = settings
         self._policy = policy
@@ -106,8 +108,6 @@ class JobController:
         self._link: MasterLink | None = None
         self._link_uid = ""
         self._plan: pb.Plan | None = None
-        self._trouble: Waiting | None = None
-        self._trouble_at = 0.0
         self._namespace_ends = False
 
     @property
@@ -170,7 +170,7 @@ class JobController:
         self._tallies.job_reconciled()
         policy = self._policy or Policy(backoff_limit=job.spec.run_policy.backoff_limit)
         active = status.phase not in RESTING
-        views = await self._with_troubles(self._observation.observe(self._cluster.pods(self.key), self.uid, now), now)
+        views = await self._with_warnings(self._observation.observe(self._cluster.pods(self.key), self.uid, now), now)
         before = self._observation.history
         instances = tuple(view.instance for view in views)
         self._observation.history = advance(before, instances, policy.backoff)
@@ -309,21 +309,13 @@ class JobController:
             stories.tell_scaling(self._recorder, job, self._plan, self._link.plan)
             self._plan = self._link.plan
 
-    async def _with_troubles(self, views: Sequence[PodView], now: float) -> tuple[PodView, ...]:
-        """A volume that cannot be mounted shows in a pod's Events only: asks for those of the first that is slow."""
+    async def _with_warnings(self, views: Sequence[PodView], now: float) -> tuple[PodView, ...]:
+        """With what keeps the first pod that is slow to be prepared."""
         slow = next((view for view in views if view.mounting), None)
         if slow is None:
-            self._trouble = None
             return tuple(views)
-        if now >= self._trouble_at + _RETRY_SECONDS:
-            self._trouble_at = now
-            selector = f"involvedObject.uid={slow.uid},type=Warning"
-            found = await self._client.get(core(self.key.namespace, "events"), fieldSelector=selector)
-            events = sorted(
-                found["items"], key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or ""
-            )
-            self._trouble = Waiting(events[-1]["reason"], events[-1]["message"]) if events else None
-        return tuple(replace(view, waiting=self._trouble) if view is slow else view for view in views)
+        waiting = await self._warnings.last(self.key.namespace, slow.uid, now)
+        return tuple(replace(view, waiting=waiting) if view is slow else view for view in views)
 
     async def _close_link(self) -> None:
         if self._link is not None:

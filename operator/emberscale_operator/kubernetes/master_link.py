@@ -1,6 +1,7 @@
 """The conversation with one job's master, which may come, go and come back."""
 
 import asyncio
+import time
 from collections.abc import Callable
 
 import grpc
@@ -15,6 +16,8 @@ from emberscale_operator.reconcile import InstanceExit, InstanceId
 _RETRY_SECONDS = 1.0
 _CALL_SECONDS = 5.0
 _SUSPEND_SECONDS = 900.0
+_LONGEST_RETRY_SECONDS = 8.0
+_PATIENCE = 8
 _KEEPALIVE = (("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_timeout_ms", 5_000))
 
 
@@ -29,6 +32,8 @@ class MasterLink:
         self._wake = wake
         self._status_seconds = status_seconds
         self._suspension: asyncio.Task[bool] | None = None
+        self._heard_at = time.monotonic()
+        self._reached = asyncio.Event()
         self.plan: pb.Plan | None = None
         self.status: pb.JobStatus | None = None
         self.answers = False
@@ -74,9 +79,18 @@ class MasterLink:
             self.status = await self._stub.GetStatus(  # type: ignore[misc]  # the stubs know of threads only
                 pb.GetStatusRequest(), timeout=_CALL_SECONDS, metadata=self._metadata
             )
-            self.answers = True
+            self._hears()
         except grpc.aio.AioRpcError:
-            self.answers = False
+            self._hears_nothing()
+
+    def _hears(self) -> None:
+        self.answers = True
+        self._heard_at = time.monotonic()
+        self._reached.set()
+
+    def _hears_nothing(self) -> None:
+        self.answers = False
+        self._reached.clear()
 
     async def close(self) -> None:
         """Ends the conversation."""
@@ -99,6 +113,7 @@ class MasterLink:
 
     async def _follow_plan(self) -> None:
         while True:
+            await self._reached.wait()
             known = self.plan.version if self.plan else 0
             try:
                 call = self._stub.WatchPlan(pb.WatchPlanRequest(newer_than=known), metadata=self._metadata)
@@ -107,8 +122,9 @@ class MasterLink:
                     await self.refresh_status()
                     self._wake()
             except grpc.aio.AioRpcError:
-                self.answers = False
+                self._hears_nothing()
             await asyncio.sleep(_RETRY_SECONDS)
+            await self.refresh_status()
 
     async def _follow_status(self) -> None:
         while True:
@@ -116,4 +132,10 @@ class MasterLink:
             await self.refresh_status()
             if self.answers != answered or self.answers:
                 self._wake()
-            await asyncio.sleep(self._status_seconds)
+            silent = time.monotonic() - self._heard_at
+            await asyncio.sleep(self._status_seconds if self.answers else retry_seconds(silent))
+
+
+def retry_seconds(silent: float) -> float:
+    """When to ask a master again that was silent for so long: hundreds of them are not to keep an operator busy."""
+    return min(max(_RETRY_SECONDS, silent / _PATIENCE), _LONGEST_RETRY_SECONDS)

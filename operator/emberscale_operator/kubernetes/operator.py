@@ -24,6 +24,7 @@ from emberscale_operator.kubernetes.lease import Lease, LeaseLostError, account_
 from emberscale_operator.kubernetes.recorder import Recorder
 from emberscale_operator.kubernetes.settings import Settings
 from emberscale_operator.kubernetes.tallies import Tallies
+from emberscale_operator.kubernetes.warnings import PodWarnings
 
 _BEAT_SECONDS = 5.0
 _PATIENCE_SECONDS = 120.0
@@ -85,10 +86,11 @@ async def _run(settings: Settings) -> int:
     cluster = WatchedCluster()
     registry = CollectorRegistry()
     tallies = Tallies(registry)
+    warnings = PodWarnings(client)
     states = JobStateStore(settings.redis_url)
     fleet = Fleet(
         lambda key, uid: JobController(
-            key, uid, cluster, client, Recorder(client, settings.identity), tallies, settings
+            key, uid, cluster, client, Recorder(client, settings.identity), warnings, tallies, settings
         ),
         bury=states.remove,
     )

@@ -19,6 +19,7 @@ from emberscale_operator.kubernetes.job import JobKey
 from emberscale_operator.kubernetes.recorder import Recorder
 from emberscale_operator.kubernetes.settings import Settings
 from emberscale_operator.kubernetes.tallies import Tallies
+from emberscale_operator.kubernetes.warnings import PodWarnings
 from emberscale_operator.reconcile import Backoff, Policy
 from training_jobs import job_body
 
@@ -169,8 +170,9 @@ class Operator:
         self.controller = self.start()
 
     def start(self) -> JobController:
-        recorder = Recorder(self.api, "op-1")  # type: ignore[arg-type]  # the calls that it makes are there
-        return JobController(KEY, "job-uid", self.api, self.api, recorder, self.tallies, SETTINGS, self.policy)  # type: ignore[arg-type]
+        api: Any = self.api  # the calls that they make are there
+        recorder, warnings = Recorder(api, "op-1"), PodWarnings(api)
+        return JobController(KEY, "job-uid", api, api, recorder, warnings, self.tallies, SETTINGS, self.policy)
 
     async def step(self, seconds: float = 1.0) -> None:
         self.api.now += seconds

@@ -1,0 +1,69 @@
+"""The operator's conversation with a master that comes late, goes, and comes back."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc
+import grpc.aio
+import pytest
+
+from emberscale_api.rpc import master_pb2 as pb
+from emberscale_operator.kubernetes.master_link import MasterLink, retry_seconds
+
+
+async def start(version: int, port: int = 0) -> tuple[grpc.aio.Server, int]:
+    """A master whose plan has this version, and that says that it trains."""
+
+    async def status(request: pb.GetStatusRequest, context: object) -> pb.JobStatus:
+        return pb.JobStatus(phase=pb.TRAINING)
+
+    async def plans(request: pb.WatchPlanRequest, context: object) -> AsyncIterator[pb.Plan]:
+        if request.newer_than < version:
+            yield pb.Plan(version=version)
+        await asyncio.Event().wait()
+
+    server = grpc.aio.server()
+    of_status = grpc.unary_unary_rpc_method_handler(
+        status, pb.GetStatusRequest.FromString, pb.JobStatus.SerializeToString
+    )
+    of_plans = grpc.unary_stream_rpc_method_handler(plans, pb.WatchPlanRequest.FromString, pb.Plan.SerializeToString)
+    name = pb.DESCRIPTOR.services_by_name["Master"].full_name
+    handlers = {"GetStatus": of_status, "WatchPlan": of_plans}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
+    port = server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    return server, port
+
+
+async def until_plan(link: MasterLink, woken: asyncio.Event, version: int) -> None:
+    while not (link.answers and link.plan is not None and link.plan.version == version):
+        woken.clear()
+        await asyncio.wait_for(woken.wait(), 20)
+
+
+def test_a_master_that_comes_late_and_again_is_heard() -> None:
+    async def scenario() -> None:
+        first, port = await start(1)
+        await first.stop(None)  # nobody is there yet, at a port that is free
+        woken = asyncio.Event()
+        link = MasterLink(f"127.0.0.1:{port}", "token", woken.set, 0.5)
+        try:
+            await link.refresh_status()
+            assert not link.answers
+            second, _ = await start(2, port)
+            await until_plan(link, woken, 2)
+            assert link.status is not None
+            assert link.status.phase == pb.TRAINING
+            await second.stop(None)
+            third, _ = await start(3, port)
+            await until_plan(link, woken, 3)
+            await third.stop(None)
+        finally:
+            await link.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("silent", "seconds"), [(0.0, 1.0), (8.0, 1.0), (32.0, 4.0), (3600.0, 8.0)])
+def test_a_master_is_asked_less_often_the_longer_it_is_silent(silent: float, seconds: float) -> None:
+    assert retry_seconds(silent) == seconds

@@ -1,0 +1,55 @@
+"""What pods that are slow to be prepared wait for."""
+
+import asyncio
+from typing import Any
+
+from emberscale_operator.kubernetes.pod_state import Waiting
+from emberscale_operator.kubernetes.warnings import PodWarnings
+
+
+class Events:
+    """An API server with Warnings by the uid of their pod, that counts how often it is asked."""
+
+    def __init__(self, **reasons: list[str]) -> None:
+        self.reasons = reasons
+        self.asked = 0
+
+    async def get(self, path: str, **query: str) -> dict[str, Any]:
+        self.asked += 1
+        uid = query["fieldSelector"].split(",")[0].removeprefix("involvedObject.uid=")
+        return {
+            "items": [
+                {"reason": reason, "message": "why", "lastTimestamp": f"2026-01-01T00:00:{99 - number}Z"}
+                for number, reason in enumerate(self.reasons.get(uid, ()))
+            ]
+        }
+
+
+def test_the_last_warning_tells_and_is_asked_for_again_after_a_while() -> None:
+    api = Events(a=["FailedMount", "FailedScheduling"])
+    warnings = PodWarnings(api)  # type: ignore[arg-type]  # the one call that it makes is there
+    said = [asyncio.run(warnings.last("team", "a", now)) for now in (100.0, 101.0, 104.9)]
+    assert said == [Waiting("FailedMount", "why")] * 3
+    assert api.asked == 1
+    api.reasons["a"] = []
+    assert asyncio.run(warnings.last("team", "a", 105.0)) is None
+    assert api.asked == 2
+
+
+def test_hundreds_of_jobs_at_once_ask_no_more_often_than_one() -> None:
+    api = Events(**{f"pod{number}": ["FailedMount"] for number in range(500)})
+    warnings = PodWarnings(api)  # type: ignore[arg-type]
+    heard: set[str] = set()
+
+    async def all_ask(now: float) -> None:
+        for number in range(500):
+            if await warnings.last("team", f"pod{number}", now):
+                heard.add(f"pod{number}")
+
+    async def scenario() -> None:
+        for tick in range(40):
+            await all_ask(100.0 + tick / 4)
+
+    asyncio.run(scenario())
+    assert api.asked == 20
+    assert len(heard) > 1
