@@ -84,7 +84,7 @@ POLICY
   sed "s|^volumePluginDir: .*|&\npodLogsDir: \$dir/pod-logs\nimageGCHighThresholdPercent: 100|" "$scripts/up.sh" > "$work/scripts/up.sh"
   chmod +x "$work/scripts/up.sh"
   APISERVER_EXTRA="--audit-policy-file=$state/audit/policy.yaml --audit-log-path=$state/audit/log.jsonl ${APISERVER_EXTRA:-}" \
-    KUBE_NODES=2 "$work/scripts/up.sh" "$state"
+    KUBE_NODES=2 "$work/scripts/up.sh" "$state" > "$work/up.log" 2>&1 || not_run "no cluster: $(tail -n 1 "$work/up.log")"
   # shellcheck source=/dev/null
   source "$state/env"
   inside=$KUBE_EXEC
@@ -101,6 +101,8 @@ elif [ "$(id -u)" != 0 ] || ! command -v apt-get > /dev/null; then
 else
   own="" build=$scripts/build-image.sh load=$scripts/load-image.sh
   install_packages || not_run "the packages that a cluster needs cannot be installed"
+  step "making the base of the images"
+  "$scripts/base-image.sh" > "$work/base.log" 2>&1 || not_run "no base of the images: $(tail -n 1 "$work/base.log")"
 fi
 
 step "building the images"
