@@ -9,7 +9,7 @@ from scipy.stats import t as student_t
 
 from emberscale_brain.planner.types import JobShape
 from emberscale_brain.simulator.engine import RunResult
-from emberscale_brain.simulator.run import Phase
+from emberscale_brain.simulator.life import Phase
 
 
 @dataclass(frozen=True, slots=True)

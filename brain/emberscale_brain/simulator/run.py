@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
 
@@ -10,7 +9,9 @@ from emberscale_brain.planner.types import JobProfile, JobShape
 from emberscale_brain.simulator.failures import FailureLaw
 from emberscale_brain.simulator.ground_truth import Rate, rate
 from emberscale_brain.simulator.job import SimulatedJob
+from emberscale_brain.simulator.life import Happening, Phase
 from emberscale_brain.simulator.pods import Pods, StartTime
+from emberscale_brain.simulator.profiler import Profiler
 from emberscale_brain.simulator.resources import (
     NOTHING,
     Resources,
@@ -25,29 +26,6 @@ from emberscale_brain.simulator.scenario import Change, Mechanics, StartUpSpec, 
 
 # Kubernetes restarts a container that keeps ending after 10 s, 20 s, 40 s, ... and at most 5 minutes.
 _BACKOFF_SECONDS, _MOST_BACKOFF_SECONDS = 10.0, 300.0
-
-
-class Phase(StrEnum):
-    """Where a job is."""
-
-    QUEUED = "Queued"
-    STARTING = "Starting"
-    TRAINING = "Training"
-    STANDSTILL = "Standstill"
-    COMPLETE = "Complete"
-    FAILED = "Failed"
-
-
-class Happening(StrEnum):
-    """What a job's next event is."""
-
-    READY = "Ready"  # the end of a start or of a standstill
-    DONE = "Done"
-    FAILURE = "Failure"
-    OUT_OF_MEMORY = "OutOfMemory"
-    CHANGE_READY = "ChangeReady"
-    MENDED = "Mended"  # slow pods are worked around
-    WORKER_BACK = "WorkerBack"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +88,11 @@ class JobRun:
         self._mechanics = mechanics
         self._environment = environment
         # One stream a purpose: two schedulers see the same failures as long as they do the same.
-        pods, self._failures, self._measuring = (np.random.default_rng([*seed, purpose]) for purpose in (1, 2, 3))
+        pods, self._failures, measuring = (np.random.default_rng([*seed, purpose]) for purpose in (1, 2, 3))
         self._pods = Pods(environment.stragglers, environment.start_up, pods)
+        self._profiler = Profiler(
+            job, environment.profile_noise, environment.profile_interval, environment.ps_memory_skew, measuring
+        )
         self._now = job.arrival
         self._until = math.inf
         self._change: _LiveChange | None = None
@@ -119,7 +100,6 @@ class JobRun:
         self._next_checkpoint = math.inf
         self._mend_at = math.inf
         self._steady_since = math.inf
-        self._profiled_at = -math.inf
         self._ran_out_of_memory = False
         self._crash_looping = False
         self._rate = Rate(0.0, 0.0, 0.0)
@@ -279,52 +259,19 @@ class JobRun:
         self._now = now
 
     def measure(self, now: float) -> JobProfile | None:
-        """What a profiler reports at `now` of the time since the last measurement; None while nothing trains.
+        """What the job's profiler reports at `now` of the time since its last report; None while nothing trains.
 
-        The windows since then are averaged into one, which makes its noise smaller by the root of their number. After
-        an out-of-memory kill it reports the memory that was reached, once.
+        After an out-of-memory kill it reports the memory that was reached, once.
         """
         self.advance(now)
-        if self.shape is None or (self.phase is not Phase.TRAINING and not self._ran_out_of_memory):
+        if self.shape is None:
             return None
-        shape, batch = self.shape, self.job.metadata.batch_size
-        grown = self.job.growth.bytes_at(self.samples) - self.job.growth.base_bytes
-        rows = int(grown / self.job.row_bytes)
         if self._ran_out_of_memory:
             self._ran_out_of_memory = False
-            return JobProfile(
-                time=now,
-                shape=shape,
-                batch_size=batch,
-                iteration_seconds=0.0,
-                throughput=0.0,
-                samples=int(self.samples),
-                rows=rows,
-                ps_memory=shape.ps_memory,
-                worker_memory=min(self.job.worker_memory, shape.worker_memory),
-                restarted=True,
-            )
-        if self._rate.samples_per_second <= 0:
+            return self._profiler.report_out_of_memory(now, self.shape, self.samples)
+        if self.phase is not Phase.TRAINING:
             return None
-        since = max(self._steady_since, self._profiled_at)
-        windows = math.floor((now - since) / self._environment.profile_interval)
-        self._profiled_at = now
-        noise = self._environment.profile_noise / math.sqrt(max(1, windows))
-        speed = self._rate.samples_per_second * math.exp(self._measuring.normal(0.0, noise))
-        return JobProfile(
-            time=now,
-            shape=shape,
-            batch_size=batch,
-            iteration_seconds=shape.workers * batch / speed,
-            throughput=speed,
-            samples=int(self.samples),
-            rows=rows,
-            ps_memory=int(self.job.largest_ps(self.samples, shape.ps, self._environment.ps_memory_skew)),
-            worker_memory=self.job.worker_memory,
-            worker_cpu_utilization=self._rate.worker_busy_cores / (shape.workers * shape.worker_cpu),
-            ps_cpu_utilization=self._rate.ps_busy_cores / (shape.ps * shape.ps_cpu),
-            restarted=windows < 1,
-        )
+        return self._profiler.report(now, self.shape, self.samples, self._rate, self._steady_since)
 
     # -- inside ---------------------------------------------------------------------------------------------------
 

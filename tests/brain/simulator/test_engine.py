@@ -7,7 +7,7 @@ import pytest
 from emberscale_brain.planner.types import ClusterCapacity, JobId, JobShape
 from emberscale_brain.simulator.engine import Simulation, capacity_fractions, whole_cluster
 from emberscale_brain.simulator.experiment import make_scheduler, simulate_seed
-from emberscale_brain.simulator.run import Phase
+from emberscale_brain.simulator.life import Phase
 from emberscale_brain.simulator.scenario import CapacityStep, DailyDip, Scenario
 from emberscale_brain.simulator.schedulers.protocol import ScheduledJob
 from emberscale_brain.simulator.schedulers.static import StaticScheduler
