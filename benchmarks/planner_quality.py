@@ -41,8 +41,8 @@ SELECTION_TARGET = 0.97
 def job(seed: int) -> JobProblem:
     """A random job: 131,072 shapes on the default bounds, fewer where its tables need many PS."""
     random = np.random.default_rng(seed)
-    a, b, c, d, e = (np.array([3.48, 2.36, 0.68, 2.45, 2.45]) * np.exp(random.normal(0, 0.8, 5))).tolist()
-    fit = ThroughputFit((a, b, c, d, e), ((0.0,) * 5,) * 5, 0.05, 0.05, 10, 10)
+    a, b, c, d, e, f = (np.array([3.48, 2.36, 0.68, 2.45, 2.45, 0.6]) * np.exp(random.normal(0, 0.8, 6))).tolist()
+    fit = ThroughputFit((a, b, c, d, e, f), ((0.0,) * 6,) * 6, 0.05, 0.05, 10, 10)
     tables = float(np.exp(random.uniform(np.log(4), np.log(400)))) * GIB
     grid = shape_grid(ShapeBounds(), ClusterCapacity(1e6, 1 << 60), 8 * GIB, PsMemoryNeed(GIB, tables))
     if grid is None:
@@ -59,9 +59,9 @@ def job(seed: int) -> JobProblem:
 
 def drifted(problem: JobProblem, seed: int) -> JobProblem:
     """The same job after more profiles: each coefficient has moved by some 10%."""
-    factors = np.exp(np.random.default_rng(seed).normal(0, 0.1, 5))
-    a, b, c, d, e = (np.array(problem.fit.coefficients) * factors).tolist()
-    return replace(problem, fit=replace(problem.fit, coefficients=(a, b, c, d, e)))
+    factors = np.exp(np.random.default_rng(seed).normal(0, 0.1, 6))
+    a, b, c, d, e, f = (np.array(problem.fit.coefficients) * factors).tolist()
+    return replace(problem, fit=replace(problem.fit, coefficients=(a, b, c, d, e, f)))
 
 
 def compare_fronts(jobs: int) -> tuple[list[float], list[float], list[float], dict[str, float], tuple[Front, Front]]:

@@ -32,14 +32,15 @@ _TOLERANCE = 1e-7
 _OVERLAPS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 _OVERLAP_STEPS = 32
 _DAMPING = 0.01
-_LEAST_TERM = 0.05  # of an iteration
-_LEAST_IMPROVEMENT = 8.0  # of the loss, for another overlap than what was believed
+_LEAST_TERM = 0.3  # of an iteration, at the start
+_NO_TERM = 0.01  # of an iteration: where terms overlap, this counts for nothing, and yet has a slope to come back on
+_LEAST_IMPROVEMENT = 16.0  # of the loss, for another overlap than what was believed
 _FAR = 3.0  # standard deviations from which on an error counts in proportion, not squared
 
 
 @dataclass(frozen=True, slots=True)
 class _Data:
-    """Shapes of a window: features [n, 5], log seconds [n], profiles behind each [n], variance that age adds [n]."""
+    """Shapes of a window: features [n, 6], log seconds [n], profiles behind each [n], variance that age adds [n]."""
 
     x: NDArray[np.float64]
     y: NDArray[np.float64]
@@ -173,8 +174,8 @@ def _overlapping_fit(data: _Data, prior: Prior, start: Coefficients) -> _Solutio
     """At the overlap of `start`, from its coefficients: damped Gauss-Newton steps in their logarithms."""
     prior_root = np.linalg.cholesky(_inverse(prior.covariance)).T.astype(np.float64)
     # a term that does not count at the start could not be told from one that never does
-    least = _LEAST_TERM * np.exp(np.median(data.y)) / np.median(data.x, axis=0)
-    model = replace(start, mean=np.maximum(start.mean, least))
+    iteration = np.exp(np.median(data.y)) / np.median(data.x, axis=0)
+    model = replace(start, mean=np.maximum(start.mean, _LEAST_TERM * iteration))
     model = replace(model, mean=model.mean * np.exp(np.median(data.y - np.log(model.iteration_seconds(data.x)))))
     errors, damping = _Errors.of(data), _DAMPING
     for step in range(_OVERLAP_STEPS):
@@ -186,7 +187,7 @@ def _overlapping_fit(data: _Data, prior: Prior, start: Coefficients) -> _Solutio
         right = np.concatenate([root * residuals, prior_root @ (prior.mean - model.mean)])
         normal = matrix.T @ matrix
         step_to = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), matrix.T @ right)
-        moved = replace(model, mean=model.mean * np.exp(np.clip(step_to, -1, 1)))
+        moved = replace(model, mean=np.maximum(model.mean * np.exp(np.clip(step_to, -1, 1)), _NO_TERM * iteration))
         ahead = np.concatenate(
             [root * (data.y - np.log(moved.iteration_seconds(data.x))), prior_root @ (prior.mean - moved.mean)]
         )
@@ -208,13 +209,17 @@ def _best_fit(data: _Data, prior: Prior) -> _Solution:
     if len(data.y) <= FEATURES:
         return believed
     for direction in (1, -1):
+        worse = 0
         for overlap in sorted(_OVERLAPS, reverse=direction < 0):
             if (overlap - prior.overlap) * direction <= 0:
                 continue
             tried = at(overlap, best.model)
-            if tried.loss(data) >= best.loss(data):
-                break
-            best = tried
+            if tried.loss(data) < best.loss(data):
+                best, worse = tried, 0
+            elif worse:
+                break  # once may be a bump: which shapes count as outliers differs from overlap to overlap
+            else:
+                worse = 1
     return best if best.loss(data) < believed.loss(data) - _LEAST_IMPROVEMENT else believed
 
 
@@ -239,7 +244,7 @@ def fit_window(window: ProfileWindow, constants: ModelConstants, prior: Prior, f
     between = float((data.counts * residuals**2)[kept].sum())
     rmsle = ((between + data.within_scatter) / max(1.0, float(data.counts[kept].sum()))) ** 0.5
     return ThroughputFit(
-        coefficients=tuple(float(value) for value in model.mean),  # type: ignore[arg-type]  # five, as the features are
+        coefficients=tuple(float(value) for value in model.mean),  # type: ignore[arg-type]  # six, as the features are
         covariance=tuple(tuple(float(value) for value in row) for row in covariance),
         noise=errors.noise**0.5,
         rmsle=rmsle,
@@ -255,7 +260,7 @@ def fit_window(window: ProfileWindow, constants: ModelConstants, prior: Prior, f
 def prior_fit(prior: Prior, fitted_at: float = 0.0) -> ThroughputFit:
     """The fit of a job that has not been measured yet."""
     return ThroughputFit(
-        coefficients=tuple(float(value) for value in prior.mean),  # type: ignore[arg-type]  # five, as the features are
+        coefficients=tuple(float(value) for value in prior.mean),  # type: ignore[arg-type]  # six, as the features are
         covariance=tuple(tuple(float(value) for value in row) for row in prior.covariance),
         noise=_NOISE,
         rmsle=0.0,

@@ -13,7 +13,7 @@ _LEAST_SECONDS = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Coefficients:
-    """A fit as arrays: `mean` float64[5], `covariance` float64[5, 5]; and how far the terms overlap."""
+    """A fit as arrays: `mean` float64[6], `covariance` float64[6, 6]; and how far the terms overlap."""
 
     mean: NDArray[np.float64]
     covariance: NDArray[np.float64]
@@ -25,14 +25,14 @@ class Coefficients:
         return cls(np.array(fit.coefficients), np.array(fit.covariance), fit.overlap)
 
     def iteration_seconds(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Seconds of an iteration for features float64[..., 5]; float64[...]."""
+        """Seconds of an iteration for features float64[..., 6]; float64[...]."""
         if self.overlap == 1:
             return np.maximum(x @ self.mean, _LEAST_SECONDS)
         together: NDArray[np.float64] = ((x * self.mean) ** self.overlap).sum(axis=-1) ** (1 / self.overlap)
         return np.maximum(together, _LEAST_SECONDS)
 
     def slopes(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        """How the seconds move with each coefficient; float64[..., 5]. Times the coefficients they add up to them."""
+        """How the seconds move with each coefficient; float64[..., 6]. Times the coefficients they add up to them."""
         if self.overlap == 1:
             return x
         share = x * self.mean / self.iteration_seconds(x)[..., None]

@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 
 from emberscale_brain.planner.types import ThroughputFit
 
-# Shares of an iteration where nothing is measured: DLRover-RM figure 1 gives the look-ups 30 to 48%.
+# Shares of an iteration where nothing is measured, of the paper's terms: its figure 1 gives the look-ups 30 to 48%.
 _DEFAULT_SHARES = (0.40, 0.15, 0.10, 0.25, 0.10)
 _LEAST_SHARE = 0.03
-_WEAK_RELATIVE_SD = 1.5
+_WEAK_RELATIVE_SD = 2.0
 _LEAST_SD_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """Mean float64[5] and covariance float64[5, 5] of the coefficients; `origin` says in words where they come from.
+    """Mean float64[6] and covariance float64[6, 6] of the coefficients; `origin` says in words where they come from.
 
     `overlap` is how far the terms overlap until measurements say otherwise.
     """
@@ -33,7 +33,7 @@ class Prior:
 
 
 def _stage_shares(stages: Mapping[str, float]) -> NDArray[np.float64]:
-    """Shares of the five terms from a worker's stages: compute is the gradient; pull and push wait for the PS."""
+    """Shares of the paper's terms from a worker's stages: compute is the gradient; pull and push wait for the PS."""
     total = sum(stages.values())
     if total <= 0:
         return np.array(_DEFAULT_SHARES)
@@ -46,15 +46,18 @@ def _stage_shares(stages: Mapping[str, float]) -> NDArray[np.float64]:
 
 
 def weak_prior(at: NDArray[np.float64], iteration_seconds: float, stages: Mapping[str, float] | None = None) -> Prior:
-    """A prior that little data outweighs: the time measured at features `at` (float64[5]), split by the stages."""
-    mean = _stage_shares(stages or {}) * iteration_seconds / at
-    return Prior(mean, np.diag((_WEAK_RELATIVE_SD * mean) ** 2), "the share of its time that each stage takes")
+    """A prior that little data outweighs: the time measured at features `at` (float64[6]), split by the stages."""
+    shares = _stage_shares(stages or {})
+    # requests, which the paper leaves out, are not believed in yet, but may well be a tenth
+    mean = np.append(shares, 0.0) * iteration_seconds / at
+    spread = _WEAK_RELATIVE_SD * np.append(shares, 0.1) * iteration_seconds / at
+    return Prior(mean, np.diag(spread**2), "the share of its time that each stage takes")
 
 
 def similar_prior(fits: Sequence[ThroughputFit], similarities: Sequence[float], at: NDArray[np.float64]) -> Prior:
     """The prior that past jobs' fits give, weighted by similarity (0 to 1, above 0).
 
-    Its spread is that of the fits, their own doubt, and more the less similar they are; `at` (float64[5]) are the
+    Its spread is that of the fits, their own doubt, and more the less similar they are; `at` (float64[6]) are the
     features of a typical shape, at which no term is believed to be exactly nothing. The speed as a whole is trusted
     less than how it divides among the terms: one hardware or feature pipeline is slower than another in all of them.
     """

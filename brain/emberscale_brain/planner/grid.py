@@ -136,18 +136,20 @@ class JobProblem:
     def gross(self, workers: Floats, ps: Floats, worker_cpu: Floats, ps_cpu: Floats) -> Floats:
         """Samples per second (DLRover-RM equations 1-6) of shapes given as arrays that broadcast together."""
         constants = self.constants
-        gradient, update, synchronize, embedding, constant = self.fit.coefficients
+        gradient, update, synchronize, embedding, constant, request = self.fit.coefficients
         compute = gradient * constants.batch_size
         sync = synchronize * constants.dense_bytes / constants.network_bytes_per_second
         lookup = embedding * constants.batch_size * constants.embedding_dimension
         overlap = self.fit.overlap
         if overlap == 1:
-            seconds = (compute / worker_cpu + constant) + (update / ps_cpu + sync) * (workers / ps) + lookup / ps
+            served = (update / ps_cpu + sync) * (workers / ps) + (request / ps_cpu) * workers
+            seconds = (compute / worker_cpu + constant) + served + lookup / ps
         else:
             # the same in powers; factors of one dimension each, so that a whole grid is cheap
             own = (compute / worker_cpu) ** overlap + constant**overlap
             shared = (update / ps_cpu) ** overlap + sync**overlap
-            seconds = (own + shared * (workers / ps) ** overlap + (lookup / ps) ** overlap) ** (1 / overlap)
+            served = shared * (workers / ps) ** overlap + (request / ps_cpu) ** overlap * workers**overlap
+            seconds = (own + served + (lookup / ps) ** overlap) ** (1 / overlap)
         return workers * constants.batch_size / np.maximum(seconds, 1e-9)
 
     def evaluate(self, workers: Ints, ps_index: Ints, worker_cpu: Floats, ps_cpu: Floats) -> tuple[Floats, Floats]:

@@ -15,22 +15,38 @@ _ROUNDING = 1e-9  # relative: the compiled sums may differ from numpy's in their
 
 
 @numba.njit(
-    "void(f8[::1], f8[::1], f8[::1], f8[::1], f8[::1], f8[::1], f8[::1], f8[::1], f8, f8, f8[::1], f8[::1], f8[::1],"
-    " i8[::1], i8[::1])",
+    "void(f8[::1], f8[::1], f8[::1], f8[::1], f8[::1], f8[::1], f8[::1], f8[::1], f8[::1], f8, f8, f8[::1], f8[::1],"
+    " f8[::1], i8[::1], i8[::1])",
     nogil=True,
     cache=True,
     error_model="numpy",
 )
 def _sieve(  # type: ignore[no-untyped-def]  # compiled: the signature above
-    workers, ps, ps_memory, worker_cpu, ps_cpu, own, shared, lookup, overlap, batch, price, horizon, level, kept, count
+    workers,
+    ps,
+    ps_memory,
+    worker_cpu,
+    ps_cpu,
+    own,
+    shared,
+    asked,
+    lookup,
+    overlap,
+    batch,
+    price,
+    horizon,
+    level,
+    kept,
+    count,
 ):
     """Fills `level` with the best net throughput at each bin of the root of the cost, then `kept` and `count[0]`.
 
-    `own` (by worker cores), `shared` (by PS cores, for each worker and PS) and `lookup` (by PS) are seconds of an
-    iteration to the power of `overlap`, `batch` its samples. `price`: of a core and of a byte, bytes of a worker,
-    limits of cores and bytes, the root of the cost where bins begin, and bins for each unit of it. `horizon`: the
-    present workers, PS and cores of each (0: none), seconds until a process has other cores (below 0: new ones replace
-    it), the throughput, seconds to judge, and seconds to start and to switch of workers and of PS.
+    `own` (by worker cores), `shared` (by PS cores, for each worker and PS), `asked` (by PS cores, for each worker) and
+    `lookup` (by PS) are seconds of an iteration to the power of `overlap`, `batch` its samples. `price`: of a core and
+    of a byte, bytes of a worker, limits of cores and bytes, the root of the cost where bins begin, and bins for each
+    unit of it. `horizon`: the present workers, PS and cores of each (0: none), seconds until a process has other cores
+    (below 0: new ones replace it), the throughput, seconds to judge, and seconds to start and to switch of workers and
+    of PS.
     """
     core, byte, worker_bytes, most_cores, most_bytes, low, scale = price
     now_w, now_p, now_cw, now_cp, resize, throughput, seconds = horizon[:7]
@@ -45,6 +61,7 @@ def _sieve(  # type: ignore[no-untyped-def]  # compiled: the signature above
         number = 0
         for i in range(len(workers)):
             w = workers[i]
+            all_workers = w**overlap
             for j in range(len(ps)):
                 p = ps[j]
                 bytes_ = w * worker_bytes + p * ps_memory[j]
@@ -65,7 +82,7 @@ def _sieve(  # type: ignore[no-untyped-def]  # compiled: the signature above
                         if cores > most_cores:
                             number += len(ps_cpu) - n - 1  # more cores of a PS are no fewer
                             break
-                        taken = fixed + shared[n] * ratio
+                        taken = fixed + shared[n] * ratio + asked[n] * all_workers
                         if overlap != 1:
                             taken = taken ** (1 / overlap)
                         net = w * batch / max(taken, 1e-9)
@@ -101,7 +118,7 @@ def _sieve(  # type: ignore[no-untyped-def]  # compiled: the signature above
 def promising(problem: JobProblem) -> Ints:
     """Flat indices, into (workers, PS, worker cores, PS cores), of all shapes of the front and few others."""
     grid, constants, horizon = problem.grid, problem.constants, problem.horizon
-    gradient, update, synchronize, embedding, constant = problem.fit.coefficients
+    gradient, update, synchronize, embedding, constant, request = problem.fit.coefficients
     compute = gradient * constants.batch_size
     sync = synchronize * constants.dense_bytes / constants.network_bytes_per_second
     look_up = embedding * constants.batch_size * constants.embedding_dimension
@@ -147,6 +164,7 @@ def promising(problem: JobProblem) -> Ints:
         np.ascontiguousarray(grid.ps_cpu, dtype=np.float64),
         (compute / grid.worker_cpu) ** overlap + constant**overlap,
         (update / grid.ps_cpu) ** overlap + sync**overlap,
+        (request / grid.ps_cpu) ** overlap,
         (look_up / grid.ps) ** overlap,
         overlap,
         float(constants.batch_size),

@@ -18,8 +18,9 @@ JobId = NewType("JobId", str)
 
 PLANNER_ENTRY_POINTS = "emberscale.planners"
 
-# Order of the coefficients of `ThroughputFit`: DLRover-RM equations 2, 3, 4 and 5, and the sum of the four betas.
-COEFFICIENTS = ("gradient", "update", "synchronize", "embedding", "constant")
+# Order of the coefficients of `ThroughputFit`: DLRover-RM equations 2, 3, 4 and 5, the sum of the four betas, and what
+# a PS does for each batch however few of its rows it holds.
+COEFFICIENTS = ("gradient", "update", "synchronize", "embedding", "constant", "request")
 
 GIB = 1 << 30
 
@@ -163,7 +164,7 @@ class JobProfile:
 class ThroughputFit:
     """A fitted throughput model (DLRover-RM equations 1-6) and how sure it is.
 
-    `coefficients` and the rows of `covariance` (5 x 5) are in the order of `COEFFICIENTS`. The terms of an iteration,
+    `coefficients` and the rows of `covariance` (6 x 6) are in the order of `COEFFICIENTS`. The terms of an iteration,
     each a coefficient times its feature, take (sum of term^overlap)^(1/overlap) seconds together: at an `overlap` of 1
     one after the other, as DLRover-RM has them; the higher it is, the more the longest alone counts. `noise` is the
     relative standard deviation of one measured iteration time about the model, `rmsle` the fit's own error on its
@@ -172,7 +173,7 @@ class ThroughputFit:
     `profiles` in the window were set aside.
     """
 
-    coefficients: tuple[float, float, float, float, float]
+    coefficients: tuple[float, float, float, float, float, float]
     covariance: tuple[tuple[float, ...], ...]
     noise: float
     rmsle: float
@@ -384,7 +385,7 @@ class PlannerSettings:
     epsilon: float = 1.0
     smoothing: float = 0.5
     neighbours: int = 5
-    time_value_per_hour: float = 10.0
+    time_value_per_hour: float = 5.0
     minimum_gain: float = 0.01
     exploration: float = 1.0
     memory_lead_seconds: float = 3600.0

@@ -1,11 +1,14 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 
 import psycopg
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.migration import MigrationContext
 from sqlalchemy import text
 
@@ -41,7 +44,7 @@ from emberscale_brain.planner.types import (
 from postgres import PostgresServer
 
 SHAPE = JobShape(8, 4, 4, 4, 4 * GIB, 300 * GIB)
-FIT = ThroughputFit((1.0, 2.0, 3.0, 4.0, 5.0), ((math.inf,) * 5,) * 5, 0.05, 0.03, 10, 3)
+FIT = ThroughputFit((1.0, 2.0, 3.0, 4.0, 5.0, 6.0), ((math.inf,) * 6,) * 6, 0.05, 0.03, 10, 3)
 
 
 def submitted(job: str, owner: str = "ann", architecture: str = "DLRM", at: float = 0.0) -> JobSubmitted:
@@ -141,6 +144,21 @@ def test_migrating_again_keeps_everything(store: HistoryStore) -> None:
     store.write([submitted("a"), profile("a", 1)])
     store.migrate()
     assert store.running_jobs(10) == [submitted("a"), profile("a", 1)]
+
+
+def test_fits_of_before_there_was_a_request_term_have_none(store: HistoryStore, database_url: str) -> None:
+    store.write([submitted("a"), plan("a", 1), submitted("b"), ended("b"), submitted("c"), ended("c", phase="Failed")])
+    config = Config()
+    config.set_main_option("script_location", str(files("emberscale_brain.history") / "migrations"))
+    config.attributes["engine"] = open_engine(database_url)
+    command.downgrade(config, "0001")
+    store.migrate()
+    (past,) = store.past_jobs(10)
+    explained = store.plans(JobId("a"), 1)[0].planned.explanation.fit
+    for fit in (past.fit, explained):
+        assert fit is not None
+        assert fit.coefficients == (*FIT.coefficients[:5], 0.0)
+        assert fit.covariance == (*(((math.inf,) * 5 + (0.0,),) * 5), (0.0,) * 6)
 
 
 def test_a_schema_of_a_newer_version_is_refused(store: HistoryStore, database_url: str) -> None:

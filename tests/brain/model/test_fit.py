@@ -15,7 +15,7 @@ from emberscale_brain.model.prior import similar_prior, weak_prior
 from emberscale_brain.model.window import PROFILES_PER_SHAPE, SHAPES, ProfileWindow, problem_with
 from emberscale_brain.planner.types import JobProfile, JobShape, ThroughputFit
 
-PAPER = (3.48, 2.36, 0.68, 2.45, 2.45)  # DLRover-RM section 6.2, in the order of COEFFICIENTS
+PAPER = (3.48, 2.36, 0.68, 2.45, 2.45, 0.0)  # DLRover-RM section 6.2, in the order of COEFFICIENTS
 UNITS = ModelConstants(batch_size=1, dense_bytes=1, embedding_dimension=1, network_bytes_per_second=1)
 
 
@@ -69,7 +69,7 @@ def profiles_of(
 
 def grid() -> NDArray[np.float64]:
     axes = np.meshgrid(np.arange(1, 17), np.arange(1, 9), np.arange(1, 9), np.arange(1, 9), indexing="ij")
-    return features(UNITS, *axes).reshape(-1, 5)
+    return features(UNITS, *axes).reshape(-1, 6)
 
 
 def relative_errors(fit: ThroughputFit, coefficients: tuple[float, ...] = PAPER) -> NDArray[np.float64]:
@@ -92,7 +92,7 @@ def test_the_papers_coefficients_predict_within_two_percent_at_five_percent_nois
 
 
 @settings(max_examples=40)
-@given(st.tuples(*[st.floats(0.05, 20)] * 5), st.integers(0, 10_000))
+@given(st.tuples(*[st.floats(0.05, 20)] * 6), st.integers(0, 10_000))
 def test_exact_profiles_of_varied_shapes_are_reproduced(coefficients: tuple[float, ...], seed: int) -> None:
     shapes = random_shapes(16, seed)
     x = features(UNITS, *(np.array([getattr(s, n) for s in shapes]) for n in ("workers", "ps", "worker_cpu", "ps_cpu")))
@@ -106,7 +106,17 @@ def test_exact_profiles_of_varied_shapes_are_reproduced(coefficients: tuple[floa
     assert min(fit.coefficients) >= 0
 
 
-OVERLAPPING = Coefficients(np.array(PAPER), np.zeros((5, 5)), overlap=4.0)
+@pytest.mark.parametrize("seed", range(4))
+def test_what_every_server_does_for_each_batch_is_not_divided_among_more_of_them(seed: int) -> None:
+    asked = (3.48, 0.0, 0.0, 0.0, 2.45, 2.36)
+    fit = fitted(profiles_of(random_shapes(24, seed), asked, repeats=10, noise=0.05, seed=seed))
+    busy = JobShape(workers=16, ps=1, worker_cpu=8, ps_cpu=1, worker_memory=0, ps_memory=0)
+    alone, shared = (throughput(UNITS, fit, replace(busy, ps=ps))[0] for ps in (1, 8))
+    assert shared / alone == pytest.approx(1, abs=0.05)
+    assert np.sqrt(np.mean(relative_errors(fit, asked) ** 2)) < 0.03
+
+
+OVERLAPPING = Coefficients(np.array((*PAPER[:5], 0.5)), np.zeros((6, 6)), overlap=4.0)
 
 
 def overlapping_profiles(count: int, seed: int) -> tuple[JobProfile, ...]:
@@ -149,7 +159,7 @@ def test_slopes_say_how_the_time_moves_with_each_coefficient(overlap: float, see
     model = replace(OVERLAPPING, overlap=overlap)
     assert model.slopes(x) @ model.mean == pytest.approx(float(model.iteration_seconds(x)))
     for index, slope in enumerate(model.slopes(x)):
-        step = np.zeros(5)
+        step = np.zeros(6)
         step[index] = 1e-6
         up, down = (replace(model, mean=model.mean + sign * step).iteration_seconds(x) for sign in (1, -1))
         assert float(up - down) / 2e-6 == pytest.approx(float(slope), rel=1e-3, abs=1e-6)
@@ -217,7 +227,7 @@ def test_a_job_that_never_varied_its_shape_leans_on_similar_jobs() -> None:
 
 
 def test_own_measurements_outweigh_a_wrong_prior() -> None:
-    wrong = fitted(profiles_of(random_shapes(24, 0), coefficients=(0.5, 9.0, 3.0, 0.5, 9.0), repeats=10))
+    wrong = fitted(profiles_of(random_shapes(24, 0), coefficients=(0.5, 9.0, 3.0, 0.5, 9.0, 0.5), repeats=10))
     prior = similar_prior([wrong], [0.7], features(UNITS, 4, 2, 4, 4))
     fit = fit_profiles(profiles_of(random_shapes(24, 2), repeats=20, noise=0.05), UNITS, NOW, prior)
     assert fit is not None

@@ -27,14 +27,14 @@ from emberscale_brain.planner.types import (
 
 UNITS = ModelConstants(batch_size=1, dense_bytes=1, embedding_dimension=1, network_bytes_per_second=1)
 PLENTY = ClusterCapacity(1e6, 1 << 60)
-NONE = ((0.0,) * 5,) * 5
+NONE = ((0.0,) * 6,) * 6
 
 
 def problem(seed: int, bounds: ShapeBounds | None = None, cpu_limit: float = float("inf")) -> JobProblem:
     """A job with coefficients about the paper's, tables of 4 to 400 GiB, and often a shape that it has already."""
     random = np.random.default_rng(seed)
-    a, b, c, d, e = (np.array([3.48, 2.36, 0.68, 2.45, 2.45]) * np.exp(random.normal(0, 0.8, 5))).tolist()
-    fit = ThroughputFit((a, b, c, d, e), NONE, 0.05, 0.05, 10, 10)
+    a, b, c, d, e, f = (np.array([3.48, 2.36, 0.68, 2.45, 2.45, 0.6]) * np.exp(random.normal(0, 0.8, 6))).tolist()
+    fit = ThroughputFit((a, b, c, d, e, f), NONE, 0.05, 0.05, 10, 10)
     bounds = bounds or ShapeBounds()
     grid = shape_grid(bounds, PLENTY, 8 * GIB, PsMemoryNeed(GIB, float(np.exp(random.uniform(1.4, 6))) * GIB))
     assert grid is not None
@@ -93,8 +93,8 @@ def test_nsga2_reaches_99_percent_of_the_exact_hypervolume(seed: int) -> None:
     exact = exact_front(job)
     found, population = nsga2_front(job, seed)
     assert hypervolume_ratio(found, exact) >= 0.99
-    a, b, c, d, e = job.fit.coefficients
-    changed = replace(job, fit=replace(job.fit, coefficients=(1.2 * a, b, 0.9 * c, d, e)))
+    a, b, c, d, e, f = job.fit.coefficients
+    changed = replace(job, fit=replace(job.fit, coefficients=(1.2 * a, b, 0.9 * c, d, e, f)))
     again, _ = nsga2_front(changed, seed, population)
     assert hypervolume_ratio(again, exact_front(changed)) >= 0.99
 

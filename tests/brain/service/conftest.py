@@ -33,7 +33,7 @@ class Growing:
 
     def plan(self, cluster, now):
         print("a planner that prints")
-        fit = ThroughputFit((1e-6, 0.0, 0.0, 0.0, 0.1), ((0.0,) * 5,) * 5, 0.05, 0.02, 3, 1)
+        fit = ThroughputFit((1e-6, 0.0, 0.0, 0.0, 0.1, 0.0), ((0.0,) * 6,) * 6, 0.05, 0.02, 3, 1)
         return {
             job.id: PlannedShape(
                 self.grown(job),
