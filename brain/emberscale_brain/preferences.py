@@ -17,7 +17,7 @@ class PlannerPreferences(ManifestPart):
     epsilon: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     smoothing: float = Field(default=0.5, gt=0, le=1)
     neighbours: int = Field(default=5, ge=1, le=1000)
-    time_value_per_hour: float = Field(default=10.0, ge=0, allow_inf_nan=False)
+    time_value_per_hour: float = Field(default=5.0, ge=0, allow_inf_nan=False)
     minimum_gain: float = Field(default=0.01, ge=0, lt=1)
     exploration: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     memory_lead: Seconds = Field(default=3600.0, ge=0)
