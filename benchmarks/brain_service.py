@@ -1,0 +1,179 @@
+"""How soon a brain answers `GetPlan` while it plans for many jobs, and what memory it takes; for `planner_scale.py`.
+
+The brain is `python -m emberscale_brain` with a database that holds the jobs and their profiles already, so that its
+first round plans them all. Until that round has ended, masters ask for plans and report profiles at the rates of so
+many jobs. A request's time counts from when it was due: one that waits behind another is slow, too.
+"""
+
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from emberscale_api.metrics import BRAIN_PLANNING_SECONDS
+from emberscale_api.rpc import brain_pb2 as pb
+from emberscale_api.rpc.brain_pb2_grpc import BrainStub
+from emberscale_api.rpc.token import open_channel
+from emberscale_brain.history.changes import JobSubmitted, ProfileReported
+from emberscale_brain.history.store import HistoryStore
+from emberscale_brain.planner.types import GIB, JobView
+
+TOKEN = "benchmark"
+ASK_SECONDS, REPORT_SECONDS = 10.0, 30.0
+"""How often each job's master asks for its plan, and reports a profile."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Seconds of every `GetPlan`, of the round of planning beside them, and the peak bytes of service and planner."""
+
+    latencies: tuple[float, ...]
+    round_seconds: float
+    memory: float
+
+
+def answer_while_planning(jobs: Sequence[JobView]) -> Answers:
+    """Starts a brain that knows these jobs, and asks it while its first round lasts."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        url = f"sqlite:///{folder / 'brain.db'}"
+        _remember(url, jobs)
+        began = time.monotonic()
+        with _brain(folder, url, jobs) as (pid, address, metrics):
+            latencies = _ask(address, metrics, jobs)
+            seconds = time.monotonic() - began
+            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            return Answers(tuple(latencies), seconds, sum(_peak_bytes(one) for one in (str(pid), *children)))
+
+
+def _remember(url: str, jobs: Sequence[JobView]) -> None:
+    """Writes the jobs as a brain before this one would have; their last profiles are of now."""
+    store, shift = HistoryStore.open(url), time.time() - max(job.profiles[-1].time for job in jobs) - 1
+    store.migrate()
+    for job in jobs:
+        submitted = JobSubmitted(job.id, job.owner, job.metadata, job.bounds, time.time() - 3600, job.current)
+        store.write(
+            [
+                submitted,
+                *(
+                    ProfileReported(job.id, number + 1, replace(profile, time=profile.time + shift))
+                    for number, profile in enumerate(job.profiles)
+                ),
+            ]
+        )
+    store.close()
+
+
+@contextmanager
+def _brain(folder: Path, url: str, jobs: Sequence[JobView]) -> Iterator[tuple[int, str, str]]:
+    """A brain that serves: its process id, its address, and the URL of its metrics."""
+    token, log = folder / "token", folder / "log"
+    token.write_text(TOKEN)
+    metrics = f"127.0.0.1:{_free_port()}"
+    settings = (
+        "listen=127.0.0.1:0",
+        f"metrics={metrics}",
+        f"tokenFile={token}",
+        f"database={url}",
+        f"cluster.cpu={60 * len(jobs)}",
+        f"cluster.memory={400 * len(jobs)}Gi",
+        "planning.timeout=10m",
+    )
+    command = [sys.executable, "-m", "emberscale_brain", *(part for one in settings for part in ("--set", one))]
+    with log.open("w") as file, subprocess.Popen(command, stderr=file, stdout=file) as process:
+        try:
+            yield process.pid, f"127.0.0.1:{_port(process, log)}", f"http://{metrics}/metrics"
+        finally:
+            process.terminate()
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+def _port(process: "subprocess.Popen[bytes]", log: Path) -> int:
+    """Once it serves. Raises RuntimeError if it ends instead."""
+    while process.poll() is None:
+        served = [line for line in log.read_text().splitlines() if '"serving"' in line]
+        if served:
+            return int(json.loads(served[0])["port"])
+        time.sleep(0.05)
+    raise RuntimeError(f"the brain ended: {log.read_text()}")
+
+
+def _ask(address: str, metrics: str, jobs: Sequence[JobView]) -> list[float]:
+    """Seconds of each request, until the first round of planning has ended."""
+    latencies: list[float] = []
+    with open_channel(address, TOKEN) as channel, ThreadPoolExecutor(16) as callers, ThreadPoolExecutor(1) as watcher:
+        stub = BrainStub(channel)
+        planned = watcher.submit(_await_round, metrics)
+
+        def ask(number: int, due: float) -> None:
+            stub.GetPlan(pb.GetPlanRequest(job_uid=jobs[number % len(jobs)].id), timeout=30)
+            latencies.append(time.monotonic() - due)
+
+        def report(number: int) -> None:
+            stub.ReportProfile(_report(jobs[number % len(jobs)], number), timeout=30)
+
+        every, asks_a_report = ASK_SECONDS / len(jobs), round(REPORT_SECONDS / ASK_SECONDS)
+        due, number = time.monotonic(), 0
+        while not planned.done():
+            time.sleep(max(0.0, due - time.monotonic()))
+            callers.submit(ask, number, due)
+            if number % asks_a_report == 0:
+                callers.submit(report, number // asks_a_report)
+            due, number = due + every, number + 1
+        planned.result()
+    return latencies
+
+
+def _report(job: JobView, number: int) -> pb.ReportProfileRequest:
+    """The job goes on as fast as it was."""
+    last, shape = job.profiles[-1], job.profiles[-1].shape
+    profile = pb.Profile(
+        sequence=1000 + number,
+        time=time.time(),
+        shape=pb.Shape(
+            workers=shape.workers,
+            ps=shape.ps,
+            worker_cpu=shape.worker_cpu,
+            ps_cpu=shape.ps_cpu,
+            worker_memory=shape.worker_memory,
+            ps_memory=shape.ps_memory,
+        ),
+        batch_size=last.batch_size,
+        iteration_seconds=last.iteration_seconds,
+        throughput=last.throughput,
+        samples=last.samples + number,
+        rows=last.rows,
+        ps_memory=last.ps_memory,
+        worker_memory=2 * GIB,
+    )
+    return pb.ReportProfileRequest(job_uid=job.id, profiles=[profile])
+
+
+def _await_round(metrics: str) -> None:
+    """Until a round of planning is counted."""
+    counted = f"{BRAIN_PLANNING_SECONDS}_count "
+    while True:
+        with urllib.request.urlopen(metrics) as answer:
+            lines = answer.read().decode().splitlines()
+        if any(line.startswith(counted) and float(line.split()[1]) >= 1 for line in lines):
+            return
+        time.sleep(0.5)
+
+
+def _peak_bytes(pid: str) -> float:
+    status = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return float(next(line.split()[1] for line in status if line.startswith("VmHWM"))) * 1024
