@@ -50,7 +50,8 @@ def answer_while_planning(jobs: Sequence[JobView]) -> Answers:
         with _brain(folder, url, jobs) as (pid, address, metrics):
             latencies = _ask(address, metrics, jobs)
             seconds = time.monotonic() - began
-            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            tasks = Path(f"/proc/{pid}/task").iterdir()
+            children = [child for task in tasks for child in (task / "children").read_text().split()]
             return Answers(tuple(latencies), seconds, sum(_peak_bytes(one) for one in (str(pid), *children)))
 
 
