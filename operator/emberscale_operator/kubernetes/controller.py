@@ -23,7 +23,7 @@ from emberscale_operator.kubernetes.client import (
     group,
 )
 from emberscale_operator.kubernetes.creation import NamespaceEndsError, ObjectMaker
-from emberscale_operator.kubernetes.decision import applied_ps, decide, ended_at, outdated
+from emberscale_operator.kubernetes.decision import applied_ps, decide, ended_at, outdated, outlived
 from emberscale_operator.kubernetes.demands import demands_of, masked
 from emberscale_operator.kubernetes.job import Job, JobKey, UnreadableJobError, read_job, read_status
 from emberscale_operator.kubernetes.master_link import MasterLink
@@ -177,7 +177,7 @@ class JobController:
         if active:
             self._tell_of_pods(job, status, views)
             self._note_exits(job, status, views, before.lives)
-        if status.phase in ENDED and (left := self._time_to_live(job, status, now)) is not None and left <= 0:
+        if outlived(job, status, now):
             await self._client.delete(
                 group(names.API_VERSION, self.key.namespace, names.PLURAL, self.key.name), self.uid
             )
@@ -286,12 +286,6 @@ class JobController:
         of_status = {Role.MASTER: status.master, Role.PS: status.ps, Role.WORKER: status.worker}
         grown = {role: part.memory_bytes for role, part in of_status.items() if part and part.memory_bytes}
         return {**grown, **self._observation.grown}
-
-    def _time_to_live(self, job: Job, status: TrainingJobStatus, now: float) -> float | None:
-        ttl = job.spec.run_policy.ttl_after_finished
-        if ttl is None or status.completion_time is None:
-            return None
-        return status.completion_time.timestamp() + ttl - now
 
     async def _follow_master(self, job: Job, status: TrainingJobStatus, views: Sequence[PodView]) -> None:
         """Keeps up the conversation with the master's pod, and takes its plan."""

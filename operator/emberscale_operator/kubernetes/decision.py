@@ -96,6 +96,12 @@ def ended_at(status: TrainingJobStatus, phase: JobPhase, now: float) -> float | 
     return status.completion_time.timestamp() if status.completion_time else now
 
 
+def outlived(job: Job, status: TrainingJobStatus, now: float) -> bool:
+    """Whether a job that has ended is to be deleted by now, in seconds since 1970."""
+    ttl, ended = job.spec.run_policy.ttl_after_finished, status.completion_time
+    return status.phase in ENDED and ttl is not None and ended is not None and now >= ended.timestamp() + ttl
+
+
 def outdated(objects: JobObjects, views: Sequence[PodView], phase: JobPhase) -> tuple[Action, ...]:
     """Pods that are replaced because the manifest was edited since.
 
