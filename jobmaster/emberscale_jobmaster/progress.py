@@ -142,14 +142,15 @@ def cut_begun(state: JobState, number: int) -> JobState:
     """A checkpoint is being taken: no lease is granted until its cut is made. Not while the servers are not ready."""
     if state.over or not state.routing.ready:
         return state
-    return replace(state, cut=Cut(number, freezing=True), next_cut=number + 1)
+    cut = Cut(number, freezing=True, final=state.stage is Stage.SAVE)
+    return replace(state, cut=cut, next_cut=number + 1)
 
 
 def cut_made(state: JobState, number: int) -> JobState:
     """The cut is in memory, leases are granted again."""
     if state.cut is None or state.cut.number != number:
         return state
-    return replace(state, cut=Cut(number, freezing=False))
+    return replace(state, cut=replace(state.cut, freezing=False))
 
 
 def cut_abandoned(state: JobState, number: int) -> JobState:
@@ -160,12 +161,13 @@ def cut_abandoned(state: JobState, number: int) -> JobState:
 
 
 def cut_saved(state: JobState, number: int, checkpoint: str) -> JobState:
-    """The checkpoint is complete. It ends a job that only waited for it, unless a server was lost meanwhile."""
+    """The checkpoint is complete. The final one ends the job, unless a server was lost meanwhile."""
     state = replace(state, checkpoint=checkpoint)
-    if state.cut is None or state.cut.number != number:
+    cut = state.cut
+    if cut is None or cut.number != number:
         return state
     state = replace(state, cut=None, trouble=None)
-    if state.stage is Stage.SAVE:
+    if cut.final and state.stage is Stage.SAVE:
         return completed(state)
     return suspended(state) if state.suspending else state
 

@@ -90,10 +90,15 @@ class BadRecord:
 
 @dataclass(frozen=True)
 class Cut:
-    """A checkpoint that is being taken. While it freezes, no lease is granted."""
+    """A checkpoint that is being taken. While it freezes, no lease is granted.
+
+    `final` is one that was begun when everything was trained and evaluated. Training goes on while others are written,
+    and may end before they are: they lack what was applied since.
+    """
 
     number: int
     freezing: bool
+    final: bool = False
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,21 @@ def test_phases_follow_each_other_to_the_end() -> None:
     assert pure.state.plan_version == len(pure.phases)
 
 
+def test_a_checkpoint_that_was_begun_before_the_last_batches_does_not_end_the_job() -> None:
+    pure = Pure(checkpoint={"uri": "/somewhere"})
+    pure.start_training()
+    pure.apply(progress.cut_begun(pure.state, 1))
+    pure.apply(progress.cut_made(pure.state, 1))
+    pure.train_epoch()
+    pure.apply(progress.cut_saved(pure.state, 1, "00000001"))
+    assert Phase.COMPLETE not in pure.phases
+    pure.apply(progress.cut_begun(pure.state, 2))
+    pure.apply(progress.cut_made(pure.state, 2))
+    pure.apply(progress.cut_saved(pure.state, 2, "00000002"))
+    assert pure.phases[-2:] == [Phase.SAVING, Phase.COMPLETE]
+    assert pure.state.checkpoint == "00000002"
+
+
 def test_each_epoch_is_evaluated_after_its_last_batch() -> None:
     pure = Pure(training={"epochs": 2}, evaluation=30)
     pure.start_training(evaluation=30)
