@@ -30,7 +30,8 @@ _ROUGH_STEPS = 4  # with weights for the least absolute deviation, which an outl
 _STEPS = 16
 _TOLERANCE = 1e-7
 _OVERLAPS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
-_OVERLAP_STEPS = 32
+_OVERLAP_STEPS = 16  # with either kind of weights
+_SMALL_STEP = 1e-4  # of a coefficient
 _DAMPING = 0.01
 _LEAST_TERM = 0.3  # of an iteration, at the start
 _NO_TERM = 0.01  # of an iteration: where terms overlap, this counts for nothing, and yet has a slope to come back on
@@ -177,11 +178,12 @@ def _overlapping_fit(data: _Data, prior: Prior, start: Coefficients) -> _Solutio
     iteration = np.exp(np.median(data.y)) / np.median(data.x, axis=0)
     model = replace(start, mean=np.maximum(start.mean, _LEAST_TERM * iteration))
     model = replace(model, mean=model.mean * np.exp(np.median(data.y - np.log(model.iteration_seconds(data.x)))))
-    errors, damping = _Errors.of(data), _DAMPING
-    for step in range(_OVERLAP_STEPS):
+    errors, damping, rough = _Errors.of(data), _DAMPING, True
+    for step in range(2 * _OVERLAP_STEPS):
+        rough = rough and step < _OVERLAP_STEPS
         predicted = model.iteration_seconds(data.x)
         residuals = data.y - np.log(predicted)
-        errors = errors.seen(data, residuals, rough=step < _OVERLAP_STEPS // 2)
+        errors = errors.seen(data, residuals, rough)
         root = np.sqrt(errors.weights / errors.variance)
         matrix = np.vstack([root[:, None] * model.slopes(data.x) / predicted[:, None], prior_root]) * model.mean
         right = np.concatenate([root * residuals, prior_root @ (prior.mean - model.mean)])
@@ -191,10 +193,14 @@ def _overlapping_fit(data: _Data, prior: Prior, start: Coefficients) -> _Solutio
         ahead = np.concatenate(
             [root * (data.y - np.log(moved.iteration_seconds(data.x))), prior_root @ (prior.mean - moved.mean)]
         )
-        if ahead @ ahead <= right @ right:
-            model, damping = moved, damping / 4
-        else:
+        if ahead @ ahead > right @ right:
             damping *= 8
+            continue
+        small = bool((np.abs(moved.mean / model.mean - 1) < _SMALL_STEP).all())
+        model, damping = moved, damping / 4
+        if small and not rough:
+            break
+        rough = rough and not small
     return _Solution(model, errors)
 
 
@@ -206,8 +212,8 @@ def _best_fit(data: _Data, prior: Prior) -> _Solution:
         return one_by_one if overlap == 1 else _overlapping_fit(data, prior, replace(start, overlap=overlap))
 
     best = believed = at(prior.overlap, Coefficients(prior.mean, prior.covariance))
-    if len(data.y) <= FEATURES:
-        return believed
+    if len(data.y) <= FEATURES or believed.loss(data) <= _LEAST_IMPROVEMENT:
+        return believed  # no other can be better by as much
     for direction in (1, -1):
         worse = 0
         for overlap in sorted(_OVERLAPS, reverse=direction < 0):
