@@ -28,7 +28,7 @@ from emberscale_brain.planner.types import ClusterCapacity, Quota
 _SMALL_CLUSTER = 12  # jobs
 _ROUNDING = 1e-9  # of a limit: cores summed in another order are not over it
 _MEMORY_WEIGHTS = (0.0, 0.5, 0.9)
-_FEW_CANDIDATES = 250
+_FEW_CANDIDATES = 600
 _FILLS = 4
 _SWEEPS = 4
 
@@ -280,17 +280,23 @@ def select(jobs: Sequence[Options], capacity: ClusterCapacity, quotas: Mapping[s
     table = Table.of(jobs, capacity, quotas)
     cpu_unit = _scale(table.pools[0, 0], table.cpu)
     memory_unit = _scale(table.pools[0, 1], table.memory)
+    most = float(table.value.max(axis=1).sum())
     attempts = []
     for memory_weight in _MEMORY_WEIGHTS:
         price = (1 - memory_weight) * table.cpu / cpu_unit + memory_weight * table.memory / memory_unit
         chosen, room = _greedy(table, price)
         _fill(table, price, chosen, room)
-        attempts.append((table.total(chosen), price, chosen, room))
+        if table.total(chosen) >= most:  # everybody has what is best for it
+            return _picks(chosen)
+        attempts.append((price, chosen, room))
     if len(jobs) <= _SMALL_CLUSTER:
-        for _, price, chosen, room in attempts:
+        for price, chosen, room in attempts:
             _rearrange(table, price, chosen, room)
-    best = max((chosen for _, _, chosen, _ in attempts), key=table.total)
-    return [int(index) - 1 if index else None for index in best]
+    return _picks(max((chosen for _, chosen, _ in attempts), key=table.total))
+
+
+def _picks(chosen: Ints) -> list[int | None]:
+    return [int(index) - 1 if index else None for index in chosen]
 
 
 def _scale(limit: float, amounts: NDArray[np.float64]) -> float:
