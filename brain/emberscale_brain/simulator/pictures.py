@@ -9,6 +9,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
 from emberscale_brain.simulator.results import Estimate, SchedulerSummary, SeedOutcome
 
@@ -26,6 +27,8 @@ _STYLE: dict[Any, Any] = {
 }
 _COLOURS = ("#2f6db5", "#d9722e", "#3a8f5c", "#8a5ea8", "#8a8f98", "#b8a13a", "#4aa3a8")
 _MOST_LINES = 4
+_WIDEST = 6.0
+"""Points of the first scheduler's lines; those after it are narrower, so that lines on top of each other all show."""
 
 
 def draw_comparison(
@@ -43,6 +46,7 @@ def draw_comparison(
         left.set_title("Mean job completion time (95% interval)")
         left.set_ylabel("minutes")
         _distributions(right, outcomes, colours)
+        figure.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=len(summaries))
         pictures.append(_save(figure, folder / "jct.png"))
 
         figure = Figure(figsize=(11, 4.5), layout="constrained")
@@ -85,26 +89,33 @@ def _bars(axes: Axes, bars: Sequence[tuple[str, Estimate]], colours: dict[str, s
 
 def _distributions(axes: Axes, outcomes: Sequence[SeedOutcome], colours: dict[str, str]) -> None:
     axes.set_title("Completion times of all jobs")
-    for scheduler, colour in colours.items():
+    for (scheduler, colour), width in zip(colours.items(), _widths(len(colours)), strict=True):
         times = np.sort([jct for o in outcomes if o.scheduler == scheduler for jct in o.completed_jcts]) / 60
         submitted = sum(len(outcome.jobs) for outcome in outcomes if outcome.scheduler == scheduler)
         if len(times):
             share = np.arange(1, len(times) + 1) / submitted
-            axes.plot(times, share, label=scheduler, color=colour, linewidth=2)
+            axes.plot(times, share, label=scheduler, color=colour, linewidth=width)
     axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(ScalarFormatter())
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("minutes")
     axes.set_ylabel("share of submitted jobs")
     axes.set_ylim(0, 1)
-    axes.legend(fontsize=9)
+
+
+def _widths(count: int) -> list[float]:
+    return np.linspace(_WIDEST, 1.5, count).tolist() if count > 1 else [2.0]
 
 
 def _throughput(name: str, outcomes: Sequence[SeedOutcome], colours: dict[str, str]) -> Figure:
     jobs = [job.job for job in outcomes[0].jobs][:_MOST_LINES]
     figure = Figure(figsize=(11, 3 * len(jobs)), layout="constrained")
     figure.suptitle(name, x=0.01, ha="left", fontsize=14, fontweight="bold")
-    for axes, wanted in zip(figure.subplots(len(jobs), 1, squeeze=False)[:, 0], jobs, strict=True):
+    subplots = figure.subplots(len(jobs), 1, squeeze=False)[:, 0]
+    for axes, wanted in zip(subplots, jobs, strict=True):
         axes.set_title(f"{wanted}, seed {outcomes[0].seed}")
-        for outcome in outcomes:
+        for outcome, width in zip(outcomes, _widths(len(outcomes)), strict=True):
             job = next(job for job in outcome.jobs if job.job == wanted)
             if job.timeline:
                 minutes = [(at - job.arrival) / 60 for at, _ in job.timeline]
@@ -115,9 +126,9 @@ def _throughput(name: str, outcomes: Sequence[SeedOutcome], colours: dict[str, s
                     where="post",
                     label=outcome.scheduler,
                     color=colours[outcome.scheduler],
-                    linewidth=1.6,
+                    linewidth=width,
                 )
         axes.set_xlabel("minutes since submission")
         axes.set_ylabel("samples/s")
-        axes.legend(fontsize=9, ncols=3)
+    figure.legend(*subplots[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(outcomes))
     return figure
