@@ -27,8 +27,8 @@ _STYLE: dict[Any, Any] = {
 }
 _COLOURS = ("#2f6db5", "#d9722e", "#3a8f5c", "#8a5ea8", "#8a8f98", "#b8a13a", "#4aa3a8")
 _MOST_LINES = 4
-_WIDEST = 6.0
-"""Points of the first scheduler's lines; those after it are narrower, so that lines on top of each other all show."""
+_NARROWEST, _NARROWER = 1.5, 0.9
+"""Points of the last scheduler's lines, and by how much each is narrower than the one that it may lie on."""
 
 
 def draw_comparison(
@@ -105,7 +105,7 @@ def _distributions(axes: Axes, outcomes: Sequence[SeedOutcome], colours: dict[st
 
 
 def _widths(count: int) -> list[float]:
-    return np.linspace(_WIDEST, 1.5, count).tolist() if count > 1 else [2.0]
+    return [_NARROWEST + _NARROWER * later for later in reversed(range(count))]
 
 
 def _throughput(name: str, outcomes: Sequence[SeedOutcome], colours: dict[str, str]) -> Figure:
