@@ -35,19 +35,19 @@ def failure_rate(own: FailureRecord, fleet: FailureRecord) -> float:
 
 def failure_costs(
     shape: JobShape,
-    remaining_seconds: float,
+    total_seconds: float,
     own: FailureRecord,
     fleet: FailureRecord,
     checkpoint_cost: float,
     overheads: ScalingOverheads,
 ) -> FailureCosts:
-    """What failures of the job's PS cost from here on.
+    """What failures of the PS cost a job that takes `total_seconds` in all.
 
     `checkpoint_cost` is what checkpoints were seen to cost, in seconds of training; 0 before the first. Loading is
     taken to stop training for as long as another number of PS does, which is a cut and a load.
     """
     return FailureCosts(
-        total_seconds=max(1.0, remaining_seconds),
+        total_seconds=max(1.0, total_seconds),
         ps=shape.ps,
         between_failures=1 / (failure_rate(own, fleet) * shape.ps),
         save=checkpoint_cost or _FIRST_COST,

@@ -25,6 +25,7 @@ from emberscale_brain.service.first_plan import make_first_plan
 from emberscale_brain.service.messages import advice_to, explanation_to, no_plan, plan_to, summary_to
 from emberscale_brain.service.meters import Meters
 from emberscale_brain.service.planning import PlanningFailedError
+from emberscale_brain.service.reasons import Reasons
 from emberscale_brain.service.recorder import Recorder
 from emberscale_brain.service.rounds import PlanningRounds
 from emberscale_brain.service.settings import BrainSettings
@@ -71,7 +72,7 @@ class Brain:
         self._heard: dict[JobId, float] = {}
         self._index: HistoryIndex | None = None
         self._published: dict[JobId, pb.BrainPlan] = {}
-        self._latest: dict[JobId, PlannedShape] = {}
+        self._reasons = Reasons()
         self._stale_because = ""
         self._listeners: list[Callable[[JobId], None]] = []
         self._recorder = Recorder(store, on_return=self._learn_history)
@@ -98,7 +99,7 @@ class Brain:
                 self._state.apply(change)
                 if isinstance(change, PlanMade):
                     self._published[change.job] = plan_to(change)
-                    self._latest[change.job] = change.planned
+                    self._reasons.give(change.job, change.planned)
             self._heard = dict.fromkeys(self._state.jobs, self.clock())
             self._learn_history()
         except DatabaseAwayError as error:
@@ -210,7 +211,7 @@ class Brain:
         """
         with self._lock:
             known = self._state.jobs.get(job)
-            latest = self._latest.get(job)
+            latest = self._reasons.latest(job)
             profiles = [] if known is None else list(known.profiles)
             remaining = 0 if known is None else known.remaining_samples
         try:
@@ -237,7 +238,7 @@ class Brain:
             known = self._state.jobs.get(ended.job)
             if known is None:
                 raise UnknownJobError(ended.job)
-            latest = self._latest.pop(ended.job, None)
+            latest = self._reasons.end(ended.job)
             reasons: list[Change] = []
             if known.plan is not None and latest is not None and latest is not known.plan.planned:
                 reasons.append(replace(known.plan, planned=latest))
@@ -288,7 +289,7 @@ class Brain:
         self._rounds.note(change)
         if isinstance(change, PlanMade):
             self._published[change.job] = plan_to(change)
-            self._latest[change.job] = change.planned
+            self._reasons.give(change.job, change.planned)
             self.meters.plans.labels(change.planned.action.value).inc()
 
     def _notify(self, job: JobId) -> None:
@@ -373,7 +374,7 @@ class Brain:
             return None
         planned = replace(planned, explanation=replace(planned.explanation, fault_tolerance=advice))
         if known.plan is not None and known.plan.planned.shape == planned.shape:
-            self._latest[job] = planned
+            self._reasons.give(job, planned)
             self._publish_advice(job, advice)
             return None
         last = known.submitted.last_plan if known.plan is None else known.plan.version

@@ -181,15 +181,16 @@ class BrainState:
         )
 
     def fault_tolerance(self, job: JobId) -> FaultToleranceAdvice | None:
-        """How a job recovers best from here on; None before anything is known of its speed."""
+        """How a job recovers best; None before anything is known of its speed."""
         known = self.jobs[job]
         speed = next((profile.throughput for profile in reversed(known.profiles) if not profile.restarted), 0.0)
         if known.shape is None or not speed:
             return None
         fleet = sum((other.record for other in self.jobs.values()), self.ended_record)
-        left = known.remaining_samples / speed
-        cost = known.profiles[-1].checkpoint_cost
-        return advise(failure_costs(known.shape, left, known.record, fleet, cost, self.overheads()))
+        latest = known.profiles[-1]
+        whole = latest.time - known.submitted.submitted_at + known.remaining_samples / speed
+        costs = failure_costs(known.shape, whole, known.record, fleet, latest.checkpoint_cost, self.overheads())
+        return advise(costs)
 
     def _apply_profile(self, change: ProfileReported) -> None:
         job = self.jobs.get(change.job)

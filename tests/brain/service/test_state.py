@@ -110,6 +110,17 @@ def test_samples_go_back_with_a_roll_back() -> None:
     assert state.view(JOBS[0], 0.0, 0.0).remaining_samples == 400_000
 
 
+def test_a_job_near_its_end_takes_checkpoints_as_often_as_before() -> None:
+    state, intervals = BrainState(8, 10), []
+    state.apply(submitted(JOBS[0]))
+    for sequence, (time, samples) in enumerate(((500.0, 500_000), (999.0, 999_000)), start=1):
+        state.apply(reported(JOBS[0], sequence, time=time, samples=samples))
+        advice = state.fault_tolerance(JOBS[0])
+        assert advice is not None
+        intervals.append(advice.checkpoint_interval)
+    assert intervals == [pytest.approx(1000.0), pytest.approx(1000.0)]
+
+
 def test_start_ups_become_overheads() -> None:
     state = BrainState(8, 10)
     state.apply(submitted(JOBS[0]))

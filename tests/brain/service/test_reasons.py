@@ -1,0 +1,50 @@
+from dataclasses import replace
+
+from emberscale_brain.planner.types import (
+    GIB,
+    Candidate,
+    Explanation,
+    JobId,
+    JobShape,
+    PlanAction,
+    PlannedShape,
+    ThroughputFit,
+)
+from emberscale_brain.service.reasons import Reasons
+
+JOB = JobId("a")
+SHAPE = JobShape(4, 2, 4, 4, GIB, GIB)
+FIT = ThroughputFit((1.0,) * 6, ((0.0,) * 6,) * 6, 0.05, 0.02, 3, 1)
+FRONT = tuple(Candidate(replace(SHAPE, workers=workers), workers, 100.0 * workers, 0.1) for workers in (1, 2, 4))
+SCALED = PlannedShape(SHAPE, PlanAction.SCALE, "faster", Explanation(fit=FIT, front=FRONT))
+KEPT = PlannedShape(
+    SHAPE, PlanAction.KEEP, "as good as over", Explanation(fit=replace(FIT, profiles=9), front=FRONT[:1])
+)
+
+
+def given(*planned: PlannedShape) -> Reasons:
+    reasons = Reasons()
+    for one in planned:
+        reasons.give(JOB, one)
+    return reasons
+
+
+def test_while_a_job_runs_the_last_round_says_why() -> None:
+    assert given(SCALED, KEPT).latest(JOB) == KEPT
+
+
+def test_of_a_job_that_is_over_the_last_choice_stays_with_the_last_fit() -> None:
+    reasons = given(SCALED, KEPT)
+    left = reasons.end(JOB)
+    assert left is not None
+    assert (left.reason, left.explanation.front, left.explanation.fit) == ("faster", FRONT, KEPT.explanation.fit)
+    assert reasons.latest(JOB) is None
+
+
+def test_a_choice_of_another_shape_says_nothing_of_the_last() -> None:
+    other = replace(KEPT, shape=replace(SHAPE, workers=1))
+    assert given(SCALED, other).end(JOB) == other
+
+
+def test_nothing_is_left_of_a_job_that_never_had_a_plan() -> None:
+    assert Reasons().end(JOB) is None
