@@ -9,7 +9,7 @@ _CHOICE = 3
 
 
 class Reasons:
-    """The reasons of the last round, and of the last with a choice: at its very end no other shape pays off for a job."""
+    """The reasons of the last round, and of the last with a choice: at its end no other shape pays off for a job."""
 
     def __init__(self) -> None:
         self._latest: dict[JobId, PlannedShape] = {}
