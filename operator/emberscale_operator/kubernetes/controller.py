@@ -23,7 +23,7 @@ from emberscale_operator.kubernetes.client import (
     group,
 )
 from emberscale_operator.kubernetes.creation import NamespaceEndsError, ObjectMaker
-from emberscale_operator.kubernetes.decision import applied_ps, decide, ended_at, outdated, outlived
+from emberscale_operator.kubernetes.decision import applied_ps, decide, ended_at, outdated, outlived, still_wanted
 from emberscale_operator.kubernetes.demands import demands_of, masked
 from emberscale_operator.kubernetes.job import Job, JobKey, UnreadableJobError, read_job, read_status
 from emberscale_operator.kubernetes.master_link import MasterLink
@@ -196,6 +196,7 @@ class JobController:
         )
         desired = Desired(demands, ended_at(status, phase, now))
         actions = reconcile(policy, desired, masked(instances, demands), self._observation.history, now)
+        actions = still_wanted(actions, views, self._link)
         failure = next((action for action in actions if isinstance(action, Fail)), None)
         if failure is not None and phase not in RESTING:
             phase, reason, message = JobPhase.FAILED, failure.reason, failure.message

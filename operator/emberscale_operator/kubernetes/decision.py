@@ -9,7 +9,7 @@ from emberscale_operator.kubernetes.master_link import MasterLink
 from emberscale_operator.kubernetes.pod_spec import JobObjects
 from emberscale_operator.kubernetes.pod_state import PodView
 from emberscale_operator.kubernetes.status import ENDED, RESTING, phase_of
-from emberscale_operator.reconcile import Action, Delete, InstanceState, Role
+from emberscale_operator.reconcile import Action, Create, Delete, ExitReason, InstanceState, Role
 
 
 def decide(
@@ -100,6 +100,27 @@ def outlived(job: Job, status: TrainingJobStatus, now: float) -> bool:
     """Whether a job that has ended is to be deleted by now, in seconds since 1970."""
     ttl, ended = job.spec.run_policy.ttl_after_finished, status.completion_time
     return status.phase in ENDED and ttl is not None and ended is not None and now >= ended.timestamp() + ttl
+
+
+def still_wanted(actions: Sequence[Action], views: Sequence[PodView], link: MasterLink | None) -> tuple[Action, ...]:
+    """The actions without new members in the place of those that are done, until the master has said that it wants any.
+
+    They may be done because the job is; an operator that has just started does not know.
+    """
+    if link is not None and link.plan is not None:
+        return tuple(actions)
+    done = {
+        (view.id.role, view.id.index)
+        for view in views
+        if view.instance.exit is not None and view.instance.exit.reason is ExitReason.COMPLETED
+    }
+    return tuple(
+        action
+        for action in actions
+        if not isinstance(action, Create)
+        or action.id.role is Role.MASTER
+        or (action.id.role, action.id.index) not in done
+    )
 
 
 def outdated(objects: JobObjects, views: Sequence[PodView], phase: JobPhase) -> tuple[Action, ...]:

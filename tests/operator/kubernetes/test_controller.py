@@ -5,7 +5,9 @@ import copy
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,14 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
+from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.kubernetes.client import ApiError
 from emberscale_operator.kubernetes.controller import JobController
+from emberscale_operator.kubernetes.decision import still_wanted
 from emberscale_operator.kubernetes.job import JobKey
+from emberscale_operator.kubernetes.pod_state import view_pod
 from emberscale_operator.kubernetes.recorder import Recorder
 from emberscale_operator.kubernetes.settings import Settings
 from emberscale_operator.kubernetes.tallies import Tallies
 from emberscale_operator.kubernetes.warnings import PodWarnings
-from emberscale_operator.reconcile import Backoff, Policy
+from emberscale_operator.reconcile import Backoff, Create, Policy, Resources
 from training_jobs import job_body
 
 KEY = JobKey("team-a", "ctr")
@@ -392,6 +397,30 @@ def test_memory_grows_from_the_limit_that_a_pod_was_killed_at_and_not_from_one_t
 
     asyncio.run(scenario())
     assert api.body["status"]["ps"]["memoryBytes"] == 1536 << 20
+
+
+def test_members_that_are_done_are_not_replaced_before_the_master_has_said_that_it_wants_any() -> None:
+    """They may be done because the job is, of which an operator that has just started knows nothing."""
+    api = new_api()
+
+    async def scenario() -> None:
+        operator = Operator(api)
+        await operator.settle()
+        for pod in api.live_pods():
+            if slot_of(pod) in ("worker-0", "ps-1"):
+                api.end_pod(pod, 0, "Completed")
+            if slot_of(pod) == "worker-1":
+                api.end_pod(pod, 1)
+        operator.controller = operator.start()
+        api.sync()
+        await operator.settle()
+
+    asyncio.run(scenario())
+    assert names_of(api.live_pods()) == ["master-0", "ps-0", "worker-1", "worker-2"]
+    done = [view for pod in api.all_pods() if (view := view_pod(pod, api.now)) and view.instance.exit]
+    again: Any = [Create(replace(view.id, incarnation=2), Resources()) for view in done]
+    heard: Any = SimpleNamespace(plan=pb.Plan())
+    assert still_wanted(again, done, heard) == tuple(again)
 
 
 def test_errors_of_its_own_fail_a_job_and_evictions_do_not() -> None:
