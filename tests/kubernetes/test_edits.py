@@ -33,7 +33,7 @@ def edit(job: Job, spec: dict[str, Any]) -> None:
 
 def test_limits_of_running_pods_change_in_place(place: Place) -> None:
     document = manifest("resized", place)
-    document["spec"]["training"]["epochs"] = 6
+    document["spec"]["training"]["epochs"] = 10
     job = submit(document, place)
     job.wait_for_samples(1)
     members = [pod for role in ("ps", "worker") for pod in job.running(role)]
@@ -64,12 +64,12 @@ def test_limits_of_running_pods_change_in_place(place: Place) -> None:
     status = job.wait_complete()
     assert [status[role].get("restarts", 0) for role in ("ps", "worker")] == [0, 0]
     assert {pod["metadata"]["uid"] for pod in members} <= {pod["metadata"]["uid"] for pod in job.pods()}
-    assert_exact(job, place, 6 * RECORDS)
+    assert_exact(job, place, 10 * RECORDS)
 
 
 def test_a_resize_that_no_node_can_do_is_told_and_disturbs_nobody(place: Place) -> None:
     document = manifest("greedy", place)
-    document["spec"]["training"]["epochs"] = 3
+    document["spec"]["training"]["epochs"] = 6
     document["spec"]["ps"]["replicas"] = document["spec"]["worker"]["replicas"] = 1
     job = submit(document, place)
     job.wait_for_samples(1)
@@ -83,12 +83,12 @@ def test_a_resize_that_no_node_can_do_is_told_and_disturbs_nobody(place: Place) 
     assert "greedy-worker-0-1 keeps its resources" in eventually("the job says so", told, seconds=60)
     status = job.wait_complete()
     assert status["worker"].get("restarts", 0) == 0
-    assert_exact(job, place, 3 * RECORDS)
+    assert_exact(job, place, 6 * RECORDS)
 
 
 def test_bounds_of_the_number_of_workers_change_while_it_runs(place: Place) -> None:
     document = manifest("bounded", place)
-    document["spec"]["training"]["epochs"] = 8
+    document["spec"]["training"]["epochs"] = 12
     del document["spec"]["worker"]["replicas"]
     document["spec"]["worker"] |= {"minReplicas": 1, "maxReplicas": 1}
     job = submit(document, place)
@@ -99,4 +99,4 @@ def test_bounds_of_the_number_of_workers_change_while_it_runs(place: Place) -> N
     edit(job, {"worker": {"minReplicas": 2, "maxReplicas": 2}})
     eventually("no more than the new bound", lambda: len(job.running("worker")) == 2 or None, seconds=120)
     job.wait_complete()
-    assert_exact(job, place, 8 * RECORDS)
+    assert_exact(job, place, 12 * RECORDS)

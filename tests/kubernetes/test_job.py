@@ -92,7 +92,7 @@ def test_deleting_a_job_leaves_nothing_of_it(place: Place) -> None:
 @pytest.mark.smoke
 def test_a_job_that_is_suspended_goes_on_from_there(place: Place) -> None:
     document = manifest("paused", place)
-    document["spec"]["training"]["epochs"] = 4
+    document["spec"]["training"]["epochs"] = 8
     job = submit(document, place)
     job.wait_for_samples(5000)
     kubectl("patch", "tj", "paused", "-n", place.namespace, "--type=merge", "-p", '{"spec":{"suspend":true}}')
@@ -103,15 +103,15 @@ def test_a_job_that_is_suspended_goes_on_from_there(place: Place) -> None:
     assert condition["status"] == "True"
     kubectl("patch", "tj", "paused", "-n", place.namespace, "--type=merge", "-p", '{"spec":{"suspend":false}}')
     status = job.wait_complete()
-    assert 0 < reached < 4 * RECORDS
-    assert status["progress"]["samples"] == 4 * RECORDS
-    assert_exact(job, place, 4 * RECORDS)
+    assert 0 < reached < 8 * RECORDS
+    assert status["progress"]["samples"] == 8 * RECORDS
+    assert_exact(job, place, 8 * RECORDS)
 
 
 @pytest.mark.smoke
 def test_workers_can_be_scaled_with_kubectl_scale(place: Place) -> None:
     document = manifest("scaled", place)
-    document["spec"]["training"]["epochs"] = 4
+    document["spec"]["training"]["epochs"] = 12
     job = submit(document, place)
     job.wait_for_samples(1)
     kubectl("scale", "tj/scaled", "-n", place.namespace, "--replicas=3")
@@ -119,7 +119,7 @@ def test_workers_can_be_scaled_with_kubectl_scale(place: Place) -> None:
     kubectl("scale", "tj/scaled", "-n", place.namespace, "--replicas=1")
     eventually("one worker", lambda: len(job.running("worker")) == 1 or None, seconds=90)
     job.wait_complete()
-    assert_exact(job, place, 4 * RECORDS)
+    assert_exact(job, place, 12 * RECORDS)
 
 
 def test_jobs_of_one_name_in_two_namespaces_do_not_touch_each_other(place: Place, installed: str) -> None:

@@ -25,7 +25,7 @@ from installation import helm_install
 from status_watch import watched_status
 
 CUT_SECONDS = 60
-EPOCHS = 4
+EPOCHS = 8
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.last]
 

@@ -31,7 +31,7 @@ def states_in_redis() -> set[str]:
 
 def test_the_number_of_servers_changes_by_way_of_a_checkpoint(place: Place) -> None:
     document = manifest("reshaped", place)
-    document["spec"]["training"]["epochs"] = 4
+    document["spec"]["training"]["epochs"] = 8
     job = submit(document, place)
     job.wait_for_samples(10_000)
     patch = json.dumps({"spec": {"ps": {"replicas": 3}}})
@@ -39,7 +39,7 @@ def test_the_number_of_servers_changes_by_way_of_a_checkpoint(place: Place) -> N
     eventually("three servers", lambda: len(job.running("ps")) == 3 or None, seconds=180)
     status = job.wait_complete()
     assert status["appliedPs"] == 3
-    assert_exact(job, place, 4 * RECORDS)
+    assert_exact(job, place, 8 * RECORDS)
     reasons = [event["reason"] for event in job.events()]
     assert "SuspendedJob" in reasons
     assert any("ScalingPS" in event["message"] for event in job.events() if event["reason"] == "SuspendedJob")
