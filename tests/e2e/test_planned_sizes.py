@@ -69,7 +69,7 @@ def test_a_job_without_sizes_starts_like_its_like_and_is_planned_anew_while_it_r
     finished = job.run("--brain-set", "planning.interval=1s", "--brain-set", "planner.exploration=0")
     assert finished.summary["phase"] == "Complete", finished.stderr + job.logs()[-8000:]
     log = (job.run_folder / "logs" / "master-0.log").read_text()
-    assert "warm start with 1 workers x 0.5 cores" in log
+    assert "warm start with 1 worker x 0.5 cores" in log
     plan = finished.summary["plan"]
     assert plan["scalings"] >= 1, log
     assert plan["version"] >= 2

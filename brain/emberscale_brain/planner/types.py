@@ -61,7 +61,7 @@ class JobShape:
     def describe(self) -> str:
         """In words, for reasons and tables."""
         return (
-            f"{self.workers} workers x {self.worker_cpu:g} cores {self.worker_memory / GIB:.3g} GiB, "
+            f"{self.workers} worker{'s' * (self.workers > 1)} x {self.worker_cpu:g} cores {self.worker_memory / GIB:.3g} GiB, "
             f"{self.ps} PS x {self.ps_cpu:g} cores {self.ps_memory / GIB:.3g} GiB"
         )
 
