@@ -41,7 +41,7 @@ def plan_report(explanation: pb.PlanExplanation, job: str) -> Iterator[str | Tab
 def describe(shape: pb.Shape) -> str:
     """A shape in words."""
     return (
-        f"{shape.workers} worker{'s' * (shape.workers > 1)} x {shape.worker_cpu:g} cores {shape.worker_memory / GIB:.3g} GiB, "
+        f"{_counted(shape.workers, 'worker')} x {shape.worker_cpu:g} cores {shape.worker_memory / GIB:.3g} GiB, "
         f"{shape.ps} PS x {shape.ps_cpu:g} cores {shape.ps_memory / GIB:.3g} GiB"
     )
 

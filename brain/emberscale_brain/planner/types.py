@@ -60,8 +60,9 @@ class JobShape:
 
     def describe(self) -> str:
         """In words, for reasons and tables."""
+        workers = "1 worker" if self.workers == 1 else f"{self.workers} workers"
         return (
-            f"{self.workers} worker{'s' * (self.workers > 1)} x {self.worker_cpu:g} cores {self.worker_memory / GIB:.3g} GiB, "
+            f"{workers} x {self.worker_cpu:g} cores {self.worker_memory / GIB:.3g} GiB, "
             f"{self.ps} PS x {self.ps_cpu:g} cores {self.ps_memory / GIB:.3g} GiB"
         )
 
