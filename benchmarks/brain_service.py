@@ -116,8 +116,14 @@ def _port(process: "subprocess.Popen[bytes]", log: Path) -> int:
 def _ask(address: str, metrics: str, jobs: Sequence[JobView]) -> list[float]:
     """Seconds of each request, until the first round of planning has ended."""
     latencies: list[float] = []
-    with open_channel(address, TOKEN) as channel, ThreadPoolExecutor(16) as callers, ThreadPoolExecutor(1) as watcher:
+    with (
+        open_channel(address, TOKEN) as channel,
+        ThreadPoolExecutor(16) as askers,
+        ThreadPoolExecutor(32) as reporters,  # apart: a report is answered when the disk has it
+        ThreadPoolExecutor(1) as watcher,
+    ):
         stub = BrainStub(channel)
+        stub.GetPlan(pb.GetPlanRequest(job_uid=jobs[0].id), timeout=30)  # masters are connected already
         planned = watcher.submit(_await_round, metrics)
 
         def ask(number: int, due: float) -> None:
@@ -131,9 +137,9 @@ def _ask(address: str, metrics: str, jobs: Sequence[JobView]) -> list[float]:
         due, number = time.monotonic(), 0
         while not planned.done():
             time.sleep(max(0.0, due - time.monotonic()))
-            callers.submit(ask, number, due)
+            askers.submit(ask, number, due)
             if number % asks_a_report == 0:
-                callers.submit(report, number // asks_a_report)
+                reporters.submit(report, number // asks_a_report)
             due, number = due + every, number + 1
         planned.result()
     return latencies
