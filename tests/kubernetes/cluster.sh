@@ -88,8 +88,19 @@ POLICY
   # shellcheck source=/dev/null
   source "$state/env"
   inside=$KUBE_EXEC
+  pods_run || not_run "no pod runs on the cluster that was started"
   export EMBERSCALE_E2E_AUDIT_LOG=$state/audit/log.jsonl
   export EMBERSCALE_E2E_NODE_FAULT=$scripts/node.sh EMBERSCALE_E2E_FAKE_NODES=$scripts/fake-nodes.sh
+}
+
+# Whether a pod without anything of ours comes to run; the account that it needs is made a moment after its namespace.
+pods_run() {
+  for _ in $(seq 30); do
+    $inside kubectl run pods-run --image=local/pause:1 --image-pull-policy=Never --restart=Never > /dev/null 2>&1 && break
+    sleep 1
+  done
+  $inside kubectl wait --for=condition=Ready pod/pods-run --timeout=90s > /dev/null 2>&1 \
+    && $inside kubectl delete pod pods-run --wait=false > /dev/null
 }
 
 if [ -n "${EMBERSCALE_LOAD_COMMAND:-}" ] && [ -n "${KUBECONFIG:-}" ]; then

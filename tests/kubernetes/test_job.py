@@ -139,7 +139,7 @@ def test_jobs_of_one_name_in_two_namespaces_do_not_touch_each_other(place: Place
 def test_an_upgrade_under_a_running_job_does_not_disturb_it(place: Place) -> None:
     """Helm installs the newer definition first: for a while the older operator sees fields that it does not know."""
     document = manifest("upgraded", place)
-    document["spec"]["training"]["epochs"] = 16
+    document["spec"]["training"]["epochs"] = 24
     job = submit(document, place)
     job.wait_for_samples(1)
     before = {pod["metadata"]["uid"] for pod in job.pods()}
@@ -151,10 +151,10 @@ def test_an_upgrade_under_a_running_job_does_not_disturb_it(place: Place) -> Non
         helm_install("--set", "operator.logLevel=debug", "--set", "operator.podAnnotations.upgraded=yes")
         after = {pod["metadata"]["uid"] for pod in job.pods()}
         assert job.phase() not in ("Complete", "Failed")
-        status = job.wait_complete()
+        status = job.wait_complete(600)
     assert before <= after
     assert [status[role].get("restarts", 0) for role in ("master", "ps", "worker")] == [0, 0, 0]
-    assert_exact(job, place, 16 * RECORDS)
+    assert_exact(job, place, 24 * RECORDS)
 
 
 @contextmanager
