@@ -19,10 +19,12 @@ from emberscale_brain.service.frames import CONDITIONS, PAST_JOB, PLANNED, SETTI
 from emberscale_brain.service.state import BrainState
 
 _PARENT_SECONDS = 2.0
+_NICENESS = 5
 
 
 def main() -> int:
-    """Serves until stdin ends."""
+    """Serves until stdin ends; whoever answers callers, or trains beside it, goes first."""
+    os.nice(_NICENESS)
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
