@@ -23,7 +23,7 @@ from emberscale_brain.service.server import serve
 from emberscale_brain.service.settings import BrainSettings, SettingsError, load_settings
 
 _GRACE_SECONDS = 5.0
-_COLLECTOR = (10_000, 10, 100)
+_COLLECTOR = (2_000, 10, 1_000)
 _SWITCH_SECONDS = 0.001
 
 
