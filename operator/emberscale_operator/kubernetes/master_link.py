@@ -34,6 +34,7 @@ class MasterLink:
         self._suspension: asyncio.Task[bool] | None = None
         self._heard_at = time.monotonic()
         self._reached = asyncio.Event()
+        self._asking = asyncio.Lock()
         self.plan: pb.Plan | None = None
         self.status: pb.JobStatus | None = None
         self.answers = False
@@ -74,14 +75,18 @@ class MasterLink:
         return True
 
     async def refresh_status(self) -> None:
-        """Asks for the status now, if the master answers."""
-        try:
-            self.status = await self._stub.GetStatus(  # type: ignore[misc]  # the stubs know of threads only
-                pb.GetStatusRequest(), timeout=_CALL_SECONDS, metadata=self._metadata
-            )
-            self._hears()
-        except grpc.aio.AioRpcError:
-            self._hears_nothing()
+        """Asks for the status now, if the master answers.
+
+        One caller at a time: the answer to an earlier one could come last, and hide how the job ended.
+        """
+        async with self._asking:
+            try:
+                self.status = await self._stub.GetStatus(  # type: ignore[misc]  # the stubs know of threads only
+                    pb.GetStatusRequest(), timeout=_CALL_SECONDS, metadata=self._metadata
+                )
+                self._hears()
+            except grpc.aio.AioRpcError:
+                self._hears_nothing()
 
     def _hears(self) -> None:
         self.answers = True

@@ -193,9 +193,8 @@ class JobLoop:
             case Resize(instance, resources):
                 self._backend.resize(instance, resources)
             case Delete(instance):
-                if instance.role is Role.MASTER and self._ended_at is not None:
-                    self._link.refresh_status()  # its members' last reports are in by now
-                self._backend.delete(instance, now)
+                if instance.role is not Role.MASTER or self._ended_at is None or self._knows_end(now):
+                    self._backend.delete(instance, now)
             case ReportExit(instance, ended):
                 self._link.report_exit(instance, self._environment.incarnation(instance), ended)
             case Fail():
@@ -204,6 +203,14 @@ class JobLoop:
                 self._end_untold(now)
             case Wait():
                 pass  # the tick is shorter
+
+    def _knows_end(self, now: float) -> bool:
+        """Whether the master's last status, with its members' last reports, is here, or has been waited for enough."""
+        self._link.refresh_status()
+        status, ended_at = self._link.status, self._ended_at
+        if status is not None and status.phase == self._ended_phase:
+            return True
+        return ended_at is not None and now >= ended_at + self._policy.stop_grace
 
     def _restarts(self) -> dict[str, int]:
         roles = (Role.MASTER, Role.PS, Role.WORKER)

@@ -27,6 +27,7 @@ class MasterLink:
         self._stub = MasterStub(self._channel)
         self._wake = wake
         self._lock = threading.Lock()
+        self._asking = threading.Lock()
         self._closing = threading.Event()
         self._plan: pb.Plan | None = None
         self._status: pb.JobStatus | None = None
@@ -51,13 +52,17 @@ class MasterLink:
             return self._status
 
     def refresh_status(self) -> None:
-        """Asks for the status now, if the master answers."""
-        try:
-            status = self._stub.GetStatus(pb.GetStatusRequest(), timeout=_CALL_TIMEOUT_SECONDS)
-        except grpc.RpcError:
-            return
-        with self._lock:
-            self._status = status
+        """Asks for the status now, if the master answers.
+
+        One caller at a time: the answer to an earlier one could come last, and hide how the job ended.
+        """
+        with self._asking:
+            try:
+                status = self._stub.GetStatus(pb.GetStatusRequest(), timeout=_CALL_TIMEOUT_SECONDS)
+            except grpc.RpcError:
+                return
+            with self._lock:
+                self._status = status
 
     def report_exit(self, instance: InstanceId, incarnation: str, ended: InstanceExit) -> None:
         """Starts to tell the master that a member is gone, unless that is under way."""
