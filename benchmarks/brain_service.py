@@ -26,6 +26,7 @@ from emberscale_api.rpc.token import open_channel
 from emberscale_brain.history.changes import JobSubmitted, ProfileReported
 from emberscale_brain.history.store import HistoryStore
 from emberscale_brain.planner.types import GIB, JobView
+from emberscale_brain.service.messages import shape_to
 
 TOKEN = "benchmark"
 ASK_SECONDS, REPORT_SECONDS = 10.0, 30.0
@@ -150,18 +151,11 @@ def _ask(address: str, metrics: str, jobs: Sequence[JobView]) -> list[float]:
 
 def _report(job: JobView, number: int) -> pb.ReportProfileRequest:
     """The job goes on as fast as it was."""
-    last, shape = job.profiles[-1], job.profiles[-1].shape
+    last = job.profiles[-1]
     profile = pb.Profile(
         sequence=1000 + number,
         time=time.time(),
-        shape=pb.Shape(
-            workers=shape.workers,
-            ps=shape.ps,
-            worker_cpu=shape.worker_cpu,
-            ps_cpu=shape.ps_cpu,
-            worker_memory=shape.worker_memory,
-            ps_memory=shape.ps_memory,
-        ),
+        shape=shape_to(last.shape),
         batch_size=last.batch_size,
         iteration_seconds=last.iteration_seconds,
         throughput=last.throughput,

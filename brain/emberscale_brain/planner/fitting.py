@@ -61,7 +61,7 @@ def least_of(wanted: JobShape, bounds: ShapeBounds, room: ClusterCapacity, *, ke
         worker_memory=cut.worker_memory,
         ps_memory=_ps_memory(tables, ps, bounds, room),
     )
-    if keep_memory or (fits(shape, room)):
+    if keep_memory or fits(shape, room):
         return shape
     fewest = replace(shape, ps=bounds.ps[0], ps_memory=_ps_memory(tables, bounds.ps[0], bounds, room))
     bottom = fewest.with_memory(bounds.worker_memory[0], bounds.ps_memory[0])
