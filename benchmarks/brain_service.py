@@ -1,8 +1,9 @@
 """How soon a brain answers `GetPlan` while it plans for many jobs, and what memory it takes; for `planner_scale.py`.
 
 The brain is `python -m emberscale_brain` with a database that holds the jobs and their profiles already, so that its
-first round plans them all. Until that round has ended, masters ask for plans and report profiles at the rates of so
-many jobs. A request's time counts from when it was due: one that waits behind another is slow, too.
+first round plans them all. Until the plans of that round are in force and written, masters ask for plans and report
+profiles at the rates of so many jobs. A request's time counts from when it was due: one that waits behind another is
+slow, too.
 """
 
 import gc
@@ -19,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from emberscale_api.metrics import BRAIN_PLANNING_SECONDS
+from emberscale_api.metrics import BRAIN_BACKLOG_CHANGES, BRAIN_PLANNING_SECONDS
 from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_api.rpc.brain_pb2_grpc import BrainStub
 from emberscale_api.rpc.token import open_channel
@@ -168,12 +169,14 @@ def _report(job: JobView, number: int) -> pb.ReportProfileRequest:
 
 
 def _await_round(metrics: str) -> None:
-    """Until a round of planning is counted."""
-    counted = f"{BRAIN_PLANNING_SECONDS}_count "
+    """Until a round of planning is counted and nothing waits for the database."""
     while True:
         with urllib.request.urlopen(metrics) as answer:
             lines = answer.read().decode().splitlines()
-        if any(line.startswith(counted) and float(line.split()[1]) >= 1 for line in lines):
+        values = {
+            name: float(value) for name, value in (line.split() for line in lines if " " in line and line[0] != "#")
+        }
+        if values[f"{BRAIN_PLANNING_SECONDS}_count"] >= 1 and not values[BRAIN_BACKLOG_CHANGES]:
             return
         time.sleep(0.5)
 

@@ -13,19 +13,18 @@ from dataclasses import dataclass, replace
 import structlog
 
 from emberscale_api.rpc import brain_pb2 as pb
-from emberscale_brain.fault_tolerance.advice import FaultToleranceAdvice
 from emberscale_brain.history.changes import SILENT, Change, JobEnded, JobSubmitted, PlanMade, ProfileReported
 from emberscale_brain.history.database import DatabaseAwayError
 from emberscale_brain.history.store import HistoryStore
 from emberscale_brain.model.features import ModelConstants
-from emberscale_brain.planner.types import Explanation, JobId, PlannedShape
+from emberscale_brain.planner.types import Explanation, JobId, PlannedShape, ScalingOverheads
 from emberscale_brain.service.acceptance import unacceptable
 from emberscale_brain.service.checks import Refusal, Refused, check_profile
 from emberscale_brain.service.first_plan import make_first_plan
-from emberscale_brain.service.messages import advice_to, explanation_to, no_plan, plan_to, summary_to
+from emberscale_brain.service.in_force import PlansInForce
+from emberscale_brain.service.messages import explanation_to, plan_to, summary_to
 from emberscale_brain.service.meters import Meters
 from emberscale_brain.service.planning import PlanningFailedError
-from emberscale_brain.service.reasons import Reasons
 from emberscale_brain.service.recorder import Recorder
 from emberscale_brain.service.rounds import PlanningRounds
 from emberscale_brain.service.settings import BrainSettings
@@ -71,9 +70,7 @@ class Brain:
         self._rounds = PlanningRounds(settings, self._state, self._lock)
         self._heard: dict[JobId, float] = {}
         self._index: HistoryIndex | None = None
-        self._published: dict[JobId, pb.BrainPlan] = {}
-        self._reasons = Reasons()
-        self._stale_because = ""
+        self._in_force = PlansInForce()
         self._listeners: list[Callable[[JobId], None]] = []
         self._recorder = Recorder(store, on_return=self._learn_history)
         self._stopping = threading.Event()
@@ -98,8 +95,7 @@ class Brain:
             for change in self._store.running_jobs(self._settings.planning.profiles_per_job):
                 self._state.apply(change)
                 if isinstance(change, PlanMade):
-                    self._published[change.job] = plan_to(change)
-                    self._reasons.give(change.job, change.planned)
+                    self._in_force.put(change)
             self._heard = dict.fromkeys(self._state.jobs, self.clock())
             self._learn_history()
         except DatabaseAwayError as error:
@@ -193,16 +189,9 @@ class Brain:
 
     def plan(self, job: JobId) -> pb.BrainPlan:
         """The plan in force. Raises UnknownJobError."""
-        published = self._published.get(job)
-        if published is None:
-            if job not in self._state.jobs:
-                raise UnknownJobError(job)
-            published = no_plan(job)
-        if not self._stale_because:
-            return published
-        stale = pb.BrainPlan.FromString(published.SerializeToString())
-        stale.stale_because = self._stale_because
-        return stale
+        if job not in self._state.jobs:
+            raise UnknownJobError(job)
+        return self._in_force.message(job)
 
     def explain(self, job: JobId) -> pb.PlanExplanation:
         """Why the plan in force is what it is; for a job that has ended, why its last was. Raises UnknownJobError.
@@ -211,7 +200,7 @@ class Brain:
         """
         with self._lock:
             known = self._state.jobs.get(job)
-            latest = self._reasons.latest(job)
+            latest = self._in_force.latest(job)
             profiles = [] if known is None else list(known.profiles)
             remaining = 0 if known is None else known.remaining_samples
         try:
@@ -238,7 +227,7 @@ class Brain:
             known = self._state.jobs.get(ended.job)
             if known is None:
                 raise UnknownJobError(ended.job)
-            latest = self._reasons.end(ended.job)
+            latest = self._in_force.end(ended.job)
             reasons: list[Change] = []
             if known.plan is not None and latest is not None and latest is not known.plan.planned:
                 reasons.append(replace(known.plan, planned=latest))
@@ -250,7 +239,6 @@ class Brain:
                 metadata=known.submitted.metadata,
             )
             self._take(complete)
-            self._published.pop(ended.job, None)
             self._heard.pop(ended.job, None)
             self._index = None
         self._wake.set()
@@ -261,7 +249,7 @@ class Brain:
         """Those that have not ended, by their submission."""
         with self._lock:
             known = sorted(self._state.jobs.items(), key=lambda item: item[1].submitted.submitted_at)
-            return [summary_to(entry, self._published.get(job)) for job, entry in known]
+            return [summary_to(entry, self._in_force.message(job)) for job, entry in known]
 
     def _close_running(self) -> None:
         """Jobs of brains before this one are over for it; one that is submitted again runs again."""
@@ -283,13 +271,12 @@ class Brain:
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
-    def _take(self, change: Change) -> None:
+    def _take(self, change: Change, message: pb.BrainPlan | None = None) -> None:
         """A change, into the state and towards the planning process; under the lock."""
         self._state.apply(change)
         self._rounds.note(change)
         if isinstance(change, PlanMade):
-            self._published[change.job] = plan_to(change)
-            self._reasons.give(change.job, change.planned)
+            self._in_force.put(change, message)
             self.meters.plans.labels(change.planned.action.value).inc()
 
     def _notify(self, job: JobId) -> None:
@@ -330,14 +317,14 @@ class Brain:
                 if self._stopping.is_set():
                     break
                 failures += 1
-                self._stale_because = f"the planner {self._settings.planner.name!r} {error.how}: {error}"
+                self._in_force.stale_because = f"the planner {self._settings.planner.name!r} {error.how}: {error}"
                 self.meters.planning_failures.labels(error.how).inc()
                 self._log.error("planning failed", how=error.how, reason=str(error), failures=failures)
                 continue
             failures = 0
-            self._stale_because = ""
-            self.meters.planning_seconds.observe(time.monotonic() - began)
+            self._in_force.stale_because = ""
             self._adopt(planned)
+            self.meters.planning_seconds.observe(time.monotonic() - began)
             # whoever wakes it all the time does not make it plan all the time
             self._stopping.wait(min(self._settings.planning.interval, time.monotonic() - began))
         self._rounds.close()
@@ -349,13 +336,15 @@ class Brain:
         with self._lock:
             problem = unacceptable(self._state, self._conditions, planned, now)
         if problem is not None:
-            self._stale_because = f"the planner {self._settings.planner.name!r} planned what cannot be: {problem}"
+            planner = self._settings.planner.name
+            self._in_force.stale_because = f"the planner {planner!r} planned what cannot be: {problem}"
             self.meters.planning_failures.labels("unacceptable").inc()
             self._log.error("plan refused", reason=problem)
             return
-        for job in list(self._state.jobs):
-            with self._lock:  # for each alone, so that nobody waits for all
-                new = self._adopt_one(job, planned.get(job), now)
+        with self._lock:
+            jobs, overheads = list(self._state.jobs), self._state.overheads()
+        for job in jobs:
+            new = self._adopt_one(job, planned.get(job), overheads, now)
             if new is not None:
                 made.append(new)
         self._recorder.record(made)
@@ -363,33 +352,37 @@ class Brain:
             self._notify(change.job)
         self._log.info("planned", jobs=len(planned), changed=len(made))
 
-    def _adopt_one(self, job: JobId, planned: PlannedShape | None, now: float) -> PlanMade | None:
-        """A job's plan of a round, with how it recovers best, which needs no plan; under the lock."""
-        known = self._state.jobs.get(job)
-        if known is None:
-            return None
-        advice = self._state.fault_tolerance(job)
-        if planned is None or known.submitted.fixed:
-            self._publish_advice(job, advice)
-            return None
-        planned = replace(planned, explanation=replace(planned.explanation, fault_tolerance=advice))
-        if known.plan is not None and known.plan.planned.shape == planned.shape:
-            self._reasons.give(job, planned)
-            self._publish_advice(job, advice)
-            return None
-        last = known.submitted.last_plan if known.plan is None else known.plan.version
-        change = PlanMade(job, last + 1, now, self._settings.planner.name, planned)
-        self._take(change)
-        return change
+    def _adopt_one(
+        self, job: JobId, planned: PlannedShape | None, overheads: ScalingOverheads, now: float
+    ) -> PlanMade | None:
+        """A job's plan of a round, with how it recovers best, which needs no plan.
 
-    def _publish_advice(self, job: JobId, advice: FaultToleranceAdvice | None) -> None:
-        """With the plan in force as it is. A new message: the one before may be on its way to somebody."""
-        if advice is None:
-            return
-        published = pb.BrainPlan()
-        published.CopyFrom(self._published.get(job) or no_plan(job))
-        published.fault_tolerance.CopyFrom(advice_to(advice))
-        self._published[job] = published
+        Most is done without the lock: callers would otherwise wait until all jobs are done, for a lock that is free
+        only for an instant is taken again by the thread that let it go.
+        """
+        with self._lock:
+            known = self._state.jobs.get(job)
+            if known is None:
+                return None
+            submitted, last_plan = known.submitted, known.plan
+            advice = self._state.fault_tolerance(job, overheads)
+        change = None
+        if submitted.fixed:
+            planned = None
+        if planned is not None:
+            planned = replace(planned, explanation=replace(planned.explanation, fault_tolerance=advice))
+            if last_plan is None or last_plan.planned.shape != planned.shape:
+                last = submitted.last_plan if last_plan is None else last_plan.version
+                change = PlanMade(job, last + 1, now, self._settings.planner.name, planned)
+        message = self._in_force.advised(job, advice) if change is None else plan_to(change)
+        with self._lock:
+            if self._state.jobs.get(job) is not known:
+                return None
+            if change is None:
+                self._in_force.keep(job, planned, message)
+            else:
+                self._take(change, message)
+        return change
 
     def _prune_for_ever(self) -> None:
         while not self._stopping.wait(_PRUNE_SECONDS):

@@ -250,7 +250,7 @@ def explanation_to(
     return message
 
 
-def summary_to(known: KnownJob, plan: pb.BrainPlan | None) -> pb.JobSummary:
+def summary_to(known: KnownJob, plan: pb.BrainPlan) -> pb.JobSummary:
     """A job in one line."""
     return pb.JobSummary(
         job_uid=known.submitted.job,

@@ -68,14 +68,14 @@ class Conditions:
 
 @dataclass(slots=True)
 class BrainState:
-    """Mutable. `profiles_per_job` and `past_jobs` bound what is remembered."""
+    """Mutable. `profiles_per_job` and `past_jobs` bound what is remembered; `fleet` counts all jobs, ended ones too."""
 
     profiles_per_job: int
     past_jobs: int
     jobs: dict[JobId, KnownJob] = field(default_factory=dict)
     history: deque[PastJob] = field(init=False)
     start_ups: dict[str, deque[tuple[float, float]]] = field(init=False)
-    ended_record: FailureRecord = field(default_factory=FailureRecord)
+    fleet: FailureRecord = field(default_factory=FailureRecord)
 
     def __post_init__(self) -> None:
         self.history = deque(maxlen=self.past_jobs)
@@ -180,16 +180,15 @@ class BrainState:
             ps_pause_seconds=learned("ps", 1, base.ps_pause_seconds),
         )
 
-    def fault_tolerance(self, job: JobId) -> FaultToleranceAdvice | None:
+    def fault_tolerance(self, job: JobId, overheads: ScalingOverheads) -> FaultToleranceAdvice | None:
         """How a job recovers best; None before anything is known of its speed."""
         known = self.jobs[job]
         speed = next((profile.throughput for profile in reversed(known.profiles) if not profile.restarted), 0.0)
         if known.shape is None or not speed:
             return None
-        fleet = sum((other.record for other in self.jobs.values()), self.ended_record)
         latest = known.profiles[-1]
         whole = latest.time - known.submitted.submitted_at + known.remaining_samples / speed
-        costs = failure_costs(known.shape, whole, known.record, fleet, latest.checkpoint_cost, self.overheads())
+        costs = failure_costs(known.shape, whole, known.record, self.fleet, latest.checkpoint_cost, overheads)
         return advise(costs)
 
     def _apply_profile(self, change: ProfileReported) -> None:
@@ -199,7 +198,9 @@ class BrainState:
         profile = change.profile
         since = job.profiles[-1].time if job.profiles else job.submitted.submitted_at
         ran = max(0.0, profile.time - since) * profile.shape.ps
-        job.record = FailureRecord(max(job.record.failures, profile.failures), job.record.server_seconds + ran)
+        new = FailureRecord(max(0, profile.failures - job.record.failures), ran)
+        job.record += new
+        self.fleet += new
         job.profiles.append(profile)
         job.sequence = change.sequence
         job.samples = profile.samples
@@ -213,8 +214,6 @@ class BrainState:
 
     def _apply_end(self, change: JobEnded) -> None:
         job = self.jobs.pop(change.job, None)
-        if job is not None:
-            self.ended_record += job.record
         if job is None or change.phase != COMPLETE or change.final_shape is None:
             return
         self.history.append(

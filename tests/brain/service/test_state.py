@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from emberscale_brain.fault_tolerance.estimate import FailureRecord
 from emberscale_brain.history.changes import (
     Change,
     JobEnded,
@@ -115,10 +116,21 @@ def test_a_job_near_its_end_takes_checkpoints_as_often_as_before() -> None:
     state.apply(submitted(JOBS[0]))
     for sequence, (time, samples) in enumerate(((500.0, 500_000), (999.0, 999_000)), start=1):
         state.apply(reported(JOBS[0], sequence, time=time, samples=samples))
-        advice = state.fault_tolerance(JOBS[0])
+        advice = state.fault_tolerance(JOBS[0], state.overheads())
         assert advice is not None
         intervals.append(advice.checkpoint_interval)
     assert intervals == [pytest.approx(1000.0), pytest.approx(1000.0)]
+
+
+def test_failures_of_all_jobs_count_for_the_fleet_also_of_those_that_ended() -> None:
+    state = BrainState(8, 10)
+    for number, job in enumerate(JOBS, start=1):
+        state.apply(submitted(job))
+        for sequence, failures in enumerate((0, number, number)):
+            report = reported(job, sequence, time=100.0 * (sequence + 1))
+            state.apply(replace(report, profile=replace(report.profile, failures=failures)))
+    state.apply(JobEnded(JOBS[0], "Failed", 400.0))
+    assert state.fleet == FailureRecord(failures=1 + 2 + 3, server_seconds=3 * 300.0 * SHAPE.ps)
 
 
 def test_start_ups_become_overheads() -> None:
