@@ -89,8 +89,9 @@ def _memory(memory: pb.MemoryOutlook) -> str:
 def _front(explanation: pb.PlanExplanation) -> Table:
     """The Pareto front, thinned evenly to a few rows, with the present and the chosen shape."""
     table = Table("shape", title="The cheapest shape for each throughput", title_justify="left")
-    doubt = "+- of the change" if explanation.HasField("present") else "+-"
-    for name in ("cost/h", "samples/s", doubt):
+    runs = explanation.HasField("present")
+    speeds, doubt = ("samples/s", "the change included")[: 1 + runs], "+- of the change" if runs else "+-"
+    for name in ("cost/h", *speeds, doubt):
         table.add_column(name, justify="right")
     table.add_column("")
     step = -(-len(explanation.front) // _FRONT_ROWS)
@@ -104,7 +105,8 @@ def _front(explanation: pb.PlanExplanation) -> Table:
             marks.setdefault(key, []).append(name)
     for key, point in sorted(points.items(), key=lambda item: item[1].cost_per_hour):
         mark = " and ".join(marks.get(key, []))
-        cells = (f"{point.cost_per_hour:.3g}", f"{point.throughput:,.0f}", f"{point.uncertainty:.0%}", mark)
+        predicted = (f"{speed:,.0f}" for speed in (point.throughput, point.net)[: 1 + runs])
+        cells = (f"{point.cost_per_hour:.3g}", *predicted, f"{point.uncertainty:.0%}", mark)
         table.add_row(describe(point.shape), *cells, style="bold" if mark else None)
     return table
 

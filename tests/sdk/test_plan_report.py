@@ -18,7 +18,10 @@ def shape(workers: int) -> pb.Shape:
 
 
 def point(workers: int) -> pb.PlanPoint:
-    return pb.PlanPoint(shape=shape(workers), cost_per_hour=workers / 10, throughput=1000.0 * workers, uncertainty=0.04)
+    speed = 1000.0 * workers
+    return pb.PlanPoint(
+        shape=shape(workers), cost_per_hour=workers / 10, throughput=speed, net=0.99 * speed, uncertainty=0.04
+    )
 
 
 def explanation(**more: object) -> pb.PlanExplanation:
@@ -57,6 +60,8 @@ def test_the_front_is_short_and_has_the_present_and_the_chosen_shape() -> None:
     (chosen,) = (row for row in rows if "chosen" in row)
     assert "2 workers" in present
     assert "3 workers" in chosen
+    assert "3,000 │" in chosen
+    assert "2,970 │" in chosen
 
 
 def test_the_model_says_what_it_rests_on() -> None:

@@ -627,11 +627,14 @@ class PlanPoint(_message.Message):
     COST_PER_HOUR_FIELD_NUMBER: _builtins.int
     THROUGHPUT_FIELD_NUMBER: _builtins.int
     UNCERTAINTY_FIELD_NUMBER: _builtins.int
+    NET_FIELD_NUMBER: _builtins.int
     cost_per_hour: _builtins.float
     throughput: _builtins.float
     """predicted"""
     uncertainty: _builtins.float
     """relative standard deviation of it"""
+    net: _builtins.float
+    """throughput over the rest of the job, what the change takes included"""
     @_builtins.property
     def shape(self) -> Global___Shape: ...
     def __init__(
@@ -641,10 +644,11 @@ class PlanPoint(_message.Message):
         cost_per_hour: _builtins.float = ...,
         throughput: _builtins.float = ...,
         uncertainty: _builtins.float = ...,
+        net: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["shape", b"shape"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cost_per_hour", b"cost_per_hour", "shape", b"shape", "throughput", b"throughput", "uncertainty", b"uncertainty"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cost_per_hour", b"cost_per_hour", "net", b"net", "shape", b"shape", "throughput", b"throughput", "uncertainty", b"uncertainty"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

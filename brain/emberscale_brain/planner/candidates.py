@@ -47,7 +47,8 @@ class Candidates:
 
     def point(self, row: int) -> Candidate:
         """A row as it is explained."""
-        return Candidate(self.shapes[row], float(self.cost[row]), float(self.gross[row]), float(self.doubt[row]))
+        numbers = (float(column[row]) for column in (self.cost, self.gross, self.net, self.doubt))
+        return Candidate(self.shapes[row], *numbers)
 
 
 def dimensions(shapes: tuple[JobShape, ...]) -> tuple[Floats, ...]:

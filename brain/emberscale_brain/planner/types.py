@@ -295,11 +295,15 @@ class PlanAction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A point of a job's Pareto front: cost per hour, predicted throughput, and its relative standard deviation."""
+    """A point of a job's Pareto front: cost per hour, predicted throughput, and its relative standard deviation.
+
+    The front is one of cost and `net`: samples/s over the rest of the job, what changing to the shape takes included.
+    """
 
     shape: JobShape
     cost_per_hour: float
     throughput: float
+    net: float
     uncertainty: float
 
 

@@ -269,6 +269,7 @@ def _point(candidate: Candidate) -> pb.PlanPoint:
         shape=shape_to(candidate.shape),
         cost_per_hour=candidate.cost_per_hour,
         throughput=candidate.throughput,
+        net=candidate.net,
         uncertainty=candidate.uncertainty,
     )
 

@@ -15,7 +15,9 @@ from emberscale_brain.service.reasons import Reasons
 JOB = JobId("a")
 SHAPE = JobShape(4, 2, 4, 4, GIB, GIB)
 FIT = ThroughputFit((1.0,) * 6, ((0.0,) * 6,) * 6, 0.05, 0.02, 3, 1)
-FRONT = tuple(Candidate(replace(SHAPE, workers=workers), workers, 100.0 * workers, 0.1) for workers in (1, 2, 4))
+FRONT = tuple(
+    Candidate(replace(SHAPE, workers=workers), workers, 100.0 * workers, 99.0 * workers, 0.1) for workers in (1, 2, 4)
+)
 SCALED = PlannedShape(SHAPE, PlanAction.SCALE, "faster", Explanation(fit=FIT, front=FRONT))
 KEPT = PlannedShape(
     SHAPE, PlanAction.KEEP, "as good as over", Explanation(fit=replace(FIT, profiles=9), front=FRONT[:1])
