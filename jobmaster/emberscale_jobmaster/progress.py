@@ -142,7 +142,7 @@ def cut_begun(state: JobState, number: int) -> JobState:
     """A checkpoint is being taken: no lease is granted until its cut is made. Not while the servers are not ready."""
     if state.over or not state.routing.ready:
         return state
-    cut = Cut(number, freezing=True, final=state.stage is Stage.SAVE)
+    cut = Cut(number, freezing=True, final=state.stage is Stage.SAVE, suspends=state.suspending)
     return replace(state, cut=cut, next_cut=number + 1)
 
 
@@ -161,7 +161,10 @@ def cut_abandoned(state: JobState, number: int) -> JobState:
 
 
 def cut_saved(state: JobState, number: int, checkpoint: str) -> JobState:
-    """The checkpoint is complete. The final one ends the job, unless a server was lost meanwhile."""
+    """The checkpoint is complete. The final one ends the job, unless a server was lost meanwhile.
+
+    A job that is to rest does so at a checkpoint that was begun after it was told to, or at the final one.
+    """
     state = replace(state, checkpoint=checkpoint)
     cut = state.cut
     if cut is None or cut.number != number:
@@ -169,7 +172,7 @@ def cut_saved(state: JobState, number: int, checkpoint: str) -> JobState:
     state = replace(state, cut=None, trouble=None)
     if cut.final and state.stage is Stage.SAVE:
         return completed(state)
-    return suspended(state) if state.suspending else state
+    return suspended(state) if cut.suspends and state.suspending else state
 
 
 def _step(state: JobState, spec: TrainingJobSpec) -> JobState:

@@ -92,13 +92,14 @@ class BadRecord:
 class Cut:
     """A checkpoint that is being taken. While it freezes, no lease is granted.
 
-    `final` is one that was begun when everything was trained and evaluated. Training goes on while others are written,
-    and may end before they are: they lack what was applied since.
+    `final` is one that was begun when everything was trained and evaluated, `suspends` one that was begun when the job
+    was to rest. Training goes on while others are written: they lack what was applied since.
     """
 
     number: int
     freezing: bool
     final: bool = False
+    suspends: bool = False
 
 
 @dataclass(frozen=True)

@@ -276,6 +276,20 @@ def test_while_suspending_only_what_was_begun_is_finished() -> None:
     assert (rest.start, rest.stop) == (task.start, task.stop)
 
 
+def test_a_checkpoint_that_was_begun_before_the_suspension_does_not_end_in_it() -> None:
+    pure = Pure(checkpoint={"uri": "/somewhere"})
+    pure.start_training(records=1000)
+    pure.apply(progress.cut_begun(pure.state, 1))
+    pure.apply(progress.cut_made(pure.state, 1))
+    pure.apply(progress.suspension_begun(pure.state))
+    pure.apply(progress.cut_saved(pure.state, 1, "00000001"))
+    assert Phase.SUSPENDED not in pure.phases
+    pure.apply(progress.cut_begun(pure.state, 2))
+    pure.apply(progress.cut_saved(pure.state, 2, "00000002"))
+    assert pure.phases[-2:] == [Phase.TRAINING, Phase.SUSPENDED]
+    assert pure.state.checkpoint == "00000002"
+
+
 def test_a_suspended_job_goes_on_from_its_servers_up() -> None:
     pure = Pure(checkpoint={"uri": "/somewhere"})
     pure.start_training(records=1000)

@@ -12,7 +12,7 @@ _NOUNS = {Role.MASTER: "Master", Role.PS: "PS", Role.WORKER: "Worker", Role.REDI
 _ROLES = {pb.PS: Role.PS, pb.WORKER: Role.WORKER}
 _PHASES = {
     JobPhase.PREPARING: ("PreparedPods", "the parameter servers are there; workers index the data"),
-    JobPhase.RESTORING: ("RestoringRows", "the parameter servers load the last checkpoint"),
+    JobPhase.RESTORING: ("RestoringRows", "the parameter servers take up their rows, new or of the last checkpoint"),
     JobPhase.TRAINING: ("StartedTraining", "workers train"),
     JobPhase.EVALUATING: ("StartedEvaluation", "workers evaluate"),
     JobPhase.SAVING: ("SavingModel", "the final checkpoint is being written"),
