@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from emberscale_api.certificates import Certificates, UnusableCertificateError, read_certificates
+
 JOB_NAME = "EMBERSCALE_JOB_NAME"
 JOB_UID = "EMBERSCALE_JOB_UID"
 ROLE = "EMBERSCALE_ROLE"
@@ -12,6 +14,8 @@ INDEX = "EMBERSCALE_INDEX"
 INCARNATION = "EMBERSCALE_INCARNATION"
 MASTER_ADDRESS = "EMBERSCALE_MASTER_ADDRESS"
 TOKEN_FILE = "EMBERSCALE_TOKEN_FILE"
+TLS_FOLDER = "EMBERSCALE_TLS_FOLDER"
+"""Names a folder of certificates; where it is set, all servers of a process serve TLS, and all clients expect it."""
 REDIS_URL = "EMBERSCALE_REDIS_URL"
 MANIFEST_FILE = "EMBERSCALE_MANIFEST_FILE"
 LISTEN_HOST = "EMBERSCALE_LISTEN_HOST"
@@ -21,6 +25,8 @@ CPU_CORES = "EMBERSCALE_CPU_CORES"
 METRICS_PORT = "EMBERSCALE_METRICS_PORT"
 BRAIN_ADDRESS = "EMBERSCALE_BRAIN_ADDRESS"
 BRAIN_TOKEN = "EMBERSCALE_BRAIN_TOKEN"
+BRAIN_CA = "EMBERSCALE_BRAIN_CA"
+"""The authority of a brain that serves TLS, in PEM: the job's own does not speak for it."""
 
 UNUSABLE_EXIT_CODE = 2
 """What a process of a job ends with where its environment, or what that names, is of no use to it."""
@@ -44,7 +50,7 @@ class ProcessIdentity:
 
     `incarnation` is never used twice for one role and index. `cpu_cores` is None where the manifest sets no limit.
     `socket_directory`, if set, is a folder that all processes of the job share: data sockets go there.
-    `metrics_port` is 0 for any free port.
+    `metrics_port` is 0 for any free port. Without `certificates` the process neither serves nor expects TLS.
     """
 
     job_name: str
@@ -59,10 +65,16 @@ class ProcessIdentity:
     socket_directory: Path | None
     cpu_cores: float | None
     metrics_port: int = 0
+    certificates: Certificates | None = None
+
+    @property
+    def authority(self) -> bytes | None:
+        """Who speaks for the other processes of the job, in PEM; None where they serve no TLS."""
+        return self.certificates.authority if self.certificates is not None else None
 
 
 def read_identity(environment: Mapping[str, str] = os.environ) -> ProcessIdentity:
-    """The identity that the environment gives. Raises MissingVariableError."""
+    """The identity that the environment gives. Raises MissingVariableError and UnusableCertificateError."""
 
     def required(name: str) -> str:
         try:
@@ -86,4 +98,16 @@ def read_identity(environment: Mapping[str, str] = os.environ) -> ProcessIdentit
         socket_directory=Path(sockets) if sockets else None,
         cpu_cores=float(cores) if cores else None,
         metrics_port=int(environment.get(METRICS_PORT) or 0),
+        certificates=mounted_certificates(environment),
     )
+
+
+def mounted_certificates(environment: Mapping[str, str] = os.environ) -> Certificates | None:
+    """Those in the folder that the environment names; None where it names none. Raises UnusableCertificateError."""
+    folder = environment.get(TLS_FOLDER)
+    if not folder:
+        return None
+    try:
+        return read_certificates(Path(folder))
+    except UnusableCertificateError as error:
+        raise UnusableCertificateError(f"{TLS_FOLDER}: {error}") from error

@@ -14,6 +14,7 @@ from pathlib import Path
 import structlog
 
 from emberscale_api import environment
+from emberscale_api.certificates import client_context
 from emberscale_api.environment import MissingVariableError, ProcessIdentity, read_identity
 from emberscale_api.events import configure_logging
 from emberscale_api.job import ManifestError, TrainingJob, load_manifest
@@ -33,13 +34,14 @@ def main() -> None:
     try:
         identity = read_identity()
         job, redis_url = _job(), _required(environment.REDIS_URL)
+        brain_authority = _brain_authority()
     except (MissingVariableError, ManifestError, OSError, ValueError) as error:
         sys.exit(_unusable(str(error)))
     configure_logging(identity.job_name, "master", identity.index)
-    sys.exit(run(identity, job, redis_url))
+    sys.exit(run(identity, job, redis_url, brain_authority))
 
 
-def run(identity: ProcessIdentity, job: TrainingJob, redis_url: str) -> int:
+def run(identity: ProcessIdentity, job: TrainingJob, redis_url: str, brain_authority: bytes | None) -> int:
     """Serves until a signal, a defect or another master ends it; returns the exit code."""
     ended = threading.Event()
     codes: list[int] = []
@@ -68,6 +70,7 @@ def run(identity: ProcessIdentity, job: TrainingJob, redis_url: str) -> int:
             on_shutdown=lambda: end(0),
             brain_address=os.environ.get(environment.BRAIN_ADDRESS, ""),
             brain_token=os.environ.get(environment.BRAIN_TOKEN, ""),
+            brain_authority=brain_authority,
         )
     except UnusableUriError as error:
         return _unusable(str(error))
@@ -93,6 +96,14 @@ def run(identity: ProcessIdentity, job: TrainingJob, redis_url: str) -> int:
 def _job() -> TrainingJob:
     path = Path(_required(environment.MANIFEST_FILE))
     return TrainingJob.from_json(path.read_text()) if path.suffix == ".json" else load_manifest(path)
+
+
+def _brain_authority() -> bytes | None:
+    authority = os.environ.get(environment.BRAIN_CA, "").encode()
+    if not authority:
+        return None
+    client_context(authority, environment.BRAIN_CA)  # of use only if it can be read
+    return authority
 
 
 def _required(name: str) -> str:

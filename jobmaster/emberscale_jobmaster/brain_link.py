@@ -14,9 +14,11 @@ import fsspec
 import grpc
 import structlog
 
+from emberscale_api.environment import BRAIN_CA
 from emberscale_api.job import TrainingJob
 from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_api.rpc.brain_pb2_grpc import BrainStub
+from emberscale_api.rpc.tls import handshake_problem
 from emberscale_api.rpc.token import open_channel
 from emberscale_jobmaster import brain_messages, scaling
 from emberscale_jobmaster.profiling import Moment, measure, moment
@@ -36,13 +38,21 @@ _log = structlog.get_logger()
 
 
 class BrainLink:
-    """One job's link; `clock` gives seconds since 1970."""
+    """One job's link; `authority` speaks for a brain that serves TLS, `clock` gives seconds since 1970."""
 
-    def __init__(self, runtime: JobRuntime, address: str, token: str, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        runtime: JobRuntime,
+        address: str,
+        token: str,
+        authority: bytes | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._runtime = runtime
         self._job: TrainingJob = runtime.job
         self._address = address
-        self._channel = open_channel(address, token)
+        self._authority = authority
+        self._channel = open_channel(address, token, authority)
         self._stub = BrainStub(self._channel)
         self._clock = clock
         self._interval = self._job.spec.scaling.profile_interval
@@ -203,6 +213,7 @@ class BrainLink:
         if error.code() is grpc.StatusCode.NOT_FOUND:
             self._submitted = False
         elif not self._away:
+            problem = handshake_problem(self._address, self._authority, BRAIN_CA) or problem
             _log.warning("brain is away; the job goes on with the shape that it has", problem=problem)
         self._away = problem
 

@@ -72,10 +72,16 @@ def next_step(state: JobState, spec: TrainingJobSpec, checkpoint_due: bool) -> S
 class Conductor:
     """One job's conductor; `run` returns when the master closes."""
 
-    def __init__(self, runtime: JobRuntime, token: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        runtime: JobRuntime,
+        token: str,
+        authority: bytes | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._runtime = runtime
         self._spec = runtime.spec
-        self._servers = ParameterServers(token)
+        self._servers = ParameterServers(token, authority)
         self._clock = clock
         uri = self._spec.checkpoint.uri
         self._folder = CheckpointFolder(uri) if uri is not None else None

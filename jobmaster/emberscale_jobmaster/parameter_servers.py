@@ -40,8 +40,9 @@ class AbandonedError(Exception):
 class ParameterServers:
     """Channels to the parameter servers of a job, one an address, kept open."""
 
-    def __init__(self, token: str) -> None:
+    def __init__(self, token: str, authority: bytes | None) -> None:
         self._token = token
+        self._authority = authority
         self._channels: dict[str, grpc.Channel] = {}
 
     def call(
@@ -90,5 +91,6 @@ class ParameterServers:
     def _stub(self, server: PsAddress) -> rpc.ParameterServerStub:
         channel = self._channels.get(server.control)
         if channel is None:
-            channel = self._channels[server.control] = open_channel(server.control, self._token)
+            channel = open_channel(server.control, self._token, self._authority)
+            self._channels[server.control] = channel
         return rpc.ParameterServerStub(channel)

@@ -14,6 +14,7 @@ from emberscale_api.job import RoleSpec, TrainingJob
 from emberscale_api.process_metrics import ProcessMetrics
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc import master_pb2_grpc as rpc
+from emberscale_api.rpc import tls
 from emberscale_api.rpc.token import CHANNEL_OPTIONS, TokenCheck
 from emberscale_jobmaster.brain_link import BrainLink
 from emberscale_jobmaster.conductor import Conductor
@@ -54,14 +55,16 @@ class MasterProcess:
         on_shutdown: Callable[[], None],
         brain_address: str = "",
         brain_token: str = "",
+        brain_authority: bytes | None = None,
     ) -> None:
         self._identity = identity
         self._store = store
         self._runtime = JobRuntime(job, identity.job_uid, store, on_deposed)
         self._brain: BrainLink | None = None
         if brain_address:
-            self._brain = BrainLink(self._runtime, brain_address, brain_token)
-        self._conductor = threading.Thread(target=Conductor(self._runtime, identity.token).run, name="conductor")
+            self._brain = BrainLink(self._runtime, brain_address, brain_token, brain_authority)
+        conductor = Conductor(self._runtime, identity.token, identity.authority)
+        self._conductor = threading.Thread(target=conductor.run, name="conductor")
         members = sum(_most(role) for role in (job.spec.ps, job.spec.worker))
         self._server = grpc.server(
             ThreadPoolExecutor(_SPARE_THREADS + _CALLS_PER_MEMBER * members, thread_name_prefix="call"),
@@ -116,7 +119,7 @@ class MasterProcess:
         if self._bound:
             return
         try:
-            self._server.add_insecure_port(self._address)
+            tls.bind(self._server, self._address, self._identity.certificates)
         except RuntimeError as error:
             raise AddressInUseError(f"cannot listen on {self._address}: is another process there?") from error
         self._bound = True

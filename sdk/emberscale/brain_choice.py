@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from emberscale.errors import BadInputError
-from emberscale_api.environment import TOKEN_FILE
+from emberscale_api.certificates import UnusableCertificateError, client_context
+from emberscale_api.environment import TLS_FOLDER, TOKEN_FILE, mounted_certificates
 from emberscale_api.job import TrainingJob
 from emberscale_operator.local import BrainAddress, EmbeddedBrain
 from emberscale_operator.local.brain import default_database
@@ -37,9 +38,17 @@ BrainTokenFile = Annotated[
     typer.Option(help=f"The token of the brain at HOST:PORT; else {TOKEN_FILE} names it.", show_default=False),
 ]
 
+BrainCaFile = Annotated[
+    Path | None,
+    typer.Option(
+        help=f"The authority, in PEM, of a brain at HOST:PORT that serves TLS; else that in the folder {TLS_FOLDER}.",
+        show_default=False,
+    ),
+]
+
 
 def choose_brain(
-    job: TrainingJob, choice: str, settings: Sequence[str], token_file: Path | None
+    job: TrainingJob, choice: str, settings: Sequence[str], token_file: Path | None, ca_file: Path | None = None
 ) -> BrainAddress | EmbeddedBrain | None:
     """The brain for a job: none for one whose numbers of processes are all given. Raises BadInputError."""
     if settings and choice != AUTO:
@@ -47,7 +56,7 @@ def choose_brain(
     if choice == OFF:
         return None
     if choice != AUTO:
-        return BrainAddress(_address(choice), read_token(token_file))
+        return BrainAddress(_address(choice), read_token(token_file), read_authority(ca_file))
     _check_settings(settings)
     if not job.spec.leaves_replicas_open:
         return None
@@ -64,6 +73,21 @@ def read_token(given: Path | None) -> str:
     except (OSError, UnicodeDecodeError) as error:
         problem = error.strerror if isinstance(error, OSError) else "is not ASCII text"
         raise BadInputError(f"--brain-token-file {path}: cannot be read: {problem}") from error
+
+
+def read_authority(given: Path | None) -> bytes | None:
+    """Who speaks for the brain, in PEM; None for one without TLS. Raises BadInputError."""
+    try:
+        if given is None:
+            certificates = mounted_certificates()
+            return certificates.authority if certificates is not None else None
+        authority = given.read_bytes()
+        client_context(authority, f"--brain-ca-file {given}")
+    except OSError as error:
+        raise BadInputError(f"--brain-ca-file {given}: cannot be read: {error.strerror}") from error
+    except UnusableCertificateError as error:
+        raise BadInputError(str(error)) from error
+    return authority
 
 
 def _address(text: str) -> str:

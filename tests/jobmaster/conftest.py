@@ -65,6 +65,7 @@ class Cluster:
         self.deposed = threading.Event()
         self.asked_to_end = threading.Event()
         self.brain_address = ""
+        self.variables: dict[str, str] = {}
         self.workers: list[FakeWorker] = []
         self._stack = ExitStack()
         self._beats: dict[int, ExitStack] = {}
@@ -125,6 +126,7 @@ class Cluster:
             environment.TOKEN_FILE: str(token),
             environment.REDIS_URL: self.redis.url,
             environment.MANIFEST_FILE: str(manifest),
+            **self.variables,
         }
 
     def caller(self, role: pb.Role.ValueType = pb.WORKER, index: int = 0, incarnation: str | None = None) -> Caller:

@@ -65,9 +65,9 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
 def test_preferences_of_a_run_make_the_brain_its_own(tmp_path: Path) -> None:
     database = tmp_path / "brain.db"
     with (
-        EmbeddedBrain(database).seat() as shared,
-        EmbeddedBrain(database, ("cluster.cpu=2",)).seat() as own,
-        EmbeddedBrain(database).seat() as too,
+        EmbeddedBrain(database).seat(None) as shared,
+        EmbeddedBrain(database, ("cluster.cpu=2",)).seat(None) as own,
+        EmbeddedBrain(database).seat(None) as too,
     ):
         assert shared.take()
         assert own.take()

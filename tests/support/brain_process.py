@@ -1,27 +1,36 @@
 """A brain as it is run, for tests that talk to it."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from emberscale_api.environment import TLS_FOLDER
 from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_api.rpc import brain_pb2_grpc
 from emberscale_api.rpc.token import open_channel
 
 
 class BrainProcess:
-    """`python -m emberscale_brain` on a port of its choice, with `path=value` settings; `stub` carries its token."""
+    """`python -m emberscale_brain` on a port of its choice, with `path=value` settings; `stub` carries its token.
 
-    def __init__(self, token_file: Path, log: Path, settings: Sequence[str]) -> None:
+    It serves TLS with the certificates of `tls_folder`, if that is given.
+    """
+
+    def __init__(self, token_file: Path, log: Path, settings: Sequence[str], tls_folder: Path | None = None) -> None:
         self.log = log
         fixed = ["listen=127.0.0.1:0", "metrics=null", f"tokenFile={token_file}"]
         arguments = [part for setting in [*fixed, *settings] for part in ("--set", setting)]
+        variables = {**os.environ, **({TLS_FOLDER: str(tls_folder)} if tls_folder else {})}
+        authority = (tls_folder / "ca.crt").read_bytes() if tls_folder else None
         with log.open("w") as file:
-            self._process = subprocess.Popen([sys.executable, "-m", "emberscale_brain", *arguments], stderr=file)
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "emberscale_brain", *arguments], stderr=file, env=variables
+            )
         self.address = f"127.0.0.1:{self._await_port()}"
-        self._channel = open_channel(self.address, token_file.read_text())
+        self._channel = open_channel(self.address, token_file.read_text(), authority)
         self.stub = brain_pb2_grpc.BrainStub(self._channel)
 
     @property

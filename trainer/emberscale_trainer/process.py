@@ -7,29 +7,40 @@ import threading
 from collections.abc import Callable
 from typing import NoReturn
 
+import structlog
 from prometheus_client import CollectorRegistry, start_http_server
 
+from emberscale_api.certificates import UnusableCertificateError
 from emberscale_api.environment import UNUSABLE_EXIT_CODE, MissingVariableError, ProcessIdentity, read_identity
 from emberscale_api.events import configure_logging
 from emberscale_api.process_metrics import ProcessMetrics
+from emberscale_trainer.membership import NoHandshakeError
+
+log = structlog.get_logger()
 
 Serve = Callable[[ProcessIdentity, threading.Event], int]
 
 
 def run_process(serve: Serve) -> NoReturn:
-    """Ends the process with the code that `serve` returns, or with 2 where the environment does not say who it is.
+    """Ends the process with the code that `serve` returns, or with 2 where the environment does not say who it is or is
+    not that of the master.
 
     `serve` gets the identity and an event that is set on SIGTERM.
     """
     try:
         identity = read_identity()
-    except MissingVariableError as error:
+    except (MissingVariableError, UnusableCertificateError) as error:
         print(error, file=sys.stderr)  # noqa: T201 - there is no identity to log with
         _end(UNUSABLE_EXIT_CODE)
     configure_logging(identity.job_name, identity.role, identity.index)
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
-    _end(serve(identity, stopping))
+    try:
+        code = serve(identity, stopping)
+    except NoHandshakeError as error:
+        log.error("unusable", problem=str(error))
+        code = UNUSABLE_EXIT_CODE
+    _end(code)
 
 
 def serve_metrics(identity: ProcessIdentity) -> tuple[CollectorRegistry, str]:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import grpc
 import grpc.aio
 
+from emberscale_api.rpc import tls
+
 if TYPE_CHECKING:
     ServerInterceptor = grpc.ServerInterceptor[Any, Any]
     AsyncServerInterceptor = grpc.aio.ServerInterceptor[Any, Any]
@@ -110,6 +112,6 @@ class _TokenGiver(UnaryInterceptor, StreamInterceptor):
         return continuation(self._with_token(client_call_details), request)
 
 
-def open_channel(address: str, token: str) -> grpc.Channel:
-    """A channel whose every call carries the token."""
-    return grpc.intercept_channel(grpc.insecure_channel(address, options=CHANNEL_OPTIONS), _TokenGiver(token))
+def open_channel(address: str, token: str, authority: bytes | None = None) -> grpc.Channel:
+    """A channel whose every call carries the token, to a server that this authority speaks for; a plain one without."""
+    return grpc.intercept_channel(tls.connect(address, authority, CHANNEL_OPTIONS), _TokenGiver(token))

@@ -14,7 +14,8 @@ from wsgiref.simple_server import WSGIServer
 import structlog
 from prometheus_client import start_http_server
 
-from emberscale_api.environment import TOKEN_FILE
+from emberscale_api.certificates import Certificates, UnusableCertificateError
+from emberscale_api.environment import TOKEN_FILE, mounted_certificates
 from emberscale_api.events import configure_logging
 from emberscale_brain.history.database import DatabaseUnusableError
 from emberscale_brain.history.store import HistoryStore
@@ -43,13 +44,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.check:
             print(json.dumps(settings.model_dump(mode="json", by_alias=True), indent=2))  # noqa: T201  # its output
             return 0
-        token = _token(settings)
+        token, certificates = _token(settings), mounted_certificates()
         store = HistoryStore.open(settings.database)
-    except (SettingsError, DatabaseUnusableError) as error:
+    except (SettingsError, UnusableCertificateError, DatabaseUnusableError) as error:
         print(error, file=sys.stderr)  # noqa: T201  # before there is a log
         return 2
     configure_logging(job="", role="brain", index=0)
-    return asyncio.run(_run(settings, token, store))
+    return asyncio.run(_run(settings, token, certificates, store))
 
 
 def _token(settings: BrainSettings) -> str:
@@ -78,7 +79,7 @@ def _collect_rarely() -> None:
     gc.set_threshold(*_COLLECTOR)
 
 
-async def _run(settings: BrainSettings, token: str, store: HistoryStore) -> int:
+async def _run(settings: BrainSettings, token: str, certificates: Certificates | None, store: HistoryStore) -> int:
     log = structlog.get_logger()
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -97,7 +98,7 @@ async def _run(settings: BrainSettings, token: str, store: HistoryStore) -> int:
         if settings.metrics is not None:
             host, _, port = settings.metrics.rpartition(":")
             metrics, _thread = start_http_server(int(port), host.strip("[]"), brain.meters.registry)
-        server, port_number = await serve(brain, settings, token)
+        server, port_number = await serve(brain, settings, token, certificates)
     except OSError as error:
         log.error("address unavailable", reason=str(error), listen=settings.listen, metrics=settings.metrics)
         await asyncio.to_thread(brain.stop)

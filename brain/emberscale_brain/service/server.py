@@ -9,8 +9,9 @@ from typing import Any, NoReturn
 import grpc
 import grpc.aio
 
+from emberscale_api.certificates import Certificates
 from emberscale_api.rpc import brain_pb2 as pb
-from emberscale_api.rpc import brain_pb2_grpc
+from emberscale_api.rpc import brain_pb2_grpc, tls
 from emberscale_api.rpc.token import CHANNEL_OPTIONS, AsyncTokenCheck
 from emberscale_brain.history.changes import COMPLETE, JobEnded, ProfileReported, StartUpObserved
 from emberscale_brain.planner.types import JobId
@@ -169,12 +170,14 @@ async def _not_found(context: Context, job: str) -> NoReturn:
     raise UnknownJobError(job)
 
 
-async def serve(brain: Brain, settings: BrainSettings, token: str) -> tuple[grpc.aio.Server, int]:
-    """A started server and its port. Raises OSError if the address cannot be had."""
+async def serve(
+    brain: Brain, settings: BrainSettings, token: str, certificates: Certificates | None
+) -> tuple[grpc.aio.Server, int]:
+    """A started server and its port; without certificates it serves no TLS. Raises OSError for an address in use."""
     server = grpc.aio.server(interceptors=[AsyncTokenCheck(token)], options=CHANNEL_OPTIONS)
     brain_pb2_grpc.add_BrainServicer_to_server(BrainServicer(brain, settings, asyncio.get_running_loop()), server)
     try:
-        port = server.add_insecure_port(settings.listen)
+        port = tls.bind(server, settings.listen, certificates)
     except RuntimeError as error:
         raise OSError(f"cannot listen on {settings.listen}: {error}") from error
     if port == 0:

@@ -6,6 +6,7 @@ most of its memory. Where the machine lets quotas of CPU be set, a fraction of a
 a core that others share.
 """
 
+import hashlib
 import os
 import shutil
 import sys
@@ -32,10 +33,11 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True)
 class BrainAddress:
-    """A brain that runs elsewhere; `address` is `host:port`."""
+    """A brain that runs elsewhere; `address` is `host:port`, `authority`, in PEM, speaks for one that serves TLS."""
 
     address: str
     token: str
+    authority: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -48,10 +50,17 @@ class EmbeddedBrain:
     settings: tuple[str, ...] = ()
 
     @contextmanager
-    def seat(self) -> Iterator[BrainSeat]:
-        """The run's view of who has the brain beside it. Raises BrainSeatUnavailableError."""
+    def seat(self, authority: bytes | None) -> Iterator[BrainSeat]:
+        """The run's view of who has the brain beside it. Raises BrainSeatUnavailableError.
+
+        Runs share a brain that all of them can talk to: those of one authority, or those without TLS.
+        """
         with ExitStack() as held:
-            folder = Path(held.enter_context(TemporaryDirectory())) if self.settings else self.database.parent
+            folder = self.database.parent
+            if self.settings:
+                folder = Path(held.enter_context(TemporaryDirectory()))
+            elif authority is not None:
+                folder /= f"tls-{hashlib.sha256(authority).hexdigest()[:16]}"
             yield held.enter_context(BrainSeat(folder))
 
     def configure(self, folder: RunFolder, seat: BrainSeat) -> Path:

@@ -27,6 +27,7 @@ class JobEnvironment:
     numba_cache: Path
     brain_address: str = ""
     brain_token: str = ""
+    brain_authority: bytes | None = None
 
     def incarnation(self, instance: InstanceId) -> str:
         """The name under which an instance joins; `launch` differs from one start of the job to the next."""
@@ -56,6 +57,9 @@ class JobEnvironment:
         if instance.role is Role.MASTER:
             variables[names.MANIFEST_FILE] = str(self.manifest_file)
             variables[names.REDIS_URL] = self.redis_url
+            variables.pop(names.BRAIN_CA, None)  # of another brain
+            if self.brain_authority is not None:
+                variables[names.BRAIN_CA] = self.brain_authority.decode("ascii")
             if self.brain_address:
                 variables[names.BRAIN_ADDRESS] = self.brain_address
                 variables[names.BRAIN_TOKEN] = self.brain_token

@@ -5,6 +5,10 @@ class StartError(Exception):
     """Something that the job needs of this machine cannot be had; the text is one line that says what."""
 
 
+class CertificatesUnusableError(StartError):
+    """The processes are to serve TLS, with certificates that cannot be used."""
+
+
 class RedisUnavailableError(StartError):
     """No Redis: neither the one that was named nor one of the job's own."""
 

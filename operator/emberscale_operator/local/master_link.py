@@ -22,8 +22,8 @@ class MasterLink:
     `wake` is called, from those threads, whenever there is news.
     """
 
-    def __init__(self, address: str, token: str, wake: Callable[[], None]) -> None:
-        self._channel = open_channel(address, token)
+    def __init__(self, address: str, token: str, wake: Callable[[], None], authority: bytes | None = None) -> None:
+        self._channel = open_channel(address, token, authority)
         self._stub = MasterStub(self._channel)
         self._wake = wake
         self._lock = threading.Lock()

@@ -10,6 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from emberscale_api.certificates import UnusableCertificateError
+from emberscale_api.environment import mounted_certificates
 from emberscale_api.job import TrainingJob
 from emberscale_operator.local.backend import Launch, LocalBackend
 from emberscale_operator.local.brain import BrainAddress, EmbeddedBrain
@@ -21,6 +23,7 @@ from emberscale_operator.local.embedded_redis import (
     configure_redis,
 )
 from emberscale_operator.local.environment import JobEnvironment, numba_cache_folder
+from emberscale_operator.local.errors import CertificatesUnusableError
 from emberscale_operator.local.folder import RunFolder, make_socket_folder, remove_socket_folder
 from emberscale_operator.local.loop import JobLoop, StopRequests
 from emberscale_operator.local.master_link import MasterLink
@@ -64,6 +67,7 @@ class LocalJob:
         self._policy = policy or policy_of(job.spec)
         self._brain = brain
         self._seat: BrainSeat | None = None
+        self._authority: bytes | None = None
         self._stop = StopRequests()
         self._held = ExitStack()
 
@@ -72,9 +76,14 @@ class LocalJob:
             check_embedded_redis()
         else:
             check_given_redis(self._redis_url)
+        try:
+            certificates = mounted_certificates(os.environ)
+        except UnusableCertificateError as error:
+            raise CertificatesUnusableError(str(error)) from error
+        self._authority = certificates.authority if certificates is not None else None
         self._port = self._held.enter_context(reserve_port(self._master_port))
         if isinstance(self._brain, EmbeddedBrain):
-            self._seat = self._held.enter_context(self._brain.seat())
+            self._seat = self._held.enter_context(self._brain.seat(self._authority))
         return self
 
     def __exit__(
@@ -111,7 +120,7 @@ class LocalJob:
             configuration = None
             if isinstance(self._brain, EmbeddedBrain) and self._seat is not None:
                 configuration = self._brain.configure(folder, self._seat)
-            address, brain_token = self._brain_credentials()
+            brain = self._brain_credentials()
             environment = JobEnvironment(
                 job_name=self._job.metadata.name,
                 job_uid=self._uid,
@@ -122,11 +131,12 @@ class LocalJob:
                 redis_url=redis.url if redis is not None else self._redis_url or "",
                 socket_folder=sockets,
                 numba_cache=numba_cache_folder(os.environ, folder.state.resolve() / "numba"),
-                brain_address=address,
-                brain_token=brain_token,
+                brain_address=brain.address,
+                brain_token=brain.token,
+                brain_authority=brain.authority,
             )
             wake = threading.Event()
-            link = MasterLink(self._port.address, token, wake.set)
+            link = MasterLink(self._port.address, token, wake.set, self._authority)
             cleanup.callback(link.close)
             forks = ForkServer(_FORK_SERVER, environment.of_fork_server(os.environ), folder.logs / "fork-server.log")
             launcher = self._launcher(environment, redis, forks, configuration)
@@ -150,11 +160,13 @@ class LocalJob:
             )
             return loop.run(observer)
 
-    def _brain_credentials(self) -> tuple[str, str]:
-        """Where the master finds the brain and how it proves itself; both empty without one."""
+    def _brain_credentials(self) -> BrainAddress:
+        """Where the master finds the brain and how they prove themselves; all empty without one."""
         if isinstance(self._brain, BrainAddress):
-            return self._brain.address, self._brain.token
-        return ("", "") if self._seat is None else (self._seat.address, self._seat.token)
+            return self._brain
+        if self._seat is None:
+            return BrainAddress("", "")
+        return BrainAddress(self._seat.address, self._seat.token, self._authority)
 
     def _launcher(
         self, environment: JobEnvironment, redis: EmbeddedRedis | None, forks: ForkServer, brain: Path | None

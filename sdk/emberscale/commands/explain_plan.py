@@ -9,13 +9,14 @@ import typer
 from google.protobuf.json_format import MessageToJson
 from rich.console import Console
 
-from emberscale.brain_choice import BrainTokenFile, read_token
+from emberscale.brain_choice import BrainCaFile, BrainTokenFile, read_authority, read_token
 from emberscale.commands.options import Output, OutputFormat, bad_input_exits, paragraphs
 from emberscale.errors import BadInputError
 from emberscale.plan_report import plan_report
 from emberscale.run_folder import RunPaths, read_record
 from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_api.rpc.brain_pb2_grpc import BrainStub
+from emberscale_api.rpc.tls import handshake_problem
 from emberscale_api.rpc.token import open_channel
 from emberscale_operator.local.brain import default_database
 
@@ -44,6 +45,7 @@ def explain_plan(
         str | None, typer.Option(metavar="HOST:PORT", help="Asks the brain there.", show_default=False)
     ] = None,
     brain_token_file: BrainTokenFile = None,
+    brain_ca_file: BrainCaFile = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draws the fit and the front (PNG).", show_default=False)
     ] = None,
@@ -52,7 +54,10 @@ def explain_plan(
 ) -> None:
     """Says why a job has the plan it has."""
     with bad_input_exits():
-        explanation = _remembered(job) if brain is None else _ask(job, brain, read_token(brain_token_file), timeout)
+        if brain is None:
+            explanation = _remembered(job)
+        else:
+            explanation = _ask(job, brain, read_token(brain_token_file), read_authority(brain_ca_file), timeout)
         if plot is not None:
             from emberscale.plan_picture import draw_plan  # matplotlib takes long to import
 
@@ -91,12 +96,13 @@ def _remembered(job: str) -> pb.PlanExplanation:
     return explanation
 
 
-def _ask(job: str, brain: str, token: str, timeout: float) -> pb.PlanExplanation:
-    with open_channel(brain, token) as channel:
+def _ask(job: str, brain: str, token: str, authority: bytes | None, timeout: float) -> pb.PlanExplanation:
+    with open_channel(brain, token, authority) as channel:
         try:
             explanation: pb.PlanExplanation = BrainStub(channel).ExplainPlan(
                 pb.ExplainPlanRequest(job_uid=job), timeout=timeout
             )
         except grpc.RpcError as error:
-            raise BadInputError(f"brain at {brain}: {error.code().name}: {error.details()}") from error
+            problem = handshake_problem(brain, authority, "--brain-ca-file")
+            raise BadInputError(f"brain at {problem or f'{brain}: {error.code().name}: {error.details()}'}") from error
     return explanation

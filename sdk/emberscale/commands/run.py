@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from emberscale.brain_choice import BrainOption, BrainSettings, BrainTokenFile, choose_brain
+from emberscale.brain_choice import BrainCaFile, BrainOption, BrainSettings, BrainTokenFile, choose_brain
 from emberscale.commands.options import ManifestFile, Output, OutputFormat, Overrides, bad_input_exits, paragraphs
 from emberscale.errors import BadInputError
 from emberscale.interruption import Interruption
@@ -67,6 +67,7 @@ def run(
     brain: BrainOption = "auto",
     brain_settings: BrainSettings = None,
     brain_token_file: BrainTokenFile = None,
+    brain_ca_file: BrainCaFile = None,
     output: OutputFormat = Output.TEXT,
 ) -> None:
     """Trains a manifest on this machine."""
@@ -83,7 +84,7 @@ def run(
             overwrite=overwrite,
             redis=redis,
             master_port=master_port,
-            brain=choose_brain(job, brain, brain_settings or (), brain_token_file),
+            brain=choose_brain(job, brain, brain_settings or (), brain_token_file, brain_ca_file),
         )
         if output is Output.JSON:
             typer.echo(finite_json(summary.as_document()))

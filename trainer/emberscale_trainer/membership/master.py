@@ -4,14 +4,16 @@ import os
 import random
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import grpc
 import structlog
 
-from emberscale_api.environment import ProcessIdentity
+from emberscale_api.environment import TLS_FOLDER, ProcessIdentity
 from emberscale_api.rpc import master_pb2, master_pb2_grpc
+from emberscale_api.rpc.tls import handshake_problem
 from emberscale_api.rpc.token import open_channel
 
 log = structlog.get_logger()
@@ -20,6 +22,7 @@ _Reply = TypeVar("_Reply")
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 _CALL_SECONDS = 10.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+_LOOK_SECONDS = 10.0
 
 
 class SupersededError(Exception):
@@ -30,15 +33,23 @@ class JobOverError(Exception):
     """The job has ended, or this process is told to stop."""
 
 
+class NoHandshakeError(Exception):
+    """The master and this process differ about TLS, and will until one of them is started otherwise."""
+
+
 class MasterClient:
     """The master as one member of the job sees it.
 
     A call is repeated until the master answers: it may be restarted at any time, and its state outlives it. Only the
-    end of this process, by `close`, ends the waiting, with JobOverError.
+    end of this process, by `close`, ends the waiting, with JobOverError; and so does, with NoHandshakeError, a master
+    that never answered and differs about TLS.
     """
 
     def __init__(self, identity: ProcessIdentity) -> None:
-        self._channel = open_channel(identity.master_address, identity.token)
+        self._channel = open_channel(identity.master_address, identity.token, identity.authority)
+        self._address, self._authority = identity.master_address, identity.authority
+        self._look_due = 0.0
+        self._answered = False
         self.stub = master_pb2_grpc.MasterStub(self._channel)
         roles = {"ps": master_pb2.PS, "worker": master_pb2.WORKER}
         self.member = master_pb2.Member(
@@ -55,9 +66,10 @@ class MasterClient:
         metrics_address: str = "",
         routing_epoch: Callable[[], int] = lambda: 0,
     ) -> master_pb2.RegisterReply:
-        """Joins the job; `routing_epoch` is of the table whose rows a parameter server holds. Raises SupersededError.
+        """Joins the job; `routing_epoch` is of the table whose rows a parameter server holds.
 
-        A master that lost its books does not know this process, and is told again.
+        A master that lost its books does not know this process, and is told again. Raises SupersededError and
+        NoHandshakeError.
         """
         self._routing_epoch = routing_epoch
         self._registration = master_pb2.RegisterRequest(
@@ -73,12 +85,14 @@ class MasterClient:
     def call(self, method: Callable[..., _Reply], request: Any, waits: float = 0.0) -> _Reply:
         """One call, repeated while the master is away; `waits` is how long the master may take to answer by itself.
 
-        Raises SupersededError, JobOverError, or grpc.RpcError for any other answer of the master.
+        Raises SupersededError, JobOverError, NoHandshakeError, or grpc.RpcError for any other answer of the master.
         """
         pause = _FIRST_PAUSE
         while not self._closed.is_set():
             try:
-                return method(request, timeout=waits + _CALL_SECONDS)
+                reply = method(request, timeout=waits + _CALL_SECONDS)
+                self._answered = True
+                return reply
             except grpc.RpcError as error:
                 self._consider(error)
             self._closed.wait(pause * random.uniform(0.5, 1.5))
@@ -93,8 +107,22 @@ class MasterClient:
         if code is grpc.StatusCode.NOT_FOUND and self._registration is not None:
             log.warning("unknown_to_master", detail=error.details())
             self._register_anew(self._registration)
+        elif code is grpc.StatusCode.UNAVAILABLE:
+            self._look_into_tls()
         elif code not in _AWAY:
             raise error
+
+    def _look_into_tls(self) -> None:
+        """To be away passes; that the two differ about TLS does not, and gRPC says too little of it."""
+        if time.monotonic() < self._look_due:
+            return
+        self._look_due = time.monotonic() + _LOOK_SECONDS
+        problem = handshake_problem(self._address, self._authority, TLS_FOLDER)
+        if problem is None:
+            return
+        if not self._answered:
+            raise NoHandshakeError(f"the master at {problem}")
+        log.error("no_handshake", problem=problem)
 
     def _register_anew(self, registration: master_pb2.RegisterRequest) -> None:
         registration.routing_epoch = self._routing_epoch()

@@ -10,7 +10,7 @@ import structlog
 import torch
 
 from emberscale_api.environment import SUPERSEDED_EXIT_CODE, ProcessIdentity
-from emberscale_api.rpc import master_pb2, master_pb2_grpc
+from emberscale_api.rpc import master_pb2, master_pb2_grpc, tls
 from emberscale_api.rpc.token import CHANNEL_OPTIONS, TokenCheck
 from emberscale_trainer.membership import Heartbeat, MasterClient, SupersededError
 from emberscale_trainer.process import run_process, serve_metrics
@@ -36,7 +36,7 @@ def _serve(identity: ProcessIdentity, stopping: threading.Event) -> int:
     grpc_server = grpc.server(
         ThreadPoolExecutor(max_workers=4), interceptors=[TokenCheck(identity.token)], options=CHANNEL_OPTIONS
     )
-    control_port = grpc_server.add_insecure_port(f"{identity.listen_host}:0")
+    control_port = tls.bind(grpc_server, f"{identity.listen_host}:0", identity.certificates)
 
     state = ServerState()
     control = ParameterServerControl(identity.index, state, ServerMetrics(state, registry))

@@ -1,0 +1,103 @@
+"""The certificates of a process: what its servers show, and what its clients believe.
+
+The folder that EMBERSCALE_TLS_FOLDER names holds them as kubernetes.io/tls Secrets do, and cert-manager: `tls.crt` and
+`tls.key` are shown by every server of the process, gRPC and data plane; `ca.crt` is what every client verifies one by.
+They are read once, as the process starts.
+
+All certificates carry one name, SERVER_NAME, and clients ask for that one, whatever the address. Servers are found at
+addresses that nobody knows when a certificate is made (of pods, of port-forwards, of loopback), and which of a job's
+processes answers does not matter to TLS: they share one key. That it is one of the job is what the authority says, and
+who calls it is what the token says.
+"""
+
+import ssl
+from dataclasses import dataclass, field
+from pathlib import Path
+
+SERVER_NAME = "emberscale"
+AUTHORITY_FILE, CHAIN_FILE, KEY_FILE = "ca.crt", "tls.crt", "tls.key"
+
+
+class UnusableCertificateError(ValueError):
+    """A certificate that is missing, unreadable, expired or for something else; the text names the file."""
+
+
+@dataclass(frozen=True, eq=False)
+class Certificates:
+    """PEM texts, for gRPC, and contexts of the same for sockets, which speak TLS 1.3 only."""
+
+    authority: bytes = field(repr=False)
+    chain: bytes = field(repr=False)
+    key: bytes = field(repr=False)
+    server_context: ssl.SSLContext
+    client_context: ssl.SSLContext
+
+
+def read_certificates(folder: Path) -> Certificates:
+    """The certificates in a folder, once a client has shaken hands with a server on them. Raises
+    UnusableCertificateError.
+    """
+    authority, chain, key = (_read(folder, name) for name in (AUTHORITY_FILE, CHAIN_FILE, KEY_FILE))
+    client = client_context(authority, str(folder / AUTHORITY_FILE))
+    _check_pem(chain, str(folder / CHAIN_FILE))
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.minimum_version = ssl.TLSVersion.TLSv1_3
+    try:
+        # without a password, OpenSSL would ask the terminal for that of a key which has one
+        server.load_cert_chain(folder / CHAIN_FILE, folder / KEY_FILE, password="")
+    except (ssl.SSLError, ValueError) as error:
+        raise UnusableCertificateError(
+            f"{folder / KEY_FILE}: is not the key of {folder / CHAIN_FILE}, as PEM without a password: {error}"
+        ) from error
+    try:
+        _shake_hands(server, client)
+    except ssl.SSLCertVerificationError as error:
+        raise UnusableCertificateError(
+            f"{folder / CHAIN_FILE}: is refused under {folder / AUTHORITY_FILE}: {error.verify_message.rstrip('.')}; "
+            f"it must be issued anew, by that authority and for the DNS name {SERVER_NAME}"
+        ) from error
+    return Certificates(authority, chain, key, server, client)
+
+
+def client_context(authority: bytes, source: str) -> ssl.SSLContext:
+    """For a client that believes this authority alone; `source` names it in the UnusableCertificateError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    try:
+        context.load_verify_locations(cadata=authority.decode("ascii"))
+    except (ssl.SSLError, ValueError) as error:
+        raise UnusableCertificateError(f"{source}: holds no certificate in PEM: {error}") from error
+    return context
+
+
+def _check_pem(certificates: bytes, source: str) -> None:
+    client_context(certificates, source)
+
+
+def _read(folder: Path, name: str) -> bytes:
+    try:
+        return (folder / name).read_bytes()
+    except OSError as error:
+        raise UnusableCertificateError(
+            f"{folder / name}: cannot be read: {error.strerror}; the folder must hold {AUTHORITY_FILE}, {CHAIN_FILE} "
+            f"and {KEY_FILE}"
+        ) from error
+
+
+def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> None:
+    """In memory: what a peer would refuse is refused here, with the same words."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [
+        client.wrap_bio(to_client, to_server, server_hostname=SERVER_NAME),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    ]
+    while ends:
+        ends = [end for end in ends if not _is_done(end)]
+
+
+def _is_done(end: ssl.SSLObject) -> bool:
+    try:
+        end.do_handshake()
+    except ssl.SSLWantReadError:
+        return False
+    return True

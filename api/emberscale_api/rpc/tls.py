@@ -1,0 +1,69 @@
+"""TLS for gRPC where certificates are mounted, and plain sockets where they are not."""
+
+import socket
+import ssl
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from emberscale_api.certificates import SERVER_NAME, Certificates
+
+_PROBE_SECONDS = 2.0
+_Options = Sequence[tuple[str, Any]]
+
+
+def bind(server: grpc.Server | grpc.aio.Server, address: str, certificates: Certificates | None) -> int:
+    """Has a server listen at an address, with TLS if there are certificates; the port that it got."""
+    if certificates is None:
+        return server.add_insecure_port(address)
+    credentials = grpc.ssl_server_credentials([(certificates.key, certificates.chain)])
+    return server.add_secure_port(address, credentials)
+
+
+def connect(address: str, authority: bytes | None, options: _Options) -> grpc.Channel:
+    """A channel to a server that this authority, in PEM, speaks for; a plain one without."""
+    if authority is None:
+        return grpc.insecure_channel(address, options=options)
+    return grpc.secure_channel(address, grpc.ssl_channel_credentials(authority), options=_named(options))
+
+
+def connect_async(address: str, authority: bytes | None, options: _Options) -> grpc.aio.Channel:
+    """`connect` for asyncio."""
+    if authority is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(authority), options=_named(options))
+
+
+def _named(options: _Options) -> _Options:
+    return [*options, ("grpc.ssl_target_name_override", SERVER_NAME)]
+
+
+def handshake_problem(address: str, authority: bytes | None, setting: str) -> str | None:
+    """Why no connection to `host:port` can come about, if that is a matter of TLS; None for any other reason.
+
+    gRPC says of a plain client only that the socket was closed, so this asks the server itself, within 2 s. `setting`
+    names what the authority comes from.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if authority is None:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    else:
+        context.load_verify_locations(cadata=authority.decode("ascii"))
+    context.set_alpn_protocols(["h2"])
+    host, _, port = address.rpartition(":")
+    try:
+        with (
+            socket.create_connection((host.strip("[]"), int(port)), _PROBE_SECONDS) as stream,
+            context.wrap_socket(stream, server_hostname=SERVER_NAME),
+        ):
+            return None if authority is not None else f"{address} serves TLS only, and {setting} is not set here"
+    except ssl.SSLCertVerificationError as error:
+        return f"{address} shows a certificate that {setting} does not vouch for: {error.verify_message}"
+    except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+        return None  # it went away meanwhile
+    except ssl.SSLError as error:
+        return None if authority is None else f"{address} serves no TLS, which {setting} asks for ({error.reason})"
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,70 @@
+"""A member that differs about TLS from its master ends with the reason, instead of trying for ever."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+
+from certificates import certificates
+from emberscale_api.certificates import Certificates
+from emberscale_api.environment import ProcessIdentity
+from emberscale_api.rpc import tls
+from emberscale_trainer.membership import MasterClient, NoHandshakeError
+
+
+@contextmanager
+def master(shown: Certificates | None) -> Iterator[str]:
+    """A server without a method: whoever gets through hears UNIMPLEMENTED."""
+    server = grpc.server(ThreadPoolExecutor(2))
+    port = tls.bind(server, "127.0.0.1:0", shown)
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(None).wait()
+
+
+def member(address: str, given: Certificates | None) -> MasterClient:
+    identity = ProcessIdentity(
+        job_name="job",
+        job_uid="uid",
+        role="ps",
+        index=0,
+        incarnation="1",
+        master_address=address,
+        token="secret",
+        listen_host="127.0.0.1",
+        advertised_host="127.0.0.1",
+        socket_directory=None,
+        cpu_cores=None,
+        certificates=given,
+    )
+    return MasterClient(identity)
+
+
+@pytest.mark.parametrize("secure", [True, False])
+def test_a_member_and_a_master_of_one_mind_talk(tmp_path: Path, secure: bool) -> None:
+    shown = certificates(tmp_path / "tls") if secure else None
+    with master(shown) as address, pytest.raises(grpc.RpcError) as raised:
+        member(address, shown).register()
+    assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_a_member_without_certificates_is_told_that_its_master_has_some(tmp_path: Path) -> None:
+    with master(certificates(tmp_path / "tls")) as address, pytest.raises(NoHandshakeError) as raised:
+        member(address, None).register()
+    assert str(raised.value) == f"the master at {address} serves TLS only, and EMBERSCALE_TLS_FOLDER is not set here"
+
+
+def test_a_member_with_certificates_is_told_that_its_master_has_none(tmp_path: Path) -> None:
+    with master(None) as address, pytest.raises(NoHandshakeError, match="serves no TLS, which EMBERSCALE_TLS_FOLDER"):
+        member(address, certificates(tmp_path / "tls")).register()
+
+
+def test_a_member_is_told_that_its_master_is_of_another_authority(tmp_path: Path) -> None:
+    with (
+        master(certificates(tmp_path / "theirs")) as address,
+        pytest.raises(NoHandshakeError, match="a certificate that EMBERSCALE_TLS_FOLDER does not vouch for"),
+    ):
+        member(address, certificates(tmp_path / "ours")).register()
