@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from rich.columns import Columns
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -12,8 +13,6 @@ from emberscale.summary import Summary
 
 _COLOURS = {"Complete": "bold green", "Failed": "bold red"}
 
-_NO_BREAK = "\N{NO-BREAK SPACE}"
-
 
 def summary_table(summary: Summary, root: Path) -> RenderableType:
     """What came out, where the time and the memory went, and where the files are."""
@@ -21,19 +20,20 @@ def summary_table(summary: Summary, root: Path) -> RenderableType:
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in _lines(summary):
-        table.add_row(name, value)
+        table.add_row(name, value if isinstance(value, str) else Columns(value, padding=(0, 3, 0, 0)))
     paths = RunPaths(root)
     files = [paths.summary, paths.metrics, paths.picture, paths.logs, paths.model]
-    table.add_row("files", "   ".join(str(path) for path in files if path.exists()))
+    table.add_row("files", "\n".join(str(path) for path in files if path.exists()))
     title = Text.assemble((summary.name, "bold"), " is ", (summary.phase, _COLOURS.get(summary.phase, "bold yellow")))
     if summary.message:
         title.append(f": {summary.message}")
     return Group(Text(), title, Text(), table)
 
 
-def _lines(summary: Summary) -> list[tuple[str, str]]:
+def _lines(summary: Summary) -> list[tuple[str, str | tuple[str, ...]]]:
+    """Names and values; a value of several parts is not broken within one."""
     share = f" of {summary.expected_samples:,}" if summary.samples != summary.expected_samples else ""
-    lines = [("samples", f"{summary.samples:,}{share}")]
+    lines: list[tuple[str, str | tuple[str, ...]]] = [("samples", f"{summary.samples:,}{share}")]
     if summary.auc is not None and summary.logloss is not None:
         where = "on held-out data" if summary.measured_on == "evaluation" else "on the latest training data"
         lines.append(("AUC", f"{summary.auc:.4f}   log loss {summary.logloss:.4f}   {where}"))
@@ -48,13 +48,13 @@ def _lines(summary: Summary) -> list[tuple[str, str]]:
     if any(summary.stages.values()):
         spent = {stage: f"{seconds:.1f}s" for stage, seconds in summary.stages.items()}
         waited = f"{spent['wait_read']} for batches, {spent['wait_pull']} for rows, {spent['wait']} otherwise"
-        lines.append(("training", f"computed {spent['compute']}   waited {waited}"))
+        lines.append(("training", (f"computed {spent['compute']}", f"waited {waited}")))
         lines.append(("beside it", "   ".join(f"{stage} {spent[stage]}" for stage in ("read", "plan", "pull", "push"))))
     if summary.rows:
         lines.append(("rows", f"{sum(summary.rows.values()):,} in {len(summary.rows)} tables"))
     if summary.peak_memory_bytes:
-        peaks = (f"{name}{_NO_BREAK}{_mebibytes(count)}" for name, count in summary.peak_memory_bytes.items())
-        lines.append(("peak memory", "   ".join(peaks)))
+        peaks = tuple(f"{name} {count / 2**20:,.0f} MiB" for name, count in summary.peak_memory_bytes.items())
+        lines.append(("peak memory", peaks))
     troubles = [f"{count} {role} restarts" for role, count in summary.restarts.items() if count]
     if summary.recoveries:
         troubles.append(f"{summary.recoveries} recoveries from a checkpoint")
@@ -70,7 +70,3 @@ def _lines(summary: Summary) -> list[tuple[str, str]]:
         )
     lines.append(("checkpoint", summary.checkpoint or "none"))
     return lines
-
-
-def _mebibytes(count: int) -> str:
-    return f"{count / 2**20:,.0f}{_NO_BREAK}MiB"

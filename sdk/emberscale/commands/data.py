@@ -139,14 +139,14 @@ def _progress(*columns: ProgressColumn) -> Progress:
 
 def _show_synthesis(out: Path, result: "SynthesisResult") -> None:
     typer.echo(f"{out} {'is written' if result.written else 'is there already; nothing was done'}")
-    table = _table("split", "files", "rows", "bytes", "positives", "teacher AUC", "teacher log loss")
+    table = _table("split", "files", "rows", "MiB", "positives", "teacher AUC", "teacher log loss")
     for split, measured in result.metadata["splits"].items():
         files = [file for file in result.metadata["files"] if file["name"].startswith(split)]
         table.add_row(
             split,
             str(len(files)),
             f"{measured['rows']:,}",
-            f"{sum(file['bytes'] for file in files):,}",
+            f"{sum(file['bytes'] for file in files) / 2**20:,.1f}",
             f"{measured['positives'] / measured['rows']:.2%}",
             _score(measured["teacher_auc"]),
             _score(measured["teacher_log_loss"]),
