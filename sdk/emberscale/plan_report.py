@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
@@ -88,10 +89,10 @@ def _memory(memory: pb.MemoryOutlook) -> str:
 
 def _front(explanation: pb.PlanExplanation) -> Table:
     """The Pareto front, thinned evenly to a few rows, with the present and the chosen shape."""
-    table = Table("shape", title="The cheapest shape for each throughput", title_justify="left")
+    table = Table(title="The cheapest shape for each throughput", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1))
     runs = explanation.HasField("present")
-    speeds, doubt = ("samples/s", "the change included")[: 1 + runs], "+- of the change" if runs else "+-"
-    for name in ("cost/h", *speeds, doubt):
+    speeds, doubt = ("samples/s", "with the change")[: 1 + runs], "+- of the change" if runs else "+-"
+    for name in ("workers x cores, GiB", "PS x cores, GiB", "cost/h", *speeds, doubt):
         table.add_column(name, justify="right")
     table.add_column("")
     step = -(-len(explanation.front) // _FRONT_ROWS)
@@ -107,8 +108,16 @@ def _front(explanation: pb.PlanExplanation) -> Table:
         mark = " and ".join(marks.get(key, []))
         predicted = (f"{speed:,.0f}" for speed in (point.throughput, point.net)[: 1 + runs])
         cells = (f"{point.cost_per_hour:.3g}", *predicted, f"{point.uncertainty:.0%}", mark)
-        table.add_row(describe(point.shape), *cells, style="bold" if mark else None)
+        table.add_row(*_roles(point.shape), *cells, style="bold" if mark else None)
     return table
+
+
+def _roles(shape: pb.Shape) -> tuple[str, str]:
+    """Workers and PS in a column each."""
+    return (
+        f"{shape.workers} x {shape.worker_cpu:g}, {shape.worker_memory / GIB:.3g}",
+        f"{shape.ps} x {shape.ps_cpu:g}, {shape.ps_memory / GIB:.3g}",
+    )
 
 
 def _counted(number: int, noun: str) -> str:

@@ -4,6 +4,7 @@ from io import StringIO
 from pathlib import Path
 
 import matplotlib.image
+import pytest
 from rich.console import Console
 
 from emberscale.plan_picture import draw_plan
@@ -32,8 +33,8 @@ def explanation(**more: object) -> pb.PlanExplanation:
     return whole
 
 
-def printed(of: pb.PlanExplanation) -> str:
-    console = Console(width=400, record=True, file=StringIO())
+def printed(of: pb.PlanExplanation, width: int = 400) -> str:
+    console = Console(width=width, record=True, file=StringIO())
     for part in plan_report(of, "ads"):
         console.print(part)
     return console.export_text()
@@ -53,15 +54,15 @@ def test_a_job_that_stays_as_it_is_gains_nothing_and_says_so() -> None:
     assert "expected  2,000 samples/s for 0.2 an hour, as it is\n" in text
 
 
-def test_the_front_is_short_and_has_the_present_and_the_chosen_shape() -> None:
-    rows = [line for line in printed(explanation()).splitlines() if line.startswith("│")]
+@pytest.mark.parametrize("width", [80, 400])
+def test_the_front_is_short_and_has_the_present_and_the_chosen_shape_in_a_line_each(width: int) -> None:
+    _, front = printed(explanation(), width).split("samples/s  ", 1)
+    rows = [line for line in front.splitlines() if "%" in line]
     assert len(rows) <= 12
     (present,) = (row for row in rows if "present" in row)
     (chosen,) = (row for row in rows if "chosen" in row)
-    assert "2 workers" in present
-    assert "3 workers" in chosen
-    assert "3,000 │" in chosen
-    assert "2,970 │" in chosen
+    assert " ".join(present.split()) == "2 x 2, 1 1 x 1, 2 0.2 2,000 1,980 4% present"
+    assert " ".join(chosen.split()) == "3 x 2, 1 1 x 1, 2 0.3 3,000 2,970 4% chosen"
 
 
 def test_the_model_says_what_it_rests_on() -> None:
