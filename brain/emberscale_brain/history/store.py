@@ -101,10 +101,10 @@ class HistoryStore:
             for change in changes:
                 match change:
                     case JobSubmitted():
-                        # a suspended job that is submitted again runs again
+                        # a suspended job that is submitted again runs again, as it is described now
                         statement = self._insert(JobRow).values(**_job_values(change))
-                        reopened = {"phase": None, "finished_at": None, "final_shape": None}
-                        session.execute(statement.on_conflict_do_update(index_elements=["uid"], set_=reopened))
+                        anew = {column.name: column for column in statement.excluded}
+                        session.execute(statement.on_conflict_do_update(index_elements=["uid"], set_=anew))
                     case ProfileReported():
                         self._add(session, ProfileRow, _profile_values(change))
                     case StartUpObserved():
@@ -138,6 +138,7 @@ class HistoryStore:
                         current=None if row.current is None else SHAPE.from_plain(row.current),
                         priority=row.priority,
                         fixed=row.fixed,
+                        last_plan=row.last_plan,
                     )
                 )
                 profiles = session.scalars(
@@ -284,6 +285,7 @@ def _job_values(change: JobSubmitted) -> dict[str, Any]:
         "priority": change.priority,
         "fixed": change.fixed,
         "submitted_at": change.submitted_at,
+        "last_plan": change.last_plan,
         "rows": 0,
     }
 
@@ -322,6 +324,9 @@ def _profile_values(change: ProfileReported) -> dict[str, Any]:
         "ps_cpu_utilization": profile.ps_cpu_utilization,
         "stage_fractions": dict(profile.stage_fractions),
         "restarted": profile.restarted,
+        "total_samples": profile.total_samples,
+        "failures": profile.failures,
+        "checkpoint_cost": profile.checkpoint_cost,
     }
 
 
@@ -340,6 +345,9 @@ def _profile(row: ProfileRow) -> JobProfile:
         ps_cpu_utilization=row.ps_cpu_utilization,
         stage_fractions=row.stage_fractions,
         restarted=row.restarted,
+        total_samples=row.total_samples,
+        failures=row.failures,
+        checkpoint_cost=row.checkpoint_cost,
     )
 
 

@@ -33,6 +33,7 @@ class JobRow(Table):
     priority: Mapped[float]
     fixed: Mapped[bool]
     submitted_at: Mapped[float]
+    last_plan: Mapped[int] = mapped_column(BigInteger, server_default="0")
     finished_at: Mapped[float | None]
     phase: Mapped[str | None] = mapped_column(String(32))
     final_shape: Mapped[dict[str, Any] | None] = mapped_column(_Json)
@@ -71,6 +72,9 @@ class ProfileRow(Table):
     ps_cpu_utilization: Mapped[float]
     stage_fractions: Mapped[dict[str, float]] = mapped_column(_Json)
     restarted: Mapped[bool]
+    total_samples: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    failures: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    checkpoint_cost: Mapped[float] = mapped_column(server_default="0")
 
     __table_args__ = (UniqueConstraint("job_uid", "sequence", name="profile_once"), Index("profiles_by_time", "time"))
 

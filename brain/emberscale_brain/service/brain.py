@@ -72,7 +72,9 @@ class Brain:
         self._index: HistoryIndex | None = None
         self._in_force = PlansInForce()
         self._listeners: list[Callable[[JobId], None]] = []
-        self._recorder = Recorder(store, on_return=self._learn_history)
+        self._recorder = Recorder(
+            store, on_return=self._learn_history, on_lost=lambda why, count: self.meters.lost.labels(why).inc(count)
+        )
         self._stopping = threading.Event()
         self._wake = threading.Event()
         self._threads = [

@@ -4,7 +4,14 @@ from collections.abc import Sequence
 
 from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_brain.fault_tolerance.advice import FaultToleranceAdvice
-from emberscale_brain.history.changes import JobSubmitted, PlanMade, ProfileReported, StartUpObserved
+from emberscale_brain.history.changes import (
+    COMPLETE,
+    JobEnded,
+    JobSubmitted,
+    PlanMade,
+    ProfileReported,
+    StartUpObserved,
+)
 from emberscale_brain.model.features import ModelConstants
 from emberscale_brain.model.predict import throughput
 from emberscale_brain.planner.types import (
@@ -20,15 +27,23 @@ from emberscale_brain.planner.types import (
     SimilarJob,
     ThroughputFit,
 )
+from emberscale_brain.service.plausible import (
+    LARGEST,
+    MalformedRequestError,
+    check_number,
+    check_shape,
+    check_stages,
+    check_submission,
+    check_text,
+)
 from emberscale_brain.service.state import KnownJob
 
-
-class MalformedRequestError(ValueError):
-    """A request that makes no sense; the text names the field."""
+_PHASES = (COMPLETE, "Failed", "Suspended")
 
 
 def shape_from(message: pb.Shape) -> JobShape:
     """A shape. Raises MalformedRequestError."""
+    check_shape("shape", message)
     try:
         return JobShape(
             message.workers,
@@ -56,8 +71,7 @@ def shape_to(shape: JobShape) -> pb.Shape:
 
 def submission_from(request: pb.SubmitJobRequest, defaults: ShapeBounds, now: float) -> JobSubmitted:
     """A submission; limits that are 0 take the defaults. Raises MalformedRequestError."""
-    if not request.job_uid:
-        raise MalformedRequestError("job_uid: is required")
+    check_submission(request)
     description = request.description
     try:
         metadata = JobMetadata(
@@ -79,7 +93,7 @@ def submission_from(request: pb.SubmitJobRequest, defaults: ShapeBounds, now: fl
         owner=request.owner,
         metadata=metadata,
         bounds=_bounds_from(request.limits, defaults),
-        submitted_at=request.submitted_at or now,
+        submitted_at=min(request.submitted_at or now, now),
         current=shape_from(request.current) if request.HasField("current") else None,
         priority=request.priority if request.priority > 0 else 1.0,
         fixed=request.fixed,
@@ -112,8 +126,8 @@ def _bounds_from(limits: pb.ShapeLimits, defaults: ShapeBounds) -> ShapeBounds:
 
 def profile_from(job: JobId, message: pb.Profile) -> ProfileReported:
     """A profile as it was reported, unchecked but for sequence and shape. Raises MalformedRequestError."""
-    if message.sequence >= 1 << 63:
-        raise MalformedRequestError(f"sequence: {message.sequence} has more than 63 bits")
+    check_number("sequence", message.sequence, 0, LARGEST)
+    check_stages(list(message.stage_fractions))
     return ProfileReported(
         job=job,
         sequence=message.sequence,
@@ -166,7 +180,28 @@ def start_up_from(job: JobId, message: pb.StartUp, now: float) -> StartUpObserve
         raise MalformedRequestError(f"start_ups.role: must be worker or ps, not {message.role!r}")
     if not (0 <= message.seconds < 1e6 and 0 <= message.paused_seconds < 1e6):
         raise MalformedRequestError("start_ups: seconds and paused_seconds must be at least 0 and below a million")
-    return StartUpObserved(job, message.role, message.time or now, message.seconds, message.paused_seconds)
+    check_number("start_ups.time", message.time, 0, LARGEST)
+    return StartUpObserved(job, message.role, min(message.time or now, now), message.seconds, message.paused_seconds)
+
+
+def job_from(uid: str) -> JobId:
+    """The name of a job that may be known. Raises MalformedRequestError."""
+    return JobId(check_text("job_uid", uid))
+
+
+def outcome_from(request: pb.ReportOutcomeRequest, now: float) -> JobEnded:
+    """How a job ended. Raises MalformedRequestError."""
+    if request.phase not in _PHASES:
+        raise MalformedRequestError(f"phase: must be {', '.join(_PHASES)}, not {request.phase!r}")
+    check_number("finished_at", request.finished_at, 0, LARGEST)
+    check_number("rows", request.rows, 0, LARGEST)
+    return JobEnded(
+        job=job_from(request.job_uid),
+        phase=request.phase,
+        finished_at=min(request.finished_at or now, now),
+        final_shape=shape_from(request.final_shape) if request.HasField("final_shape") else None,
+        rows=request.rows,
+    )
 
 
 def plan_to(plan: PlanMade) -> pb.BrainPlan:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import structlog
 
 from emberscale_brain.history.changes import Change, ProfileReported
-from emberscale_brain.history.database import DatabaseAwayError, WriteRefusedError
+from emberscale_brain.history.database import DatabaseAwayError, DatabaseUnusableError, WriteRefusedError
 from emberscale_brain.history.store import HistoryStore
 
 _BATCH = 5000
@@ -25,8 +25,9 @@ class Recorder:
     """A thread that owns the writing.
 
     While the database is away, changes are kept in memory, up to `most_kept` of them (then the oldest profiles go),
-    callers are told at once that theirs is not durable yet, and every `retry_seconds` it tries again. `before_first`
-    runs before the first write of a connection: it brings the schema up to date.
+    callers are told at once that theirs is not durable yet, and every `retry_seconds` it tries again. When the database
+    is back, its schema is brought up to date, what was kept is written, and `on_return` is called, which may find it
+    away again. `on_lost` hears why how many changes were given up: "Dropped" or "Refused".
     """
 
     def __init__(
@@ -34,20 +35,20 @@ class Recorder:
         store: HistoryStore,
         retry_seconds: float = 5.0,
         most_kept: int = 200_000,
-        on_return: Callable[[], None] | None = None,
+        on_return: Callable[[], None] = lambda: None,
+        on_lost: Callable[[str, int], None] = lambda why, count: None,
     ) -> None:
         self._store = store
         self._retry_seconds = retry_seconds
         self._most_kept = most_kept
         self._on_return = on_return
+        self._on_lost = on_lost
         self._log = structlog.get_logger()
         self._condition = threading.Condition()
         self._waiting: deque[_Entry] = deque()
         self._kept: deque[Change] = deque()
         self._away: str | None = None
         self._stopping = False
-        self._dropped = 0
-        self._refused = 0
         self._thread = threading.Thread(target=self._work, name="recorder", daemon=True)
 
     def start(self, away: str | None = None) -> None:
@@ -72,18 +73,8 @@ class Recorder:
         """Changes that are not in the database yet."""
         return len(self._kept)
 
-    @property
-    def dropped(self) -> int:
-        """Profiles that were given up because too many waited for the database."""
-        return self._dropped
-
-    @property
-    def refused(self) -> int:
-        """Changes that the database refused."""
-        return self._refused
-
     def record(self, changes: Sequence[Change]) -> Future[bool]:
-        """Whether they, and all before them, are in the database, once that is known; False while it is away.
+        """Whether they are in the database, once that is known; False while it is away, or if it refuses any of them.
 
         No changes at all are asked about by who repeats what may have been written before.
         """
@@ -109,9 +100,11 @@ class Recorder:
                 for entry in entries:
                     entry.durable.set_result(False)
                 entries = []
-            written = self._write_kept()
+            refused: list[Change] = []
+            written = self._write_kept(refused)
+            not_there = set(map(id, refused))
             for entry in entries:
-                entry.durable.set_result(written)
+                entry.durable.set_result(written and not_there.isdisjoint(map(id, entry.changes)))
             if stopping:
                 return
 
@@ -121,38 +114,39 @@ class Recorder:
         if excess <= 0:
             return
         remaining: deque[Change] = deque()
+        dropped = 0
         for change in self._kept:
-            if excess > 0 and isinstance(change, ProfileReported):
-                excess -= 1
-                self._dropped += 1
+            if dropped < excess and isinstance(change, ProfileReported):
+                dropped += 1
             else:
                 remaining.append(change)
         self._kept = remaining
+        self._on_lost("Dropped", dropped)
 
-    def _write_kept(self) -> bool:
-        """Writes what is kept. Whether the database has all of it."""
+    def _write_kept(self, refused: list[Change]) -> bool:
+        """Writes what is kept. Whether the database has all of it but what it refused."""
         returned = self._away is not None
         try:
             if returned:
                 self._store.migrate()
             while self._kept:
                 batch = [self._kept[index] for index in range(min(_BATCH, len(self._kept)))]
-                self._write(batch)
+                self._write(batch, refused)
                 for _ in batch:
                     self._kept.popleft()
-        except DatabaseAwayError as error:
-            if self._away is None:
+            if returned:
+                self._on_return()
+        except (DatabaseAwayError, DatabaseUnusableError) as error:
+            if self._away != str(error):
                 self._log.error("database away", reason=str(error), kept=len(self._kept))
             self._away = str(error)
             return False
         if returned:
             self._away = None
             self._log.info("database back")
-            if self._on_return is not None:
-                self._on_return()
         return True
 
-    def _write(self, batch: Sequence[Change]) -> None:
+    def _write(self, batch: Sequence[Change], refused: list[Change]) -> None:
         try:
             self._store.write(batch)
         except WriteRefusedError:
@@ -160,5 +154,6 @@ class Recorder:
                 try:
                     self._store.write([change])
                 except WriteRefusedError as error:
-                    self._refused += 1
+                    refused.append(change)
+                    self._on_lost("Refused", 1)
                     self._log.error("database refused", change=type(change).__name__, reason=str(error))

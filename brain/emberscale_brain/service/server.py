@@ -13,21 +13,22 @@ from emberscale_api.certificates import Certificates
 from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_api.rpc import brain_pb2_grpc, tls
 from emberscale_api.rpc.token import CHANNEL_OPTIONS, AsyncTokenCheck
-from emberscale_brain.history.changes import COMPLETE, JobEnded, ProfileReported, StartUpObserved
+from emberscale_brain.history.changes import ProfileReported
 from emberscale_brain.planner.types import JobId
 from emberscale_brain.service.brain import Brain, UnknownJobError
 from emberscale_brain.service.checks import Refusal
 from emberscale_brain.service.messages import (
-    MalformedRequestError,
+    job_from,
+    outcome_from,
     profile_from,
-    shape_from,
     start_up_from,
     submission_from,
 )
+from emberscale_brain.service.plausible import MOST_PROFILES, MOST_START_UPS, MalformedRequestError, check_count
 from emberscale_brain.service.settings import BrainSettings
 
-_PHASES = (COMPLETE, "Failed", "Suspended")
 _DURABLE_SECONDS = 5.0
+_LONGEST_SHOWN = 255
 
 Context = Any  # grpc.aio.ServicerContext, generic in the stubs only
 
@@ -62,7 +63,14 @@ class BrainServicer(brain_pb2_grpc.BrainServicer):
 
     async def ReportProfile(self, request: pb.ReportProfileRequest, context: Context) -> pb.ReportProfileReply:  # noqa: N802
         """Answers when the accepted profiles are in the database, or it is known that they are not."""
-        job, now = JobId(request.job_uid), self._clock()
+        now = self._clock()
+        try:
+            job = job_from(request.job_uid)
+            check_count("profiles", request.profiles, MOST_PROFILES)
+            check_count("start_ups", request.start_ups, MOST_START_UPS)
+            start_ups = [start_up_from(job, message, now) for message in request.start_ups]
+        except MalformedRequestError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         reports: list[ProfileReported] = []
         malformed: list[pb.RefusedProfile] = []
         for message in request.profiles:
@@ -72,11 +80,6 @@ class BrainServicer(brain_pb2_grpc.BrainServicer):
                 malformed.append(
                     pb.RefusedProfile(sequence=message.sequence, reason=Refusal.INCONSISTENT.value, message=str(error))
                 )
-        start_ups: list[StartUpObserved] = []
-        try:
-            start_ups = [start_up_from(job, message, now) for message in request.start_ups]
-        except MalformedRequestError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         reported = self._brain.report(job, reports, start_ups)
         self._brain.count_refused(Refusal.INCONSISTENT, len(malformed))
         refused = [
@@ -120,25 +123,18 @@ class BrainServicer(brain_pb2_grpc.BrainServicer):
     async def ExplainPlan(self, request: pb.ExplainPlanRequest, context: Context) -> pb.PlanExplanation:  # noqa: N802
         """Also for jobs that have ended, as long as the database keeps them."""
         try:
-            return await asyncio.to_thread(self._brain.explain, JobId(request.job_uid))
+            job = job_from(request.job_uid)
+        except MalformedRequestError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        try:
+            return await asyncio.to_thread(self._brain.explain, job)
         except UnknownJobError:
             await _not_found(context, request.job_uid)
 
     async def ReportOutcome(self, request: pb.ReportOutcomeRequest, context: Context) -> pb.ReportOutcomeReply:  # noqa: N802
         """What is not said of the job is what was last known."""
-        if request.phase not in _PHASES:
-            await context.abort(
-                grpc.StatusCode.INVALID_ARGUMENT, f"phase: must be {', '.join(_PHASES)}, not {request.phase!r}"
-            )
         try:
-            ended = JobEnded(
-                job=JobId(request.job_uid),
-                phase=request.phase,
-                finished_at=request.finished_at or self._clock(),
-                final_shape=shape_from(request.final_shape) if request.HasField("final_shape") else None,
-                rows=request.rows,
-            )
-            durable = self._brain.end(ended)
+            durable = self._brain.end(outcome_from(request, self._clock()))
         except MalformedRequestError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except UnknownJobError:
@@ -166,7 +162,8 @@ async def _known_soon(durable: Future[bool]) -> bool:
 
 
 async def _not_found(context: Context, job: str) -> NoReturn:
-    await context.abort(grpc.StatusCode.NOT_FOUND, f"job {job!r} is not known here: submit it first")
+    shown = f"{job[:_LONGEST_SHOWN]!r}"  # a longer text would not go into the trailer
+    await context.abort(grpc.StatusCode.NOT_FOUND, f"job {shown} is not known here: submit it first")
     raise UnknownJobError(job)
 
 

@@ -49,11 +49,28 @@ FIT = ThroughputFit((1.0, 2.0, 3.0, 4.0, 5.0, 6.0), ((math.inf,) * 6,) * 6, 0.05
 
 def submitted(job: str, owner: str = "ann", architecture: str = "DLRM", at: float = 0.0) -> JobSubmitted:
     metadata = JobMetadata(architecture, 512, 10**6, 416, 26, 10**12, name="ads")
-    return JobSubmitted(JobId(job), owner, metadata, ShapeBounds(), at, current=SHAPE)
+    return JobSubmitted(JobId(job), owner, metadata, ShapeBounds(), at, current=SHAPE, last_plan=7)
 
 
 def profile(job: str, sequence: int, time: float = 0.0) -> ProfileReported:
-    measured = JobProfile(time, SHAPE, 512, 0.1, 41_000.5, 10**12, 10**10, 200 * GIB, GIB, 0.4, 0.3, {"pull": 0.25})
+    measured = JobProfile(
+        time=time,
+        shape=SHAPE,
+        batch_size=512,
+        iteration_seconds=0.1,
+        throughput=41_000.5,
+        samples=10**12,
+        rows=10**10,
+        ps_memory=200 * GIB,
+        worker_memory=GIB,
+        worker_cpu_utilization=0.4,
+        ps_cpu_utilization=0.3,
+        stage_fractions={"pull": 0.25},
+        restarted=True,
+        total_samples=10**13,
+        failures=3,
+        checkpoint_cost=1.5,
+    )
     return ProfileReported(JobId(job), sequence, measured)
 
 
@@ -66,6 +83,13 @@ def plan(job: str, version: int) -> PlanMade:
 
 def ended(job: str, at: float = 100.0, phase: str = "Complete") -> JobEnded:
     return JobEnded(JobId(job), phase, at, SHAPE, FIT, 5 * 10**9)
+
+
+def migrations_of(database_url: str) -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(files("emberscale_brain.history") / "migrations"))
+    config.attributes["engine"] = open_engine(database_url)
+    return config
 
 
 def test_what_is_written_is_read_again_exactly(store: HistoryStore) -> None:
@@ -113,8 +137,9 @@ def test_ended_jobs_become_history_with_the_likeliest_first(store: HistoryStore)
 def test_a_job_that_is_submitted_again_runs_again(store: HistoryStore) -> None:
     store.write([submitted("a"), profile("a", 1), ended("a", phase="Suspended")])
     assert store.running_jobs(10) == []
-    store.write([submitted("a")])
-    assert store.running_jobs(10) == [submitted("a"), profile("a", 1)]
+    again = replace(submitted("a", at=5.0), bounds=ShapeBounds(workers=(1, 2)), current=None, last_plan=9)
+    store.write([again])
+    assert store.running_jobs(10) == [again, profile("a", 1)]
 
 
 def test_retention_keeps_the_latest_of_running_jobs_and_the_young_of_ended_ones(store: HistoryStore) -> None:
@@ -146,12 +171,19 @@ def test_migrating_again_keeps_everything(store: HistoryStore) -> None:
     assert store.running_jobs(10) == [submitted("a"), profile("a", 1)]
 
 
+def test_what_earlier_versions_did_not_keep_is_0(store: HistoryStore, database_url: str) -> None:
+    store.write([submitted("a"), profile("a", 1)])
+    command.downgrade(migrations_of(database_url), "0002")
+    store.migrate()
+    job, reported = store.running_jobs(10)
+    assert job == replace(submitted("a"), last_plan=0)
+    less = replace(profile("a", 1).profile, total_samples=0, failures=0, checkpoint_cost=0.0)
+    assert reported == replace(profile("a", 1), profile=less)
+
+
 def test_fits_of_before_there_was_a_request_term_have_none(store: HistoryStore, database_url: str) -> None:
     store.write([submitted("a"), plan("a", 1), submitted("b"), ended("b"), submitted("c"), ended("c", phase="Failed")])
-    config = Config()
-    config.set_main_option("script_location", str(files("emberscale_brain.history") / "migrations"))
-    config.attributes["engine"] = open_engine(database_url)
-    command.downgrade(config, "0001")
+    command.downgrade(migrations_of(database_url), "0001")
     store.migrate()
     (past,) = store.past_jobs(10)
     explained = store.plans(JobId("a"), 1)[0].planned.explanation.fit

@@ -1,4 +1,5 @@
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 from brain_process import BrainProcess
 from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_brain.history.changes import Change, JobSubmitted, ProfileReported, StartUpObserved
+from emberscale_brain.history.database import DatabaseAwayError, DatabaseUnusableError
 from emberscale_brain.history.store import HistoryStore
 from emberscale_brain.planner.types import GIB, JobId, JobMetadata, JobProfile, JobShape, ShapeBounds
 from emberscale_brain.service.recorder import Recorder
@@ -70,10 +72,13 @@ def test_what_is_repeated_is_not_said_to_be_there_before_it_is(absent_store: His
 
 
 def test_the_oldest_profiles_go_when_too_many_wait(absent_store: HistoryStore, folder: Path) -> None:
-    recorder = Recorder(absent_store, retry_seconds=0.05, most_kept=4)
+    lost: Counter[str] = Counter()
+    recorder = Recorder(
+        absent_store, retry_seconds=0.05, most_kept=4, on_lost=lambda why, count: lost.update({why: count})
+    )
     recorder.start("it is not there")
     recorder.record([submitted(), *(reported(n) for n in range(8))]).result(timeout=20)
-    assert recorder.dropped == 5
+    assert lost == {"Dropped": 5}
     folder.mkdir()
     recorder.stop()
     assert absent_store.running_jobs(10) == [submitted(), reported(5), reported(6), reported(7)]
@@ -82,14 +87,32 @@ def test_the_oldest_profiles_go_when_too_many_wait(absent_store: HistoryStore, f
 def test_a_change_that_the_database_refuses_holds_up_nothing(folder: Path) -> None:
     store = HistoryStore.open(f"sqlite:///{folder / 'brain.db'}")
     store.migrate()
-    recorder = Recorder(store)
-    recorder.start()
+    lost: Counter[str] = Counter()
+    recorder = Recorder(store, on_lost=lambda why, count: lost.update({why: count}))
     stranger = StartUpObserved(JobId("stranger"), "ps", 0.0, 1.0)
-    assert recorder.record([stranger, submitted(), reported(1)]).result(timeout=20) is True
+    refused, fine = recorder.record([stranger]), recorder.record([submitted(), reported(1)])
+    recorder.start()
+    assert (refused.result(timeout=20), fine.result(timeout=20)) == (False, True)
     recorder.stop()
-    assert recorder.refused == 1
+    assert lost == {"Refused": 1}
     assert store.running_jobs(10) == [submitted(), reported(1)]
     store.close()
+
+
+def test_a_database_that_goes_again_while_it_is_read_is_tried_again(absent_store: HistoryStore, folder: Path) -> None:
+    trouble = [DatabaseAwayError("gone again"), DatabaseUnusableError("written by a newer Emberscale")]
+
+    def read() -> None:
+        if trouble:
+            raise trouble.pop()
+
+    recorder = Recorder(absent_store, retry_seconds=0.05, on_return=read)
+    recorder.start("it is not there")
+    folder.mkdir()
+    while not recorder.record([submitted()]).result(timeout=20):
+        pass
+    recorder.stop()
+    assert (recorder.away, trouble) == (None, [])
 
 
 def test_many_callers_share_transactions_and_each_hears_of_its_own(folder: Path) -> None:
