@@ -1,10 +1,13 @@
 """What there is room for, and what a plan must not do, whoever made it; pure."""
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 
 from emberscale_brain.planner.room import Room
 from emberscale_brain.planner.types import GIB, ClusterCapacity, JobId, JobShape, PlannedShape
 from emberscale_brain.service.state import BrainState, Conditions
+
+_ROUNDING = 1e-9  # cores summed in another order are not more
 
 
 def free_room(state: BrainState, conditions: Conditions, owner: str, now: float) -> ClusterCapacity:
@@ -31,18 +34,105 @@ def missing_room(shape: JobShape, free: ClusterCapacity, whole: ClusterCapacity)
 
 
 def unacceptable(
-    state: BrainState, conditions: Conditions, planned: Mapping[JobId, PlannedShape], now: float
+    state: BrainState,
+    conditions: Conditions,
+    planned: Mapping[JobId, PlannedShape],
+    shown: AbstractSet[JobId],
+    now: float,
 ) -> str | None:
-    """What is wrong with a round of planning: a shape beyond its job's bounds, or more than the cluster has."""
-    cpu, present = 0.0, 0.0
-    for job, known in state.jobs.items():
-        view = state.view(job, now, conditions.settle_seconds)
-        had = 0.0 if view.current is None else view.current.cpu
-        shape = planned[job].shape if job in planned else view.current
-        if shape is not None and shape != view.current and not known.submitted.bounds.contains(shape):
-            return f"{shape.describe()} for job {job} is beyond its bounds"
-        cpu += 0.0 if shape is None else shape.cpu
-        present += had
-    if cpu > max(conditions.capacity.cpu, present) * (1 + 1e-9):
-        return f"{cpu:g} cores in all, of {conditions.capacity.cpu:g}"
+    """What is wrong with a round of planning: a shape beyond its job's bounds or any node, or more than there is.
+
+    Only jobs that the planner was `shown` count, since it knew of no others. What they have already is never too much.
+    """
+    had, wanted = _Sums(), _Sums()
+    for job in shown & state.jobs.keys():
+        submitted, view = state.jobs[job].submitted, state.view(job, now, conditions.settle_seconds)
+        shape = None if submitted.fixed or job not in planned else planned[job].shape
+        shape = shape or view.current
+        if shape is not None and shape != view.current:
+            if not submitted.bounds.contains(shape):
+                return f"{shape.describe()} for job {job} is beyond its bounds"
+            if _beyond_nodes(shape, view.current, conditions.capacity):
+                return f"{shape.describe()} for job {job}: no node is so large"
+        had.add(submitted.owner, view.current)
+        wanted.add(submitted.owner, shape)
+    capacity = conditions.capacity
+    problem = _too_much(wanted.all, had.all, capacity.cpu, capacity.memory, "in all")
+    for owner, quota in conditions.quotas.items():
+        problem = problem or _too_much(
+            wanted.of(owner), had.of(owner), quota.cpu, quota.memory, f"for the jobs of {owner}"
+        )
+    return problem
+
+
+def beside_newcomers(
+    state: BrainState,
+    conditions: Conditions,
+    planned: Mapping[JobId, PlannedShape],
+    shown: AbstractSet[JobId],
+    now: float,
+) -> Mapping[JobId, PlannedShape]:
+    """What of a round there is still room for beside jobs that came since it began; the rest waits for the next."""
+    if state.jobs.keys() <= shown:
+        return planned
+    room = Room(conditions.capacity, conditions.quotas)
+    views = {job: state.view(job, now, conditions.settle_seconds) for job in state.jobs}
+    for view in views.values():
+        room.take(view.owner, view.current)
+    still = dict(planned)
+    changes = [
+        (job, one.shape or views[job].current, views[job])
+        for job, one in planned.items()
+        if job in views and not state.jobs[job].submitted.fixed
+    ]
+    for job, shape, view in sorted(changes, key=lambda change: _cpu(change[1]) - _cpu(change[2].current)):
+        room.give_back(view.owner, view.current)
+        if _grows(shape, view.current) and shape is not None and not room.fits(view.owner, shape):
+            room.take(view.owner, view.current)
+            del still[job]
+        else:
+            room.take(view.owner, shape)
+    return still
+
+
+class _Sums:
+    """Cores and bytes of all jobs, and of each owner's."""
+
+    def __init__(self) -> None:
+        self.all = (0.0, 0)
+        self._owners: dict[str, tuple[float, int]] = {}
+
+    def add(self, owner: str, shape: JobShape | None) -> None:
+        if shape is not None:
+            self.all = (self.all[0] + shape.cpu, self.all[1] + shape.memory)
+            cpu, memory = self.of(owner)
+            self._owners[owner] = (cpu + shape.cpu, memory + shape.memory)
+
+    def of(self, owner: str) -> tuple[float, int]:
+        return self._owners.get(owner, (0.0, 0))
+
+
+def _too_much(wanted: tuple[float, int], had: tuple[float, int], cpu: float, memory: float, whose: str) -> str | None:
+    if wanted[0] > max(cpu, had[0]) * (1 + _ROUNDING):
+        return f"{wanted[0]:g} cores {whose}, of {cpu:g}"
+    if wanted[1] > max(memory, had[1]):
+        return f"{wanted[1] / GIB:.1f} GiB {whose}, of {memory / GIB:.1f}"
     return None
+
+
+def _beyond_nodes(shape: JobShape, present: JobShape | None, capacity: ClusterCapacity) -> bool:
+    cores, memory = capacity.largest_node_cpu, capacity.largest_node_memory
+    if present is not None:
+        cores = max(cores, present.worker_cpu, present.ps_cpu)
+        memory = max(memory, present.worker_memory, present.ps_memory)
+    return max(shape.worker_cpu, shape.ps_cpu) > cores or max(shape.worker_memory, shape.ps_memory) > memory
+
+
+def _cpu(shape: JobShape | None) -> float:
+    return 0.0 if shape is None else shape.cpu
+
+
+def _grows(shape: JobShape | None, present: JobShape | None) -> bool:
+    if shape is None or present is None:
+        return shape is not None
+    return shape.cpu > present.cpu or shape.memory > present.memory

@@ -18,22 +18,23 @@ from emberscale_brain.history.database import DatabaseAwayError
 from emberscale_brain.history.store import HistoryStore
 from emberscale_brain.model.features import ModelConstants
 from emberscale_brain.planner.types import Explanation, JobId, PlannedShape, ScalingOverheads
-from emberscale_brain.service.acceptance import unacceptable
+from emberscale_brain.service.acceptance import beside_newcomers, unacceptable
 from emberscale_brain.service.checks import Refusal, Refused, check_profile
 from emberscale_brain.service.first_plan import make_first_plan
-from emberscale_brain.service.in_force import PlansInForce
+from emberscale_brain.service.in_force import PlansInForce, with_reasons
 from emberscale_brain.service.messages import explanation_to, plan_to, summary_to
 from emberscale_brain.service.meters import Meters
 from emberscale_brain.service.planning import PlanningFailedError
 from emberscale_brain.service.recorder import Recorder
 from emberscale_brain.service.rounds import PlanningRounds
 from emberscale_brain.service.settings import BrainSettings
-from emberscale_brain.service.state import BrainState, Conditions
+from emberscale_brain.service.state import BrainState
 from emberscale_brain.warm_start.similarity import HistoryIndex
 
 _EARLIER_PLANS = 10
 _PRUNE_SECONDS = 3600.0
 _MOST_BACKOFF = 16
+_REASONS_A_ROUND = 20
 
 
 class UnknownJobError(Exception):
@@ -58,19 +59,14 @@ class Brain:
         self._store = store
         self.clock = clock
         self._log = structlog.get_logger()
-        self._conditions = Conditions(
-            capacity=settings.cluster.capacity(),
-            prices=settings.planner.prices(),
-            quotas={owner: quota.quota() for owner, quota in settings.quotas.items()},
-            network_bytes_per_second=settings.cluster.bandwidth(),
-            settle_seconds=settings.planning.settle,
-        )
+        self._conditions = settings.conditions()
         self._lock = threading.Lock()
         self._state = BrainState(settings.planning.profiles_per_job, settings.planning.past_jobs)
         self._rounds = PlanningRounds(settings, self._state, self._lock)
         self._heard: dict[JobId, float] = {}
         self._index: HistoryIndex | None = None
         self._in_force = PlansInForce()
+        self._reasons_turn = 0
         self._listeners: list[Callable[[JobId], None]] = []
         self._recorder = Recorder(
             store, on_return=self._learn_history, on_lost=lambda why, count: self.meters.lost.labels(why).inc(count)
@@ -230,9 +226,7 @@ class Brain:
             if known is None:
                 raise UnknownJobError(ended.job)
             latest = self._in_force.end(ended.job)
-            reasons: list[Change] = []
-            if known.plan is not None and latest is not None and latest is not known.plan.planned:
-                reasons.append(replace(known.plan, planned=latest))
+            reasons = with_reasons(known.plan, latest)
             complete = replace(
                 ended,
                 final_shape=ended.final_shape or known.shape,
@@ -335,8 +329,10 @@ class Brain:
         """Puts a round's plans in force: a new version where the shape is another, new reasons everywhere."""
         now = self.clock()
         made: list[Change] = []
+        shown = self._rounds.shown
         with self._lock:
-            problem = unacceptable(self._state, self._conditions, planned, now)
+            problem = unacceptable(self._state, self._conditions, planned, shown, now)
+            planned = beside_newcomers(self._state, self._conditions, planned, shown, now)
         if problem is not None:
             planner = self._settings.planner.name
             self._in_force.stale_because = f"the planner {planner!r} planned what cannot be: {problem}"
@@ -349,7 +345,7 @@ class Brain:
             new = self._adopt_one(job, planned.get(job), overheads, now)
             if new is not None:
                 made.append(new)
-        self._recorder.record(made)
+        self._recorder.record([*made, *self._reasons_of_now(jobs)])
         for change in made:
             self._notify(change.job)
         self._log.info("planned", jobs=len(planned), changed=len(made))
@@ -385,6 +381,17 @@ class Brain:
             else:
                 self._take(change, message)
         return change
+
+    def _reasons_of_now(self, jobs: Sequence[JobId]) -> list[PlanMade]:
+        """The plans in force of some jobs, in turn, with the reasons of the last round, for who asks the database."""
+        if self._recorder.away is not None or not jobs:
+            return []
+        first = self._reasons_turn % len(jobs)
+        turn = [*jobs[first:], *jobs[:first]][:_REASONS_A_ROUND]
+        self._reasons_turn = first + len(turn)
+        with self._lock:
+            known = [(self._state.jobs.get(job), self._in_force.latest(job)) for job in turn]
+            return [plan for one, latest in known if one is not None for plan in with_reasons(one.plan, latest)]
 
     def _prune_for_ever(self) -> None:
         while not self._stopping.wait(_PRUNE_SECONDS):

@@ -1,5 +1,7 @@
 """The plans in force, as callers are told them, and why they are what they are."""
 
+from dataclasses import replace
+
 from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_brain.fault_tolerance.advice import FaultToleranceAdvice
 from emberscale_brain.history.changes import PlanMade
@@ -58,3 +60,10 @@ class PlansInForce:
         """Forgets the job; what stays to be told of it."""
         self._messages.pop(job, None)
         return self._reasons.end(job)
+
+
+def with_reasons(plan: PlanMade | None, latest: PlannedShape | None) -> list[PlanMade]:
+    """A plan with its latest reasons, where they are others than those that it was made for."""
+    if plan is None or latest is None or latest is plan.planned:
+        return []
+    return [replace(plan, planned=latest)]

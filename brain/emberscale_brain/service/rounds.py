@@ -26,6 +26,12 @@ class PlanningRounds:
         self._unsent: list[Change] = []
         self._process: PlanningProcess | None = None
         self._over = False
+        self._shown: frozenset[JobId] = frozenset()
+
+    @property
+    def shown(self) -> frozenset[JobId]:
+        """The jobs that the planner knew of in the last round."""
+        return self._shown
 
     @property
     def process(self) -> int | None:
@@ -61,6 +67,7 @@ class PlanningRounds:
         if self._process is not None:
             with self._lock:
                 changes, self._unsent = self._unsent, []
+                self._shown = frozenset(self._state.jobs)
             self._process.feed((), changes)
             return self._process
         self._process = process = PlanningProcess()
@@ -70,6 +77,7 @@ class PlanningRounds:
         with self._lock:
             self._unsent = []
             past, jobs = list(self._state.history), list(self._state.jobs)
+            self._shown = frozenset(jobs)
         process.feed(past, self._state.overhead_changes())
         for job in jobs:
             with self._lock:

@@ -14,6 +14,7 @@ from emberscale_api.job.schema import ManifestPart
 from emberscale_brain.history.store import Retention
 from emberscale_brain.planner.types import GIB, ClusterCapacity, Quota, ShapeBounds
 from emberscale_brain.preferences import PlannerPreferences
+from emberscale_brain.service.state import Conditions
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -134,6 +135,16 @@ class BrainSettings(ManifestPart):
     planner: PlannerPreferences = PlannerPreferences()
     planning: PlanningSettings = PlanningSettings()
     retention: RetentionSettings = RetentionSettings()
+
+    def conditions(self) -> Conditions:
+        """What planning depends on besides the jobs."""
+        return Conditions(
+            capacity=self.cluster.capacity(),
+            prices=self.planner.prices(),
+            quotas={owner: quota.quota() for owner, quota in self.quotas.items()},
+            network_bytes_per_second=self.cluster.bandwidth(),
+            settle_seconds=self.planning.settle,
+        )
 
 
 def load_settings(path: Path | None, overrides: Sequence[str] = ()) -> BrainSettings:

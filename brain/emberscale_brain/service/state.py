@@ -37,10 +37,15 @@ _START_UPS_REMEMBERED = 200
 
 @dataclass(slots=True)
 class KnownJob:
-    """A job that has not ended. `sequence` is that of its latest profile; `scaled_at` when its shape last changed."""
+    """A job that has not ended.
+
+    `sequence` is that of its latest profile, `measured_until` the latest time of any, and `scaled_at` when its shape
+    last changed.
+    """
 
     submitted: JobSubmitted
     profiles: deque[JobProfile]
+    measured_until: float
     sequence: int = -1
     samples: int = 0
     rows: int = 0
@@ -89,6 +94,7 @@ class BrainState:
                     self.jobs[change.job] = KnownJob(
                         change,
                         deque(maxlen=self.profiles_per_job),
+                        measured_until=change.submitted_at,
                         shape=change.current,
                         scaled_at=change.submitted_at,
                     )
@@ -196,8 +202,8 @@ class BrainState:
         if job is None or change.sequence <= job.sequence:
             return
         profile = change.profile
-        since = job.profiles[-1].time if job.profiles else job.submitted.submitted_at
-        ran = max(0.0, profile.time - since) * profile.shape.ps
+        ran = max(0.0, profile.time - job.measured_until) * profile.shape.ps
+        job.measured_until = max(job.measured_until, profile.time)
         new = FailureRecord(max(0, profile.failures - job.record.failures), ran)
         job.record += new
         self.fleet += new

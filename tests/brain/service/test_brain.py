@@ -9,6 +9,7 @@ from prometheus_client import generate_latest
 
 from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_brain.history.changes import JobEnded, JobSubmitted, ProfileReported
+from emberscale_brain.history.store import HistoryStore
 from emberscale_brain.planner.types import GIB, JobId, JobMetadata, JobProfile, JobShape, ShapeBounds
 from emberscale_brain.service.brain import Brain, UnknownJobError
 
@@ -264,3 +265,16 @@ def test_plans_of_a_job_that_comes_back_have_versions_above_those_that_it_follow
     while brain.plan(other).version == 0:
         pass
     assert brain.plan(other).version == 4
+
+
+def test_the_database_knows_the_reasons_of_now_while_a_job_runs(start_brain: StartBrain, tmp_path: Path) -> None:
+    brain = start_brain()
+    brain.submit(submitted(current=TWO))
+    brain.report(JOB, [profile(1)], ())
+    version = until(brain, lambda plan: plan.shape.workers == 3).version
+    brain.report(JOB, [profile(2)], ())
+    store = HistoryStore.open(f"sqlite:///{tmp_path / 'brain.db'}")
+    while (latest := store.plans(JOB, 1)[0]).planned.reason != "2 profiles":
+        pass
+    store.close()
+    assert latest.version == version == brain.plan(JOB).version

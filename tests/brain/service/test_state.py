@@ -140,3 +140,11 @@ def test_start_ups_become_overheads() -> None:
         state.apply(StartUpObserved(JOBS[0], "ps", 0.0, seconds, 3.0))
     assert state.overheads().ps_start_seconds == pytest.approx(60.0)
     assert state.overheads().ps_pause_seconds == pytest.approx(3.0)
+
+
+def test_a_profile_of_long_ago_makes_no_hours_without_failures() -> None:
+    state = BrainState(10, 10)
+    state.apply(submitted(JOBS[0], at=1000.0))
+    for sequence, at in enumerate((1010.0, 1.0, 1020.0)):
+        state.apply(reported(JOBS[0], sequence, time=at))
+    assert state.fleet == FailureRecord(0, 20.0 * SHAPE.ps)
