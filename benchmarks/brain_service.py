@@ -7,7 +7,6 @@ slow, too.
 """
 
 import gc
-import json
 import socket
 import subprocess
 import sys
@@ -32,6 +31,7 @@ from emberscale_brain.service.messages import shape_to
 TOKEN = "benchmark"
 ASK_SECONDS, REPORT_SECONDS = 10.0, 30.0
 """How often each job's master asks for its plan, and reports a profile."""
+START_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,9 @@ def _brain(folder: Path, url: str, jobs: Sequence[JobView]) -> Iterator[tuple[in
     """A brain that serves: its process id, its address, and the URL of its metrics."""
     token, log = folder / "token", folder / "log"
     token.write_text(TOKEN)
-    metrics = f"127.0.0.1:{_free_port()}"
+    address, metrics = (f"127.0.0.1:{_free_port()}" for _ in range(2))
     settings = (
-        "listen=127.0.0.1:0",
+        f"listen={address}",
         f"metrics={metrics}",
         f"tokenFile={token}",
         f"database={url}",
@@ -96,7 +96,7 @@ def _brain(folder: Path, url: str, jobs: Sequence[JobView]) -> Iterator[tuple[in
     command = [sys.executable, "-m", "emberscale_brain", *(part for one in settings for part in ("--set", one))]
     with log.open("w") as file, subprocess.Popen(command, stderr=file, stdout=file) as process:
         try:
-            yield process.pid, f"127.0.0.1:{_port(process, log)}", f"http://{metrics}/metrics"
+            yield process.pid, address, f"http://{metrics}/metrics"
         finally:
             process.terminate()
 
@@ -106,16 +106,6 @@ def _free_port() -> int:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]
         return port
-
-
-def _port(process: "subprocess.Popen[bytes]", log: Path) -> int:
-    """Once it serves. Raises RuntimeError if it ends instead."""
-    while process.poll() is None:
-        served = [line for line in log.read_text().splitlines() if '"serving"' in line]
-        if served:
-            return int(json.loads(served[0])["port"])
-        time.sleep(0.05)
-    raise RuntimeError(f"the brain ended: {log.read_text()}")
 
 
 def _ask(address: str, metrics: str, jobs: Sequence[JobView]) -> list[float]:
@@ -128,7 +118,8 @@ def _ask(address: str, metrics: str, jobs: Sequence[JobView]) -> list[float]:
         ThreadPoolExecutor(1) as watcher,
     ):
         stub = BrainStub(channel)
-        stub.GetPlan(pb.GetPlanRequest(job_uid=jobs[0].id), timeout=30)  # masters are connected already
+        # masters are connected already
+        stub.GetPlan(pb.GetPlanRequest(job_uid=jobs[0].id), timeout=START_SECONDS, wait_for_ready=True)
         planned = watcher.submit(_await_round, metrics)
 
         def ask(number: int, due: float) -> None:
