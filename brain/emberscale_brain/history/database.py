@@ -1,5 +1,6 @@
 """Opening the database, and bringing its schema up to this version."""
 
+import re
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -7,9 +8,9 @@ from typing import Any
 from alembic import command
 from alembic.config import Config
 from alembic.util import CommandError
-from sqlalchemy import Engine, create_engine, event
+from sqlalchemy import URL, Engine, create_engine, event
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+from sqlalchemy.exc import ArgumentError, DBAPIError
 
 _CONNECT_SECONDS = 3
 
@@ -28,36 +29,44 @@ class DatabaseUnusableError(Exception):
 
 def open_engine(url: str) -> Engine:
     """An engine for `sqlite:///path` or `postgresql://...`; connects to nothing yet. Raises DatabaseUnusableError."""
+    shown = re.sub(r"://.*@", "://...@", url)  # a password is nobody's business
     try:
         parsed = make_url(url)
-    except ArgumentError as error:
+    except (ArgumentError, ValueError) as error:
         raise DatabaseUnusableError(
-            f"{url!r} is no database URL: write sqlite:///path/to/file.db or postgresql://user@host/name"
+            f"{shown!r} is no database URL: write sqlite:///path/to/file.db or postgresql://user@host/name"
         ) from error
     if parsed.drivername == "postgresql":
         parsed = parsed.set(drivername="postgresql+psycopg")
-    dialect = parsed.get_backend_name()
-    if dialect == "sqlite":
-        if parsed.database and parsed.database != ":memory:":
-            Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
-        engine = create_engine(parsed, connect_args={"timeout": _CONNECT_SECONDS})
-        event.listen(engine, "connect", _set_up_sqlite)
-        return engine
-    if dialect == "postgresql":
+    if parsed.drivername == "sqlite":
+        return _open_sqlite(parsed)
+    if parsed.drivername == "postgresql+psycopg":
+        return create_engine(
+            parsed,
+            pool_pre_ping=True,
+            pool_size=4,
+            connect_args={
+                "connect_timeout": _CONNECT_SECONDS,
+                "application_name": "emberscale-brain",
+                "client_encoding": "utf8",  # of a database that says SQL_ASCII, texts would come as bytes
+            },
+        )
+    raise DatabaseUnusableError(
+        f"{shown!r}: the database must be SQLite or PostgreSQL, not {parsed.drivername}: write sqlite:///... or "
+        f"postgresql://..."
+    )
+
+
+def _open_sqlite(url: URL) -> Engine:
+    if url.database and url.database != ":memory:":
+        folder = Path(url.database).parent
         try:
-            return create_engine(
-                parsed,
-                pool_pre_ping=True,
-                pool_size=4,
-                connect_args={
-                    "connect_timeout": _CONNECT_SECONDS,
-                    "application_name": "emberscale-brain",
-                    "client_encoding": "utf8",  # of a database that says SQL_ASCII, texts would come as bytes
-                },
-            )
-        except NoSuchModuleError as error:
-            raise DatabaseUnusableError(f"{parsed.drivername}: no such driver; write postgresql://...") from error
-    raise DatabaseUnusableError(f"the database must be SQLite or PostgreSQL, not {dialect}")
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DatabaseUnusableError(f"the database's folder {folder} cannot be made: {error.strerror}") from error
+    engine = create_engine(url, connect_args={"timeout": _CONNECT_SECONDS})
+    event.listen(engine, "connect", _set_up_sqlite)
+    return engine
 
 
 def migrate(engine: Engine) -> None:

@@ -19,6 +19,7 @@ from emberscale_api.environment import TOKEN_FILE, mounted_certificates
 from emberscale_api.events import configure_logging
 from emberscale_brain.history.database import DatabaseUnusableError
 from emberscale_brain.history.store import HistoryStore
+from emberscale_brain.plugins import planner_names
 from emberscale_brain.service.brain import Brain
 from emberscale_brain.service.server import serve
 from emberscale_brain.service.settings import BrainSettings, SettingsError, load_settings
@@ -41,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         settings = load_settings(given.config, given.set)
+        _check_planner(settings.planner.name)
         if given.check:
             print(json.dumps(settings.model_dump(mode="json", by_alias=True), indent=2))  # noqa: T201  # its output
             return 0
@@ -53,6 +55,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return asyncio.run(_run(settings, token, certificates, store))
 
 
+def _check_planner(name: str) -> None:
+    names = planner_names()
+    if name not in names:
+        raise SettingsError(f"planner.name: there is no planner {name!r}; installed are {', '.join(names) or 'none'}")
+
+
 def _token(settings: BrainSettings) -> str:
     path = settings.token_file or os.environ.get(TOKEN_FILE)
     if path is None:
@@ -63,6 +71,8 @@ def _token(settings: BrainSettings) -> str:
         token = Path(path).read_text(encoding="ascii").strip()
     except OSError as error:
         raise SettingsError(f"tokenFile: {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"tokenFile: {path} holds more than ASCII, which no caller can send") from error
     if not token:
         raise SettingsError(f"tokenFile: {path} is empty")
     return token

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from emberscale_api.job.duration import Seconds
 from emberscale_api.job.manifest import ManifestError, apply_overrides
@@ -17,6 +17,16 @@ from emberscale_brain.preferences import PlannerPreferences
 from emberscale_brain.service.state import Conditions
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+def _with_a_port(address: str) -> str:
+    if int(address.rpartition(":")[2]) > _LARGEST_PORT:
+        raise ValueError(f"the port must be 0 to {_LARGEST_PORT}")
+    return address
+
+
+_LARGEST_PORT = 65_535
+Address = Annotated[str, Field(pattern=r"^[^:]+:\d+$|^\[.*\]:\d+$"), AfterValidator(_with_a_port)]
 
 
 class SettingsError(ValueError):
@@ -124,8 +134,8 @@ class RetentionSettings(ManifestPart):
 class BrainSettings(ManifestPart):
     """Everything."""
 
-    listen: str = Field(default="127.0.0.1:50061", pattern=r"^[^:]+:\d+$|^\[.*\]:\d+$")
-    metrics: str | None = Field(default="127.0.0.1:9461", pattern=r"^[^:]+:\d+$|^\[.*\]:\d+$")
+    listen: Address = "127.0.0.1:50061"
+    metrics: Address | None = "127.0.0.1:9461"
     database: str = "sqlite:///emberscale-brain.db"
     token_file: Path | None = Field(default=None, description="Else EMBERSCALE_TOKEN_FILE names it")
     clock_skew: Seconds = Field(default=30.0, ge=0, description="How far ahead a reporter's clock may be")

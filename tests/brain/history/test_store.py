@@ -213,11 +213,20 @@ def test_a_server_that_is_not_there_is_away_not_unusable(tmp_path: Path) -> None
     [
         ("brain.db", "is no database URL"),
         ("mysql://root@localhost/brain", "must be SQLite or PostgreSQL, not mysql"),
+        ("postgresql+psycopg2://root@localhost/brain", r"not postgresql\+psycopg2: write"),
+        ("postgresql://root@localhost:port/brain", "is no database URL"),
+        ("sqlite:////proc/no/brain.db", "folder /proc/no cannot be made: No such file"),
     ],
 )
 def test_an_address_that_is_no_database_is_refused(url: str, problem: str) -> None:
     with pytest.raises(DatabaseUnusableError, match=problem):
         HistoryStore.open(url)
+
+
+def test_a_refused_address_does_not_tell_its_password() -> None:
+    with pytest.raises(DatabaseUnusableError) as raised:
+        HistoryStore.open("mysql://root:secret@localhost/brain")
+    assert "secret" not in str(raised.value)
 
 
 def test_what_a_killed_writer_committed_is_there(tmp_path: Path, run_python: Callable[[str], int]) -> None:
