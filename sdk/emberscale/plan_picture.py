@@ -45,20 +45,22 @@ def _draw_fit(axes: Axes, explanation: pb.PlanExplanation) -> None:
 
 
 def _draw_front(axes: Axes, explanation: pb.PlanExplanation) -> None:
-    axes.set(title="The cheapest shape for each throughput", xlabel="cost per hour")
-    axes.set_ylabel("predicted samples/s, the change included")
+    axes.set(title="The cheapest shape for each throughput", xlabel="cost per hour", ylabel="predicted samples/s")
     points = explanation.front
     if points:
-        cost, speed = [point.cost_per_hour for point in points], [point.net for point in points]
+        cost, speed = [point.cost_per_hour for point in points], [point.throughput for point in points]
         doubt = [1.645 * point.uncertainty for point in points]
         low = [one * max(0.0, 1 - share) for one, share in zip(speed, doubt, strict=True)]
         high = [one * (1 + share) for one, share in zip(speed, doubt, strict=True)]
         axes.fill_between(cost, low, high, color=_BLUE, alpha=0.15, linewidth=0, label="90% interval")
         axes.plot(cost, speed, ".-", color=_BLUE)
+        if explanation.HasField("present"):
+            net = [point.net for point in points]
+            axes.plot(cost, net, "--", color=_BLUE, linewidth=1, label="with the change, to the end of the job")
     for name, colour, size in (("present", _ORANGE, 90), ("chosen", _GREEN, 40)):
         if explanation.HasField(name):  # type: ignore[arg-type]  # the stubs want a literal
             point = getattr(explanation, name)
-            axes.scatter([point.cost_per_hour], [point.net], color=colour, s=size, label=name, zorder=3)
+            axes.scatter([point.cost_per_hour], [point.throughput], color=colour, s=size, label=name, zorder=3)
     axes.set_ylim(bottom=0)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False, loc="lower right")

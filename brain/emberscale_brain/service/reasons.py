@@ -9,16 +9,18 @@ _CHOICE = 3
 
 
 class Reasons:
-    """The reasons of the last round, and of the last with a choice: at its end no other shape pays off for a job."""
+    """The reasons of the last round, and of the last with a wide choice: at a job's end no other shape pays off."""
 
     def __init__(self) -> None:
         self._latest: dict[JobId, PlannedShape] = {}
         self._chosen: dict[JobId, PlannedShape] = {}
 
     def give(self, job: JobId, planned: PlannedShape) -> None:
-        """A round's reasons."""
+        """A round's reasons. A choice is wide if it has half the points of the one before, or more."""
         self._latest[job] = planned
-        if len(planned.explanation.front) >= _CHOICE:
+        chosen, choice = self._chosen.get(job), len(planned.explanation.front)
+        least = len(chosen.explanation.front) / 2 if chosen is not None and chosen.shape == planned.shape else 0
+        if choice >= max(_CHOICE, least):
             self._chosen[job] = planned
 
     def latest(self, job: JobId) -> PlannedShape | None:

@@ -43,6 +43,14 @@ def test_of_a_job_that_is_over_the_last_choice_stays_with_the_last_fit() -> None
     assert reasons.latest(JOB) is None
 
 
+def test_a_choice_that_narrows_towards_the_end_is_not_the_one_that_stays() -> None:
+    front = tuple(replace(point, shape=replace(SHAPE, workers=number)) for number, point in enumerate(FRONT * 3, 1))
+    wide = replace(SCALED, explanation=replace(SCALED.explanation, front=front))
+    left = given(wide, SCALED).end(JOB)
+    assert left is not None
+    assert left.explanation.front == front
+
+
 def test_a_choice_of_another_shape_says_nothing_of_the_last() -> None:
     other = replace(KEPT, shape=replace(SHAPE, workers=1))
     assert given(SCALED, other).end(JOB) == other
