@@ -42,7 +42,8 @@ def _serve(identity: ProcessIdentity, stopping: threading.Event) -> int:
     control = ParameterServerControl(identity.index, state, ServerMetrics(state, registry))
     master_pb2_grpc.add_ParameterServerServicer_to_server(control, grpc_server)
     grpc_server.start()
-    DataPlane(listener, state, identity.token).start()
+    context = identity.certificates.server_context if identity.certificates is not None else None
+    DataPlane(listener, state, identity.token, context).start()
 
     try:
         registered = master.register(

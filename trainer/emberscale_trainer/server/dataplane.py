@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import ssl
 import threading
 
 import numpy as np
@@ -11,19 +12,26 @@ from numpy.typing import NDArray
 from emberscale_api.rpc.token import tokens_match
 from emberscale_api.wire import Flag, Header, Kind, Status, WireError, counts_bytes
 from emberscale_trainer.server.state import ServerState
-from emberscale_trainer.transport import Connection, ConnectionLostError
-from emberscale_trainer.transport.sockets import prepare
+from emberscale_trainer.transport import Connection, ConnectionLostError, accept_connection
 
 log = structlog.get_logger()
 
+_HANDSHAKE_SECONDS = 5.0
+
 
 class DataPlane:
-    """Accepts connections on a listening socket and serves `state` to those that know the token."""
+    """Accepts connections on a listening socket and serves `state` to those that know the token.
 
-    def __init__(self, listener: socket.socket, state: ServerState, token: str) -> None:
+    With a context, what comes over TCP must be TLS.
+    """
+
+    def __init__(
+        self, listener: socket.socket, state: ServerState, token: str, context: ssl.SSLContext | None = None
+    ) -> None:
         self._listener = listener
         self._state = state
         self._token = token
+        self._context = context
 
     def start(self) -> None:
         """Begins to accept, in a thread of its own that ends with the process."""
@@ -35,9 +43,15 @@ class DataPlane:
                 stream, _ = self._listener.accept()
             except OSError:
                 return  # the listener is closed: the server is going down
-            prepare(stream)
-            session = _Session(Connection(stream), self._state, self._token)
-            threading.Thread(target=session.run, name="connection", daemon=True).start()
+            threading.Thread(target=self._serve, args=(stream,), name="connection", daemon=True).start()
+
+    def _serve(self, stream: socket.socket) -> None:
+        try:
+            connection = accept_connection(stream, self._context, _HANDSHAKE_SECONDS)
+        except OSError as error:
+            log.warning("no_handshake", problem=str(error))
+            return
+        _Session(connection, self._state, self._token).run()
 
 
 class _Session:

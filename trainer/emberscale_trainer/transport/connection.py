@@ -29,7 +29,7 @@ class Connection:
 
     def send(self, header: Header, buffers: Sequence[Buffer] = ()) -> None:
         """Sends a frame; `header.payload_bytes` must be the buffers' total. Raises ConnectionLostError."""
-        pending = [memoryview(header.pack()), *(view for view in map(_as_bytes, buffers) if view)]
+        pending = [memoryview(header.pack()), *(view for view in map(as_bytes, buffers) if view)]
         self.sent_bytes += HEADER_BYTES + header.payload_bytes
         try:
             while pending:
@@ -57,7 +57,7 @@ class Connection:
 
     def receive_payload(self, target: Buffer) -> None:
         """Fills `target` with payload bytes that follow."""
-        self._receive_into(_as_bytes(target))
+        self._receive_into(as_bytes(target))
 
     def _receive_into(self, target: memoryview) -> None:
         missing = len(target)
@@ -78,6 +78,7 @@ class Connection:
         self._stream.close()
 
 
-def _as_bytes(buffer: Buffer) -> memoryview:
+def as_bytes(buffer: Buffer) -> memoryview:
+    """The buffer's bytes, without a copy."""
     view = memoryview(buffer)  # type: ignore[arg-type]  # numpy declares the buffer protocol from Python 3.12 on
     return view.cast("B") if view.nbytes else memoryview(b"")

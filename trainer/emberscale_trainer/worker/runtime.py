@@ -128,9 +128,9 @@ class Worker:
             if self._routing_epoch:
                 self._leases.drop_all()
             self._routing_epoch = routing.epoch
-        pulls = ParameterServers(routing, self._identity.token, self._identity.index, replica.parameters)
+        pulls = self._connect(routing, replica)
         try:
-            pushes = ParameterServers(routing, self._identity.token, self._identity.index, replica.parameters)
+            pushes = self._connect(routing, replica)
         except ConnectionLostError:
             pulls.close()
             raise
@@ -154,6 +154,11 @@ class Worker:
             self._pipeline = None
             pulls.close()
             pushes.close()
+
+    def _connect(self, routing: RoutingTable, replica: ModelReplica) -> ParameterServers:
+        identity = self._identity
+        context = identity.certificates.client_context if identity.certificates is not None else None
+        return ParameterServers(routing, identity.token, identity.index, replica.parameters, context)
 
     def _routing(self) -> RoutingTable:
         """The routing table in force, once every server has adopted it."""

@@ -1,5 +1,6 @@
 """The parameter servers of one routing epoch, as a worker sees them."""
 
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 
 from emberscale_api.routing import RoutingTable
 from emberscale_api.wire import Flag, Header, Kind, Status, counts_bytes
-from emberscale_trainer.transport import Connection, ConnectionLostError, connect
+from emberscale_trainer.transport import Connection, ConnectionLostError, open_connection
 from emberscale_trainer.worker.keys import KeyPlan
 
 _CONNECT_SECONDS = 5.0
@@ -52,8 +53,15 @@ class Pulled:
 class ParameterServers:
     """One connection to each server. Not thread-safe: pulls and pushes use two of these, each in its own thread."""
 
-    def __init__(self, routing: RoutingTable, token: str, worker: int, parameters: int) -> None:
-        """Connects. Raises ConnectionLostError."""
+    def __init__(
+        self,
+        routing: RoutingTable,
+        token: str,
+        worker: int,
+        parameters: int,
+        context: ssl.SSLContext | None = None,
+    ) -> None:
+        """Connects; with a context, to servers on other machines over TLS. Raises ConnectionLostError."""
         self._epoch = routing.epoch
         self._worker = worker
         self._parameters = parameters
@@ -62,7 +70,7 @@ class ParameterServers:
         self._connections: list[Connection] = []
         try:
             for server in routing.servers:
-                self._connections.append(_open(server.data, token, worker))
+                self._connections.append(_open(server.data, token, worker, context))
         except ConnectionLostError:
             self.close()
             raise
@@ -153,9 +161,9 @@ class ParameterServers:
             connection.close()
 
 
-def _open(address: str, token: str, worker: int) -> Connection:
+def _open(address: str, token: str, worker: int, context: ssl.SSLContext | None) -> Connection:
     try:
-        connection = Connection(connect(address, _CONNECT_SECONDS))
+        connection = open_connection(address, context, _CONNECT_SECONDS)
     except OSError as error:
         raise ConnectionLostError(f"{address}: {error}") from error
     hello = token.encode()

@@ -1,0 +1,81 @@
+"""Frames over TLS, between processes of different machines; Unix sockets stay plain."""
+
+import contextlib
+import socket
+import ssl
+from collections.abc import Sequence
+
+from emberscale_api.certificates import SERVER_NAME
+from emberscale_api.wire import HEADER_BYTES, Header
+from emberscale_trainer.transport.connection import Buffer, Connection, ConnectionLostError, as_bytes
+from emberscale_trainer.transport.sockets import connect, prepare
+
+_RECORD_BYTES = 1 << 14
+
+
+class SecureConnection(Connection):
+    """A Connection over TLS: the same frames, which OpenSSL cuts into records."""
+
+    def send(self, header: Header, buffers: Sequence[Buffer] = ()) -> None:
+        """As `Connection.send`; what is small travels with what comes before it, in one record."""
+        self.sent_bytes += HEADER_BYTES + header.payload_bytes
+        gathered = bytearray(header.pack())
+        try:
+            for view in map(as_bytes, buffers):
+                if len(view) < _RECORD_BYTES:
+                    gathered += view
+                    continue
+                room = -len(gathered) % _RECORD_BYTES
+                gathered += view[:room]
+                self._stream.sendall(gathered)
+                gathered = bytearray()
+                self._stream.sendall(view[room:])
+            if gathered:
+                self._stream.sendall(gathered)
+        except OSError as error:
+            raise ConnectionLostError(f"the connection broke while sending: {error}") from error
+
+    def _receive_into(self, target: memoryview) -> None:
+        missing = len(target)
+        self.received_bytes += missing
+        try:
+            while missing:
+                received = self._stream.recv_into(target[-missing:], missing)
+                if not received:
+                    raise ConnectionLostError("the peer closed the connection")
+                missing -= received
+        except OSError as error:
+            raise ConnectionLostError(f"the connection broke while receiving: {error}") from error
+
+    def close(self) -> None:
+        """As `Connection.close`. Nothing is said to the peer: a frame that is cut off is noticed by its length."""
+        with contextlib.suppress(OSError):
+            # SSLSocket's own would make a plain socket of it, on which another thread might still send
+            socket.socket.shutdown(self._stream, socket.SHUT_RDWR)
+        self._stream.close()
+
+
+def open_connection(address: str, context: ssl.SSLContext | None, timeout: float) -> Connection:
+    """A connection to `address`; over TCP with TLS, if there is a context. `timeout` holds for each step of it.
+
+    Raises OSError, which ssl.SSLError is.
+    """
+    stream = connect(address, timeout)
+    if context is None or stream.family == socket.AF_UNIX:
+        return Connection(stream)
+    stream.settimeout(timeout)
+    return _prepared(context.wrap_socket(stream, server_hostname=SERVER_NAME))
+
+
+def accept_connection(stream: socket.socket, context: ssl.SSLContext | None, timeout: float) -> Connection:
+    """The other end of `open_connection`: blocks for the handshake, and no longer than `timeout`. Raises OSError."""
+    if context is None or stream.family == socket.AF_UNIX:
+        prepare(stream)
+        return Connection(stream)
+    stream.settimeout(timeout)
+    return _prepared(context.wrap_socket(stream, server_side=True))
+
+
+def _prepared(stream: ssl.SSLSocket) -> SecureConnection:
+    prepare(stream)
+    return SecureConnection(stream)
