@@ -89,23 +89,34 @@ def _memory(memory: pb.MemoryOutlook) -> str:
 
 def _front(explanation: pb.PlanExplanation) -> Table:
     """The Pareto front, thinned evenly to a few rows, with the present and the chosen shape."""
-    table = Table(title="The cheapest shape for each throughput", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1))
     runs = explanation.HasField("present")
-    speeds, doubt = ("samples/s", "with the change")[: 1 + runs], "+- of the change" if runs else "+-"
-    for name in ("workers x cores, GiB", "PS x cores, GiB", "cost/h", *speeds, doubt):
+    title = "The cheapest shape for each throughput: processes x cores, GiB"
+    table = Table(
+        title=title,
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        collapse_padding=True,
+        pad_edge=False,
+        caption_justify="left",
+    )
+    for name in ("workers", "PS", "cost/h"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("samples/s", *(["net"] if runs else []), "+-"):
         table.add_column(name, justify="right")
     table.add_column("")
+    if runs:
+        table.caption = "net: to the end of the job, with what the change takes; +-: of the change"
     step = -(-len(explanation.front) // _FRONT_ROWS)
     marks: dict[bytes, list[str]] = {}
     points = {point.shape.SerializeToString(deterministic=True): point for point in explanation.front[::step]}
-    for name in ("present", "chosen"):
+    for name, mark in (("present", "now"), ("chosen", "chosen")):
         if explanation.HasField(name):  # type: ignore[arg-type]  # the stubs want a literal
             point = getattr(explanation, name)
             key = point.shape.SerializeToString(deterministic=True)
             points.setdefault(key, point)
-            marks.setdefault(key, []).append(name)
+            marks.setdefault(key, []).append(mark)
     for key, point in sorted(points.items(), key=lambda item: item[1].cost_per_hour):
-        mark = " and ".join(marks.get(key, []))
+        mark = ", ".join(marks.get(key, []))
         predicted = (f"{speed:,.0f}" for speed in (point.throughput, point.net)[: 1 + runs])
         cells = (f"{point.cost_per_hour:.3g}", *predicted, f"{point.uncertainty:.0%}", mark)
         table.add_row(*_roles(point.shape), *cells, style="bold" if mark else None)

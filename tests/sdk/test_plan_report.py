@@ -56,12 +56,12 @@ def test_a_job_that_stays_as_it_is_gains_nothing_and_says_so() -> None:
 
 @pytest.mark.parametrize("width", [80, 400])
 def test_the_front_is_short_and_has_the_present_and_the_chosen_shape_in_a_line_each(width: int) -> None:
-    _, front = printed(explanation(), width).split("samples/s  ", 1)
+    _, front = printed(explanation(), width).split("The cheapest shape", 1)
     rows = [line for line in front.splitlines() if "%" in line]
     assert len(rows) <= 12
-    (present,) = (row for row in rows if "present" in row)
+    (present,) = (row for row in rows if "now" in row)
     (chosen,) = (row for row in rows if "chosen" in row)
-    assert " ".join(present.split()) == "2 x 2, 1 1 x 1, 2 0.2 2,000 1,980 4% present"
+    assert " ".join(present.split()) == "2 x 2, 1 1 x 1, 2 0.2 2,000 1,980 4% now"
     assert " ".join(chosen.split()) == "3 x 2, 1 1 x 1, 2 0.3 3,000 2,970 4% chosen"
 
 

@@ -5,7 +5,7 @@ from types import MappingProxyType
 from emberscale_brain.durations import duration
 from emberscale_brain.planner.candidates import Candidates
 from emberscale_brain.planner.explore import DWELL_SECONDS, Experiment
-from emberscale_brain.planner.reasons import change_in_words, fit_in_words, memory_in_words
+from emberscale_brain.planner.reasons import fit_in_words, gain_in_words, memory_in_words
 from emberscale_brain.planner.running import Assessment
 from emberscale_brain.planner.types import Candidate, Explanation, PlanAction, PlannedShape, SimilarJob
 from emberscale_brain.planner.waiting import FirstShapes
@@ -64,8 +64,8 @@ def explain_running(
             )
             return PlannedShape(candidates.shapes[0], PlanAction.GROW_MEMORY, reason + fit, explanation)
         return PlannedShape(present, PlanAction.KEEP, _why_kept(assessment) + fit, explanation)
-    change = change_in_words(candidates, 0, row, assessment.job.remaining_samples)
-    reason = f"{change}.{_no_room_for_target(assessment, row)}{fit}"
+    gain = gain_in_words(candidates, 0, row, assessment.job.remaining_samples)
+    reason = f"{gain}.{_no_room_for_target(assessment, row)}{fit}"
     action = PlanAction.SHRINK if candidates.cost[row] < candidates.cost[0] else PlanAction.SCALE
     return PlannedShape(candidates.shapes[row], action, reason, explanation)
 
@@ -75,8 +75,9 @@ def _why_kept(assessment: Assessment) -> str:
         return f"Kept: {assessment.problem}."
     candidates = assessment.candidates
     if assessment.target:
-        wanted = change_in_words(candidates, 0, assessment.target, assessment.job.remaining_samples)
-        return f"Kept: there is no room for {wanted}."
+        wanted = candidates.shapes[assessment.target].describe()
+        gain = gain_in_words(candidates, 0, assessment.target, assessment.job.remaining_samples)
+        return f"Kept: there is no room for {wanted}: {gain}."
     others = candidates.bill[1:]
     if not len(others):
         return "Kept: no other shape is within the bounds."
@@ -104,8 +105,8 @@ def explain_experiment(
     explanation = _explanation(assessment, trials, experiment.row, 0.0, similar)
     fit = "" if assessment.fit is None else fit_in_words(assessment.fit)
     reason = (
-        f"{assessment.present.describe()} -> {shape.describe()} for {duration(DWELL_SECONDS)}: what is learned "
-        f"there should make the rest of the job {experiment.worth:.3g} cheaper and costs {experiment.cost:.3g}. {fit}"
+        f"A trial of {duration(DWELL_SECONDS)}: what is learned in it should make the rest of the job "
+        f"{experiment.worth:.3g} cheaper and costs {experiment.cost:.3g}. {fit}"
     )
     return PlannedShape(shape, PlanAction.EXPLORE, reason, explanation)
 

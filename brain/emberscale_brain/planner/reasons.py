@@ -25,8 +25,8 @@ def fit_in_words(fit: ThroughputFit) -> str:
     return text + "."
 
 
-def change_in_words(candidates: Candidates, now: int, then: int, remaining_samples: float) -> str:
-    """From one row to another: throughput, cost, time and standstill."""
+def gain_in_words(candidates: Candidates, now: int, then: int, remaining_samples: float) -> str:
+    """What going from one row to another brings and costs: throughput, cost, time and standstill."""
     before, after = float(candidates.gross[now]), float(candidates.gross[then])
     saved = remaining_samples / before - remaining_samples / max(float(candidates.net[then]), 1e-12)
     cost = float(candidates.cost[then] - candidates.cost[now])
@@ -34,7 +34,6 @@ def change_in_words(candidates: Candidates, now: int, then: int, remaining_sampl
     sooner = f"done {duration(saved)} sooner" if saved >= 0 else f"done {duration(-saved)} later"
     speed = f"{before:,.0f} -> {after:,.0f} samples/s, +-{candidates.doubt[then]:.1%}"
     return (
-        f"{candidates.shapes[now].describe()} -> {candidates.shapes[then].describe()}: "
         f"{after / before - 1:+.1%} throughput ({speed}) for {abs(cost):.3g}/h {dearer}; {sooner}, "
         f"{duration(float(candidates.pause[then]))} of standstill"
     )
