@@ -27,8 +27,8 @@ class DatabaseUnusableError(Exception):
     """The database's address or schema is wrong; trying later does not help."""
 
 
-def open_engine(url: str) -> Engine:
-    """An engine for `sqlite:///path` or `postgresql://...`; connects to nothing yet. Raises DatabaseUnusableError."""
+def read_url(url: str) -> URL:
+    """What `sqlite:///path` or `postgresql://...` says. Raises DatabaseUnusableError."""
     shown = re.sub(r"://.*@", "://...@", url)  # a password is nobody's business
     try:
         parsed = make_url(url)
@@ -38,22 +38,28 @@ def open_engine(url: str) -> Engine:
         ) from error
     if parsed.drivername == "postgresql":
         parsed = parsed.set(drivername="postgresql+psycopg")
+    if parsed.drivername not in ("sqlite", "postgresql+psycopg"):
+        raise DatabaseUnusableError(
+            f"{shown!r}: the database must be SQLite or PostgreSQL, not {parsed.drivername}: write sqlite:///... or "
+            f"postgresql://..."
+        )
+    return parsed
+
+
+def open_engine(url: str) -> Engine:
+    """An engine for `sqlite:///path` or `postgresql://...`; connects to nothing yet. Raises DatabaseUnusableError."""
+    parsed = read_url(url)
     if parsed.drivername == "sqlite":
         return _open_sqlite(parsed)
-    if parsed.drivername == "postgresql+psycopg":
-        return create_engine(
-            parsed,
-            pool_pre_ping=True,
-            pool_size=4,
-            connect_args={
-                "connect_timeout": _CONNECT_SECONDS,
-                "application_name": "emberscale-brain",
-                "client_encoding": "utf8",  # of a database that says SQL_ASCII, texts would come as bytes
-            },
-        )
-    raise DatabaseUnusableError(
-        f"{shown!r}: the database must be SQLite or PostgreSQL, not {parsed.drivername}: write sqlite:///... or "
-        f"postgresql://..."
+    return create_engine(
+        parsed,
+        pool_pre_ping=True,
+        pool_size=4,
+        connect_args={
+            "connect_timeout": _CONNECT_SECONDS,
+            "application_name": "emberscale-brain",
+            "client_encoding": "utf8",  # of a database that says SQL_ASCII, texts would come as bytes
+        },
     )
 
 

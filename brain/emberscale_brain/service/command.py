@@ -19,7 +19,6 @@ from emberscale_api.environment import TOKEN_FILE, mounted_certificates
 from emberscale_api.events import configure_logging
 from emberscale_brain.history.database import DatabaseUnusableError
 from emberscale_brain.history.store import HistoryStore
-from emberscale_brain.plugins import planner_names
 from emberscale_brain.service.brain import Brain
 from emberscale_brain.service.server import serve
 from emberscale_brain.service.settings import BrainSettings, SettingsError, load_settings
@@ -42,7 +41,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         settings = load_settings(given.config, given.set)
-        _check_planner(settings.planner.name)
         if given.check:
             print(json.dumps(settings.model_dump(mode="json", by_alias=True), indent=2))  # noqa: T201  # its output
             return 0
@@ -53,12 +51,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     configure_logging(job="", role="brain", index=0)
     return asyncio.run(_run(settings, token, certificates, store))
-
-
-def _check_planner(name: str) -> None:
-    names = planner_names()
-    if name not in names:
-        raise SettingsError(f"planner.name: there is no planner {name!r}; installed are {', '.join(names) or 'none'}")
 
 
 def _token(settings: BrainSettings) -> str:

@@ -11,8 +11,10 @@ from emberscale_api.job.duration import Seconds
 from emberscale_api.job.manifest import ManifestError, apply_overrides
 from emberscale_api.job.quantity import Quantity, cpu_cores, memory_bytes
 from emberscale_api.job.schema import ManifestPart
+from emberscale_brain.history.database import DatabaseUnusableError, read_url
 from emberscale_brain.history.store import Retention
 from emberscale_brain.planner.types import GIB, ClusterCapacity, Quota, ShapeBounds
+from emberscale_brain.plugins import planner_names
 from emberscale_brain.preferences import PlannerPreferences
 from emberscale_brain.service.state import Conditions
 
@@ -23,6 +25,14 @@ def _with_a_port(address: str) -> str:
     if int(address.rpartition(":")[2]) > _LARGEST_PORT:
         raise ValueError(f"the port must be 0 to {_LARGEST_PORT}")
     return address
+
+
+def _of_a_database(url: str) -> str:
+    try:
+        read_url(url)
+    except DatabaseUnusableError as error:
+        raise ValueError(str(error)) from error
+    return url
 
 
 _LARGEST_PORT = 65_535
@@ -136,7 +146,7 @@ class BrainSettings(ManifestPart):
 
     listen: Address = "127.0.0.1:50061"
     metrics: Address | None = "127.0.0.1:9461"
-    database: str = "sqlite:///emberscale-brain.db"
+    database: Annotated[str, AfterValidator(_of_a_database)] = "sqlite:///emberscale-brain.db"
     token_file: Path | None = Field(default=None, description="Else EMBERSCALE_TOKEN_FILE names it")
     clock_skew: Seconds = Field(default=30.0, ge=0, description="How far ahead a reporter's clock may be")
     cluster: CapacitySettings = CapacitySettings()
@@ -158,7 +168,10 @@ class BrainSettings(ManifestPart):
 
 
 def load_settings(path: Path | None, overrides: Sequence[str] = ()) -> BrainSettings:
-    """Reads settings; without a file all defaults, `overrides` on top. Raises SettingsError."""
+    """Reads settings; without a file all defaults, `overrides` on top. The planner must be installed.
+
+    Raises SettingsError.
+    """
     document: Mapping[str, Any] = {}
     source = "settings"
     if path is not None:
@@ -173,7 +186,7 @@ def load_settings(path: Path | None, overrides: Sequence[str] = ()) -> BrainSett
             raise SettingsError(f"{path}: expected a mapping of settings")
         document = loaded or {}
     try:
-        return BrainSettings.model_validate(apply_overrides(document, overrides))
+        settings = BrainSettings.model_validate(apply_overrides(document, overrides))
     except ManifestError as error:
         raise SettingsError(str(error)) from error
     except ValidationError as error:
@@ -184,3 +197,9 @@ def load_settings(path: Path | None, overrides: Sequence[str] = ()) -> BrainSett
                 for problem in error.errors()
             )
         ) from error
+    names = planner_names()
+    if settings.planner.name not in names:
+        raise SettingsError(
+            f"{source}: planner.name: there is no planner {settings.planner.name!r}; installed are {', '.join(names)}"
+        )
+    return settings

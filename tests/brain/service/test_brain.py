@@ -89,7 +89,6 @@ def test_a_planner_that_fails_leaves_the_last_good_plan_and_recovers(
         ("greedy", "beyond its bounds"),
         ("sulking", "has no method plan(cluster, now)"),
         ("missing", "cannot be imported"),
-        ("absent", "there is no planner 'absent'; installed are"),
     ],
 )
 def test_a_planner_that_is_unusable_is_named_and_nothing_changes(
@@ -159,7 +158,7 @@ def test_a_restarted_brain_has_the_plan_and_its_reasons(start_brain: StartBrain)
     first.report(JOB, [profile(1), profile(2)], ())
     plan = until(first, lambda plan: plan.shape.workers == 3)
     first.stop()
-    again = start_brain("planning.interval=1h", "planner.name=absent")
+    again = start_brain("planning.interval=1h", "planner.name=missing")
     assert again.plan(JOB).shape == plan.shape
     explained = again.explain(JOB)
     assert explained.fit.profiles == 3
@@ -274,7 +273,7 @@ def test_the_database_knows_the_reasons_of_now_while_a_job_runs(start_brain: Sta
     version = until(brain, lambda plan: plan.shape.workers == 3).version
     brain.report(JOB, [profile(2)], ())
     store = HistoryStore.open(f"sqlite:///{tmp_path / 'brain.db'}")
-    while (latest := store.plans(JOB, 1)[0]).planned.reason != "2 profiles":
+    while not any(plan.planned.reason == "2 profiles" for plan in store.plans(JOB, 1)):
         pass
+    assert store.plans(JOB, 1)[0].version == version == brain.plan(JOB).version
     store.close()
-    assert latest.version == version == brain.plan(JOB).version
