@@ -28,8 +28,8 @@ CONDITIONS: Codec[Conditions] = Codec(Conditions)
 
 
 def frame(kind: str, **content: Any) -> Frame:
-    """A line; `content` is plain JSON."""
-    return Frame(json.dumps({"kind": kind, **content}, separators=(",", ":")).encode() + b"\n")
+    """A line; `content` is plain JSON. Raises UnicodeEncodeError for text that UTF-8 does not have."""
+    return Frame(json.dumps({"kind": kind, **content}, separators=(",", ":"), ensure_ascii=False).encode() + b"\n")
 
 
 def read_frame(line: bytes) -> Mapping[str, Any]:

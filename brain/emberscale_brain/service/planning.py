@@ -26,6 +26,7 @@ from emberscale_brain.service.frames import (
 from emberscale_brain.service.state import Conditions
 
 _READ_BYTES = 1 << 16
+_EXIT_SECONDS = 2.0
 
 
 class PlanningFailedError(Exception):
@@ -152,7 +153,14 @@ class PlanningProcess:
                     raise PlanningFailedError("stalled", "the planner did not answer in time and was ended")
                 data = os.read(pipe.fileno(), _READ_BYTES)
                 if not data:
+                    status = self._status()
                     self.close()
-                    code = self._process.returncode
-                    raise PlanningFailedError("crashed", f"the planning process ended with status {code}")
+                    raise PlanningFailedError("crashed", f"the planning process ended with status {status}")
                 self._buffer += data
+
+    def _status(self) -> int | None:
+        """With what it ended by itself; None if it did not."""
+        try:
+            return self._process.wait(_EXIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            return None

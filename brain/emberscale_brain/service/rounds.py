@@ -39,8 +39,9 @@ class PlanningRounds:
         return None if self._process is None else self._process.pid
 
     def note(self, change: Change) -> None:
-        """The planning process is to know this by the next round; under the lock."""
-        self._unsent.append(change)
+        """The planning process is to know this by the next round; under the lock. A new process is told everything."""
+        if self._process is not None:
+            self._unsent.append(change)
 
     def plan(self, conditions: Conditions, now: float) -> Mapping[JobId, PlannedShape]:
         """What the planner plans now. Raises PlanningFailedError; the next round begins with a new process."""

@@ -98,8 +98,8 @@ class BrainServicer(brain_pb2_grpc.BrainServicer):
             await _not_found(context, request.job_uid)
 
     async def WatchPlans(self, request: pb.WatchPlansRequest, context: Context) -> AsyncIterator[pb.BrainPlan]:  # noqa: N802
-        """Ends when the job ends."""
-        job, seen = JobId(request.job_uid), request.newer_than
+        """Ends when the job ends; NOT_FOUND for one that is not known."""
+        job, seen, known = JobId(request.job_uid), request.newer_than, False
         news = asyncio.Event()
         self._watchers[job].add(news)
         try:
@@ -108,9 +108,10 @@ class BrainServicer(brain_pb2_grpc.BrainServicer):
                 try:
                     plan = self._brain.plan(job)
                 except UnknownJobError:
-                    if seen == request.newer_than:
+                    if not known:
                         await _not_found(context, job)
                     return
+                known = True
                 if plan.version > seen:
                     seen = plan.version
                     yield plan

@@ -43,7 +43,8 @@ def draw_comparison(
         left, right = figure.subplots(1, 2)
         figure.suptitle(name, x=0.01, ha="left", fontsize=14, fontweight="bold")
         _bars(left, [(s.scheduler, _minutes(s.jct)) for s in summaries], colours)
-        left.set_title("Mean job completion time (95% interval)")
+        bounded = any(math.isfinite(summary.jct.half_width) for summary in summaries)
+        left.set_title("Mean job completion time" + (" (95% interval)" if bounded else ""))
         left.set_ylabel("minutes")
         _distributions(right, outcomes, colours)
         figure.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=len(summaries))
@@ -82,7 +83,7 @@ def _minutes(estimate: Estimate) -> Estimate:
 def _bars(axes: Axes, bars: Sequence[tuple[str, Estimate]], colours: dict[str, str]) -> None:
     places = np.arange(len(bars))
     means = [0.0 if math.isnan(value.mean) else value.mean for _, value in bars]
-    errors = [value.half_width if math.isfinite(value.half_width) else 0.0 for _, value in bars]
+    errors = [value.half_width if math.isfinite(value.half_width) else math.nan for _, value in bars]
     axes.bar(places, means, yerr=errors, capsize=4, color=[colours[label] for label, _ in bars])
     axes.set_xticks(places, [label for label, _ in bars], rotation=25, ha="right")
 

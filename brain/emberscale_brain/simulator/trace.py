@@ -53,7 +53,7 @@ def read_trace(path: Path, models: frozenset[str]) -> list[TraceRow]:
     Raises ScenarioError, which names file, line and column of every bad row up to twenty.
     """
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets put a mark before the first column
             reader = csv.reader(file)
             header = next(reader, None)
             if header is None:

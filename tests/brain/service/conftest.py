@@ -61,6 +61,14 @@ class Greedy(Growing):
         return {job.id: PlannedShape(replace(job.current, workers=1000), PlanAction.SCALE, "all mine")
                 for job in cluster.jobs if job.current is not None}
 
+class Babbling(Growing):
+    def plan(self, cluster, now):
+        return {job.id: PlannedShape(job.current, PlanAction.KEEP, chr(0xd800)) for job in cluster.jobs}
+
+class Leaving(Growing):
+    def plan(self, cluster, now):
+        raise SystemExit(3)
+
 class Sulking:
     def __init__(self, settings):
         pass
@@ -70,6 +78,8 @@ growing = fake_planners:Growing
 raising = fake_planners:Raising
 stalling = fake_planners:Stalling
 greedy = fake_planners:Greedy
+babbling = fake_planners:Babbling
+leaving = fake_planners:Leaving
 sulking = fake_planners:Sulking
 missing = fake_planners:NotThere
 """

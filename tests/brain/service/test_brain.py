@@ -1,3 +1,4 @@
+import asyncio
 import math
 import time
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from emberscale_brain.history.changes import JobEnded, JobSubmitted, ProfileRepo
 from emberscale_brain.history.store import HistoryStore
 from emberscale_brain.planner.types import GIB, JobId, JobMetadata, JobProfile, JobShape, ShapeBounds
 from emberscale_brain.service.brain import Brain, UnknownJobError
+from emberscale_brain.service.server import BrainServicer
+from emberscale_brain.service.settings import load_settings
 
 StartBrain = Callable[..., Brain]
 JOB = JobId("job-1")
@@ -89,6 +92,8 @@ def test_a_planner_that_fails_leaves_the_last_good_plan_and_recovers(
         ("greedy", "beyond its bounds"),
         ("sulking", "has no method plan(cluster, now)"),
         ("missing", "cannot be imported"),
+        ("babbling", "raised: UnicodeEncodeError"),
+        ("leaving", "crashed: the planning process ended with status 3"),
     ],
 )
 def test_a_planner_that_is_unusable_is_named_and_nothing_changes(
@@ -277,3 +282,19 @@ def test_the_database_knows_the_reasons_of_now_while_a_job_runs(start_brain: Sta
         pass
     assert store.plans(JOB, 1)[0].version == version == brain.plan(JOB).version
     store.close()
+
+
+def test_a_watch_ends_with_its_job_even_without_any_news(start_brain: StartBrain) -> None:
+    brain = start_brain("planning.interval=1h")
+    seen = brain.submit(submitted())[0].version
+
+    async def watch() -> list[pb.BrainPlan]:
+        servicer = BrainServicer(brain, load_settings(None), asyncio.get_running_loop())
+        plans = servicer.WatchPlans(pb.WatchPlansRequest(job_uid=JOB, newer_than=seen), context=None)
+        news = asyncio.ensure_future(anext(plans, None))
+        await asyncio.sleep(0)
+        brain.end(JobEnded(JOB, "Complete", time.time()))
+        latest = await news
+        return [] if latest is None else [latest]
+
+    assert asyncio.run(watch()) == []

@@ -81,6 +81,11 @@ def test_a_trace_is_read_in_order_of_submission(tmp_path: Path) -> None:
     assert rows[0].request.ps_memory == 8 << 30
 
 
+def test_the_mark_that_spreadsheets_write_first_is_no_part_of_a_column(tmp_path: Path) -> None:
+    path = trace(tmp_path, "\ufeff" + HEADER, GOOD)
+    assert [row.job_id for row in read_trace(path, frozenset({"dlrm"}))] == ["a"]
+
+
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
