@@ -22,6 +22,7 @@ from emberscale_brain.service.acceptance import beside_newcomers, unacceptable
 from emberscale_brain.service.checks import Refusal, Refused, check_profile
 from emberscale_brain.service.first_plan import make_first_plan
 from emberscale_brain.service.in_force import PlansInForce, with_reasons
+from emberscale_brain.service.learning import Learning
 from emberscale_brain.service.messages import explanation_to, plan_to, summary_to
 from emberscale_brain.service.meters import Meters
 from emberscale_brain.service.planning import PlanningFailedError
@@ -63,13 +64,14 @@ class Brain:
         self._lock = threading.Lock()
         self._state = BrainState(settings.planning.profiles_per_job, settings.planning.past_jobs)
         self._rounds = PlanningRounds(settings, self._state, self._lock)
+        self._learning = Learning(store, settings.planning, self._state, self._lock, self._learned)
         self._heard: dict[JobId, float] = {}
         self._index: HistoryIndex | None = None
         self._in_force = PlansInForce()
         self._reasons_turn = 0
         self._listeners: list[Callable[[JobId], None]] = []
         self._recorder = Recorder(
-            store, on_return=self._learn_history, on_lost=lambda why, count: self.meters.lost.labels(why).inc(count)
+            store, on_return=self._learn, on_lost=lambda why, count: self.meters.lost.labels(why).inc(count)
         )
         self._stopping = threading.Event()
         self._wake = threading.Event()
@@ -88,14 +90,7 @@ class Brain:
         away = None
         try:
             self._store.migrate()
-            if not self._settings.planning.take_over:
-                self._close_running()
-            for change in self._store.running_jobs(self._settings.planning.profiles_per_job):
-                self._state.apply(change)
-                if isinstance(change, PlanMade):
-                    self._in_force.put(change)
-            self._heard = dict.fromkeys(self._state.jobs, self.clock())
-            self._learn_history()
+            self._learn()
         except DatabaseAwayError as error:
             away = str(error)
             self._log.error("database away", reason=away, kept=0)
@@ -247,12 +242,6 @@ class Brain:
             known = sorted(self._state.jobs.items(), key=lambda item: item[1].submitted.submitted_at)
             return [summary_to(entry, self._in_force.message(job)) for job, entry in known]
 
-    def _close_running(self) -> None:
-        """Jobs of brains before this one are over for it; one that is submitted again runs again."""
-        now = self.clock()
-        running = [change for change in self._store.running_jobs(0) if isinstance(change, JobSubmitted)]
-        self._store.write([JobEnded(change.job, SILENT, now) for change in running])
-
     def _end_silent(self) -> None:
         """Jobs of which nothing was heard for too long stop taking room; one that speaks again is known again."""
         now, silence = self.clock(), self._settings.planning.silence
@@ -269,27 +258,29 @@ class Brain:
 
     def _take(self, change: Change, message: pb.BrainPlan | None = None) -> None:
         """A change, into the state and towards the planning process; under the lock."""
+        self._learned(change, message)
+        if isinstance(change, PlanMade):
+            self.meters.plans.labels(change.planned.action.value).inc()
+
+    def _learned(self, change: Change, message: pb.BrainPlan | None = None) -> None:
+        """The same for a change that was counted before, by this brain or another; under the lock."""
         self._state.apply(change)
         self._rounds.note(change)
         if isinstance(change, PlanMade):
             self._in_force.put(change, message)
-            self.meters.plans.labels(change.planned.action.value).inc()
 
     def _notify(self, job: JobId) -> None:
         for listener in self._listeners:
             listener(job)
 
-    def _learn_history(self) -> None:
-        """Past jobs and start-ups from the database."""
-        past = self._store.past_jobs(self._settings.planning.past_jobs)
-        start_ups = self._store.start_ups(200)
+    def _learn(self) -> None:
+        """What the database knows. Raises DatabaseAwayError."""
+        if self._learning.learn(self.clock()):
+            self._rounds.tell_anew()
         with self._lock:
-            have = {job.id for job in self._state.history}
-            self._state.remember([job for job in reversed(past) if job.id not in have])
-            for role, values in start_ups.items():
-                if not self._state.start_ups[role]:
-                    self._state.start_ups[role].extend(reversed(values))
+            self._heard = dict.fromkeys(self._state.jobs, self.clock()) | self._heard
             self._index = None
+        self._wake.set()
 
     def _first_plan(self, submitted: JobSubmitted) -> PlanMade:
         """Under the lock."""

@@ -26,6 +26,7 @@ class PlanningRounds:
         self._unsent: list[Change] = []
         self._process: PlanningProcess | None = None
         self._over = False
+        self._outdated = False
         self._shown: frozenset[JobId] = frozenset()
 
     @property
@@ -42,6 +43,10 @@ class PlanningRounds:
         """The planning process is to know this by the next round; under the lock. A new process is told everything."""
         if self._process is not None:
             self._unsent.append(change)
+
+    def tell_anew(self) -> None:
+        """What the planning process knows is not what the state is: the next round begins with a new one."""
+        self._outdated = True
 
     def plan(self, conditions: Conditions, now: float) -> Mapping[JobId, PlannedShape]:
         """What the planner plans now. Raises PlanningFailedError; the next round begins with a new process."""
@@ -65,6 +70,10 @@ class PlanningRounds:
 
     def _fed(self) -> PlanningProcess:
         """The process, knowing everything."""
+        if self._outdated:
+            self._outdated = False
+            self.close()
+            self._process = None
         if self._process is not None:
             with self._lock:
                 changes, self._unsent = self._unsent, []

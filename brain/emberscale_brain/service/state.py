@@ -114,6 +114,16 @@ class BrainState:
         """Jobs that ended before this state began, the oldest first."""
         self.history.extend(past)
 
+    def recall(self, job: JobId, earlier: Sequence[ProfileReported]) -> bool:
+        """Puts profiles of before the job was known here, oldest first, in front of those since. Whether any were put."""
+        known = self.jobs[job]
+        first = known.profiles[0].time if known.profiles else float("inf")
+        older = [report for report in earlier if report.profile.time < first]
+        room = self.profiles_per_job - len(known.profiles)
+        known.profiles.extendleft(report.profile for report in reversed(older[-room:] if room else []))
+        known.sequence = max([known.sequence, *(report.sequence for report in older)])
+        return bool(room and older)
+
     def view(self, job: JobId, now: float, settle_seconds: float) -> JobView:
         """A job as planners see it.
 

@@ -298,3 +298,29 @@ def test_a_watch_ends_with_its_job_even_without_any_news(start_brain: StartBrain
         return [] if latest is None else [latest]
 
     assert asyncio.run(watch()) == []
+
+
+def test_a_brain_that_started_without_its_database_goes_on_with_the_jobs_in_it(
+    start_brain: StartBrain, tmp_path: Path
+) -> None:
+    first = start_brain("planning.interval=1h", "planning.profilesPerJob=3")
+    for job in (JOB, JobId("quiet")):
+        first.submit(submitted(job, current=TWO))
+    first.report(JOB, [profile(1), profile(2), profile(3)], ())
+    first.stop()
+    database, aside = tmp_path / "brain.db", tmp_path / "aside.db"
+    database.rename(aside)
+    database.mkdir()
+    again = start_brain("planning.interval=0.2", "planning.profilesPerJob=3")
+    assert again.database_away is not None
+    again.submit(submitted(current=TWO, last_plan=7))
+    assert again.report(JOB, [profile(4)], ()).durable.result(timeout=20) is False
+    until(again, lambda plan: plan.version == 8 and plan.reason == "1 profiles")
+    database.rmdir()
+    aside.rename(database)
+    while again.database_away is not None:
+        pass
+    assert again.plan(JobId("quiet")).version == 0
+    assert [point.profile.samples for point in again.explain(JOB).measured] == [2000, 3000, 4000]
+    assert again.report(JOB, [profile(3), profile(5, workers=3)], ()).accepted == 2
+    assert until(again, lambda plan: plan.version == 9).reason == "3 profiles"
