@@ -230,6 +230,7 @@ class Brain:
                 metadata=known.submitted.metadata,
             )
             self._take(complete)
+            self._learning.ended(ended.job)
             self._heard.pop(ended.job, None)
             self._index = None
         self._wake.set()

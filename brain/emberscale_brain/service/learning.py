@@ -30,6 +30,12 @@ class Learning:
         self._lock = lock
         self._take = take
         self._knows_running = False
+        self._over: set[JobId] = set()
+
+    def ended(self, job: JobId) -> None:
+        """A job is over, though the database may not know it yet; under the lock."""
+        if not self._knows_running:
+            self._over.add(job)
 
     def learn(self, now: float) -> bool:
         """Running jobs, the first time; past jobs and start-ups. Whether a job that was known has more profiles now."""
@@ -38,7 +44,6 @@ class Learning:
             if not self._settings.take_over:
                 self._close_running(now)
             recalled = self._learn_running()
-            self._knows_running = True
         self._learn_history()
         return recalled
 
@@ -54,11 +59,14 @@ class Learning:
         profiles: defaultdict[JobId, list[ProfileReported]] = defaultdict(list)
         with self._lock:
             known = set(self._state.jobs)
+            here = known | self._over
             for change in changes:
-                if change.job not in known:
+                if change.job not in here:
                     self._take(change)
-                elif isinstance(change, ProfileReported):
+                elif change.job in known and isinstance(change, ProfileReported):
                     profiles[change.job].append(change)
+            self._knows_running = True
+            self._over.clear()
             recalled = [self._state.recall(job, earlier) for job, earlier in profiles.items()]
         return any(recalled)
 

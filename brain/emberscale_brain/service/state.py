@@ -115,7 +115,7 @@ class BrainState:
         self.history.extend(past)
 
     def recall(self, job: JobId, earlier: Sequence[ProfileReported]) -> bool:
-        """Puts profiles of before the job was known here, oldest first, in front of those since. Whether any were put."""
+        """Puts profiles of before the job was known here, oldest first, in front of those since. Whether any were."""
         known = self.jobs[job]
         first = known.profiles[0].time if known.profiles else float("inf")
         older = [report for report in earlier if report.profile.time < first]

@@ -304,7 +304,7 @@ def test_a_brain_that_started_without_its_database_goes_on_with_the_jobs_in_it(
     start_brain: StartBrain, tmp_path: Path
 ) -> None:
     first = start_brain("planning.interval=1h", "planning.profilesPerJob=3")
-    for job in (JOB, JobId("quiet")):
+    for job in (JOB, JobId("quiet"), JobId("brief")):
         first.submit(submitted(job, current=TWO))
     first.report(JOB, [profile(1), profile(2), profile(3)], ())
     first.stop()
@@ -316,11 +316,14 @@ def test_a_brain_that_started_without_its_database_goes_on_with_the_jobs_in_it(
     again.submit(submitted(current=TWO, last_plan=7))
     assert again.report(JOB, [profile(4)], ()).durable.result(timeout=20) is False
     until(again, lambda plan: plan.version == 8 and plan.reason == "1 profiles")
+    again.submit(submitted(JobId("brief"), current=TWO))
+    again.end(JobEnded(JobId("brief"), "Complete", time.time()))
     database.rmdir()
     aside.rename(database)
     while again.database_away is not None:
         pass
     assert again.plan(JobId("quiet")).version == 0
+    assert {job.job_uid for job in again.jobs()} == {JOB, "quiet"}
     assert [point.profile.samples for point in again.explain(JOB).measured] == [2000, 3000, 4000]
     assert again.report(JOB, [profile(3), profile(5, workers=3)], ()).accepted == 2
     assert until(again, lambda plan: plan.version == 9).reason == "3 profiles"
