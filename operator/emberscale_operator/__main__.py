@@ -10,6 +10,9 @@ It takes no arguments; the environment says the rest.
                                    namespace, and is copied into one Secret a job, which only the job's master gets
     EMBERSCALE_BRAIN_ADDRESS       host:port of the brain, given to the masters; none by default
     EMBERSCALE_BRAIN_TOKEN         the brain's token, required with its address; it travels as the Redis URL does
+    EMBERSCALE_BRAIN_CA            the authority of a brain that serves TLS, in PEM; it travels as the token does
+    EMBERSCALE_JOB_TLS             true gives each job that is created from then on a certificate, and TLS between its
+                                   processes and with the operator; default false
     EMBERSCALE_WATCH_NAMESPACES    namespaces to watch, separated by commas; empty watches the whole cluster
     EMBERSCALE_NAMESPACE           the operator's own namespace, where the lease is; required (downward API)
     EMBERSCALE_POD_NAME            who holds the lease; default the host's name (downward API)

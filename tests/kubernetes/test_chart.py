@@ -1,5 +1,6 @@
 """The chart and the plain manifests, as files: no cluster is needed, only helm."""
 
+import base64
 import shutil
 import subprocess
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from emberscale_api.certificates import read_certificates
 from emberscale_brain.service.settings import load_settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -83,6 +85,8 @@ def test_the_plain_manifests_image_is_that_of_the_jobs() -> None:
         ("brain.cluster.cpu=many", "cpu"),
         ("brain.planning.interval=60", "interval"),
         ("brain.bounds.maxWorker=3", "'maxWorker' not allowed"),
+        ("tls.enable=true", "'enable' not allowed"),
+        ("tls.enabled=perhaps", "boolean"),
         ("postgresql.external.url=mysql://host", "url"),
         ("postgresql.enabled=false", "give postgresql.external.url or postgresql.external.existingSecret"),
     ],
@@ -200,6 +204,55 @@ def test_the_operator_hands_on_the_brain_that_is_there_or_elsewhere() -> None:
     assert elsewhere["EMBERSCALE_BRAIN_ADDRESS"]["value"] == "brain:1"
     assert elsewhere["EMBERSCALE_BRAIN_TOKEN"]["valueFrom"]["secretKeyRef"]["name"] == "theirs"
     assert given("brain.enabled=false") == {}
+
+
+def brain_certificate(*settings: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the operator and the brain are told of TLS: the operator's variables, and the brain's pod."""
+    specs = {spec["containers"][0]["name"]: spec for spec in pod_specs(render(*settings))}
+    variables = specs["operator"]["containers"][0]["env"]
+    told = {entry["name"]: entry for entry in variables if entry["name"].endswith(("_CA", "_TLS"))}
+    return told, specs.get("brain", {})
+
+
+def test_without_tls_nobody_has_a_certificate() -> None:
+    told, brain = brain_certificate()
+    assert told == {}
+    assert "tls" not in str(brain).lower()
+    assert not [one for one in of_kind(render(), "Secret") if one["type"] == "kubernetes.io/tls"]
+
+
+def test_with_tls_the_brain_shows_a_certificate_that_works_and_masters_get_its_authority(tmp_path: Path) -> None:
+    documents = render("tls.enabled=true")
+    (secret,) = (one for one in of_kind(documents, "Secret") if one["type"] == "kubernetes.io/tls")
+    for name, content in secret["data"].items():
+        (tmp_path / name).write_bytes(base64.b64decode(content))
+    assert read_certificates(tmp_path)  # a client has shaken hands with a server on it
+    told, brain = brain_certificate("tls.enabled=true")
+    name = secret["metadata"]["name"]
+    assert told["EMBERSCALE_JOB_TLS"]["value"] == "true"
+    assert told["EMBERSCALE_BRAIN_CA"]["valueFrom"]["secretKeyRef"] == {"name": name, "key": "ca.crt"}
+    (container,) = brain["containers"]
+    folder = {entry["name"]: entry.get("value") for entry in container["env"]}["EMBERSCALE_TLS_FOLDER"]
+    (mount,) = (mount for mount in container["volumeMounts"] if mount["mountPath"] == folder)
+    assert mount["readOnly"] is True
+    (volume,) = (volume for volume in brain["volumes"] if volume["name"] == mount["name"])
+    assert volume["secret"]["secretName"] == name
+
+
+def test_a_certificate_of_ones_own_replaces_the_made_up_one() -> None:
+    documents = render("tls.enabled=true", "tls.brainSecret=theirs")
+    assert not [one for one in of_kind(documents, "Secret") if one["type"] == "kubernetes.io/tls"]
+    told, brain = brain_certificate("tls.enabled=true", "tls.brainSecret=theirs")
+    assert told["EMBERSCALE_BRAIN_CA"]["valueFrom"]["secretKeyRef"]["name"] == "theirs"
+    assert "theirs" in {volume.get("secret", {}).get("secretName") for volume in brain["volumes"]}
+
+
+def test_of_a_brain_elsewhere_only_the_authority_is_needed() -> None:
+    elsewhere = ("brain.enabled=false", "brain.external.address=brain:1", "brain.external.existingSecret=theirs")
+    told, _ = brain_certificate("tls.enabled=true", *elsewhere)
+    assert told.keys() == {"EMBERSCALE_JOB_TLS"}
+    told, _ = brain_certificate("tls.enabled=true", "tls.brainSecret=authority", *elsewhere)
+    assert told["EMBERSCALE_BRAIN_CA"]["valueFrom"]["secretKeyRef"] == {"name": "authority", "key": "ca.crt"}
 
 
 def test_a_database_of_ones_own_replaces_the_bundled_one() -> None:

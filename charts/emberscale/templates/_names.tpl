@@ -35,6 +35,17 @@
 {{- end -}}
 {{- end -}}
 
+{{/* The Secret with the brain's certificate; empty where the brain serves no TLS. */}}
+{{- define "emberscale.brainTlsSecret" -}}
+{{- if .Values.tls.enabled -}}
+{{- if and .Values.brain.enabled (not .Values.tls.brainSecret) -}}
+{{ include "emberscale.brain" . }}-tls
+{{- else -}}
+{{ .Values.tls.brainSecret }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* The Secret that holds the URL of the brain's database, and the key in it. */}}
 {{- define "emberscale.databaseSecret" -}}
 {{- if .Values.postgresql.enabled -}}

@@ -294,9 +294,9 @@ class JobController:
         newest = max(masters, key=lambda view: view.id, default=None)
         if newest is not None and newest.uid != self._link_uid:
             await self._close_link()
-            token = await self._makes.token(job)
+            known = await self._makes.credentials(job)
             address = f"{newest.address}:{names.MASTER_PORT}"
-            self._link = MasterLink(address, token, self.wake, _STATUS_POLL_SECONDS)
+            self._link = MasterLink(address, known.token, self.wake, _STATUS_POLL_SECONDS, known.authority)
             self._link_uid = newest.uid
         elif newest is None and status.phase in RESTING:
             await self._close_link()

@@ -2,9 +2,12 @@
 
 import base64
 import secrets
+from dataclasses import dataclass, field
 from typing import Any
 
+from emberscale_api.certificates import AUTHORITY_FILE
 from emberscale_operator.kubernetes import names, pod_spec
+from emberscale_operator.kubernetes.certificate import self_signed
 from emberscale_operator.kubernetes.client import ApiClient, ApiError, core
 from emberscale_operator.kubernetes.job import Job
 from emberscale_operator.kubernetes.pod_spec import JobObjects
@@ -24,6 +27,14 @@ class NamespaceEndsError(Exception):
     """The namespace is being deleted, and takes nothing new any more."""
 
 
+@dataclass(frozen=True)
+class Credentials:
+    """What a job's processes and the operator know each other by; without an authority, in PEM, they serve no TLS."""
+
+    token: str = field(repr=False)
+    authority: bytes | None = None
+
+
 class ObjectMaker:
     """Makes the objects of one job."""
 
@@ -31,24 +42,31 @@ class ObjectMaker:
         self._client = client
         self._settings = settings
         self._present: set[str] = set()
-        self._token = ""
+        self._credentials: Credentials | None = None
 
-    async def token(self, job: Job) -> str:
-        """The job's token, from its Secret; made on first use."""
-        if not self._token:
-            token = secrets.token_hex(32)
-            secret = await self._ensure(job, "secrets", pod_spec.build_token_secret(job, token))
-            data = secret.get("data") or {}
-            self._token = base64.b64decode(data["token"]).decode() if "token" in data else token
-        return self._token
+    async def credentials(self, job: Job) -> Credentials:
+        """The job's, from its Secret, which is made on first use and stays as it was made.
+
+        So a job has TLS, or has none, from its first pod to its last, whatever the settings say meanwhile.
+        """
+        if self._credentials is None:
+            pair = self_signed() if self._settings.job_tls else None
+            made = Credentials(secrets.token_hex(32), pair.certificate if pair is not None else None)
+            secret = await self._ensure(job, "secrets", pod_spec.build_token_secret(job, made.token, pair))
+            data = {name: base64.b64decode(value) for name, value in (secret.get("data") or {}).items()}
+            self._credentials = made
+            if "token" in data:
+                self._credentials = Credentials(data["token"].decode(), data.get(AUTHORITY_FILE))
+        return self._credentials
 
     async def pod(self, job: Job, objects: JobObjects, instance: InstanceId, resources: Resources) -> dict[str, Any]:
         """Creates a pod and whatever it refers to. Raises RefusedError and NamespaceEndsError."""
-        await self.token(job)
-        await self._once(job, "services", pod_spec.build_service(job))
+        tls = (await self.credentials(job)).authority is not None
+        await self._once(job, "services", pod_spec.build_service(job, tls))
         await self._once(job, "secrets", pod_spec.build_store_secret(job, objects, self._settings))
         await self._once(job, "configmaps", pod_spec.build_manifest(job, objects))
-        return await self._ensure(job, "pods", pod_spec.build_pod(job, objects, instance, resources, self._settings))
+        body = pod_spec.build_pod(job, objects, instance, resources, self._settings, tls)
+        return await self._ensure(job, "pods", body)
 
     async def _once(self, job: Job, plural: str, body: dict[str, Any]) -> None:
         name = f"{plural}/{body['metadata']['name']}"

@@ -8,6 +8,7 @@ import grpc
 import grpc.aio
 
 from emberscale_api.rpc import master_pb2 as pb
+from emberscale_api.rpc import tls
 from emberscale_api.rpc.master_pb2_grpc import MasterStub
 from emberscale_api.rpc.token import CHANNEL_OPTIONS
 from emberscale_operator.kubernetes.demands import NUMBERS
@@ -22,12 +23,22 @@ _KEEPALIVE = (("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_timeout_ms", 
 
 
 class MasterLink:
-    """Follows the plan and the status. `wake` is called when there is news of the plan or of a suspension."""
+    """Follows the plan and the status. `wake` is called when there is news of the plan or of a suspension.
 
-    def __init__(self, address: str, token: str, wake: Callable[[], None], status_seconds: float) -> None:
+    `authority` speaks for a master that serves TLS.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        token: str,
+        wake: Callable[[], None],
+        status_seconds: float,
+        authority: bytes | None = None,
+    ) -> None:
         self.address = address
         self._metadata = (("authorization", f"Bearer {token}"),)
-        self._channel = grpc.aio.insecure_channel(address, options=[*CHANNEL_OPTIONS, *_KEEPALIVE])
+        self._channel = tls.connect_async(address, authority, [*CHANNEL_OPTIONS, *_KEEPALIVE])
         self._stub: MasterStub = MasterStub(self._channel)
         self._wake = wake
         self._status_seconds = status_seconds

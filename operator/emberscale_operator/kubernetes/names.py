@@ -33,13 +33,13 @@ def service_name(job: str) -> str:
 
 
 def token_secret_name(job: str) -> str:
-    """Of the Secret with the job's token."""
+    """Of the Secret with the job's token, and its certificate if it has one."""
     return f"{job}-token"
 
 
-def store_secret_name(job: str, redis_url: str, brain_token: str = "") -> str:
+def store_secret_name(job: str, *contents: str) -> str:
     """Of the Secret with what only the master gets; other contents have another name, for masters to come."""
-    return f"{job}-store-{digest(redis_url + brain_token)}"
+    return f"{job}-store-{digest(''.join(contents))}"
 
 
 def manifest_name(job: str, manifest: str) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from emberscale_api import environment
+from emberscale_api.certificates import AUTHORITY_FILE, CHAIN_FILE, KEY_FILE
 from emberscale_api.job import (
     MasterSpec,
     PodTemplate,
@@ -16,6 +17,7 @@ from emberscale_api.job import (
     memory_bytes,
 )
 from emberscale_operator.kubernetes import names
+from emberscale_operator.kubernetes.certificate import CertificatePair
 from emberscale_operator.kubernetes.job import Job
 from emberscale_operator.kubernetes.settings import Settings
 from emberscale_operator.reconcile import InstanceId, Resources, Role
@@ -27,6 +29,7 @@ COMMANDS: Mapping[Role, Sequence[str]] = {
 }
 _USER = 65532
 _FOLDER = "/run/emberscale"
+_BRAIN_TOKEN_KEY, _BRAIN_CA_KEY = "brain-token", "brain-ca"
 _GRACE_SECONDS = 15
 _NODE_LOSS_SECONDS = 30
 _THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
@@ -60,11 +63,13 @@ class JobObjects:
             manifest=text,
             manifest_name=names.manifest_name(name, text),
             restart_keys={
-                Role.MASTER: names.digest(key),
+                Role.MASTER: names.digest(key + settings.brain_authority),
                 Role.PS: names.digest(spec.ps.template.model_dump_json()),
                 Role.WORKER: names.digest(spec.worker.template.model_dump_json()),
             },
-            store_secret=names.store_secret_name(name, settings.redis_url, settings.brain_token),
+            store_secret=names.store_secret_name(
+                name, settings.redis_url, settings.brain_token, settings.brain_authority
+            ),
         )
 
 
@@ -76,17 +81,30 @@ def _seen_by_master(policy: RunPolicy) -> RunPolicy:
     return RunPolicy(backoff_limit=policy.backoff_limit, active_deadline=policy.active_deadline)
 
 
-def build_token_secret(job: Job, token: str) -> dict[str, Any]:
-    """The Secret that all pods of a job mount."""
-    return _object(
-        "v1", "Secret", job, names.token_secret_name(job.key.name), immutable=True, stringData={"token": token}
-    )
+def build_token_secret(job: Job, token: str, pair: CertificatePair | None) -> dict[str, Any]:
+    """The Secret that all pods of a job mount; without a certificate they serve no TLS."""
+    data = {"token": token}
+    if pair is not None:
+        certificate = pair.certificate.decode("ascii")
+        data |= {AUTHORITY_FILE: certificate, CHAIN_FILE: certificate, KEY_FILE: pair.key.decode("ascii")}
+    return _object("v1", "Secret", job, names.token_secret_name(job.key.name), immutable=True, stringData=data)
 
 
 def build_store_secret(job: Job, objects: JobObjects, settings: Settings) -> dict[str, Any]:
     """The Secret that only the master gets."""
-    data = {"redis-url": settings.redis_url, **({"brain-token": settings.brain_token} if settings.brain_token else {})}
-    return _object("v1", "Secret", job, objects.store_secret, immutable=True, stringData=data)
+    data = {
+        "redis-url": settings.redis_url,
+        _BRAIN_TOKEN_KEY: settings.brain_token,
+        _BRAIN_CA_KEY: settings.brain_authority,
+    }
+    return _object(
+        "v1",
+        "Secret",
+        job,
+        objects.store_secret,
+        immutable=True,
+        stringData={name: text for name, text in data.items() if text},
+    )
 
 
 def build_manifest(job: Job, objects: JobObjects) -> dict[str, Any]:
@@ -95,13 +113,12 @@ def build_manifest(job: Job, objects: JobObjects) -> dict[str, Any]:
     return _object("v1", "ConfigMap", job, objects.manifest_name, immutable=True, data=data)
 
 
-def build_service(job: Job) -> dict[str, Any]:
+def build_service(job: Job, tls: bool) -> dict[str, Any]:
     """The Service in front of the master, whichever pod that is."""
+    protocol = "https" if tls else "kubernetes.io/h2c"
     spec = {
         "selector": {names.JOB_LABEL: job.key.name, names.ROLE_LABEL: str(Role.MASTER)},
-        "ports": [
-            {"name": "grpc", "port": names.MASTER_PORT, "targetPort": "grpc", "appProtocol": "kubernetes.io/h2c"}
-        ],
+        "ports": [{"name": "grpc", "port": names.MASTER_PORT, "targetPort": "grpc", "appProtocol": protocol}],
         "publishNotReadyAddresses": True,
     }
     return _object("v1", "Service", job, names.service_name(job.key.name), spec=spec)
@@ -114,9 +131,12 @@ def master_address(job: Job, settings: Settings) -> str:
 
 
 def build_pod(
-    job: Job, objects: JobObjects, instance: InstanceId, resources: Resources, settings: Settings
+    job: Job, objects: JobObjects, instance: InstanceId, resources: Resources, settings: Settings, tls: bool = False
 ) -> dict[str, Any]:
-    """The pod of one instance: what the person asked for, under what the job needs."""
+    """The pod of one instance: what the person asked for, under what the job needs.
+
+    `tls` says whether the job's Secret holds a certificate.
+    """
     role = role_spec(job, instance.role)
     template = role.template
     annotations = {**template.annotations, names.MANIFEST_ANNOTATION: objects.restart_keys[instance.role]}
@@ -148,8 +168,8 @@ def build_pod(
             "runtimeClassName": template.runtime_class_name,
             "serviceAccountName": template.service_account_name,
             "tolerations": _tolerations(template),
-            "volumes": [*template.volumes, *_volumes(job, objects, instance.role)],
-            "containers": [_container(job, objects, instance, resources, settings)],
+            "volumes": [*template.volumes, *_volumes(job, objects, instance.role, tls)],
+            "containers": [_container(job, objects, instance, resources, settings, tls)],
         }
     )
     return pod
@@ -178,7 +198,7 @@ def requests_of(requirements: ResourceRequirements, resources: Resources) -> dic
 
 
 def _container(
-    job: Job, objects: JobObjects, instance: InstanceId, resources: Resources, settings: Settings
+    job: Job, objects: JobObjects, instance: InstanceId, resources: Resources, settings: Settings, tls: bool
 ) -> dict[str, Any]:
     role = role_spec(job, instance.role)
     template = role.template
@@ -193,7 +213,7 @@ def _container(
         "image": template.image or settings.image,
         "imagePullPolicy": settings.image_pull_policy,
         "command": list(COMMANDS[instance.role]),
-        "env": _environment(job, objects, instance, resources, settings),
+        "env": _environment(job, objects, instance, resources, settings, tls),
         "envFrom": list(template.env_from),
         "ports": ports,
         "resources": _without_empty(
@@ -214,7 +234,7 @@ def _container(
 
 
 def _environment(
-    job: Job, objects: JobObjects, instance: InstanceId, resources: Resources, settings: Settings
+    job: Job, objects: JobObjects, instance: InstanceId, resources: Resources, settings: Settings, tls: bool
 ) -> list[dict[str, Any]]:
     values = {
         environment.JOB_NAME: job.key.name,
@@ -226,6 +246,8 @@ def _environment(
         environment.LISTEN_HOST: "0.0.0.0",
         environment.METRICS_PORT: str(names.METRICS_PORT),
     }
+    if tls:
+        values[environment.TLS_FOLDER] = _FOLDER
     if resources.cpu_cores is not None:
         values[environment.CPU_CORES] = f"{resources.cpu_cores:g}"
         values.update(dict.fromkeys(_THREAD_LIMITS, str(max(1, math.floor(resources.cpu_cores)))))
@@ -241,17 +263,21 @@ def _environment(
         *({"name": name, "value": value} for name, value in values.items()),
     ]
     if instance.role is Role.MASTER:
-        reference = {"name": objects.store_secret, "key": "redis-url"}
-        variables.append({"name": environment.REDIS_URL, "valueFrom": {"secretKeyRef": reference}})
+        secrets = {environment.REDIS_URL: "redis-url"}
         if settings.brain_address:
-            reference = {"name": objects.store_secret, "key": "brain-token"}
-            variables.append({"name": environment.BRAIN_TOKEN, "valueFrom": {"secretKeyRef": reference}})
+            secrets[environment.BRAIN_TOKEN] = _BRAIN_TOKEN_KEY
+        if settings.brain_authority:
+            secrets[environment.BRAIN_CA] = _BRAIN_CA_KEY
+        for name, key in secrets.items():
+            reference = {"name": objects.store_secret, "key": key}
+            variables.append({"name": name, "valueFrom": {"secretKeyRef": reference}})
     return variables
 
 
-def _volumes(job: Job, objects: JobObjects, role: Role) -> list[dict[str, Any]]:
-    token = {"secret": {"name": names.token_secret_name(job.key.name), "items": [{"key": "token", "path": "token"}]}}
-    sources: list[dict[str, Any]] = [token]
+def _volumes(job: Job, objects: JobObjects, role: Role, tls: bool) -> list[dict[str, Any]]:
+    files = ["token", *((AUTHORITY_FILE, CHAIN_FILE, KEY_FILE) if tls else ())]
+    items = [{"key": file, "path": file} for file in files]
+    sources: list[dict[str, Any]] = [{"secret": {"name": names.token_secret_name(job.key.name), "items": items}}]
     if role is Role.MASTER:
         sources.append({"configMap": {"name": objects.manifest_name}})
     return [

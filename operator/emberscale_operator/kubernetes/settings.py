@@ -6,6 +6,8 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from emberscale_api.certificates import UnusableCertificateError, client_context
+from emberscale_api.environment import BRAIN_CA
 from emberscale_api.job import parse_duration
 
 _PULL_POLICIES = ("Always", "IfNotPresent", "Never")
@@ -18,7 +20,10 @@ class SettingsError(ValueError):
 
 @dataclass(frozen=True)
 class Settings:
-    """What the operator is told from outside. `watch_namespaces` is empty for the whole cluster; times in seconds."""
+    """What the operator is told from outside. `watch_namespaces` is empty for the whole cluster; times in seconds.
+
+    `brain_authority`, in PEM, speaks for a brain that serves TLS.
+    """
 
     image: str
     redis_url: str
@@ -28,6 +33,8 @@ class Settings:
     image_pull_secrets: tuple[str, ...] = ()
     brain_address: str = ""
     brain_token: str = ""
+    brain_authority: str = ""
+    job_tls: bool = False
     watch_namespaces: tuple[str, ...] = ()
     lease_name: str = "emberscale-operator"
     cluster_domain: str = "cluster.local"
@@ -53,6 +60,12 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
         return value
 
     brain_address = environment.get("EMBERSCALE_BRAIN_ADDRESS", "")
+    brain_authority = environment.get(BRAIN_CA, "") if brain_address else ""
+    if brain_authority:
+        try:
+            client_context(brain_authority.encode(), BRAIN_CA)
+        except UnusableCertificateError as error:
+            raise SettingsError(str(error)) from error
     return Settings(
         image=required("EMBERSCALE_IMAGE"),
         redis_url=required("EMBERSCALE_REDIS_URL"),
@@ -62,6 +75,8 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
         image_pull_secrets=_names(environment.get("EMBERSCALE_IMAGE_PULL_SECRETS", "")),
         brain_address=brain_address,
         brain_token=required("EMBERSCALE_BRAIN_TOKEN") if brain_address else "",
+        brain_authority=brain_authority,
+        job_tls=chosen("EMBERSCALE_JOB_TLS", "false", ("true", "false")) == "true",
         watch_namespaces=_names(environment.get("EMBERSCALE_WATCH_NAMESPACES", "")),
         lease_name=environment.get("EMBERSCALE_LEASE_NAME") or "emberscale-operator",
         cluster_domain=environment.get("EMBERSCALE_CLUSTER_DOMAIN") or "cluster.local",

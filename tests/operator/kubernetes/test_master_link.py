@@ -2,16 +2,20 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import grpc
 import grpc.aio
 import pytest
 
+from certificates import certificates
+from emberscale_api.certificates import Certificates
 from emberscale_api.rpc import master_pb2 as pb
+from emberscale_api.rpc import tls
 from emberscale_operator.kubernetes.master_link import MasterLink, retry_seconds
 
 
-async def start(version: int, port: int = 0) -> tuple[grpc.aio.Server, int]:
+async def start(version: int, port: int = 0, shown: Certificates | None = None) -> tuple[grpc.aio.Server, int]:
     """A master whose plan has this version, and that says that it trains."""
 
     async def status(request: pb.GetStatusRequest, context: object) -> pb.JobStatus:
@@ -30,7 +34,7 @@ async def start(version: int, port: int = 0) -> tuple[grpc.aio.Server, int]:
     name = pb.DESCRIPTOR.services_by_name["Master"].full_name
     handlers = {"GetStatus": of_status, "WatchPlan": of_plans}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
-    port = server.add_insecure_port(f"127.0.0.1:{port}")
+    port = tls.bind(server, f"127.0.0.1:{port}", shown)
     await server.start()
     return server, port
 
@@ -60,6 +64,29 @@ def test_a_master_that_comes_late_and_again_is_heard() -> None:
             await third.stop(None)
         finally:
             await link.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_master_with_tls_is_heard_by_who_knows_its_authority(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        ours, theirs = certificates(tmp_path / "ours"), certificates(tmp_path / "theirs")
+        server, port = await start(1, shown=ours)
+        woken = asyncio.Event()
+        link = MasterLink(f"127.0.0.1:{port}", "token", woken.set, 0.5, ours.authority)
+        strangers = [
+            MasterLink(f"127.0.0.1:{port}", "token", asyncio.Event().set, 0.5, authority)
+            for authority in (theirs.authority, None)
+        ]
+        try:
+            await until_plan(link, woken, 1)
+            for stranger in strangers:
+                await stranger.refresh_status()
+                assert not stranger.answers
+        finally:
+            for opened in (link, *strangers):
+                await opened.close()
+            await server.stop(None)
 
     asyncio.run(scenario())
 

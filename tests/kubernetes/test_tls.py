@@ -1,0 +1,123 @@
+"""Jobs with TLS on a real cluster: their own certificates, that of the brain, and who is not talked to."""
+
+import base64
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cluster import (
+    RECORDS,
+    Place,
+    assert_exact,
+    get,
+    manifest,
+    run,
+    run_in_pod,
+    submit,
+)
+from installation import RELEASE, SYSTEM, arguments_of, helm_install
+
+pytestmark = pytest.mark.timeout(600)
+
+_CALL = """
+import json, sys, grpc
+from emberscale_api.rpc import brain_pb2, brain_pb2_grpc, master_pb2, master_pb2_grpc
+from emberscale_api.rpc.token import open_channel
+said = {}
+for name, address, token, authority in json.loads(sys.argv[1]):
+    with open_channel(address, token, authority.encode() or None) as channel:
+        try:
+            if name.startswith("brain"):
+                brain_pb2_grpc.BrainStub(channel).ListJobs(brain_pb2.ListJobsRequest(), timeout=10)
+            else:
+                master_pb2_grpc.MasterStub(channel).GetStatus(master_pb2.GetStatusRequest(), timeout=10)
+            said[name] = "OK"
+        except grpc.RpcError as error:
+            said[name] = error.code().name
+open("/dev/termination-log", "w").write(json.dumps(said))
+"""
+
+
+@pytest.fixture
+def plain_again(installed: str) -> Iterator[None]:
+    """The release is as the rest of the suite expects it, after a test that switches TLS on."""
+    yield
+    helm_install()
+
+
+def with_tls() -> list[str]:
+    """Arguments of helm: TLS, and the brain, for the small cluster that this is."""
+    values = [
+        "tls.enabled=true",
+        "brain.enabled=true",
+        "brain.cluster.cpu=2",
+        "brain.cluster.memory=6Gi",
+        "brain.planning.interval=2s",
+        "brain.resources.requests.cpu=50m",
+        "postgresql.persistence.enabled=false",
+    ]
+    return [*arguments_of(values), "--set-json", "brain.bounds.cpuStep=0.5"]  # --set takes no fractions
+
+
+def secret(name: str, namespace: str) -> dict[str, str]:
+    data = get("secret", name, namespace)["data"]
+    return {key: base64.b64decode(content).decode() for key, content in data.items()}
+
+
+def call(place: Place, calls: list[tuple[str, str, str, str]]) -> Any:
+    """How calls end from a pod beside the job: name, address, token and authority, in PEM, of each."""
+    return json.loads(run_in_pod("caller", place, ["python", "-c", _CALL, json.dumps(calls)]))
+
+
+def test_jobs_get_tls_from_when_it_is_switched_on_and_those_that_run_go_on_as_they_are(
+    plain_again: None, place: Place
+) -> None:
+    older = manifest("older", place)
+    older["spec"]["training"]["epochs"] = 8
+    before = submit(older, place)
+    before.wait_for_samples(1)
+    helm_install(*with_tls())
+
+    document = manifest("secure", place)
+    document["spec"]["training"]["epochs"] = 6
+    document["spec"]["scaling"] = {"profileInterval": "2s", "cooldown": "10s"}
+    for role in ("ps", "worker"):
+        document["spec"][role] = {"template": document["spec"][role]["template"], "maxReplicas": 2}
+    job = submit(document, place)
+    job.wait_for_samples(1)
+    ours, brains = secret("secure-token", place.namespace), secret("emberscale-brain-tls", SYSTEM)
+    master = f"secure-master.{place.namespace}.svc:7070"
+    brain, token = f"emberscale-brain.{SYSTEM}.svc:50061", secret("emberscale-brain", SYSTEM)["token"]
+    assert job.phase() not in ("Complete", "Failed")
+    assert call(
+        place,
+        [
+            ("master, by the job's authority", master, ours["token"], ours["ca.crt"]),
+            ("master, by the brain's", master, ours["token"], brains["ca.crt"]),
+            ("master, plain", master, ours["token"], ""),
+            ("brain, by its own authority", brain, token, brains["ca.crt"]),
+            ("brain, by the job's", brain, token, ours["ca.crt"]),
+            ("brain, plain", brain, token, ""),
+        ],
+    ) == {
+        "master, by the job's authority": "OK",
+        "master, by the brain's": "UNAVAILABLE",
+        "master, plain": "UNAVAILABLE",
+        "brain, by its own authority": "OK",
+        "brain, by the job's": "UNAVAILABLE",
+        "brain, plain": "UNAVAILABLE",
+    }
+    plan = job.wait_complete()["plan"]
+    assert plan["brainVersion"] >= 1, plan
+    assert_exact(job, place, 6 * RECORDS)
+
+    status = before.wait_complete()
+    assert [status[role].get("restarts", 0) for role in ("ps", "worker")] == [0, 0]
+    assert_exact(before, place, 8 * RECORDS)
+    assert secret("older-token", place.namespace).keys() == {"token"}
+
+    run("helm", "test", RELEASE, "-n", SYSTEM, "--timeout=120s", timeout=150)
+    helm_install(*with_tls())
+    assert secret("emberscale-brain-tls", SYSTEM) == brains
