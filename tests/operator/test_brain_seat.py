@@ -73,3 +73,19 @@ def test_preferences_of_a_run_make_the_brain_its_own(tmp_path: Path) -> None:
         assert own.take()
         assert not too.take()
         assert own.address != shared.address
+
+
+def test_runs_share_a_brain_with_those_that_believe_its_certificate(tmp_path: Path) -> None:
+    database = EmbeddedBrain(tmp_path / "brain.db")
+    with (
+        database.seat(None) as plain,
+        database.seat(b"an authority") as secure,
+        database.seat(b"an authority") as too,
+        database.seat(b"another") as other,
+    ):
+        assert plain.take()
+        assert secure.take()
+        assert not too.take()
+        assert other.take()
+        assert secure.address == too.address
+        assert len({seat.address for seat in (plain, secure, other)}) == 3

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from certificates import certificate_folder
 from emberscale.brain_choice import choose_brain
 from emberscale.cli import app
 from emberscale.errors import BadInputError
+from emberscale_api.environment import TLS_FOLDER
 from emberscale_api.job import TrainingJob, parse_manifest
 from emberscale_operator.local import BrainAddress, EmbeddedBrain
 
@@ -54,6 +56,21 @@ def test_off_is_nobody_and_an_address_is_the_brain_there(tmp_path: Path) -> None
     token.write_text("secret\n")
     assert choose_brain(job(), "off", (), None) is None
     assert choose_brain(job(), "brain:50061", (), token) == BrainAddress("brain:50061", "secret")
+
+
+def test_a_brain_elsewhere_is_verified_by_the_authority_that_is_given_or_mounted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("secret\n")
+    given, folder = (certificate_folder(tmp_path / name) / "ca.crt" for name in ("given", "mounted"))
+    monkeypatch.setenv(TLS_FOLDER, str(folder.parent))
+    for file, authority in ((given, given), (None, folder)):
+        expected = BrainAddress("brain:50061", "secret", authority.read_bytes())
+        assert choose_brain(job(), "brain:50061", (), token, file) == expected
+    for wrong, said in ((token, "holds no certificate in PEM"), (tmp_path / "nowhere", "cannot be read: No such file")):
+        with pytest.raises(BadInputError, match=f"^--brain-ca-file {wrong}: {said}"):
+            choose_brain(job(), "brain:50061", (), token, wrong)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,177 @@
+"""What TLS costs: the same job, and the same frames, over TCP on loopback with certificates and without.
+
+* Training: whole runs of a DLRM with 2 PS and 2 workers of one core each, on two cores. On one machine the data plane
+  uses Unix sockets, which stay plain, so these runs are given TCP.
+  All encryption and decryption then takes the time of the cores that train.
+* Bytes: 1 MiB there and a short answer back, to a process of its own.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from emberscale.cli import main as emberscale
+from emberscale_api.certificates import read_certificates
+from emberscale_api.environment import SOCKET_DIRECTORY, TLS_FOLDER
+from emberscale_api.wire import Header, Kind, Status
+from emberscale_operator.kubernetes.certificate import self_signed
+from emberscale_operator.local.environment import JobEnvironment
+from emberscale_operator.reconcile import InstanceId, Resources
+from emberscale_trainer.transport import accept_connection, listen, open_connection
+from ps_operations import MESSAGE, MESSAGES, seconds
+from reporting import Ratio, arguments, report, say
+from whole_run import manifest, synthesise
+
+BATCH = 2048
+SECONDS = 5.0
+
+
+def write_certificates(folder: Path) -> Path:
+    """A folder as the operator would mount it."""
+    folder.mkdir()
+    pair = self_signed()
+    for name, content in (("ca.crt", pair.certificate), ("tls.crt", pair.certificate), ("tls.key", pair.key)):
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def run_over_tcp(command: list[str]) -> None:
+    """The `emberscale` command, without the folder in which processes of one machine have their Unix sockets."""
+    of = JobEnvironment.of
+
+    def without_sockets(
+        self: JobEnvironment, instance: InstanceId, resources: Resources, inherited: Mapping[str, str]
+    ) -> dict[str, str]:
+        variables = of(self, instance, resources, inherited)
+        del variables[SOCKET_DIRECTORY]
+        return variables
+
+    JobEnvironment.of = without_sockets  # type: ignore[method-assign]
+    sys.argv = ["emberscale", *command]
+    emberscale()
+
+
+def samples_per_second(job: Path, tls: Path | None) -> float:
+    """The rate of one whole run."""
+    variables = {**os.environ, TLS_FOLDER: str(tls or "")}
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["run", str(job), "--workdir", f"{folder}/run", "--output", "json"]
+        done = subprocess.run(
+            [sys.executable, __file__, "--over-tcp", *command],
+            env=variables,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    rate: float = json.loads(done.stdout)["samples_per_second"]
+    return rate
+
+
+def measure_training(folder: Path, tls: Path, samples: int, pairs: int) -> Ratio:
+    """Pairs of samples/s with TLS and without."""
+    synthesise(folder / "data", samples, "--evaluation-fraction", "0")
+    limits = {"limits": {"cpu": 1}}
+    spec: dict[str, Any] = {
+        "data": {"train": [str(folder / "data" / "train-*.tsv")]},
+        "model": {"embeddings": {"dimension": 16}, "bottomMlp": [64, 32], "topMlp": [64, 32]},
+        "training": {"batchSize": BATCH, "stalenessWarmup": 0},
+        "sharding": {"heartbeatInterval": "200ms"},
+        "ps": {"replicas": 2, "resources": limits},
+        "worker": {"replicas": 2, "resources": limits},
+    }
+    job = folder / "job.yaml"
+    job.write_text(yaml.safe_dump(manifest("encryption", spec)))
+    measured = []
+    for pair in range(pairs):
+        order = (tls, None) if pair % 2 else (None, tls)
+        rates = {given: samples_per_second(job, given) for given in order}
+        measured.append((rates[tls], rates[None]))
+        say(f"pair {pair}: {rates[tls]:,.0f} samples/s with TLS, {rates[None]:,.0f} without")
+    return Ratio(measured, 0.8, "min")
+
+
+def answer(tls: str) -> None:
+    """The other end: says where it listens, and answers every frame of one connection."""
+    listener, address = listen("tcp://127.0.0.1:0")
+    context = read_certificates(Path(tls)).server_context if tls else None
+    print(address, flush=True)
+    connection = accept_connection(listener.accept()[0], context, SECONDS)
+    while True:
+        connection.receive()
+        connection.send(Header(Status.OK))
+
+
+def sender(address: str, tls: Path | None) -> Callable[[], None]:
+    """Sends MESSAGES messages."""
+    context = read_certificates(tls).client_context if tls is not None else None
+    connection = open_connection(address, context, SECONDS)
+    payload = np.ones(MESSAGE, np.uint8)
+    header = Header(Kind.PUSH, payload_bytes=MESSAGE)
+
+    def run() -> None:
+        for _ in range(MESSAGES):
+            connection.send(header, [payload])
+            connection.receive_header()
+
+    return run
+
+
+def measure_bytes(tls: Path, pairs: int) -> Ratio:
+    """Pairs of bytes/s with TLS and without."""
+    servers, runs = [], []
+    try:
+        for given in (tls, None):
+            command = [sys.executable, __file__, "--answer", str(given or "")]
+            server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+            servers.append(server)
+            assert server.stdout is not None
+            runs.append(sender(server.stdout.readline().strip(), given))
+            runs[-1]()
+        measured = [
+            (MESSAGES * MESSAGE / seconds(runs[0]), MESSAGES * MESSAGE / seconds(runs[1])) for _ in range(pairs)
+        ]
+    finally:
+        for server in servers:
+            server.kill()
+            server.wait()
+    for label, rates in zip(("with TLS", "without"), zip(*measured, strict=True), strict=True):
+        say(f"{label:10} {float(np.median(rates)) / 1e9:8.2f} GB/s at 1 MiB")
+    return Ratio(measured, 0.2, "min")
+
+
+def main() -> None:
+    """Measures and reports."""
+    if sys.argv[1:2] == ["--over-tcp"]:
+        run_over_tcp(sys.argv[2:])
+        return
+    parser = arguments(__doc__, plot=False)
+    parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("--answer", metavar="FOLDER", help="be the other end of a connection")
+    options = parser.parse_args()
+    if options.answer is not None:
+        answer(options.answer)
+        return
+    with tempfile.TemporaryDirectory() as work:
+        folder = Path(work)
+        tls = write_certificates(folder / "tls")
+        ratios = {
+            "bytes/s at 1 MiB, with TLS / without": measure_bytes(tls, options.pairs),
+            "samples/s, with TLS / without": measure_training(
+                folder, tls, 150_000 if options.quick else 400_000, options.pairs
+            ),
+        }
+    report("encryption", ratios, options.output)
+
+
+if __name__ == "__main__":
+    main()
