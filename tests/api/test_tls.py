@@ -110,7 +110,7 @@ def test_a_plain_client_is_refused_by_a_server_with_tls_and_can_be_told_why(serv
     with serve(ours) as address:
         assert refusal(address, None)[0] is grpc.StatusCode.UNAVAILABLE
         assert (
-            tls.handshake_problem(address, None, "SETTING") == f"{address} serves TLS only, and SETTING is not set here"
+            tls.handshake_problem(address, None, "SETTING") == f"{address} serves TLS only, and SETTING is missing here"
         )
 
 

@@ -62,7 +62,7 @@ def test_a_master_without_the_brains_authority_goes_on_and_says_why_it_has_no_br
 ) -> None:
     start_master(cluster, brain)
     log = cluster.folder / "master.log"
-    said = f"{brain.address} serves TLS only, and {environment.BRAIN_CA} is not set here"
+    said = f"{brain.address} serves TLS only, and {environment.BRAIN_CA} is missing here"
     wait_for(lambda: said in log.read_text(), "the reason")
     assert cluster.master_process.poll() is None
 

@@ -58,7 +58,7 @@ def handshake_problem(address: str, authority: bytes | None, setting: str) -> st
             socket.create_connection((host.strip("[]"), int(port)), _PROBE_SECONDS) as stream,
             context.wrap_socket(stream, server_hostname=SERVER_NAME),
         ):
-            return None if authority is not None else f"{address} serves TLS only, and {setting} is not set here"
+            return None if authority is not None else f"{address} serves TLS only, and {setting} is missing here"
     except ssl.SSLCertVerificationError as error:
         return f"{address} shows a certificate that {setting} does not vouch for: {error.verify_message}"
     except (ssl.SSLEOFError, ssl.SSLZeroReturnError):

@@ -6,10 +6,12 @@ from collections.abc import Callable
 
 import grpc
 import grpc.aio
+import structlog
 
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc import tls
 from emberscale_api.rpc.master_pb2_grpc import MasterStub
+from emberscale_api.rpc.tls import handshake_problem
 from emberscale_api.rpc.token import CHANNEL_OPTIONS
 from emberscale_operator.kubernetes.demands import NUMBERS
 from emberscale_operator.reconcile import InstanceExit, InstanceId
@@ -19,7 +21,12 @@ _CALL_SECONDS = 5.0
 _SUSPEND_SECONDS = 900.0
 _LONGEST_RETRY_SECONDS = 8.0
 _PATIENCE = 8
+_AUTHORITY = "the authority in the job's Secret"
+_SIGNS_OF_TLS = ("handshake", "Verification", "Socket closed")
+"""In what gRPC says of a server that cannot be talked to."""
 _KEEPALIVE = (("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_timeout_ms", 5_000))
+
+_log = structlog.get_logger()
 
 
 class MasterLink:
@@ -40,6 +47,8 @@ class MasterLink:
         self._metadata = (("authorization", f"Bearer {token}"),)
         self._channel = tls.connect_async(address, authority, [*CHANNEL_OPTIONS, *_KEEPALIVE])
         self._stub: MasterStub = MasterStub(self._channel)
+        self._authority = authority
+        self._explained = False
         self._wake = wake
         self._status_seconds = status_seconds
         self._suspension: asyncio.Task[bool] | None = None
@@ -96,13 +105,23 @@ class MasterLink:
                     pb.GetStatusRequest(), timeout=_CALL_SECONDS, metadata=self._metadata
                 )
                 self._hears()
-            except grpc.aio.AioRpcError:
+            except grpc.aio.AioRpcError as error:
                 self._hears_nothing()
+                await self._explain(error.details() or "")
 
     def _hears(self) -> None:
         self.answers = True
         self._heard_at = time.monotonic()
         self._reached.set()
+
+    async def _explain(self, said: str) -> None:
+        """Tells once of a master that differs about TLS; one that is away comes back by itself."""
+        if self._explained or not any(sign in said for sign in _SIGNS_OF_TLS):
+            return
+        problem = await asyncio.to_thread(handshake_problem, self.address, self._authority, _AUTHORITY)
+        if problem is not None:
+            self._explained = True
+            _log.warning("a master cannot be talked to", problem=problem)
 
     def _hears_nothing(self) -> None:
         self.answers = False

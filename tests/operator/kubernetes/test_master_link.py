@@ -7,6 +7,7 @@ from pathlib import Path
 import grpc
 import grpc.aio
 import pytest
+from structlog.testing import capture_logs
 
 from certificates import certificates
 from emberscale_api.certificates import Certificates
@@ -80,7 +81,7 @@ def test_a_master_with_tls_is_heard_by_who_knows_its_authority(tmp_path: Path) -
         ]
         try:
             await until_plan(link, woken, 1)
-            for stranger in strangers:
+            for stranger in (*strangers, *strangers):
                 await stranger.refresh_status()
                 assert not stranger.answers
         finally:
@@ -88,7 +89,13 @@ def test_a_master_with_tls_is_heard_by_who_knows_its_authority(tmp_path: Path) -
                 await opened.close()
             await server.stop(None)
 
-    asyncio.run(scenario())
+    with capture_logs() as told:
+        asyncio.run(scenario())
+    problems = sorted(entry["problem"].partition(" ")[2] for entry in told)
+    assert problems == [
+        "serves TLS only, and the authority in the job's Secret is missing here",
+        "shows a certificate that the authority in the job's Secret does not vouch for: self-signed certificate",
+    ]
 
 
 @pytest.mark.parametrize(("silent", "seconds"), [(0.0, 1.0), (8.0, 1.0), (32.0, 4.0), (3600.0, 8.0)])

@@ -54,7 +54,7 @@ def test_a_member_and_a_master_of_one_mind_talk(tmp_path: Path, secure: bool) ->
 def test_a_member_without_certificates_is_told_that_its_master_has_some(tmp_path: Path) -> None:
     with master(certificates(tmp_path / "tls")) as address, pytest.raises(NoHandshakeError) as raised:
         member(address, None).register()
-    assert str(raised.value) == f"the master at {address} serves TLS only, and EMBERSCALE_TLS_FOLDER is not set here"
+    assert str(raised.value) == f"the master at {address} serves TLS only, and EMBERSCALE_TLS_FOLDER is missing here"
 
 
 def test_a_member_with_certificates_is_told_that_its_master_has_none(tmp_path: Path) -> None:
