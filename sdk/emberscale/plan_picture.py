@@ -54,9 +54,6 @@ def _draw_front(axes: Axes, explanation: pb.PlanExplanation) -> None:
         high = [one * (1 + share) for one, share in zip(speed, doubt, strict=True)]
         axes.fill_between(cost, low, high, color=_BLUE, alpha=0.15, linewidth=0, label="90% interval")
         axes.plot(cost, speed, ".-", color=_BLUE)
-        if explanation.HasField("present"):
-            net = [point.net for point in points]
-            axes.plot(cost, net, "--", color=_BLUE, linewidth=1, label="with the change, to the end of the job")
     for name, colour, size in (("present", _ORANGE, 90), ("chosen", _GREEN, 40)):
         if explanation.HasField(name):  # type: ignore[arg-type]  # the stubs want a literal
             point = getattr(explanation, name)

@@ -984,17 +984,12 @@ Global___ReportOutcomeReply: _TypeAlias = ReportOutcomeReply  # noqa: Y015
 class ListJobsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    ENDED_FIELD_NUMBER: _builtins.int
-    ended: _builtins.bool
-    """ended ones instead of running ones"""
     def __init__(
         self,
-        *,
-        ended: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1007,7 +1002,6 @@ class JobSummary(_message.Message):
     JOB_UID_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     OWNER_FIELD_NUMBER: _builtins.int
-    PHASE_FIELD_NUMBER: _builtins.int
     CURRENT_FIELD_NUMBER: _builtins.int
     PLAN_FIELD_NUMBER: _builtins.int
     REMAINING_SAMPLES_FIELD_NUMBER: _builtins.int
@@ -1016,8 +1010,6 @@ class JobSummary(_message.Message):
     job_uid: _builtins.str
     name: _builtins.str
     owner: _builtins.str
-    phase: _builtins.str
-    """empty while it runs"""
     remaining_samples: _builtins.int
     profiles: _builtins.int
     throughput: _builtins.float
@@ -1032,7 +1024,6 @@ class JobSummary(_message.Message):
         job_uid: _builtins.str = ...,
         name: _builtins.str = ...,
         owner: _builtins.str = ...,
-        phase: _builtins.str = ...,
         current: Global___Shape | None = ...,
         plan: Global___BrainPlan | None = ...,
         remaining_samples: _builtins.int = ...,
@@ -1041,7 +1032,7 @@ class JobSummary(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["current", b"current", "plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["current", b"current", "job_uid", b"job_uid", "name", b"name", "owner", b"owner", "phase", b"phase", "plan", b"plan", "profiles", b"profiles", "remaining_samples", b"remaining_samples", "throughput", b"throughput"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["current", b"current", "job_uid", b"job_uid", "name", b"name", "owner", b"owner", "plan", b"plan", "profiles", b"profiles", "remaining_samples", b"remaining_samples", "throughput", b"throughput"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

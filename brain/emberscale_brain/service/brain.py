@@ -1,7 +1,7 @@
 """The brain: what is asked is answered from memory; what changes is recorded, and planned with.
 
 Three things happen at once: callers ask and report, the recorder writes, and the planning thread has the planning
-process make plans. They meet in one `BrainState` under one lock, which nobody holds for longer than a look-up.
+process make plans. They meet in one `BrainState` under one lock, which is never held for more than a look at each job.
 """
 
 import threading
@@ -301,6 +301,9 @@ class Brain:
             began = time.monotonic()
             try:
                 planned = self._rounds.plan(self._conditions, self.clock())
+                failures = 0
+                self._in_force.stale_because = ""
+                self._adopt(planned)
             except PlanningFailedError as error:
                 if self._stopping.is_set():
                     break
@@ -309,9 +312,12 @@ class Brain:
                 self.meters.planning_failures.labels(error.how).inc()
                 self._log.error("planning failed", how=error.how, reason=str(error), failures=failures)
                 continue
-            failures = 0
-            self._in_force.stale_because = ""
-            self._adopt(planned)
+            except Exception as error:  # noqa: BLE001  # without this thread nobody plans, and nobody is told
+                failures += 1
+                self._in_force.stale_because = f"the brain failed: {type(error).__name__}: {error}"
+                self.meters.planning_failures.labels("internal").inc()
+                self._log.exception("planning failed", how="internal", failures=failures)
+                continue
             self.meters.planning_seconds.observe(time.monotonic() - began)
             # whoever wakes it all the time does not make it plan all the time
             self._stopping.wait(min(self._settings.planning.interval, time.monotonic() - began))

@@ -7,6 +7,8 @@ from enum import StrEnum
 from emberscale_brain.planner.types import JobProfile
 
 _LARGEST = float(1 << 62)
+_MOST = {"failures": 1e6, "checkpoint_cost": 86_400.0, "worker_cpu_utilization": 1000.0, "ps_cpu_utilization": 1000.0}
+_SAME_SPEED = 10.0  # a factor: both are means over a window, of other steps
 
 
 class Refusal(StrEnum):
@@ -41,7 +43,7 @@ def check_profile(profile: JobProfile, batch_size: int, now: float, clock_skew: 
             return Refused(Refusal.NOT_FINITE, f"{name} is {value}")
         if value < 0:
             return Refused(Refusal.NEGATIVE, f"{name} is {value:g}")
-        if value > _LARGEST:
+        if value > _MOST.get(name, _LARGEST):
             return Refused(Refusal.INCONSISTENT, f"{name} is {value:g}: more than there can be")
     if profile.time > now + clock_skew:
         return Refused(
@@ -55,4 +57,12 @@ def check_profile(profile: JobProfile, batch_size: int, now: float, clock_skew: 
             Refusal.INCONSISTENT,
             "throughput and iteration_seconds must be above 0 unless the profile is marked as restarted",
         )
+    if not profile.restarted:
+        implied = profile.shape.workers * batch_size / profile.iteration_seconds
+        if not implied / _SAME_SPEED <= profile.throughput <= implied * _SAME_SPEED:
+            return Refused(
+                Refusal.INCONSISTENT,
+                f"throughput is {profile.throughput:g}, but {profile.shape.workers} workers that take "
+                f"{profile.iteration_seconds:g} s for a batch of {batch_size} train {implied:g} samples/s",
+            )
     return None

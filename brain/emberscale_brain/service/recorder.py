@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 import structlog
 
-from emberscale_brain.history.changes import Change, ProfileReported
+from emberscale_brain.history.changes import Change, PlanMade, ProfileReported
 from emberscale_brain.history.database import DatabaseAwayError, DatabaseUnusableError, WriteRefusedError
 from emberscale_brain.history.store import HistoryStore
 
 _BATCH = 5000
+_AT_ONCE = 20  # the share of what is kept that goes at once: to look through all for each newcomer would take long
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +25,11 @@ class _Entry:
 class Recorder:
     """A thread that owns the writing.
 
-    While the database is away, changes are kept in memory, up to `most_kept` of them (then the oldest profiles go),
-    callers are told at once that theirs is not durable yet, and every `retry_seconds` it tries again. When the database
-    is back, its schema is brought up to date, what was kept is written, and `on_return` is called, which may find it
-    away again. `on_lost` hears why how many changes were given up: "Dropped" or "Refused".
+    While the database is away, changes are kept in memory, up to `most_kept` of them (then the oldest profiles go, and
+    after them plans that were followed by others), callers are told at once that theirs is not durable yet, and every
+    `retry_seconds` it tries again. When the database is back, its schema is brought up to date, what was kept is
+    written, and `on_return` is called, which may find it away again. `on_lost` hears why how many changes were given
+    up: "Dropped" or "Refused".
     """
 
     def __init__(
@@ -113,15 +115,13 @@ class Recorder:
         excess = len(self._kept) - self._most_kept
         if excess <= 0:
             return
-        remaining: deque[Change] = deque()
-        dropped = 0
-        for change in self._kept:
-            if dropped < excess and isinstance(change, ProfileReported):
-                dropped += 1
-            else:
-                remaining.append(change)
-        self._kept = remaining
-        self._on_lost("Dropped", dropped)
+        excess += self._most_kept // _AT_ONCE
+        latest = {change.job: change for change in self._kept if isinstance(change, PlanMade)}
+        profiles = [change for change in self._kept if isinstance(change, ProfileReported)]
+        plans = [change for change in self._kept if isinstance(change, PlanMade) and latest[change.job] is not change]
+        dropped = set(map(id, [*profiles, *plans][:excess]))
+        self._kept = deque(change for change in self._kept if id(change) not in dropped)
+        self._on_lost("Dropped", len(dropped))
 
     def _write_kept(self, refused: list[Change]) -> bool:
         """Writes what is kept. Whether the database has all of it but what it refused."""

@@ -122,7 +122,7 @@ class PlanningSettings(ManifestPart):
         default=True, description="A brain that starts goes on with the jobs that its database runs"
     )
     profiles_per_job: int = Field(default=64, ge=1, le=10_000, description="Latest profiles that a planner sees")
-    past_jobs: int = Field(default=500, ge=1, le=100_000, description="Ended jobs that a planner sees")
+    past_jobs: int = Field(default=500, ge=1, le=10_000, description="Ended jobs that a planner sees")
 
 
 class RetentionSettings(ManifestPart):

@@ -106,6 +106,23 @@ def test_a_planner_that_is_unusable_is_named_and_nothing_changes(
     assert (stale.version, stale.shape) == (first.version, first.shape)
 
 
+def test_an_error_of_the_brain_itself_is_told_and_planning_goes_on(start_brain: StartBrain) -> None:
+    brain = start_brain()
+    errors = [ZeroDivisionError("no such luck")]
+
+    def fail_once(job: JobId) -> None:
+        if errors:
+            raise errors.pop()
+
+    brain.on_plan(fail_once)
+    brain.submit(submitted(current=TWO))
+    brain.report(JOB, [profile(1)], ())
+    while 'how="internal"} 1.0' not in metrics(brain):
+        pass
+    brain.report(JOB, [profile(2, workers=5)], ())
+    assert until(brain, lambda plan: plan.shape.workers == 6 and not plan.stale_because).version == 2
+
+
 def test_plans_for_more_than_the_cluster_has_are_refused_whole(start_brain: StartBrain) -> None:
     brain = start_brain("cluster.cpu=15")
     brain.submit(submitted(current=TWO))
@@ -310,7 +327,7 @@ def test_a_brain_that_started_without_its_database_goes_on_with_the_jobs_in_it(
     first.stop()
     database, aside = tmp_path / "brain.db", tmp_path / "aside.db"
     database.rename(aside)
-    database.mkdir()
+    database.symlink_to(tmp_path / "gone" / "brain.db")
     again = start_brain("planning.interval=0.2", "planning.profilesPerJob=3")
     assert again.database_away is not None
     again.submit(submitted(current=TWO, last_plan=7))
@@ -318,8 +335,7 @@ def test_a_brain_that_started_without_its_database_goes_on_with_the_jobs_in_it(
     until(again, lambda plan: plan.version == 8 and plan.reason == "1 profiles")
     again.submit(submitted(JobId("brief"), current=TWO))
     again.end(JobEnded(JobId("brief"), "Complete", time.time()))
-    database.rmdir()
-    aside.rename(database)
+    aside.replace(database)
     while again.database_away is not None:
         pass
     assert again.plan(JobId("quiet")).version == 0

@@ -7,10 +7,19 @@ import pytest
 
 from brain_process import BrainProcess
 from emberscale_api.rpc import brain_pb2 as pb
-from emberscale_brain.history.changes import Change, JobSubmitted, ProfileReported, StartUpObserved
+from emberscale_brain.history.changes import Change, JobSubmitted, PlanMade, ProfileReported, StartUpObserved
 from emberscale_brain.history.database import DatabaseAwayError, DatabaseUnusableError
 from emberscale_brain.history.store import HistoryStore
-from emberscale_brain.planner.types import GIB, JobId, JobMetadata, JobProfile, JobShape, ShapeBounds
+from emberscale_brain.planner.types import (
+    GIB,
+    JobId,
+    JobMetadata,
+    JobProfile,
+    JobShape,
+    PlanAction,
+    PlannedShape,
+    ShapeBounds,
+)
 from emberscale_brain.service.recorder import Recorder
 from postgres import PostgresServer, postgres_binaries
 
@@ -24,6 +33,10 @@ def submitted() -> Change:
 
 def reported(sequence: int) -> ProfileReported:
     return ProfileReported(JOB, sequence, JobProfile(0.0, SHAPE, 512, 0.1, 1000.0))
+
+
+def planned(version: int) -> PlanMade:
+    return PlanMade(JOB, version, 0.0, "p", PlannedShape(SHAPE, PlanAction.SCALE, "why"))
 
 
 @pytest.fixture
@@ -69,6 +82,18 @@ def test_what_is_repeated_is_not_said_to_be_there_before_it_is(absent_store: His
         pass
     recorder.stop()
     assert absent_store.running_jobs(10) == [submitted()]
+
+
+def test_plans_that_were_followed_by_others_go_when_no_profile_is_left(
+    absent_store: HistoryStore, folder: Path
+) -> None:
+    recorder = Recorder(absent_store, retry_seconds=0.05, most_kept=3)
+    recorder.start("it is not there")
+    recorder.record([submitted(), *(planned(version) for version in range(1, 6))]).result(timeout=20)
+    assert recorder.backlog == 3
+    folder.mkdir()
+    recorder.stop()
+    assert [plan.version for plan in absent_store.plans(JOB, 10)] == [5, 4]
 
 
 def test_the_oldest_profiles_go_when_too_many_wait(absent_store: HistoryStore, folder: Path) -> None:
