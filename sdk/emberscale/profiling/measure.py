@@ -57,7 +57,6 @@ class _Window:
     samples: int
     before: Reading | None = None
     after: Reading | None = None
-    begun_at: int = 0
 
     def see(self, snapshot: Snapshot) -> bool:
         """Whether the window is over."""
@@ -65,8 +64,8 @@ class _Window:
         if status is None or status.phase != pb.TRAINING:
             return False
         if self.before is None and status.samples >= self.samples * _WARM_UP:
-            self.before, self.begun_at = take_reading(snapshot), status.samples
-        elif self.before is not None and status.samples >= self.begun_at + self.samples:
+            self.before = take_reading(snapshot)
+        elif self.before is not None and status.samples >= self.before.samples + self.samples:
             self.after = take_reading(snapshot)
         return self.after is not None
 

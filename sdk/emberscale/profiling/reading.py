@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
+from emberscale_api.metrics import SAMPLES_TOTAL
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.local import Snapshot
 
@@ -24,6 +25,11 @@ class Reading:
     at: float
     counters: Mapping[str, Counters]
     cpu_seconds: Mapping[str, float]
+
+    @property
+    def samples(self) -> int:
+        """Samples that the workers have trained; the master knows of as many a heartbeat later."""
+        return int(sum(counters.get(SAMPLES_TOTAL, 0) for counters in self.counters.values()))
 
 
 def take_reading(snapshot: Snapshot) -> Reading:
