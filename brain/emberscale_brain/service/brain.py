@@ -17,8 +17,8 @@ from emberscale_brain.history.changes import SILENT, Change, JobEnded, JobSubmit
 from emberscale_brain.history.database import DatabaseAwayError
 from emberscale_brain.history.store import HistoryStore
 from emberscale_brain.model.features import ModelConstants
-from emberscale_brain.planner.types import Explanation, JobId, PlannedShape, ScalingOverheads
-from emberscale_brain.service.acceptance import beside_newcomers, unacceptable
+from emberscale_brain.planner.types import Explanation, JobId, PlannedShape
+from emberscale_brain.service.adoption import Adoption, UnacceptablePlanError
 from emberscale_brain.service.checks import Refusal, Refused, check_profile
 from emberscale_brain.service.first_plan import make_first_plan
 from emberscale_brain.service.in_force import PlansInForce, with_reasons
@@ -35,7 +35,6 @@ from emberscale_brain.warm_start.similarity import HistoryIndex
 _EARLIER_PLANS = 10
 _PRUNE_SECONDS = 3600.0
 _MOST_BACKOFF = 16
-_REASONS_A_ROUND = 20
 
 
 class UnknownJobError(Exception):
@@ -68,7 +67,9 @@ class Brain:
         self._heard: dict[JobId, float] = {}
         self._index: HistoryIndex | None = None
         self._in_force = PlansInForce()
-        self._reasons_turn = 0
+        self._adoption = Adoption(
+            self._state, self._lock, self._conditions, self._in_force, settings.planner.name, self._take
+        )
         self._listeners: list[Callable[[JobId], None]] = []
         self._recorder = Recorder(
             store, on_return=self._learn, on_lost=lambda why, count: self.meters.lost.labels(why).inc(count)
@@ -297,9 +298,9 @@ class Brain:
             self._wake.clear()
             if self._stopping.is_set() or not self._state.jobs:
                 continue
-            self._end_silent()
             began = time.monotonic()
             try:
+                self._end_silent()
                 planned = self._rounds.plan(self._conditions, self.clock())
                 failures = 0
                 self._in_force.stale_because = ""
@@ -324,72 +325,20 @@ class Brain:
         self._rounds.close()
 
     def _adopt(self, planned: Mapping[JobId, PlannedShape]) -> None:
-        """Puts a round's plans in force: a new version where the shape is another, new reasons everywhere."""
-        now = self.clock()
-        made: list[Change] = []
-        shown = self._rounds.shown
-        with self._lock:
-            problem = unacceptable(self._state, self._conditions, planned, shown, now)
-            planned = beside_newcomers(self._state, self._conditions, planned, shown, now)
-        if problem is not None:
+        """Puts a round's plans in force, and lets all know who want to."""
+        try:
+            made = self._adoption.adopt(planned, self._rounds.shown, self.clock())
+        except UnacceptablePlanError as error:
             planner = self._settings.planner.name
-            self._in_force.stale_because = f"the planner {planner!r} planned what cannot be: {problem}"
+            self._in_force.stale_because = f"the planner {planner!r} planned what cannot be: {error}"
             self.meters.planning_failures.labels("unacceptable").inc()
-            self._log.error("plan refused", reason=problem)
+            self._log.error("plan refused", reason=str(error))
             return
-        with self._lock:
-            jobs, overheads = list(self._state.jobs), self._state.overheads()
-        for job in jobs:
-            new = self._adopt_one(job, planned.get(job), overheads, now)
-            if new is not None:
-                made.append(new)
-        self._recorder.record([*made, *self._reasons_of_now(jobs)])
-        for change in made:
-            self._notify(change.job)
+        reasons = [] if self._recorder.away is not None else self._adoption.reasons_of_now()
+        self._recorder.record([*made, *reasons])
+        for plan in made:
+            self._notify(plan.job)
         self._log.info("planned", jobs=len(planned), changed=len(made))
-
-    def _adopt_one(
-        self, job: JobId, planned: PlannedShape | None, overheads: ScalingOverheads, now: float
-    ) -> PlanMade | None:
-        """A job's plan of a round, with how it recovers best, which needs no plan.
-
-        Most is done without the lock: callers would otherwise wait until all jobs are done, for a lock that is free
-        only for an instant is taken again by the thread that let it go.
-        """
-        with self._lock:
-            known = self._state.jobs.get(job)
-            if known is None:
-                return None
-            submitted, last_plan = known.submitted, known.plan
-            advice = self._state.fault_tolerance(job, overheads)
-        change = None
-        if submitted.fixed:
-            planned = None
-        if planned is not None:
-            planned = replace(planned, explanation=replace(planned.explanation, fault_tolerance=advice))
-            if last_plan is None or last_plan.planned.shape != planned.shape:
-                last = submitted.last_plan if last_plan is None else last_plan.version
-                change = PlanMade(job, last + 1, now, self._settings.planner.name, planned)
-        message = self._in_force.advised(job, advice) if change is None else plan_to(change)
-        with self._lock:
-            if self._state.jobs.get(job) is not known:
-                return None
-            if change is None:
-                self._in_force.keep(job, planned, message)
-            else:
-                self._take(change, message)
-        return change
-
-    def _reasons_of_now(self, jobs: Sequence[JobId]) -> list[PlanMade]:
-        """The plans in force of some jobs, in turn, with the reasons of the last round, for who asks the database."""
-        if self._recorder.away is not None or not jobs:
-            return []
-        first = self._reasons_turn % len(jobs)
-        turn = [*jobs[first:], *jobs[:first]][:_REASONS_A_ROUND]
-        self._reasons_turn = first + len(turn)
-        with self._lock:
-            known = [(self._state.jobs.get(job), self._in_force.latest(job)) for job in turn]
-            return [plan for one, latest in known if one is not None for plan in with_reasons(one.plan, latest)]
 
     def _prune_for_ever(self) -> None:
         while not self._stopping.wait(_PRUNE_SECONDS):
