@@ -21,14 +21,13 @@ _LEAST_SD_SHARE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """Mean float64[6] and covariance float64[6, 6] of the coefficients; `origin` says in words where they come from.
+    """Mean float64[6] and covariance float64[6, 6] of the coefficients.
 
     `overlap` is how far the terms overlap until measurements say otherwise.
     """
 
     mean: NDArray[np.float64]
     covariance: NDArray[np.float64]
-    origin: str
     overlap: float = 1.0
 
 
@@ -51,7 +50,7 @@ def weak_prior(at: NDArray[np.float64], iteration_seconds: float, stages: Mappin
     # requests, which the paper leaves out, are not believed in yet, but may well be a tenth
     mean = np.append(shares, 0.0) * iteration_seconds / at
     spread = _WEAK_RELATIVE_SD * np.append(shares, 0.1) * iteration_seconds / at
-    return Prior(mean, np.diag(spread**2), "the share of its time that each stage takes")
+    return Prior(mean, np.diag(spread**2))
 
 
 def similar_prior(fits: Sequence[ThroughputFit], similarities: Sequence[float], at: NDArray[np.float64]) -> Prior:
@@ -77,4 +76,4 @@ def similar_prior(fits: Sequence[ThroughputFit], similarities: Sequence[float], 
     doubt = 0.15 + 0.85 * (1 - likeness)
     least = _LEAST_SD_SHARE * float(at @ mean) / at
     covariance = between + own + np.diag((doubt * mean) ** 2 + least**2) + doubt**2 * np.outer(mean, mean)
-    return Prior(mean, covariance, f"{len(fits)} similar past jobs (likeness {likeness:.2f})", overlap)
+    return Prior(mean, covariance, overlap)

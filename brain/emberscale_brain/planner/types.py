@@ -367,15 +367,6 @@ class PlannedShape:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """One round of planning, as it is recorded."""
-
-    made_at: float
-    planner: str
-    jobs: Mapping[JobId, PlannedShape]
-
-
-@dataclass(frozen=True, slots=True)
 class PlannerSettings:
     """The operator's preferences.
 

@@ -120,11 +120,6 @@ class Brain:
         """Why the database cannot be reached; None while it can."""
         return self._recorder.away
 
-    @property
-    def planning_process(self) -> int | None:
-        """The id of the process that plans, once it runs."""
-        return self._rounds.process
-
     # -- what others say and ask ----------------------------------------------------------------------------------
 
     def submit(self, submitted: JobSubmitted) -> tuple[pb.BrainPlan, Future[bool]]:

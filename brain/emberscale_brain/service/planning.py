@@ -72,11 +72,6 @@ class PlanningProcess:
         for _ in self._answers("ready", time.monotonic() + timeout):
             pass
 
-    @property
-    def pid(self) -> int:
-        """The process's id."""
-        return self._process.pid
-
     def feed(self, past: Iterable[PastJob], changes: Iterable[Change]) -> None:
         """Tells it what happened. Raises PlanningFailedError if it is gone."""
         self._write(frame("past", job=PAST_JOB.plain(job)) for job in past)

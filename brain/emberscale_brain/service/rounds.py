@@ -34,11 +34,6 @@ class PlanningRounds:
         """The jobs that the planner knew of in the last round."""
         return self._shown
 
-    @property
-    def process(self) -> int | None:
-        """The id of the process that plans, once it runs."""
-        return None if self._process is None else self._process.pid
-
     def note(self, change: Change) -> None:
         """The planning process is to know this by the next round; under the lock. A new process is told everything."""
         if self._process is not None:

@@ -14,8 +14,6 @@ from scipy.special import gammaincinv
 
 CPR_MEDIAN_HOURS = (8.0, 17.0)
 CPR_MEAN_HOURS = (14.0, 30.0)
-DLROVER_DAILY_POD_FAILURES = 0.015
-"""DLRover-RM section 2.2. 24 / 0.015 = 1,600 pod-hours: CPR's 14-30 hours are those of jobs of 53 to 114 pods."""
 
 
 def gamma_shape(median_over_mean: float) -> float:

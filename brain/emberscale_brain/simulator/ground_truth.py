@@ -165,10 +165,3 @@ def batch_rates(
         rates[under_way - 1] = under_way / (think + at_cores + at_link)
         waiting_cores, waiting_link = rates[under_way - 1] * at_cores, rates[under_way - 1] * at_link
     return rates
-
-
-def lookup_share(physics: Physics, workers: int, ps: int, worker_cores: float, ps_cores: float) -> float:
-    """The part of a batch's time that is not its worker's computation: look-ups, transfers and queues for both."""
-    batches = batch_rate(physics, workers, ps, worker_cores, ps_cores)
-    compute = amdahl_seconds(physics.worker_work, physics.worker_parallel, worker_cores)
-    return 1 - compute * batches / workers
