@@ -20,6 +20,8 @@ class ConnectionLostError(ConnectionError):
 class Connection:
     """Sends and receives frames; the receive buffer is reused, so a payload is valid until the next `receive`."""
 
+    _receive_flags: int = socket.MSG_WAITALL
+
     def __init__(self, stream: socket.socket) -> None:
         self._stream = stream
         self._header = bytearray(HEADER_BYTES)
@@ -64,7 +66,7 @@ class Connection:
         self.received_bytes += missing
         try:
             while missing:
-                received = self._stream.recv_into(target[-missing:], missing, socket.MSG_WAITALL)
+                received = self._stream.recv_into(target[-missing:], missing, self._receive_flags)
                 if not received:
                     raise ConnectionLostError("the peer closed the connection")
                 missing -= received

@@ -16,6 +16,8 @@ _RECORD_BYTES = 1 << 14
 class SecureConnection(Connection):
     """A Connection over TLS: the same frames, which OpenSSL cuts into records."""
 
+    _receive_flags = 0  # SSLSocket takes no others
+
     def send(self, header: Header, buffers: Sequence[Buffer] = ()) -> None:
         """As `Connection.send`; what is small travels with what comes before it, in one record."""
         self.sent_bytes += HEADER_BYTES + header.payload_bytes
@@ -34,18 +36,6 @@ class SecureConnection(Connection):
                 self._stream.sendall(gathered)
         except OSError as error:
             raise ConnectionLostError(f"the connection broke while sending: {error}") from error
-
-    def _receive_into(self, target: memoryview) -> None:
-        missing = len(target)
-        self.received_bytes += missing
-        try:
-            while missing:
-                received = self._stream.recv_into(target[-missing:], missing)
-                if not received:
-                    raise ConnectionLostError("the peer closed the connection")
-                missing -= received
-        except OSError as error:
-            raise ConnectionLostError(f"the connection broke while receiving: {error}") from error
 
     def close(self) -> None:
         """As `Connection.close`. Nothing is said to the peer: a frame that is cut off is noticed by its length."""
