@@ -267,7 +267,8 @@ class JobController:
             past = before.get(slot)
             if ended is None or ended.deleted or (past is not None and past.counted >= view.id.incarnation):
                 continue
-            self._observation.restarts[slot] = self._observation.restarts.get(slot, 0) + 1
+            if ended.reason is not ExitReason.COMPLETED:  # who is done may know sooner that the job is over
+                self._observation.restarts[slot] = self._observation.restarts.get(slot, 0) + 1
             stories.tell_exit(self._recorder, job, view)
             self._tallies.pod_ended(view)
             limit = memory_limit_of(view, status.members)

@@ -417,6 +417,10 @@ def test_members_that_are_done_are_not_replaced_before_the_master_has_said_that_
 
     asyncio.run(scenario())
     assert names_of(api.live_pods()) == ["master-0", "ps-0", "worker-1", "worker-2"]
+    restarts = {
+        member["role"] + str(member["index"]): member.get("restarts", 0) for member in api.body["status"]["members"]
+    }
+    assert (restarts["worker0"], restarts["ps1"], restarts["worker1"]) == (0, 0, 1)
     done = [view for pod in api.all_pods() if (view := view_pod(pod, api.now)) and view.instance.exit]
     again: Any = [Create(replace(view.id, incarnation=2), Resources()) for view in done]
     heard: Any = SimpleNamespace(plan=pb.Plan())
