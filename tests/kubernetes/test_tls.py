@@ -79,7 +79,12 @@ def test_jobs_get_tls_from_when_it_is_switched_on_and_those_that_run_go_on_as_th
     before = submit(older, place)
     before.wait_for_samples(1)
     helm_install(*with_tls())
+    status = before.wait_complete()
+    assert [status[role].get("restarts", 0) for role in ("ps", "worker")] == [0, 0]
+    assert_exact(before, place, 8 * RECORDS)
+    assert secret("older-token", place.namespace).keys() == {"token"}
 
+    # now that the cluster is free: the brain would let it wait for room
     document = manifest("secure", place)
     document["spec"]["training"]["epochs"] = 6
     document["spec"]["scaling"] = {"profileInterval": "2s", "cooldown": "10s"}
@@ -112,11 +117,6 @@ def test_jobs_get_tls_from_when_it_is_switched_on_and_those_that_run_go_on_as_th
     plan = job.wait_complete()["plan"]
     assert plan["brainVersion"] >= 1, plan
     assert_exact(job, place, 6 * RECORDS)
-
-    status = before.wait_complete()
-    assert [status[role].get("restarts", 0) for role in ("ps", "worker")] == [0, 0]
-    assert_exact(before, place, 8 * RECORDS)
-    assert secret("older-token", place.namespace).keys() == {"token"}
 
     run("helm", "test", RELEASE, "-n", SYSTEM, "--timeout=120s", timeout=150)
     helm_install(*with_tls())
