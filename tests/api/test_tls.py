@@ -85,6 +85,13 @@ def refusal(address: str, authority: bytes | None, token: str = TOKEN) -> tuple[
     return raised.value.code(), raised.value.details() or ""
 
 
+def problem(address: str, authority: bytes | None) -> str | None:
+    """What both ways of asking say."""
+    said = tls.handshake_problem(address, authority, "SETTING")
+    assert asyncio.run(tls.handshake_problem_async(address, authority, "SETTING")) == said
+    return said
+
+
 @pytest.mark.parametrize("serve", [threaded_server, asyncio_server])
 @pytest.mark.parametrize("secure", [True, False])
 def test_those_of_one_mind_talk_and_still_need_the_token(serve: Any, secure: bool, ours: Certificates) -> None:
@@ -92,7 +99,7 @@ def test_those_of_one_mind_talk_and_still_need_the_token(serve: Any, secure: boo
     with serve(ours if secure else None) as address:
         assert say(address, authority) == b"hello"
         assert refusal(address, authority, "another")[0] is grpc.StatusCode.UNAUTHENTICATED
-        assert tls.handshake_problem(address, authority, "SETTING") is None
+        assert problem(address, authority) is None
 
 
 @pytest.mark.parametrize("serve", [threaded_server, asyncio_server])
@@ -101,7 +108,7 @@ def test_a_server_of_another_authority_is_not_talked_to(serve: Any, ours: Certif
         code, words = refusal(address, ours.authority)
         assert code is grpc.StatusCode.UNAVAILABLE
         assert "CERTIFICATE_VERIFY_FAILED" in words
-        said = tls.handshake_problem(address, ours.authority, "SETTING")
+        said = problem(address, ours.authority)
     assert said == f"{address} shows a certificate that SETTING does not vouch for: self-signed certificate"
 
 
@@ -109,16 +116,14 @@ def test_a_server_of_another_authority_is_not_talked_to(serve: Any, ours: Certif
 def test_a_plain_client_is_refused_by_a_server_with_tls_and_can_be_told_why(serve: Any, ours: Certificates) -> None:
     with serve(ours) as address:
         assert refusal(address, None)[0] is grpc.StatusCode.UNAVAILABLE
-        assert (
-            tls.handshake_problem(address, None, "SETTING") == f"{address} serves TLS only, and SETTING is missing here"
-        )
+        assert problem(address, None) == f"{address} serves TLS only, and SETTING is missing here"
 
 
 @pytest.mark.parametrize("serve", [threaded_server, asyncio_server])
 def test_a_client_with_tls_sends_a_plain_server_nothing_and_can_be_told_why(serve: Any, ours: Certificates) -> None:
     with serve(None) as address:
         assert refusal(address, ours.authority)[0] is grpc.StatusCode.UNAVAILABLE
-        said = tls.handshake_problem(address, ours.authority, "SETTING") or ""
+        said = problem(address, ours.authority) or ""
     assert said.startswith(f"{address} serves no TLS, which SETTING asks for")
 
 
@@ -147,8 +152,8 @@ def test_who_is_away_has_no_problem_with_tls(ours: Certificates) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # bound, and not listening
         address = f"127.0.0.1:{nobody.getsockname()[1]}"
-        assert tls.handshake_problem(address, ours.authority, "SETTING") is None
-        assert tls.handshake_problem(address, None, "SETTING") is None
+        assert problem(address, ours.authority) is None
+        assert problem(address, None) is None
 
 
 def test_who_says_nothing_is_given_up_in_time(
@@ -156,4 +161,4 @@ def test_who_says_nothing_is_given_up_in_time(
 ) -> None:
     monkeypatch.setattr(tls, "_PROBE_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        assert tls.handshake_problem(f"127.0.0.1:{silent.getsockname()[1]}", ours.authority, "SETTING") is None
+        assert problem(f"127.0.0.1:{silent.getsockname()[1]}", ours.authority) is None

@@ -1,5 +1,6 @@
 """TLS for gRPC where certificates are mounted, and plain sockets where they are not."""
 
+import asyncio
 import socket
 import ssl
 from collections.abc import Sequence
@@ -46,24 +47,53 @@ def handshake_problem(address: str, authority: bytes | None, setting: str) -> st
     gRPC says of a plain client only that the socket was closed, so this asks the server itself, within 2 s. `setting`
     names what the authority comes from.
     """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    if authority is None:
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    else:
-        context.load_verify_locations(cadata=authority.decode("ascii"))
-    context.set_alpn_protocols(["h2"])
+    context = _probing(authority)
     host, _, port = address.rpartition(":")
     try:
         with (
             socket.create_connection((host.strip("[]"), int(port)), _PROBE_SECONDS) as stream,
             context.wrap_socket(stream, server_hostname=SERVER_NAME),
         ):
+            return _seen(address, authority, setting, None)
+    except (OSError, ValueError) as error:
+        return _seen(address, authority, setting, error)
+
+
+async def handshake_problem_async(address: str, authority: bytes | None, setting: str) -> str | None:
+    """`handshake_problem` for asyncio. It takes no thread: hundreds of servers may be silent at once."""
+    context = _probing(authority)
+    host, _, port = address.rpartition(":")
+    try:
+        async with asyncio.timeout(_PROBE_SECONDS):
+            _, writer = await asyncio.open_connection(
+                host.strip("[]"), int(port), ssl=context, server_hostname=SERVER_NAME
+            )
+    except (OSError, ValueError) as error:
+        return _seen(address, authority, setting, error)
+    writer.transport.abort()
+    return _seen(address, authority, setting, None)
+
+
+def _probing(authority: bytes | None) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if authority is None:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    else:
+        context.load_verify_locations(cadata=authority.decode("ascii"))
+    context.set_alpn_protocols(["h2"])
+    return context
+
+
+def _seen(address: str, authority: bytes | None, setting: str, error: Exception | None) -> str | None:
+    """What the end of a handshake says of the two sides; `error` is None where they shook hands."""
+    match error:
+        case None:
             return None if authority is not None else f"{address} serves TLS only, and {setting} is missing here"
-    except ssl.SSLCertVerificationError as error:
-        return f"{address} shows a certificate that {setting} does not vouch for: {error.verify_message}"
-    except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
-        return None  # it went away meanwhile
-    except ssl.SSLError as error:
-        return None if authority is None else f"{address} serves no TLS, which {setting} asks for ({error.reason})"
-    except (OSError, ValueError):
-        return None
+        case ssl.SSLCertVerificationError():
+            return f"{address} shows a certificate that {setting} does not vouch for: {error.verify_message}"
+        case ssl.SSLEOFError() | ssl.SSLZeroReturnError():
+            return None  # it went away meanwhile
+        case ssl.SSLError():
+            return None if authority is None else f"{address} serves no TLS, which {setting} asks for ({error.reason})"
+        case _:
+            return None

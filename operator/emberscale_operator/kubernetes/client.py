@@ -99,7 +99,7 @@ class ApiClient:
                 )
                 content = await response.read()  # type: ignore[no-untyped-call]
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
-                raise ApiUnavailableError(f"{method} {path}: {error or type(error).__name__}") from error
+                raise ApiUnavailableError(f"{method} {path}: {str(error) or type(error).__name__}") from error
         return _answer(method, path, response.status, content)
 
 

@@ -11,7 +11,7 @@ import structlog
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc import tls
 from emberscale_api.rpc.master_pb2_grpc import MasterStub
-from emberscale_api.rpc.tls import handshake_problem
+from emberscale_api.rpc.tls import handshake_problem_async
 from emberscale_api.rpc.token import CHANNEL_OPTIONS
 from emberscale_operator.kubernetes.demands import NUMBERS
 from emberscale_operator.reconcile import InstanceExit, InstanceId
@@ -22,7 +22,7 @@ _SUSPEND_SECONDS = 900.0
 _LONGEST_RETRY_SECONDS = 8.0
 _PATIENCE = 8
 _AUTHORITY = "the authority in the job's Secret"
-_SIGNS_OF_TLS = ("handshake", "Verification", "Socket closed")
+_SIGNS_OF_TLS = ("SSL_ERROR", "Socket closed")
 """In what gRPC says of a server that cannot be talked to."""
 _KEEPALIVE = (("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_timeout_ms", 5_000))
 
@@ -118,7 +118,7 @@ class MasterLink:
         """Tells once of a master that differs about TLS; one that is away comes back by itself."""
         if self._explained or not any(sign in said for sign in _SIGNS_OF_TLS):
             return
-        problem = await asyncio.to_thread(handshake_problem, self.address, self._authority, _AUTHORITY)
+        problem = await handshake_problem_async(self.address, self._authority, _AUTHORITY)
         if problem is not None:
             self._explained = True
             _log.warning("a master cannot be talked to", problem=problem)

@@ -15,6 +15,9 @@ from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc import tls
 from emberscale_operator.kubernetes.master_link import MasterLink, retry_seconds
 
+TLS_HANDSHAKE = b"\x16"
+"""The first byte of a client with TLS."""
+
 
 async def start(version: int, port: int = 0, shown: Certificates | None = None) -> tuple[grpc.aio.Server, int]:
     """A master whose plan has this version, and that says that it trains."""
@@ -96,6 +99,36 @@ def test_a_master_with_tls_is_heard_by_who_knows_its_authority(tmp_path: Path) -
         "serves TLS only, and the authority in the job's Secret is missing here",
         "shows a certificate that the authority in the job's Secret does not vouch for: self-signed certificate",
     ]
+
+
+def test_masters_that_fall_silent_in_a_handshake_keep_nothing_else_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What asks the API server needs a thread of the loop's pool, which has a handful."""
+    monkeypatch.setattr(tls, "_PROBE_SECONDS", 60.0)
+
+    async def scenario() -> None:
+        asked, over = asyncio.Semaphore(0), asyncio.Event()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if await reader.read(1) == TLS_HANDSHAKE:
+                asked.release()
+                await over.wait()
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        links = [MasterLink(f"127.0.0.1:{port}", "token", lambda: None, 0.5) for _ in range(40)]
+        try:
+            async with asyncio.timeout(30):
+                for _ in links:
+                    await asked.acquire()
+                await asyncio.to_thread(int)
+        finally:
+            over.set()
+            for link in links:
+                await link.close()
+            server.close()
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(("silent", "seconds"), [(0.0, 1.0), (8.0, 1.0), (32.0, 4.0), (3600.0, 8.0)])
