@@ -21,12 +21,12 @@ import yaml
 from emberscale.cli import main as emberscale
 from emberscale_api.certificates import read_certificates
 from emberscale_api.environment import SOCKET_DIRECTORY, TLS_FOLDER
-from emberscale_api.wire import Header, Kind, Status
+from emberscale_api.wire import Header, Status
 from emberscale_operator.kubernetes.certificate import self_signed
 from emberscale_operator.local.environment import JobEnvironment
 from emberscale_operator.reconcile import InstanceId, Resources
 from emberscale_trainer.transport import accept_connection, listen, open_connection
-from ps_operations import MESSAGE, MESSAGES, seconds
+from ps_operations import MESSAGE, MESSAGES, exchange, seconds
 from reporting import Ratio, arguments, report, say
 from whole_run import manifest, synthesise
 
@@ -114,16 +114,7 @@ def answer(tls: str) -> None:
 def sender(address: str, tls: Path | None) -> Callable[[], None]:
     """Sends MESSAGES messages."""
     context = read_certificates(tls).client_context if tls is not None else None
-    connection = open_connection(address, context, SECONDS)
-    payload = np.ones(MESSAGE, np.uint8)
-    header = Header(Kind.PUSH, payload_bytes=MESSAGE)
-
-    def run() -> None:
-        for _ in range(MESSAGES):
-            connection.send(header, [payload])
-            connection.receive_header()
-
-    return run
+    return exchange(open_connection(address, context, SECONDS))
 
 
 def measure_bytes(tls: Path, pairs: int) -> Ratio:

@@ -210,7 +210,11 @@ async def _serve_grpc(address: str) -> None:
 
 def send_frames(address: str) -> Callable[[], None]:
     """MESSAGES messages by our frames."""
-    connection = Connection(connect(address, 5.0))
+    return exchange(Connection(connect(address, 5.0)))
+
+
+def exchange(connection: Connection) -> Callable[[], None]:
+    """MESSAGES messages over a connection, each answered."""
     payload = np.ones(MESSAGE, np.uint8)
     header = Header(Kind.PUSH, payload_bytes=MESSAGE)
 

@@ -304,14 +304,12 @@ class Brain:
                 if self._stopping.is_set():
                     break
                 failures += 1
-                self._in_force.stale_because = f"the planner {self._settings.planner.name!r} {error.how}: {error}"
-                self.meters.planning_failures.labels(error.how).inc()
+                self._no_plan(error.how, f"the planner {self._settings.planner.name!r} {error.how}: {error}")
                 self._log.error("planning failed", how=error.how, reason=str(error), failures=failures)
                 continue
             except Exception as error:  # noqa: BLE001  # without this thread nobody plans, and nobody is told
                 failures += 1
-                self._in_force.stale_because = f"the brain failed: {type(error).__name__}: {error}"
-                self.meters.planning_failures.labels("internal").inc()
+                self._no_plan("internal", f"the brain failed: {type(error).__name__}: {error}")
                 self._log.exception("planning failed", how="internal", failures=failures)
                 continue
             self.meters.planning_seconds.observe(time.monotonic() - began)
@@ -319,14 +317,19 @@ class Brain:
             self._stopping.wait(min(self._settings.planning.interval, time.monotonic() - began))
         self._rounds.close()
 
+    def _no_plan(self, how: str, why: str) -> None:
+        """The last good plans stand, and callers are told why."""
+        self._in_force.stale_because = why
+        self.meters.planning_failures.labels(how).inc()
+
     def _adopt(self, planned: Mapping[JobId, PlannedShape]) -> None:
         """Puts a round's plans in force, and lets all know who want to."""
         try:
             made = self._adoption.adopt(planned, self._rounds.shown, self.clock())
         except UnacceptablePlanError as error:
-            planner = self._settings.planner.name
-            self._in_force.stale_because = f"the planner {planner!r} planned what cannot be: {error}"
-            self.meters.planning_failures.labels("unacceptable").inc()
+            self._no_plan(
+                "unacceptable", f"the planner {self._settings.planner.name!r} planned what cannot be: {error}"
+            )
             self._log.error("plan refused", reason=str(error))
             return
         reasons = [] if self._recorder.away is not None else self._adoption.reasons_of_now()

@@ -5,8 +5,8 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 
 from emberscale_brain.planner.types import JobProfile
+from emberscale_brain.service.plausible import LARGEST
 
-_LARGEST = float(1 << 62)
 _MOST = {"failures": 1e6, "checkpoint_cost": 86_400.0, "worker_cpu_utilization": 1000.0, "ps_cpu_utilization": 1000.0}
 _SAME_SPEED = 10.0  # a factor: both are means over a window, of other steps
 
@@ -43,7 +43,7 @@ def check_profile(profile: JobProfile, batch_size: int, now: float, clock_skew: 
             return Refused(Refusal.NOT_FINITE, f"{name} is {value}")
         if value < 0:
             return Refused(Refusal.NEGATIVE, f"{name} is {value:g}")
-        if value > _MOST.get(name, _LARGEST):
+        if value > _MOST.get(name, LARGEST):
             return Refused(Refusal.INCONSISTENT, f"{name} is {value:g}: more than there can be")
     if profile.time > now + clock_skew:
         return Refused(
