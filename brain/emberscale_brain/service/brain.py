@@ -2,6 +2,7 @@
 
 Three things happen at once: callers ask and report, the recorder writes, and the planning thread has the planning
 process make plans. They meet in one `BrainState` under one lock, which is never held for more than a look at each job.
+What callers say is recorded under it, too: the database hears of a job before it hears of its profiles.
 """
 
 import threading
@@ -20,7 +21,7 @@ from emberscale_brain.model.features import ModelConstants
 from emberscale_brain.planner.types import Explanation, JobId, PlannedShape
 from emberscale_brain.service.adoption import Adoption, UnacceptablePlanError
 from emberscale_brain.service.checks import Refusal, Refused, check_profile
-from emberscale_brain.service.first_plan import make_first_plan
+from emberscale_brain.service.first_plan import FirstPlans
 from emberscale_brain.service.in_force import PlansInForce, with_reasons
 from emberscale_brain.service.learning import Learning
 from emberscale_brain.service.messages import explanation_to, plan_to, summary_to
@@ -30,7 +31,6 @@ from emberscale_brain.service.recorder import Recorder
 from emberscale_brain.service.rounds import PlanningRounds
 from emberscale_brain.service.settings import BrainSettings
 from emberscale_brain.service.state import BrainState
-from emberscale_brain.warm_start.similarity import HistoryIndex
 
 _EARLIER_PLANS = 10
 _PRUNE_SECONDS = 3600.0
@@ -65,7 +65,7 @@ class Brain:
         self._rounds = PlanningRounds(settings, self._state, self._lock)
         self._learning = Learning(store, settings.planning, self._state, self._lock, self._learned)
         self._heard: dict[JobId, float] = {}
-        self._index: HistoryIndex | None = None
+        self._first_plans = FirstPlans(self._state, self._lock, self._conditions, settings.planner)
         self._in_force = PlansInForce()
         self._adoption = Adoption(
             self._state, self._lock, self._conditions, self._in_force, settings.planner.name, self._take
@@ -123,24 +123,32 @@ class Brain:
     # -- what others say and ask ----------------------------------------------------------------------------------
 
     def submit(self, submitted: JobSubmitted) -> tuple[pb.BrainPlan, Future[bool]]:
-        """Makes a job known and gives it its first plan; a job that is known keeps its plan in force."""
+        """Makes a job known and gives it its first plan; a job that is known keeps its plan in force.
+
+        Looks at all past jobs: not for a thread that must not wait.
+        """
+        wants_plan = not submitted.fixed and submitted.current is None
+        started = self._first_plans.warm_start(submitted) if wants_plan else None
         changes: list[Change] = []
         with self._lock:
             self._heard[submitted.job] = self.clock()
             if submitted.job not in self._state.jobs:
                 changes.append(submitted)
-                if not submitted.fixed and submitted.current is None:
-                    changes.append(self._first_plan(submitted))
+                if started is not None:
+                    changes.append(self._first_plans.make(submitted, started, self.clock()))
                 for change in changes:
                     self._take(change)
+            plan = self._in_force.message(submitted.job)
+            durable = self._recorder.record(changes)
         if changes:
             self._wake.set()
-        return self.plan(submitted.job), self._recorder.record(changes)
+        return plan, durable
 
     def first_plan(self, submitted: JobSubmitted) -> pb.BrainPlan:
-        """The plan that a job would start with."""
+        """The plan that a job would start with; not for a thread that must not wait."""
+        started = self._first_plans.warm_start(submitted)
         with self._lock:
-            return plan_to(replace(self._first_plan(submitted), version=0))
+            return plan_to(replace(self._first_plans.make(submitted, started, self.clock()), version=0))
 
     def report(self, job: JobId, reports: Sequence[ProfileReported], others: Sequence[Change]) -> Reported:
         """Takes in profiles, apart from those that make no sense, and other changes about the job."""
@@ -165,12 +173,13 @@ class Brain:
                 for change in others:
                     new.append(change)
                     self._take(change)
+            durable = self._recorder.record(new)
         accepted = len(reports) - len(refused)
         self.meters.profiles.labels("Accepted").inc(accepted)
         for sequence, problem in refused:
             self.meters.profiles.labels(problem.reason.value).inc()
             self._log.warning("profile refused", job=job, sequence=sequence, why=problem.reason, detail=problem.message)
-        return Reported(accepted, tuple(refused), self._recorder.record(new))
+        return Reported(accepted, tuple(refused), durable)
 
     def count_refused(self, reason: Refusal, count: int) -> None:
         """Counts profiles that were refused before they could be reported."""
@@ -228,10 +237,11 @@ class Brain:
             self._take(complete)
             self._learning.ended(ended.job)
             self._heard.pop(ended.job, None)
-            self._index = None
+            self._first_plans.history_changed()
+            durable = self._recorder.record([*reasons, complete])
         self._wake.set()
         self._notify(ended.job)
-        return self._recorder.record([*reasons, complete])
+        return durable
 
     def jobs(self) -> list[pb.JobSummary]:
         """Those that have not ended, by their submission."""
@@ -276,15 +286,8 @@ class Brain:
             self._rounds.tell_anew()
         with self._lock:
             self._heard = dict.fromkeys(self._state.jobs, self.clock()) | self._heard
-            self._index = None
+            self._first_plans.history_changed()
         self._wake.set()
-
-    def _first_plan(self, submitted: JobSubmitted) -> PlanMade:
-        """Under the lock."""
-        if self._index is None:
-            self._index = HistoryIndex(tuple(self._state.history))
-        preferences = self._settings.planner
-        return make_first_plan(submitted, self._state, self._conditions, self._index, preferences, self.clock())
 
     def _plan_for_ever(self) -> None:
         failures = 0

@@ -1,8 +1,10 @@
-"""The plan that a job starts with: Algorithm 1's shape, cut to what there is room for now; pure."""
+"""The plan that a job starts with: Algorithm 1's shape, cut to what there is room for now."""
+
+import threading
 
 from emberscale_brain.history.changes import JobSubmitted, PlanMade
 from emberscale_brain.planner.fitting import cut_to, least_of
-from emberscale_brain.planner.types import ClusterCapacity, Explanation, PlanAction, PlannedShape, ShapeBounds
+from emberscale_brain.planner.types import ClusterCapacity, Explanation, PastJob, PlanAction, PlannedShape, ShapeBounds
 from emberscale_brain.preferences import PlannerPreferences
 from emberscale_brain.service.acceptance import free_room, missing_room
 from emberscale_brain.service.state import BrainState, Conditions
@@ -10,25 +12,49 @@ from emberscale_brain.warm_start.similarity import HistoryIndex, NewJob
 from emberscale_brain.warm_start.start import WarmStart, warm_start
 
 
-def make_first_plan(
-    submitted: JobSubmitted,
-    state: BrainState,
-    conditions: Conditions,
-    index: HistoryIndex,
-    preferences: PlannerPreferences,
-    now: float,
-) -> PlanMade:
-    """`index` is of the history of `state`."""
-    started = warm_start(
-        NewJob(submitted.owner, submitted.metadata),
-        submitted.bounds,
-        index,
-        preferences.neighbours,
-        preferences.smoothing,
-    )
-    free = free_room(state, conditions, submitted.owner, now)
-    planned = _as_far_as_there_is_room(started, submitted.bounds, free, conditions.capacity)
-    return PlanMade(submitted.job, submitted.last_plan + 1, now, "warm start", planned)
+class FirstPlans:
+    """`state` is read under `lock`."""
+
+    def __init__(
+        self, state: BrainState, lock: threading.Lock, conditions: Conditions, preferences: PlannerPreferences
+    ) -> None:
+        self._state = state
+        self._lock = lock
+        self._conditions = conditions
+        self._preferences = preferences
+        self._history: tuple[PastJob, ...] | None = None
+        self._index = HistoryIndex(())
+        self._comparing = threading.Lock()
+
+    def history_changed(self) -> None:
+        """More jobs are past; under the lock."""
+        self._history = None
+
+    def warm_start(self, submitted: JobSubmitted) -> WarmStart:
+        """The shape that past jobs speak for.
+
+        Takes long where there are many: without the lock, and not for a thread that must not wait.
+        """
+        with self._comparing:  # by one thread at a time: more would keep those that answer from the interpreter
+            with self._lock:
+                if self._history is None:
+                    self._history = tuple(self._state.history)
+                history = self._history
+            if self._index.history is not history:
+                self._index = HistoryIndex(history)
+            return warm_start(
+                NewJob(submitted.owner, submitted.metadata),
+                submitted.bounds,
+                self._index,
+                self._preferences.neighbours,
+                self._preferences.smoothing,
+            )
+
+    def make(self, submitted: JobSubmitted, started: WarmStart, now: float) -> PlanMade:
+        """The plan of a job that is not known yet; under the lock."""
+        free = free_room(self._state, self._conditions, submitted.owner, now)
+        planned = _as_far_as_there_is_room(started, submitted.bounds, free, self._conditions.capacity)
+        return PlanMade(submitted.job, submitted.last_plan + 1, now, "warm start", planned)
 
 
 def _as_far_as_there_is_room(

@@ -50,7 +50,7 @@ class BrainServicer(brain_pb2_grpc.BrainServicer):
             submitted = submission_from(request, self._bounds, self._clock())
         except MalformedRequestError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        plan, durable = self._brain.submit(submitted)
+        plan, durable = await asyncio.to_thread(self._brain.submit, submitted)
         return pb.SubmitJobReply(plan=plan, durable=await _known_soon(durable))
 
     async def WarmStart(self, request: pb.SubmitJobRequest, context: Context) -> pb.BrainPlan:  # noqa: N802
@@ -59,7 +59,7 @@ class BrainServicer(brain_pb2_grpc.BrainServicer):
             submitted = submission_from(request, self._bounds, self._clock())
         except MalformedRequestError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        return self._brain.first_plan(submitted)
+        return await asyncio.to_thread(self._brain.first_plan, submitted)
 
     async def ReportProfile(self, request: pb.ReportProfileRequest, context: Context) -> pb.ReportProfileReply:  # noqa: N802
         """Answers when the accepted profiles are in the database, or it is known that they are not."""

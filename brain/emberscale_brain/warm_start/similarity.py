@@ -59,7 +59,7 @@ class HistoryIndex:
     """Past jobs as arrays, so that one new job is compared with all of them at once."""
 
     def __init__(self, history: Sequence[PastJob]) -> None:
-        self._history = history
+        self.history = history
         self._sizes = {
             name: np.array([size(past.metadata) for past in history], dtype=np.float64) for name, size in _SIZES.items()
         }
@@ -73,7 +73,7 @@ class HistoryIndex:
         self._age = -np.array([past.finished_at for past in history], dtype=np.float64)
 
     def __len__(self) -> int:
-        return len(self._history)
+        return len(self.history)
 
     def features(self, new: NewJob) -> dict[str, NDArray[np.float64]]:
         """Likeness of each feature to that of every past job, 0 to 1.
@@ -105,7 +105,7 @@ class HistoryIndex:
         order = np.lexsort((self._age, -np.round(similarity, 9)))[:count]
         return tuple(
             (past, SimilarJob(past.id, float(similarity[i]), _one(features, i), past.final_shape))
-            for i, past in ((int(i), self._history[int(i)]) for i in order)
+            for i, past in ((int(i), self.history[int(i)]) for i in order)
             if similarity[i] >= least
         )
 

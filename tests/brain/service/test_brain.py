@@ -1,5 +1,6 @@
 import asyncio
 import math
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,9 +13,11 @@ from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_brain.history.changes import JobEnded, JobSubmitted, ProfileReported
 from emberscale_brain.history.store import HistoryStore
 from emberscale_brain.planner.types import GIB, JobId, JobMetadata, JobProfile, JobShape, ShapeBounds
+from emberscale_brain.service import first_plan
 from emberscale_brain.service.brain import Brain, UnknownJobError
 from emberscale_brain.service.server import BrainServicer
 from emberscale_brain.service.settings import load_settings
+from emberscale_brain.warm_start.start import WarmStart, warm_start
 
 StartBrain = Callable[..., Brain]
 JOB = JobId("job-1")
@@ -315,6 +318,34 @@ def test_a_watch_ends_with_its_job_even_without_any_news(start_brain: StartBrain
         return [] if latest is None else [latest]
 
     assert asyncio.run(watch()) == []
+
+
+def test_nobody_waits_while_a_newcomer_is_compared_with_past_jobs(
+    start_brain: StartBrain, submission: Callable[..., pb.SubmitJobRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brain = start_brain("planning.interval=1h")
+    brain.submit(submitted(current=TWO))
+    answered = threading.Event()
+
+    def compare_for_long(*given: object) -> WarmStart:
+        assert answered.wait(timeout=20)
+        return warm_start(*given)  # type: ignore[arg-type]  # as they came
+
+    monkeypatch.setattr(first_plan, "warm_start", compare_for_long)
+
+    async def ask() -> tuple[pb.SubmitJobReply, pb.BrainPlan]:
+        servicer = BrainServicer(brain, load_settings(None), asyncio.get_running_loop())
+        newcomer = asyncio.ensure_future(servicer.SubmitJob(submission("newcomer"), context=None))
+        asker = asyncio.ensure_future(servicer.WarmStart(submission("asker"), context=None))
+        await asyncio.sleep(0)
+        assert (await servicer.GetPlan(pb.GetPlanRequest(job_uid=JOB), context=None)).version == 0
+        assert brain.report(JOB, [profile(1)], ()).accepted == 1
+        assert (newcomer.done(), asker.done()) == (False, False)
+        answered.set()
+        return await newcomer, await asker
+
+    reply, asked = asyncio.run(ask())
+    assert (reply.plan.version, reply.plan.action, asked.action) == (1, "Start", "Start")
 
 
 def test_a_brain_that_started_without_its_database_goes_on_with_the_jobs_in_it(
