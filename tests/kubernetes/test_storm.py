@@ -9,6 +9,8 @@ import pytest
 from kubernetes import client, config
 
 from cluster import Place, eventually, get, kubectl, run, setting
+from faults import running
+from installation import OPERATOR
 from operator_metrics import operator_samples, total, writes
 from status_watch import contradictions
 
@@ -37,6 +39,11 @@ def on_fake_nodes(name: str) -> dict[str, Any]:
     }
 
 
+def restarts(pod: dict[str, Any]) -> tuple[str, int]:
+    """The pod, and how often its container was started again."""
+    return pod["metadata"]["uid"], pod["status"]["containerStatuses"][0]["restartCount"]
+
+
 def create_at_once(documents: list[dict[str, Any]], place: Place) -> None:
     """As quickly as the API server takes them; kubectl sends one after the other."""
     configuration = client.Configuration()
@@ -59,6 +66,7 @@ def fake_nodes(installed: str) -> None:
 
 def test_a_storm_of_jobs_gets_all_its_pods_and_then_is_left_in_peace(fake_nodes: None, place: Place) -> None:
     before = operator_samples()
+    operator = running(OPERATOR)
     names = [f"storm-{number}" for number in range(JOBS)]
     started = time.monotonic()
     create_at_once([on_fake_nodes(name) for name in names], place)
@@ -78,6 +86,7 @@ def test_a_storm_of_jobs_gets_all_its_pods_and_then_is_left_in_peace(fake_nodes:
         return not [text for name in names for text in contradictions(statuses[name], pods[name])]
 
     eventually("every status is true of the pods", lambda: settled() or None, seconds=300, every=5)
+    assert restarts(running(OPERATOR)) == restarts(operator)
     after = operator_samples()
 
     pods = get("pods", namespace=place.namespace)
