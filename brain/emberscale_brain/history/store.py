@@ -21,27 +21,21 @@ from emberscale_brain.history.changes import (
     ProfileReported,
     StartUpObserved,
 )
-from emberscale_brain.history.codec import Codec
 from emberscale_brain.history.database import DatabaseAwayError, WriteRefusedError, first_line, migrate, open_engine
-from emberscale_brain.history.tables import JobRow, PlanRow, ProfileRow, StartUpRow
-from emberscale_brain.planner.types import (
-    Explanation,
-    JobId,
-    JobMetadata,
-    JobProfile,
-    JobShape,
-    PastJob,
-    PlanAction,
-    PlannedShape,
-    ShapeBounds,
-    ThroughputFit,
+from emberscale_brain.history.rows import (
+    METADATA,
+    end_values,
+    job_values,
+    past_job_of,
+    plan_of,
+    plan_values,
+    profile_of,
+    profile_values,
+    start_up_values,
+    submission_of,
 )
-
-METADATA: Codec[JobMetadata] = Codec(JobMetadata)
-BOUNDS: Codec[ShapeBounds] = Codec(ShapeBounds)
-SHAPE: Codec[JobShape] = Codec(JobShape)
-FIT: Codec[ThroughputFit] = Codec(ThroughputFit)
-EXPLANATION: Codec[Explanation] = Codec(Explanation)
+from emberscale_brain.history.tables import JobRow, PlanRow, ProfileRow, StartUpRow
+from emberscale_brain.planner.types import JobId, JobMetadata, JobProfile, PastJob
 
 _DAY = 86_400.0
 R = TypeVar("R")
@@ -102,22 +96,22 @@ class HistoryStore:
                 match change:
                     case JobSubmitted():
                         # a suspended job that is submitted again runs again, as it is described now
-                        statement = self._insert(JobRow).values(**_job_values(change))
+                        statement = self._insert(JobRow).values(**job_values(change))
                         anew = {column.name: column for column in statement.excluded}
                         session.execute(statement.on_conflict_do_update(index_elements=["uid"], set_=anew))
                     case ProfileReported():
-                        self._add(session, ProfileRow, _profile_values(change))
+                        self._add(session, ProfileRow, profile_values(change))
                     case StartUpObserved():
-                        self._add(session, StartUpRow, _start_up_values(change))
+                        self._add(session, StartUpRow, start_up_values(change))
                     case PlanMade():
                         # a plan that stays in force gets new reasons as more is known
-                        values = _plan_values(change)
+                        values = plan_values(change)
                         statement = self._insert(PlanRow).values(**values)
                         session.execute(
                             statement.on_conflict_do_update(index_elements=["job_uid", "version"], set_=values)
                         )
                     case JobEnded():
-                        session.execute(update(JobRow).where(JobRow.uid == change.job).values(**_end_values(change)))
+                        session.execute(update(JobRow).where(JobRow.uid == change.job).values(**end_values(change)))
 
         self._in_transaction(insert_all)
 
@@ -128,31 +122,21 @@ class HistoryStore:
             changes: list[Change] = []
             for row in session.scalars(select(JobRow).where(JobRow.phase.is_(None)).order_by(JobRow.submitted_at)):
                 job = JobId(row.uid)
-                changes.append(
-                    JobSubmitted(
-                        job=job,
-                        owner=row.owner,
-                        metadata=METADATA.from_plain(row.metadata_),
-                        bounds=BOUNDS.from_plain(row.bounds),
-                        submitted_at=row.submitted_at,
-                        current=None if row.current is None else SHAPE.from_plain(row.current),
-                        priority=row.priority,
-                        fixed=row.fixed,
-                        last_plan=row.last_plan,
-                    )
-                )
+                changes.append(submission_of(row))
                 profiles = session.scalars(
                     select(ProfileRow)
                     .where(ProfileRow.job_uid == job)
                     .order_by(desc(ProfileRow.sequence))
                     .limit(profiles_per_job)
                 ).all()
-                changes += [ProfileReported(job, profile.sequence, _profile(profile)) for profile in reversed(profiles)]
+                changes += [
+                    ProfileReported(job, profile.sequence, profile_of(profile)) for profile in reversed(profiles)
+                ]
                 last = session.scalars(
                     select(PlanRow).where(PlanRow.job_uid == job).order_by(desc(PlanRow.version)).limit(1)
                 ).first()
                 if last is not None:
-                    changes.append(_plan(last))
+                    changes.append(plan_of(last))
             return changes
 
         return self._in_transaction(read)
@@ -175,7 +159,7 @@ class HistoryStore:
                 .order_by(*order, desc(JobRow.finished_at))
                 .limit(limit)
             )
-            return [_past_job(row) for row in rows]
+            return [past_job_of(row) for row in rows]
 
         return self._in_transaction(read)
 
@@ -205,7 +189,7 @@ class HistoryStore:
             rows = session.scalars(
                 select(PlanRow).where(PlanRow.job_uid == job).order_by(desc(PlanRow.version)).limit(limit)
             )
-            return [_plan(row) for row in rows]
+            return [plan_of(row) for row in rows]
 
         return self._in_transaction(read)
 
@@ -225,7 +209,7 @@ class HistoryStore:
             rows = session.scalars(
                 select(ProfileRow).where(ProfileRow.job_uid == job).order_by(desc(ProfileRow.sequence)).limit(limit)
             ).all()
-            return [_profile(row) for row in reversed(rows)]
+            return [profile_of(row) for row in reversed(rows)]
 
         return self._in_transaction(read)
 
@@ -271,132 +255,3 @@ class HistoryStore:
 def _count(session: Session, statement: Any) -> int:
     result = session.execute(statement.execution_options(synchronize_session=False))
     return result.rowcount if isinstance(result, CursorResult) else 0
-
-
-def _job_values(change: JobSubmitted) -> dict[str, Any]:
-    return {
-        "uid": change.job,
-        "owner": change.owner,
-        "name": change.metadata.name,
-        "architecture": change.metadata.architecture,
-        "metadata_": METADATA.plain(change.metadata),
-        "bounds": BOUNDS.plain(change.bounds),
-        "current": None if change.current is None else SHAPE.plain(change.current),
-        "priority": change.priority,
-        "fixed": change.fixed,
-        "submitted_at": change.submitted_at,
-        "last_plan": change.last_plan,
-        "rows": 0,
-    }
-
-
-def _end_values(change: JobEnded) -> dict[str, Any]:
-    return {
-        "phase": change.phase,
-        "finished_at": change.finished_at,
-        "final_shape": None if change.final_shape is None else SHAPE.plain(change.final_shape),
-        "fit": None if change.fit is None else FIT.text(change.fit),
-        "rows": change.rows,
-        **({} if change.metadata is None else {"metadata_": METADATA.plain(change.metadata)}),
-    }
-
-
-def _profile_values(change: ProfileReported) -> dict[str, Any]:
-    profile, shape = change.profile, change.profile.shape
-    return {
-        "job_uid": change.job,
-        "sequence": change.sequence,
-        "time": profile.time,
-        "workers": shape.workers,
-        "ps": shape.ps,
-        "worker_cpu": shape.worker_cpu,
-        "ps_cpu": shape.ps_cpu,
-        "worker_memory_limit": shape.worker_memory,
-        "ps_memory_limit": shape.ps_memory,
-        "batch_size": profile.batch_size,
-        "iteration_seconds": profile.iteration_seconds,
-        "throughput": profile.throughput,
-        "samples": profile.samples,
-        "rows": profile.rows,
-        "ps_memory": profile.ps_memory,
-        "worker_memory": profile.worker_memory,
-        "worker_cpu_utilization": profile.worker_cpu_utilization,
-        "ps_cpu_utilization": profile.ps_cpu_utilization,
-        "stage_fractions": dict(profile.stage_fractions),
-        "restarted": profile.restarted,
-        "total_samples": profile.total_samples,
-        "failures": profile.failures,
-        "checkpoint_cost": profile.checkpoint_cost,
-    }
-
-
-def _profile(row: ProfileRow) -> JobProfile:
-    return JobProfile(
-        time=row.time,
-        shape=JobShape(row.workers, row.ps, row.worker_cpu, row.ps_cpu, row.worker_memory_limit, row.ps_memory_limit),
-        batch_size=row.batch_size,
-        iteration_seconds=row.iteration_seconds,
-        throughput=row.throughput,
-        samples=row.samples,
-        rows=row.rows,
-        ps_memory=row.ps_memory,
-        worker_memory=row.worker_memory,
-        worker_cpu_utilization=row.worker_cpu_utilization,
-        ps_cpu_utilization=row.ps_cpu_utilization,
-        stage_fractions=row.stage_fractions,
-        restarted=row.restarted,
-        total_samples=row.total_samples,
-        failures=row.failures,
-        checkpoint_cost=row.checkpoint_cost,
-    )
-
-
-def _start_up_values(change: StartUpObserved) -> dict[str, Any]:
-    return {
-        "job_uid": change.job,
-        "role": change.role,
-        "time": change.time,
-        "seconds": change.seconds,
-        "paused_seconds": change.paused_seconds,
-    }
-
-
-def _plan_values(change: PlanMade) -> dict[str, Any]:
-    planned = change.planned
-    return {
-        "job_uid": change.job,
-        "version": change.version,
-        "made_at": change.made_at,
-        "planner": change.planner,
-        "action": planned.action.value,
-        "reason": planned.reason,
-        "shape": None if planned.shape is None else SHAPE.plain(planned.shape),
-        "explanation": EXPLANATION.text(planned.explanation),
-    }
-
-
-def _plan(row: PlanRow) -> PlanMade:
-    return PlanMade(
-        job=JobId(row.job_uid),
-        version=row.version,
-        made_at=row.made_at,
-        planner=row.planner,
-        planned=PlannedShape(
-            shape=None if row.shape is None else SHAPE.from_plain(row.shape),
-            action=PlanAction(row.action),
-            reason=row.reason,
-            explanation=EXPLANATION.from_text(row.explanation),
-        ),
-    )
-
-
-def _past_job(row: JobRow) -> PastJob:
-    return PastJob(
-        id=JobId(row.uid),
-        owner=row.owner,
-        metadata=METADATA.from_plain(row.metadata_),
-        final_shape=SHAPE.from_plain(row.final_shape),
-        fit=None if row.fit is None else FIT.from_text(row.fit),
-        finished_at=row.finished_at or 0.0,
-        rows=row.rows,
-    )
