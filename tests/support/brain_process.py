@@ -43,6 +43,10 @@ class BrainProcess:
         self._process.kill()
         self._process.wait()
 
+    def end(self) -> int:
+        """Its exit code, once it has ended by itself."""
+        return self._process.wait(timeout=60)
+
     def stop(self) -> None:
         """As Kubernetes would."""
         self._channel.close()

@@ -12,7 +12,8 @@ from sqlalchemy import URL, Engine, create_engine, event
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
-_CONNECT_SECONDS = 3
+_WAIT_SECONDS = 3
+_IDLE_SECONDS = 60
 
 
 class DatabaseAwayError(Exception):
@@ -51,16 +52,18 @@ def open_engine(url: str) -> Engine:
     parsed = read_url(url)
     if parsed.drivername == "sqlite":
         return _open_sqlite(parsed)
-    return create_engine(
+    engine = create_engine(
         parsed,
         pool_pre_ping=True,
         pool_size=4,
         connect_args={
-            "connect_timeout": _CONNECT_SECONDS,
+            "connect_timeout": _WAIT_SECONDS,
             "application_name": "emberscale-brain",
             "client_encoding": "utf8",  # of a database that says SQL_ASCII, texts would come as bytes
         },
     )
+    event.listen(engine, "connect", _set_up_postgresql)
+    return engine
 
 
 def _open_sqlite(url: URL) -> Engine:
@@ -70,7 +73,7 @@ def _open_sqlite(url: URL) -> Engine:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise DatabaseUnusableError(f"the database's folder {folder} cannot be made: {error.strerror}") from error
-    engine = create_engine(url, connect_args={"timeout": _CONNECT_SECONDS})
+    engine = create_engine(url, connect_args={"timeout": _WAIT_SECONDS})
     event.listen(engine, "connect", _set_up_sqlite)
     return engine
 
@@ -94,6 +97,13 @@ def first_line(error: DBAPIError) -> str:
     """What the database said, in one line."""
     lines = str(error.orig or error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def _set_up_postgresql(connection: Any, _record: object) -> None:
+    # who fell silent within a transaction, such as a machine that was cut off, holds up nobody for ever
+    connection.execute(f"SET lock_timeout = '{_WAIT_SECONDS}s'")
+    connection.execute(f"SET idle_in_transaction_session_timeout = '{_IDLE_SECONDS}s'")
+    connection.commit()
 
 
 def _set_up_sqlite(connection: Any, _record: object) -> None:

@@ -21,6 +21,7 @@ from emberscale_brain.history.changes import (
     ProfileReported,
     StartUpObserved,
 )
+from emberscale_brain.history.claim import Claim
 from emberscale_brain.history.database import DatabaseAwayError, WriteRefusedError, first_line, migrate, open_engine
 from emberscale_brain.history.rows import (
     METADATA,
@@ -63,17 +64,21 @@ class Pruned:
 
 
 class HistoryStore:
-    """The database. Every method raises DatabaseAwayError while it cannot be reached."""
+    """The database. Every method raises DatabaseAwayError while it cannot be reached.
 
-    def __init__(self, engine: Engine) -> None:
+    Of those that are `exclusive` only the one that came last may write. The others raise ClaimLostError.
+    """
+
+    def __init__(self, engine: Engine, exclusive: bool = False) -> None:
         self._engine = engine
         dialect = postgresql if engine.dialect.name == "postgresql" else sqlite
         self._insert: Callable[[Any], Any] = dialect.insert
+        self._claim = Claim(self._insert) if exclusive else None
 
     @classmethod
-    def open(cls, url: str) -> "HistoryStore":
+    def open(cls, url: str, exclusive: bool = False) -> "HistoryStore":
         """Does not connect. Raises DatabaseUnusableError for an address that cannot be one."""
-        return cls(open_engine(url))
+        return cls(open_engine(url), exclusive)
 
     @property
     def address(self) -> str:
@@ -84,12 +89,22 @@ class HistoryStore:
         """Creates or upgrades the schema. Raises DatabaseUnusableError if a newer version wrote it."""
         migrate(self._engine)
 
+    def claim(self) -> None:
+        """Where the store is exclusive, those before it have written their last.
+
+        Raises ClaimLostError if this one has.
+        """
+        self._write(lambda session: None)
+
     def close(self) -> None:
         """Lets go of all connections."""
         self._engine.dispose()
 
     def write(self, changes: Sequence[Change]) -> None:
-        """All of them in one transaction, in order. Raises WriteRefusedError if the database refuses one of them."""
+        """All of them in one transaction, in order.
+
+        Raises WriteRefusedError if the database refuses one of them, and ClaimLostError.
+        """
 
         def insert_all(session: Session) -> None:
             for change in changes:
@@ -113,7 +128,7 @@ class HistoryStore:
                     case JobEnded():
                         session.execute(update(JobRow).where(JobRow.uid == change.job).values(**end_values(change)))
 
-        self._in_transaction(insert_all)
+        self._write(insert_all)
 
     def running_jobs(self, profiles_per_job: int) -> list[Change]:
         """What a brain has to know again after a restart: running jobs, their last plan and their latest profiles."""
@@ -214,7 +229,10 @@ class HistoryStore:
         return self._in_transaction(read)
 
     def prune(self, retention: Retention, now: float) -> Pruned:
-        """Deletes what is older than it is kept for. Running jobs keep their latest profiles and plans whatever."""
+        """Deletes what is older than it is kept for. Running jobs keep their latest profiles and plans whatever.
+
+        Raises ClaimLostError.
+        """
 
         def remove(session: Session) -> Pruned:
             ended = select(JobRow.uid).where(JobRow.phase.is_not(None))
@@ -228,7 +246,7 @@ class HistoryStore:
             jobs = _count(session, delete(JobRow).where(JobRow.finished_at < now - retention.job_days * _DAY))
             return Pruned(profiles, plans, start_ups, jobs)
 
-        return self._in_transaction(remove)
+        return self._write(remove)
 
     def _keep_latest(self, session: Session, table: Any, order: Any, keep: int) -> int:
         """Deletes all but the `keep` latest rows of each job."""
@@ -238,6 +256,20 @@ class HistoryStore:
 
     def _add(self, session: Session, table: Any, values: Mapping[str, Any]) -> None:
         session.execute(self._insert(table).values(**values).on_conflict_do_nothing())
+
+    def _write(self, work: Callable[[Session], R]) -> R:
+        """In a transaction that ends well only if this is who may write."""
+        claim = self._claim
+        if claim is None:
+            return self._in_transaction(work)
+
+        def claimed(session: Session) -> R:
+            claim.hold(session)
+            return work(session)
+
+        result = self._in_transaction(claimed)
+        claim.committed()
+        return result
 
     def _in_transaction(self, work: Callable[[Session], R]) -> R:
         try:

@@ -46,6 +46,17 @@ class JobRow(Table):
     )
 
 
+class ClaimRow(Table):
+    """The brain that may write; at most one row. `token` is one brain's alone, `holder` says which that is."""
+
+    __tablename__ = "claims"
+
+    id: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    token: Mapped[str] = mapped_column(String(32))
+    holder: Mapped[str] = mapped_column(Text)
+    begun_at: Mapped[float]
+
+
 class ProfileRow(Table):
     """One accepted profile."""
 

@@ -15,6 +15,7 @@ import structlog
 
 from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_brain.history.changes import SILENT, Change, JobEnded, JobSubmitted, PlanMade, ProfileReported
+from emberscale_brain.history.claim import ClaimLostError
 from emberscale_brain.history.database import DatabaseAwayError
 from emberscale_brain.history.store import HistoryStore
 from emberscale_brain.model.features import ModelConstants
@@ -51,9 +52,18 @@ class Reported:
 
 
 class Brain:
-    """Start it, ask it, stop it. `clock` gives seconds since the epoch."""
+    """Start it, ask it, stop it. `clock` gives seconds since the epoch.
 
-    def __init__(self, settings: BrainSettings, store: HistoryStore, clock: Callable[[], float] = time.time) -> None:
+    `on_superseded` hears on some thread, and maybe again, that another brain has the database: this one must stop.
+    """
+
+    def __init__(
+        self,
+        settings: BrainSettings,
+        store: HistoryStore,
+        clock: Callable[[], float] = time.time,
+        on_superseded: Callable[[str], object] = lambda why: None,
+    ) -> None:
         self.meters = Meters()
         self._settings = settings
         self._store = store
@@ -71,8 +81,12 @@ class Brain:
             self._state, self._lock, self._conditions, self._in_force, settings.planner.name, self._take
         )
         self._listeners: list[Callable[[JobId], None]] = []
+        self._on_superseded = on_superseded
         self._recorder = Recorder(
-            store, on_return=self._learn, on_lost=lambda why, count: self.meters.lost.labels(why).inc(count)
+            store,
+            on_return=self._learn,
+            on_lost=lambda why, count: self.meters.lost.labels(why).inc(count),
+            on_superseded=on_superseded,
         )
         self._stopping = threading.Event()
         self._wake = threading.Event()
@@ -91,6 +105,7 @@ class Brain:
         away = None
         try:
             self._store.migrate()
+            self._store.claim()
             self._learn()
         except DatabaseAwayError as error:
             away = str(error)
@@ -347,5 +362,7 @@ class Brain:
                 pruned = self._store.prune(self._settings.retention.retention(), self.clock())
             except DatabaseAwayError as error:
                 self._log.warning("not pruned", reason=str(error))
+            except ClaimLostError as error:
+                self._on_superseded(str(error))
             else:
                 self._log.info("pruned", profiles=pruned.profiles, plans=pruned.plans, jobs=pruned.jobs)

@@ -23,13 +23,17 @@ from emberscale_brain.service.brain import Brain
 from emberscale_brain.service.server import serve
 from emberscale_brain.service.settings import BrainSettings, SettingsError, load_settings
 
+_SUPERSEDED = 3
 _GRACE_SECONDS = 5.0
 _COLLECTOR = (2_000, 10, 1_000)
 _SWITCH_SECONDS = 0.001
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0 after SIGTERM or SIGINT, 2 for settings that cannot be used."""
+    """Returns the exit code.
+
+    0 after SIGTERM or SIGINT, 2 for settings that cannot be used, 3 once another brain has the database.
+    """
     parser = argparse.ArgumentParser(
         prog="emberscale-brain", description="Learns how jobs' throughput depends on their shapes, and plans for all."
     )
@@ -45,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(json.dumps(settings.model_dump(mode="json", by_alias=True), indent=2))  # noqa: T201  # its output
             return 0
         token, certificates = _token(settings), mounted_certificates()
-        store = HistoryStore.open(settings.database)
+        store = HistoryStore.open(settings.database, exclusive=settings.planning.take_over)
     except (SettingsError, UnusableCertificateError, DatabaseUnusableError) as error:
         print(error, file=sys.stderr)  # noqa: T201  # before there is a log
         return 2
@@ -83,12 +87,24 @@ def _collect_rarely() -> None:
 
 async def _run(settings: BrainSettings, token: str, certificates: Certificates | None, store: HistoryStore) -> int:
     log = structlog.get_logger()
-    stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
+    stopping: asyncio.Future[str | None] = loop.create_future()
+
+    def stop(superseded: str | None = None) -> None:
+        if not stopping.done():
+            stopping.set_result(superseded)
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
-    brain = Brain(settings, store)
+        loop.add_signal_handler(number, stop)
+    brain = Brain(settings, store, on_superseded=lambda why: loop.call_soon_threadsafe(stop, why))
     metrics: WSGIServer | None = None
+    if settings.metrics is not None:
+        host, _, port = settings.metrics.rpartition(":")
+        try:  # before the brain begins: one that was started twice takes no database from the first
+            metrics, _thread = start_http_server(int(port), host.strip("[]"), brain.meters.registry)
+        except OSError as error:
+            log.error("address unavailable", reason=str(error), metrics=settings.metrics)
+            return 2
     try:
         await asyncio.to_thread(brain.start)
     except DatabaseUnusableError as error:
@@ -97,19 +113,18 @@ async def _run(settings: BrainSettings, token: str, certificates: Certificates |
     _collect_rarely()
     sys.setswitchinterval(_SWITCH_SECONDS)  # who answers waits for those who record and read plans, one after the other
     try:
-        if settings.metrics is not None:
-            host, _, port = settings.metrics.rpartition(":")
-            metrics, _thread = start_http_server(int(port), host.strip("[]"), brain.meters.registry)
         server, port_number = await serve(brain, settings, token, certificates)
     except OSError as error:
-        log.error("address unavailable", reason=str(error), listen=settings.listen, metrics=settings.metrics)
+        log.error("address unavailable", reason=str(error), listen=settings.listen)
         await asyncio.to_thread(brain.stop)
         return 2
     log.info("serving", listen=settings.listen, port=port_number, database=store.address)
-    await stopping.wait()
+    superseded = await stopping
+    if superseded is not None:
+        log.error("superseded", reason=superseded, database=store.address)
     await server.stop(_GRACE_SECONDS)
     if metrics is not None:
         metrics.shutdown()
     await asyncio.to_thread(brain.stop)
     log.info("stopped")
-    return 0
+    return 0 if superseded is None else _SUPERSEDED

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import structlog
 
 from emberscale_brain.history.changes import Change, PlanMade, ProfileReported
+from emberscale_brain.history.claim import ClaimLostError
 from emberscale_brain.history.database import DatabaseAwayError, DatabaseUnusableError, WriteRefusedError
 from emberscale_brain.history.store import HistoryStore
 
@@ -29,7 +30,8 @@ class Recorder:
     after them plans that were followed by others), callers are told at once that theirs is not durable yet, and every
     `retry_seconds` it tries again. When the database is back, its schema is brought up to date, what was kept is
     written, and `on_return` is called, which may find it away again. `on_lost` hears why how many changes were given
-    up: "Dropped" or "Refused".
+    up: "Dropped" or "Refused". Once another brain has the database, nothing is written any more, and `on_superseded`
+    hears why.
     """
 
     def __init__(
@@ -39,12 +41,14 @@ class Recorder:
         most_kept: int = 200_000,
         on_return: Callable[[], None] = lambda: None,
         on_lost: Callable[[str, int], None] = lambda why, count: None,
+        on_superseded: Callable[[str], object] = lambda why: None,
     ) -> None:
         self._store = store
         self._retry_seconds = retry_seconds
         self._most_kept = most_kept
         self._on_return = on_return
         self._on_lost = on_lost
+        self._on_superseded = on_superseded
         self._log = structlog.get_logger()
         self._condition = threading.Condition()
         self._waiting: deque[_Entry] = deque()
@@ -129,6 +133,7 @@ class Recorder:
         try:
             if returned:
                 self._store.migrate()
+                self._store.claim()
             while self._kept:
                 batch = [self._kept[index] for index in range(min(_BATCH, len(self._kept)))]
                 self._write(batch, refused)
@@ -140,6 +145,10 @@ class Recorder:
             if self._away != str(error):
                 self._log.error("database away", reason=str(error), kept=len(self._kept))
             self._away = str(error)
+            return False
+        except ClaimLostError as error:
+            self._away = str(error)
+            self._on_superseded(str(error))
             return False
         if returned:
             self._away = None

@@ -119,7 +119,8 @@ class PlanningSettings(ManifestPart):
     settle: Seconds = Field(default=300.0, ge=0, description="A job that is on its way to a new shape is left alone")
     silence: Seconds = Field(default=1800.0, gt=0, description="A job that reports nothing for so long is over")
     take_over: bool = Field(
-        default=True, description="A brain that starts goes on with the jobs that its database runs"
+        default=True,
+        description="A brain that starts goes on with the jobs that its database runs; the last such alone may write",
     )
     profiles_per_job: int = Field(default=64, ge=1, le=10_000, description="Latest profiles that a planner sees")
     past_jobs: int = Field(default=500, ge=1, le=10_000, description="Ended jobs that a planner sees")

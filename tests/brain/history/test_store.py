@@ -20,6 +20,7 @@ from emberscale_brain.history.changes import (
     ProfileReported,
     StartUpObserved,
 )
+from emberscale_brain.history.claim import ClaimLostError
 from emberscale_brain.history.database import (
     DatabaseAwayError,
     DatabaseUnusableError,
@@ -119,6 +120,59 @@ def test_a_batch_is_written_whole_or_not_at_all(store: HistoryStore) -> None:
     with pytest.raises(WriteRefusedError):
         store.write([submitted("a"), replace(submitted("b"), owner="x" * 300), profile("a", 1 << 70)])
     assert store.running_jobs(10) == []
+
+
+def test_of_those_that_write_alone_the_last_to_come_does(store: HistoryStore, database_url: str) -> None:
+    first, second = (HistoryStore.open(database_url, exclusive=True) for _ in range(2))
+    first.claim()
+    first.write([submitted("a"), plan("a", 1)])
+    second.claim()
+    for refused in (lambda: first.write([plan("a", 2)]), lambda: first.prune(Retention(), 0.0), first.claim):
+        with pytest.raises(ClaimLostError, match=r"another brain has the database now, process \d+ on .*, begun at 20"):
+            refused()
+    second.write([plan("a", 3)])
+    second.claim()
+    store.write([plan("a", 4)])  # one that shares it, as brains beside jobs of one machine do
+    assert [made.version for made in second.plans(JobId("a"), 10)] == [4, 3, 1]
+    for opened in (first, second):
+        opened.close()
+
+
+def test_a_write_that_the_database_refuses_claims_nothing(store: HistoryStore, database_url: str) -> None:
+    first, second = (HistoryStore.open(database_url, exclusive=True) for _ in range(2))
+    first.claim()
+    with pytest.raises(WriteRefusedError):
+        second.write([profile("nobody", 1)])
+    first.write([submitted("a")])
+    second.write([submitted("b")])
+    with pytest.raises(ClaimLostError):
+        first.write([submitted("c")])
+    for opened in (first, second):
+        opened.close()
+
+
+def test_a_database_that_lost_everything_belongs_to_who_had_it(store: HistoryStore, database_url: str) -> None:
+    mine = HistoryStore.open(database_url, exclusive=True)
+    mine.claim()
+    command.downgrade(migrations_of(database_url), "base")
+    mine.migrate()
+    mine.claim()
+    mine.write([submitted("a")])
+    assert mine.running_jobs(10) == [submitted("a")]
+    mine.close()
+
+
+def test_a_brain_that_fell_silent_while_it_wrote_holds_up_nobody_for_ever(
+    store: HistoryStore, database_url: str
+) -> None:
+    silent, next_one = open_engine(database_url), HistoryStore.open(database_url, exclusive=True)
+    next_one.claim()
+    with silent.connect() as connection:
+        connection.execute(text("UPDATE claims SET holder = 'silent'"))
+        with pytest.raises(DatabaseAwayError, match="lock"):
+            next_one.write([submitted("a")])
+    next_one.write([submitted("a")])
+    next_one.close()
 
 
 def test_ended_jobs_become_history_with_the_likeliest_first(store: HistoryStore) -> None:

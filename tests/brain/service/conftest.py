@@ -114,7 +114,7 @@ def start_brain(tmp_path: Path, fake_planners: Path) -> Iterator[Callable[..., B
 
     def start(*overrides: str) -> Brain:
         settings = load_settings(None, [f"database=sqlite:///{tmp_path / 'brain.db'}", *DEFAULTS, *overrides])
-        brain = Brain(settings, HistoryStore.open(settings.database))
+        brain = Brain(settings, HistoryStore.open(settings.database, exclusive=settings.planning.take_over))
         brain.start()
         started.append(brain)
         return brain

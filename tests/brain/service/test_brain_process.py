@@ -168,6 +168,40 @@ def test_a_killed_brain_has_every_profile_that_it_confirmed(
     assert again.later_plan(jobs[0], 1).shape.workers == 3
 
 
+def test_of_two_brains_on_one_database_the_later_goes_on_and_the_other_says_why_it_ends(
+    run_brain: RunBrain, submission: Submission
+) -> None:
+    first = run_brain("planning.interval=1h")
+    assert first.stub.SubmitJob(submission()).durable
+    second = run_brain("planning.interval=1h")
+    assert not first.report("job-1", profile(1)).durable
+    assert first.end() == 3
+    (why,) = [line for line in first.log.read_text().splitlines() if '"superseded"' in line]
+    assert f"another brain has the database now, process {second.pid} on " in why
+    assert "end one of the two, or give each a database of its own" in why
+    assert second.report("job-1", profile(1)).durable
+    assert second.stub.GetPlan(PLAN).version == 1
+
+
+def test_a_brain_that_is_started_twice_at_one_address_leaves_the_first_alone(
+    run_brain: RunBrain, submission: Submission
+) -> None:
+    metrics = f"metrics=127.0.0.1:{free_port()}"
+    first = run_brain(metrics)
+    with pytest.raises(RuntimeError, match="address unavailable"):
+        run_brain(metrics)
+    assert first.stub.SubmitJob(submission()).durable
+
+
+def test_brains_beside_jobs_on_one_machine_share_a_database(run_brain: RunBrain, submission: Submission) -> None:
+    brains = {job: run_brain("planning.takeOver=false", "planning.interval=1h") for job in ("job-1", "job-2")}
+    for job, brain in brains.items():
+        assert brain.stub.SubmitJob(submission(job)).durable
+    for job, brain in brains.items():
+        assert brain.report(job, profile(1)).durable
+        assert brain.stub.ReportOutcome(pb.ReportOutcomeRequest(job_uid=job, phase="Complete")).durable
+
+
 def test_everything_is_answered_while_the_planner_hangs_and_it_ends_with_the_brain(
     run_brain: RunBrain, submission: Submission, trouble: Path
 ) -> None:

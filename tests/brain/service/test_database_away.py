@@ -2,6 +2,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from queue import Queue
 
 import pytest
 
@@ -138,6 +139,23 @@ def test_a_database_that_goes_again_while_it_is_read_is_tried_again(absent_store
         pass
     recorder.stop()
     assert (recorder.away, trouble) == (None, [])
+
+
+def test_a_brain_whose_database_has_another_brain_by_now_writes_nothing_of_what_it_kept(folder: Path) -> None:
+    mine, others = (HistoryStore.open(f"sqlite:///{folder / 'brain.db'}", exclusive=True) for _ in range(2))
+    mine.migrate()
+    mine.claim()
+    superseded: Queue[str] = Queue()
+    recorder = Recorder(mine, retry_seconds=0.05, on_superseded=superseded.put)
+    others.claim()
+    recorder.start("it was away")
+    assert recorder.record([submitted()]).result(timeout=20) is False
+    assert "another brain has the database now" in superseded.get(timeout=20)
+    recorder.stop()
+    assert recorder.away is not None
+    assert others.running_jobs(10) == []
+    for store in (mine, others):
+        store.close()
 
 
 def test_many_callers_share_transactions_and_each_hears_of_its_own(folder: Path) -> None:
