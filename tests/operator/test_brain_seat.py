@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from emberscale_operator.local.brain import EmbeddedBrain
+from emberscale_operator.local.brain import BrainDatabaseUnusableError, EmbeddedBrain
 from emberscale_operator.local.brain_seat import BrainSeat, BrainSeatUnavailableError
 
 HOLDER = """
@@ -73,6 +73,18 @@ def test_preferences_of_a_run_make_the_brain_its_own(tmp_path: Path) -> None:
         assert own.take()
         assert not too.take()
         assert own.address != shared.address
+
+
+def test_a_file_that_is_no_database_is_named_before_the_run_starts(tmp_path: Path) -> None:
+    database = tmp_path / "brain.db"
+    database.write_text("This is no database.\n" * 100)
+    with (
+        pytest.raises(BrainDatabaseUnusableError, match="file is not a database; move it away"),
+        EmbeddedBrain(database).seat(None),
+    ):
+        pass
+    with EmbeddedBrain(database, (f"database=sqlite:///{tmp_path / 'another.db'}",)).seat(None) as own:
+        assert own.take()
 
 
 def test_runs_share_a_brain_with_those_that_believe_its_certificate(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Opening the database, and bringing its schema up to this version."""
 
 import re
+import sqlite3
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,26 @@ from alembic.config import Config
 from alembic.util import CommandError
 from sqlalchemy import URL, Engine, create_engine, event
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import ArgumentError, DBAPIError, ProgrammingError
 
 _WAIT_SECONDS = 3
 _IDLE_SECONDS = 60
+_HOPELESS = frozenset(
+    {
+        sqlite3.SQLITE_ERROR,
+        sqlite3.SQLITE_PERM,
+        sqlite3.SQLITE_READONLY,
+        sqlite3.SQLITE_CORRUPT,
+        sqlite3.SQLITE_AUTH,
+        sqlite3.SQLITE_NOTADB,
+    }
+)
+# libpq gives no SQLSTATE for a connection that the server refuses, only what it says; where that is not English, the
+# database is away
+_REFUSED_LOGIN = re.compile(
+    r"FATAL: .*(authentication failed|does not exist|not permitted to log in|permission denied|pg_hba\.conf)"
+    r"|no password supplied"
+)
 
 
 class DatabaseAwayError(Exception):
@@ -25,7 +42,7 @@ class WriteRefusedError(Exception):
 
 
 class DatabaseUnusableError(Exception):
-    """The database's address or schema is wrong; trying later does not help."""
+    """The database's address, schema or rights are wrong, or it is none; trying later does not help."""
 
 
 def read_url(url: str) -> URL:
@@ -79,18 +96,35 @@ def _open_sqlite(url: URL) -> Engine:
 
 
 def migrate(engine: Engine) -> None:
-    """Creates or upgrades the schema. Raises DatabaseAwayError, or DatabaseUnusableError for a newer schema."""
+    """Creates or upgrades the schema. Raises DatabaseAwayError, or DatabaseUnusableError, also for a newer schema."""
     config = Config()
     config.set_main_option("script_location", str(files("emberscale_brain.history") / "migrations"))
     config.attributes["engine"] = engine
     try:
         command.upgrade(config, "head")
     except DBAPIError as error:
-        raise DatabaseAwayError(first_line(error)) from error
+        raise failure(error, engine) from error
     except CommandError as error:
         raise DatabaseUnusableError(
-            f"the database's schema is not one of this version ({error}); it was written by a newer Emberscale"
+            f"the database's schema is not one of this version ({error}); it was written by a newer Emberscale, or by "
+            f"something else"
         ) from error
+
+
+def failure(error: DBAPIError, engine: Engine) -> DatabaseAwayError | DatabaseUnusableError:
+    """What the error means to the brain: whether there is anything to wait for."""
+    return (DatabaseUnusableError if _is_hopeless(error, engine) else DatabaseAwayError)(first_line(error))
+
+
+def _is_hopeless(error: DBAPIError, engine: Engine) -> bool:
+    """Whether the database is there, and says that it is none of this brain's."""
+    cause = error.orig
+    if isinstance(cause, sqlite3.Error):
+        code = getattr(cause, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF
+        if code == sqlite3.SQLITE_CANTOPEN:  # a folder that is not there may be a volume that is not mounted
+            return Path(engine.url.database or "").resolve().parent.is_dir()
+        return code in _HOPELESS
+    return isinstance(error, ProgrammingError) or _REFUSED_LOGIN.search(str(cause)) is not None
 
 
 def first_line(error: DBAPIError) -> str:

@@ -22,7 +22,7 @@ from emberscale_brain.history.changes import (
     StartUpObserved,
 )
 from emberscale_brain.history.claim import Claim
-from emberscale_brain.history.database import DatabaseAwayError, WriteRefusedError, first_line, migrate, open_engine
+from emberscale_brain.history.database import WriteRefusedError, failure, first_line, migrate, open_engine
 from emberscale_brain.history.rows import (
     METADATA,
     end_values,
@@ -64,7 +64,7 @@ class Pruned:
 
 
 class HistoryStore:
-    """The database. Every method raises DatabaseAwayError while it cannot be reached.
+    """The database. Every method raises DatabaseAwayError while it cannot be reached, and DatabaseUnusableError.
 
     Of those that are `exclusive` only the one that came last may write. The others raise ClaimLostError.
     """
@@ -86,7 +86,7 @@ class HistoryStore:
         return self._engine.url.render_as_string(hide_password=True)
 
     def migrate(self) -> None:
-        """Creates or upgrades the schema. Raises DatabaseUnusableError if a newer version wrote it."""
+        """Creates or upgrades the schema."""
         migrate(self._engine)
 
     def claim(self) -> None:
@@ -278,7 +278,7 @@ class HistoryStore:
         except (IntegrityError, DataError) as error:
             raise WriteRefusedError(first_line(error)) from error
         except DBAPIError as error:
-            raise DatabaseAwayError(first_line(error)) from error
+            raise failure(error, self._engine) from error
         except (StatementError, OverflowError) as error:
             # a value that the driver cannot write, such as a number beyond 64 bits
             raise WriteRefusedError(str(error)) from error

@@ -16,7 +16,7 @@ import structlog
 from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_brain.history.changes import SILENT, Change, JobEnded, JobSubmitted, PlanMade, ProfileReported
 from emberscale_brain.history.claim import ClaimLostError
-from emberscale_brain.history.database import DatabaseAwayError
+from emberscale_brain.history.database import DatabaseAwayError, DatabaseUnusableError
 from emberscale_brain.history.store import HistoryStore
 from emberscale_brain.model.features import ModelConstants
 from emberscale_brain.planner.types import Explanation, JobId, PlannedShape
@@ -218,7 +218,7 @@ class Brain:
             remaining = 0 if known is None else known.remaining_samples
         try:
             earlier = self._store.plans(job, _EARLIER_PLANS)
-        except DatabaseAwayError:
+        except (DatabaseAwayError, DatabaseUnusableError):
             earlier = []
         if known is None:
             if not earlier:
@@ -296,7 +296,7 @@ class Brain:
             listener(job)
 
     def _learn(self) -> None:
-        """What the database knows. Raises DatabaseAwayError."""
+        """What the database knows. Raises DatabaseAwayError and DatabaseUnusableError."""
         if self._learning.learn(self.clock()):
             self._rounds.tell_anew()
         with self._lock:
@@ -360,7 +360,7 @@ class Brain:
         while not self._stopping.wait(_PRUNE_SECONDS):
             try:
                 pruned = self._store.prune(self._settings.retention.retention(), self.clock())
-            except DatabaseAwayError as error:
+            except (DatabaseAwayError, DatabaseUnusableError) as error:
                 self._log.warning("not pruned", reason=str(error))
             except ClaimLostError as error:
                 self._on_superseded(str(error))

@@ -108,7 +108,7 @@ async def _run(settings: BrainSettings, token: str, certificates: Certificates |
     try:
         await asyncio.to_thread(brain.start)
     except DatabaseUnusableError as error:
-        log.error("database unusable", reason=str(error))
+        log.error("database unusable", reason=str(error), database=store.address)
         return 2
     _collect_rarely()
     sys.setswitchinterval(_SWITCH_SECONDS)  # who answers waits for those who record and read plans, one after the other

@@ -14,7 +14,7 @@ _START_UPS = 200
 
 
 class Learning:
-    """`take` puts a change into `state`, under `lock`. Every method raises DatabaseAwayError."""
+    """`take` puts a change into `state`, under `lock`. Learning raises DatabaseAwayError, DatabaseUnusableError."""
 
     def __init__(
         self,

@@ -9,9 +9,10 @@ a core that others share.
 import hashlib
 import os
 import shutil
+import sqlite3
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,6 +22,7 @@ import yaml
 
 from emberscale_operator.local.backend import Launch
 from emberscale_operator.local.brain_seat import BrainSeat
+from emberscale_operator.local.errors import StartError
 from emberscale_operator.local.folder import RunFolder, write_private
 
 _MEMORY_SHARE = 0.75
@@ -29,6 +31,10 @@ _CPU_STEP = 0.5
 _PLANNING_SECONDS = 15
 _NICE = "10"
 _GIB = 1 << 30
+
+
+class BrainDatabaseUnusableError(StartError):
+    """The file in which this user's jobs are remembered is none that can be read."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +57,13 @@ class EmbeddedBrain:
 
     @contextmanager
     def seat(self, authority: bytes | None) -> Iterator[BrainSeat]:
-        """The run's view of who has the brain beside it. Raises BrainSeatUnavailableError.
+        """The run's view of who has the brain beside it.
 
+        Raises BrainSeatUnavailableError, and BrainDatabaseUnusableError for a file that no brain could begin with.
         Runs share a brain that all of them can talk to: those of one authority, or those without TLS.
         """
+        if not any(setting.startswith("database=") for setting in self.settings):
+            _check_database(self.database)
         with ExitStack() as held:
             folder = self.database.parent
             if self.settings:
@@ -85,6 +94,20 @@ class EmbeddedBrain:
         overrides = [argument for setting in self.settings for argument in ("--set", setting)]
         command = (*polite, sys.executable, "-P", "-m", "emberscale_brain", "--config", str(configuration), *overrides)
         return Launch(command, environment, incarnation="-")
+
+
+def _check_database(path: Path) -> None:
+    """Raises BrainDatabaseUnusableError. One that is busy is as good as one that is not there yet."""
+    if not path.exists():
+        return
+    try:
+        with closing(sqlite3.connect(path)) as database:
+            database.execute("SELECT name FROM sqlite_master").fetchall()
+    except sqlite3.DatabaseError as error:
+        if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_CANTOPEN):
+            raise BrainDatabaseUnusableError(
+                f"{path}: {error}; move it away, and jobs are remembered in a new one"
+            ) from error
 
 
 def default_database(environment: Mapping[str, str]) -> Path:

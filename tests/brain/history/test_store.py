@@ -1,5 +1,7 @@
 import math
-from collections.abc import Callable
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -91,6 +93,20 @@ def migrations_of(database_url: str) -> Config:
     config.set_main_option("script_location", str(files("emberscale_brain.history") / "migrations"))
     config.attributes["engine"] = open_engine(database_url)
     return config
+
+
+@pytest.fixture
+def others(postgres_server: PostgresServer) -> Iterator[None]:
+    """A database with tables of another program, and a user who may do nothing."""
+    with psycopg.connect(postgres_server.url(), autocommit=True) as connection:
+        connection.execute("CREATE ROLE guest LOGIN")
+        connection.execute("CREATE DATABASE others")
+        with psycopg.connect(postgres_server.url("others"), autocommit=True) as others:
+            others.execute("CREATE TABLE jobs (name TEXT)")
+        yield
+        connection.execute("DROP DATABASE others")
+        connection.execute("DROP OWNED BY guest")
+        connection.execute("DROP ROLE guest")
 
 
 def test_what_is_written_is_read_again_exactly(store: HistoryStore) -> None:
@@ -260,6 +276,90 @@ def test_a_server_that_is_not_there_is_away_not_unusable(tmp_path: Path) -> None
         gone.migrate()
     with pytest.raises(DatabaseAwayError):
         gone.write([submitted("a")])
+
+
+def write_text(path: Path) -> None:
+    path.write_text("This is no database.\n" * 100)
+
+
+def write_other_tables(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE jobs (name TEXT)")
+
+
+def cut_off(path: Path) -> None:
+    with closing(HistoryStore.open(f"sqlite:///{path}")) as store:
+        store.migrate()
+    path.write_bytes(path.read_bytes()[:4096] + bytes(4096))
+
+
+@pytest.mark.parametrize(
+    ("write", "problem"),
+    [
+        (write_text, "file is not a database"),
+        (write_other_tables, "table jobs already exists"),
+        (cut_off, "database disk image is malformed"),
+        (Path.mkdir, "unable to open database file"),
+    ],
+)
+def test_a_file_that_is_no_database_of_ours_is_unusable(
+    tmp_path: Path, write: Callable[[Path], None], problem: str
+) -> None:
+    write(tmp_path / "brain.db")
+    store = HistoryStore.open(f"sqlite:///{tmp_path / 'brain.db'}")
+    with closing(store), pytest.raises(DatabaseUnusableError, match=problem):
+        store.migrate()
+
+
+@pytest.mark.parametrize(
+    ("user", "database", "problem"),
+    [
+        ("brain", "nowhere", 'database "nowhere" does not exist'),
+        ("nobody", "postgres", 'role "nobody" does not exist'),
+        ("guest", "others", "permission denied for schema public"),
+        ("brain", "others", 'relation "jobs" already exists'),
+    ],
+)
+def test_a_server_that_refuses_us_is_unusable(
+    postgres_server: PostgresServer, others: None, user: str, database: str, problem: str
+) -> None:
+    url = postgres_server.url(database).replace("//brain@", f"//{user}@")
+    with closing(HistoryStore.open(url)) as store, pytest.raises(DatabaseUnusableError, match=problem):
+        store.migrate()
+
+
+def test_rights_that_are_missing_once_the_schema_is_there_make_it_unusable(postgres_url: str, others: None) -> None:
+    with closing(HistoryStore.open(postgres_url)) as store:
+        store.migrate()
+    with psycopg.connect(postgres_url) as connection:
+        connection.execute("GRANT USAGE ON SCHEMA public TO guest")
+        connection.execute("GRANT SELECT ON ALL TABLES IN SCHEMA public TO guest")
+    with closing(HistoryStore.open(postgres_url.replace("//brain@", "//guest@"), exclusive=True)) as guest:
+        guest.migrate()
+        assert guest.past_jobs(1) == []
+        with pytest.raises(DatabaseUnusableError, match="permission denied for table claims"):
+            guest.claim()
+
+
+def test_a_brain_that_was_killed_while_it_made_the_schema_leaves_room_for_the_next(
+    tmp_path: Path, run_python: Callable[[str], int]
+) -> None:
+    url = f"sqlite:///{tmp_path / 'history.db'}"
+    code = f"""
+import os, signal
+from sqlalchemy import event
+from emberscale_brain.history.database import migrate, open_engine
+engine = open_engine({url!r})
+@event.listens_for(engine, "after_cursor_execute")
+def kill(connection, cursor, statement, *_):
+    if "CREATE TABLE plans" in statement:
+        os.kill(os.getpid(), signal.SIGKILL)
+migrate(engine)
+"""
+    assert run_python(code) == -9
+    with closing(HistoryStore.open(url)) as opened:
+        opened.migrate()
+        assert opened.running_jobs(1) == []
 
 
 @pytest.mark.parametrize(

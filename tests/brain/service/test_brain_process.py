@@ -193,6 +193,12 @@ def test_a_brain_that_is_started_twice_at_one_address_leaves_the_first_alone(
     assert first.stub.SubmitJob(submission()).durable
 
 
+def test_a_database_that_is_none_is_said_at_the_start(run_brain: RunBrain, tmp_path: Path) -> None:
+    (tmp_path / "brain.db").write_text("This is no database.\n" * 100)
+    with pytest.raises(RuntimeError, match=r'"reason": "file is not a database", "database": "sqlite:.*brain\.db"'):
+        run_brain()
+
+
 def test_brains_beside_jobs_on_one_machine_share_a_database(run_brain: RunBrain, submission: Submission) -> None:
     brains = {job: run_brain("planning.takeOver=false", "planning.interval=1h") for job in ("job-1", "job-2")}
     for job, brain in brains.items():

@@ -9,9 +9,13 @@ _LOCK = 0x656D6272
 
 engine: Engine = context.config.attributes["engine"]
 with engine.connect() as connection:
-    context.configure(connection=connection, target_metadata=Table.metadata, render_as_batch=True)
+    context.configure(
+        connection=connection, target_metadata=Table.metadata, render_as_batch=True, transactional_ddl=True
+    )
     with context.begin_transaction():
+        # two brains that start together take turns
         if engine.dialect.name == "postgresql":
-            # two brains that start together take turns
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
+        else:
+            connection.execute(text("BEGIN IMMEDIATE"))  # the driver begins none for changes of the schema
         context.run_migrations()
