@@ -143,6 +143,8 @@ class BrainLink:
             for refused in reply.refused:
                 _log.warning("profile refused", reason=refused.reason, message=refused.message)
                 unknown = unknown or refused.reason == "UnknownJob"
+            for start_up in reply.refused_start_ups:
+                _log.warning("start-up refused", reason=start_up.reason, message=start_up.message)
             if unknown:
                 self._submitted = False
             elif reply.durable:

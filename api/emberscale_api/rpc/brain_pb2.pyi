@@ -405,28 +405,59 @@ class RefusedProfile(_message.Message):
 Global___RefusedProfile: _TypeAlias = RefusedProfile  # noqa: Y015
 
 @_typing.final
+class RefusedStartUp(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLACE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    place: _builtins.int
+    """among those of the request, from 0"""
+    reason: _builtins.str
+    """as of profiles"""
+    message: _builtins.str
+    def __init__(
+        self,
+        *,
+        place: _builtins.int = ...,
+        reason: _builtins.str = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "place", b"place", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RefusedStartUp: _TypeAlias = RefusedStartUp  # noqa: Y015
+
+@_typing.final
 class ReportProfileReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ACCEPTED_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
     DURABLE_FIELD_NUMBER: _builtins.int
+    REFUSED_START_UPS_FIELD_NUMBER: _builtins.int
     accepted: _builtins.int
     """those already known included"""
     durable: _builtins.bool
     """false: the database is away; report them again if the brain restarts"""
     @_builtins.property
     def refused(self) -> _containers.RepeatedCompositeFieldContainer[Global___RefusedProfile]: ...
+    @_builtins.property
+    def refused_start_ups(self) -> _containers.RepeatedCompositeFieldContainer[Global___RefusedStartUp]: ...
     def __init__(
         self,
         *,
         accepted: _builtins.int = ...,
         refused: _abc.Iterable[Global___RefusedProfile] | None = ...,
         durable: _builtins.bool = ...,
+        refused_start_ups: _abc.Iterable[Global___RefusedStartUp] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "durable", b"durable", "refused", b"refused"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "durable", b"durable", "refused", b"refused", "refused_start_ups", b"refused_start_ups"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

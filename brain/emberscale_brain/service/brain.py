@@ -14,14 +14,22 @@ from dataclasses import dataclass, replace
 import structlog
 
 from emberscale_api.rpc import brain_pb2 as pb
-from emberscale_brain.history.changes import SILENT, Change, JobEnded, JobSubmitted, PlanMade, ProfileReported
+from emberscale_brain.history.changes import (
+    SILENT,
+    Change,
+    JobEnded,
+    JobSubmitted,
+    PlanMade,
+    ProfileReported,
+    StartUpObserved,
+)
 from emberscale_brain.history.claim import ClaimLostError
 from emberscale_brain.history.database import DatabaseAwayError, DatabaseUnusableError
 from emberscale_brain.history.store import HistoryStore
 from emberscale_brain.model.features import ModelConstants
 from emberscale_brain.planner.types import Explanation, JobId, PlannedShape
 from emberscale_brain.service.adoption import Adoption, UnacceptablePlanError
-from emberscale_brain.service.checks import Refusal, Refused, check_profile
+from emberscale_brain.service.checks import Refusal, Refused, check_profile, check_start_up
 from emberscale_brain.service.first_plan import FirstPlans
 from emberscale_brain.service.in_force import PlansInForce, with_reasons
 from emberscale_brain.service.learning import Learning
@@ -44,10 +52,14 @@ class UnknownJobError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """What became of reported profiles; `durable` resolves when the database has the accepted ones, or has not."""
+    """What became of reported profiles, by sequence, and start-ups, by place.
+
+    `durable` resolves when the database has the accepted ones, or has not.
+    """
 
     accepted: int
     refused: tuple[tuple[int, Refused], ...]
+    refused_start_ups: tuple[tuple[int, Refused], ...]
     durable: Future[bool]
 
 
@@ -165,36 +177,45 @@ class Brain:
         with self._lock:
             return plan_to(replace(self._first_plans.make(submitted, started, self.clock()), version=0))
 
-    def report(self, job: JobId, reports: Sequence[ProfileReported], others: Sequence[Change]) -> Reported:
-        """Takes in profiles, apart from those that make no sense, and other changes about the job."""
-        now = self.clock()
+    def report(self, job: JobId, reports: Sequence[ProfileReported], start_ups: Sequence[StartUpObserved]) -> Reported:
+        """Takes in profiles and start-ups of a job, apart from those that make no sense."""
+        now, skew = self.clock(), self._settings.clock_skew
         refused: list[tuple[int, Refused]] = []
+        refused_start_ups: list[tuple[int, Refused]] = []
         new: list[Change] = []
         with self._lock:
             known = self._state.jobs.get(job)
             if known is None:
                 unknown = Refused(Refusal.UNKNOWN_JOB, f"job {job!r} is not known here: submit it first")
                 refused = [(report.sequence, unknown) for report in reports]
+                refused_start_ups = [(place, unknown) for place in range(len(start_ups))]
             else:
                 self._heard[job] = now
-                batch_size, skew = known.submitted.metadata.batch_size, self._settings.clock_skew
                 for report in reports:
-                    problem = check_profile(report.profile, batch_size, now, skew)
+                    problem = check_profile(report.profile, known.submitted.metadata.batch_size, now, skew)
                     if problem is not None:
                         refused.append((report.sequence, problem))
                     elif report.sequence > known.sequence:
                         new.append(report)
                         self._take(report)
-                for change in others:
-                    new.append(change)
-                    self._take(change)
+                for place, start_up in enumerate(start_ups):
+                    problem = check_start_up(start_up)
+                    if problem is not None:
+                        refused_start_ups.append((place, problem))
+                    else:
+                        new.append(start_up)
+                        self._take(start_up)
             durable = self._recorder.record(new)
         accepted = len(reports) - len(refused)
         self.meters.profiles.labels("Accepted").inc(accepted)
         for sequence, problem in refused:
             self.meters.profiles.labels(problem.reason.value).inc()
             self._log.warning("profile refused", job=job, sequence=sequence, why=problem.reason, detail=problem.message)
-        return Reported(accepted, tuple(refused), durable)
+        self.meters.start_ups.labels("Accepted").inc(len(start_ups) - len(refused_start_ups))
+        for place, problem in refused_start_ups:
+            self.meters.start_ups.labels(problem.reason.value).inc()
+            self._log.warning("start-up refused", job=job, place=place, why=problem.reason, detail=problem.message)
+        return Reported(accepted, tuple(refused), tuple(refused_start_ups), durable)
 
     def count_refused(self, reason: Refusal, count: int) -> None:
         """Counts profiles that were refused before they could be reported."""

@@ -1,18 +1,27 @@
-"""What makes a profile unfit to learn from; pure."""
+"""What makes a profile or a start-up unfit to learn from; pure."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
+from emberscale_brain.history.changes import StartUpObserved
 from emberscale_brain.planner.types import JobProfile
 from emberscale_brain.service.plausible import LARGEST
 
-_MOST = {"failures": 1e6, "checkpoint_cost": 86_400.0, "worker_cpu_utilization": 1000.0, "ps_cpu_utilization": 1000.0}
+_MOST = {
+    "failures": 1e6,
+    "checkpoint_cost": 86_400.0,
+    "worker_cpu_utilization": 1000.0,
+    "ps_cpu_utilization": 1000.0,
+    "seconds": 1e6,
+    "paused_seconds": 1e6,
+}
 _SAME_SPEED = 10.0  # a factor: both are means over a window, of other steps
 
 
 class Refusal(StrEnum):
-    """Why a profile is refused."""
+    """Why a profile or a start-up is refused."""
 
     NOT_FINITE = "NotFinite"
     NEGATIVE = "Negative"
@@ -23,7 +32,7 @@ class Refusal(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A refused profile: why, and the field and value that say so."""
+    """Why, and the field and value that say so."""
 
     reason: Refusal
     message: str
@@ -38,13 +47,9 @@ def check_profile(profile: JobProfile, batch_size: int, now: float, clock_skew: 
     }
     numbers |= {f"stage_fractions.{stage}": share for stage, share in profile.stage_fractions.items()}
     numbers |= {"worker_cpu": profile.shape.worker_cpu, "ps_cpu": profile.shape.ps_cpu}
-    for name, value in numbers.items():
-        if not math.isfinite(value):
-            return Refused(Refusal.NOT_FINITE, f"{name} is {value}")
-        if value < 0:
-            return Refused(Refusal.NEGATIVE, f"{name} is {value:g}")
-        if value > _MOST.get(name, LARGEST):
-            return Refused(Refusal.INCONSISTENT, f"{name} is {value:g}: more than there can be")
+    problem = _impossible(numbers)
+    if problem is not None:
+        return problem
     if profile.time > now + clock_skew:
         return Refused(
             Refusal.FROM_THE_FUTURE,
@@ -65,4 +70,22 @@ def check_profile(profile: JobProfile, batch_size: int, now: float, clock_skew: 
                 f"throughput is {profile.throughput:g}, but {profile.shape.workers} workers that take "
                 f"{profile.iteration_seconds:g} s for a batch of {batch_size} train {implied:g} samples/s",
             )
+    return None
+
+
+def check_start_up(start_up: StartUpObserved) -> Refused | None:
+    """None if the start-up may be used."""
+    if start_up.role not in ("worker", "ps"):
+        return Refused(Refusal.INCONSISTENT, "role must be worker or ps")
+    return _impossible({name: getattr(start_up, name) for name in ("time", "seconds", "paused_seconds")})
+
+
+def _impossible(numbers: Mapping[str, float]) -> Refused | None:
+    for name, value in numbers.items():
+        if not math.isfinite(value):
+            return Refused(Refusal.NOT_FINITE, f"{name} is {value}")
+        if value < 0:
+            return Refused(Refusal.NEGATIVE, f"{name} is {value:g}")
+        if value > _MOST.get(name, LARGEST):
+            return Refused(Refusal.INCONSISTENT, f"{name} is {value:g}: more than there can be")
     return None

@@ -16,6 +16,9 @@ class Meters:
         self.profiles = Counter(
             names.BRAIN_PROFILES_TOTAL, "Profiles by what became of them", ["result"], registry=self.registry
         )
+        self.start_ups = Counter(
+            names.BRAIN_START_UPS_TOTAL, "Start-ups by what became of them", ["result"], registry=self.registry
+        )
         self.plans = Counter(names.BRAIN_PLANS_TOTAL, "New plans by action", ["action"], registry=self.registry)
         self.planning_seconds = Histogram(
             names.BRAIN_PLANNING_SECONDS, "Rounds of planning", buckets=_PLANNING_BUCKETS, registry=self.registry

@@ -68,7 +68,6 @@ class BrainServicer(brain_pb2_grpc.BrainServicer):
             job = job_from(request.job_uid)
             check_count("profiles", request.profiles, MOST_PROFILES)
             check_count("start_ups", request.start_ups, MOST_START_UPS)
-            start_ups = [start_up_from(job, message, now) for message in request.start_ups]
         except MalformedRequestError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         reports: list[ProfileReported] = []
@@ -80,14 +79,22 @@ class BrainServicer(brain_pb2_grpc.BrainServicer):
                 malformed.append(
                     pb.RefusedProfile(sequence=message.sequence, reason=Refusal.INCONSISTENT.value, message=str(error))
                 )
+        start_ups = [start_up_from(job, message, now) for message in request.start_ups]
         reported = self._brain.report(job, reports, start_ups)
         self._brain.count_refused(Refusal.INCONSISTENT, len(malformed))
         refused = [
             pb.RefusedProfile(sequence=sequence, reason=problem.reason.value, message=problem.message)
             for sequence, problem in reported.refused
         ]
+        refused_start_ups = [
+            pb.RefusedStartUp(place=place, reason=problem.reason.value, message=problem.message)
+            for place, problem in reported.refused_start_ups
+        ]
         return pb.ReportProfileReply(
-            accepted=reported.accepted, refused=refused + malformed, durable=await _known_soon(reported.durable)
+            accepted=reported.accepted,
+            refused=refused + malformed,
+            durable=await _known_soon(reported.durable),
+            refused_start_ups=refused_start_ups,
         )
 
     async def GetPlan(self, request: pb.GetPlanRequest, context: Context) -> pb.BrainPlan:  # noqa: N802

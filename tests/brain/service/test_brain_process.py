@@ -103,12 +103,27 @@ def test_a_job_from_submission_to_history(run_brain: RunBrain, submission: Submi
         (1 << 63, "Inconsistent"),
     }
     assert all(item.message for item in reply.refused)
+    start_up = pb.StartUp(role="ps", seconds=20)
+    mixed = stub.ReportProfile(
+        pb.ReportProfileRequest(
+            job_uid="job-1",
+            profiles=[profile(8)],
+            start_ups=[start_up, pb.StartUp(role="ps", seconds=math.nan), pb.StartUp(role="cook", seconds=1)],
+        )
+    )
+    assert (mixed.accepted, mixed.durable) == (1, True)
+    assert [(item.place, item.reason, item.message) for item in mixed.refused_start_ups] == [
+        (1, "NotFinite", "seconds is nan"),
+        (2, "Inconsistent", "role must be worker or ps"),
+    ]
     unknown = brain.report("nobody", profile(1))
     assert (unknown.accepted, unknown.refused[0].reason) == (0, "UnknownJob")
     metrics = urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/metrics").read().decode()
-    assert 'emberscale_brain_profiles_total{result="Accepted"} 3.0' in metrics
+    assert 'emberscale_brain_profiles_total{result="Accepted"} 4.0' in metrics
     assert 'emberscale_brain_profiles_total{result="Inconsistent"} 2.0' in metrics
     assert 'emberscale_brain_profiles_total{result="UnknownJob"} 1.0' in metrics
+    for result in ("Accepted", "NotFinite", "Inconsistent"):
+        assert f'emberscale_brain_start_ups_total{{result="{result}"}} 1.0' in metrics
 
     # its end
     watch = iter(stub.WatchPlans(pb.WatchPlansRequest(job_uid="job-1"), timeout=60))

@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emberscale_brain.planner.types import GIB, JobProfile, JobShape
-from emberscale_brain.service.checks import Refusal, check_profile
+from emberscale_brain.history.changes import StartUpObserved
+from emberscale_brain.planner.types import GIB, JobId, JobProfile, JobShape
+from emberscale_brain.service.checks import Refusal, check_profile, check_start_up
 
 SHAPE = JobShape(4, 2, 4, 4, GIB, GIB)
+START_UP = StartUpObserved(JobId("a"), "ps", 100.0, 20.0, 1.0)
 GOOD = JobProfile(100.0, SHAPE, 512, 0.1, 20_480.0, 10_000, 10, GIB, GIB, 0.5, 0.5, {"pull": 0.2})
 
 
@@ -46,6 +48,26 @@ def test_nonsense_is_refused_with_its_field(changes: dict[str, Any], reason: Ref
 def test_sense_is_let_pass() -> None:
     for good in (GOOD, replace(GOOD, time=129.0), replace(GOOD, throughput=0.0, iteration_seconds=0.0, restarted=True)):
         assert check_profile(good, 512, now=100.0, clock_skew=30.0) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason", "detail"),
+    [
+        ({"role": "master"}, Refusal.INCONSISTENT, "role must be worker or ps"),
+        ({"seconds": math.nan}, Refusal.NOT_FINITE, "seconds is nan"),
+        ({"paused_seconds": -1.0}, Refusal.NEGATIVE, "paused_seconds is -1"),
+        ({"seconds": 1e7}, Refusal.INCONSISTENT, "seconds is 1e+07: more than there can be"),
+        ({"time": math.nan}, Refusal.NOT_FINITE, "time is nan"),
+    ],
+)
+def test_a_start_up_that_makes_no_sense_is_refused_with_its_field(
+    changes: dict[str, Any], reason: Refusal, detail: str
+) -> None:
+    refused = check_start_up(replace(START_UP, **changes))
+    assert refused is not None
+    assert refused.reason is reason
+    assert detail in refused.message
+    assert check_start_up(START_UP) is None
 
 
 @given(st.floats(), st.floats(), st.floats(), st.floats(), st.integers(-(1 << 40), 1 << 40))
