@@ -22,6 +22,8 @@ def plan_report(explanation: pb.PlanExplanation, job: str) -> Iterator[str | Tab
     if plan.HasField("shape"):
         yield f"  {describe(plan.shape)}"
     yield f"  {escape(plan.reason)}"
+    if explanation.kept:
+        yield f"[bold]since[/]     {escape(explanation.kept)}"
     if plan.stale_because:
         yield f"  [yellow]no newer plan:[/] {escape(plan.stale_because)}"
     if explanation.HasField("chosen"):

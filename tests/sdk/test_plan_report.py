@@ -50,7 +50,8 @@ def test_a_change_is_told_with_what_it_brings_and_costs() -> None:
 
 
 def test_a_job_that_stays_as_it_is_gains_nothing_and_says_so() -> None:
-    text = printed(explanation(chosen=point(2)))
+    text = printed(explanation(chosen=point(2), kept="Kept: no [other] is better."))
+    assert "since     Kept: no [other] is better.\n" in text
     assert "expected  2,000 samples/s for 0.2 an hour, as it is\n" in text
 
 

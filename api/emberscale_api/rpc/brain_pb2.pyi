@@ -898,6 +898,7 @@ class PlanExplanation(_message.Message):
     MEASURED_FIELD_NUMBER: _builtins.int
     REMAINING_SAMPLES_FIELD_NUMBER: _builtins.int
     EARLIER_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
     expected_gain: _builtins.float
     """samples per second, net of the standstill"""
     expected_cost: _builtins.float
@@ -906,6 +907,8 @@ class PlanExplanation(_message.Message):
     saved_seconds: _builtins.float
     weight: _builtins.float
     remaining_samples: _builtins.int
+    kept: _builtins.str
+    """why a later round, whose numbers these are, left the shape as it was"""
     @_builtins.property
     def plan(self) -> Global___BrainPlan: ...
     @_builtins.property
@@ -949,10 +952,11 @@ class PlanExplanation(_message.Message):
         measured: _abc.Iterable[Global___MeasuredPoint] | None = ...,
         remaining_samples: _builtins.int = ...,
         earlier: _abc.Iterable[Global___BrainPlan] | None = ...,
+        kept: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chosen", b"chosen", "fit", b"fit", "memory", b"memory", "plan", b"plan", "present", b"present"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chosen", b"chosen", "earlier", b"earlier", "expected_cost", b"expected_cost", "expected_gain", b"expected_gain", "fit", b"fit", "front", b"front", "measured", b"measured", "memory", b"memory", "numbers", b"numbers", "overhead_seconds", b"overhead_seconds", "plan", b"plan", "present", b"present", "remaining_samples", b"remaining_samples", "saved_seconds", b"saved_seconds", "similar", b"similar", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chosen", b"chosen", "earlier", b"earlier", "expected_cost", b"expected_cost", "expected_gain", b"expected_gain", "fit", b"fit", "front", b"front", "kept", b"kept", "measured", b"measured", "memory", b"memory", "numbers", b"numbers", "overhead_seconds", b"overhead_seconds", "plan", b"plan", "present", b"present", "remaining_samples", b"remaining_samples", "saved_seconds", b"saved_seconds", "similar", b"similar", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

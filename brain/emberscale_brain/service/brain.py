@@ -31,7 +31,7 @@ from emberscale_brain.planner.types import Explanation, JobId, PlannedShape
 from emberscale_brain.service.adoption import Adoption, UnacceptablePlanError
 from emberscale_brain.service.checks import Refusal, Refused, check_profile, check_start_up
 from emberscale_brain.service.first_plan import FirstPlans
-from emberscale_brain.service.in_force import PlansInForce, with_reasons
+from emberscale_brain.service.in_force import PlansInForce, refreshed, with_reasons
 from emberscale_brain.service.learning import Learning
 from emberscale_brain.service.messages import explanation_to, plan_to, summary_to
 from emberscale_brain.service.meters import Meters
@@ -234,7 +234,7 @@ class Brain:
         """
         with self._lock:
             known = self._state.jobs.get(job)
-            latest = self._in_force.latest(job)
+            made, latest = None if known is None else known.plan, self._in_force.latest(job)
             profiles = [] if known is None else list(known.profiles)
             remaining = 0 if known is None else known.remaining_samples
         try:
@@ -248,7 +248,7 @@ class Brain:
         in_force = self.plan(job)
         return explanation_to(
             in_force,
-            Explanation() if latest is None else latest.explanation,
+            Explanation() if made is None else refreshed(made, latest).planned.explanation,
             [plan for plan in earlier if plan.version < in_force.version],
             remaining_samples=remaining,
             profiles=profiles,

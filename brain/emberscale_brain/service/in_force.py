@@ -62,8 +62,16 @@ class PlansInForce:
         return self._reasons.end(job)
 
 
+def refreshed(plan: PlanMade, latest: PlannedShape | None) -> PlanMade:
+    """The plan as it was made, with what the last round found; itself if nothing was found since."""
+    if latest is None or latest is plan.planned:
+        return plan
+    kept = "" if latest.reason == plan.planned.reason else latest.reason
+    return replace(plan, planned=replace(plan.planned, explanation=replace(latest.explanation, kept=kept)))
+
+
 def with_reasons(plan: PlanMade | None, latest: PlannedShape | None) -> list[PlanMade]:
     """A plan with its latest reasons, where they are others than those that it was made for."""
-    if plan is None or latest is None or latest is plan.planned:
+    if plan is None or (now := refreshed(plan, latest)) is plan:
         return []
-    return [replace(plan, planned=latest)]
+    return [now]

@@ -262,6 +262,7 @@ def explanation_to(
         numbers=explanation.numbers,
         remaining_samples=remaining_samples,
         earlier=[plan_to(before) for before in earlier],
+        kept=explanation.kept,
     )
     if fit is not None:
         message.fit.CopyFrom(_fit(fit))

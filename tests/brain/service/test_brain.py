@@ -192,6 +192,28 @@ def test_a_restarted_brain_has_the_plan_and_its_reasons(start_brain: StartBrain)
     assert len(again.explain(JOB).measured) == 2
 
 
+def test_a_restarted_brain_says_of_a_plan_that_was_kept_what_it_said_before(
+    start_brain: StartBrain, tmp_path: Path
+) -> None:
+    brain = start_brain("planner.name=content")
+    brain.submit(submitted(current=TWO))
+    brain.report(JOB, [profile(1)], ())
+    plan = until(brain, lambda plan: plan.version == 1)
+    assert (plan.action, plan.reason) == ("Scale", "1 profiles")
+    brain.report(JOB, [profile(2, workers=3)], ())
+    while brain.explain(JOB).kept != "2 profiles":
+        pass
+    store = HistoryStore.open(f"sqlite:///{tmp_path / 'brain.db'}")
+    while store.plans(JOB, 1)[0].planned.explanation.kept != "2 profiles":
+        pass
+    store.close()
+    before = brain.explain(JOB)
+    brain.stop()
+    after = start_brain("planning.interval=1h", "planner.name=missing").explain(JOB)
+    assert (after.plan.version, after.plan.action, after.plan.reason) == (1, "Scale", "1 profiles")
+    assert (after.plan.shape, after.kept) == (before.plan.shape, "2 profiles")
+
+
 def test_an_ended_job_is_history_for_others_and_still_explained(start_brain: StartBrain) -> None:
     brain = start_brain()
     brain.submit(submitted(current=TWO))
@@ -298,7 +320,7 @@ def test_the_database_knows_the_reasons_of_now_while_a_job_runs(start_brain: Sta
     version = until(brain, lambda plan: plan.shape.workers == 3).version
     brain.report(JOB, [profile(2)], ())
     store = HistoryStore.open(f"sqlite:///{tmp_path / 'brain.db'}")
-    while not any(plan.planned.reason == "2 profiles" for plan in store.plans(JOB, 1)):
+    while not any(plan.planned.explanation.kept == "2 profiles" for plan in store.plans(JOB, 1)):
         pass
     assert store.plans(JOB, 1)[0].version == version == brain.plan(JOB).version
     store.close()
