@@ -10,19 +10,20 @@ from emberscale_brain.simulator.failures import FailureLaw
 from emberscale_brain.simulator.ground_truth import Rate, rate
 from emberscale_brain.simulator.job import SimulatedJob
 from emberscale_brain.simulator.life import Happening, Phase
+from emberscale_brain.simulator.live_change import LiveChange, begin_live_change
 from emberscale_brain.simulator.pods import Pods, StartTime
 from emberscale_brain.simulator.profiler import Profiler
 from emberscale_brain.simulator.resources import (
     NOTHING,
     Resources,
     RoleResources,
-    overlap_of,
     ps_pod,
     role_resources,
     with_workers,
     worker_pod,
 )
 from emberscale_brain.simulator.scenario import Change, Mechanics, StartUpSpec, StragglerSpec
+from emberscale_brain.simulator.usage import Usage
 
 # Kubernetes restarts a container that keeps ending after 10 s, 20 s, 40 s, ... and at most 5 minutes.
 _BACKOFF_SECONDS, _MOST_BACKOFF_SECONDS = 10.0, 300.0
@@ -38,26 +39,6 @@ class Environment:
     profile_noise: float
     profile_interval: float
     ps_memory_skew: float
-
-
-@dataclass(slots=True)
-class Usage:
-    """Integrals over a job's life: core-seconds and byte-seconds, per role."""
-
-    worker_busy: float = 0.0
-    worker_allocated: float = 0.0
-    ps_busy: float = 0.0
-    ps_allocated: float = 0.0
-    memory_used: float = 0.0
-    memory_allocated: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class _LiveChange:
-    target: JobShape
-    ready_at: float
-    reserved: RoleResources
-    lost_seconds: float
 
 
 class JobRun:
@@ -95,7 +76,7 @@ class JobRun:
         )
         self._now = job.arrival
         self._until = math.inf
-        self._change: _LiveChange | None = None
+        self._change: LiveChange | None = None
         self._saved_samples = 0.0
         self._next_checkpoint = math.inf
         self._mend_at = math.inf
@@ -160,10 +141,8 @@ class JobRun:
         present = self.shape
         if present is None or self.in_transition:
             return False
-        if self._crash_looping:
-            return self._replace_dead_servers(present, target, now, free)
-        if self._mechanics.change is Change.STOP_AND_RESTART:
-            return self._restart_as(present, target, now, free)
+        if self._crash_looping or self._mechanics.change is Change.STOP_AND_RESTART:
+            return self._replace_all(present, target, now, free)
         return self._begin_live(present, target, now, free)
 
     def evict(self, now: float) -> None:
@@ -242,19 +221,14 @@ class JobRun:
         if elapsed <= 0:
             return
         if self.shape is not None:
-            usage, reserved = self.usage, self._reserved
-            usage.worker_allocated += reserved.worker.cpu * elapsed
-            usage.ps_allocated += reserved.ps.cpu * elapsed
-            usage.memory_allocated += reserved.total.memory * elapsed
-            usage.memory_used += self._memory_used(self.shape) * elapsed
+            self.usage.hold(self._reserved, self._memory_used(self.shape), elapsed)
         if self.phase is Phase.TRAINING and self.shape is not None:
             speed = self._rate.samples_per_second
             while self._next_checkpoint <= now:
                 self._saved_samples = self.samples + speed * (self._next_checkpoint - self._now)
                 self._next_checkpoint += self._mechanics.checkpoint_interval
             self.samples += speed * elapsed
-            self.usage.worker_busy += self._rate.worker_busy_cores * elapsed
-            self.usage.ps_busy += self._rate.ps_busy_cores * elapsed
+            self.usage.train(self._rate, elapsed)
             self._pod_seconds_left = max(0.0, self._pod_seconds_left - elapsed * (self.shape.workers + self.shape.ps))
         self._now = now
 
@@ -378,56 +352,33 @@ class JobRun:
         self._change = None
         self._until = math.inf
 
-    def _restart_as(self, present: JobShape, target: JobShape, now: float, free: Resources) -> bool:
-        if not (role_resources(target).total - role_resources(present).total).fits(free):
-            return False
+    def _take_on(self, target: JobShape, now: float) -> None:
         self.shape = target
         self.shapes.append((now, target))
         self.scaled_at = now
         self.scalings += 1
-        self._saved_samples = self.samples
-        self._stand_still(
-            now, self._mechanics.save + self._pods.renew(target.workers, target.ps) + self._mechanics.load
-        )
-        self._touch()
-        return True
 
-    def _replace_dead_servers(self, present: JobShape, target: JobShape, now: float, free: Resources) -> bool:
-        """Servers that were killed for their memory come back in another shape; nothing trains until they do."""
+    def _replace_all(self, present: JobShape, target: JobShape, now: float, free: Resources) -> bool:
+        """All pods go, and others come; servers that were killed for their memory have nothing to save."""
         if not (role_resources(target).total - role_resources(present).total).fits(free):
             return False
-        wait = self._mechanics.load if self._mechanics.rollback else self._mechanics.ps_pause
-        self.shape = target
-        self.shapes.append((now, target))
-        self.scaled_at = now
-        self.scalings += 1
-        self._crash_looping = False
+        if self._crash_looping:
+            self._crash_looping = False
+            wait = self._mechanics.load if self._mechanics.rollback else self._mechanics.ps_pause
+        else:
+            self._saved_samples = self.samples
+            wait = self._mechanics.save + self._mechanics.load
+        self._take_on(target, now)
         self._stand_still(now, self._pods.renew(target.workers, target.ps) + wait)
         self._touch()
         return True
 
     def _begin_live(self, present: JobShape, target: JobShape, now: float, free: Resources) -> bool:
-        """The fastest way that there is room for; pods that go before others come cost their share of the time."""
-        overlap = overlap_of(present, target, self._mechanics.resize is not None)
         room = free + role_resources(present).total
-        starting = [(role, count) for role, count in (("worker", overlap.new_workers), ("ps", overlap.new_ps)) if count]
-        lost = 0.0
-        if overlap.at_once.total.fits(room):
-            reserved = overlap.at_once
-            least = self._mechanics.resize or 0.0
-            seconds = max((self._pods.start_seconds(role, count) for role, count in starting), default=least)
-        elif overlap.in_place.total.fits(room):
-            each = {role: [self._pods.start_seconds(role, 1) for _ in range(count)] for role, count in starting}
-            seconds = sum(map(sum, each.values()))
-            reserved = overlap.one_by_one
-            if not overlap.one_by_one.total.fits(room):
-                reserved = overlap.in_place
-                lost = sum(sum(starts) / len(starts) for starts in each.values())
-        else:
-            return False
-        self._change = _LiveChange(target, now + seconds, reserved, lost)
-        self._touch()
-        return True
+        self._change = begin_live_change(present, target, now, room, self._mechanics.resize, self._pods)
+        if self._change is not None:
+            self._touch()
+        return self._change is not None
 
     def _finish_live(self, now: float) -> None:
         change, present = self._change, self.shape
@@ -444,8 +395,5 @@ class JobRun:
             self._pods.set_ps(target.ps, keep=same_ps)
             pause = max(pause, self._mechanics.ps_pause)
         self._change = None
-        self.shape = target
-        self.shapes.append((now, target))
-        self.scaled_at = now
-        self.scalings += 1
+        self._take_on(target, now)
         self._stand_still(now, pause + change.lost_seconds)
