@@ -54,13 +54,14 @@ class StartUpObserved:
 
 @dataclass(frozen=True, slots=True)
 class PlanMade:
-    """A job has a new plan in force."""
+    """A job has a plan in force; `kept` is the reason of a later round that left the shape as it was."""
 
     job: JobId
     version: int
     made_at: float
     planner: str
     planned: PlannedShape
+    kept: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,6 +145,7 @@ def plan_values(change: PlanMade) -> dict[str, Any]:
         "reason": planned.reason,
         "shape": None if planned.shape is None else SHAPE.plain(planned.shape),
         "explanation": EXPLANATION.text(planned.explanation),
+        "kept": change.kept,
     }
 
 
@@ -161,6 +162,7 @@ def plan_of(row: PlanRow) -> PlanMade:
             reason=row.reason,
             explanation=EXPLANATION.from_text(row.explanation),
         ),
+        kept=row.kept,
     )
 
 

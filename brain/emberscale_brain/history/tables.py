@@ -109,7 +109,7 @@ class StartUpRow(Table):
 
 
 class PlanRow(Table):
-    """One plan of one job. `explanation` is JSON as text, because it may hold infinities."""
+    """One plan of one job. `explanation`, of the round that `kept` it last, is JSON as text: it may hold infinities."""
 
     __tablename__ = "plans"
 
@@ -122,5 +122,6 @@ class PlanRow(Table):
     reason: Mapped[str] = mapped_column(Text)
     shape: Mapped[dict[str, Any] | None] = mapped_column(_Json)
     explanation: Mapped[str] = mapped_column(Text)
+    kept: Mapped[str] = mapped_column(Text, server_default="")
 
     __table_args__ = (UniqueConstraint("job_uid", "version", name="plan_once"),)

@@ -338,8 +338,7 @@ class Explanation:
     """The numbers behind a decision; what does not apply is None or empty.
 
     `expected_gain` is samples/s net of the standstill, `expected_cost` the added cost per hour, `saved_seconds` the
-    expected change of the remaining time (positive: sooner). `kept` is the reason of a later round that left the shape
-    as it was.
+    expected change of the remaining time (positive: sooner).
     """
 
     fit: ThroughputFit | None = None
@@ -355,7 +354,6 @@ class Explanation:
     memory: MemoryForecast | None = None
     fault_tolerance: FaultToleranceAdvice | None = None
     numbers: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    kept: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from emberscale_brain.history.claim import ClaimLostError
 from emberscale_brain.history.database import DatabaseAwayError, DatabaseUnusableError
 from emberscale_brain.history.store import HistoryStore
 from emberscale_brain.model.features import ModelConstants
-from emberscale_brain.planner.types import Explanation, JobId, PlannedShape
+from emberscale_brain.planner.types import JobId, PlannedShape
 from emberscale_brain.service.adoption import Adoption, UnacceptablePlanError
 from emberscale_brain.service.checks import Refusal, Refused, check_profile, check_start_up
 from emberscale_brain.service.first_plan import FirstPlans
@@ -244,11 +244,11 @@ class Brain:
         if known is None:
             if not earlier:
                 raise UnknownJobError(job)
-            return explanation_to(plan_to(earlier[0]), earlier[0].planned.explanation, earlier[1:])
+            return explanation_to(plan_to(earlier[0]), earlier[0], earlier[1:])
         in_force = self.plan(job)
         return explanation_to(
             in_force,
-            Explanation() if made is None else refreshed(made, latest).planned.explanation,
+            None if made is None else refreshed(made, latest),
             [plan for plan in earlier if plan.version < in_force.version],
             remaining_samples=remaining,
             profiles=profiles,

@@ -66,8 +66,8 @@ def refreshed(plan: PlanMade, latest: PlannedShape | None) -> PlanMade:
     """The plan as it was made, with what the last round found; itself if nothing was found since."""
     if latest is None or latest is plan.planned:
         return plan
-    kept = "" if latest.reason == plan.planned.reason else latest.reason
-    return replace(plan, planned=replace(plan.planned, explanation=replace(latest.explanation, kept=kept)))
+    kept = plan.kept if latest.reason == plan.planned.reason else latest.reason
+    return replace(plan, planned=replace(plan.planned, explanation=latest.explanation), kept=kept)
 
 
 def with_reasons(plan: PlanMade | None, latest: PlannedShape | None) -> list[PlanMade]:

@@ -242,13 +242,17 @@ def advice_to(advice: FaultToleranceAdvice) -> pb.FaultToleranceAdvice:
 
 def explanation_to(
     plan: pb.BrainPlan,
-    explanation: Explanation,
+    made: PlanMade | None,
     earlier: Sequence[PlanMade],
     remaining_samples: int = 0,
     profiles: Sequence[JobProfile] = (),
     constants: ModelConstants | None = None,
 ) -> pb.PlanExplanation:
-    """The numbers behind a plan; with `constants`, also what the fit says of every shape that was measured."""
+    """The numbers behind a plan; with `constants`, also what the fit says of every shape that was measured.
+
+    `plan` is as callers are told it, and `made` the same with what is known now; None for one that was never made.
+    """
+    explanation = Explanation() if made is None else made.planned.explanation
     fit = explanation.fit
     message = pb.PlanExplanation(
         plan=plan,
@@ -262,7 +266,7 @@ def explanation_to(
         numbers=explanation.numbers,
         remaining_samples=remaining_samples,
         earlier=[plan_to(before) for before in earlier],
-        kept=explanation.kept,
+        kept="" if made is None else made.kept,
     )
     if fit is not None:
         message.fit.CopyFrom(_fit(fit))

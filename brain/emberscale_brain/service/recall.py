@@ -28,7 +28,7 @@ def recall(database: str, uid: str) -> pb.PlanExplanation | None:
         last, *earlier = plans
         return explanation_to(
             plan_to(last),
-            last.planned.explanation,
+            last,
             earlier,
             profiles=store.profiles(job, _PROFILES),
             constants=constants,

@@ -251,6 +251,14 @@ def test_what_earlier_versions_did_not_keep_is_0(store: HistoryStore, database_u
     assert reported == replace(profile("a", 1), profile=less)
 
 
+def test_plans_of_before_it_was_said_why_they_were_kept_say_nothing(store: HistoryStore, database_url: str) -> None:
+    store.write([submitted("a"), replace(plan("a", 1), kept="nothing is better")])
+    assert store.plans(JobId("a"), 1)[0].kept == "nothing is better"
+    command.downgrade(migrations_of(database_url), "0004")
+    store.migrate()
+    assert store.plans(JobId("a"), 1) == [plan("a", 1)]
+
+
 def test_fits_of_before_there_was_a_request_term_have_none(store: HistoryStore, database_url: str) -> None:
     store.write([submitted("a"), plan("a", 1), submitted("b"), ended("b"), submitted("c"), ended("c", phase="Failed")])
     command.downgrade(migrations_of(database_url), "0001")

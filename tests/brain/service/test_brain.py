@@ -204,7 +204,7 @@ def test_a_restarted_brain_says_of_a_plan_that_was_kept_what_it_said_before(
     while brain.explain(JOB).kept != "2 profiles":
         pass
     store = HistoryStore.open(f"sqlite:///{tmp_path / 'brain.db'}")
-    while store.plans(JOB, 1)[0].planned.explanation.kept != "2 profiles":
+    while store.plans(JOB, 1)[0].kept != "2 profiles":
         pass
     store.close()
     before = brain.explain(JOB)
@@ -320,7 +320,7 @@ def test_the_database_knows_the_reasons_of_now_while_a_job_runs(start_brain: Sta
     version = until(brain, lambda plan: plan.shape.workers == 3).version
     brain.report(JOB, [profile(2)], ())
     store = HistoryStore.open(f"sqlite:///{tmp_path / 'brain.db'}")
-    while not any(plan.planned.explanation.kept == "2 profiles" for plan in store.plans(JOB, 1)):
+    while not any(plan.kept == "2 profiles" for plan in store.plans(JOB, 1)):
         pass
     assert store.plans(JOB, 1)[0].version == version == brain.plan(JOB).version
     store.close()

@@ -1,5 +1,6 @@
 from dataclasses import replace
 
+from emberscale_brain.history.changes import PlanMade
 from emberscale_brain.planner.types import (
     GIB,
     Candidate,
@@ -10,6 +11,7 @@ from emberscale_brain.planner.types import (
     PlannedShape,
     ThroughputFit,
 )
+from emberscale_brain.service.in_force import refreshed
 from emberscale_brain.service.reasons import Reasons
 
 JOB = JobId("a")
@@ -58,3 +60,13 @@ def test_a_choice_of_another_shape_says_nothing_of_the_last() -> None:
 
 def test_nothing_is_left_of_a_job_that_never_had_a_plan() -> None:
     assert Reasons().end(JOB) is None
+
+
+def test_a_plan_stays_as_it_was_made_and_tells_beside_it_why_it_was_kept() -> None:
+    made = PlanMade(JOB, 1, 0.0, "p", SCALED)
+    assert refreshed(made, SCALED) is made
+    kept = refreshed(made, KEPT)
+    assert (kept.planned.action, kept.planned.reason, kept.kept) == (SCALED.action, "faster", "as good as over")
+    assert kept.planned.explanation == KEPT.explanation
+    over = given(SCALED).end(JOB)
+    assert refreshed(kept, over).kept == "as good as over"
