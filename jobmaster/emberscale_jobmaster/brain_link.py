@@ -62,6 +62,7 @@ class BrainLink:
         self._advice: Advice | None = None
         self._last: Moment | None = None
         self._unsure: deque[pb.Profile] = deque(maxlen=_MOST_UNSURE)
+        self._start_ups: deque[pb.StartUp] = deque(maxlen=_MOST_UNSURE)
         self._due = 0.0
         self._told_outcome = threading.Event()
         self._thread = threading.Thread(target=self._run, name="brain-link", daemon=True)
@@ -131,24 +132,24 @@ class BrainLink:
             batch = self._job.spec.training.batch_size
             pause = self._runtime.checkpoint_cost
             self._unsure.append(brain_messages.profile(measurement, batch, self._clock(), pause))
-        request = pb.ReportProfileRequest(job_uid=uid, profiles=self._unsure)
-        start_ups = self._runtime.take_start_ups()
-        request.start_ups.extend(
+        self._start_ups.extend(
             pb.StartUp(role=role, seconds=seconds, paused_seconds=paused, time=at)
-            for role, seconds, paused, at in start_ups
+            for role, seconds, paused, at in self._runtime.take_start_ups()
         )
+        request = pb.ReportProfileRequest(job_uid=uid, profiles=self._unsure, start_ups=self._start_ups)
         if request.profiles or request.start_ups:
             reply: pb.ReportProfileReply = self._stub.ReportProfile(request, timeout=_CALL_SECONDS)
-            unknown = False
-            for refused in reply.refused:
-                _log.warning("profile refused", reason=refused.reason, message=refused.message)
-                unknown = unknown or refused.reason == "UnknownJob"
+            for profile in reply.refused:
+                _log.warning("profile refused", reason=profile.reason, message=profile.message)
             for start_up in reply.refused_start_ups:
                 _log.warning("start-up refused", reason=start_up.reason, message=start_up.message)
-            if unknown:
+            reasons = {*(no.reason for no in reply.refused), *(no.reason for no in reply.refused_start_ups)}
+            if "UnknownJob" in reasons:
                 self._submitted = False
-            elif reply.durable:
-                self._unsure.clear()
+            else:
+                self._start_ups.clear()  # without a sequence, one that is told twice counts twice
+                if reply.durable:
+                    self._unsure.clear()
         self._take(self._stub.GetPlan(pb.GetPlanRequest(job_uid=uid), timeout=_CALL_SECONDS))
 
     def _take(self, plan: pb.BrainPlan) -> None:

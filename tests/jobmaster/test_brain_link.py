@@ -34,6 +34,8 @@ class PlanningBrain(brain_pb2_grpc.BrainServicer):
         self.outcomes: list[brain.ReportOutcomeRequest] = []
         self.reports: list[brain.ReportProfileRequest] = []
         self.durable = True
+        self.away = self.forgetful = False
+        self.missed: list[brain.StartUp] = []
         self.asked = 0
         self._server = grpc.server(ThreadPoolExecutor(8), interceptors=[TokenCheck(TOKEN)])
         brain_pb2_grpc.add_BrainServicer_to_server(self, self._server)
@@ -60,13 +62,20 @@ class PlanningBrain(brain_pb2_grpc.BrainServicer):
     def ReportProfile(  # noqa: N802
         self, request: brain.ReportProfileRequest, context: grpc.ServicerContext
     ) -> brain.ReportProfileReply:
-        self.start_ups.extend(request.start_ups)
-        if request.job_uid not in self.known:
+        if self.away:
+            self.missed.extend(request.start_ups)
+            context.abort(grpc.StatusCode.UNAVAILABLE, "away")
+        if self.forgetful or request.job_uid not in self.known:
+            self.missed.extend(request.start_ups)
             refused = [
                 brain.RefusedProfile(sequence=profile.sequence, reason="UnknownJob") for profile in request.profiles
             ]
-            return brain.ReportProfileReply(refused=refused)
+            start_ups = [
+                brain.RefusedStartUp(place=place, reason="UnknownJob") for place in range(len(request.start_ups))
+            ]
+            return brain.ReportProfileReply(refused=refused, refused_start_ups=start_ups)
         self.profiles.extend(request.profiles)
+        self.start_ups.extend(request.start_ups)
         self.reports.append(request)
         return brain.ReportProfileReply(accepted=len(request.profiles), durable=self.durable)
 
@@ -256,6 +265,26 @@ def test_profiles_are_told_again_until_the_brains_database_has_them(cluster: Clu
     assert advisor.reports[before].profiles[0] == advisor.reports[0].profiles[0]
     advisor.durable = True
     wait_for(lambda: len(advisor.reports[-1].profiles) == 1, "a report of what is new")
+
+
+@pytest.mark.parametrize("trouble", ["away", "forgetful"])
+def test_start_ups_are_told_once_the_brain_hears_of_them_and_no_more(
+    cluster: Cluster, advisor: PlanningBrain, trouble: str
+) -> None:
+    cluster.configure(**OPEN)
+    cluster.brain_address = advisor.address
+    advisor.plans(workers=1, ps=1)
+    cluster.start_master()
+    cluster.until(lambda status: status.reason != "WaitingForPlan", "the first plan")
+    setattr(advisor, trouble, True)
+    cluster.start_ps(0)
+    cluster.start_worker(0, pace=0.05)
+    wait_for(lambda: len(advisor.missed) > 1, "a start-up that the brain does not take, twice")
+    advisor.away = advisor.forgetful = advisor.durable = False
+    wait_for(lambda: advisor.start_ups, "the start-up")
+    before = len(advisor.reports)
+    wait_for(lambda: len(advisor.reports) > before + 2, "more reports")
+    assert [told.role for told in advisor.start_ups] == ["worker"]
 
 
 def test_a_job_that_waits_for_its_first_plan_has_no_shape_to_tell_of(cluster: Cluster, advisor: PlanningBrain) -> None:
