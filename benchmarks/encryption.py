@@ -54,7 +54,7 @@ def run_over_tcp(command: list[str]) -> None:
         del variables[SOCKET_DIRECTORY]
         return variables
 
-    JobEnvironment.of = without_sockets  # type: ignore[method-assign]
+    JobEnvironment.of = without_sockets  # type: ignore[method-assign]  # no user wants that: there is no setting for it
     sys.argv = ["emberscale", *command]
     emberscale()
 
