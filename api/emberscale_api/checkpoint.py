@@ -39,7 +39,7 @@ class DataFileIdentity(_Part):
 
 
 class EpochApplied(_Part):
-    """Batches [start, stop) of an epoch that are applied on every parameter server of the cut; ascending, disjoint."""
+    """Batches [start, stop) of an epoch that every parameter server has applied; ascending, disjoint."""
 
     epoch: int
     ranges: tuple[tuple[int, int], ...]
@@ -61,12 +61,13 @@ class CheckpointManifest(_Part):
 
     format_version: Literal[1] = 1
     id: str
-    cut: int
+    number: int
     created: datetime
     job_uid: str
     job: TrainingJob
     ps_count: int = Field(ge=1)
-    routing_epoch: int
+    generation: int
+    routing_version: int
     epoch: int
     batch_size: int
     training_records: int

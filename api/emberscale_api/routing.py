@@ -1,7 +1,13 @@
-"""Which parameter server owns which key.
+"""Which parameter server owns which key and which part of the dense parameters, and since when.
 
-A key falls into one of 1024 buckets by a hash that never changes; a routing table, versioned by an epoch, says which
-parameter server owns each bucket. Dense parameters are one flat vector, cut into as many slices as there are servers.
+A hash that never changes puts a key into one of 1024 buckets; the flat dense vector is cut into 64 pieces of equal
+length. A routing table names the owner of each bucket and piece. Two numbers tell tables apart:
+
+* `version` says who owns what. Under a new version, requests are planned anew; leases and everything applied stay.
+* `generation` says which history the rows belong to. A new generation is a roll-back: it voids all leases and
+  everything under way.
+
+Both only ever grow.
 """
 
 from dataclasses import dataclass
@@ -11,6 +17,12 @@ from numpy.typing import NDArray
 
 BUCKETS = 1024
 """Number of buckets; a power of two."""
+
+DENSE_PIECES = 64
+"""Number of pieces of the flat dense vector."""
+
+_PIECE_ALIGNMENT = 8
+"""Floats; a piece is a whole number of vector registers."""
 
 MIX_1 = 0xBF58476D1CE4E5B9
 MIX_2 = 0x94D049BB133111EB
@@ -50,22 +62,27 @@ class PsAddress:
 
 @dataclass(frozen=True)
 class RoutingTable:
-    """`owners[bucket]` is the index of the parameter server that serves the bucket; `servers[i].index == i`."""
+    """`bucket_owners[b]` and `piece_owners[p]` are indexes into `servers`, and `servers[i].index == i`.
 
-    epoch: int
+    A table without servers has no owners: nothing is assigned.
+    """
+
+    generation: int
+    version: int
     servers: tuple[PsAddress, ...]
-    owners: tuple[int, ...]
+    bucket_owners: tuple[int, ...]
+    piece_owners: tuple[int, ...]
 
-    def dense_slice(self, ps: int, parameters: int) -> tuple[int, int]:
-        """The [start, stop) of the flat dense vector of `parameters` floats that a server holds."""
-        return dense_slice(ps, len(self.servers), parameters)
-
-
-def dense_slice(ps: int, servers: int, parameters: int) -> tuple[int, int]:
-    """An even cut of a flat vector: slices differ in length by at most one."""
-    return parameters * ps // servers, parameters * (ps + 1) // servers
+    def pieces_of(self, ps: int) -> tuple[int, ...]:
+        """The dense pieces that a server owns, ascending."""
+        return tuple(piece for piece, owner in enumerate(self.piece_owners) if owner == ps)
 
 
-def spread_evenly(servers: int) -> tuple[int, ...]:
-    """Owners of all buckets such that the servers' shares differ by at most one bucket."""
-    return tuple(bucket * servers // BUCKETS for bucket in range(BUCKETS))
+def piece_length(parameters: int) -> int:
+    """Floats in one dense piece of a model of `parameters` floats; the last pieces are padded with zeros."""
+    return -(-parameters // (DENSE_PIECES * _PIECE_ALIGNMENT)) * _PIECE_ALIGNMENT
+
+
+def spread_evenly(count: int, servers: int) -> tuple[int, ...]:
+    """Owners of `count` buckets or pieces: contiguous shares that differ by at most one."""
+    return tuple(number * servers // count for number in range(count))

@@ -1,20 +1,28 @@
 """The data plane: frames between a worker and a parameter server, over TCP or a Unix socket.
 
-A frame is a fixed little-endian header and a payload of raw numpy buffers; requests on one connection are answered in
-order. A pull's payload is `counts: uint32[tables]`, padded to a multiple of 8 bytes, then `keys: int64[sum(counts)]`,
-table by table. Its answer is the rows' weights, `float32`, in the order of the keys, then the server's slice of the
-dense vector if it was asked for. A push's payload is a pull's, followed by the gradients in the layout of a pull's
-answer.
+A frame is a fixed little-endian header and a payload of raw numpy buffers. Requests on one connection are answered in
+order. The first frame on a connection is HELLO; its payload is `session: uint64` and the job's token. A malformed frame
+ends the connection.
 
-The staleness of gradients is bounded by server 0 alone. A worker that wants to pull a batch for training first asks it
-with ADMIT, which is answered when the bound allows the pull; then it pulls from all servers at once. It pushes to
-server 0 first, which answers when the bound allows the push, then to the others; when all have answered it tells server
-0 with COMPLETE, which is not answered. ADMIT and COMPLETE have no payload.
+The dense parameters travel like rows: they are one more table, the last, whose keys are the numbers of dense pieces
+(`routing.DENSE_PIECES`) and whose dimension is `routing.piece_length(parameters)`. A pull's payload is
+`counts: uint32[tables]`, padded to a multiple of 8 bytes, then `keys: int64[sum(counts)]`, table by table. Its answer is
+the weights of the rows, `float32`, in the order of the keys. A push's payload is a pull's, followed by the gradients in
+the layout of a pull's answer.
+
+Every request carries the `generation` and `version` of the routing table that planned it. A pull is answered by a server
+of the same generation that owns everything asked for. A push is applied only under the version that the server has: a
+server applies a batch once, so the push must name all that the batch changes there.
+
+Server 0 alone bounds the staleness of gradients. A worker that wants to pull a batch for training first asks it with
+ADMIT, which is answered when the bound allows the pull; then it pulls from all servers at once. It pushes to server 0
+first, which answers when the bound allows the push, then to the others; when all have answered it tells server 0 with
+COMPLETE, which is not answered. ADMIT and COMPLETE have no payload. A pull with READ_ONLY, for evaluation, needs no
+admission.
 
 A worker keeps two connections to each server, one for pulls and one for pushes, so that a pull which is held back never
-stands in the way of the push that it waits for.
-
-The first frame on a connection is HELLO; its payload is the job's token. A frame that is malformed ends the connection.
+stands in the way of the push that it waits for. The two say the same `session` in HELLO: what a worker has outstanding
+belongs to its session, and ends with it.
 """
 
 import struct
@@ -22,7 +30,7 @@ from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 
 MAGIC = 0x4D424D45
-VERSION = 1
+VERSION = 2
 MAX_PAYLOAD_BYTES = 1 << 30
 MAX_TABLES = 1 << 16
 
@@ -44,24 +52,24 @@ class Status(IntEnum):
     REPEATED = 1
     """The batch is applied already; nothing was done."""
     REFRESH = 2
-    """The routing epoch is not this server's: fetch the routing table and the lease again."""
+    """The history is another (`generation`): everything under way is void; fetch the routing table and new leases."""
     FENCED = 3
-    """A newer lease of this shard exists: drop it."""
+    """The lease has ended, or a newer one of its shard exists: drop it."""
     REFUSED = 4
     """The request makes no sense here; the payload is a UTF-8 reason."""
+    MOVED = 5
+    """The owners are others (`version`): fetch the routing table, plan the request anew, and send it again."""
 
 
 class Flag(IntFlag):
     """Options of a request."""
 
     NONE = 0
-    DENSE = 1
-    """The payload or the answer carries the server's dense slice too."""
-    READ_ONLY = 2
-    """PULL: rows that do not exist are answered with their initial weights, and not made."""
+    READ_ONLY = 1
+    """PULL: for evaluation; needs no admission."""
 
 
-_HEADER = struct.Struct("<IBBHQQIIQQII")
+_HEADER = struct.Struct("<IBBHIIIIQQQII")
 HEADER_BYTES = _HEADER.size
 
 
@@ -78,16 +86,17 @@ class WireError(Exception):
 class Header:
     """The fixed part of a frame.
 
-    `kind` is a Kind in requests and a Status in answers. `epoch`, `batch`, `shard` and `token` name the batch as the
-    ledger does; `routing_epoch` is that of the routing table that the sender used.
+    `kind` is a Kind in requests and a Status in answers. `generation` and `version` are those of the routing table that
+    the sender used. `epoch`, `batch`, `shard` and `token` name the batch and the lease as the ledger does.
     """
 
     kind: int
     flags: int = 0
-    routing_epoch: int = 0
-    batch: int = 0
+    generation: int = 0
+    version: int = 0
     epoch: int = 0
     tables: int = 0
+    batch: int = 0
     shard: int = 0
     token: int = 0
     payload_bytes: int = 0
@@ -100,10 +109,11 @@ class Header:
             VERSION,
             self.kind,
             self.flags,
-            self.routing_epoch,
-            self.batch,
+            self.generation,
+            self.version,
             self.epoch,
             self.tables,
+            self.batch,
             self.shard,
             self.token,
             self.payload_bytes,
@@ -113,11 +123,11 @@ class Header:
     @classmethod
     def unpack(cls, buffer: bytes | bytearray | memoryview) -> "Header":
         """The header in the first `HEADER_BYTES` bytes. Raises WireError for another protocol or an absurd size."""
-        (magic, version, kind, flags, routing_epoch, batch, epoch, tables, shard, token, payload, worker) = (
+        (magic, wire_version, kind, flags, generation, version, epoch, tables, batch, shard, token, payload, worker) = (
             _HEADER.unpack_from(buffer)
         )
-        if magic != MAGIC or version != VERSION:
+        if magic != MAGIC or wire_version != VERSION:
             raise WireError(f"not an Emberscale frame of version {VERSION}")
         if payload > MAX_PAYLOAD_BYTES or tables > MAX_TABLES:
             raise WireError(f"frame of {payload} bytes for {tables} tables is beyond the limits")
-        return cls(kind, flags, routing_epoch, batch, epoch, tables, shard, token, payload, worker)
+        return cls(kind, flags, generation, version, epoch, tables, batch, shard, token, payload, worker)

@@ -8,7 +8,9 @@ Vocabulary
   batch      Positions [k*B, (k+1)*B) of an epoch; its number k names it for ever.
   shard      A run of consecutive batches, handed to a worker as a lease.
   token      Fencing token of a lease: a newer lease of the same batches has a larger one.
-  routing    Which parameter server (PS) owns which of the 1024 buckets, versioned by an epoch.
+  version    Of the routing table: which parameter server (PS) owns which of the 1024 buckets and 64 dense pieces.
+  generation Which history the rows belong to. A new one is a roll-back: it voids leases and everything under way.
+  barrier    All PS hold pushes, settle the batches that only some have applied, do something, and let go.
 """
 
 from collections import abc as _abc
@@ -165,7 +167,8 @@ class RegisterRequest(_message.Message):
     METRICS_ADDRESS_FIELD_NUMBER: _builtins.int
     PID_FIELD_NUMBER: _builtins.int
     HOST_FIELD_NUMBER: _builtins.int
-    ROUTING_EPOCH_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    ROUTING_VERSION_FIELD_NUMBER: _builtins.int
     data_address: _builtins.str
     """PS: tcp://host:port or unix:///path"""
     control_address: _builtins.str
@@ -174,10 +177,11 @@ class RegisterRequest(_message.Message):
     """host:port"""
     pid: _builtins.int
     host: _builtins.str
-    routing_epoch: _builtins.int
-    """PS: of the table that it adopted last, 0 before the first. A master that does not know that table has lost its books,
-    and goes beyond it.
+    generation: _builtins.int
+    """PS: of the table that it adopted last, 0 before the first. A master that does not know them has lost its books, and
+    goes beyond them.
     """
+    routing_version: _builtins.int
     @_builtins.property
     def member(self) -> Global___Member: ...
     def __init__(
@@ -189,11 +193,12 @@ class RegisterRequest(_message.Message):
         metrics_address: _builtins.str = ...,
         pid: _builtins.int = ...,
         host: _builtins.str = ...,
-        routing_epoch: _builtins.int = ...,
+        generation: _builtins.int = ...,
+        routing_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["control_address", b"control_address", "data_address", b"data_address", "host", b"host", "member", b"member", "metrics_address", b"metrics_address", "pid", b"pid", "routing_epoch", b"routing_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["control_address", b"control_address", "data_address", b"data_address", "generation", b"generation", "host", b"host", "member", b"member", "metrics_address", b"metrics_address", "pid", b"pid", "routing_version", b"routing_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -339,12 +344,14 @@ class PsReport(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     TABLE_BYTES_FIELD_NUMBER: _builtins.int
     APPLIED_BATCHES_FIELD_NUMBER: _builtins.int
-    ROUTING_EPOCH_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    ROUTING_VERSION_FIELD_NUMBER: _builtins.int
     STAGE_SECONDS_FIELD_NUMBER: _builtins.int
     REPEATED_BATCHES_FIELD_NUMBER: _builtins.int
     table_bytes: _builtins.int
     applied_batches: _builtins.int
-    routing_epoch: _builtins.int
+    generation: _builtins.int
+    routing_version: _builtins.int
     repeated_batches: _builtins.int
     """pushes that were applied before, and ignored"""
     @_builtins.property
@@ -353,7 +360,7 @@ class PsReport(_message.Message):
 
     @_builtins.property
     def stage_seconds(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """pull, push, dense, hold"""
+        """pull, push, hold"""
 
     def __init__(
         self,
@@ -361,13 +368,14 @@ class PsReport(_message.Message):
         rows: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         table_bytes: _builtins.int = ...,
         applied_batches: _builtins.int = ...,
-        routing_epoch: _builtins.int = ...,
+        generation: _builtins.int = ...,
+        routing_version: _builtins.int = ...,
         stage_seconds: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         repeated_batches: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_batches", b"applied_batches", "repeated_batches", b"repeated_batches", "routing_epoch", b"routing_epoch", "rows", b"rows", "stage_seconds", b"stage_seconds", "table_bytes", b"table_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_batches", b"applied_batches", "generation", b"generation", "repeated_batches", b"repeated_batches", "routing_version", b"routing_version", "rows", b"rows", "stage_seconds", b"stage_seconds", "table_bytes", b"table_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -472,31 +480,67 @@ class HeartbeatRequest(_message.Message):
 Global___HeartbeatRequest: _TypeAlias = HeartbeatRequest  # noqa: Y015
 
 @_typing.final
+class LeaseTokens(_message.Message):
+    """The leases of TRAIN tasks that are in force. A token below `next` that is not among `live` has ended: a PS forgets what
+    its holder has outstanding, and fences its pushes.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LIVE_FIELD_NUMBER: _builtins.int
+    NEXT_FIELD_NUMBER: _builtins.int
+    next: _builtins.int
+    @_builtins.property
+    def live(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        live: _abc.Iterable[_builtins.int] | None = ...,
+        next: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["live", b"live", "next", b"next"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeaseTokens: _TypeAlias = LeaseTokens  # noqa: Y015
+
+@_typing.final
 class HeartbeatReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    ROUTING_EPOCH_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    ROUTING_VERSION_FIELD_NUMBER: _builtins.int
+    LEASES_FIELD_NUMBER: _builtins.int
     REVOKED_TOKENS_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
     CPU_CORES_FIELD_NUMBER: _builtins.int
-    routing_epoch: _builtins.int
+    generation: _builtins.int
+    routing_version: _builtins.int
     stop: _builtins.bool
     """the job has ended: exit with status 0"""
     cpu_cores: _builtins.float
     """what the plan in force gives the member; 0: no limit"""
     @_builtins.property
+    def leases(self) -> Global___LeaseTokens:
+        """to a PS, of its own generation only; absent otherwise"""
+
+    @_builtins.property
     def revoked_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
-        routing_epoch: _builtins.int = ...,
+        generation: _builtins.int = ...,
+        routing_version: _builtins.int = ...,
+        leases: Global___LeaseTokens | None = ...,
         revoked_tokens: _abc.Iterable[_builtins.int] | None = ...,
         stop: _builtins.bool = ...,
         cpu_cores: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["leases", b"leases"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpu_cores", b"cpu_cores", "revoked_tokens", b"revoked_tokens", "routing_epoch", b"routing_epoch", "stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpu_cores", b"cpu_cores", "generation", b"generation", "leases", b"leases", "revoked_tokens", b"revoked_tokens", "routing_version", b"routing_version", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -815,11 +859,14 @@ Global___PsEndpoint: _TypeAlias = PsEndpoint  # noqa: Y015
 class Routing(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    EPOCH_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
     SERVERS_FIELD_NUMBER: _builtins.int
     BUCKET_OWNERS_FIELD_NUMBER: _builtins.int
+    PIECE_OWNERS_FIELD_NUMBER: _builtins.int
     READY_FIELD_NUMBER: _builtins.int
-    epoch: _builtins.int
+    generation: _builtins.int
+    version: _builtins.int
     ready: _builtins.bool
     """every PS has adopted it"""
     @_builtins.property
@@ -828,17 +875,23 @@ class Routing(_message.Message):
     def bucket_owners(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """1024 PS indices"""
 
+    @_builtins.property
+    def piece_owners(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """64 PS indices"""
+
     def __init__(
         self,
         *,
-        epoch: _builtins.int = ...,
+        generation: _builtins.int = ...,
+        version: _builtins.int = ...,
         servers: _abc.Iterable[Global___PsEndpoint] | None = ...,
         bucket_owners: _abc.Iterable[_builtins.int] | None = ...,
+        piece_owners: _abc.Iterable[_builtins.int] | None = ...,
         ready: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket_owners", b"bucket_owners", "epoch", b"epoch", "ready", b"ready", "servers", b"servers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket_owners", b"bucket_owners", "generation", b"generation", "piece_owners", b"piece_owners", "ready", b"ready", "servers", b"servers", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -852,7 +905,7 @@ class GetRoutingRequest(_message.Message):
     NEWER_THAN_FIELD_NUMBER: _builtins.int
     MAX_WAIT_SECONDS_FIELD_NUMBER: _builtins.int
     newer_than: _builtins.int
-    """waits for an epoch above this one that is ready"""
+    """waits for a version above this one that is ready"""
     max_wait_seconds: _builtins.float
     @_builtins.property
     def member(self) -> Global___Member: ...
@@ -1117,7 +1170,8 @@ class JobStatus(_message.Message):
     BAD_RECORDS_FIELD_NUMBER: _builtins.int
     BAD_RECORD_SAMPLES_FIELD_NUMBER: _builtins.int
     CHECKPOINT_FIELD_NUMBER: _builtins.int
-    ROUTING_EPOCH_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    ROUTING_VERSION_FIELD_NUMBER: _builtins.int
     RECOVERIES_FIELD_NUMBER: _builtins.int
     TRAINING_SECONDS_FIELD_NUMBER: _builtins.int
     EVALUATED_SAMPLES_FIELD_NUMBER: _builtins.int
@@ -1144,7 +1198,8 @@ class JobStatus(_message.Message):
     bad_records: _builtins.int
     checkpoint: _builtins.str
     """id of the last complete checkpoint"""
-    routing_epoch: _builtins.int
+    generation: _builtins.int
+    routing_version: _builtins.int
     recoveries: _builtins.int
     """roll-backs to a checkpoint"""
     training_seconds: _builtins.float
@@ -1185,7 +1240,8 @@ class JobStatus(_message.Message):
         bad_records: _builtins.int = ...,
         bad_record_samples: _abc.Iterable[Global___BadRecord] | None = ...,
         checkpoint: _builtins.str = ...,
-        routing_epoch: _builtins.int = ...,
+        generation: _builtins.int = ...,
+        routing_version: _builtins.int = ...,
         recoveries: _builtins.int = ...,
         training_seconds: _builtins.float = ...,
         evaluated_samples: _builtins.int = ...,
@@ -1195,7 +1251,7 @@ class JobStatus(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sizing", b"sizing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["auc", b"auc", "bad_record_samples", b"bad_record_samples", "bad_records", b"bad_records", "checkpoint", b"checkpoint", "epoch", b"epoch", "epochs", b"epochs", "eta_seconds", b"eta_seconds", "evaluated_samples", b"evaluated_samples", "evaluations", b"evaluations", "expected_samples", b"expected_samples", "loss", b"loss", "members", b"members", "message", b"message", "phase", b"phase", "reason", b"reason", "recoveries", b"recoveries", "repeated_batches", b"repeated_batches", "routing_epoch", b"routing_epoch", "rows", b"rows", "samples", b"samples", "samples_per_second", b"samples_per_second", "sizing", b"sizing", "training_seconds", b"training_seconds", "truncated_lists", b"truncated_lists"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["auc", b"auc", "bad_record_samples", b"bad_record_samples", "bad_records", b"bad_records", "checkpoint", b"checkpoint", "epoch", b"epoch", "epochs", b"epochs", "eta_seconds", b"eta_seconds", "evaluated_samples", b"evaluated_samples", "evaluations", b"evaluations", "expected_samples", b"expected_samples", "generation", b"generation", "loss", b"loss", "members", b"members", "message", b"message", "phase", b"phase", "reason", b"reason", "recoveries", b"recoveries", "repeated_batches", b"repeated_batches", "routing_version", b"routing_version", "rows", b"rows", "samples", b"samples", "samples_per_second", b"samples_per_second", "sizing", b"sizing", "training_seconds", b"training_seconds", "truncated_lists", b"truncated_lists"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1280,6 +1336,7 @@ class Plan(_message.Message):
     ROLES_FIELD_NUMBER: _builtins.int
     PHASE_FIELD_NUMBER: _builtins.int
     SIZING_FIELD_NUMBER: _builtins.int
+    SILENT_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     reason: _builtins.str
     """CamelCase"""
@@ -1290,6 +1347,10 @@ class Plan(_message.Message):
     def roles(self) -> _containers.RepeatedCompositeFieldContainer[Global___RolePlan]: ...
     @_builtins.property
     def sizing(self) -> Global___Sizing: ...
+    @_builtins.property
+    def silent(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]:
+        """incarnations that the master has given up because they are silent: replace them"""
+
     def __init__(
         self,
         *,
@@ -1299,10 +1360,11 @@ class Plan(_message.Message):
         roles: _abc.Iterable[Global___RolePlan] | None = ...,
         phase: Global___Phase.ValueType = ...,
         sizing: Global___Sizing | None = ...,
+        silent: _abc.Iterable[Global___Member] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sizing", b"sizing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "phase", b"phase", "reason", b"reason", "roles", b"roles", "sizing", b"sizing", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "phase", b"phase", "reason", b"reason", "roles", b"roles", "silent", b"silent", "sizing", b"sizing", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1440,9 +1502,11 @@ class AssignRequest(_message.Message):
     ROUTING_FIELD_NUMBER: _builtins.int
     MANIFEST_JSON_FIELD_NUMBER: _builtins.int
     CHECKPOINT_URI_FIELD_NUMBER: _builtins.int
+    WAIT_SECONDS_FIELD_NUMBER: _builtins.int
     manifest_json: _builtins.str
     checkpoint_uri: _builtins.str
     """empty: start from nothing"""
+    wait_seconds: _builtins.float
     @_builtins.property
     def routing(self) -> Global___Routing: ...
     def __init__(
@@ -1451,10 +1515,11 @@ class AssignRequest(_message.Message):
         routing: Global___Routing | None = ...,
         manifest_json: _builtins.str = ...,
         checkpoint_uri: _builtins.str = ...,
+        wait_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["routing", b"routing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_uri", b"checkpoint_uri", "manifest_json", b"manifest_json", "routing", b"routing"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_uri", b"checkpoint_uri", "manifest_json", b"manifest_json", "routing", b"routing", "wait_seconds", b"wait_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1484,23 +1549,35 @@ class AssignReply(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    DONE_FIELD_NUMBER: _builtins.int
+    LOADED_BYTES_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
     APPLIED_FIELD_NUMBER: _builtins.int
+    done: _builtins.bool
+    """absent: still loading, ask again"""
+    loaded_bytes: _builtins.int
+    """grows while it loads"""
+    problem: _builtins.str
+    """what is being tried again, for people; empty where nothing is"""
     @_builtins.property
     def rows(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
     @_builtins.property
     def applied(self) -> _containers.RepeatedCompositeFieldContainer[Global___AppliedBatches]:
-        """Applied batches as [first, last] pairs of batch numbers, flattened, per epoch: what the checkpoint held."""
+        """what the checkpoint held"""
 
     def __init__(
         self,
         *,
+        done: _builtins.bool = ...,
+        loaded_bytes: _builtins.int = ...,
+        problem: _builtins.str = ...,
         rows: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         applied: _abc.Iterable[Global___AppliedBatches] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "rows", b"rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "done", b"done", "loaded_bytes", b"loaded_bytes", "problem", b"problem", "rows", b"rows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1532,39 +1609,63 @@ class AppliedBatches(_message.Message):
 Global___AppliedBatches: _TypeAlias = AppliedBatches  # noqa: Y015
 
 @_typing.final
-class FreezeRequest(_message.Message):
+class Barrier(_message.Message):
+    """One barrier of a generation. `hold_seconds` is how long a server holds from now on without hearing more of it; each
+    later call of the same barrier renews it. A barrier that has lapsed cannot succeed.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
-    CUT_FIELD_NUMBER: _builtins.int
-    ASKED_FIELD_NUMBER: _builtins.int
-    cut: _builtins.int
-    """number of the cut, ascending"""
-    @_builtins.property
-    def asked(self) -> _containers.RepeatedCompositeFieldContainer[Global___AppliedBatches]:
-        """batches that may be under way"""
-
+    GENERATION_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    HOLD_SECONDS_FIELD_NUMBER: _builtins.int
+    generation: _builtins.int
+    number: _builtins.int
+    """ascending over the life of the job"""
+    hold_seconds: _builtins.float
     def __init__(
         self,
         *,
-        cut: _builtins.int = ...,
-        asked: _abc.Iterable[Global___AppliedBatches] | None = ...,
+        generation: _builtins.int = ...,
+        number: _builtins.int = ...,
+        hold_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked", "cut", b"cut"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "hold_seconds", b"hold_seconds", "number", b"number"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___FreezeRequest: _TypeAlias = FreezeRequest  # noqa: Y015
+Global___Barrier: _TypeAlias = Barrier  # noqa: Y015
 
 @_typing.final
-class FreezeReply(_message.Message):
+class HoldRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BARRIER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def barrier(self) -> Global___Barrier: ...
+    def __init__(
+        self,
+        *,
+        barrier: Global___Barrier | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["barrier", b"barrier"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["barrier", b"barrier"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HoldRequest: _TypeAlias = HoldRequest  # noqa: Y015
+
+@_typing.final
+class HoldReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     APPLIED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def applied(self) -> _containers.RepeatedCompositeFieldContainer[Global___AppliedBatches]:
-        """those of the asked that are applied here"""
+        """everything that is applied here"""
 
     def __init__(
         self,
@@ -1577,88 +1678,218 @@ class FreezeReply(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___FreezeReply: _TypeAlias = FreezeReply  # noqa: Y015
+Global___HoldReply: _TypeAlias = HoldReply  # noqa: Y015
 
 @_typing.final
-class CutRequest(_message.Message):
+class SettleRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    CUT_FIELD_NUMBER: _builtins.int
+    BARRIER_FIELD_NUMBER: _builtins.int
     SETTLE_FIELD_NUMBER: _builtins.int
-    SETTLE_SECONDS_FIELD_NUMBER: _builtins.int
-    URI_FIELD_NUMBER: _builtins.int
-    HOLD_SECONDS_FIELD_NUMBER: _builtins.int
-    cut: _builtins.int
-    settle_seconds: _builtins.float
-    """after this, FAILED_PRECONDITION: thaw all, and try again later"""
-    uri: _builtins.str
-    """folder of this checkpoint"""
-    hold_seconds: _builtins.float
-    """above 0: holds pushes for so long after the copy, unless a new Assign comes"""
+    WAIT_SECONDS_FIELD_NUMBER: _builtins.int
+    wait_seconds: _builtins.float
+    """DEADLINE_EXCEEDED after this"""
+    @_builtins.property
+    def barrier(self) -> Global___Barrier: ...
     @_builtins.property
     def settle(self) -> _containers.RepeatedCompositeFieldContainer[Global___AppliedBatches]:
-        """applied elsewhere: wait for them"""
+        """applied elsewhere, not here: wait for them"""
 
     def __init__(
         self,
         *,
-        cut: _builtins.int = ...,
+        barrier: Global___Barrier | None = ...,
         settle: _abc.Iterable[Global___AppliedBatches] | None = ...,
-        settle_seconds: _builtins.float = ...,
-        uri: _builtins.str = ...,
-        hold_seconds: _builtins.float = ...,
+        wait_seconds: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["barrier", b"barrier"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cut", b"cut", "hold_seconds", b"hold_seconds", "settle", b"settle", "settle_seconds", b"settle_seconds", "uri", b"uri"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["barrier", b"barrier", "settle", b"settle", "wait_seconds", b"wait_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___CutRequest: _TypeAlias = CutRequest  # noqa: Y015
+Global___SettleRequest: _TypeAlias = SettleRequest  # noqa: Y015
 
 @_typing.final
-class CutReply(_message.Message):
+class SettleReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     APPLIED_FIELD_NUMBER: _builtins.int
-    PAUSE_SECONDS_FIELD_NUMBER: _builtins.int
-    pause_seconds: _builtins.float
     @_builtins.property
     def applied(self) -> _containers.RepeatedCompositeFieldContainer[Global___AppliedBatches]:
-        """everything applied at the cut"""
+        """everything that is applied here, and stays so while the barrier holds"""
 
     def __init__(
         self,
         *,
         applied: _abc.Iterable[Global___AppliedBatches] | None = ...,
-        pause_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "pause_seconds", b"pause_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___CutReply: _TypeAlias = CutReply  # noqa: Y015
+Global___SettleReply: _TypeAlias = SettleReply  # noqa: Y015
 
 @_typing.final
-class AwaitSavedRequest(_message.Message):
+class SnapshotRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    CUT_FIELD_NUMBER: _builtins.int
-    cut: _builtins.int
+    BARRIER_FIELD_NUMBER: _builtins.int
+    URI_FIELD_NUMBER: _builtins.int
+    uri: _builtins.str
+    """folder of this checkpoint"""
+    @_builtins.property
+    def barrier(self) -> Global___Barrier: ...
     def __init__(
         self,
         *,
-        cut: _builtins.int = ...,
+        barrier: Global___Barrier | None = ...,
+        uri: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["barrier", b"barrier"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cut", b"cut"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["barrier", b"barrier", "uri", b"uri"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___AwaitSavedRequest: _TypeAlias = AwaitSavedRequest  # noqa: Y015
+Global___SnapshotRequest: _TypeAlias = SnapshotRequest  # noqa: Y015
+
+@_typing.final
+class SnapshotReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    APPLIED_FIELD_NUMBER: _builtins.int
+    HELD_SECONDS_FIELD_NUMBER: _builtins.int
+    SETTLED_SECONDS_FIELD_NUMBER: _builtins.int
+    held_seconds: _builtins.float
+    """from Hold to now"""
+    settled_seconds: _builtins.float
+    """from the end of Settle to now"""
+    @_builtins.property
+    def applied(self) -> _containers.RepeatedCompositeFieldContainer[Global___AppliedBatches]:
+        """everything that is in the snapshot"""
+
+    def __init__(
+        self,
+        *,
+        applied: _abc.Iterable[Global___AppliedBatches] | None = ...,
+        held_seconds: _builtins.float = ...,
+        settled_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "held_seconds", b"held_seconds", "settled_seconds", b"settled_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SnapshotReply: _TypeAlias = SnapshotReply  # noqa: Y015
+
+@_typing.final
+class SwitchRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BARRIER_FIELD_NUMBER: _builtins.int
+    ROUTING_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def barrier(self) -> Global___Barrier: ...
+    @_builtins.property
+    def routing(self) -> Global___Routing: ...
+    def __init__(
+        self,
+        *,
+        barrier: Global___Barrier | None = ...,
+        routing: Global___Routing | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["barrier", b"barrier", "routing", b"routing"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["barrier", b"barrier", "routing", b"routing"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SwitchRequest: _TypeAlias = SwitchRequest  # noqa: Y015
+
+@_typing.final
+class SwitchReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    APPLIED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def applied(self) -> _containers.RepeatedCompositeFieldContainer[Global___AppliedBatches]: ...
+    def __init__(
+        self,
+        *,
+        applied: _abc.Iterable[Global___AppliedBatches] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SwitchReply: _TypeAlias = SwitchReply  # noqa: Y015
+
+@_typing.final
+class ResumeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BARRIER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def barrier(self) -> Global___Barrier: ...
+    def __init__(
+        self,
+        *,
+        barrier: Global___Barrier | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["barrier", b"barrier"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["barrier", b"barrier"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeRequest: _TypeAlias = ResumeRequest  # noqa: Y015
+
+@_typing.final
+class ResumeReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeReply: _TypeAlias = ResumeReply  # noqa: Y015
+
+@_typing.final
+class GetSavedRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GENERATION_FIELD_NUMBER: _builtins.int
+    BARRIER_FIELD_NUMBER: _builtins.int
+    WAIT_SECONDS_FIELD_NUMBER: _builtins.int
+    generation: _builtins.int
+    barrier: _builtins.int
+    """in which the snapshot was taken"""
+    wait_seconds: _builtins.float
+    def __init__(
+        self,
+        *,
+        generation: _builtins.int = ...,
+        barrier: _builtins.int = ...,
+        wait_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["barrier", b"barrier", "generation", b"generation", "wait_seconds", b"wait_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetSavedRequest: _TypeAlias = GetSavedRequest  # noqa: Y015
 
 @_typing.final
 class SavedFile(_message.Message):
@@ -1687,55 +1918,34 @@ class SavedFile(_message.Message):
 Global___SavedFile: _TypeAlias = SavedFile  # noqa: Y015
 
 @_typing.final
-class AwaitSavedReply(_message.Message):
+class GetSavedReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    DONE_FIELD_NUMBER: _builtins.int
+    WRITTEN_BYTES_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
     FILES_FIELD_NUMBER: _builtins.int
+    done: _builtins.bool
+    written_bytes: _builtins.int
+    """grows while it is written"""
+    problem: _builtins.str
+    """what is being tried again, for people; empty where nothing is"""
     @_builtins.property
-    def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___SavedFile]: ...
+    def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___SavedFile]:
+        """when done"""
+
     def __init__(
         self,
         *,
+        done: _builtins.bool = ...,
+        written_bytes: _builtins.int = ...,
+        problem: _builtins.str = ...,
         files: _abc.Iterable[Global___SavedFile] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["files", b"files"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "files", b"files", "problem", b"problem", "written_bytes", b"written_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___AwaitSavedReply: _TypeAlias = AwaitSavedReply  # noqa: Y015
-
-@_typing.final
-class ThawRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    CUT_FIELD_NUMBER: _builtins.int
-    cut: _builtins.int
-    def __init__(
-        self,
-        *,
-        cut: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cut", b"cut"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ThawRequest: _TypeAlias = ThawRequest  # noqa: Y015
-
-@_typing.final
-class ThawReply(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ThawReply: _TypeAlias = ThawReply  # noqa: Y015
+Global___GetSavedReply: _TypeAlias = GetSavedReply  # noqa: Y015

@@ -536,7 +536,9 @@ class Master:
 
 
 class ParameterServerStub:
-    """Served by every parameter server, called by the master only.
+    """Served by every parameter server, called by the master only. Every call answers within its wait_seconds: what takes longer
+    goes on behind, and the same call made again attaches to it. FAILED_PRECONDITION: the barrier is not held (any more), or
+    what is asked is not under way here. ABORTED: the server is of a later generation or version.
     """
 
     def __init__(self, channel):
@@ -550,62 +552,88 @@ class ParameterServerStub:
                 request_serializer=emberscale__api_dot_rpc_dot_master__pb2.AssignRequest.SerializeToString,
                 response_deserializer=emberscale__api_dot_rpc_dot_master__pb2.AssignReply.FromString,
                 _registered_method=True)
-        self.Freeze = channel.unary_unary(
-                '/emberscale.v1alpha1.ParameterServer/Freeze',
-                request_serializer=emberscale__api_dot_rpc_dot_master__pb2.FreezeRequest.SerializeToString,
-                response_deserializer=emberscale__api_dot_rpc_dot_master__pb2.FreezeReply.FromString,
+        self.Hold = channel.unary_unary(
+                '/emberscale.v1alpha1.ParameterServer/Hold',
+                request_serializer=emberscale__api_dot_rpc_dot_master__pb2.HoldRequest.SerializeToString,
+                response_deserializer=emberscale__api_dot_rpc_dot_master__pb2.HoldReply.FromString,
                 _registered_method=True)
-        self.Cut = channel.unary_unary(
-                '/emberscale.v1alpha1.ParameterServer/Cut',
-                request_serializer=emberscale__api_dot_rpc_dot_master__pb2.CutRequest.SerializeToString,
-                response_deserializer=emberscale__api_dot_rpc_dot_master__pb2.CutReply.FromString,
+        self.Settle = channel.unary_unary(
+                '/emberscale.v1alpha1.ParameterServer/Settle',
+                request_serializer=emberscale__api_dot_rpc_dot_master__pb2.SettleRequest.SerializeToString,
+                response_deserializer=emberscale__api_dot_rpc_dot_master__pb2.SettleReply.FromString,
                 _registered_method=True)
-        self.AwaitSaved = channel.unary_unary(
-                '/emberscale.v1alpha1.ParameterServer/AwaitSaved',
-                request_serializer=emberscale__api_dot_rpc_dot_master__pb2.AwaitSavedRequest.SerializeToString,
-                response_deserializer=emberscale__api_dot_rpc_dot_master__pb2.AwaitSavedReply.FromString,
+        self.Snapshot = channel.unary_unary(
+                '/emberscale.v1alpha1.ParameterServer/Snapshot',
+                request_serializer=emberscale__api_dot_rpc_dot_master__pb2.SnapshotRequest.SerializeToString,
+                response_deserializer=emberscale__api_dot_rpc_dot_master__pb2.SnapshotReply.FromString,
                 _registered_method=True)
-        self.Thaw = channel.unary_unary(
-                '/emberscale.v1alpha1.ParameterServer/Thaw',
-                request_serializer=emberscale__api_dot_rpc_dot_master__pb2.ThawRequest.SerializeToString,
-                response_deserializer=emberscale__api_dot_rpc_dot_master__pb2.ThawReply.FromString,
+        self.Switch = channel.unary_unary(
+                '/emberscale.v1alpha1.ParameterServer/Switch',
+                request_serializer=emberscale__api_dot_rpc_dot_master__pb2.SwitchRequest.SerializeToString,
+                response_deserializer=emberscale__api_dot_rpc_dot_master__pb2.SwitchReply.FromString,
+                _registered_method=True)
+        self.Resume = channel.unary_unary(
+                '/emberscale.v1alpha1.ParameterServer/Resume',
+                request_serializer=emberscale__api_dot_rpc_dot_master__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=emberscale__api_dot_rpc_dot_master__pb2.ResumeReply.FromString,
+                _registered_method=True)
+        self.GetSaved = channel.unary_unary(
+                '/emberscale.v1alpha1.ParameterServer/GetSaved',
+                request_serializer=emberscale__api_dot_rpc_dot_master__pb2.GetSavedRequest.SerializeToString,
+                response_deserializer=emberscale__api_dot_rpc_dot_master__pb2.GetSavedReply.FromString,
                 _registered_method=True)
 
 
 class ParameterServerServicer:
-    """Served by every parameter server, called by the master only.
+    """Served by every parameter server, called by the master only. Every call answers within its wait_seconds: what takes longer
+    goes on behind, and the same call made again attaches to it. FAILED_PRECONDITION: the barrier is not held (any more), or
+    what is asked is not under way here. ABORTED: the server is of a later generation or version.
     """
 
     def Assign(self, request, context):
-        """Adopts a routing table and (re)loads the rows it owns: from a checkpoint, or from nothing.
+        """Adopts a routing table of a new generation and loads the rows it owns: from a checkpoint, or from nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Freeze(self, request, context):
-        """First half of a cut: holds pushes from now on and says which of the given batches are applied.
+    def Hold(self, request, context):
+        """Barrier, first: holds pushes from now on and says everything that is applied.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Cut(self, request, context):
-        """Second half: lets the batches through that others have applied already, copies the state in memory, serves on.
+    def Settle(self, request, context):
+        """Barrier, second: lets through the batches that others have applied, waits for them, and holds on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def AwaitSaved(self, request, context):
-        """Waits until the copy of a cut is written and returns its files.
+    def Snapshot(self, request, context):
+        """Within a barrier: takes a snapshot, which is written behind, and lets go.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Thaw(self, request, context):
-        """Gives up a cut: held pushes go through.
+    def Switch(self, request, context):
+        """Within a barrier: adopts the next version of the routing table, and lets go.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Resume(self, request, context):
+        """Lets go of a barrier, whatever has become of it. Never fails.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetSaved(self, request, context):
+        """How far a snapshot is written, and its files when it is.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -619,25 +647,35 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     request_deserializer=emberscale__api_dot_rpc_dot_master__pb2.AssignRequest.FromString,
                     response_serializer=emberscale__api_dot_rpc_dot_master__pb2.AssignReply.SerializeToString,
             ),
-            'Freeze': grpc.unary_unary_rpc_method_handler(
-                    servicer.Freeze,
-                    request_deserializer=emberscale__api_dot_rpc_dot_master__pb2.FreezeRequest.FromString,
-                    response_serializer=emberscale__api_dot_rpc_dot_master__pb2.FreezeReply.SerializeToString,
+            'Hold': grpc.unary_unary_rpc_method_handler(
+                    servicer.Hold,
+                    request_deserializer=emberscale__api_dot_rpc_dot_master__pb2.HoldRequest.FromString,
+                    response_serializer=emberscale__api_dot_rpc_dot_master__pb2.HoldReply.SerializeToString,
             ),
-            'Cut': grpc.unary_unary_rpc_method_handler(
-                    servicer.Cut,
-                    request_deserializer=emberscale__api_dot_rpc_dot_master__pb2.CutRequest.FromString,
-                    response_serializer=emberscale__api_dot_rpc_dot_master__pb2.CutReply.SerializeToString,
+            'Settle': grpc.unary_unary_rpc_method_handler(
+                    servicer.Settle,
+                    request_deserializer=emberscale__api_dot_rpc_dot_master__pb2.SettleRequest.FromString,
+                    response_serializer=emberscale__api_dot_rpc_dot_master__pb2.SettleReply.SerializeToString,
             ),
-            'AwaitSaved': grpc.unary_unary_rpc_method_handler(
-                    servicer.AwaitSaved,
-                    request_deserializer=emberscale__api_dot_rpc_dot_master__pb2.AwaitSavedRequest.FromString,
-                    response_serializer=emberscale__api_dot_rpc_dot_master__pb2.AwaitSavedReply.SerializeToString,
+            'Snapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.Snapshot,
+                    request_deserializer=emberscale__api_dot_rpc_dot_master__pb2.SnapshotRequest.FromString,
+                    response_serializer=emberscale__api_dot_rpc_dot_master__pb2.SnapshotReply.SerializeToString,
             ),
-            'Thaw': grpc.unary_unary_rpc_method_handler(
-                    servicer.Thaw,
-                    request_deserializer=emberscale__api_dot_rpc_dot_master__pb2.ThawRequest.FromString,
-                    response_serializer=emberscale__api_dot_rpc_dot_master__pb2.ThawReply.SerializeToString,
+            'Switch': grpc.unary_unary_rpc_method_handler(
+                    servicer.Switch,
+                    request_deserializer=emberscale__api_dot_rpc_dot_master__pb2.SwitchRequest.FromString,
+                    response_serializer=emberscale__api_dot_rpc_dot_master__pb2.SwitchReply.SerializeToString,
+            ),
+            'Resume': grpc.unary_unary_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=emberscale__api_dot_rpc_dot_master__pb2.ResumeRequest.FromString,
+                    response_serializer=emberscale__api_dot_rpc_dot_master__pb2.ResumeReply.SerializeToString,
+            ),
+            'GetSaved': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetSaved,
+                    request_deserializer=emberscale__api_dot_rpc_dot_master__pb2.GetSavedRequest.FromString,
+                    response_serializer=emberscale__api_dot_rpc_dot_master__pb2.GetSavedReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -648,7 +686,9 @@ def add_ParameterServerServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ParameterServer:
-    """Served by every parameter server, called by the master only.
+    """Served by every parameter server, called by the master only. Every call answers within its wait_seconds: what takes longer
+    goes on behind, and the same call made again attaches to it. FAILED_PRECONDITION: the barrier is not held (any more), or
+    what is asked is not under way here. ABORTED: the server is of a later generation or version.
     """
 
     @staticmethod
@@ -679,7 +719,7 @@ class ParameterServer:
             _registered_method=True)
 
     @staticmethod
-    def Freeze(request,
+    def Hold(request,
             target,
             options=(),
             channel_credentials=None,
@@ -692,9 +732,9 @@ class ParameterServer:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/emberscale.v1alpha1.ParameterServer/Freeze',
-            emberscale__api_dot_rpc_dot_master__pb2.FreezeRequest.SerializeToString,
-            emberscale__api_dot_rpc_dot_master__pb2.FreezeReply.FromString,
+            '/emberscale.v1alpha1.ParameterServer/Hold',
+            emberscale__api_dot_rpc_dot_master__pb2.HoldRequest.SerializeToString,
+            emberscale__api_dot_rpc_dot_master__pb2.HoldReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -706,7 +746,7 @@ class ParameterServer:
             _registered_method=True)
 
     @staticmethod
-    def Cut(request,
+    def Settle(request,
             target,
             options=(),
             channel_credentials=None,
@@ -719,9 +759,9 @@ class ParameterServer:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/emberscale.v1alpha1.ParameterServer/Cut',
-            emberscale__api_dot_rpc_dot_master__pb2.CutRequest.SerializeToString,
-            emberscale__api_dot_rpc_dot_master__pb2.CutReply.FromString,
+            '/emberscale.v1alpha1.ParameterServer/Settle',
+            emberscale__api_dot_rpc_dot_master__pb2.SettleRequest.SerializeToString,
+            emberscale__api_dot_rpc_dot_master__pb2.SettleReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -733,7 +773,7 @@ class ParameterServer:
             _registered_method=True)
 
     @staticmethod
-    def AwaitSaved(request,
+    def Snapshot(request,
             target,
             options=(),
             channel_credentials=None,
@@ -746,9 +786,9 @@ class ParameterServer:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/emberscale.v1alpha1.ParameterServer/AwaitSaved',
-            emberscale__api_dot_rpc_dot_master__pb2.AwaitSavedRequest.SerializeToString,
-            emberscale__api_dot_rpc_dot_master__pb2.AwaitSavedReply.FromString,
+            '/emberscale.v1alpha1.ParameterServer/Snapshot',
+            emberscale__api_dot_rpc_dot_master__pb2.SnapshotRequest.SerializeToString,
+            emberscale__api_dot_rpc_dot_master__pb2.SnapshotReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -760,7 +800,7 @@ class ParameterServer:
             _registered_method=True)
 
     @staticmethod
-    def Thaw(request,
+    def Switch(request,
             target,
             options=(),
             channel_credentials=None,
@@ -773,9 +813,63 @@ class ParameterServer:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/emberscale.v1alpha1.ParameterServer/Thaw',
-            emberscale__api_dot_rpc_dot_master__pb2.ThawRequest.SerializeToString,
-            emberscale__api_dot_rpc_dot_master__pb2.ThawReply.FromString,
+            '/emberscale.v1alpha1.ParameterServer/Switch',
+            emberscale__api_dot_rpc_dot_master__pb2.SwitchRequest.SerializeToString,
+            emberscale__api_dot_rpc_dot_master__pb2.SwitchReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/emberscale.v1alpha1.ParameterServer/Resume',
+            emberscale__api_dot_rpc_dot_master__pb2.ResumeRequest.SerializeToString,
+            emberscale__api_dot_rpc_dot_master__pb2.ResumeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetSaved(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/emberscale.v1alpha1.ParameterServer/GetSaved',
+            emberscale__api_dot_rpc_dot_master__pb2.GetSavedRequest.SerializeToString,
+            emberscale__api_dot_rpc_dot_master__pb2.GetSavedReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -8,7 +8,9 @@ Vocabulary
   batch      Positions [k*B, (k+1)*B) of an epoch; its number k names it for ever.
   shard      A run of consecutive batches, handed to a worker as a lease.
   token      Fencing token of a lease: a newer lease of the same batches has a larger one.
-  routing    Which parameter server (PS) owns which of the 1024 buckets, versioned by an epoch.
+  version    Of the routing table: which parameter server (PS) owns which of the 1024 buckets and 64 dense pieces.
+  generation Which history the rows belong to. A new one is a roll-back: it voids leases and everything under way.
+  barrier    All PS hold pushes, settle the batches that only some have applied, do something, and let go.
 """
 
 from collections import abc as _abc
@@ -171,41 +173,58 @@ class MasterServicer(metaclass=_abc_1.ABCMeta):
 def add_MasterServicer_to_server(servicer: MasterServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
 class ParameterServerStub:
-    """Served by every parameter server, called by the master only."""
+    """Served by every parameter server, called by the master only. Every call answers within its wait_seconds: what takes longer
+    goes on behind, and the same call made again attaches to it. FAILED_PRECONDITION: the barrier is not held (any more), or
+    what is asked is not under way here. ABORTED: the server is of a later generation or version.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ParameterServerAsyncStub: ...
     Assign: _grpc.UnaryUnaryMultiCallable[_master_pb2.AssignRequest, _master_pb2.AssignReply]
-    """Adopts a routing table and (re)loads the rows it owns: from a checkpoint, or from nothing."""
-    Freeze: _grpc.UnaryUnaryMultiCallable[_master_pb2.FreezeRequest, _master_pb2.FreezeReply]
-    """First half of a cut: holds pushes from now on and says which of the given batches are applied."""
-    Cut: _grpc.UnaryUnaryMultiCallable[_master_pb2.CutRequest, _master_pb2.CutReply]
-    """Second half: lets the batches through that others have applied already, copies the state in memory, serves on."""
-    AwaitSaved: _grpc.UnaryUnaryMultiCallable[_master_pb2.AwaitSavedRequest, _master_pb2.AwaitSavedReply]
-    """Waits until the copy of a cut is written and returns its files."""
-    Thaw: _grpc.UnaryUnaryMultiCallable[_master_pb2.ThawRequest, _master_pb2.ThawReply]
-    """Gives up a cut: held pushes go through."""
+    """Adopts a routing table of a new generation and loads the rows it owns: from a checkpoint, or from nothing."""
+    Hold: _grpc.UnaryUnaryMultiCallable[_master_pb2.HoldRequest, _master_pb2.HoldReply]
+    """Barrier, first: holds pushes from now on and says everything that is applied."""
+    Settle: _grpc.UnaryUnaryMultiCallable[_master_pb2.SettleRequest, _master_pb2.SettleReply]
+    """Barrier, second: lets through the batches that others have applied, waits for them, and holds on."""
+    Snapshot: _grpc.UnaryUnaryMultiCallable[_master_pb2.SnapshotRequest, _master_pb2.SnapshotReply]
+    """Within a barrier: takes a snapshot, which is written behind, and lets go."""
+    Switch: _grpc.UnaryUnaryMultiCallable[_master_pb2.SwitchRequest, _master_pb2.SwitchReply]
+    """Within a barrier: adopts the next version of the routing table, and lets go."""
+    Resume: _grpc.UnaryUnaryMultiCallable[_master_pb2.ResumeRequest, _master_pb2.ResumeReply]
+    """Lets go of a barrier, whatever has become of it. Never fails."""
+    GetSaved: _grpc.UnaryUnaryMultiCallable[_master_pb2.GetSavedRequest, _master_pb2.GetSavedReply]
+    """How far a snapshot is written, and its files when it is."""
 
 @_typing.type_check_only
 class ParameterServerAsyncStub(ParameterServerStub):
-    """Served by every parameter server, called by the master only."""
+    """Served by every parameter server, called by the master only. Every call answers within its wait_seconds: what takes longer
+    goes on behind, and the same call made again attaches to it. FAILED_PRECONDITION: the barrier is not held (any more), or
+    what is asked is not under way here. ABORTED: the server is of a later generation or version.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Assign: _aio.UnaryUnaryMultiCallable[_master_pb2.AssignRequest, _master_pb2.AssignReply]  # type: ignore[assignment]
-    """Adopts a routing table and (re)loads the rows it owns: from a checkpoint, or from nothing."""
-    Freeze: _aio.UnaryUnaryMultiCallable[_master_pb2.FreezeRequest, _master_pb2.FreezeReply]  # type: ignore[assignment]
-    """First half of a cut: holds pushes from now on and says which of the given batches are applied."""
-    Cut: _aio.UnaryUnaryMultiCallable[_master_pb2.CutRequest, _master_pb2.CutReply]  # type: ignore[assignment]
-    """Second half: lets the batches through that others have applied already, copies the state in memory, serves on."""
-    AwaitSaved: _aio.UnaryUnaryMultiCallable[_master_pb2.AwaitSavedRequest, _master_pb2.AwaitSavedReply]  # type: ignore[assignment]
-    """Waits until the copy of a cut is written and returns its files."""
-    Thaw: _aio.UnaryUnaryMultiCallable[_master_pb2.ThawRequest, _master_pb2.ThawReply]  # type: ignore[assignment]
-    """Gives up a cut: held pushes go through."""
+    """Adopts a routing table of a new generation and loads the rows it owns: from a checkpoint, or from nothing."""
+    Hold: _aio.UnaryUnaryMultiCallable[_master_pb2.HoldRequest, _master_pb2.HoldReply]  # type: ignore[assignment]
+    """Barrier, first: holds pushes from now on and says everything that is applied."""
+    Settle: _aio.UnaryUnaryMultiCallable[_master_pb2.SettleRequest, _master_pb2.SettleReply]  # type: ignore[assignment]
+    """Barrier, second: lets through the batches that others have applied, waits for them, and holds on."""
+    Snapshot: _aio.UnaryUnaryMultiCallable[_master_pb2.SnapshotRequest, _master_pb2.SnapshotReply]  # type: ignore[assignment]
+    """Within a barrier: takes a snapshot, which is written behind, and lets go."""
+    Switch: _aio.UnaryUnaryMultiCallable[_master_pb2.SwitchRequest, _master_pb2.SwitchReply]  # type: ignore[assignment]
+    """Within a barrier: adopts the next version of the routing table, and lets go."""
+    Resume: _aio.UnaryUnaryMultiCallable[_master_pb2.ResumeRequest, _master_pb2.ResumeReply]  # type: ignore[assignment]
+    """Lets go of a barrier, whatever has become of it. Never fails."""
+    GetSaved: _aio.UnaryUnaryMultiCallable[_master_pb2.GetSavedRequest, _master_pb2.GetSavedReply]  # type: ignore[assignment]
+    """How far a snapshot is written, and its files when it is."""
 
 class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
-    """Served by every parameter server, called by the master only."""
+    """Served by every parameter server, called by the master only. Every call answers within its wait_seconds: what takes longer
+    goes on behind, and the same call made again attaches to it. FAILED_PRECONDITION: the barrier is not held (any more), or
+    what is asked is not under way here. ABORTED: the server is of a later generation or version.
+    """
 
     @_abc_1.abstractmethod
     def Assign(
@@ -213,38 +232,54 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         request: _master_pb2.AssignRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_master_pb2.AssignReply, _abc.Awaitable[_master_pb2.AssignReply]]:
-        """Adopts a routing table and (re)loads the rows it owns: from a checkpoint, or from nothing."""
+        """Adopts a routing table of a new generation and loads the rows it owns: from a checkpoint, or from nothing."""
 
     @_abc_1.abstractmethod
-    def Freeze(
+    def Hold(
         self,
-        request: _master_pb2.FreezeRequest,
+        request: _master_pb2.HoldRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_master_pb2.FreezeReply, _abc.Awaitable[_master_pb2.FreezeReply]]:
-        """First half of a cut: holds pushes from now on and says which of the given batches are applied."""
+    ) -> _typing.Union[_master_pb2.HoldReply, _abc.Awaitable[_master_pb2.HoldReply]]:
+        """Barrier, first: holds pushes from now on and says everything that is applied."""
 
     @_abc_1.abstractmethod
-    def Cut(
+    def Settle(
         self,
-        request: _master_pb2.CutRequest,
+        request: _master_pb2.SettleRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_master_pb2.CutReply, _abc.Awaitable[_master_pb2.CutReply]]:
-        """Second half: lets the batches through that others have applied already, copies the state in memory, serves on."""
+    ) -> _typing.Union[_master_pb2.SettleReply, _abc.Awaitable[_master_pb2.SettleReply]]:
+        """Barrier, second: lets through the batches that others have applied, waits for them, and holds on."""
 
     @_abc_1.abstractmethod
-    def AwaitSaved(
+    def Snapshot(
         self,
-        request: _master_pb2.AwaitSavedRequest,
+        request: _master_pb2.SnapshotRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_master_pb2.AwaitSavedReply, _abc.Awaitable[_master_pb2.AwaitSavedReply]]:
-        """Waits until the copy of a cut is written and returns its files."""
+    ) -> _typing.Union[_master_pb2.SnapshotReply, _abc.Awaitable[_master_pb2.SnapshotReply]]:
+        """Within a barrier: takes a snapshot, which is written behind, and lets go."""
 
     @_abc_1.abstractmethod
-    def Thaw(
+    def Switch(
         self,
-        request: _master_pb2.ThawRequest,
+        request: _master_pb2.SwitchRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_master_pb2.ThawReply, _abc.Awaitable[_master_pb2.ThawReply]]:
-        """Gives up a cut: held pushes go through."""
+    ) -> _typing.Union[_master_pb2.SwitchReply, _abc.Awaitable[_master_pb2.SwitchReply]]:
+        """Within a barrier: adopts the next version of the routing table, and lets go."""
+
+    @_abc_1.abstractmethod
+    def Resume(
+        self,
+        request: _master_pb2.ResumeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_master_pb2.ResumeReply, _abc.Awaitable[_master_pb2.ResumeReply]]:
+        """Lets go of a barrier, whatever has become of it. Never fails."""
+
+    @_abc_1.abstractmethod
+    def GetSaved(
+        self,
+        request: _master_pb2.GetSavedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_master_pb2.GetSavedReply, _abc.Awaitable[_master_pb2.GetSavedReply]]:
+        """How far a snapshot is written, and its files when it is."""
 
 def add_ParameterServerServicer_to_server(servicer: ParameterServerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
