@@ -9,7 +9,7 @@ import torch
 
 from emberscale.profiling.job_profile import Roof
 from emberscale_api.job import TrainingJob, resolve_model
-from emberscale_api.routing import BUCKETS, PsAddress, RoutingTable
+from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable
 from emberscale_api.rpc.master_pb2 import TRAINING_DATA, Dataset
 from emberscale_trainer.data.files import expand
 from emberscale_trainer.data.formats import record_format
@@ -24,7 +24,7 @@ from emberscale_trainer.worker.servers import Pulled
 _BATCHES = 16
 """Distinct batches that are computed in turn: enough that they do not stay in the cache."""
 
-_ONE_SERVER = RoutingTable(1, (PsAddress(0, "", "", ""),), (0,) * BUCKETS)
+_ONE_SERVER = RoutingTable(1, 1, (PsAddress(0, "", "", ""),), (0,) * BUCKETS, (0,) * DENSE_PIECES)
 
 Ready = tuple[Batch, KeyPlan, Pulled]
 
@@ -79,12 +79,12 @@ def ready_batches(job: TrainingJob, count: int) -> list[Ready]:
     source = BatchSource(dataset, reader, size, spec.training.seed, spec.data.shuffling.enabled)
     records = source.records(TRAINING_DATA)
     stop = min(records, count * size)
-    planner, store = KeyPlanner(_ONE_SERVER, resolved.tables), TableStore(resolved.tables)
     dense = flat_copy(build_model(spec.model, resolved, spec.training.seed)).numpy()
+    planner, store = KeyPlanner(_ONE_SERVER, resolved.tables, len(dense)), TableStore(resolved.tables)
     ready = []
     for batch in source.batches(TRAINING_DATA, 0, 0, stop):
         plan = planner.plan(batch.ids, batch.lists)
         rows = np.empty(plan.values, np.float32)
-        store.pull(plan.counts[0], plan.keys[0], rows)
+        store.pull(plan.counts[0][:-1], plan.keys[0][: plan.distinct], rows)
         ready.append((batch, plan, Pulled(rows, dense)))
     return ready

@@ -1,5 +1,8 @@
 """From ids to the keys asked of each server, and from the answers back to the ids."""
 
+from dataclasses import replace
+from itertools import pairwise
+
 import hypothesis.strategies as st
 import numpy as np
 import pytest
@@ -8,7 +11,16 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 from emberscale_api.job import InitializerSpec, OptimizerSpec, Pooling, TableSpec
-from emberscale_api.routing import PsAddress, RoutingTable, bucket_of, buckets_of, spread_evenly
+from emberscale_api.routing import (
+    BUCKETS,
+    DENSE_PIECES,
+    PsAddress,
+    RoutingTable,
+    bucket_of,
+    buckets_of,
+    piece_length,
+    spread_evenly,
+)
 from emberscale_trainer.data.records import IdLists
 from emberscale_trainer.worker import keys
 from emberscale_trainer.worker.keys import KeyPlanner
@@ -33,9 +45,18 @@ TABLES = (
 )
 
 
-def routing(servers: int) -> RoutingTable:
+PARAMETERS = 1000
+NO_LIST = IdLists(np.empty(0, np.int64), np.zeros(2, np.int64))
+
+
+def routing(servers: int, version: int = 1, turned: int = 0) -> RoutingTable:
+    """Owners in contiguous shares, the servers `turned` by so many places."""
     return RoutingTable(
-        1, tuple(PsAddress(index, f"i{index}", "", "") for index in range(servers)), spread_evenly(servers)
+        generation=1,
+        version=version,
+        servers=tuple(PsAddress(index, f"i{index}", "", "") for index in range(servers)),
+        bucket_owners=tuple((owner + turned) % servers for owner in spread_evenly(BUCKETS, servers)),
+        piece_owners=tuple((owner + turned) % servers for owner in spread_evenly(DENSE_PIECES, servers)),
     )
 
 
@@ -53,21 +74,23 @@ def test_each_key_is_asked_once_of_its_owner_and_every_id_finds_its_row(
 ) -> None:
     ids, lists = batch
     where = routing(servers)
-    plan = KeyPlanner(where, TABLES).plan(ids, [lists])
+    plan = KeyPlanner(where, TABLES, PARAMETERS).plan(ids, [lists])
 
     asked: dict[tuple[int, int], int] = {}
     position = 0
     for server in range(servers):
         assert position == plan.value_edges[server]
         edge = 0
-        for number, count in enumerate(plan.counts[server].tolist()):
+        *of_rows, of_pieces = plan.counts[server].tolist()
+        for number, count in enumerate(of_rows):
             for key in plan.keys[server][edge : edge + count].tolist():
-                assert where.owners[bucket_of(key)] == server
+                assert where.bucket_owners[bucket_of(key)] == server
                 assert (number, key) not in asked
                 asked[number, key] = position
                 position += TABLES[number].dimension
             edge += count
-        assert edge == len(plan.keys[server])
+        assert tuple(plan.keys[server][edge:].tolist()) == where.pieces_of(server)
+        assert of_pieces == len(where.pieces_of(server))
     assert position == plan.values
 
     columns = [*ids.T.tolist(), lists.values.tolist()]
@@ -84,7 +107,7 @@ def test_each_key_is_asked_once_of_its_owner_and_every_id_finds_its_row(
 @given(batches(), st.integers(1, 3))
 def test_gather_and_scatter_are_each_others_transpose(batch: tuple[NDArray[np.int64], IdLists], servers: int) -> None:
     ids, lists = batch
-    plan = KeyPlanner(routing(servers), TABLES).plan(ids, [lists])
+    plan = KeyPlanner(routing(servers), TABLES, PARAMETERS).plan(ids, [lists])
     layout = EmbeddingLayout(TABLES)
     generator = np.random.default_rng(0)
     rows = generator.normal(size=plan.values).astype(np.float32)
@@ -102,7 +125,44 @@ def test_buckets_of_many_keys_are_those_of_each(some: list[int]) -> None:
     assert buckets_of(np.array(some, dtype=np.int64)).tolist() == [bucket_of(key) for key in some]
 
 
-def test_a_batch_too_large_to_address_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keys, "_MAX_VALUES", 7)
-    with pytest.raises(ValueError, match=r"8 floats.*batchSize"):
-        KeyPlanner(routing(1), [table(0, 0, 4)]).plan(np.array([[1], [2]]))
+@given(batches(), st.integers(1, 4), st.integers(1, 4), st.integers(0, 3))
+def test_gradients_are_laid_out_anew_for_other_owners(
+    batch: tuple[NDArray[np.int64], IdLists], before: int, after: int, turned: int
+) -> None:
+    ids, lists = batch
+    old = KeyPlanner(routing(before), TABLES, PARAMETERS).plan(ids, [lists])
+    new = KeyPlanner(routing(after, 2, turned), TABLES, PARAMETERS).plan(ids, [lists])
+    layout = EmbeddingLayout(TABLES)
+    gradients = np.random.default_rng(0).normal(size=(len(ids), layout.width)).astype(np.float32)
+    np.testing.assert_array_equal(
+        layout.relaid(layout.scatter(gradients, old), old, new), layout.scatter(gradients, new)
+    )
+
+
+@pytest.mark.parametrize("turned", [0, 1])
+def test_pieces_that_lie_side_by_side_are_one_run(turned: int) -> None:
+    plan = KeyPlanner(routing(3, turned=turned), TABLES, PARAMETERS).plan(np.zeros((1, 2), np.int64), [NO_LIST])
+    assert [len(runs) for runs in plan.dense_runs] == [1, 1, 1]
+    covered = sorted(run for runs in plan.dense_runs for run in runs)
+    assert covered[0][0] == 0
+    assert all(one[1] == other[0] for one, other in pairwise(covered))
+    assert covered[-1][1] == DENSE_PIECES * piece_length(PARAMETERS) >= PARAMETERS
+
+
+def test_scattered_pieces_are_as_many_runs_as_they_need() -> None:
+    where = replace(routing(2), piece_owners=(0, 0, 1, 0, 1, 1) + (1,) * (DENSE_PIECES - 6))
+    length = piece_length(PARAMETERS)
+    plan = KeyPlanner(where, TABLES, PARAMETERS).plan(np.zeros((1, 2), np.int64), [NO_LIST])
+    assert plan.dense_runs == (
+        ((0, 2 * length), (3 * length, 4 * length)),
+        ((2 * length, 3 * length), (4 * length, DENSE_PIECES * length)),
+    )
+
+
+@pytest.mark.parametrize(("limit", "value"), [("_MAX_VALUES", 7), ("MAX_PAYLOAD_BYTES", 600)])
+def test_a_batch_that_does_not_fit_is_refused_with_what_to_make_smaller(
+    limit: str, value: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keys, limit, value)
+    with pytest.raises(keys.RequestTooLargeError, match=r"make spec\.training\.batchSize.*smaller"):
+        KeyPlanner(routing(1), [table(0, 0, 4)], 8).plan(np.array([[1], [2]]))

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from emberscale_api.job import InitializerSpec, OptimizerSpec, Pooling, TableSpec
-from emberscale_api.routing import PsAddress, RoutingTable, spread_evenly
+from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable, spread_evenly
 from emberscale_trainer.data.records import IdLists
 from emberscale_trainer.worker.keys import KeyPlanner
 from emberscale_trainer.worker.rows import EmbeddingLayout
@@ -27,9 +27,9 @@ def test_lists_are_pooled_as_embedding_bag_does(pooling: Pooling, mode: str, dim
 
     spec = TableSpec(0, "history", 0, dimension, OptimizerSpec(), InitializerSpec(), 0, pooling)
     servers = tuple(PsAddress(index, "", "", "") for index in range(2))
-    routing = RoutingTable(1, servers, spread_evenly(2))
-    plan = KeyPlanner(routing, [spec]).plan(np.empty((len(LISTS), 0), np.int64), [IdLists(values, edges)])
-    keys = np.concatenate(plan.keys)
+    routing = RoutingTable(1, 1, servers, spread_evenly(BUCKETS, 2), spread_evenly(DENSE_PIECES, 2))
+    plan = KeyPlanner(routing, [spec], 0).plan(np.empty((len(LISTS), 0), np.int64), [IdLists(values, edges)])
+    keys = np.concatenate([asked[: counts[0]] for asked, counts in zip(plan.keys, plan.counts, strict=True)])
     layout = EmbeddingLayout([spec])
     pooled = layout.gather(bag.weight.detach().numpy()[keys].reshape(-1), plan)
     scattered = layout.scatter(gradient.numpy(), plan).reshape(len(keys), dimension)

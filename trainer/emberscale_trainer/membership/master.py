@@ -56,7 +56,7 @@ class MasterClient:
             role=roles[identity.role], index=identity.index, incarnation=identity.incarnation
         )
         self._registration: master_pb2.RegisterRequest | None = None
-        self._routing_epoch: Callable[[], int] = lambda: 0
+        self._adopted: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self._closed = threading.Event()
 
     def register(
@@ -64,14 +64,14 @@ class MasterClient:
         data_address: str = "",
         control_address: str = "",
         metrics_address: str = "",
-        routing_epoch: Callable[[], int] = lambda: 0,
+        adopted: Callable[[], tuple[int, int]] = lambda: (0, 0),
     ) -> master_pb2.RegisterReply:
-        """Joins the job; `routing_epoch` is of the table whose rows a parameter server holds.
+        """Joins the job; `adopted` is (generation, version) of the table that a parameter server adopted last.
 
         A master that lost its books does not know this process, and is told again. Raises SupersededError and
         NoHandshakeError.
         """
-        self._routing_epoch = routing_epoch
+        self._adopted = adopted
         self._registration = master_pb2.RegisterRequest(
             member=self.member,
             data_address=data_address,
@@ -125,7 +125,7 @@ class MasterClient:
         log.error("no_handshake", problem=problem)
 
     def _register_anew(self, registration: master_pb2.RegisterRequest) -> None:
-        registration.routing_epoch = self._routing_epoch()
+        registration.generation, registration.routing_version = self._adopted()
         try:
             self.stub.Register(registration, timeout=_CALL_SECONDS)
         except grpc.RpcError as error:

@@ -7,10 +7,12 @@ from emberscale_api.rpc import master_pb2
 def routing_from_proto(routing: master_pb2.Routing) -> RoutingTable:
     """The routing table of a message."""
     return RoutingTable(
-        epoch=routing.epoch,
+        generation=routing.generation,
+        version=routing.version,
         servers=tuple(
             PsAddress(server.index, server.incarnation, server.data_address, server.control_address)
             for server in routing.servers
         ),
-        owners=tuple(routing.bucket_owners),
+        bucket_owners=tuple(routing.bucket_owners),
+        piece_owners=tuple(routing.piece_owners),
     )

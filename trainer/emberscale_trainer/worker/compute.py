@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from emberscale_api.job import TrainingJob, resolve_model
+from emberscale_api.routing import DENSE_PIECES, piece_length
 from emberscale_trainer.data.source import Batch
 from emberscale_trainer.models import FlatParameters, build_model
 from emberscale_trainer.worker.keys import KeyPlan
@@ -21,7 +22,7 @@ class NonFiniteLossError(Exception):
 
 @dataclass(frozen=True)
 class Gradients:
-    """What to push: `rows` float32 [plan.values], `dense` float32 [parameters]."""
+    """What to push: `rows` float32 [plan.values]; `dense` float32 [all pieces], the flat vector padded with zeros."""
 
     rows: NDArray[np.float32]
     dense: NDArray[np.float32]
@@ -43,7 +44,7 @@ class ModelReplica:
         resolved = resolve_model(job.spec)
         self._model: nn.Module = build_model(job.spec.model, resolved, job.spec.training.seed)
         self._flat = FlatParameters(self._model)
-        self._layout = EmbeddingLayout(resolved.tables)
+        self.layout = EmbeddingLayout(resolved.tables)
         self.tables = resolved.tables
 
     @property
@@ -55,9 +56,7 @@ class ModelReplica:
         """Gradients of the mean log loss over the batch. Raises NonFiniteLossError and EntrypointError."""
         if not len(batch.labels):
             empty = np.empty(0, dtype=np.float32)
-            return Gradients(np.zeros(plan.values, np.float32), np.zeros(self.parameters, np.float32)), Predictions(
-                empty, 0.0
-            )
+            return Gradients(np.zeros(plan.values, np.float32), self._padded(None)), Predictions(empty, 0.0)
         self._switch(training=True)
         embeddings = self._embeddings(plan, pulled).requires_grad_()
         self._flat.clear_gradients()
@@ -69,8 +68,8 @@ class ModelReplica:
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         if embeddings.grad is None:
             raise NonFiniteLossError("the model's output does not depend on its embeddings")
-        rows = self._layout.scatter(embeddings.grad.numpy(), plan)
-        gradients = Gradients(rows, self._flat.gradients.numpy().copy())
+        rows = self.layout.scatter(embeddings.grad.numpy(), plan)
+        gradients = Gradients(rows, self._padded(self._flat.gradients.numpy()))
         return gradients, Predictions(torch.sigmoid(logits.detach()).numpy(), mean_loss * len(batch.labels))
 
     def evaluate(self, batch: Batch, plan: KeyPlan, pulled: Pulled) -> Predictions:
@@ -85,8 +84,15 @@ class ModelReplica:
             return Predictions(torch.sigmoid(logits).numpy(), loss.item())
 
     def _embeddings(self, plan: KeyPlan, pulled: Pulled) -> torch.Tensor:
-        self._flat.values.copy_(torch.from_numpy(pulled.dense))
-        return torch.from_numpy(self._layout.gather(pulled.rows, plan))
+        self._flat.values.copy_(torch.from_numpy(pulled.dense[: self.parameters]))
+        return torch.from_numpy(self.layout.gather(pulled.rows, plan))
+
+    def _padded(self, gradients: NDArray[np.float32] | None) -> NDArray[np.float32]:
+        """A copy of the flat gradients as whole pieces; zeros if there are none."""
+        padded = np.zeros(DENSE_PIECES * piece_length(self.parameters), np.float32)
+        if gradients is not None:
+            padded[: self.parameters] = gradients
+        return padded
 
     def _switch(self, training: bool) -> None:
         """Layers such as dropout do otherwise in training than in evaluation."""

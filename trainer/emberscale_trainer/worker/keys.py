@@ -8,13 +8,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emberscale_api.job import TableSpec
-from emberscale_api.routing import BUCKETS, RoutingTable
+from emberscale_api.routing import BUCKETS, DENSE_PIECES, RoutingTable, piece_length
+from emberscale_api.wire import MAX_PAYLOAD_BYTES, counts_bytes
 from emberscale_trainer.data.records import IdLists
 from emberscale_trainer.table.hashing import BUCKET_MASK, mix64
 from emberscale_trainer.table.memory import shift_right
 
 BUCKET_BITS = BUCKETS.bit_length() - 1
 _MAX_VALUES = 2**31 - 1
+
+
+class RequestTooLargeError(ValueError):
+    """A batch is larger than a frame or an offset can say; the text names what to make smaller."""
 
 
 @dataclass(frozen=True)
@@ -30,18 +35,21 @@ class ListPlan:
 
 @dataclass(frozen=True)
 class KeyPlan:
-    """What to ask of each server, and where each id's row will lie in the answers.
+    """What to ask of each server of the table `routing`, and where each id's row will lie in the answers.
 
-    `counts[s]` uint32 [tables] and `keys[s]` int64 [sum of counts] are the request to server s. The answers, laid end
-    to end in the order of servers, are one float32 vector of `values` floats; that of server s begins at
-    `value_edges[s]`.
-    `offsets` int32 [batch, tables of one id] is where in that vector the row of each id begins; `lists` says it for
-    each table of lists.
+    `counts[s]` uint32 [tables + 1] and `keys[s]` int64 [sum of counts] are the request to server s; the last count and
+    the last keys are those of its dense pieces, ascending. The rows of the answers, laid end to end in the order of
+    servers, are one float32 vector of `values` floats; those of server s begin at `value_edges[s]`. After its rows,
+    server s answers its pieces, which fill the ranges `dense_runs[s]` (start, stop) of the flat dense vector.
+    `offsets` int32 [batch, tables of one id] is where in the vector of rows the row of each id begins; `lists` says it
+    for each table of lists.
     """
 
+    routing: RoutingTable
     counts: tuple[NDArray[np.uint32], ...]
     keys: tuple[NDArray[np.int64], ...]
     value_edges: tuple[int, ...]
+    dense_runs: tuple[tuple[tuple[int, int], ...], ...]
     offsets: NDArray[np.int32]
     lists: tuple[ListPlan, ...]
 
@@ -52,24 +60,33 @@ class KeyPlan:
 
     @property
     def distinct(self) -> int:
-        """Rows that are asked of the servers."""
-        return sum(len(keys) for keys in self.keys)
+        """Embedding rows that are asked of the servers."""
+        return sum(len(keys) for keys in self.keys) - DENSE_PIECES
 
     @property
     def values(self) -> int:
-        """Floats in all the answers together."""
+        """Floats of the embedding rows in all the answers together."""
         return self.value_edges[-1]
+
+    def values_of(self, server: int) -> slice:
+        """Where the rows of a server lie in the vector of rows."""
+        return slice(self.value_edges[server], self.value_edges[server + 1])
 
 
 class KeyPlanner:
     """Makes plans for one routing table; keeps scratch memory, so each thread needs its own.
 
     Columns of one id come before columns of lists, and every column has a table before any has a second one.
+    `parameters` is the length of the model's flat dense vector.
     """
 
-    def __init__(self, routing: RoutingTable, tables: Sequence[TableSpec]) -> None:
+    def __init__(self, routing: RoutingTable, tables: Sequence[TableSpec], parameters: int) -> None:
+        self._routing = routing
         self._servers = len(routing.servers)
-        self._owners = np.array(routing.owners, dtype=np.int64)
+        self._owners = np.array(routing.bucket_owners, dtype=np.int64)
+        self._piece_length = piece_length(parameters)
+        self._pieces = [np.array(routing.pieces_of(server), dtype=np.int64) for server in range(self._servers)]
+        self._dense_runs = tuple(_runs(pieces, self._piece_length) for pieces in self._pieces)
         self._dimensions = np.array([table.dimension for table in tables], dtype=np.int64)
         self._columns = np.array([table.column for table in tables], dtype=np.int64)
         single = [table.pooling is None for table in tables]
@@ -84,7 +101,7 @@ class KeyPlanner:
     def plan(self, ids: NDArray[np.int64], lists: Sequence[IdLists] = ()) -> KeyPlan:
         """The plan for `ids`, int64 [batch, columns of one id], and the lists of each column of lists.
 
-        Raises ValueError for a batch whose rows would take more than 2**31 floats.
+        Raises RequestTooLargeError for a batch whose request to one server does not fit into a frame.
         """
         batch, columns = ids.shape
         tables = len(self._dimensions)
@@ -96,8 +113,10 @@ class KeyPlanner:
         slots = 1 << max(4, int(2 * longest - 1).bit_length())
         if len(self._slots) < slots:
             self._slots = np.empty(slots, dtype=np.int64)
-        counts = np.zeros((self._servers, tables), dtype=np.uint32)
-        keys = np.empty(batch * self._single + len(values), dtype=np.int64)
+        counts = np.zeros((self._servers, tables + 1), dtype=np.uint32)
+        for server, pieces in enumerate(self._pieces):
+            counts[server, tables] = len(pieces)
+        keys = np.empty(batch * self._single + len(values) + DENSE_PIECES, dtype=np.int64)
         offsets = np.empty((batch, self._single), dtype=np.int32)
         rows = np.empty(len(values), dtype=np.int32)
         edges = np.zeros((2, self._servers + 1), dtype=np.int64)
@@ -116,21 +135,48 @@ class KeyPlanner:
             rows,
             edges,
         )
-        if edges[1, -1] > _MAX_VALUES:
-            raise ValueError(
-                f"the embeddings of one batch take {edges[1, -1]:,} floats, more than 2**31: make "
-                "spec.training.batchSize or maxLength of the list columns smaller"
-            )
+        for server, pieces in enumerate(self._pieces):
+            stop = edges[0, server + 1]
+            keys[stop - len(pieces) : stop] = pieces
+        self._check_size(edges)
         return KeyPlan(
+            routing=self._routing,
             counts=tuple(counts),
             keys=tuple(keys[edges[0, server] : edges[0, server + 1]] for server in range(self._servers)),
             value_edges=tuple(edges[1].tolist()),
+            dense_runs=self._dense_runs,
             offsets=offsets,
             lists=tuple(
                 ListPlan(rows[edges_of_lists[number] : edges_of_lists[number + 1]], column.offsets)
                 for number, column in enumerate(of_tables)
             ),
         )
+
+    def _check_size(self, edges: NDArray[np.int64]) -> None:
+        keys, values = np.diff(edges)
+        pieces = np.array([len(pieces) for pieces in self._pieces], dtype=np.int64)
+        push_bytes = 8 * keys + 4 * (values + pieces * self._piece_length) + counts_bytes(len(self._dimensions) + 1)
+        largest = int(push_bytes.max(initial=0))
+        if largest > MAX_PAYLOAD_BYTES:
+            raise RequestTooLargeError(
+                f"a push of one batch to one parameter server takes {largest:,} bytes, more than the "
+                f"{MAX_PAYLOAD_BYTES:,} of a frame: {_SMALLER}, or spec.ps.replicas larger"
+            )
+        if edges[1, -1] > _MAX_VALUES:
+            raise RequestTooLargeError(
+                f"the embedding rows of one batch take {edges[1, -1]:,} floats, more than 2**31: {_SMALLER}"
+            )
+
+
+_SMALLER = "make spec.training.batchSize, the tables' dimensions or maxLength of the list columns smaller"
+
+
+def _runs(pieces: NDArray[np.int64], length: int) -> tuple[tuple[int, int], ...]:
+    """The ranges of the flat dense vector that ascending pieces fill, neighbours joined."""
+    if not len(pieces):
+        return ()
+    breaks = np.flatnonzero(np.diff(pieces) != 1) + 1
+    return tuple((int(run[0]) * length, (int(run[-1]) + 1) * length) for run in np.split(pieces, breaks))
 
 
 _NO_IDS = np.empty(0, dtype=np.int64)
@@ -174,7 +220,7 @@ def _plan(  # type: ignore[no-untyped-def]
 ):
     # Numba types this from the signature above.
     batch, single_columns = ids.shape
-    servers, tables = counts.shape
+    servers, tables = len(counts), len(dimensions)
     unique = np.empty(keys.size, dtype=np.int64)
     owner_of = np.empty(keys.size, dtype=np.int32)
     table_edges = np.zeros(tables + 1, dtype=np.int64)
@@ -220,6 +266,7 @@ def _plan(  # type: ignore[no-untyped-def]
             next_value[server, table] = value_edge
             key_edge += np.int64(counts[server, table])
             value_edge += np.int64(counts[server, table]) * dimensions[table]
+        key_edge += np.int64(counts[server, tables])  # its dense pieces follow
     edges[0, servers] = key_edge
     edges[1, servers] = value_edge
 

@@ -53,7 +53,7 @@ class LeaseBook:
         self._changed.notify_all()
 
     def take_finished(self) -> list[master_pb2.TaskResult]:
-        """Results to report; given back by `return_finished` if the report fails."""
+        """Results to report, each once."""
         with self._changed:
             finished, self._finished = self._finished, []
             return finished

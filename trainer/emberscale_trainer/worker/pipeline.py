@@ -1,7 +1,7 @@
 """Four stages, each a thread: read the next batches, pull their rows, compute, push.
 
-The pipeline lives as long as nothing changes under it. When a connection breaks, the routing moves on or a lease is
-lost, it is torn down and `run` raises; whoever runs it builds another, which goes on from what is committed.
+The pipeline outlives a change of owners. When a connection breaks, the history changes or a lease is lost, it is torn
+down and `run` raises; whoever runs it builds another, which goes on from what is committed.
 """
 
 import threading
@@ -15,9 +15,10 @@ from emberscale_trainer.data.source import Batch, BatchSource
 from emberscale_trainer.worker.channel import Channel, ChannelClosedError
 from emberscale_trainer.worker.compute import Gradients, ModelReplica
 from emberscale_trainer.worker.evaluation import EvaluationTotals
-from emberscale_trainer.worker.keys import KeyPlan, KeyPlanner
+from emberscale_trainer.worker.keys import KeyPlan
 from emberscale_trainer.worker.leases import LeaseBook
-from emberscale_trainer.worker.servers import BatchName, ParameterServers, Pulled
+from emberscale_trainer.worker.routes import Routes
+from emberscale_trainer.worker.servers import BatchName, MakePlanner, ParameterServers, Pulled
 from emberscale_trainer.worker.statistics import Span, WorkerStatistics
 
 NextTask = Callable[[], master_pb2.Task]
@@ -35,7 +36,10 @@ class _Planned:
 
 @dataclass(frozen=True)
 class _Ready:
+    """`plan` laid out what was pulled; it may be newer than the one that was read with the batch."""
+
     planned: _Planned
+    plan: KeyPlan
     pulled: Pulled
     pulling: Span
 
@@ -43,11 +47,12 @@ class _Ready:
 @dataclass(frozen=True)
 class _Computed:
     planned: _Planned
+    plan: KeyPlan
     gradients: Gradients
 
 
 class Pipeline:
-    """One run over as many leases as come, against one routing epoch.
+    """One run over as many leases as come, within one generation.
 
     `pulls` and `pushes` are two sets of connections to the same servers. `lease_finished` is called when the last batch
     of a lease is committed, and `before_compute` before each batch, in the thread that computes. `prefetch` batches are
@@ -58,7 +63,8 @@ class Pipeline:
     def __init__(
         self,
         source: BatchSource,
-        planner: KeyPlanner,
+        routes: Routes,
+        make_planner: MakePlanner,
         replica: ModelReplica,
         pulls: ParameterServers,
         pushes: ParameterServers,
@@ -70,7 +76,8 @@ class Pipeline:
         before_compute: Callable[[], None],
     ) -> None:
         self._source = source
-        self._planner = planner
+        self._routes = routes
+        self._make_planner = make_planner
         self._replica = replica
         self._pulls = pulls
         self._pushes = pushes
@@ -110,6 +117,7 @@ class Pipeline:
                 self._failure = reason
         for channel in (self._planned, self._unpushed, self._ready, self._computed):
             channel.abort()
+        self._routes.close()
         self._pulls.close()
         self._pushes.close()
 
@@ -122,6 +130,8 @@ class Pipeline:
             self.abort(error)
 
     def _read(self, next_task: NextTask) -> None:
+        routing = self._routes.table
+        planner = self._make_planner(routing)
         while True:
             task = next_task()
             split = master_pb2.TRAINING_DATA if task.kind == master_pb2.TRAIN else master_pb2.EVALUATION_DATA
@@ -133,7 +143,10 @@ class Pipeline:
                 if batch is None:
                     break
                 with self._statistics.stage("plan"):
-                    plan = self._planner.plan(batch.ids, batch.lists)
+                    if self._routes.table is not routing:
+                        routing = self._routes.table
+                        planner = self._make_planner(routing)
+                    plan = planner.plan(batch.ids, batch.lists)
                 if task.kind == master_pb2.TRAIN:
                     self._statistics.planned(plan.lookups, plan.distinct)
                 if batch.bad_records:
@@ -153,9 +166,9 @@ class Pipeline:
             began = time.perf_counter()
             with self._statistics.stage("pull"):
                 read_only = planned.task.kind == master_pb2.EVALUATE
-                pulled = self._pulls.pull(planned.plan, planned.name, read_only)
+                plan, pulled = self._pulls.pull(planned.plan, planned.batch, planned.name, read_only)
             self._statistics.moved(*self._pulls.take_traffic())
-            self._ready.put(_Ready(planned, pulled, (began, time.perf_counter())))
+            self._ready.put(_Ready(planned, plan, pulled, (began, time.perf_counter())))
 
     def _compute(self) -> None:
         while True:
@@ -169,18 +182,18 @@ class Pipeline:
                     self._evaluate(ready)
                     self._unpushed.get()
                     continue
-                gradients, predictions = self._replica.train(planned.batch, planned.plan, ready.pulled)
+                gradients, predictions = self._replica.train(planned.batch, ready.plan, ready.pulled)
                 self._statistics.trained(
                     predictions.probabilities,
                     planned.batch.labels,
                     predictions.loss_sum,
                     planned.batch.truncated_lists,
                 )
-            self._computed.put(_Computed(planned, gradients))
+            self._computed.put(_Computed(planned, ready.plan, gradients))
 
     def _evaluate(self, ready: _Ready) -> None:
         task, batch = ready.planned.task, ready.planned.batch
-        predictions = self._replica.evaluate(batch, ready.planned.plan, ready.pulled)
+        predictions = self._replica.evaluate(batch, ready.plan, ready.pulled)
         totals = self._evaluations.setdefault(task.token, EvaluationTotals())
         totals.add(predictions.probabilities, batch.labels, predictions.loss_sum)
         if batch.stop == task.stop:
@@ -193,7 +206,7 @@ class Pipeline:
             computed = self._computed.get()
             planned, gradients = computed.planned, computed.gradients
             with self._statistics.stage("push"):
-                self._pushes.push(planned.plan, planned.name, gradients.rows, gradients.dense)
+                self._pushes.push(computed.plan, planned.batch, planned.name, gradients.rows, gradients.dense)
             self._unpushed.get()
             self._statistics.moved(*self._pushes.take_traffic())
             if self._leases.commit(planned.task.token, planned.batch.stop):

@@ -44,6 +44,24 @@ class EmbeddingLayout:
             _unpool(gradients, lists.rows, lists.edges, start, dimension, mean, rows)
         return rows
 
+    def relaid(self, values: NDArray[np.float32], old: KeyPlan, new: KeyPlan) -> NDArray[np.float32]:
+        """The same rows, laid out by `old`, as another plan of the same batch lays them out: float32 [new.values]."""
+        moved = np.empty(new.values, dtype=np.float32)
+        _relay(values, old.offsets, new.offsets, self._dimensions, moved)
+        for (_, dimension, _), before, after in zip(self._pooled, old.lists, new.lists, strict=True):
+            _relay(values, before.rows[:, None], after.rows[:, None], np.array([dimension]), moved)
+        return moved
+
+
+@numba.njit("void(f4[::1], i4[:, ::1], i4[:, ::1], i8[::1], f4[::1])", nogil=True, cache=True)
+def _relay(values, old, new, dimensions, moved):  # type: ignore[no-untyped-def]
+    # Numba types this from the signature above.
+    batch, tables = old.shape
+    for row in range(batch):
+        for table in range(tables):
+            for element in range(dimensions[table]):
+                moved[new[row, table] + element] = values[old[row, table] + element]
+
 
 @numba.njit("void(f4[::1], i4[:, ::1], i8[::1], i8[::1], f4[:, ::1])", nogil=True, cache=True)
 def _gather(rows, offsets, dimensions, starts, embeddings):  # type: ignore[no-untyped-def]

@@ -1,5 +1,7 @@
 """A worker's life: register, prepare, then one pipeline after another until the job is over."""
 
+import contextlib
+import secrets
 import threading
 from collections.abc import Callable
 
@@ -13,27 +15,28 @@ from emberscale_trainer.data.errors import DataUnavailableError
 from emberscale_trainer.data.formats import record_format
 from emberscale_trainer.data.source import BatchSource
 from emberscale_trainer.membership import Heartbeat, JobOverError, MasterClient, SupersededError
-from emberscale_trainer.membership.routing import routing_from_proto
 from emberscale_trainer.models.entrypoint import REASON, EntrypointError
 from emberscale_trainer.transport import ConnectionLostError
 from emberscale_trainer.worker.compute import ModelReplica, NonFiniteLossError
 from emberscale_trainer.worker.cores import ComputeThreads
-from emberscale_trainer.worker.keys import KeyPlanner
+from emberscale_trainer.worker.keys import KeyPlanner, RequestTooLargeError
 from emberscale_trainer.worker.leases import LeaseBook
 from emberscale_trainer.worker.pipeline import Pipeline
+from emberscale_trainer.worker.routes import Routes
 from emberscale_trainer.worker.servers import (
+    HistoryChangedError,
+    Identity,
     LeaseFencedError,
     ParameterServers,
-    RoutingStaleError,
+    RequestRefusedError,
 )
 from emberscale_trainer.worker.statistics import WorkerStatistics
 from emberscale_trainer.worker.tasks import TaskFeed
 
 log = structlog.get_logger()
 
-_ROUTING_WAIT_SECONDS = 5.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
-_PASSING = (ConnectionLostError, RoutingStaleError, LeaseFencedError)
+_PASSING = (ConnectionLostError, HistoryChangedError, LeaseFencedError)
 
 
 class FatalError(Exception):
@@ -65,7 +68,7 @@ class Worker:
         self._metrics_address = metrics_address
         self._stopping = stopping
         self._pipeline: Pipeline | None = None
-        self._routing_epoch = 0
+        self._generation = 0
         self._threads = ComputeThreads()
 
     def run(self) -> None:
@@ -90,6 +93,8 @@ class Worker:
             raise FatalError(error.reason, str(error)) from error
         except EntrypointError as error:
             raise FatalError(REASON, str(error)) from error
+        except RequestTooLargeError as error:
+            raise FatalError("BatchTooLarge", str(error)) from error
         if self._heartbeat.superseded:
             raise SupersededError("another process has this worker's index")
 
@@ -123,51 +128,56 @@ class Worker:
                 raise JobOverError("the process is told to stop")
 
     def _run_pipeline(self, job: TrainingJob, feed: TaskFeed, source: BatchSource, replica: ModelReplica) -> None:
-        routing = self._routing()
-        if routing.epoch != self._routing_epoch:
-            if self._routing_epoch:
+        routes = Routes(self._master, self._stopping)
+        if routes.table.generation != self._generation:
+            if self._generation:
                 self._leases.drop_all()
-            self._routing_epoch = routing.epoch
-        pulls = self._connect(routing, replica)
+            self._generation = routes.table.generation
         try:
-            pushes = self._connect(routing, replica)
-        except ConnectionLostError:
-            pulls.close()
-            raise
-        resumed = [_rest(task, committed) for task, committed in self._leases.held()]
-        self._pipeline = Pipeline(
-            source,
-            KeyPlanner(routing, replica.tables),
-            replica,
-            pulls,
-            pushes,
-            self._leases,
-            self._statistics,
-            job.spec.training.prefetch_batches,
-            job.spec.training.pull_ahead,
-            lease_finished=self._heartbeat.beat_now,
-            before_compute=self._threads.adopt,
+            self._run_on(routes, job, feed, source, replica)
+        except RequestRefusedError as error:
+            # a server that is on its way out answers all sorts of things
+            if routes.in_force():
+                raise
+            log.warning("pipeline_restarts", cause="RequestRefused", detail=str(error))
+
+    def _run_on(
+        self, routes: Routes, job: TrainingJob, feed: TaskFeed, source: BatchSource, replica: ModelReplica
+    ) -> None:
+        certificates = self._identity.certificates
+        identity = Identity(
+            self._identity.token,
+            self._identity.index,
+            secrets.randbits(64),
+            certificates.client_context if certificates is not None else None,
         )
-        try:
-            self._pipeline.run(_resumed_then(resumed, feed.next))
-        finally:
-            self._pipeline = None
-            pulls.close()
-            pushes.close()
 
-    def _connect(self, routing: RoutingTable, replica: ModelReplica) -> ParameterServers:
-        identity = self._identity
-        context = identity.certificates.client_context if identity.certificates is not None else None
-        return ParameterServers(routing, identity.token, identity.index, replica.parameters, context)
+        def make_planner(routing: RoutingTable) -> KeyPlanner:
+            return KeyPlanner(routing, replica.tables, replica.parameters)
 
-    def _routing(self) -> RoutingTable:
-        """The routing table in force, once every server has adopted it."""
-        while not self._stopping.is_set():
-            request = master_pb2.GetRoutingRequest(member=self._master.member, max_wait_seconds=_ROUTING_WAIT_SECONDS)
-            reply = self._master.call(self._master.stub.GetRouting, request, waits=_ROUTING_WAIT_SECONDS)
-            if reply.ready:
-                return routing_from_proto(reply)
-        raise JobOverError("the process is told to stop")
+        def connect() -> ParameterServers:
+            return ParameterServers(routes, identity, make_planner, replica.layout, replica.parameters)
+
+        with contextlib.closing(connect()) as pulls, contextlib.closing(connect()) as pushes:
+            resumed = [_rest(task, committed) for task, committed in self._leases.held()]
+            self._pipeline = Pipeline(
+                source,
+                routes,
+                make_planner,
+                replica,
+                pulls,
+                pushes,
+                self._leases,
+                self._statistics,
+                job.spec.training.prefetch_batches,
+                job.spec.training.pull_ahead,
+                lease_finished=self._heartbeat.beat_now,
+                before_compute=self._threads.adopt,
+            )
+            try:
+                self._pipeline.run(_resumed_then(resumed, feed.next))
+            finally:
+                self._pipeline = None
 
     def _report(self, request: master_pb2.HeartbeatRequest) -> None:
         request.leases.extend(self._leases.progress())
@@ -181,6 +191,8 @@ class Worker:
             return
         if reply.stop:
             pipeline.abort(JobOverError("the job has ended"))
+        elif reply.generation > self._generation:
+            pipeline.abort(HistoryChangedError(f"the job is at generation {reply.generation}"))
         elif lost:
             pipeline.abort(LeasesRevokedError())
 

@@ -1,35 +1,55 @@
-"""The parameter servers of one routing epoch, as a worker sees them."""
+"""The parameter servers as one thread of a worker sees them: carries out exchanges over connections."""
 
 import ssl
-from collections.abc import Sequence
+import struct
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from emberscale_api.routing import RoutingTable
-from emberscale_api.wire import Flag, Header, Kind, Status, counts_bytes
+from emberscale_api.routing import DENSE_PIECES, PsAddress, RoutingTable, piece_length
+from emberscale_api.wire import Flag, Header, Kind, Status, WireError, counts_bytes
+from emberscale_trainer.data.source import Batch
 from emberscale_trainer.transport import Connection, ConnectionLostError, open_connection
-from emberscale_trainer.worker.keys import KeyPlan
+from emberscale_trainer.worker.core import (
+    Answered,
+    End,
+    Ending,
+    Event,
+    HistoryChanged,
+    Lost,
+    Planned,
+    Purpose,
+    Replan,
+    Send,
+    begin,
+    step,
+)
+from emberscale_trainer.worker.keys import KeyPlan, KeyPlanner
+from emberscale_trainer.worker.routes import Routes
+from emberscale_trainer.worker.rows import EmbeddingLayout
 
 _CONNECT_SECONDS = 5.0
+_SESSION = struct.Struct("<Q")
 
 
-class RoutingStaleError(Exception):
-    """A server is at another routing epoch."""
+class HistoryChangedError(Exception):
+    """The servers hold another generation: all leases are void."""
 
 
 class LeaseFencedError(Exception):
-    """A newer lease of the shard has pushed already; `token` is that of the lost lease."""
+    """The lease has ended; `token` is its own."""
 
     def __init__(self, token: int) -> None:
-        super().__init__(f"lease {token} is superseded")
+        super().__init__(f"lease {token} has ended")
         self.token = token
 
 
 class RequestRefusedError(Exception):
-    """A server says that a request makes no sense."""
+    """A server says that a request makes no sense, or answers with something that does not."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +64,26 @@ class BatchName:
 
 @dataclass(frozen=True)
 class Pulled:
-    """Rows of the plan's keys, float32 [plan.values], and the whole dense vector, float32 [parameters]."""
+    """Rows of the plan's keys, float32 [plan.values], and the flat dense vector, float32 [parameters or more]."""
 
     rows: NDArray[np.float32]
     dense: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Identity:
+    """How a worker presents itself: the job's token, its own index, and the session of its pipeline.
+
+    With a `context`, connections to other machines go over TLS.
+    """
+
+    token: str
+    worker: int
+    session: int
+    context: ssl.SSLContext | None = None
+
+
+MakePlanner = Callable[[RoutingTable], KeyPlanner]
 
 
 class ParameterServers:
@@ -55,140 +91,298 @@ class ParameterServers:
 
     def __init__(
         self,
-        routing: RoutingTable,
-        token: str,
-        worker: int,
+        routes: Routes,
+        identity: Identity,
+        make_planner: MakePlanner,
+        layout: EmbeddingLayout,
         parameters: int,
-        context: ssl.SSLContext | None = None,
     ) -> None:
-        """Connects; with a context, to servers on other machines over TLS. Raises ConnectionLostError."""
-        self._epoch = routing.epoch
-        self._worker = worker
-        self._parameters = parameters
-        self._slices = [routing.dense_slice(server, parameters) for server in range(len(routing.servers))]
-        self._traffic = (0, 0)
-        self._connections: list[Connection] = []
-        try:
-            for server in routing.servers:
-                self._connections.append(_open(server.data, token, worker, context))
-        except ConnectionLostError:
-            self.close()
-            raise
+        """Connects to the servers of the newest table. Raises ConnectionLostError."""
+        self._routes = routes
+        self._identity = identity
+        self._make_planner = make_planner
+        self._layout = layout
+        self._dense_length = DENSE_PIECES * piece_length(parameters)
+        self._connections: dict[str, Connection] = {}
+        self._traffic = Traffic()
+        self._routing = routes.table
+        self._planner: KeyPlanner | None = None
+        self._closed = False
+        self._connect()
 
     def take_traffic(self) -> tuple[int, int]:
         """Bytes received and sent since the last call."""
-        received = sum(connection.received_bytes for connection in self._connections)
-        sent = sum(connection.sent_bytes for connection in self._connections)
-        before, self._traffic = self._traffic, (received, sent)
-        return received - before[0], sent - before[1]
+        traffic, self._traffic = self._traffic, Traffic()
+        for connection in self._connections.values():
+            traffic.take(connection)
+        return traffic.received, traffic.sent
 
-    def pull(self, plan: KeyPlan, batch: BatchName, read_only: bool) -> Pulled:
-        """Rows and dense vector for a batch; for training it waits until the bound on staleness admits the batch.
+    def pull(self, plan: KeyPlan, batch: Batch, name: BatchName, read_only: bool) -> tuple[KeyPlan, Pulled]:
+        """Rows and dense vector for a batch, and the plan that laid them out, which is newer if owners have changed.
 
-        `read_only` waits for nothing and makes no rows. Raises as `_check` does, and ConnectionLostError.
+        Waits until the bound on staleness admits the batch, unless it is `read_only`. Raises HistoryChangedError,
+        LeaseFencedError, RequestRefusedError and ConnectionLostError.
         """
-        if not read_only:
-            admission = self._connections[0]
-            admission.send(self._header(Kind.ADMIT, batch))
-            _check([_outcome(admission, admission.receive_header())], batch)
-        flags = Flag.DENSE | (Flag.READ_ONLY if read_only else Flag.NONE)
-        for connection, counts, keys in zip(self._connections, plan.counts, plan.keys, strict=True):
-            self._send(connection, Kind.PULL, flags, batch, counts, [keys])
-        pulled = Pulled(
-            np.empty(plan.values, dtype=np.float32),
-            np.empty(self._parameters, dtype=np.float32),
-        )
-        statuses = []
-        for server, connection in enumerate(self._connections):
-            header = connection.receive_header()
-            start, stop = self._slices[server]
-            rows = pulled.rows[plan.value_edges[server] : plan.value_edges[server + 1]]
-            dense = pulled.dense[start:stop]
-            if header.kind == Status.OK:
-                if header.payload_bytes != rows.nbytes + dense.nbytes:
-                    raise RequestRefusedError(f"server {server} answered {header.payload_bytes} bytes")
-                connection.receive_payload(rows)
-                connection.receive_payload(dense)
-            statuses.append(_outcome(connection, header))
-        _check(statuses, batch)
-        return pulled
+        flags = Flag.READ_ONLY if read_only else Flag.NONE
+        request = _Pull(self._current(plan, batch), batch, name, self._identity.worker, flags, self._dense_length)
+        self._run(Purpose.EVALUATE if read_only else Purpose.TRAIN, request)
+        return request.plan, Pulled(request.rows, request.dense)
 
-    def push(self, plan: KeyPlan, batch: BatchName, gradients: NDArray[np.float32], dense: NDArray[np.float32]) -> None:
-        """Returns when every server has applied the batch, now or earlier. Raises as `pull` does."""
-        servers = range(len(self._connections))
-        for together in (servers[:1], servers[1:]):
-            for server in together:
-                start, stop = self._slices[server]
-                rows = gradients[plan.value_edges[server] : plan.value_edges[server + 1]]
-                buffers: list[NDArray[Any]] = [plan.keys[server], rows, dense[start:stop]]
-                self._send(self._connections[server], Kind.PUSH, Flag.DENSE, batch, plan.counts[server], buffers)
-            answers = [(self._connections[server], self._connections[server].receive_header()) for server in together]
-            _check([_outcome(connection, header) for connection, header in answers], batch)
-        self._connections[0].send(self._header(Kind.COMPLETE, batch))
-
-    def _send(
+    def push(
         self,
-        connection: Connection,
-        kind: Kind,
-        flags: Flag,
-        batch: BatchName,
-        counts: NDArray[np.uint32],
-        buffers: Sequence[NDArray[Any]],
+        plan: KeyPlan,
+        batch: Batch,
+        name: BatchName,
+        gradients: NDArray[np.float32],
+        dense: NDArray[np.float32],
     ) -> None:
-        padding = counts_bytes(len(counts)) - counts.nbytes
-        size = counts.nbytes + padding + sum(buffer.nbytes for buffer in buffers)
-        connection.send(self._header(kind, batch, flags, len(counts), size), [counts, bytes(padding), *buffers])
+        """Returns when every server has applied the batch, now or earlier. Raises as `pull` does.
 
-    def _header(
-        self, kind: Kind, batch: BatchName, flags: Flag = Flag.NONE, tables: int = 0, payload_bytes: int = 0
-    ) -> Header:
+        `gradients` float32 [plan.values] are laid out by the plan, `dense` float32 [all pieces] by pieces.
+        """
+        request = _Push(plan, batch, name, self._identity.worker, gradients, dense, self._layout)
+        request.adopt(self._current(plan, batch))
+        self._run(Purpose.PUSH, request)
+
+    def _run(self, purpose: Purpose, request: "_Request") -> None:
+        exchange, effects = begin(purpose, _planned(request.plan))
+        pending = deque(effects)
+        while True:
+            event: Event
+            try:
+                match pending.popleft() if pending else None:
+                    case None:
+                        event = self._receive(min(exchange.asked), exchange.asking, request)
+                    case Send(server, kind):
+                        request.send(self._connection(server), server, kind)
+                        continue
+                    case Replan(version):
+                        event = self._replan(version, request)
+                    case End(how, reason):
+                        _check(how, reason, request.name)
+                        return
+            except ConnectionLostError as error:
+                event = Lost(str(error))
+            exchange, effects = step(exchange, event)
+            pending.extend(effects)
+
+    def _receive(self, server: int, kind: Kind, request: "_Request") -> Event:
+        connection = self._connection(server)
+        try:
+            header = connection.receive_header()
+            status = Status(header.kind)
+        except (WireError, ValueError) as error:
+            return Answered(server, Status.REFUSED, f"server {server}: {error}")
+        if status is not Status.OK or kind is not Kind.PULL:
+            return Answered(server, status, _text(connection, header))
+        if not request.receive(connection, server, header.payload_bytes):
+            return Answered(
+                server, Status.REFUSED, f"server {server} answered a pull with {header.payload_bytes} bytes"
+            )
+        return Answered(server, status)
+
+    def _replan(self, version: int, request: "_Request") -> Event:
+        table = self._routes.newer(version)
+        if table is None:
+            return HistoryChanged()
+        self._adopt(table)
+        request.adopt(self._plan(request.batch))
+        return _planned(request.plan)
+
+    def _current(self, plan: KeyPlan, batch: Batch) -> KeyPlan:
+        """The plan, or one under the table that is adopted here if that is newer."""
+        if plan.routing.version > self._routing.version:
+            self._adopt(plan.routing)
+        return plan if plan.routing.version == self._routing.version else self._plan(batch)
+
+    def _plan(self, batch: Batch) -> KeyPlan:
+        if self._planner is None:
+            self._planner = self._make_planner(self._routing)
+        return self._planner.plan(batch.ids, batch.lists)
+
+    def _adopt(self, table: RoutingTable) -> None:
+        self._routing, self._planner = table, None
+        self._connect()
+
+    def _connect(self) -> None:
+        """Opens what the table in force has and lacks here, and closes what it no longer has."""
+        wanted = {server.incarnation: server for server in self._routing.servers}
+        for incarnation in self._connections.keys() - wanted.keys():
+            gone = self._connections.pop(incarnation)
+            self._traffic.take(gone)
+            gone.close()
+        try:
+            for incarnation, server in wanted.items():
+                if incarnation not in self._connections:
+                    self._connections[incarnation] = _open(server, self._identity)
+        except ConnectionLostError:
+            self.close()
+            raise
+        if self._closed:
+            self.close()  # whoever closed these may have missed the new ones
+
+    def _connection(self, server: int) -> Connection:
+        return self._connections[self._routing.servers[server].incarnation]
+
+    def close(self) -> None:
+        """Ends all connections, also for a thread that waits on one."""
+        self._closed = True
+        for connection in list(self._connections.values()):
+            connection.close()
+
+
+@dataclass
+class Traffic:
+    """Bytes that connections moved."""
+
+    received: int = 0
+    sent: int = 0
+
+    def take(self, connection: Connection) -> None:
+        """Moves the counts of a connection here."""
+        self.received += connection.received_bytes
+        self.sent += connection.sent_bytes
+        connection.received_bytes = connection.sent_bytes = 0
+
+
+class _Request:
+    """The frames of one batch's exchange."""
+
+    def __init__(self, plan: KeyPlan, batch: Batch, name: BatchName, worker: int, flags: Flag = Flag.NONE) -> None:
+        self.plan = plan
+        self.batch = batch
+        self.name = name
+        self._worker = worker
+        self._flags = flags
+
+    def adopt(self, plan: KeyPlan) -> None:
+        """From now on the batch is asked as this plan says."""
+        self.plan = plan
+
+    def receive(self, connection: Connection, server: int, payload_bytes: int) -> bool:
+        """Takes the payload of a pull's answer; False for one of the wrong size."""
+        return payload_bytes == 0
+
+    def values(self, server: int) -> list[NDArray[np.float32]]:
+        """The gradients that follow the keys."""
+        return []
+
+    def send(self, connection: Connection, server: int, kind: Kind) -> None:
+        """Sends the request of a kind. Raises ConnectionLostError."""
+        if kind not in (Kind.PULL, Kind.PUSH):
+            connection.send(self._header(kind, 0, 0))
+            return
+        counts = self.plan.counts[server]
+        padding = counts_bytes(len(counts)) - counts.nbytes
+        buffers: list[NDArray[Any]] = [self.plan.keys[server], *self.values(server)]
+        size = counts.nbytes + padding + sum(buffer.nbytes for buffer in buffers)
+        connection.send(self._header(kind, len(counts), size), [counts, bytes(padding), *buffers])
+
+    def _header(self, kind: Kind, tables: int, payload_bytes: int) -> Header:
         return Header(
             kind=kind,
-            flags=flags,
-            routing_epoch=self._epoch,
-            batch=batch.number,
-            epoch=batch.epoch,
+            flags=self._flags,
+            generation=self.plan.routing.generation,
+            version=self.plan.routing.version,
+            epoch=self.name.epoch,
             tables=tables,
-            shard=batch.shard,
-            token=batch.token,
+            batch=self.name.number,
+            shard=self.name.shard,
+            token=self.name.token,
             payload_bytes=payload_bytes,
             worker=self._worker,
         )
 
-    def close(self) -> None:
-        """Ends all connections, also for a thread that waits on one."""
-        for connection in self._connections:
-            connection.close()
+
+class _Pull(_Request):
+    """Collects the rows and the dense vector."""
+
+    def __init__(
+        self, plan: KeyPlan, batch: Batch, name: BatchName, worker: int, flags: Flag, dense_length: int
+    ) -> None:
+        super().__init__(plan, batch, name, worker, flags)
+        self.rows = np.empty(plan.values, dtype=np.float32)
+        self.dense = np.empty(dense_length, dtype=np.float32)
+
+    def receive(self, connection: Connection, server: int, payload_bytes: int) -> bool:
+        targets = [self.rows[self.plan.values_of(server)]]
+        targets += [self.dense[start:stop] for start, stop in self.plan.dense_runs[server]]
+        if payload_bytes != sum(target.nbytes for target in targets):
+            return False
+        for target in targets:
+            connection.receive_payload(target)
+        return True
 
 
-def _open(address: str, token: str, worker: int, context: ssl.SSLContext | None) -> Connection:
+class _Push(_Request):
+    """Carries the gradients, laid out anew when the plan changes."""
+
+    def __init__(
+        self,
+        plan: KeyPlan,
+        batch: Batch,
+        name: BatchName,
+        worker: int,
+        gradients: NDArray[np.float32],
+        dense: NDArray[np.float32],
+        layout: EmbeddingLayout,
+    ) -> None:
+        super().__init__(plan, batch, name, worker)
+        self._gradients = gradients
+        self._dense = dense
+        self._layout = layout
+
+    def adopt(self, plan: KeyPlan) -> None:
+        if plan is not self.plan:
+            self._gradients = self._layout.relaid(self._gradients, self.plan, plan)
+        super().adopt(plan)
+
+    def values(self, server: int) -> list[NDArray[np.float32]]:
+        dense = [self._dense[start:stop] for start, stop in self.plan.dense_runs[server]]
+        return [self._gradients[self.plan.values_of(server)], *dense]
+
+
+def _planned(plan: KeyPlan) -> Planned:
+    servers = plan.routing.servers
+    return Planned(plan.routing.version, len(servers), servers[0].incarnation)
+
+
+def _open(server: PsAddress, identity: Identity) -> Connection:
+    """Connects and says HELLO. Raises ConnectionLostError and RequestRefusedError."""
     try:
-        connection = open_connection(address, context, _CONNECT_SECONDS)
+        connection = open_connection(server.data, identity.context, _CONNECT_SECONDS)
     except OSError as error:
-        raise ConnectionLostError(f"{address}: {error}") from error
-    hello = token.encode()
-    connection.send(Header(Kind.HELLO, payload_bytes=len(hello), worker=worker), [hello])
-    _check([_outcome(connection, connection.receive_header())], None)
+        raise ConnectionLostError(f"{server.data}: {error}") from error
+    try:
+        hello = [_SESSION.pack(identity.session), identity.token.encode()]
+        connection.send(Header(Kind.HELLO, payload_bytes=sum(map(len, hello)), worker=identity.worker), hello)
+        header = connection.receive_header()
+        if header.kind != Status.OK:
+            raise RequestRefusedError(f"{server.data}: {_text(connection, header)}")
+    except WireError as error:
+        connection.close()
+        raise RequestRefusedError(f"{server.data}: {error}") from error
+    except (ConnectionLostError, RequestRefusedError):
+        connection.close()
+        raise
     return connection
 
 
-def _outcome(connection: Connection, header: Header) -> tuple[Status, str]:
-    """The status of an answer, and its reason where it is refused."""
-    status = Status(header.kind)
-    if status is not Status.REFUSED:
-        return status, ""
+def _text(connection: Connection, header: Header) -> str:
+    """The payload of an answer as text: why a request is refused."""
     reason = np.empty(header.payload_bytes, dtype=np.uint8)
     connection.receive_payload(reason)
-    return status, reason.tobytes().decode(errors="replace")
+    return reason.tobytes().decode(errors="replace")
 
 
-def _check(outcomes: Sequence[tuple[Status, str]], batch: BatchName | None) -> None:
-    """Raises RequestRefusedError, RoutingStaleError or LeaseFencedError for the worst of the outcomes."""
-    for status, reason in outcomes:
-        if status is Status.REFUSED:
+def _check(how: Ending, reason: str, name: BatchName) -> None:
+    """Raises the error of an exchange that did not end well."""
+    match how:
+        case Ending.STALE:
+            raise HistoryChangedError("the servers hold another generation")
+        case Ending.FENCED:
+            raise LeaseFencedError(name.token)
+        case Ending.REFUSED:
             raise RequestRefusedError(reason)
-    statuses = {status for status, _ in outcomes}
-    if Status.REFRESH in statuses:
-        raise RoutingStaleError
-    if Status.FENCED in statuses and batch is not None:
-        raise LeaseFencedError(batch.token)
+        case Ending.LOST:
+            raise ConnectionLostError(reason)

@@ -1,0 +1,187 @@
+"""The protocol of one batch with several parameter servers, as a pure state machine.
+
+An exchange is everything between a worker and the servers that pulls the rows of a batch, or pushes its gradients.
+`step(exchange, event) -> (exchange, effects)`: whoever drives it carries the effects out in their order and hands in
+what happens. There is no I/O, no clock and no thread in here.
+
+* A pull for training first asks server 0 for admission (ADMIT), then pulls from all servers at once. A pull for
+  evaluation needs no admission.
+* A push goes to server 0, then to all others at once. When all have answered, the batch is committed and server 0 is
+  told (COMPLETE).
+* MOVED: when the answers that are under way are in, the batch is planned anew under a newer routing table of the same
+  generation and asked again of every server. A push that a server has applied is REPEATED there. The worker's lease,
+  its admission and all other batches stay.
+* REFRESH, FENCED, REFUSED and a lost connection end the exchange; its batch is not committed.
+
+Requests on a connection are answered in order, so an exchange that ended early ends its connections too.
+"""
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from emberscale_api.wire import Kind, Status
+
+
+class Purpose(StrEnum):
+    """What an exchange is for."""
+
+    TRAIN = "Train"
+    EVALUATE = "Evaluate"
+    PUSH = "Push"
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The batch is planned under a routing table: `version` of it, and how many `servers` it has.
+
+    `first` is the incarnation of server 0, which keeps admissions: those of another incarnation are unknown to it.
+    """
+
+    version: int
+    servers: int
+    first: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A server has answered the request that it was sent last; `reason` says why a request is REFUSED."""
+
+    server: int
+    status: Status
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A connection to a server broke, or could not be opened."""
+
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryChanged:
+    """The routing table that was fetched is of another generation."""
+
+
+Event = Planned | Answered | Lost | HistoryChanged
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send the batch's request of this kind to a server. COMPLETE is not answered; all others are."""
+
+    server: int
+    kind: Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Replan:
+    """Fetch a routing table newer than `version`, plan the batch under it, and report Planned or HistoryChanged."""
+
+    version: int
+
+
+class Ending(StrEnum):
+    """How an exchange ended."""
+
+    DONE = "Done"
+    """Pulled from every server; or pushed to every server, and committed by that."""
+    STALE = "Stale"
+    """The history is another: all leases are void."""
+    FENCED = "Fenced"
+    """The lease is void."""
+    REFUSED = "Refused"
+    """A server says that the request makes no sense."""
+    LOST = "Lost"
+    """A connection broke: whether the batch was applied there is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The exchange is over; `reason` is for people."""
+
+    how: Ending
+    reason: str = ""
+
+
+Effect = Send | Replan | End
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One batch's pull or push, from `begin` to an End.
+
+    `queue` are the groups of servers that are asked next, one group after another; `asked` those of the present group
+    whose answers are under way. `admitted_by` is the incarnation of server 0 that admitted the pull. `moved`: a server
+    has said MOVED.
+    """
+
+    purpose: Purpose
+    plan: Planned
+    queue: tuple[tuple[int, ...], ...] = ()
+    asked: frozenset[int] = frozenset()
+    admitted_by: str | None = None
+    asking: Kind = Kind.PULL
+    moved: bool = False
+    over: bool = False
+
+
+def begin(purpose: Purpose, plan: Planned) -> tuple[Exchange, tuple[Effect, ...]]:
+    """Starts the exchange of a batch that is planned."""
+    return _ask_all(Exchange(purpose, plan))
+
+
+def step(exchange: Exchange, event: Event) -> tuple[Exchange, tuple[Effect, ...]]:
+    """What follows from an event. An exchange that is over ignores it."""
+    if exchange.over:
+        return exchange, ()
+    match event:
+        case Answered(server, status, reason):
+            return _answered(exchange, server, status, reason)
+        case Planned():
+            return _ask_all(replace(exchange, plan=event))
+        case HistoryChanged():
+            return _end(exchange, Ending.STALE)
+        case Lost(problem):
+            return _end(exchange, Ending.LOST, problem)
+
+
+def _ask_all(exchange: Exchange) -> tuple[Exchange, tuple[Effect, ...]]:
+    servers = tuple(range(exchange.plan.servers))
+    exchange = replace(exchange, moved=False)
+    if exchange.purpose is Purpose.PUSH:
+        return _ask_next(replace(exchange, asking=Kind.PUSH, queue=(servers[:1], servers[1:])))
+    if exchange.purpose is Purpose.TRAIN and exchange.admitted_by != exchange.plan.first:
+        return _ask_next(replace(exchange, asking=Kind.ADMIT, queue=((0,),)))
+    return _ask_next(replace(exchange, asking=Kind.PULL, queue=(servers,)))
+
+
+def _ask_next(exchange: Exchange) -> tuple[Exchange, tuple[Effect, ...]]:
+    group, *rest = exchange.queue
+    exchange = replace(exchange, asked=frozenset(group), queue=tuple(one for one in rest if one))
+    return exchange, tuple(Send(server, exchange.asking) for server in group)
+
+
+def _answered(exchange: Exchange, server: int, status: Status, reason: str) -> tuple[Exchange, tuple[Effect, ...]]:
+    match status:
+        case Status.REFRESH:
+            return _end(exchange, Ending.STALE)
+        case Status.FENCED:
+            return _end(exchange, Ending.FENCED)
+        case Status.REFUSED:
+            return _end(exchange, Ending.REFUSED, reason)
+    exchange = replace(exchange, asked=exchange.asked - {server}, moved=exchange.moved or status is Status.MOVED)
+    if exchange.asked:
+        return exchange, ()
+    if exchange.moved:
+        return replace(exchange, queue=()), (Replan(exchange.plan.version),)
+    if exchange.queue:
+        return _ask_next(exchange)
+    if exchange.asking is Kind.ADMIT:
+        return _ask_all(replace(exchange, admitted_by=exchange.plan.first))
+    exchange, effects = _end(exchange, Ending.DONE)
+    return exchange, ((Send(0, Kind.COMPLETE), *effects) if exchange.purpose is Purpose.PUSH else effects)
+
+
+def _end(exchange: Exchange, how: Ending, reason: str = "") -> tuple[Exchange, tuple[Effect, ...]]:
+    return replace(exchange, asked=frozenset(), queue=(), over=True), (End(how, reason),)

@@ -1,0 +1,64 @@
+"""The routing tables of one generation, as the master publishes them while a pipeline lives."""
+
+import threading
+
+from emberscale_api.routing import RoutingTable
+from emberscale_api.rpc import master_pb2
+from emberscale_trainer.membership import JobOverError, MasterClient
+from emberscale_trainer.membership.routing import routing_from_proto
+from emberscale_trainer.worker.channel import ChannelClosedError
+
+_WAIT_SECONDS = 1.0
+
+
+class Routes:
+    """The newest table that this process knows, and the way to newer ones. Any thread may call in."""
+
+    def __init__(self, master: MasterClient, stopping: threading.Event) -> None:
+        """Waits for a table that every server has adopted. Raises JobOverError once `stopping` is set."""
+        self._master = master
+        self._stopping = stopping
+        self._closed = threading.Event()
+        self._fetching = threading.Lock()
+        self._table = self._fetch(0)
+
+    @property
+    def table(self) -> RoutingTable:
+        """The newest known table."""
+        return self._table
+
+    def newer(self, version: int) -> RoutingTable | None:
+        """Waits for a table newer than `version`; None once the generation is another.
+
+        Raises ChannelClosedError after `close`, and JobOverError once the process is told to stop.
+        """
+        with self._fetching:
+            if self._table.version <= version:
+                table = self._fetch(version)
+                if table.generation != self._table.generation:
+                    return None
+                self._table = table
+            return self._table
+
+    def in_force(self) -> bool:
+        """Asks the master whether the newest known table still is the newest of all."""
+        reply = self._master.call(
+            self._master.stub.GetRouting, master_pb2.GetRoutingRequest(member=self._master.member)
+        )
+        return bool(reply.ready and (reply.generation, reply.version) == (self._table.generation, self._table.version))
+
+    def _fetch(self, newer_than: int) -> RoutingTable:
+        request = master_pb2.GetRoutingRequest(
+            member=self._master.member, newer_than=newer_than, max_wait_seconds=_WAIT_SECONDS
+        )
+        while not self._closed.is_set():
+            if self._stopping.is_set():
+                raise JobOverError("the process is told to stop")
+            reply = self._master.call(self._master.stub.GetRouting, request, waits=_WAIT_SECONDS)
+            if reply.ready and reply.version > newer_than:
+                return routing_from_proto(reply)
+        raise ChannelClosedError
+
+    def close(self) -> None:
+        """Ends all waiting."""
+        self._closed.set()
