@@ -3,7 +3,7 @@
 import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from emberscale_trainer.server.staleness import StalenessBound
+from emberscale_trainer.server.staleness import StalenessBound, Ticket
 
 
 class _Workers(RuleBasedStateMachine):
@@ -18,8 +18,8 @@ class _Workers(RuleBasedStateMachine):
         self.bound = 0
         self.subject = StalenessBound(0)
         self.applied = 0
-        self.under_way: set[tuple[int, int, int]] = set()
-        self.pulled: dict[tuple[int, int, int], int] = {}
+        self.under_way: set[Ticket] = set()
+        self.pulled: dict[Ticket, int] = {}
         self.batch = 0
         self.started = False
 
@@ -31,10 +31,10 @@ class _Workers(RuleBasedStateMachine):
     @precondition(lambda self: self.started)
     @rule(worker=st.integers(0, 3))
     def pull(self, worker: int) -> None:
-        if self.subject.may_pull():
-            ticket = (worker, 0, self.batch)
+        ticket = Ticket(worker, 0, self.batch)
+        if self.subject.may_pull(ticket):
             self.batch += 1
-            self.subject.pulled(ticket)
+            self.subject.pulled(ticket, token=worker % 2)
             self.pulled[ticket] = self.applied - len(self.under_way)
 
     @precondition(lambda self: self.pulled)
@@ -42,7 +42,7 @@ class _Workers(RuleBasedStateMachine):
     def push(self, data: st.DataObject) -> None:
         ticket = data.draw(st.sampled_from(sorted(self.pulled)))
         if self.subject.may_push(ticket):
-            staleness = self.subject.pushed(ticket)
+            staleness = self.subject.pushed(ticket, token=ticket.session % 2)
             assert staleness == self.applied - self.pulled.pop(ticket)
             assert staleness <= self.bound
             self.applied += 1
@@ -57,16 +57,23 @@ class _Workers(RuleBasedStateMachine):
 
     @precondition(lambda self: self.pulled)
     @rule(data=st.data())
-    def lose_a_worker(self, data: st.DataObject) -> None:
-        worker = data.draw(st.sampled_from(sorted(self.pulled)))[0]
-        self.subject.forget_worker(worker)
-        self.pulled = {ticket: seen for ticket, seen in self.pulled.items() if ticket[0] != worker}
-        self.under_way = {ticket for ticket in self.under_way if ticket[0] != worker}
+    def lose_a_session(self, data: st.DataObject) -> None:
+        session = data.draw(st.sampled_from(sorted(self.pulled))).session
+        self.subject.forget_session(session)
+        self.pulled = {ticket: seen for ticket, seen in self.pulled.items() if ticket.session != session}
+        self.under_way = {ticket for ticket in self.under_way if ticket.session != session}
+
+    @precondition(lambda self: self.pulled)
+    @rule(token=st.integers(0, 1))
+    def revoke_leases(self, token: int) -> None:
+        self.subject.forget_leases(lambda dead: dead == token)
+        self.pulled = {ticket: seen for ticket, seen in self.pulled.items() if ticket.session % 2 != token}
+        self.under_way = {ticket for ticket in self.under_way if ticket.session % 2 != token}
 
     @invariant()
     def someone_can_go_on(self) -> None:
         can_push = any(self.subject.may_push(ticket) for ticket in self.pulled)
-        assert self.subject.may_pull() or can_push or self.under_way
+        assert self.subject.may_pull(Ticket(9, 0, self.batch)) or can_push or self.under_way
 
     @invariant()
     def the_oldest_is_never_held(self) -> None:
@@ -79,25 +86,26 @@ TestNoGradientIsStalerThanTheBound = _Workers.TestCase
 
 def test_with_no_staleness_one_batch_is_under_way_at_a_time() -> None:
     bound = StalenessBound(0)
-    bound.pulled((0, 0, 1))
-    assert not bound.may_pull()
-    bound.pushed((0, 0, 1))
-    assert not bound.may_pull()
-    bound.completed((0, 0, 1))
-    assert bound.may_pull()
+    first, second = Ticket(0, 0, 1), Ticket(0, 0, 2)
+    bound.pulled(first, token=1)
+    assert not bound.may_pull(second)
+    bound.pushed(first, token=1)
+    assert not bound.may_pull(second)
+    bound.completed(first)
+    assert bound.may_pull(second)
 
 
 def test_the_bound_grows_with_the_root_of_the_applied_batches_until_it_is_reached() -> None:
     bound = StalenessBound(2, warmup=10, applied=9)
     assert bound.in_force == 0
     for batch, in_force in ((1, 1), (2, 1)):
-        bound.pushed((0, 0, batch))
+        bound.pushed(Ticket(0, 0, batch), token=1)
         assert bound.in_force == in_force
     assert [StalenessBound(2, warmup=10, applied=applied).in_force for applied in (39, 40, 500)] == [1, 2, 2]
 
 
 def test_a_pull_asked_for_anew_counts_once() -> None:
     bound = StalenessBound(1)
-    bound.pulled((0, 0, 1))
-    bound.pulled((0, 0, 1))
+    for _ in range(2):
+        bound.pulled(Ticket(0, 0, 1), token=1)
     assert bound.outstanding == 1

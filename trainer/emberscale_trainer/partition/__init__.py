@@ -2,6 +2,7 @@
 
 from emberscale_trainer.partition.applied import AppliedBatches
 from emberscale_trainer.partition.dense import DenseSlice, DenseState
+from emberscale_trainer.partition.ownership import Ownership
 from emberscale_trainer.partition.partition import Cut, Partition
 
-__all__ = ["AppliedBatches", "Cut", "DenseSlice", "DenseState", "Partition"]
+__all__ = ["AppliedBatches", "Cut", "DenseSlice", "DenseState", "Ownership", "Partition"]

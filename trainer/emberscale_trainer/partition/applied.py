@@ -33,6 +33,15 @@ class AppliedBatches:
         if counts[number] < 255:
             counts[number] += 1
 
+    def lacking(self, ranges: Iterable[tuple[int, int, int]]) -> list[tuple[int, int]]:
+        """The (epoch, number) of batches in (epoch, first, stop) ranges that are not applied."""
+        return [
+            (epoch, number)
+            for epoch, first, stop in ranges
+            for number in range(first, stop)
+            if (epoch, number) not in self
+        ]
+
     def ranges(self, epoch: int) -> list[tuple[int, int]]:
         """The applied batches of an epoch as ascending [first, stop) pairs."""
         counts = self._counts.get(epoch)

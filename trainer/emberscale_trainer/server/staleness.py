@@ -6,16 +6,26 @@ could wait for each other. A worker asks it before it pulls from anyone, pushes 
 and tells it when all have applied the push. In between the push is under way: a pull may or may not see it.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import isqrt
-
-Ticket = tuple[int, int, int]
-"""Who pulled what: (worker, epoch, batch)."""
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
+class Ticket(NamedTuple):
+    """Names one pull for training: the batch, and the session that pulls it."""
+
+    session: int
+    epoch: int
+    batch: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Outstanding:
+    """A pull whose push has not come. `seen` counts the pushes that it is sure to have seen."""
+
     ticket: Ticket
+    token: int
     seen: int
 
 
@@ -28,6 +38,9 @@ class StalenessBound:
 
     Stale gradients do most harm while the parameters still move fast, so the bound itself grows from 0, as the square
     root of the applied batches over `warmup`: the steps of Adagrad shrink with that root, so the harm stays the same.
+
+    A ticket ends with the session that holds it or with its lease, whichever ends first: a worker that hangs keeps its
+    connections open, but loses its leases.
     """
 
     def __init__(self, bound: int, warmup: int = 0, applied: int = 0) -> None:
@@ -35,7 +48,7 @@ class StalenessBound:
         self._bound = bound
         self._warmup = warmup
         self._outstanding: list[_Outstanding] = []
-        self._under_way: set[Ticket] = set()
+        self._under_way: dict[Ticket, int] = {}
         self._applied = applied
 
     @property
@@ -44,18 +57,25 @@ class StalenessBound:
         return len(self._outstanding)
 
     @property
+    def under_way(self) -> int:
+        """Pushes that are applied here and perhaps not everywhere."""
+        return len(self._under_way)
+
+    @property
     def in_force(self) -> int:
         """The bound at this moment."""
         return min(self._bound, isqrt(self._applied // self._warmup)) if self._warmup else self._bound
 
-    def may_pull(self) -> bool:
-        """Whether one more pull keeps the invariant."""
-        return len(self._under_way) + len(self._outstanding) <= self.in_force
+    def may_pull(self, ticket: Ticket) -> bool:
+        """Whether this pull keeps the invariant. One that is outstanding already does: the worker asks anew."""
+        return len(self._under_way) + len(self._outstanding) <= self.in_force or any(
+            pull.ticket == ticket for pull in self._outstanding
+        )
 
-    def pulled(self, ticket: Ticket) -> None:
-        """Notes an admitted pull. A ticket that is outstanding already (the worker asks anew) takes its last place."""
-        self.forget(ticket)
-        self._outstanding.append(_Outstanding(ticket, self._applied - len(self._under_way)))
+    def pulled(self, ticket: Ticket, token: int) -> None:
+        """Notes an admitted pull under a lease. One that is outstanding already keeps its place."""
+        if all(pull.ticket != ticket for pull in self._outstanding):
+            self._outstanding.append(_Outstanding(ticket, token, self._applied - len(self._under_way)))
 
     def may_push(self, ticket: Ticket) -> bool:
         """Whether applying this push keeps the invariant. A push without a pull is as the youngest."""
@@ -67,24 +87,31 @@ class StalenessBound:
                 return False
         return True
 
-    def pushed(self, ticket: Ticket) -> int:
+    def pushed(self, ticket: Ticket, token: int) -> int:
         """Notes a push that is applied here and under way to the others; returns how stale its gradient is at most."""
         seen = next((pull.seen for pull in self._outstanding if pull.ticket == ticket), self._applied)
         staleness = self._applied - seen
         self.forget(ticket)
         self._applied += 1
-        self._under_way.add(ticket)
+        self._under_way[ticket] = token
         return staleness
 
     def completed(self, ticket: Ticket) -> None:
         """Notes that all servers have applied a push."""
-        self._under_way.discard(ticket)
+        self._under_way.pop(ticket, None)
 
     def forget(self, ticket: Ticket) -> None:
         """Drops a pull whose push will not come."""
         self._outstanding = [pull for pull in self._outstanding if pull.ticket != ticket]
 
-    def forget_worker(self, worker: int) -> None:
-        """Drops all that a worker has outstanding or under way: its connection broke."""
-        self._outstanding = [pull for pull in self._outstanding if pull.ticket[0] != worker]
-        self._under_way = {ticket for ticket in self._under_way if ticket[0] != worker}
+    def forget_session(self, session: int) -> None:
+        """Drops all that a session has outstanding or under way: its connections are gone."""
+        self._keep(lambda ticket, _: ticket.session != session)
+
+    def forget_leases(self, dead: Callable[[int], bool]) -> None:
+        """Drops all that is outstanding or under way under leases whose tokens are dead."""
+        self._keep(lambda _, token: not dead(token))
+
+    def _keep(self, wanted: Callable[[Ticket, int], bool]) -> None:
+        self._outstanding = [pull for pull in self._outstanding if wanted(pull.ticket, pull.token)]
+        self._under_way = {ticket: token for ticket, token in self._under_way.items() if wanted(ticket, token)}

@@ -1,0 +1,433 @@
+"""The decisions of one parameter server, driven by lists of events and by random interleavings of them."""
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from emberscale_api.routing import bucket_of
+from emberscale_api.wire import Header, Kind, Status
+from emberscale_trainer.partition import AppliedBatches, Ownership
+from emberscale_trainer.server.barrier import NotHeldError
+from emberscale_trainer.server.core import (
+    SWITCH_SECONDS,
+    Assigning,
+    Assignment,
+    LaterError,
+    ServerCore,
+    Wait,
+)
+from emberscale_trainer.server.staleness import StalenessBound
+
+EVERYTHING = Ownership.of_everything()
+NO_KEYS = np.empty(0, dtype=np.int64)
+NO_COUNTS = np.zeros(2, dtype=np.uint32)
+
+
+def serving(generation: int = 1, version: int = 1, bound: StalenessBound | None = None) -> ServerCore:
+    core = ServerCore()
+    assign(core, generation, version, bound)
+    return core
+
+
+def assign(core: ServerCore, generation: int, version: int, bound: StalenessBound | None = None) -> None:
+    wanted = Assignment(generation, version, "")
+    assert core.assign(wanted) is Assigning.LOAD
+    assert core.adopt(wanted, EVERYTHING, AppliedBatches(), bound)
+
+
+def header(batch: int, token: int = 1, shard: int = 0, generation: int = 1, version: int = 1) -> Header:
+    return Header(Kind.PUSH, generation=generation, version=version, batch=batch, shard=shard, token=token)
+
+
+def push(core: ServerCore, request: Header, session: int = 0, now: float = 0.0) -> Status | Wait:
+    decision = core.push(session, request, now, now)
+    if decision is Status.OK:
+        core.record(session, request, now)
+    return decision
+
+
+class TestVersionsAndGenerations:
+    def test_a_request_of_another_generation_is_told_to_refresh_whatever_else_it_says(self) -> None:
+        core = serving(generation=2, version=5)
+        for version in (1, 5, 9):
+            old = header(0, generation=1, version=version)
+            assert core.push(0, old, 0, 0) is Status.REFRESH
+            assert core.pull(old, NO_COUNTS, NO_KEYS, 0, 0) is Status.REFRESH
+            assert core.admit(0, old) is Status.REFRESH
+
+    def test_nothing_is_served_before_the_first_assignment_and_while_one_loads(self) -> None:
+        core = ServerCore()
+        assert core.push(0, header(0), 0, 0) is Status.REFRESH
+        assign(core, 1, 1)
+        core.assign(Assignment(2, 2, ""))
+        assert core.push(0, header(0), 0, 0) is Status.REFRESH
+        with pytest.raises(NotHeldError):
+            core.hold(1, 1, 10, 0)
+
+    def test_a_push_of_an_older_version_has_moved(self) -> None:
+        assert push(serving(version=2), header(0, version=1)) is Status.MOVED
+
+    def test_a_push_of_a_newer_version_waits_for_the_switch_and_not_for_ever(self) -> None:
+        core = serving(version=1)
+        newer = header(0, version=2)
+        assert core.push(0, newer, arrived=5, now=6) == Wait(5 + SWITCH_SECONDS)
+        assert core.push(0, newer, arrived=5, now=5 + SWITCH_SECONDS) is Status.MOVED
+        core.hold(1, 1, 10, 6)
+        core.settle(1, 1, [], 10, 6)
+        core.switch(1, 1, 2, EVERYTHING, 6)
+        assert core.push(0, newer, arrived=5, now=7) is Status.OK
+
+    def test_a_pull_of_another_version_is_served_where_everything_asked_for_is_owned(self) -> None:
+        core, key = ServerCore(), 17
+        buckets = np.zeros(1024, dtype=np.bool_)
+        buckets[bucket_of(key)] = True
+        pieces = np.zeros(64, dtype=np.bool_)
+        pieces[3] = True
+        wanted = Assignment(1, 2, "")
+        core.assign(wanted)
+        core.adopt(wanted, Ownership(buckets, pieces), AppliedBatches(), None)
+        for keys, expected in (
+            ([key, 3], Status.OK),
+            ([key, 4], Status.MOVED),
+            ([key + 1, 3], Status.MOVED),
+            ([key, 64], Status.MOVED),
+            ([key, -1], Status.MOVED),
+        ):
+            counts = np.array([1, 1], dtype=np.uint32)
+            decision = core.pull(header(0, version=1), counts, np.array(keys, dtype=np.int64), 0, 0)
+            assert decision is expected, keys
+
+
+class TestAssignments:
+    def test_the_same_assignment_attaches_and_an_older_one_is_refused(self) -> None:
+        core = ServerCore()
+        first, second = Assignment(1, 1, ""), Assignment(2, 2, "checkpoint")
+        assert core.assign(first) is Assigning.LOAD
+        assert core.assign(first) is Assigning.LOADING
+        assert core.assign(second) is Assigning.LOAD
+        with pytest.raises(LaterError):
+            core.assign(first)
+        assert not core.adopt(first, EVERYTHING, AppliedBatches(), None)
+        assert core.adopt(second, EVERYTHING, AppliedBatches(), None)
+        assert core.assign(second) is Assigning.DONE
+        assert core.known == (2, 2)
+
+    def test_an_assignment_that_failed_may_be_asked_for_again(self) -> None:
+        core, wanted = ServerCore(), Assignment(1, 1, "checkpoint")
+        core.assign(wanted)
+        core.give_up(wanted)
+        assert core.assign(wanted) is Assigning.LOAD
+
+    def test_an_assignment_of_before_a_switch_is_refused(self) -> None:
+        core = serving()
+        core.hold(1, 1, 10, 0)
+        core.settle(1, 1, [], 10, 0)
+        core.switch(1, 1, 2, EVERYTHING, 0)
+        with pytest.raises(LaterError):
+            core.assign(Assignment(1, 1, ""))
+
+
+class TestBarriers:
+    def test_batches_that_others_have_applied_are_let_through_and_nothing_else(self) -> None:
+        core = serving()
+        push(core, header(0))
+        assert core.hold(1, 1, 10, now=0).ranges(0) == [(0, 1)]
+        assert push(core, header(1)) == Wait(10)
+        core.settle(1, 1, [(0, 0, 2)], 10, now=1)
+        assert core.settled(1, 1, now=1) is None
+        assert push(core, header(2), now=1) == Wait(11)
+        assert push(core, header(1), now=1) is Status.OK
+        settled = core.settled(1, 1, now=2)
+        assert settled is not None
+        assert settled.ranges(0) == [(0, 2)]
+        assert push(core, header(2), now=2) == Wait(11)
+        outcome = core.snapshot(1, 1, now=4)
+        assert outcome.applied.ranges(0) == [(0, 2)]
+        assert (outcome.held_seconds, outcome.settled_seconds) == (4, 3)
+        assert push(core, header(2), now=4) is Status.OK
+
+    def test_a_snapshot_before_everything_is_settled_is_refused(self) -> None:
+        core = serving()
+        core.hold(1, 1, 10, 0)
+        with pytest.raises(NotHeldError, match="not settled"):
+            core.snapshot(1, 1, 0)
+        core.settle(1, 1, [(0, 0, 1)], 10, 0)
+        with pytest.raises(NotHeldError, match="not settled"):
+            core.snapshot(1, 1, 0)
+
+    def test_a_barrier_that_lapsed_never_succeeds(self) -> None:
+        core = serving()
+        core.hold(1, 1, 10, now=0)
+        core.settle(1, 1, [], 10, now=5)
+        for call in (
+            lambda: core.snapshot(1, 1, now=15),
+            lambda: core.settle(1, 1, [], 10, now=15),
+            lambda: core.settled(1, 1, now=15),
+            lambda: core.hold(1, 1, 10, now=15),
+        ):
+            with pytest.raises(NotHeldError):
+                call()
+        assert push(core, header(0), now=15) is Status.OK
+
+    def test_a_barrier_is_not_held_after_its_resume_even_if_the_hold_comes_late(self) -> None:
+        core = serving()
+        core.resume(1, 3)
+        with pytest.raises(NotHeldError, match="over"):
+            core.hold(1, 3, 10, 0)
+        core.hold(1, 4, 10, 0)
+        core.resume(1, 3)
+        assert push(core, header(0)) == Wait(10)
+        core.resume(1, 4)
+        assert push(core, header(0)) is Status.OK
+
+    def test_a_later_barrier_replaces_one_whose_master_is_gone(self) -> None:
+        core = serving()
+        core.hold(1, 1, 10, 0)
+        core.hold(1, 2, 10, 0)
+        with pytest.raises(NotHeldError):
+            core.settle(1, 1, [], 10, 0)
+        with pytest.raises(NotHeldError):
+            core.hold(1, 1, 10, 0)
+        core.settle(1, 2, [], 10, 0)
+
+    def test_a_snapshot_or_switch_whose_answer_was_lost_is_answered_again(self) -> None:
+        core = serving()
+        core.hold(1, 1, 10, 0)
+        core.settle(1, 1, [], 10, 0)
+        assert not core.snapshot(1, 1, 1).repeated
+        push(core, header(0), now=2)
+        again = core.snapshot(1, 1, 3)
+        assert again.repeated
+        assert again.applied.ranges(0) == []
+        core.hold(1, 2, 10, 4)
+        core.settle(1, 2, [], 10, 4)
+        assert not core.switch(1, 2, 2, EVERYTHING, 5).repeated
+        assert core.switch(1, 2, 2, EVERYTHING, 6).repeated
+        with pytest.raises(LaterError):
+            core.switch(1, 2, 1, EVERYTHING, 6)
+
+    def test_a_barrier_of_another_generation_is_refused(self) -> None:
+        core = serving(generation=2, version=2)
+        with pytest.raises(LaterError):
+            core.hold(1, 1, 10, 0)
+        with pytest.raises(NotHeldError):
+            core.hold(3, 1, 10, 0)
+
+    def test_a_new_assignment_lets_go(self) -> None:
+        core = serving()
+        core.hold(1, 1, 1000, 0)
+        assign(core, 2, 2)
+        assert push(core, header(0, generation=2, version=2)) is Status.OK
+
+
+class TestLeases:
+    def test_a_push_under_an_older_lease_of_the_shard_is_fenced(self) -> None:
+        core = serving()
+        assert push(core, header(0, token=7)) is Status.OK
+        assert push(core, header(1, token=6)) is Status.FENCED
+        assert push(core, header(9, token=6, shard=9)) is Status.OK
+
+    def test_a_dead_lease_is_fenced_and_its_tickets_are_forgotten(self) -> None:
+        core = serving(bound=StalenessBound(0))
+        assert core.admit(1, header(0, token=1)) is Status.OK
+        assert core.admit(2, header(1, token=2, shard=1)) == Wait(None)
+        core.leases(1, live=[2], next_token=3)
+        assert core.admit(2, header(1, token=2, shard=1)) is Status.OK
+        assert core.admit(1, header(5, token=1)) is Status.FENCED
+        assert push(core, header(0, token=1), session=1) is Status.FENCED
+        assert push(core, header(1, token=2, shard=1), session=2) is Status.OK
+
+    def test_a_push_under_way_of_a_dead_lease_no_longer_counts(self) -> None:
+        core = serving(bound=StalenessBound(0))
+        core.admit(1, header(0, token=1))
+        assert push(core, header(0, token=1), session=1) is Status.OK
+        assert core.admit(2, header(1, token=2, shard=1)) == Wait(None)
+        core.leases(1, live=[2], next_token=3)
+        assert core.admit(2, header(1, token=2, shard=1)) is Status.OK
+
+    def test_leases_of_another_generation_or_told_late_change_nothing(self) -> None:
+        core = serving(generation=2, version=2)
+        core.leases(1, live=[], next_token=100)
+        core.leases(2, live=[5], next_token=6)
+        core.leases(2, live=[1], next_token=2)
+        assert push(core, header(0, token=1, generation=2, version=2)) is Status.FENCED
+        assert push(core, header(0, token=5, generation=2, version=2)) is Status.OK
+        assert push(core, header(1, token=6, generation=2, version=2)) is Status.OK
+
+
+class TestSessions:
+    def test_the_late_end_of_an_old_session_does_not_forget_its_successors_pulls(self) -> None:
+        core = serving(bound=StalenessBound(0))
+        old, new = 1, 2
+        core.connected(old)
+        core.connected(new)
+        assert core.admit(new, header(0)) is Status.OK
+        core.disconnected(old)
+        assert core.admit(3, header(1, token=2, shard=1)) == Wait(None)
+
+    def test_a_session_ends_with_its_last_connection(self) -> None:
+        core = serving(bound=StalenessBound(0))
+        core.connected(1)
+        core.connected(1)
+        core.admit(1, header(0))
+        core.disconnected(1)
+        assert core.admit(2, header(1, token=2, shard=1)) == Wait(None)
+        core.disconnected(1)
+        assert core.admit(2, header(1, token=2, shard=1)) is Status.OK
+
+    def test_a_pull_asked_for_anew_is_admitted_and_counts_once(self) -> None:
+        core = serving(bound=StalenessBound(1))
+        assert core.admit(1, header(0)) is Status.OK
+        assert core.admit(1, header(0)) is Status.OK
+        assert core.admit(1, header(1)) is Status.OK
+        assert core.admit(1, header(2)) == Wait(None)
+
+
+class Interleavings(RuleBasedStateMachine):
+    """One server under pushes, barriers, lapses, dead leases, lost sessions and roll-backs in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.generation = 0
+        self.version = 0
+        self.core = ServerCore()
+        self.applied: dict[int, int] = {}
+        self.barrier = 0
+        self.until: float | None = None
+        self.allowed: set[int] = set()
+        self.reported: set[int] | None = None
+        self.live: set[int] = set()
+        self.next_token = 1
+
+    @initialize(bound=st.none() | st.integers(0, 3))
+    def start(self, bound: int | None) -> None:
+        self.roll_back(bound)
+
+    @rule(bound=st.none() | st.integers(0, 3))
+    def roll_back(self, bound: int | None) -> None:
+        self.generation += 1
+        self.version += 1
+        assign(self.core, self.generation, self.version, None if bound is None else StalenessBound(bound))
+        self.applied, self.live, self.next_token = {}, set(), 1
+        self.let_go()
+
+    def let_go(self) -> None:
+        self.until, self.allowed, self.reported = None, set(), None
+
+    @property
+    def held(self) -> bool:
+        return self.until is not None and self.now < self.until
+
+    def header(self, batch: int, token: int, generations: int = 0, versions: int = 0) -> Header:
+        return header(batch, token, batch // 4, self.generation - generations, self.version - versions)
+
+    @rule(
+        batch=st.integers(0, 11),
+        token=st.integers(1, 8),
+        session=st.integers(0, 2),
+        generations=st.sampled_from([0, 0, 0, 1]),
+        versions=st.sampled_from([0, 0, 0, 1, -1]),
+    )
+    def push(self, batch: int, token: int, session: int, generations: int, versions: int) -> None:
+        request = self.header(batch, token, generations, versions)
+        decision = self.core.push(session, request, self.now, self.now)
+        assert isinstance(decision, (Status, Wait))
+        if decision is not Status.OK:
+            return
+        assert (generations, versions) == (0, 0)
+        assert token in self.live or token >= self.next_token
+        assert not self.held or batch in self.allowed
+        self.core.record(session, request, self.now)
+        self.applied[batch] = self.applied.get(batch, 0) + 1
+        self.core.complete(session, request)
+
+    @rule(batch=st.integers(0, 11), token=st.integers(1, 8), session=st.integers(0, 2))
+    def admit(self, batch: int, token: int, session: int) -> None:
+        if self.core.admit(session, self.header(batch, token)) is Status.OK:
+            assert token in self.live or token >= self.next_token
+
+    @rule(session=st.integers(0, 2))
+    def lose_a_session(self, session: int) -> None:
+        self.core.connected(session)
+        self.core.disconnected(session)
+
+    @rule(seconds=st.sampled_from([1.0, 5.0, 20.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(data=st.data())
+    def leases_end(self, data: st.DataObject) -> None:
+        self.next_token = min(8, self.next_token + data.draw(st.integers(0, 2)))
+        self.live = {token for token in range(1, self.next_token) if data.draw(st.booleans())}
+        self.core.leases(self.generation, self.live, self.next_token)
+
+    @rule()
+    def hold(self) -> None:
+        self.barrier += 1
+        applied = self.core.hold(self.generation, self.barrier, 10, self.now)
+        assert numbers(applied) == set(self.applied)
+        self.until, self.allowed, self.reported = self.now + 10, set(), None
+
+    @precondition(lambda self: self.barrier)
+    @rule(batches=st.sets(st.integers(0, 11)))
+    def settle(self, batches: set[int]) -> None:
+        ranges = [(0, batch, batch + 1) for batch in batches]
+        if not self.held:
+            with pytest.raises(NotHeldError):
+                self.core.settle(self.generation, self.barrier, ranges, 10, self.now)
+            return
+        self.core.settle(self.generation, self.barrier, ranges, 10, self.now)
+        self.until, self.allowed, self.reported = self.now + 10, batches - set(self.applied), None
+
+    @precondition(lambda self: self.held)
+    @rule()
+    def report(self) -> None:
+        try:
+            applied = self.core.settled(self.generation, self.barrier, self.now)
+        except NotHeldError:
+            return
+        if applied is not None:
+            assert self.allowed <= numbers(applied)
+            self.reported = numbers(applied)
+
+    @precondition(lambda self: self.barrier)
+    @rule(switch=st.booleans())
+    def finish(self, switch: bool) -> None:
+        try:
+            if switch:
+                outcome = self.core.switch(self.generation, self.barrier, self.version + 1, EVERYTHING, self.now)
+            else:
+                outcome = self.core.snapshot(self.generation, self.barrier, self.now)
+        except NotHeldError:
+            return
+        if outcome.repeated:
+            return
+        self.version += switch
+        assert self.held
+        assert numbers(outcome.applied) == set(self.applied)
+        if self.reported is not None:
+            assert numbers(outcome.applied) == self.reported
+        self.let_go()
+
+    @rule(older=st.integers(0, 1))
+    def resume(self, older: int) -> None:
+        self.core.resume(self.generation, self.barrier - older)
+        if not older:
+            self.let_go()
+
+    @invariant()
+    def each_batch_is_applied_at_most_once(self) -> None:
+        assert all(times == 1 for times in self.applied.values())
+        if self.generation:
+            assert numbers(self.core.applied) == set(self.applied)
+
+
+def numbers(applied: AppliedBatches) -> set[int]:
+    return {number for first, stop in applied.ranges(0) for number in range(first, stop)}
+
+
+Interleavings.TestCase.settings = settings(max_examples=200, stateful_step_count=40)
+TestInterleavings = Interleavings.TestCase

@@ -1,0 +1,123 @@
+"""One server's side of a barrier: pushes are held, those that other servers have applied are let through, then it ends.
+
+A barrier is held from `hold` on for as many seconds as the last call of it granted. Once these have passed it has
+lapsed: pushes go on, and no later call of that barrier succeeds.
+
+    hold -> settle -> (settled) -> finish
+       any of them -> lapsed, resumed, or replaced by a barrier with a larger number
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+Batch = tuple[int, int]
+"""A batch by its epoch and number."""
+
+
+class NotHeldError(Exception):
+    """The barrier is not held here, or not any more; or it is not far enough for what is asked of it."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """The barrier that is held.
+
+    * `since`: when its `hold` came.
+    * `until`: when it lapses unless another call renews it.
+    * `settling`: batches that are let through, since other servers have applied them.
+    * `settled`: when the last of them was applied; None before that, and before `settle`.
+    """
+
+    number: int
+    since: float
+    until: float
+    settling: set[Batch] = field(default_factory=set)
+    settled: float | None = None
+
+
+@dataclass(frozen=True)
+class HeldTimes:
+    """How long pushes were held, in seconds: since `hold`, and since the barrier was settled."""
+
+    held: float
+    settled: float
+
+
+class Barrier:
+    """The barrier of one server, if one is held. Times are seconds of one clock that never goes back."""
+
+    def __init__(self) -> None:
+        self._held: _Held | None = None
+        self._over = 0
+
+    def hold(self, number: int, seconds: float, now: float) -> None:
+        """Holds pushes from now on. Raises NotHeldError for a barrier that is over, or older than the one held."""
+        held = self._current(now)
+        newest = self._over if held is None else max(self._over, held.number - 1)
+        if number <= newest:
+            raise NotHeldError(f"barrier {number} is over")
+        if held is not None and held.number == number:
+            held.until = now + seconds
+            return
+        self._end()
+        self._held = _Held(number, since=now, until=now + seconds)
+
+    def settle(self, number: int, missing: Iterable[Batch], seconds: float, now: float) -> None:
+        """Lets `missing` batches through, which are not applied here. Raises NotHeldError."""
+        held = self._named(number, now)
+        held.until = now + seconds
+        held.settling = set(missing)
+        if held.settling:
+            held.settled = None
+        elif held.settled is None:
+            held.settled = now
+
+    def settled(self, number: int, now: float) -> bool:
+        """Whether everything that was to settle is applied. Raises NotHeldError."""
+        return self._named(number, now).settled is not None
+
+    def held_until(self, batch: Batch, now: float) -> float | None:
+        """Until when this batch is held at most; None if it is not held."""
+        held = self._current(now)
+        return None if held is None or batch in held.settling else held.until
+
+    def applied(self, batch: Batch, now: float) -> None:
+        """Notes that a batch is being applied. Raises RuntimeError for one that is held."""
+        held = self._current(now)
+        if held is None:
+            return
+        if batch not in held.settling:
+            raise RuntimeError(f"batch {batch} must not be applied within barrier {held.number}")
+        held.settling.discard(batch)
+        if not held.settling:
+            held.settled = now
+
+    def finish(self, number: int, now: float) -> HeldTimes:
+        """Lets go of a settled barrier, which has succeeded here. Raises NotHeldError."""
+        held = self._named(number, now)
+        if held.settled is None:
+            raise NotHeldError(f"barrier {number} is not settled")
+        self._end()
+        return HeldTimes(held=now - held.since, settled=now - held.settled)
+
+    def resume(self, number: int) -> None:
+        """Lets go of a barrier that has failed somewhere. It cannot be held again."""
+        if self._held is not None and self._held.number <= number:
+            self._end()
+        self._over = max(self._over, number)
+
+    def _named(self, number: int, now: float) -> _Held:
+        held = self._current(now)
+        if held is None or held.number != number:
+            raise NotHeldError(f"barrier {number} is not held")
+        return held
+
+    def _current(self, now: float) -> _Held | None:
+        if self._held is not None and now >= self._held.until:
+            self._end()
+        return self._held
+
+    def _end(self) -> None:
+        if self._held is not None:
+            self._over = max(self._over, self._held.number)
+            self._held = None

@@ -1,0 +1,332 @@
+"""What one parameter server answers, and why: every decision about requests and control calls, without rows.
+
+The core has no clock, no thread and no I/O. Whoever drives it tells it the time, carries out what it decides, and asks
+again for what waits, after every event that may have changed the decision and at the time that `Wait.until` names.
+
+A push takes three steps, between which nothing else may happen: `push` answers OK, `record` notes the batch as applied,
+and the rows are stepped. An error between the second and the third must end the process.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emberscale_api.wire import Header, Status
+from emberscale_trainer.partition import AppliedBatches, Ownership
+from emberscale_trainer.server.barrier import Barrier, NotHeldError
+from emberscale_trainer.server.staleness import StalenessBound, Ticket
+
+SWITCH_SECONDS = 10.0
+"""How long a request of a newer version waits for the switch to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing is decided yet. `until` is when to ask again at the latest; None: only after another event."""
+
+    until: float | None
+
+
+Decision = Status | Wait
+
+
+class LaterError(Exception):
+    """The server is of a later generation or version than what is asked of it."""
+
+
+class Assigning(Enum):
+    """What an assignment asks for: to load rows, to wait for those that are being loaded, or nothing any more."""
+
+    LOAD = 1
+    LOADING = 2
+    DONE = 3
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What the master wants a server to be. `checkpoint` is empty to start from nothing."""
+
+    generation: int
+    version: int
+    checkpoint: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a barrier ended with on this server.
+
+    * `applied`: everything that the rows have seen.
+    * `held_seconds`, `settled_seconds`: how long pushes were held, in all and after they were settled.
+    * `repeated`: the same call came before; what it asked for is done.
+    """
+
+    applied: AppliedBatches
+    held_seconds: float
+    settled_seconds: float
+    repeated: bool = False
+
+
+@dataclass(slots=True)
+class _Serving:
+    """What is served. `version` and `owned` change with a switch, `applied` with every push."""
+
+    generation: int
+    version: int
+    owned: Ownership
+    applied: AppliedBatches
+    bound: StalenessBound | None
+
+
+class ServerCore:
+    """One server's decisions, from the start of its process on. Times are seconds of one clock that never goes back."""
+
+    def __init__(self) -> None:
+        self._wanted: Assignment | None = None
+        self._serving: _Serving | None = None
+        self._known = (0, 0)
+        self._barrier = Barrier()
+        self._finished: tuple[int, str, Outcome] | None = None
+        self._newest_token: dict[tuple[int, int], int] = {}
+        self._live: frozenset[int] = frozenset()
+        self._next_token = 0
+        self._sessions: dict[int, int] = {}
+
+    @property
+    def known(self) -> tuple[int, int]:
+        """Generation and version of the table that was adopted last; (0, 0) before the first."""
+        return self._known
+
+    @property
+    def serving(self) -> bool:
+        """Whether rows are served."""
+        return self._serving is not None
+
+    @property
+    def owned(self) -> Ownership:
+        """What the server owns. Raises NotHeldError where nothing is served."""
+        return self._require().owned
+
+    @property
+    def applied(self) -> AppliedBatches:
+        """The batches that are applied; the next push changes it. Raises NotHeldError where nothing is served."""
+        return self._require().applied
+
+    # Assignment
+
+    def assign(self, wanted: Assignment) -> Assigning:
+        """Begins an assignment, or attaches to it. LOAD ends what was served. Raises LaterError."""
+        newest = self._known if self._wanted is None else max(self._known, _order(self._wanted))
+        if _order(wanted) < newest:
+            raise LaterError(f"generation {newest[0]}, version {newest[1]} is known here, which is later")
+        if wanted == self._wanted:
+            return Assigning.LOADING if self._serving is None else Assigning.DONE
+        self._wanted = wanted
+        self._leave()
+        return Assigning.LOAD
+
+    def adopt(
+        self, wanted: Assignment, owned: Ownership, applied: AppliedBatches, bound: StalenessBound | None
+    ) -> bool:
+        """Serves what was loaded; `bound` is None on all servers but the one with index 0.
+
+        Returns False, changing nothing, if another assignment has replaced this one.
+        """
+        if wanted != self._wanted or self._serving is not None:
+            return False
+        self._serving = _Serving(wanted.generation, wanted.version, owned, applied, bound)
+        self._known = _order(wanted)
+        return True
+
+    def give_up(self, wanted: Assignment) -> None:
+        """Loading has failed; the same assignment may be asked for again."""
+        if wanted == self._wanted and self._serving is None:
+            self._wanted = None
+
+    def _leave(self) -> None:
+        self._serving = None
+        self._barrier = Barrier()
+        self._finished = None
+        self._newest_token.clear()
+        self._live, self._next_token = frozenset(), 0
+
+    # Sessions and leases
+
+    def connected(self, session: int) -> None:
+        """A connection of a session was opened."""
+        self._sessions[session] = self._sessions.get(session, 0) + 1
+
+    def disconnected(self, session: int) -> None:
+        """A connection of a session ended. With the last one, everything that the session has outstanding ends."""
+        left = self._sessions.pop(session, 0) - 1
+        if left > 0:
+            self._sessions[session] = left
+        elif self._serving is not None and self._serving.bound is not None:
+            self._serving.bound.forget_session(session)
+
+    def leases(self, generation: int, live: Iterable[int], next_token: int) -> None:
+        """The master says which lease tokens are in force; all others below `next_token` are dead."""
+        serving = self._serving
+        if serving is None or serving.generation != generation or next_token < self._next_token:
+            return
+        self._live, self._next_token = frozenset(live), next_token
+        self._newest_token = {shard: token for shard, token in self._newest_token.items() if not self._is_dead(token)}
+        if serving.bound is not None:
+            serving.bound.forget_leases(self._is_dead)
+
+    def _is_dead(self, token: int) -> bool:
+        return token < self._next_token and token not in self._live
+
+    def _fenced(self, header: Header) -> bool:
+        shard = (header.epoch, header.shard)
+        if self._is_dead(header.token) or header.token < self._newest_token.get(shard, 0):
+            return True
+        self._newest_token[shard] = header.token
+        return False
+
+    # Requests
+
+    def admit(self, session: int, header: Header) -> Decision:
+        """Whether the staleness bound admits the pull of a batch. OK notes it as outstanding."""
+        serving = self._serving
+        if serving is None or serving.generation != header.generation:
+            return Status.REFRESH
+        if self._fenced(header):
+            return Status.FENCED
+        if serving.bound is not None:
+            ticket = _ticket(session, header)
+            if not serving.bound.may_pull(ticket):
+                return Wait(None)
+            serving.bound.pulled(ticket, header.token)
+        return Status.OK
+
+    def complete(self, session: int, header: Header) -> None:
+        """All servers have applied a batch."""
+        serving = self._serving
+        if serving is not None and serving.generation == header.generation and serving.bound is not None:
+            serving.bound.completed(_ticket(session, header))
+
+    def pull(
+        self, header: Header, counts: NDArray[np.uint32], keys: NDArray[np.int64], arrived: float, now: float
+    ) -> Decision:
+        """Whether rows are served, by who owns them: `counts` uint32 [tables], the dense table last, `keys` int64 [n].
+
+        A request that was planned under the server's own version is trusted to ask for what the server owns.
+        """
+        serving = self._serving
+        if serving is None or serving.generation != header.generation:
+            return Status.REFRESH
+        if header.version == serving.version or serving.owned.owns(counts, keys):
+            return Status.OK
+        return _moved(header, serving, arrived, now)
+
+    def push(self, session: int, header: Header, arrived: float, now: float) -> Decision:
+        """Whether a batch is to be applied now. OK is to be followed by `record` at once."""
+        serving = self._serving
+        if serving is None or serving.generation != header.generation:
+            return Status.REFRESH
+        if serving.version != header.version:
+            return _moved(header, serving, arrived, now)
+        batch = (header.epoch, header.batch)
+        status = Status.FENCED if self._fenced(header) else Status.REPEATED if batch in serving.applied else None
+        if status is not None:
+            if serving.bound is not None:
+                serving.bound.forget(_ticket(session, header))
+            return status
+        held_until = self._barrier.held_until(batch, now)
+        if held_until is not None:
+            return Wait(held_until)
+        if serving.bound is not None and not serving.bound.may_push(_ticket(session, header)):
+            return Wait(None)
+        return Status.OK
+
+    def record(self, session: int, header: Header, now: float) -> None:
+        """Notes a batch as applied. Raises RuntimeError if it is applied already or held, a defect of the caller."""
+        serving, batch = self._serving, (header.epoch, header.batch)
+        if serving is None or batch in serving.applied:
+            raise RuntimeError(f"batch {batch} is applied already, or nothing is served")
+        self._barrier.applied(batch, now)
+        serving.applied.record(*batch)
+        if serving.bound is not None:
+            serving.bound.pushed(_ticket(session, header), header.token)
+
+    # Barriers. All of them raise LaterError for an older generation, and NotHeldError for a barrier that is not held.
+
+    def hold(self, generation: int, number: int, seconds: float, now: float) -> AppliedBatches:
+        """Holds pushes from now on for so many seconds; returns everything that is applied."""
+        serving = self._of(generation)
+        self._barrier.hold(number, seconds, now)
+        return serving.applied.copy()
+
+    def settle(
+        self, generation: int, number: int, batches: Iterable[tuple[int, int, int]], seconds: float, now: float
+    ) -> None:
+        """Lets through the (epoch, first, stop) ranges of batches that other servers have applied."""
+        serving = self._of(generation)
+        self._barrier.settle(number, serving.applied.lacking(batches), seconds, now)
+
+    def settled(self, generation: int, number: int, now: float) -> AppliedBatches | None:
+        """Everything that is applied, once the batches to settle are; None before that."""
+        serving = self._of(generation)
+        if not self._barrier.settled(number, now):
+            return None
+        return serving.applied.copy()
+
+    def snapshot(self, generation: int, number: int, now: float) -> Outcome:
+        """Lets go of a settled barrier; the rows as they are now are the snapshot."""
+        return self._finish(generation, number, "snapshot", now)
+
+    def switch(self, generation: int, number: int, version: int, owned: Ownership, now: float) -> Outcome:
+        """Lets go of a settled barrier, and owns what the next version says."""
+        serving = self._of(generation)
+        done = self._finished is not None and self._finished[:2] == (number, "switch")
+        if version < serving.version or (version == serving.version and not done):
+            raise LaterError(f"version {serving.version} is served, and {version} is asked for")
+        outcome = self._finish(generation, number, "switch", now)
+        serving.version, serving.owned = version, owned
+        self._known = (generation, version)
+        return outcome
+
+    def resume(self, generation: int, number: int) -> None:
+        """Lets go of a barrier that has failed somewhere."""
+        if self._serving is not None and self._serving.generation == generation:
+            self._barrier.resume(number)
+
+    def _finish(self, generation: int, number: int, what: str, now: float) -> Outcome:
+        serving = self._of(generation)
+        if self._finished is not None and self._finished[:2] == (number, what):
+            past = self._finished[2]
+            return Outcome(past.applied, past.held_seconds, past.settled_seconds, repeated=True)
+        times = self._barrier.finish(number, now)
+        outcome = Outcome(serving.applied.copy(), times.held, times.settled)
+        self._finished = (number, what, outcome)
+        return outcome
+
+    def _of(self, generation: int) -> _Serving:
+        serving = self._require()
+        if generation < serving.generation:
+            raise LaterError(f"generation {serving.generation} is served, and {generation} is asked for")
+        if generation > serving.generation:
+            raise NotHeldError(f"generation {generation} is not served here")
+        return serving
+
+    def _require(self) -> _Serving:
+        if self._serving is None:
+            raise NotHeldError("nothing is served here")
+        return self._serving
+
+
+def _order(assignment: Assignment) -> tuple[int, int]:
+    return (assignment.generation, assignment.version)
+
+
+def _ticket(session: int, header: Header) -> Ticket:
+    return Ticket(session, header.epoch, header.batch)
+
+
+def _moved(header: Header, serving: _Serving, arrived: float, now: float) -> Decision:
+    """What a request of another version is told. A newer one waits for the switch that must be about to come."""
+    until = arrived + SWITCH_SECONDS
+    return Wait(until) if header.version > serving.version and now < until else Status.MOVED
