@@ -7,9 +7,9 @@ from functools import lru_cache
 import numpy as np
 
 from emberscale_brain.planner.types import GIB, ClusterCapacity, JobId, JobShape, ShapeBounds
-from emberscale_brain.simulator.ground_truth import Physics, batch_rates
-from emberscale_brain.simulator.job import SimulatedJob
-from emberscale_brain.simulator.schedulers.protocol import Memoryless, ScheduledJob, admit
+from emberscale_simulator.ground_truth import Physics, batch_rates
+from emberscale_simulator.job import SimulatedJob
+from emberscale_simulator.schedulers.protocol import Memoryless, ScheduledJob, admit
 
 _MEMORY_ROOM = 1.2
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import yaml
 
-from emberscale_brain.simulator.scenario import Scenario
+from emberscale_simulator.scenario import Scenario
 
 MODEL: dict[str, Any] = {
     "architecture": "DLRM",

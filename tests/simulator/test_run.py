@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 
 from emberscale_brain.planner.types import GIB, JobId, JobMetadata, JobShape, ShapeBounds
-from emberscale_brain.simulator.failures import FailureLaw
-from emberscale_brain.simulator.ground_truth import Physics, TableGrowth, batch_rate
-from emberscale_brain.simulator.job import SimulatedJob
-from emberscale_brain.simulator.life import Happening, Phase
-from emberscale_brain.simulator.resources import Resources
-from emberscale_brain.simulator.run import Environment, JobRun
-from emberscale_brain.simulator.scenario import Change, Mechanics, StartUpSpec, StragglerSpec
+from emberscale_simulator.failures import FailureLaw
+from emberscale_simulator.ground_truth import Physics, TableGrowth, batch_rate
+from emberscale_simulator.job import SimulatedJob
+from emberscale_simulator.life import Happening, Phase
+from emberscale_simulator.resources import Resources
+from emberscale_simulator.run import Environment, JobRun
+from emberscale_simulator.scenario import Change, Mechanics, StartUpSpec, StragglerSpec
 
 PHYSICS = Physics(512, 0.3, 0.95, 0.22, 0.95, 4.8e6, 2e-4, 3e-3, 6e8, 6e8)
 SHAPE = JobShape(8, 4, 4, 4, 4 * GIB, 8 * GIB)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emberscale_brain.simulator.ground_truth import (
+from emberscale_simulator.ground_truth import (
     Physics,
     TableGrowth,
     amdahl_seconds,

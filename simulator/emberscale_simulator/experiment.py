@@ -8,17 +8,17 @@ from pathlib import Path
 
 from emberscale_api.job.quantity import memory_bytes
 from emberscale_brain.plugins import load_planner
-from emberscale_brain.simulator.engine import Simulation
-from emberscale_brain.simulator.job import SimulatedJob
-from emberscale_brain.simulator.results import SchedulerSummary, SeedOutcome, summarize, summarize_seed
-from emberscale_brain.simulator.scenario import RoundsWorkload, Scenario, SchedulerKind, SchedulerSpec
-from emberscale_brain.simulator.schedulers.elastic import ElasticScheduler
-from emberscale_brain.simulator.schedulers.optimus import OptimusScheduler
-from emberscale_brain.simulator.schedulers.planned import PlannedScheduler
-from emberscale_brain.simulator.schedulers.protocol import Scheduler
-from emberscale_brain.simulator.schedulers.static import StaticScheduler
-from emberscale_brain.simulator.schedulers.well_tuned import WellTunedScheduler
-from emberscale_brain.simulator.workload import make_jobs
+from emberscale_simulator.engine import Simulation
+from emberscale_simulator.job import SimulatedJob
+from emberscale_simulator.results import SchedulerSummary, SeedOutcome, summarize, summarize_seed
+from emberscale_simulator.scenario import RoundsWorkload, Scenario, SchedulerKind, SchedulerSpec
+from emberscale_simulator.schedulers.elastic import ElasticScheduler
+from emberscale_simulator.schedulers.optimus import OptimusScheduler
+from emberscale_simulator.schedulers.planned import PlannedScheduler
+from emberscale_simulator.schedulers.protocol import Scheduler
+from emberscale_simulator.schedulers.static import StaticScheduler
+from emberscale_simulator.schedulers.well_tuned import WellTunedScheduler
+from emberscale_simulator.workload import make_jobs
 
 TIMELINES_UP_TO = 50
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from emberscale_brain.planner.types import JobId, JobMetadata, JobShape, ShapeBounds
-from emberscale_brain.simulator.ground_truth import Physics, TableGrowth
+from emberscale_simulator.ground_truth import Physics, TableGrowth
 
 
 @dataclass(frozen=True, slots=True)

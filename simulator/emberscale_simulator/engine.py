@@ -14,13 +14,13 @@ from enum import IntEnum
 
 from emberscale_api.job.quantity import memory_bytes
 from emberscale_brain.planner.types import ClusterCapacity, JobId, JobProfile, JobShape, JobView
-from emberscale_brain.simulator.failures import FailureLaw, gamma_shape
-from emberscale_brain.simulator.job import SimulatedJob
-from emberscale_brain.simulator.life import Happening, Phase
-from emberscale_brain.simulator.resources import NOTHING, Resources, role_resources
-from emberscale_brain.simulator.run import Environment, JobRun
-from emberscale_brain.simulator.scenario import ClusterSpec, Scenario, SchedulerSpec
-from emberscale_brain.simulator.schedulers.protocol import ScheduledJob, Scheduler
+from emberscale_simulator.failures import FailureLaw, gamma_shape
+from emberscale_simulator.job import SimulatedJob
+from emberscale_simulator.life import Happening, Phase
+from emberscale_simulator.resources import NOTHING, Resources, role_resources
+from emberscale_simulator.run import Environment, JobRun
+from emberscale_simulator.scenario import ClusterSpec, Scenario, SchedulerSpec
+from emberscale_simulator.schedulers.protocol import ScheduledJob, Scheduler
 
 PROFILES_SHOWN = 48
 _HOUR, _DAY = 3600.0, 86_400.0

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from emberscale_brain.planner.types import ClusterCapacity, JobId, JobShape
-from emberscale_brain.simulator.resources import with_workers
-from emberscale_brain.simulator.schedulers.protocol import Memoryless, ScheduledJob, admit
+from emberscale_simulator.resources import with_workers
+from emberscale_simulator.schedulers.protocol import Memoryless, ScheduledJob, admit
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from emberscale_brain.simulator.failures import (
+from emberscale_simulator.failures import (
     CPR_MEAN_HOURS,
     CPR_MEDIAN_HOURS,
     FailureLaw,

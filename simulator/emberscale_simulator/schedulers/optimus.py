@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from emberscale_brain.planner.types import ClusterCapacity, JobId, JobShape
-from emberscale_brain.simulator.ground_truth import batch_rate
-from emberscale_brain.simulator.job import SimulatedJob
-from emberscale_brain.simulator.schedulers.protocol import Memoryless, ScheduledJob, admit
+from emberscale_simulator.ground_truth import batch_rate
+from emberscale_simulator.job import SimulatedJob
+from emberscale_simulator.schedulers.protocol import Memoryless, ScheduledJob, admit
 
 _TRIALS = ((1, 1), (2, 1), (1, 2), (4, 2), (2, 4))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import yaml
 from pydantic import ValidationError
 
-from emberscale_brain.simulator.scenario import Scenario
+from emberscale_simulator.scenario import Scenario
 
 
 class ScenarioError(ValueError):

@@ -9,9 +9,9 @@ import numpy as np
 
 from emberscale_api.job.quantity import memory_bytes
 from emberscale_brain.planner.types import GIB, JobId, JobMetadata, JobShape, ShapeBounds
-from emberscale_brain.simulator.ground_truth import Physics, TableGrowth, amdahl_seconds, batch_rate
-from emberscale_brain.simulator.job import SimulatedJob
-from emberscale_brain.simulator.scenario import (
+from emberscale_simulator.ground_truth import Physics, TableGrowth, amdahl_seconds, batch_rate
+from emberscale_simulator.job import SimulatedJob
+from emberscale_simulator.scenario import (
     Bounds,
     ClusterSpec,
     GeneratedWorkload,
@@ -21,7 +21,7 @@ from emberscale_brain.simulator.scenario import (
     SimulatedModel,
     TraceWorkload,
 )
-from emberscale_brain.simulator.trace import read_trace
+from emberscale_simulator.trace import read_trace
 
 _USUAL_CORES = (1, 2, 4, 8, 16, 32)
 _USUAL_MEMORY_GIB = (2, 4, 8, 16, 32, 64, 128, 256)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from emberscale_brain.planner.types import ClusterCapacity, JobId, JobShape
-from emberscale_brain.simulator.schedulers.protocol import Memoryless, ScheduledJob, admit
+from emberscale_simulator.schedulers.protocol import Memoryless, ScheduledJob, admit
 
 
 class StaticScheduler(Memoryless):

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
-from emberscale_brain.simulator.results import Estimate, SchedulerSummary, SeedOutcome
+from emberscale_simulator.results import Estimate, SchedulerSummary, SeedOutcome
 
 _STYLE: dict[Any, Any] = {
     "font.size": 10,

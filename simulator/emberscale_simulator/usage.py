@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from emberscale_brain.simulator.ground_truth import Rate
-from emberscale_brain.simulator.resources import RoleResources
+from emberscale_simulator.ground_truth import Rate
+from emberscale_simulator.resources import RoleResources
 
 
 @dataclass(slots=True)

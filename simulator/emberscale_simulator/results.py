@@ -8,8 +8,8 @@ import numpy as np
 from scipy.stats import t as student_t
 
 from emberscale_brain.planner.types import JobShape
-from emberscale_brain.simulator.engine import RunResult
-from emberscale_brain.simulator.life import Phase
+from emberscale_simulator.engine import RunResult
+from emberscale_simulator.life import Phase
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from emberscale_brain.planner.types import JobShape
-from emberscale_brain.simulator.pods import Pods
-from emberscale_brain.simulator.resources import Resources, RoleResources, overlap_of
+from emberscale_simulator.pods import Pods
+from emberscale_simulator.resources import Resources, RoleResources, overlap_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from emberscale_brain.simulator.scenario import StartUpSpec, StragglerSpec
+from emberscale_simulator.scenario import StartUpSpec, StragglerSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from emberscale_brain.planner.types import ClusterCapacity, JobId, JobShape, JobView
-from emberscale_brain.simulator.job import SimulatedJob
+from emberscale_simulator.job import SimulatedJob
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from emberscale_brain.planner.types import JobProfile, JobShape
-from emberscale_brain.simulator.failures import FailureLaw
-from emberscale_brain.simulator.ground_truth import Rate, rate
-from emberscale_brain.simulator.job import SimulatedJob
-from emberscale_brain.simulator.life import Happening, Phase
-from emberscale_brain.simulator.live_change import LiveChange, begin_live_change
-from emberscale_brain.simulator.pods import Pods, StartTime
-from emberscale_brain.simulator.profiler import Profiler
-from emberscale_brain.simulator.resources import (
+from emberscale_simulator.failures import FailureLaw
+from emberscale_simulator.ground_truth import Rate, rate
+from emberscale_simulator.job import SimulatedJob
+from emberscale_simulator.life import Happening, Phase
+from emberscale_simulator.live_change import LiveChange, begin_live_change
+from emberscale_simulator.pods import Pods, StartTime
+from emberscale_simulator.profiler import Profiler
+from emberscale_simulator.resources import (
     NOTHING,
     Resources,
     RoleResources,
@@ -22,8 +22,8 @@ from emberscale_brain.simulator.resources import (
     with_workers,
     worker_pod,
 )
-from emberscale_brain.simulator.scenario import Change, Mechanics, StartUpSpec, StragglerSpec
-from emberscale_brain.simulator.usage import Usage
+from emberscale_simulator.scenario import Change, Mechanics, StartUpSpec, StragglerSpec
+from emberscale_simulator.usage import Usage
 
 # Kubernetes restarts a container that keeps ending after 10 s, 20 s, 40 s, ... and at most 5 minutes.
 _BACKOFF_SECONDS, _MOST_BACKOFF_SECONDS = 10.0, 300.0

@@ -5,8 +5,8 @@ import math
 import numpy as np
 
 from emberscale_brain.planner.types import JobProfile, JobShape
-from emberscale_brain.simulator.ground_truth import Rate
-from emberscale_brain.simulator.job import SimulatedJob
+from emberscale_simulator.ground_truth import Rate
+from emberscale_simulator.job import SimulatedJob
 
 
 class Profiler:

@@ -15,9 +15,9 @@ from emberscale_brain.planner.types import (
     ScalingOverheads,
     ThroughputFit,
 )
-from emberscale_brain.simulator.job import SimulatedJob
-from emberscale_brain.simulator.scenario import Mechanics
-from emberscale_brain.simulator.schedulers.protocol import ScheduledJob
+from emberscale_simulator.job import SimulatedJob
+from emberscale_simulator.scenario import Mechanics
+from emberscale_simulator.schedulers.protocol import ScheduledJob
 
 _STARTS_REMEMBERED = 200
 _JOBS_REMEMBERED = 500

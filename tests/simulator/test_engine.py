@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 
 from emberscale_brain.planner.types import ClusterCapacity, JobId, JobShape
-from emberscale_brain.simulator.engine import Simulation, capacity_fractions, whole_cluster
-from emberscale_brain.simulator.experiment import make_scheduler, simulate_seed
-from emberscale_brain.simulator.life import Phase
-from emberscale_brain.simulator.scenario import CapacityStep, DailyDip, Scenario
-from emberscale_brain.simulator.schedulers.protocol import ScheduledJob
-from emberscale_brain.simulator.schedulers.static import StaticScheduler
-from emberscale_brain.simulator.workload import make_jobs
+from emberscale_simulator.engine import Simulation, capacity_fractions, whole_cluster
+from emberscale_simulator.experiment import make_scheduler, simulate_seed
+from emberscale_simulator.life import Phase
+from emberscale_simulator.scenario import CapacityStep, DailyDip, Scenario
+from emberscale_simulator.schedulers.protocol import ScheduledJob
+from emberscale_simulator.schedulers.static import StaticScheduler
+from emberscale_simulator.workload import make_jobs
 
 BUSY: dict[str, Any] = {
     "kind": "Generated",

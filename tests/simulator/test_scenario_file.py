@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from emberscale_brain.simulator.scenario_file import ScenarioError, load_scenario
-from emberscale_brain.simulator.trace import COLUMNS, read_trace
+from emberscale_simulator.scenario_file import ScenarioError, load_scenario
+from emberscale_simulator.trace import COLUMNS, read_trace
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "deploy/examples/scenarios").glob("*.yaml"))
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from emberscale_brain.planner.types import GIB, JobShape
-from emberscale_brain.simulator.scenario_file import ScenarioError
+from emberscale_simulator.scenario_file import ScenarioError
 
 COLUMNS = (
     "job_id",

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from emberscale_brain.simulator.results import Estimate, SchedulerSummary
+from emberscale_simulator.results import Estimate, SchedulerSummary
 
 
 def as_json(scenario: str, seeds: Sequence[int], summaries: Sequence[SchedulerSummary]) -> dict[str, Any]:
