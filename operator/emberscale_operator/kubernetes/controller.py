@@ -44,7 +44,7 @@ from emberscale_operator.kubernetes.status import (
 )
 from emberscale_operator.kubernetes.tallies import Tallies
 from emberscale_operator.kubernetes.warnings import PodWarnings
-from emberscale_operator.reconcile import (
+from emberscale_operator.machine import (
     Action,
     Delete,
     Demand,

@@ -12,7 +12,7 @@ from emberscale_operator.kubernetes.client import ApiClient, ApiError, core
 from emberscale_operator.kubernetes.job import Job
 from emberscale_operator.kubernetes.pod_spec import JobObjects
 from emberscale_operator.kubernetes.settings import Settings
-from emberscale_operator.reconcile import InstanceId, Resources
+from emberscale_operator.machine import InstanceId, Resources
 
 
 class RefusedError(Exception):

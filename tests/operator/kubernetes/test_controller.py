@@ -25,7 +25,7 @@ from emberscale_operator.kubernetes.recorder import Recorder
 from emberscale_operator.kubernetes.settings import Settings
 from emberscale_operator.kubernetes.tallies import Tallies
 from emberscale_operator.kubernetes.warnings import PodWarnings
-from emberscale_operator.reconcile import Backoff, Create, Policy, Resources
+from emberscale_operator.machine import Backoff, Create, Policy, Resources
 from training_jobs import job_body
 
 KEY = JobKey("team-a", "ctr")

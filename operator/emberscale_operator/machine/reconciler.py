@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from emberscale_operator.reconcile.instances import (
+from emberscale_operator.machine.instances import (
     ExitReason,
     Instance,
     InstanceExit,
@@ -17,7 +17,7 @@ from emberscale_operator.reconcile.instances import (
     Resources,
     Role,
 )
-from emberscale_operator.reconcile.restarts import Backoff, History
+from emberscale_operator.machine.restarts import Backoff, History
 
 
 @dataclass(frozen=True)

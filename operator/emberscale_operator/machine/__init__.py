@@ -1,6 +1,6 @@
 """The reconciler: a pure function from what is wanted and what is observed to what is to be done."""
 
-from emberscale_operator.reconcile.instances import (
+from emberscale_operator.machine.instances import (
     ExitReason,
     Instance,
     InstanceExit,
@@ -9,8 +9,8 @@ from emberscale_operator.reconcile.instances import (
     Resources,
     Role,
 )
-from emberscale_operator.reconcile.memory import grown_memory
-from emberscale_operator.reconcile.reconciler import (
+from emberscale_operator.machine.memory import grown_memory
+from emberscale_operator.machine.reconciler import (
     Action,
     Create,
     Delete,
@@ -23,7 +23,7 @@ from emberscale_operator.reconcile.reconciler import (
     Wait,
     reconcile,
 )
-from emberscale_operator.reconcile.restarts import Backoff, History, advance
+from emberscale_operator.machine.restarts import Backoff, History, advance
 
 __all__ = [
     "Action",
