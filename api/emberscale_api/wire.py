@@ -58,7 +58,7 @@ class Flag(IntFlag):
     DENSE = 1
     """The payload or the answer carries the server's dense slice too."""
     READ_ONLY = 2
-    """PULL: rows that do not exist are answered with their initial weights, and not made."""
+    """PULL: the batch is not trained on, so the staleness bound does not admit it first."""
 
 
 _HEADER = struct.Struct("<IBBHQQIIQQII")

@@ -141,7 +141,7 @@ def test_a_row_that_gets_no_gradient_does_not_change(
     make_spec: Any, pull: Pull, push: Push, rows_of: Rows, optimizer: OptimizerType
 ) -> None:
     store = TableStore([make_spec(dimension=11, optimizer=optimizer, initial_accumulator=0.1)])
-    pull(store, [1, 2])
+    push(store, ([1, 2], np.ones(22)))
     before = rows_of(store)[2]
     for gradient in gradients(11):
         push(store, ([1], gradient[0]))

@@ -85,7 +85,7 @@ class ParameterServers:
     def pull(self, plan: KeyPlan, batch: BatchName, read_only: bool) -> Pulled:
         """Rows and dense vector for a batch; for training it waits until the bound on staleness admits the batch.
 
-        `read_only` waits for nothing and makes no rows. Raises as `_check` does, and ConnectionLostError.
+        `read_only` waits for nothing. Raises as `_check` does, and ConnectionLostError.
         """
         if not read_only:
             admission = self._connections[0]
