@@ -24,7 +24,7 @@ from emberscale_api.environment import SOCKET_DIRECTORY, TLS_FOLDER
 from emberscale_api.wire import Header, Status
 from emberscale_operator.kubernetes.certificate import self_signed
 from emberscale_operator.local.environment import JobEnvironment
-from emberscale_operator.reconcile import InstanceId, Resources
+from emberscale_operator.machine import InstanceId, Resources
 from emberscale_trainer.transport import accept_connection, listen, open_connection
 from ps_operations import MESSAGE, MESSAGES, exchange, seconds
 from reporting import Ratio, arguments, report, say

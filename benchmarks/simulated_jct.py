@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from emberscale_brain.simulator.experiment import run_experiment, summarize_experiment
-from emberscale_brain.simulator.pictures import draw_comparison
-from emberscale_brain.simulator.results import Estimate, SeedOutcome, estimate
-from emberscale_brain.simulator.scenario_file import load_scenario
+from emberscale_simulator.experiment import run_experiment, summarize_experiment
+from emberscale_simulator.pictures import draw_comparison
+from emberscale_simulator.results import Estimate, SeedOutcome, estimate
+from emberscale_simulator.scenario_file import load_scenario
 from reporting import Ratio, arguments, report, say
 
 SCENARIOS = Path(__file__).parents[1] / "deploy/examples/scenarios"

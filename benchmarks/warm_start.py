@@ -19,9 +19,9 @@ import matplotlib as mpl
 import yaml
 
 from emberscale_brain.planner.types import JobShape
-from emberscale_brain.simulator.experiment import run_experiment
-from emberscale_brain.simulator.results import JobOutcome, SeedOutcome
-from emberscale_brain.simulator.scenario_file import load_scenario
+from emberscale_simulator.experiment import run_experiment
+from emberscale_simulator.results import JobOutcome, SeedOutcome
+from emberscale_simulator.scenario_file import load_scenario
 from reporting import Ratio, arguments, report, say
 
 SCENARIO = Path(__file__).parents[1] / "deploy/examples/scenarios/production-month.yaml"

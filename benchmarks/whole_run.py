@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +36,15 @@ def synthesise(folder: Path, rows: int, *options: str) -> None:
     subprocess.run(command, check=True, stdout=subprocess.PIPE)
 
 
-def run(job: Mapping[str, Any]) -> dict[str, Any]:
-    """The summary of a run. Raises RuntimeError with what the command said unless the job is Complete."""
+def run(job: Mapping[str, Any], emberscale: Sequence[str] = (EMBERSCALE,)) -> dict[str, Any]:
+    """Returns the summary of a run by the `emberscale` command of this or of another checkout.
+
+    Raises RuntimeError with what the command said unless the job is Complete.
+    """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "job.yaml")
         file.write_text(yaml.safe_dump(dict(job)))
-        command = [EMBERSCALE, "run", str(file), "--workdir", f"{folder}/run", "--output", "json"]
+        command = [*emberscale, "run", str(file), "--workdir", f"{folder}/run", "--output", "json"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr)

@@ -66,7 +66,7 @@ class Flag(IntFlag):
 
     NONE = 0
     READ_ONLY = 1
-    """PULL: for evaluation; needs no admission."""
+    """PULL: the batch is not trained on, so the staleness bound does not admit it first."""
 
 
 _HEADER = struct.Struct("<IBBHIIIIQQQII")

@@ -19,7 +19,8 @@ It takes no arguments; the environment says the rest.
     EMBERSCALE_LEASE_NAME          default emberscale-operator
     EMBERSCALE_CLUSTER_DOMAIN      default cluster.local
     EMBERSCALE_METRICS_PORT        /metrics, Prometheus; default 9090
-    EMBERSCALE_HEALTH_PORT         /healthz (fails when reconciling makes no progress) and /readyz; default 8080
+    EMBERSCALE_HEALTH_PORT         /healthz and /readyz; they fail where a watch has missed a change for long, or a job
+                                   has been reconciled for 5 minutes, and say so; default 8080
     EMBERSCALE_RESYNC              how often every job is reconciled without an event, such as 30s; default 30s
     EMBERSCALE_LOG_LEVEL           debug, info, warning or error; default info
 

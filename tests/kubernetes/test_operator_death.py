@@ -1,10 +1,6 @@
 """The operator dies at every call by which it changes something in the cluster: before it is made, and after."""
 
-import base64
-import os
 import re
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from cluster import Place, eventually, get, kubectl, manifest, setting, submit
+from cluster import Place, eventually, get, kubectl, manifest, submit
 from faults import is_live
 from installation import OPERATOR, SYSTEM
-from recording_proxy import RecordingProxy, recording_proxy
+from outside_operator import OutsideOperator
+from recording_proxy import recording_proxy
 from status_watch import slot_of
 
 pytestmark = pytest.mark.timeout(1200)
@@ -42,50 +39,6 @@ def no_operator(installed: str) -> Iterator[None]:
     kubectl("rollout", "status", deployment, "-n", SYSTEM, "--timeout=120s", timeout=150)
 
 
-class MortalOperator:
-    """An operator outside of the cluster, whose calls go through a proxy."""
-
-    def __init__(self, proxy: RecordingProxy, folder: Path, namespace: str) -> None:
-        secret = get("secret", "emberscale-redis", SYSTEM)
-        self._environment = {
-            **os.environ,
-            "KUBECONFIG": str(proxy.kubeconfig(folder)),
-            "EMBERSCALE_IMAGE": setting("EMBERSCALE_E2E_IMAGE"),
-            "EMBERSCALE_REDIS_URL": base64.b64decode(secret["data"]["url"]).decode(),
-            "EMBERSCALE_NAMESPACE": SYSTEM,
-            "EMBERSCALE_POD_NAME": "mortal",
-            "EMBERSCALE_LEASE_NAME": "emberscale-operator",
-            "EMBERSCALE_WATCH_NAMESPACES": namespace,
-            "EMBERSCALE_METRICS_PORT": "19090",
-            "EMBERSCALE_HEALTH_PORT": "18080",
-        }
-        self._log = folder / "operator.log"
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "emberscale_operator"], env=self._environment, stderr=self._log.open("ab")
-        )
-
-    def kill(self) -> None:
-        assert self._process is not None
-        self._process.kill()
-
-    @property
-    def dead(self) -> bool:
-        assert self._process is not None
-        return self._process.poll() is not None
-
-    def ends(self) -> None:
-        assert self._process is not None
-        self._process.terminate()
-        self._process.wait(30)
-
-    @property
-    def said(self) -> str:
-        return self._log.read_text()[-4000:]
-
-
 def kind_of(method: str, path: str) -> str:
     """A call without the names in it, but for what distinguishes one pod from another."""
     parts = path.split("/namespaces/")[-1].split("/")[1:]
@@ -101,7 +54,7 @@ def test_killed_at_every_call_it_makes_nothing_twice_and_leaves_nothing(
     # with the rights of the one that the chart installs
     token = kubectl("create", "token", "emberscale-operator", "-n", SYSTEM, "--duration=1h").strip()
     with recording_proxy(token) as proxy:
-        operator = MortalOperator(proxy, tmp_path, place.namespace)
+        operator = OutsideOperator(proxy, tmp_path, place.namespace)
 
         def dies(method: str, path: str, status: int) -> None:
             """What was there already changes nothing, and a status may be written for ever."""

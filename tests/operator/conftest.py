@@ -10,7 +10,7 @@ import pytest
 
 from emberscale_api.job import TrainingJob, parse_manifest
 from emberscale_operator.local.backend import Launch, LocalBackend
-from emberscale_operator.reconcile import InstanceId, Resources, Role
+from emberscale_operator.machine import InstanceId, Resources, Role
 
 Eventually = Callable[[Callable[[], object]], None]
 STAND_IN = Path(__file__).with_name("stand_in.py")

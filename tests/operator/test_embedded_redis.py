@@ -19,7 +19,7 @@ from emberscale_operator.local.embedded_redis import (
 )
 from emberscale_operator.local.errors import RedisUnavailableError
 from emberscale_operator.local.folder import make_socket_folder, remove_socket_folder
-from emberscale_operator.reconcile import InstanceId, Resources, Role
+from emberscale_operator.machine import InstanceId, Resources, Role
 
 Eventually = Callable[[Callable[[], object]], None]
 

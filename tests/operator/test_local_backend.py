@@ -12,7 +12,7 @@ import pytest
 
 from emberscale_operator.local.backend import LocalBackend
 from emberscale_operator.local.process import list_threads
-from emberscale_operator.reconcile import ExitReason, Instance, InstanceId, InstanceState, Resources, Role
+from emberscale_operator.machine import ExitReason, Instance, InstanceId, InstanceState, Resources, Role
 
 MakeBackend = Callable[..., LocalBackend]
 Eventually = Callable[[Callable[[], object]], None]

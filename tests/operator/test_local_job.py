@@ -18,7 +18,7 @@ from emberscale_operator.local import (
     RunFolder,
     Snapshot,
 )
-from emberscale_operator.reconcile import Backoff, ExitReason, Policy, Role
+from emberscale_operator.machine import Backoff, ExitReason, Policy, Role
 
 Commands = Mapping[Role, tuple[str, ...]]
 MakeJob = Callable[..., LocalJob]

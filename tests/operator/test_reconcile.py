@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from emberscale_operator.reconcile import (
+from emberscale_operator.machine import (
     Backoff,
     Create,
     Delete,

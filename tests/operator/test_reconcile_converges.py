@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from emberscale_operator.reconcile import (
+from emberscale_operator.machine import (
     Action,
     Backoff,
     Create,

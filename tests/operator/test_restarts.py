@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emberscale_operator.reconcile import (
+from emberscale_operator.machine import (
     Backoff,
     ExitReason,
     History,

@@ -11,7 +11,7 @@ from emberscale.progress.redrawn import live_view
 from emberscale.progress.remarks import remarks
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.local import MemberExit, Snapshot
-from emberscale_operator.reconcile import ExitReason
+from emberscale_operator.machine import ExitReason
 
 
 def snapshot(

@@ -1,4 +1,5 @@
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -77,3 +78,14 @@ def test_a_bad_row_of_a_trace_is_named_with_file_line_and_column(scenario: Path,
     result = CliRunner().invoke(emberscale, ["simulate", str(scenario), "--schedulers", "static"])
     assert result.exit_code == 2
     assert "trace.csv:2: column total_samples: 'many' is not a whole number" in result.stderr
+
+
+def test_an_installation_without_the_simulator_says_so(scenario: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = [folder for folder in sys.path if not (Path(folder) / "emberscale_simulator").exists()]
+    monkeypatch.setattr(sys, "path", kept)
+    for module in [name for name in sys.modules if name.split(".")[0] == "emberscale_simulator"]:
+        monkeypatch.delitem(sys.modules, module)
+    result = CliRunner().invoke(emberscale, ["simulate", str(scenario)])
+    assert result.exit_code == 2
+    assert "install Emberscale from its sources" in result.output
+    assert "Traceback" not in result.output

@@ -34,7 +34,7 @@ class InProcessTraining:
     def train(self, batch: Batch) -> float:
         """Trains on a batch; its mean loss before the step."""
         plan = self._planner.plan(batch.ids, batch.lists)
-        gradients, predictions = self._replica.train(batch, plan, self._pull(plan, read_only=False))
+        gradients, predictions = self._replica.train(batch, plan, self._pull(plan))
         for server, store in enumerate(self.stores):
             first, stop = plan.value_edges[server : server + 2]
             store.push(plan.counts[server], plan.keys[server], gradients.rows[first:stop])
@@ -44,13 +44,13 @@ class InProcessTraining:
     def predict(self, batch: Batch) -> NDArray[np.float32]:
         """Probabilities float32 [batch]."""
         plan = self._planner.plan(batch.ids, batch.lists)
-        return self._replica.evaluate(batch, plan, self._pull(plan, read_only=True)).probabilities
+        return self._replica.evaluate(batch, plan, self._pull(plan)).probabilities
 
-    def _pull(self, plan: KeyPlan, read_only: bool) -> Pulled:
+    def _pull(self, plan: KeyPlan) -> Pulled:
         rows = np.empty(plan.values, dtype=np.float32)
         for server, store in enumerate(self.stores):
             part = rows[plan.value_edges[server] : plan.value_edges[server + 1]]
-            store.pull(plan.counts[server], plan.keys[server], part, read_only=read_only)
+            store.pull(plan.counts[server], plan.keys[server], part)
         return Pulled(rows, np.concatenate([part.values for part in self._dense]))
 
 
@@ -110,7 +110,7 @@ def _initial_rows(resolved: ResolvedModel, number: int, ids: int) -> NDArray[np.
     counts = np.zeros(len(resolved.tables), dtype=np.uint32)
     counts[number] = ids
     rows = np.empty(ids * resolved.tables[number].dimension, dtype=np.float32)
-    TableStore(resolved.tables).pull(counts, np.arange(ids), rows, read_only=True)
+    TableStore(resolved.tables).pull(counts, np.arange(ids), rows)
     return rows.reshape(ids, -1)
 
 

@@ -24,12 +24,14 @@ class RecordingProxy:
 
     `before` and `after` are called around each call that changes something, leases aside, with its method and path,
     `after` with the status of the answer, too. What either of them raises ends the connection without an answer.
+    Watches of the plurals in `silent` stay open and bring nothing.
     """
 
     def __init__(self, token: str) -> None:
         self._token = token
         self.before: Hook = lambda method, path: None
         self.after: Answered = lambda method, path, status: None
+        self.silent: set[str] = set()
         self.url = ""
         self._configuration = client.Configuration()
         config.load_config(client_configuration=self._configuration)  # type: ignore[no-untyped-call]
@@ -104,8 +106,10 @@ class RecordingProxy:
             if counts:
                 await response.write(await answer.read())
             else:
+                watched = request.path.rpartition("/")[2] if "watch" in request.query else ""
                 async for chunk in answer.content.iter_any():
-                    await response.write(chunk)
+                    if watched not in self.silent:
+                        await response.write(chunk)
             await response.write_eof()
             return response
 

@@ -16,13 +16,14 @@ from emberscale_api.job.manifest import ManifestError, apply_overrides, load_man
 from emberscale_api.job.model import (
     Architecture,
     EmbeddingSpec,
+    InitializerOverride,
     InitializerSpec,
     InitializerType,
     ModelSpec,
     Pooling,
     TableOverride,
 )
-from emberscale_api.job.optimizer import OptimizerSpec, OptimizersSpec, OptimizerType
+from emberscale_api.job.optimizer import OptimizerOverride, OptimizerSpec, OptimizersSpec, OptimizerType
 from emberscale_api.job.pod_template import PodTemplate
 from emberscale_api.job.quantity import cpu_cores, memory_bytes
 from emberscale_api.job.resolved import ResolvedModel, TableSpec, columns_of, resolve_model
@@ -45,6 +46,7 @@ __all__ = [
     "EmbeddingSpec",
     "FaultToleranceSpec",
     "FaultToleranceStrategy",
+    "InitializerOverride",
     "InitializerSpec",
     "InitializerType",
     "ListColumn",
@@ -53,6 +55,7 @@ __all__ = [
     "MasterSpec",
     "ModelSpec",
     "ObjectMeta",
+    "OptimizerOverride",
     "OptimizerSpec",
     "OptimizerType",
     "OptimizersSpec",

@@ -12,7 +12,9 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
+from emberscale_api.job.manifest import models_in
 from emberscale_api.job.model import ENTRYPOINT
+from emberscale_api.job.schema import ManifestPart, own_default
 from emberscale_api.job.status import TrainingJobStatus
 from emberscale_api.job.training_job import TrainingJobSpec
 
@@ -267,13 +269,25 @@ def structural_schema(model: type[BaseModel], bounded: bool) -> dict[str, Any]:
     """The model's schema without references; `bounded` limits what the types leave unlimited."""
     document = model.model_json_schema(by_alias=True)
     definitions = document.pop("$defs", {})
-    return _Inliner(definitions, bounded).object_of(model.__name__, document)
+    return _Inliner(definitions, bounded, _empty_parts(model)).object_of(model.__name__, document)
+
+
+def _empty_parts(model: type[BaseModel]) -> dict[str, dict[str, Any]]:
+    """By the name of a type, what its sections are where nothing is said of them, for types that a section may have."""
+    found = {}
+    for field in model.model_fields.values():
+        for part in models_in(field.annotation):
+            found.update(_empty_parts(part))
+            if isinstance(field.default, ManifestPart):
+                found[part.__name__] = own_default(field.default).model_dump(mode="json", by_alias=True)
+    return found
 
 
 class _Inliner:
-    def __init__(self, definitions: Mapping[str, Any], bounded: bool) -> None:
+    def __init__(self, definitions: Mapping[str, Any], bounded: bool, empty: Mapping[str, dict[str, Any]]) -> None:
         self._definitions = definitions
         self._bounded = bounded
+        self._empty = empty
 
     def object_of(self, type_name: str, source: Mapping[str, Any]) -> dict[str, Any]:
         properties = {name: self._field(type_name, name, field) for name, field in source["properties"].items()}
@@ -303,6 +317,7 @@ class _Inliner:
             definition = self._definitions[type_name]
             if "properties" in definition:
                 schema = self.object_of(type_name, definition)
+                _take_field_defaults(schema, source.get("default") or {}, self._empty.get(type_name, {}))
                 _take_default(schema, source, self._own_defaults(definition))
                 schema["description"] = source.get("description", schema.get("description", ""))
                 return schema
@@ -348,6 +363,13 @@ class _Inliner:
         return {name: field["default"] for name, field in definition["properties"].items() if "default" in field}
 
 
+def _take_field_defaults(schema: dict[str, Any], given: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """The API server fills in fields one by one: where a section's default is not its type's, its fields' are not."""
+    for name, value in given.items():
+        if value != own.get(name) and not isinstance(value, dict):
+            schema["properties"][name]["default"] = _plain_number(value)
+
+
 def _take_default(schema: dict[str, Any], source: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     """An object's default names only what differs from its fields' own defaults, which the API server fills in."""
     given = source.get("default")
@@ -356,7 +378,11 @@ def _take_default(schema: dict[str, Any], source: Mapping[str, Any], own: Mappin
     differing = {
         name: value
         for name, value in given.items()
-        if name in own and not isinstance(value, dict) and value != own[name] and value not in (None, [])
+        if name in own
+        and not isinstance(value, dict)
+        and value != own[name]
+        and value not in (None, [])
+        and "default" not in schema["properties"][name]
     }
     if differing or _has_defaults(schema):
         schema["default"] = {name: _plain_number(value) for name, value in differing.items()}

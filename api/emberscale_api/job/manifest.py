@@ -107,11 +107,12 @@ def _siblings(location: tuple[int | str, ...]) -> list[str]:
         field = next((info for name, info in part.model_fields.items() if (info.alias or name) == key), None)
         if field is None:
             continue
-        part = next((kind for kind in _models_in(field.annotation)), part)
+        part = next((kind for kind in models_in(field.annotation)), part)
     return sorted(info.alias or name for name, info in part.model_fields.items())
 
 
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
+def models_in(annotation: Any) -> list[type[BaseModel]]:
+    """The sections that a field's annotation names."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [model for argument in getattr(annotation, "__args__", ()) for model in _models_in(argument)]
+    return [model for argument in getattr(annotation, "__args__", ()) for model in models_in(argument)]

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from emberscale_api.job.optimizer import OptimizerSpec
+from emberscale_api.job.optimizer import OptimizerOverride
 from emberscale_api.job.schema import ManifestPart
 
 ENTRYPOINT = r"^[A-Za-z_][A-Za-z0-9_]*([.][A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
@@ -46,11 +46,25 @@ class InitializerType(StrEnum):
     ZEROS = "Zeros"
 
 
+Scale = Annotated[float, Field(ge=0, le=100)]
+
+
 class InitializerSpec(ManifestPart):
     """`scale` is the bound of the uniform distribution, the standard deviation of the normal one."""
 
     type: InitializerType = InitializerType.UNIFORM
-    scale: float = Field(default=0.05, ge=0, le=100)
+    scale: Scale = 0.05
+
+
+class InitializerOverride(ManifestPart):
+    """What differs from another initializer; a field that is absent is that initializer's."""
+
+    type: InitializerType | None = None
+    scale: Scale | None = None
+
+    def over(self, base: InitializerSpec) -> InitializerSpec:
+        """The other initializer with these fields in the place of its own."""
+        return base.model_copy(update={name: value for name, value in self if value is not None})
 
 
 class Pooling(StrEnum):
@@ -61,11 +75,11 @@ class Pooling(StrEnum):
 
 
 class TableOverride(ManifestPart):
-    """What differs for one table from `model.embeddings`."""
+    """What differs for one table from `model.embeddings` and, for its optimizer, from `optimizers.sparse`."""
 
     dimension: int | None = Field(default=None, ge=1, le=4096)
-    optimizer: OptimizerSpec | None = None
-    initializer: InitializerSpec | None = None
+    optimizer: OptimizerOverride | None = None
+    initializer: InitializerOverride | None = None
     pooling: Pooling | None = Field(default=None, description="Of a list column")
 
 

@@ -4,8 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from emberscale_api.job.data import ColumnMapping, DataSpec, DenseTransform
-from emberscale_api.job.model import Architecture, InitializerSpec, InitializerType, Pooling, TableOverride
-from emberscale_api.job.optimizer import OptimizerSpec, OptimizerType
+from emberscale_api.job.model import (
+    Architecture,
+    InitializerOverride,
+    InitializerSpec,
+    InitializerType,
+    Pooling,
+    TableOverride,
+)
+from emberscale_api.job.optimizer import OptimizerOverride, OptimizerSpec, OptimizerType
 from emberscale_api.job.training_job import TrainingJobSpec
 
 CRITEO_DENSE = tuple(f"I{number}" for number in range(1, 14))
@@ -119,8 +126,8 @@ def _embedding_table(spec: TrainingJobSpec, columns: ColumnMapping, number: int)
         name=name,
         column=number,
         dimension=override.dimension or embeddings.dimension,
-        optimizer=override.optimizer or spec.optimizers.sparse,
-        initializer=override.initializer or embeddings.initializer,
+        optimizer=(override.optimizer or OptimizerOverride()).over(spec.optimizers.sparse),
+        initializer=(override.initializer or InitializerOverride()).over(embeddings.initializer),
         seed=spec.training.seed,
         pooling=None if number < len(columns.categorical) else override.pooling or embeddings.pooling,
     )
@@ -134,7 +141,7 @@ def _wide_table(spec: TrainingJobSpec, embeddings: TableSpec) -> TableSpec:
         number=columns + embeddings.column,
         name=f"{embeddings.name}{WIDE_SUFFIX}",
         dimension=1,
-        optimizer=spec.optimizers.wide or spec.optimizers.sparse,
+        optimizer=(spec.optimizers.wide or OptimizerOverride()).over(spec.optimizers.sparse),
         initializer=InitializerSpec(type=InitializerType.ZEROS),
     )
 

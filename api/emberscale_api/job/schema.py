@@ -1,11 +1,18 @@
 """What every part of the manifest has in common."""
 
-from pydantic import BaseModel, ConfigDict
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic.alias_generators import to_camel
 
 
 class ManifestPart(BaseModel):
-    """A frozen section of the manifest: camelCase in YAML, snake_case in Python, unknown fields refused."""
+    """A frozen section of the manifest: camelCase in YAML, snake_case in Python, unknown fields refused.
+
+    A mapping that names some fields of a section keeps the defaults of all others, also where the section's default is
+    not that of its type: `optimizers.sparse: {learningRate: 0.1}` changes the rate and nothing else.
+    """
 
     model_config = ConfigDict(
         alias_generator=to_camel,
@@ -15,3 +22,35 @@ class ManifestPart(BaseModel):
         frozen=True,
         use_enum_values=False,
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keep_other_defaults(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        completed = dict(given)
+        for name, field in cls.model_fields.items():
+            key = name if name in given else field.alias or name
+            if isinstance(field.default, ManifestPart) and isinstance(given.get(key), Mapping):
+                completed[key] = _completed(given[key], field.default)
+        return completed
+
+
+def own_default(part: ManifestPart) -> ManifestPart:
+    """What a section of this type is where nothing is said of it and nothing around it has another default."""
+    return type(part)()
+
+
+def _completed(given: Mapping[str, Any], default: ManifestPart) -> dict[str, Any]:
+    """The fields that are given, and those of the default that its type would not fill in by itself."""
+    completed, own = dict(given), own_default(default)
+    for name, field in type(default).model_fields.items():
+        value, alias = getattr(default, name), field.alias or name
+        if value == getattr(own, name):
+            continue
+        key = name if name in given else alias
+        if key not in given:
+            completed[key] = value
+        elif isinstance(value, ManifestPart) and isinstance(given[key], Mapping):
+            completed[key] = _completed(given[key], value)
+    return completed

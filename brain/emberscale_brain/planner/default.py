@@ -8,26 +8,29 @@ Fronts are enumerated exactly up to `MOST_SHAPES` shapes: in `benchmarks/planner
 and never worse. NSGA-II searches larger grids.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import TypeVar
 
 import numpy as np
 
 from emberscale_brain.model.features import ModelConstants
 from emberscale_brain.planner.candidates import DOUBT_PRICE, Candidates, evaluate
-from emberscale_brain.planner.explain import explain_experiment, explain_running, explain_waiting
+from emberscale_brain.planner.explain import explain_experiment, explain_quarantined, explain_running, explain_waiting
 from emberscale_brain.planner.explore import DWELL_SECONDS, Experiment, best_experiment, neighbours
 from emberscale_brain.planner.grid import Floats, Horizon
 from emberscale_brain.planner.job_model import JobModel, expected_rows, prior_of
 from emberscale_brain.planner.room import Room
 from emberscale_brain.planner.running import Assessment, Assessor, FrontMethod
 from emberscale_brain.planner.selection import Options, select, weighted_value
-from emberscale_brain.planner.types import ClusterView, JobId, JobView, PlannedShape, PlannerSettings
+from emberscale_brain.planner.types import ClusterView, JobId, JobShape, JobView, PlannedShape, PlannerSettings
 from emberscale_brain.planner.waiting import FirstShapes, first_shapes
 from emberscale_brain.warm_start.similarity import HistoryIndex, NewJob
 from emberscale_brain.warm_start.start import WarmStart, warm_start
 
 _SAMPLES_PER_CORE = 1000.0  # a second, where nothing at all is known
 _PROFILES_BEFORE_EXPERIMENTS = 3
+A = TypeVar("A", Assessment, FirstShapes)
 
 
 class DefaultPlanner:
@@ -43,14 +46,17 @@ class DefaultPlanner:
         """Shapes for all jobs but the fixed ones, which count against the capacity."""
         index = HistoryIndex(cluster.history)
         moving = [job for job in cluster.jobs if not job.fixed]
-        self._forget({job.id for job in moving})
+        self._forget({job.id for job in cluster.jobs})
         room = Room(cluster.capacity, cluster.quotas)
         for job in cluster.jobs:
             if job.fixed:
                 room.take(job.owner, job.current)
-        running, waiting = self._assess(cluster, moving, room, index, now)
-        chosen = self._select(cluster, running, waiting, room)
         plans: dict[JobId, PlannedShape] = {}
+        running, waiting = self._assess(cluster, moving, room, index, now, plans)
+        for job in moving:
+            if job.id in plans:  # in quarantine
+                room.take(job.owner, job.current)
+        chosen = self._select(cluster, running, waiting, room)
         for assessment, row in zip(running, chosen[: len(running)], strict=True):
             plans[assessment.job.id] = self._plan_running(cluster, assessment, row, room)
         for first, row in zip(waiting, chosen[len(running) :], strict=True):
@@ -71,15 +77,28 @@ class DefaultPlanner:
         return self._starts[job.id]
 
     def _assess(
-        self, cluster: ClusterView, jobs: Sequence[JobView], room: Room, index: HistoryIndex, now: float
+        self,
+        cluster: ClusterView,
+        jobs: Sequence[JobView],
+        room: Room,
+        index: HistoryIndex,
+        now: float,
+        quarantined: dict[JobId, PlannedShape],
     ) -> tuple[list[Assessment], list[FirstShapes]]:
+        """The running and the waiting jobs; one whose numbers cannot be computed goes into `quarantined` instead."""
         assessor = Assessor(cluster, self._settings, self._method)
+
+        def assess(job: JobView, present: JobShape) -> Assessment:
+            model = self._model(cluster, job, index)
+            model.observe(job, ModelConstants.of(job.metadata, cluster.network_bytes_per_second), now)
+            return _finite(assessor.assess(job, present, model, room.limits(job.owner)))
+
         running: list[Assessment] = []
         for job in jobs:
-            if job.current is not None:
-                model = self._model(cluster, job, index)
-                model.observe(job, ModelConstants.of(job.metadata, cluster.network_bytes_per_second), now)
-                running.append(assessor.assess(job, job.current, model, room.limits(job.owner)))
+            present = job.current
+            if present is not None:
+                with self._quarantine(job, quarantined):
+                    running.append(assess(job, present))
         per_core = [float(a.candidates.gross[0]) / a.present.cpu for a in running if a.fit is not None]
         guess = float(np.median(per_core)) if per_core else _SAMPLES_PER_CORE
         waiting = []
@@ -88,11 +107,23 @@ class DefaultPlanner:
             free.take(job.owner, job.current)
         for job in jobs:
             if job.current is None:
-                start = self._start(job, index)
-                constants = ModelConstants.of(job.metadata, cluster.network_bytes_per_second)
-                prior = prior_of(start.past, start.similar, constants)
-                waiting.append(first_shapes(job, start, prior, cluster, free.left(job.owner), self._settings, guess))
+                with self._quarantine(job, quarantined):
+                    start = self._start(job, index)
+                    constants = ModelConstants.of(job.metadata, cluster.network_bytes_per_second)
+                    prior = prior_of(start.past, start.similar, constants)
+                    room_left = free.left(job.owner)
+                    waiting.append(_finite(first_shapes(job, start, prior, cluster, room_left, self._settings, guess)))
         return running, waiting
+
+    @contextmanager
+    def _quarantine(self, job: JobView, quarantined: dict[JobId, PlannedShape]) -> Iterator[None]:
+        """A job whose numbers cannot be computed is forgotten and stays as it is; all others are planned."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  # whatever one job's numbers lead to must not stop all planning
+            quarantined[job.id] = explain_quarantined(job, error)
+            self._models.pop(job.id, None)
+            self._starts.pop(job.id, None)
 
     def _model(self, cluster: ClusterView, job: JobView, index: HistoryIndex) -> JobModel:
         if job.id not in self._models:
@@ -148,7 +179,9 @@ class DefaultPlanner:
             row = 0
         similar = self._starts[job.id].similar
         if row == 0 and not assessment.grows and not assessment.problem and self._settings.exploration > 0:
-            found = self._experiment(cluster, assessment, room)
+            found = None
+            with suppress(ArithmeticError, ValueError):  # of numbers too far apart: nothing is tried
+                found = self._experiment(cluster, assessment, room)
             if found is not None:
                 trials, experiment = found
                 room.give_back(job.owner, candidates.shapes[0])
@@ -204,6 +237,15 @@ class DefaultPlanner:
             trials, assessment.candidates, constants, fit, job.remaining_samples, value, self._settings.exploration
         )
         return None if experiment is None else (trials, experiment)
+
+
+def _finite(assessed: A) -> A:
+    """The same. Raises ArithmeticError where a number of it is not finite: it would spoil everybody's selection."""
+    candidates = assessed.candidates
+    for name in ("cost", "gross", "net", "bill"):
+        if not np.isfinite(getattr(candidates, name)).all():
+            raise ArithmeticError(f"{name} is not finite")
+    return assessed
 
 
 def _options(job: JobView, candidates: Candidates, value: Floats, must: bool) -> Options:

@@ -7,7 +7,7 @@ from emberscale_brain.planner.candidates import Candidates
 from emberscale_brain.planner.explore import DWELL_SECONDS, Experiment
 from emberscale_brain.planner.reasons import fit_in_words, gain_in_words, memory_in_words
 from emberscale_brain.planner.running import Assessment
-from emberscale_brain.planner.types import Candidate, Explanation, PlanAction, PlannedShape, SimilarJob
+from emberscale_brain.planner.types import Candidate, Explanation, JobView, PlanAction, PlannedShape, SimilarJob
 from emberscale_brain.planner.waiting import FirstShapes
 from emberscale_brain.warm_start.similarity import describe
 
@@ -135,3 +135,11 @@ def explain_waiting(first: FirstShapes, row: int | None) -> PlannedShape:
             similar=first.start.similar,
         ),
     )
+
+
+def explain_quarantined(job: JobView, error: Exception) -> PlannedShape:
+    """A job that cannot be planned keeps what it has, or waits; the reason names the error."""
+    problem = f"its model cannot be computed ({type(error).__name__}: {error}); other jobs are planned"
+    if job.current is None:
+        return PlannedShape(None, PlanAction.WAIT, f"Waits: {problem}.")
+    return PlannedShape(job.current, PlanAction.KEEP, f"Kept: {problem}.")

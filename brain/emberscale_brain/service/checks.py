@@ -7,9 +7,11 @@ from enum import StrEnum
 
 from emberscale_brain.history.changes import StartUpObserved
 from emberscale_brain.planner.types import JobProfile
-from emberscale_brain.service.plausible import LARGEST
+from emberscale_brain.service.plausible import LARGEST, MOST_SAMPLES
 
 _MOST = {
+    "samples": MOST_SAMPLES,
+    "total_samples": MOST_SAMPLES,
     "failures": 1e6,
     "checkpoint_cost": 86_400.0,
     "worker_cpu_utilization": 1000.0,
@@ -54,6 +56,11 @@ def check_profile(profile: JobProfile, batch_size: int, now: float, clock_skew: 
         return Refused(
             Refusal.FROM_THE_FUTURE,
             f"time is {profile.time - now:.0f} s ahead of the brain's clock; up to {clock_skew:g} s are let pass",
+        )
+    if 0 < profile.total_samples < profile.samples:
+        return Refused(
+            Refusal.INCONSISTENT,
+            f"total_samples is {profile.total_samples}, less than the {profile.samples} samples done",
         )
     if profile.batch_size != batch_size:
         return Refused(Refusal.INCONSISTENT, f"batch_size is {profile.batch_size}, the job's is {batch_size}")

@@ -10,6 +10,8 @@ from emberscale_api.rpc import brain_pb2 as pb
 
 LARGEST = 1 << 62
 """Of any whole number: sums of two are still 64-bit integers."""
+MOST_SAMPLES = 10**15
+"""Of a job, over all epochs: a million samples a second for thirty years. One that claims more would seem endless."""
 MOST_PROFILES, MOST_START_UPS = 1024, 4096
 _LONGEST_TEXT = 255  # of a column
 _MOST_BATCH = (1 << 31) - 1  # of a column
@@ -70,8 +72,8 @@ def check_submission(request: pb.SubmitJobRequest) -> None:
     ):
         check_text(field, value)
     check_number("description.batch_size", description.batch_size, 0, _MOST_BATCH)
-    for name in ("dense_bytes", "total_samples", "data_bytes"):
-        check_number(f"description.{name}", getattr(description, name), 0, LARGEST)
+    for name, most in (("dense_bytes", LARGEST), ("total_samples", MOST_SAMPLES), ("data_bytes", LARGEST)):
+        check_number(f"description.{name}", getattr(description, name), 0, most)
     check_shape("limits.least", limits.least)
     check_shape("limits.most", limits.most)
     if limits.cpu_step:

@@ -13,7 +13,7 @@ from emberscale_operator.kubernetes.pod_spec import JobObjects, limits_of, reque
 from emberscale_operator.kubernetes.pod_state import PodView
 from emberscale_operator.kubernetes.recorder import Recorder
 from emberscale_operator.kubernetes.status import ENDED
-from emberscale_operator.reconcile import Action, Create, Delete, ReportExit, Resize, Resources, Role, Wait
+from emberscale_operator.machine import Action, Create, Delete, ReportExit, Resize, Resources, Role, Wait
 
 _PREPARING_SECONDS = 3.0
 _REFUSED_SECONDS = 5.0

@@ -13,6 +13,9 @@ from kubernetes.aio import config
 
 _TIMEOUT_SECONDS = 20.0
 _PARALLEL_CALLS = 64
+_PAGE = "500"
+_JSON = "application/json"
+_METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 
@@ -31,23 +34,33 @@ class ApiUnavailableError(Exception):
     """The API server did not answer, or asked to be left alone for a while."""
 
 
-class ApiClient:
-    """One connection pool. `calls` counts by verb and resource, for those who tune rights and load."""
+class ApiInternalError(ApiUnavailableError):
+    """The API server answered that something behind it failed, such as an admission webhook or its database."""
 
-    def __init__(self, configuration: kube.Configuration) -> None:
+
+class ApiClient:
+    """One connection pool, whose calls take at most `timeout` seconds each.
+
+    `calls` counts by verb and resource, for those who tune rights and load.
+    """
+
+    def __init__(self, configuration: kube.Configuration, timeout: float = _TIMEOUT_SECONDS) -> None:
         self._api = kube.ApiClient(configuration)
+        self._timeout = timeout
         self._slots = asyncio.Semaphore(_PARALLEL_CALLS)
         self.calls: Counter[tuple[str, str]] = Counter()
 
     @classmethod
-    async def connect(cls) -> "ApiClient":
-        """From KUBECONFIG where it is set, otherwise from the pod's service account."""
+    async def connect(cls, timeout: float = _TIMEOUT_SECONDS) -> "ApiClient":
+        """Connects as KUBECONFIG says where it is set, otherwise with the pod's service account."""
         configuration = kube.Configuration()
         if os.environ.get("KUBERNETES_SERVICE_HOST") and not os.environ.get("KUBECONFIG"):
             config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
         else:
-            await config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
-        return cls(configuration)
+            # the library reads the variable as it is imported
+            file = os.environ.get("KUBECONFIG")
+            await config.load_kube_config(file, client_configuration=configuration)  # type: ignore[no-untyped-call]
+        return cls(configuration, timeout)
 
     async def close(self) -> None:
         """Ends the connections."""
@@ -56,6 +69,17 @@ class ApiClient:
     async def get(self, path: str, **query: str) -> dict[str, Any]:
         """One object, or a list. Raises ApiError and ApiUnavailableError, as all calls do."""
         return await self._call("GET", path + ("?" + urlencode(query) if query else ""))
+
+    async def versions(self, path: str, **query: str) -> dict[str, str]:
+        """The resourceVersion of every object in a collection, by uid; the API server sends metadata only."""
+        found: dict[str, str] = {}
+        query["limit"] = _PAGE
+        while True:
+            page = await self._call("GET", f"{path}?{urlencode(query)}", accept=_METADATA)
+            found |= {item["metadata"]["uid"]: item["metadata"]["resourceVersion"] for item in page["items"]}
+            query["continue"] = page["metadata"].get("continue") or ""
+            if not query["continue"]:
+                return found
 
     async def create(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Creates an object in the collection at `path`."""
@@ -83,9 +107,14 @@ class ApiClient:
                 raise
 
     async def _call(
-        self, method: str, path: str, body: dict[str, Any] | None = None, content_type: str = "application/json"
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        content_type: str = _JSON,
+        accept: str = _JSON,
     ) -> dict[str, Any]:
-        headers = {"Accept": "application/json", "Content-Type": content_type}
+        headers = {"Accept": accept, "Content-Type": content_type}
         self.calls[method, _resource_of(path)] += 1
         async with self._slots:
             try:
@@ -95,7 +124,7 @@ class ApiClient:
                     self._api.configuration.host + path,
                     header_params=headers,
                     body=body,
-                    _request_timeout=_TIMEOUT_SECONDS,
+                    _request_timeout=self._timeout,
                 )
                 content = await response.read()  # type: ignore[no-untyped-call]
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
@@ -111,7 +140,8 @@ def _answer(method: str, path: str, status: int, content: bytes) -> dict[str, An
     if status < 300:
         return document
     if status == 429 or status >= 500:
-        raise ApiUnavailableError(f"{method} {path}: HTTP status {status}: {document.get('message', '')}")
+        said = f"{method} {path}: HTTP status {status}: {document.get('message', '')}"
+        raise ApiInternalError(said) if document.get("reason") == "InternalError" else ApiUnavailableError(said)
     causes = frozenset(str(cause.get("reason")) for cause in (document.get("details") or {}).get("causes") or ())
     raise ApiError(status, str(document.get("reason", "")), str(document.get("message", "")), causes)
 
@@ -119,6 +149,12 @@ def _answer(method: str, path: str, status: int, content: bytes) -> dict[str, An
 def core(namespace: str, plural: str, name: str = "") -> str:
     """The path of core/v1 objects."""
     return _path("/api/v1", namespace, plural, name)
+
+
+def everywhere(api_version: str, plural: str, namespace: str = "") -> str:
+    """The path of a collection in the whole cluster, or in one namespace; `v1` is the core group."""
+    root = "/api/v1" if api_version == "v1" else f"/apis/{api_version}"
+    return _path(root, namespace, plural, "") if namespace else f"{root}/{plural}"
 
 
 def group(api_version: str, namespace: str, plural: str, name: str = "") -> str:

@@ -44,7 +44,7 @@ from emberscale_operator.kubernetes.status import (
 )
 from emberscale_operator.kubernetes.tallies import Tallies
 from emberscale_operator.kubernetes.warnings import PodWarnings
-from emberscale_operator.reconcile import (
+from emberscale_operator.machine import (
     Action,
     Delete,
     Demand,
@@ -109,6 +109,8 @@ class JobController:
         self._link_uid = ""
         self._plan: pb.Plan | None = None
         self._namespace_ends = False
+        self.busy_since: float | None = None
+        """When the look at the job that is under way began, by the monotonic clock; None between looks."""
 
     @property
     def phase(self) -> JobPhase:
@@ -129,6 +131,7 @@ class JobController:
         try:
             while True:
                 self._woken.clear()
+                self.busy_since = time.monotonic()
                 try:
                     delay = await self.reconcile(time.time())
                 except ApiUnavailableError as error:
@@ -137,6 +140,7 @@ class JobController:
                 except ApiError as error:
                     _log.error("API server refuses", job=str(self.key), status=error.status, problem=str(error))
                     delay = 2 * _RETRY_SECONDS
+                self.busy_since = None
                 if delay is None:
                     return
                 try:

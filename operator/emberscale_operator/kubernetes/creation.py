@@ -8,11 +8,11 @@ from typing import Any
 from emberscale_api.certificates import AUTHORITY_FILE
 from emberscale_operator.kubernetes import names, pod_spec
 from emberscale_operator.kubernetes.certificate import self_signed
-from emberscale_operator.kubernetes.client import ApiClient, ApiError, core
+from emberscale_operator.kubernetes.client import ApiClient, ApiError, ApiInternalError, core
 from emberscale_operator.kubernetes.job import Job
 from emberscale_operator.kubernetes.pod_spec import JobObjects
 from emberscale_operator.kubernetes.settings import Settings
-from emberscale_operator.reconcile import InstanceId, Resources
+from emberscale_operator.machine import InstanceId, Resources
 
 
 class RefusedError(Exception):
@@ -79,6 +79,9 @@ class ObjectMaker:
         name = body["metadata"]["name"]
         try:
             return await self._client.create(core(job.key.namespace, plural), body)
+        except ApiInternalError as error:
+            # the API server is there, and the job may wait for long: such as for whoever runs a webhook
+            raise RefusedError("InternalError", str(error)) from error
         except ApiError as error:
             if error.status != 409 or error.reason != "AlreadyExists":
                 raise _refusal(error) from error

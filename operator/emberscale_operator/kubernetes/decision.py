@@ -9,7 +9,7 @@ from emberscale_operator.kubernetes.master_link import MasterLink
 from emberscale_operator.kubernetes.pod_spec import JobObjects
 from emberscale_operator.kubernetes.pod_state import PodView
 from emberscale_operator.kubernetes.status import ENDED, RESTING, phase_of
-from emberscale_operator.reconcile import Action, Create, Delete, ExitReason, InstanceState, Role
+from emberscale_operator.machine import Action, Create, Delete, ExitReason, InstanceState, Role
 
 
 def decide(

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from emberscale_api.job import ResourceRequirements, RoleSpec, TrainingJobSpec
 from emberscale_api.rpc import master_pb2 as pb
-from emberscale_operator.reconcile import Demand, Instance, Resources, Role
+from emberscale_operator.machine import Demand, Instance, Resources, Role
 
 _MIB = 1 << 20
 NUMBERS: Mapping[Role, "pb.Role.ValueType"] = {Role.MASTER: pb.MASTER, Role.PS: pb.PS, Role.WORKER: pb.WORKER}

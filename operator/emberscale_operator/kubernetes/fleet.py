@@ -8,15 +8,25 @@ import structlog
 from emberscale_operator.kubernetes.controller import JobController
 from emberscale_operator.kubernetes.job import JobKey
 
+_PATIENCE_SECONDS = 300.0
 _log = structlog.get_logger()
 
 
 class Fleet:
-    """Wakes the controllers of jobs. `make` makes one for a job's key and uid; `bury` follows when a job is gone."""
+    """Wakes the controllers of jobs. `make` makes one for a job's key and uid; `bury` follows when a job is gone.
 
-    def __init__(self, make: Callable[[JobKey, str], JobController], bury: Callable[[str], Awaitable[None]]) -> None:
+    A job that is reconciled for longer than `patience`, in seconds, is stuck: each call has a time limit far below.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[JobKey, str], JobController],
+        bury: Callable[[str], Awaitable[None]],
+        patience: float = _PATIENCE_SECONDS,
+    ) -> None:
         self._make = make
         self._bury = bury
+        self._patience = patience
         self._tasks: dict[tuple[JobKey, str], asyncio.Task[None]] = {}
         self.controllers: dict[tuple[JobKey, str], JobController] = {}
         self._current: dict[JobKey, str] = {}
@@ -44,6 +54,12 @@ class Fleet:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def stuck(self, now: float) -> str | None:
+        """The job whose reconciling gets nowhere, in words; None where all go on. `now` is of the monotonic clock."""
+        busy = ((since, key) for (key, _), one in self.controllers.items() if (since := one.busy_since) is not None)
+        since, key = min(busy, default=(now, None), key=lambda entry: entry[0])
+        return f"{key} has been reconciled for {now - since:.0f} s" if now - since > self._patience else None
 
     def _forget(self, key: JobKey, uid: str) -> None:
         self._tasks.pop((key, uid), None)

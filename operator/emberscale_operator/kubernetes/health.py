@@ -1,8 +1,8 @@
-"""What the operator says of itself: probes that fail when reconciling makes no progress, and Prometheus metrics."""
+"""What the operator says of itself: probes that fail when it misses events or gets stuck, and Prometheus metrics."""
 
 import time
 from collections import Counter as Tally
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
@@ -13,23 +13,8 @@ from emberscale_api.job.status import JobPhase
 from emberscale_operator.kubernetes.client import ApiClient
 from emberscale_operator.kubernetes.fleet import Fleet
 
-
-class Pulse:
-    """Whether the operator gets anywhere: the fleet's sweep beats it."""
-
-    def __init__(self, patience: float) -> None:
-        self._patience = patience
-        self._last = time.monotonic()
-        self.leads = False
-
-    def beat(self) -> None:
-        """Progress was made."""
-        self._last = time.monotonic()
-
-    @property
-    def healthy(self) -> bool:
-        """Whether progress was made lately; one that waits for the lease has nothing to do."""
-        return not self.leads or time.monotonic() - self._last < self._patience
+Check = Callable[[float], str | None]
+"""Takes the monotonic clock's seconds; returns what is wrong, in words, or None."""
 
 
 class OperatorMetrics(Collector):
@@ -57,13 +42,17 @@ class OperatorMetrics(Collector):
         )
 
 
-async def serve(pulse: Pulse, registry: CollectorRegistry, health_port: int, metrics_port: int) -> web.AppRunner:
+async def serve(
+    checks: Sequence[Check], registry: CollectorRegistry, health_port: int, metrics_port: int
+) -> web.AppRunner:
     """Serves `/healthz`, `/readyz` and `/metrics`. Raises OSError for a port that is taken."""
 
     async def health(request: web.Request) -> web.Response:
-        if pulse.healthy:
+        now = time.monotonic()
+        problems = [problem for check in checks if (problem := check(now)) is not None]
+        if not problems:
             return web.Response(text="ok\n")
-        return web.Response(status=503, text="reconciling makes no progress\n")
+        return web.Response(status=503, text="".join(f"{problem}\n" for problem in problems))
 
     async def metrics(request: web.Request) -> web.Response:
         return web.Response(

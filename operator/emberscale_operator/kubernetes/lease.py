@@ -15,6 +15,8 @@ from emberscale_operator.kubernetes.client import ApiClient, ApiError, ApiUnavai
 DURATION_SECONDS = 15
 _RENEW_SECONDS = 5.0
 _RETRY_SECONDS = 2.0
+_DEADLINE_SECONDS = 10.0
+_CALL_SECONDS = 4.0
 _API = "coordination.k8s.io/v1"
 _TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 _log = structlog.get_logger()
@@ -43,18 +45,39 @@ def account_owner(token: Path = _TOKEN) -> dict[str, str] | None:
 
 
 class Lease:
-    """One lease in the operator's namespace. Others' clocks are not trusted: only how long a record stays the same."""
+    """One lease in the operator's namespace, as client-go's leader election keeps it.
+
+    Others' clocks are not trusted: only how long a record stays the same. `client` serves the lease alone, so that a
+    renewal waits behind no other call. `deadline`, in seconds, is how long the holder tries to renew before it gives
+    up: it is below the lease's duration, so the holder stops before another may start.
+    """
 
     def __init__(
-        self, client: ApiClient, namespace: str, name: str, identity: str, owner: dict[str, str] | None = None
+        self,
+        client: ApiClient,
+        namespace: str,
+        name: str,
+        identity: str,
+        owner: dict[str, str] | None = None,
+        renew: float = _RENEW_SECONDS,
+        deadline: float = _DEADLINE_SECONDS,
     ) -> None:
         self._client = client
+        self._renew, self._deadline = renew, deadline
         self._owners = [owner] if owner else []
         self._collection = group(_API, namespace, "leases")
         self._path = group(_API, namespace, "leases", name)
         self._name, self._namespace, self._identity = name, namespace, identity
         self._observed: tuple[str, float] = ("", 0.0)
-        self._held_until = 0.0
+
+    @classmethod
+    async def connect(cls, namespace: str, name: str, identity: str, owner: dict[str, str] | None = None) -> "Lease":
+        """A lease with a connection of its own."""
+        return cls(await ApiClient.connect(_CALL_SECONDS), namespace, name, identity, owner)
+
+    async def close(self) -> None:
+        """Ends the connection."""
+        await self._client.close()
 
     async def acquire(self) -> None:
         """Waits until the lease is held."""
@@ -69,9 +92,13 @@ class Lease:
     async def keep(self) -> None:
         """Renews the lease for ever. Raises LeaseLostError."""
         while True:
-            await asyncio.sleep(_RENEW_SECONDS)
-            if not await self._try(time.monotonic()) and time.monotonic() > self._held_until:
-                raise LeaseLostError(f"the lease {self._name} was lost")
+            try:
+                async with asyncio.timeout(self._deadline):
+                    await asyncio.sleep(self._renew)
+                    while not await self._try(time.monotonic()):
+                        await asyncio.sleep(min(_RETRY_SECONDS, self._renew))
+            except TimeoutError:
+                raise LeaseLostError(f"the lease {self._name} was not renewed within {self._deadline:g} s") from None
 
     async def release(self) -> None:
         """Lets the next one start at once."""
@@ -102,7 +129,6 @@ class Lease:
             metadata = {"name": self._name, "namespace": self._namespace, "ownerReferences": self._owners}
             body = {"apiVersion": _API, "kind": "Lease", "metadata": metadata, "spec": self._spec({}, taken=True)}
             await self._client.create(self._collection, body)
-            self._held_until = now + DURATION_SECONDS
             return True
         spec = lease["spec"]
         holder = spec.get("holderIdentity") or ""
@@ -115,7 +141,6 @@ class Lease:
         lease["spec"] = self._spec(spec, taken=holder != self._identity)
         lease["metadata"]["ownerReferences"] = self._owners
         await self._client.replace(self._path, lease)
-        self._held_until = now + DURATION_SECONDS
         return True
 
     def _spec(self, before: dict[str, Any], taken: bool) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from emberscale_api.rpc.master_pb2_grpc import MasterStub
 from emberscale_api.rpc.tls import handshake_problem_async
 from emberscale_api.rpc.token import CHANNEL_OPTIONS
 from emberscale_operator.kubernetes.demands import NUMBERS
-from emberscale_operator.reconcile import InstanceExit, InstanceId
+from emberscale_operator.machine import InstanceExit, InstanceId
 
 _RETRY_SECONDS = 1.0
 _CALL_SECONDS = 5.0

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Mapping
 
-from emberscale_operator.reconcile import InstanceId, Role
+from emberscale_operator.machine import InstanceId, Role
 
 GROUP = "emberscale.io"
 VERSION = "v1alpha1"

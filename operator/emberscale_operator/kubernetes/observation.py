@@ -11,7 +11,7 @@ from emberscale_operator.kubernetes.demands import NUMBERS
 from emberscale_operator.kubernetes.names import is_owned_by
 from emberscale_operator.kubernetes.pod_state import PodView, view_pod
 from emberscale_operator.kubernetes.record import DELETING
-from emberscale_operator.reconcile import (
+from emberscale_operator.machine import (
     ExitReason,
     History,
     Instance,

@@ -14,10 +14,11 @@ from prometheus_client import CollectorRegistry
 from emberscale_api.events import configure_logging
 from emberscale_api.process_metrics import ProcessMetrics
 from emberscale_operator.kubernetes import names
+from emberscale_operator.kubernetes.census import TRAINING_JOB, Census, Kind
 from emberscale_operator.kubernetes.client import ApiClient, ApiError, ApiUnavailableError
 from emberscale_operator.kubernetes.controller import JobController
 from emberscale_operator.kubernetes.fleet import Fleet
-from emberscale_operator.kubernetes.health import OperatorMetrics, Pulse, serve
+from emberscale_operator.kubernetes.health import OperatorMetrics, serve
 from emberscale_operator.kubernetes.job import JobKey
 from emberscale_operator.kubernetes.job_state import JobStateStore
 from emberscale_operator.kubernetes.lease import Lease, LeaseLostError, account_owner
@@ -26,8 +27,6 @@ from emberscale_operator.kubernetes.settings import Settings
 from emberscale_operator.kubernetes.tallies import Tallies
 from emberscale_operator.kubernetes.warnings import PodWarnings
 
-_BEAT_SECONDS = 5.0
-_PATIENCE_SECONDS = 120.0
 _CRD_SECONDS = 5.0
 _log = structlog.get_logger()
 
@@ -50,6 +49,12 @@ class WatchedCluster:
     def pods(self, key: JobKey) -> Sequence[Mapping[str, Any]]:
         """The pods that carry the job's label."""
         return tuple(self._pods.get(key, ()))
+
+    def versions(self, kind: Kind) -> Mapping[str, str]:
+        """The resourceVersion of every object of a kind, by uid."""
+        found = self._jobs if kind is TRAINING_JOB else self._pods
+        bodies = (body["metadata"] for store in found.values() for body in store)
+        return {metadata["uid"]: metadata["resourceVersion"] for metadata in bodies}
 
 
 def run(settings: Settings) -> int:
@@ -94,20 +99,19 @@ async def _run(settings: Settings) -> int:
         ),
         bury=states.remove,
     )
-    pulse = Pulse(_PATIENCE_SECONDS)
+    census = Census(client, cluster, settings.watch_namespaces, settings.resync)
     registry.register(OperatorMetrics(client, fleet))
     registry.register(ProcessMetrics())
-    web = await serve(pulse, registry, settings.health_port, settings.metrics_port)
-    lease = Lease(client, settings.namespace, settings.lease_name, settings.identity, account_owner())
+    web = await serve((fleet.stuck, census.behind), registry, settings.health_port, settings.metrics_port)
+    lease = await Lease.connect(settings.namespace, settings.lease_name, settings.identity, account_owner())
     try:
         if not await _first(stopping, _ready(client, lease)):
             return 0
-        pulse.leads = True
         tasks = [
             asyncio.create_task(coroutine)
             for coroutine in (
                 lease.keep(),
-                _beat(pulse),
+                census.keep(),
                 _watch(settings, cluster, fleet, stopping),
                 stopping.wait(),
             )
@@ -125,6 +129,7 @@ async def _run(settings: Settings) -> int:
     finally:
         await web.cleanup()
         await states.close()
+        await lease.close()
         await client.close()
 
 
@@ -156,13 +161,6 @@ async def _ready(client: ApiClient, lease: Lease) -> None:
             told = True
         await asyncio.sleep(_CRD_SECONDS)
     await lease.acquire()
-
-
-async def _beat(pulse: Pulse) -> None:
-    """The loop turns: nothing blocks it."""
-    while True:
-        pulse.beat()
-        await asyncio.sleep(_BEAT_SECONDS)
 
 
 async def _watch(settings: Settings, cluster: WatchedCluster, fleet: Fleet, stopping: asyncio.Event) -> None:
@@ -229,7 +227,10 @@ def build_registry(cluster: WatchedCluster, fleet: Fleet) -> kopf.OperatorRegist
         fleet.see(JobKey(namespace or "", name), uid)
 
     @kopf.on.event("", "v1", "pods", labels={names.JOB_LABEL: kopf.PRESENT}, registry=registry)
-    async def pod_event(namespace: str | None, labels: Mapping[str, str], **_: Any) -> None:
+    async def pod_event(
+        namespace: str | None, labels: Mapping[str, str], jobs_by_key: Any = (), pods_by_job: Any = (), **_: Any
+    ) -> None:
+        cluster.attach(jobs_by_key, pods_by_job)
         fleet.wake(JobKey(namespace or "", labels[names.JOB_LABEL]))
 
     return registry
@@ -238,7 +239,7 @@ def build_registry(cluster: WatchedCluster, fleet: Fleet) -> kopf.OperatorRegist
 def _needed(body: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a pod that is looked at; the rest is most of it."""
     metadata, spec = body["metadata"], body["spec"]
-    kept = ("name", "namespace", "uid", "labels", "annotations", "ownerReferences")
+    kept = ("name", "namespace", "uid", "resourceVersion", "labels", "annotations", "ownerReferences")
     times = ("creationTimestamp", "deletionTimestamp")
     containers = [{"resources": dict(spec["containers"][0].get("resources") or {})}]
     return {

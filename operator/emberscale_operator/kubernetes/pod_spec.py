@@ -20,7 +20,7 @@ from emberscale_operator.kubernetes import names
 from emberscale_operator.kubernetes.certificate import CertificatePair
 from emberscale_operator.kubernetes.job import Job
 from emberscale_operator.kubernetes.settings import Settings
-from emberscale_operator.reconcile import InstanceId, Resources, Role
+from emberscale_operator.machine import InstanceId, Resources, Role
 
 COMMANDS: Mapping[Role, Sequence[str]] = {
     Role.MASTER: ("emberscale-master",),

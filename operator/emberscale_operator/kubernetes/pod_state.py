@@ -8,7 +8,7 @@ from emberscale_api.environment import SUPERSEDED_EXIT_CODE, UNUSABLE_EXIT_CODE
 from emberscale_api.job import cpu_cores, memory_bytes
 from emberscale_operator.kubernetes.job import parse_time
 from emberscale_operator.kubernetes.names import MANIFEST_ANNOTATION, instance_of
-from emberscale_operator.reconcile import (
+from emberscale_operator.machine import (
     ExitReason,
     Instance,
     InstanceExit,

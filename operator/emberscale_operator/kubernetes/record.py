@@ -7,8 +7,8 @@ from emberscale_api.job import memory_bytes
 from emberscale_api.job.status import MemberStatus
 from emberscale_operator.kubernetes.demands import quantities
 from emberscale_operator.kubernetes.pod_state import PodView
-from emberscale_operator.reconcile import History, InstanceState, Role
-from emberscale_operator.reconcile.restarts import Lives
+from emberscale_operator.machine import History, InstanceState, Role
+from emberscale_operator.machine.restarts import Lives
 
 DELETING = "Deleting"
 """The state of a member whose end the operator asks for: written before it is, so that a next one knows of it."""

@@ -22,7 +22,7 @@ from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.kubernetes.demands import quantities
 from emberscale_operator.kubernetes.names import JOB_LABEL, ROLE_LABEL
 from emberscale_operator.kubernetes.record import rounded
-from emberscale_operator.reconcile import Demand, Role
+from emberscale_operator.machine import Demand, Role
 
 _PHASES = {
     pb.PENDING: JobPhase.PENDING,

@@ -6,7 +6,7 @@ from emberscale_operator.kubernetes.demands import quantities, quantity
 from emberscale_operator.kubernetes.job import Job
 from emberscale_operator.kubernetes.pod_state import PodView
 from emberscale_operator.kubernetes.recorder import Recorder
-from emberscale_operator.reconcile import InstanceId, Role
+from emberscale_operator.machine import InstanceId, Role
 
 _NOUNS = {Role.MASTER: "Master", Role.PS: "PS", Role.WORKER: "Worker", Role.REDIS: "Redis", Role.BRAIN: "Brain"}
 _ROLES = {pb.PS: Role.PS, pb.WORKER: Role.WORKER}

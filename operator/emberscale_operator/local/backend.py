@@ -9,7 +9,7 @@ from emberscale_operator.local.cpu_quota import find_cpu_quotas
 from emberscale_operator.local.placement import loads_of, place
 from emberscale_operator.local.process import TetheredProcess
 from emberscale_operator.local.starters import EXECUTION, Starter
-from emberscale_operator.reconcile import (
+from emberscale_operator.machine import (
     Instance,
     InstanceExit,
     InstanceId,

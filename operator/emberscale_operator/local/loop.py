@@ -18,7 +18,7 @@ from emberscale_operator.local.errors import RedisUnavailableError
 from emberscale_operator.local.master_link import MasterLink
 from emberscale_operator.local.plan import ENDED_PHASES, demands_of, master_demand
 from emberscale_operator.local.snapshot import MemberExit, Outcome, Snapshot
-from emberscale_operator.reconcile import (
+from emberscale_operator.machine import (
     Action,
     Create,
     Delete,

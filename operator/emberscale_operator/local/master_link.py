@@ -9,7 +9,7 @@ from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc.master_pb2_grpc import MasterStub
 from emberscale_api.rpc.token import open_channel
 from emberscale_operator.local.plan import MESSAGE_ROLES
-from emberscale_operator.reconcile import InstanceExit, InstanceId
+from emberscale_operator.machine import InstanceExit, InstanceId
 
 _RETRY_SECONDS = 0.2
 _STATUS_SECONDS = 0.5

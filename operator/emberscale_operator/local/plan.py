@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from emberscale_api.job import ResourceRequirements, TrainingJobSpec
 from emberscale_api.rpc import master_pb2 as pb
-from emberscale_operator.reconcile import Demand, Policy, Resources, Role
+from emberscale_operator.machine import Demand, Policy, Resources, Role
 
 _ROLES = {pb.MASTER: Role.MASTER, pb.PS: Role.PS, pb.WORKER: Role.WORKER}
 MESSAGE_ROLES = {role: number for number, role in _ROLES.items()}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from emberscale_api import environment as names
 from emberscale_operator.local.starters import Starter
-from emberscale_operator.reconcile import ExitReason
+from emberscale_operator.machine import ExitReason
 
 
 @dataclass(frozen=True)

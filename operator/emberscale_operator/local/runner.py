@@ -31,7 +31,7 @@ from emberscale_operator.local.plan import policy_of
 from emberscale_operator.local.port import reserve_port
 from emberscale_operator.local.snapshot import Outcome, Snapshot
 from emberscale_operator.local.starters import ForkServer
-from emberscale_operator.reconcile import InstanceId, Policy, Resources, Role
+from emberscale_operator.machine import InstanceId, Policy, Resources, Role
 
 COMMANDS: Mapping[Role, Sequence[str]] = {Role.MASTER: (sys.executable, "-P", "-m", "emberscale_jobmaster")}
 """The roles that are executed; the others are forked. `-P` keeps the working directory out of the import path."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.local.backend import ProcessView
-from emberscale_operator.reconcile import ExitReason
+from emberscale_operator.machine import ExitReason
 
 
 @dataclass(frozen=True)

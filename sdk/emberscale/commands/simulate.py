@@ -4,6 +4,7 @@ import json
 import math
 import os
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,8 +18,8 @@ from emberscale.commands.options import Output, OutputFormat, bad_input_exits, p
 from emberscale.errors import BadInputError
 
 if TYPE_CHECKING:
-    from emberscale_brain.simulator.results import Estimate, SchedulerSummary, SeedOutcome
-    from emberscale_brain.simulator.scenario import Scenario
+    from emberscale_simulator.results import Estimate, SchedulerSummary, SeedOutcome
+    from emberscale_simulator.scenario import Scenario
 
 HELP = paragraphs("""\
 Replays a cluster under several schedulers and compares them: completion time, utilization, completion rate and how
@@ -55,13 +56,16 @@ def simulate(
     output: OutputFormat = Output.TEXT,
 ) -> None:
     """Compares schedulers on a simulated cluster."""
+    with bad_input_exits():
+        if not find_spec("emberscale_simulator"):
+            raise BadInputError("the simulator is not part of the images: install Emberscale from its sources")
     # the simulator's libraries take a second to import, which no other command should
     from emberscale_brain.plugins import PlannerNotUsableError
-    from emberscale_brain.simulator.experiment import UnknownSchedulerError, choose_schedulers, summarize_experiment
-    from emberscale_brain.simulator.pictures import draw_comparison
-    from emberscale_brain.simulator.report import as_json
-    from emberscale_brain.simulator.scenario_file import ScenarioError, load_scenario
-    from emberscale_brain.simulator.workload import make_jobs
+    from emberscale_simulator.experiment import UnknownSchedulerError, choose_schedulers, summarize_experiment
+    from emberscale_simulator.pictures import draw_comparison
+    from emberscale_simulator.report import as_json
+    from emberscale_simulator.scenario_file import ScenarioError, load_scenario
+    from emberscale_simulator.workload import make_jobs
 
     chosen_seeds = range(first_seed, first_seed + seeds)
     with bad_input_exits():
@@ -89,7 +93,7 @@ def simulate(
 def _run(
     scenario: "Scenario", names: Sequence[str], seeds: Sequence[int], folder: Path, processes: int
 ) -> "list[SeedOutcome]":
-    from emberscale_brain.simulator.experiment import run_experiment
+    from emberscale_simulator.experiment import run_experiment
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

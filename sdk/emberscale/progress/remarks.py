@@ -4,7 +4,7 @@ import signal
 
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.local import MemberExit, Snapshot
-from emberscale_operator.reconcile import ExitReason
+from emberscale_operator.machine import ExitReason
 
 
 def remarks(before: Snapshot | None, after: Snapshot) -> list[str]:

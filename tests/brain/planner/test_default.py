@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from emberscale_brain.model.features import ModelConstants, shape_features
 from emberscale_brain.planner.default import DefaultPlanner
+from emberscale_brain.planner.job_model import JobModel
 from emberscale_brain.planner.running import FrontMethod
 from emberscale_brain.planner.types import (
     GIB,
@@ -401,3 +402,51 @@ def test_a_planner_is_one_for_the_entry_point_and_forgets_jobs_that_are_gone() -
     plan([running("a"), running("b")], planner=planner)
     assert list(plan([running("b")], planner=planner)) == ["b"]
     assert plan([], planner=planner) == {}
+
+
+def test_a_job_that_cannot_be_fitted_stays_as_it_is_and_the_others_are_planned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    alone = only(plan([running("good")]))
+    observe = JobModel.observe
+    for cause in (np.linalg.LinAlgError("Singular matrix"), OverflowError("too large")):
+
+        def fit(self: JobModel, job: JobView, constants: ModelConstants, now: float, cause: Exception = cause) -> None:
+            if job.id == "bad":
+                raise cause
+            observe(self, job, constants, now)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(JobModel, "observe", fit)
+            plans = plan([running("bad"), running("good")])
+        assert plans[JobId("good")].shape == alone.shape
+        assert (plans[JobId("bad")].shape, plans[JobId("bad")].action) == (SMALL, PlanAction.KEEP)
+        assert f"its model cannot be computed ({type(cause).__name__}: {cause})" in plans[JobId("bad")].reason
+
+
+def test_profiles_over_many_decades_stop_nobody_else() -> None:
+    alone = only(plan([running("good")]))
+    for seed in range(60):
+        random = np.random.default_rng(seed)
+        made: list[JobProfile] = []
+        for _ in range(2):
+            sizes = random.integers(1, 9, 4)
+            shape = JobShape(int(sizes[0]), int(sizes[1]), float(sizes[2]), float(sizes[3]), 4 * GIB, 16 * GIB)
+            iteration = float(10 ** random.uniform(-8, 8))
+            made.append(JobProfile(NOW - 9 + len(made), shape, 512, iteration, shape.workers * 512 / iteration))
+        bad = replace(running("bad"), profiles=tuple(made), current=made[-1].shape)
+        plans = plan([bad, running("good")])
+        assert plans[JobId("good")].shape == alone.shape
+        assert plans[JobId("bad")].reason
+
+
+def test_a_job_that_is_fixed_for_a_while_keeps_what_was_learned_of_it() -> None:
+    planner = DefaultPlanner(QUIET)
+    job = running()
+    before = only(plan([job], planner=planner)).explanation.fit
+    latest = replace(job, profiles=job.profiles[-1:])
+    assert plan([replace(latest, fixed=True)], planner=planner) == {}
+    after = only(plan([latest], planner=planner)).explanation.fit
+    assert before is not None
+    assert after is not None
+    assert (before.distinct_shapes, after.distinct_shapes) == (5, 5)

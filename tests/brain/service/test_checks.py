@@ -31,6 +31,8 @@ GOOD = JobProfile(100.0, SHAPE, 512, 0.1, 20_480.0, 10_000, 10, GIB, GIB, 0.5, 0
             Refusal.INCONSISTENT,
             "4 workers that take 0.1 s for a batch of 512 train 20480",
         ),
+        ({"total_samples": 1 << 61}, Refusal.INCONSISTENT, "total_samples is 2.30584e+18: more than there can be"),
+        ({"total_samples": 9_999}, Refusal.INCONSISTENT, "total_samples is 9999, less than the 10000 samples done"),
         ({"failures": 1 << 32}, Refusal.INCONSISTENT, "failures is 4.29497e+09: more than there can be"),
         ({"checkpoint_cost": 1e18}, Refusal.INCONSISTENT, "checkpoint_cost is 1e+18"),
         ({"worker_cpu_utilization": 5000.0}, Refusal.INCONSISTENT, "worker_cpu_utilization is 5000"),

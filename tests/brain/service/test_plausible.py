@@ -22,6 +22,10 @@ Submission = Callable[..., pb.SubmitJobRequest]
         ({"description": pb.JobDescription(name="n" * 300)}, "description.name: has 300"),
         ({"description": pb.JobDescription(architecture="a" * 300)}, "description.architecture: has 300"),
         ({"description": pb.JobDescription(batch_size=1 << 31)}, "description.batch_size: must be from 0 to"),
+        (
+            {"description": pb.JobDescription(total_samples=1 << 61)},
+            "description.total_samples: must be from 0 to 1e+15",
+        ),
         ({"description": pb.JobDescription(total_samples=(1 << 64) - 1)}, "description.total_samples: must be"),
         ({"limits": pb.ShapeLimits(most=pb.Shape(workers=(1 << 32) - 1))}, "limits.most.workers: must be from 0"),
         ({"limits": pb.ShapeLimits(most=pb.Shape(worker_cpu=math.inf))}, "limits.most.worker_cpu: .* not inf"),

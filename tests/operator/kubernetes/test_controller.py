@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from emberscale_api.rpc import master_pb2 as pb
-from emberscale_operator.kubernetes.client import ApiError
+from emberscale_operator.kubernetes.client import ApiError, ApiInternalError, ApiUnavailableError
 from emberscale_operator.kubernetes.controller import JobController
 from emberscale_operator.kubernetes.decision import still_wanted
 from emberscale_operator.kubernetes.job import JobKey
@@ -25,7 +25,7 @@ from emberscale_operator.kubernetes.recorder import Recorder
 from emberscale_operator.kubernetes.settings import Settings
 from emberscale_operator.kubernetes.tallies import Tallies
 from emberscale_operator.kubernetes.warnings import PodWarnings
-from emberscale_operator.reconcile import Backoff, Create, Policy, Resources
+from emberscale_operator.machine import Backoff, Create, Policy, Resources
 from training_jobs import job_body
 
 KEY = JobKey("team-a", "ctr")
@@ -49,7 +49,7 @@ class MemoryApi:
         self.events: list[str] = []
         self.kill_in = 1 << 30
         self.kill_after = False
-        self.refusal: ApiError | None = None
+        self.refusal: ApiError | ApiUnavailableError | None = None
         self.most_live: Counter[str] = Counter()
         self._numbers = itertools.count(1)
         self._seen: list[dict[str, Any]] = []
@@ -486,16 +486,33 @@ def test_a_job_that_is_suspended_from_the_start_gets_no_pod_until_it_is_resumed(
     assert conditions == {"Progressing": "True", "Suspended": "False"}
 
 
-def test_a_quota_is_named_and_waited_for() -> None:
+@pytest.mark.parametrize(
+    ("refusal", "reason", "words"),
+    [
+        (
+            ApiError(403, "Forbidden", "pods is forbidden: exceeded quota: q, requested: pods=1"),
+            "QuotaExceeded",
+            "exceeded quota: q",
+        ),
+        (
+            ApiInternalError('Internal error occurred: failed calling webhook "guard.example.com"'),
+            "InternalError",
+            'failed calling webhook "guard.example.com"',
+        ),
+    ],
+)
+def test_what_refuses_a_pod_is_named_and_waited_for(
+    refusal: ApiError | ApiUnavailableError, reason: str, words: str
+) -> None:
     api = new_api()
-    api.refusal = ApiError(403, "Forbidden", "pods is forbidden: exceeded quota: q, requested: pods=1")
+    api.refusal = refusal
 
     async def scenario() -> None:
         operator = Operator(api)
         await operator.settle(3)
         (condition,) = api.body["status"]["conditions"]
-        assert (condition["status"], condition["reason"]) == ("False", "QuotaExceeded")
-        assert "exceeded quota: q" in condition["message"]
+        assert (condition["status"], condition["reason"]) == ("False", reason)
+        assert words in condition["message"]
         api.refusal = None
         await operator.settle()
 

@@ -18,7 +18,7 @@ from emberscale_operator.kubernetes.creation import ObjectMaker
 from emberscale_operator.kubernetes.job import Job
 from emberscale_operator.kubernetes.pod_spec import JobObjects, build_pod, build_store_secret
 from emberscale_operator.kubernetes.settings import Settings, SettingsError, read_settings
-from emberscale_operator.reconcile import InstanceId, Resources, Role
+from emberscale_operator.machine import InstanceId, Resources, Role
 
 AUTHORITY = self_signed().certificate.decode()
 REQUIRED = {"EMBERSCALE_IMAGE": "i", "EMBERSCALE_REDIS_URL": "redis://r", "EMBERSCALE_NAMESPACE": "n"}

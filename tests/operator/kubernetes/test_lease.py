@@ -1,12 +1,18 @@
-"""Who owns the operator's lease, so that it goes with the installation."""
+"""The operator's lease: who owns it, so that it goes with the installation, and how it is kept."""
 
+import asyncio
 import base64
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from aiohttp import web
 
-from emberscale_operator.kubernetes.lease import account_owner
+from api_server import api_server, never
+from emberscale_operator.kubernetes.client import ApiClient
+from emberscale_operator.kubernetes.lease import Lease, LeaseLostError, account_owner
 
 
 def write_token(path: Path, claims: object) -> Path:
@@ -29,3 +35,71 @@ def test_a_token_that_names_no_account_leaves_it_without_an_owner(tmp_path: Path
 
 def test_outside_of_a_pod_there_is_no_owner(tmp_path: Path) -> None:
     assert account_owner(tmp_path / "token") is None
+
+
+class _LeaseServer:
+    """Keeps one lease; other calls, and the lease's own while `silent`, are never answered."""
+
+    def __init__(self) -> None:
+        self.lease: dict[str, Any] | None = None
+        self.renewals = 0
+        self.waiting = 0
+        self.silent = False
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        if "/leases" not in request.path or self.silent:
+            self.waiting += 1
+            return await never()
+        if request.method in ("POST", "PUT"):
+            self.lease = await request.json()
+            self.lease["metadata"]["resourceVersion"] = str(self.renewals)
+            self.renewals += 1
+        if self.lease is None:
+            return web.json_response({"reason": "NotFound"}, status=404)
+        return web.json_response(self.lease)
+
+
+async def _until(holds: Callable[[], bool]) -> None:
+    while not holds():
+        await asyncio.sleep(0.01)
+
+
+def test_a_renewal_waits_behind_no_other_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        server = _LeaseServer()
+        async with api_server(server.answer, tmp_path, monkeypatch):
+            client = await ApiClient.connect()
+            calls = [asyncio.create_task(client.get("/api/v1/pods")) for _ in range(200)]
+            await _until(lambda: server.waiting >= 64)
+            lease = await Lease.connect("ops", "emberscale-operator", "op-1")
+            await asyncio.wait_for(lease.acquire(), 5)
+            assert server.lease is not None
+            assert server.lease["spec"]["holderIdentity"] == "op-1"
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+            await lease.close()
+            await client.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_a_holder_that_is_not_heard_gives_up_before_another_may_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the call itself hangs for longer."""
+
+    async def scenario() -> None:
+        server = _LeaseServer()
+        async with api_server(server.answer, tmp_path, monkeypatch):
+            client = await ApiClient.connect()
+            lease = Lease(client, "ops", "emberscale-operator", "op-1", renew=0.01, deadline=1.0)
+            await lease.acquire()
+            keeps = asyncio.create_task(lease.keep())
+            await _until(lambda: server.renewals >= 3)
+            server.silent = True
+            with pytest.raises(LeaseLostError, match="not renewed within 1 s"):
+                await asyncio.wait_for(keeps, 10)
+            await client.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))

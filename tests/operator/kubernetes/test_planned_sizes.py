@@ -14,7 +14,7 @@ from emberscale_operator.kubernetes.observation import plan_of
 from emberscale_operator.kubernetes.pod_spec import JobObjects, build_pod, build_store_secret
 from emberscale_operator.kubernetes.settings import Settings, SettingsError, read_settings
 from emberscale_operator.kubernetes.status import Facts, build_status
-from emberscale_operator.reconcile import InstanceId, Resources, Role
+from emberscale_operator.machine import InstanceId, Resources, Role
 from training_jobs import job_body
 
 

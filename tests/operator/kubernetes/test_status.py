@@ -11,7 +11,7 @@ from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.kubernetes.demands import demands_of, wanted_replicas
 from emberscale_operator.kubernetes.job import read_job
 from emberscale_operator.kubernetes.status import Facts, build_status, in_words, merge_patch, to_document
-from emberscale_operator.reconcile import Demand, Resources, Role, grown_memory
+from emberscale_operator.machine import Demand, Resources, Role, grown_memory
 from training_jobs import job_body
 
 NOW = 1_767_225_600.0

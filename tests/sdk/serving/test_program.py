@@ -83,7 +83,7 @@ def test_the_program_predicts_what_a_worker_evaluates(model: dict[str, Any], lis
     batch = make_batch(job, random)
     plan = KeyPlanner(ROUTING, resolved.tables).plan(batch.ids, batch.lists)
     rows = np.empty(plan.values, np.float32)
-    store.pull(plan.counts[0], plan.keys[0], rows, read_only=True)
+    store.pull(plan.counts[0], plan.keys[0], rows)
     dense_model = build_model(job.spec.model, resolved, 0)
     replica = ModelReplica(job)
     evaluated = replica.evaluate(batch, plan, Pulled(rows, flat_copy(dense_model).numpy())).probabilities
@@ -107,7 +107,7 @@ def test_ids_begin_with_the_weights_that_a_server_gives_them(kind: InitializerTy
     keys = np.array([-(2**63), -1, 0, 1, 2**40, 2**63 - 1], np.int64)
     served = np.empty((len(tables), len(keys), 7), np.float32)
     counts = np.full(len(tables), len(keys), np.uint32)
-    TableStore(tables).pull(counts, np.tile(keys, len(tables)), served.reshape(-1), read_only=True)
+    TableStore(tables).pull(counts, np.tile(keys, len(tables)), served.reshape(-1))
     ids = torch.from_numpy(keys)[:, None].expand(-1, len(tables))
     computed = InitialWeights(tables)(ids).transpose(0, 1).numpy()
     assert np.allclose(computed, served, rtol=1e-6, atol=1e-8)

@@ -57,10 +57,10 @@ def make_spec() -> MakeSpec:
 def pull() -> Callable[..., NDArray[np.float32]]:
     """Pulls keys of the tables of a store: one list of keys a table; returns the weights as one vector."""
 
-    def call(store: TableStore, *keys: Sequence[int], read_only: bool = False) -> NDArray[np.float32]:
+    def call(store: TableStore, *keys: Sequence[int]) -> NDArray[np.float32]:
         counts = np.array([len(table) for table in keys], np.uint32)
         out = np.full(store.values_per_request(counts), np.nan, np.float32)
-        store.pull(counts, np.concatenate([np.array(table, np.int64) for table in keys]), out, read_only=read_only)
+        store.pull(counts, np.concatenate([np.array(table, np.int64) for table in keys]), out)
         return out
 
     return call

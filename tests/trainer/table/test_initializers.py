@@ -71,9 +71,12 @@ def test_seeds_tables_and_keys_give_different_weights(make_spec: Any, pull: Pull
     assert len(np.unique(rows)) == rows.size
 
 
-def test_a_read_only_pull_answers_with_the_initial_weights_and_makes_nothing(make_spec: Any, pull: Pull) -> None:
+def test_a_row_begins_with_the_weights_that_a_pull_before_it_is_answered_with(
+    make_spec: Any, pull: Pull, push: Callable[..., None]
+) -> None:
     store = TableStore([make_spec(), make_spec(number=1, dimension=9)])
-    answered = pull(store, [3, -4], [5], read_only=True)
+    answered = pull(store, [3, -4], [5])
     assert store.rows() == {"C1": 0, "C2": 0}
-    assert np.array_equal(pull(store, [3, -4], [5]), answered)
+    push(store, ([3, -4], np.zeros(8)), ([5], np.zeros(9)))
     assert store.rows() == {"C1": 2, "C2": 1}
+    assert np.array_equal(pull(store, [3, -4], [5]), answered)

@@ -24,7 +24,6 @@ def test_a_pull_answers_row_by_row_in_the_order_of_the_keys(make_spec: Any, pull
     assert np.array_equal(answer[0:3], pull(store, [10], []))
     assert np.array_equal(answer[3:6], pull(store, [20], []))
     assert np.array_equal(answer[6:11], pull(store, [], [30]))
-    assert store.rows() == {"C1": 2, "C2": 1}
 
 
 def test_values_per_request_follow_the_dimensions(make_spec: Any) -> None:
@@ -46,7 +45,7 @@ def test_a_push_to_a_key_that_was_never_pulled_starts_from_its_initial_weights(
     make_spec: Any, pull: Pull, push: Push
 ) -> None:
     store = TableStore([make_spec(learning_rate=1.0)])
-    initial = pull(store, [5], read_only=True)
+    initial = pull(store, [5])
     push(store, ([5], [1, 1, 1, 1]))
     np.testing.assert_allclose(pull(store, [5]), initial - 1)
 
@@ -68,12 +67,35 @@ def test_pushes_are_counted_row_by_row(make_spec: Any, pull: Pull, push: Push, r
     pull(store, [1, 2, 3])
     push(store, ([2, 3], np.ones(8)))
     push(store, ([3], np.ones(4)))
-    assert {key: pushes for key, (_, _, pushes) in rows_of(store).items()} == {1: 0, 2: 1, 3: 2}
+    assert {key: pushes for key, (_, _, pushes) in rows_of(store).items()} == {2: 1, 3: 2}
 
 
-def test_every_key_is_a_key(make_spec: Any, pull: Pull) -> None:
+def test_a_row_that_was_pushed_to_all_its_life_stays_alive(make_spec: Any, push: Push, rows_of: Rows) -> None:
+    store = TableStore([make_spec()])
+    records = store.layouts[0].empty(1)
+    store.layouts[0].fields(records)["pushes"] = 2**32 - 2
+    store.load(0, records)
+    for _ in range(3):
+        push(store, ([0], np.ones(4)))
+    assert rows_of(store)[0][2] == 2**32 - 1
+
+
+def test_the_bytes_of_a_slot_say_whether_it_is_live(make_spec: Any, push: Push) -> None:
+    store = TableStore([make_spec(optimizer=rule, number=number) for number, rule in enumerate(OptimizerType)])
+    push(store, *[([0, 7], np.zeros(8)) for _ in store.specs])
+    for table, layout in enumerate(store.layouts):
+        record = store.records_of_bucket(table, bucket_of(0))
+        assert layout.fields(record)["pushes"] == [1]
+        store.load(table, record)
+        with pytest.raises(ValueError, match="counts no pushes"):
+            store.load(table, layout.empty(1))
+        assert len(store.records_of_bucket(table, bucket_of(0))) == 1
+
+
+def test_every_key_is_a_key(make_spec: Any, pull: Pull, push: Push) -> None:
     extremes = [0, -1, 1, 2**63 - 1, -(2**63)]
     store = TableStore([make_spec(dimension=2)])
+    push(store, (extremes, np.zeros(10)))
     rows = pull(store, extremes).reshape(-1, 2)
     assert len(np.unique(rows, axis=0)) == len(extremes)
     assert store.rows() == {"C1": len(extremes)}
@@ -87,7 +109,8 @@ def test_rows_stay_what_they_are_while_the_table_grows(make_spec: Any, pull: Pul
     stepped = pull(store, keys[:1000], [])
     assert not np.array_equal(first, stepped)
     for start in range(0, MANY, 30_000):
-        pull(store, keys[start : start + 30_000], [])
+        some = keys[max(start, 1000) : start + 30_000]
+        push(store, (some, np.zeros(16 * len(some))), ([], []))
     assert store.rows() == {"C1": MANY, "C2": 1}
     assert np.array_equal(pull(store, keys[:1000], []), stepped)
     last = pull(store, keys[-1000:], [])
@@ -211,6 +234,7 @@ def test_records_for_a_table_that_does_not_exist_are_refused(make_spec: Any, tab
 
 def test_a_snapshot_does_not_see_what_comes_later(make_spec: Any, pull: Pull, push: Push) -> None:
     store = TableStore([make_spec()])
+    push(store, ([1, 2], np.ones(8)))
     before = pull(store, [1, 2])
     (snapshot,) = store.snapshot()
     push(store, ([1, 3], np.ones(8)))
@@ -220,9 +244,9 @@ def test_a_snapshot_does_not_see_what_comes_later(make_spec: Any, pull: Pull, pu
     assert np.array_equal(fields[np.argsort(fields["key"])]["weights"].ravel(), before)
 
 
-def test_a_snapshot_describes_itself(make_spec: Any, pull: Pull) -> None:
+def test_a_snapshot_describes_itself(make_spec: Any, push: Push) -> None:
     store = TableStore([make_spec(0, 4, OptimizerType.ADAM), make_spec(1, 7)])
-    pull(store, range(100_000), [1])
+    push(store, (range(100_000), np.ones(400_000)), ([1], np.ones(7)))
     large, small = store.snapshot()
     assert (large.name, large.layout, large.rows) == ("C1", RowLayout(4, 9), 100_000)
     assert large.bytes == 100_000 * large.layout.stride
@@ -237,7 +261,7 @@ def test_what_a_snapshot_holds_can_be_loaded(make_spec: Any, pull: Pull, push: P
     store, other = TableStore(specs), TableStore(specs)
     keys = range(100_000)
     push(store, (keys, np.ones(600_000)), (keys, np.ones(1_600_000)))
-    pull(other, [5], [])  # is replaced
+    push(other, ([5], np.ones(6)), ([], []))  # is replaced
     for table, snapshot in enumerate(store.snapshot()):
         for chunk in snapshot.chunks():
             other.load(table, chunk)
@@ -253,6 +277,7 @@ def test_of_records_with_one_key_the_last_stays(make_spec: Any, pull: Pull) -> N
     records = store.layouts[0].empty(3)
     store.layouts[0].fields(records)["key"] = [1, 2, 1]
     store.layouts[0].fields(records)["weights"] = [[10], [20], [30]]
+    store.layouts[0].fields(records)["pushes"] = 1
     store.load(0, records)
     assert pull(store, [1, 2]).tolist() == [30, 20]
     assert store.rows() == {"C1": 2}
@@ -284,39 +309,40 @@ def test_a_removed_row_begins_again(make_spec: Any, pull: Pull, push: Push, rows
     initial = pull(store, [1])
     push(store, ([1], np.ones(4)))
     store.remove_bucket(0, bucket_of(1))
+    assert rows_of(store) == {}
     assert np.array_equal(pull(store, [1]), initial)
-    _, state, pushes = rows_of(store)[1]
-    assert not state.any()
-    assert pushes == 0
+    push(store, ([1], np.zeros(4)))
+    weights, state, pushes = rows_of(store)[1]
+    assert np.array_equal(weights, initial)
+    assert state.tolist() == [0] * 8 + [1]
+    assert pushes == 1
 
 
-def test_slots_that_were_given_back_are_used_again(make_spec: Any, pull: Pull) -> None:
+def test_slots_that_were_given_back_are_used_again(make_spec: Any, push: Push) -> None:
     store = TableStore([make_spec(dimension=8)])
-    pull(store, range(50_000))
+    gradients = np.ones(400_000)
+    push(store, (range(50_000), gradients))
     full = store.allocated_bytes
     for bucket in range(BUCKETS):
         store.remove_bucket(0, bucket)
     assert store.rows() == {"C1": 0}
-    pull(store, range(50_000, 100_000))
+    push(store, (range(50_000, 100_000), gradients))
     assert store.rows() == {"C1": 50_000}
     assert store.allocated_bytes < full * 1.1
 
 
-def test_clearing_gives_everything_back(make_spec: Any, pull: Pull, rows_of: Rows) -> None:
-    store = TableStore([make_spec(dimension=8), make_spec(1)])
+def test_pulls_take_no_memory(make_spec: Any, pull: Pull) -> None:
+    store = TableStore([make_spec(dimension=8)])
     empty = store.allocated_bytes
-    initial = pull(store, range(100_000), [1])
-    store.clear()
-    assert store.rows() == {"C1": 0, "C2": 0}
-    assert store.allocated_bytes <= empty + 100
-    assert rows_of(store) == {}
-    assert np.array_equal(pull(store, range(100_000), [1]), initial)
+    pull(store, range(100_000))
+    assert store.allocated_bytes == empty
+    assert store.rows() == {"C1": 0}
 
 
-def test_allocated_bytes_follow_the_rows(make_spec: Any, pull: Pull) -> None:
+def test_allocated_bytes_follow_the_rows(make_spec: Any, push: Push) -> None:
     store = TableStore([make_spec(dimension=16, optimizer=OptimizerType.ROW_WISE_ADAGRAD)])
     empty = store.allocated_bytes
-    pull(store, range(200_000))
+    push(store, (range(200_000), np.ones(200_000 * 16)))
     per_row = (store.allocated_bytes - empty) / 200_000
     assert store.layouts[0].stride < per_row <= 1.3 * (8 + 64 + 4 + 16)
 
@@ -331,7 +357,7 @@ def test_a_tracker_sees_the_rows_that_changed_since_it_forgot(
     assert rows_of(store, changed_for=Tracker.CHECKPOINT) == {}
     pull(store, [1, 2])  # reading is no change
     push(store, ([3, 500], np.ones(8)))
-    pull(store, [5000])  # a new row is
+    push(store, ([5000], np.ones(4)))  # a new row is one
     store.load(0, store.records_of_bucket(0, bucket_of(7)))
     neighbours = {key for key in range(1000) if bucket_of(key) == bucket_of(7)}
     assert set(rows_of(store, changed_for=Tracker.CHECKPOINT)) == {3, 500, 5000} | neighbours
@@ -342,7 +368,7 @@ def test_a_tracker_sees_the_rows_that_changed_since_it_forgot(
     assert set(rows_of(store)) == {key for key in {*range(1000), 5000} if bucket_of(key) != bucket_of(3)}
 
 
-def test_a_store_that_is_dropped_gives_its_memory_back(make_spec: Any, pull: Pull) -> None:
+def test_a_store_that_is_dropped_gives_its_memory_back(make_spec: Any, push: Push) -> None:
     """Rows and indexes lie outside of what Python counts, so the process itself is asked."""
 
     def resident() -> int:
@@ -352,7 +378,7 @@ def test_a_store_that_is_dropped_gives_its_memory_back(make_spec: Any, pull: Pul
 
     def fill() -> int:
         store = TableStore([make_spec(dimension=16)])
-        pull(store, range(100_000))
+        push(store, (range(100_000), np.ones(1_600_000)))
         return store.allocated_bytes
 
     size = fill()

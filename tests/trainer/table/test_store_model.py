@@ -22,12 +22,10 @@ REQUEST = st.tuples(st.lists(KEYS, max_size=8), st.lists(KEYS, max_size=8))
 CALLS = st.lists(
     st.one_of(
         st.tuples(st.just("pull"), REQUEST),
-        st.tuples(st.just("read"), REQUEST),
         st.tuples(st.just("push"), REQUEST),
         st.tuples(st.just("load"), REQUEST),
         st.tuples(st.just("remove"), KEYS),
         st.tuples(st.just("forget"), st.none()),
-        st.tuples(st.just("clear"), st.none()),
     ),
     max_size=25,
 )
@@ -42,21 +40,14 @@ class Model:
         self.rows: list[dict[int, tuple[NDArray[np.float32], int]]] = [{} for _ in specs]
         self.changed: list[set[int]] = [set() for _ in specs]
 
-    def make(self, table: int, key: int) -> None:
-        if key not in self.rows[table]:
-            self.rows[table][key] = (self.initial_weights(self.specs[table], key), 0)
-            self.changed[table].add(key)
-
     def weights(self, table: int, key: int) -> NDArray[np.float32]:
         row = self.rows[table].get(key)
         weights: NDArray[np.float32] = self.initial_weights(self.specs[table], key) if row is None else row[0]
         return weights
 
     def step(self, table: int, key: int, gradient: NDArray[np.float32]) -> None:
-        self.make(table, key)
-        weights, pushes = self.rows[table][key]
-        self.rows[table][key] = (weights - RATE * gradient, pushes + 1)
-        self.changed[table].add(key)
+        _, pushes = self.rows[table].get(key, (None, 0))
+        self.put(table, key, self.weights(table, key) - RATE * gradient, pushes + 1)
 
     def put(self, table: int, key: int, weights: NDArray[np.float32], pushes: int) -> None:
         self.rows[table][key] = (weights, pushes)
@@ -84,7 +75,7 @@ def test_a_store_behaves_like_a_dict_of_rows(
 ) -> None:
     store, model, random = TableStore(specs), Model(specs, initial_weights), np.random.default_rng(seed)
     for call, argument in calls:
-        if call in ("pull", "read", "push"):
+        if call in ("pull", "push"):
             counts = np.array([len(keys) for keys in argument], np.uint32)
             keys = np.array([key for table in argument for key in table], np.int64)
             values = random.standard_normal(store.values_per_request(counts)).astype(np.float32)
@@ -95,10 +86,8 @@ def test_a_store_behaves_like_a_dict_of_rows(
                 for (table, key), gradient in zip(named, np.split(values, ends[:-1]), strict=bool(named)):
                     model.step(table, key, gradient)
             else:
-                store.pull(counts, keys, values, read_only=call == "read")
+                store.pull(counts, keys, values)
                 for (table, key), answer in zip(named, np.split(values, ends[:-1]), strict=bool(named)):
-                    if call == "pull":
-                        model.make(table, key)
                     assert np.array_equal(answer, model.weights(table, key))
         elif call == "load":
             for table, keys_of_table in enumerate(argument):
@@ -115,12 +104,8 @@ def test_a_store_behaves_like_a_dict_of_rows(
             for table in range(len(specs)):
                 store.remove_bucket(table, bucket_of(argument))
             model.remove(bucket_of(argument))
-        elif call == "forget":
-            store.forget_changes(Tracker.CHECKPOINT)
-            model.changed = [set() for _ in specs]
         else:
-            store.clear()
-            model.rows = [{} for _ in specs]
+            store.forget_changes(Tracker.CHECKPOINT)
             model.changed = [set() for _ in specs]
 
     for table, spec in enumerate(specs):

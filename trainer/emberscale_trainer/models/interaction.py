@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from emberscale_trainer.table.compiled import part
 from emberscale_trainer.table.memory import copy, float32, load_float32, store_float32
 from emberscale_trainer.table.vector import LANES, VECTOR_BYTES, add_product, load8, splat8, store8
 
@@ -141,62 +142,79 @@ def _forward(first, others, batch, first_width, others_width, dimension, scratch
                 out_at += 4 * row
 
 
+@part
+def _pair(gradient: int, sum_row: float, sum_column: float, row: float, column: float) -> tuple[float, float]:
+    """Adds one pair's gradient times the other vector to the sums of both vectors."""
+    weight = load_float32(gradient)
+    return add_product(sum_row, weight, column), add_product(sum_column, weight, row)
+
+
 @numba.njit("void(i8, i8, i8, i8, i8, i8, i8, i8, i8, i8, i8)", nogil=True, cache=True, error_model="numpy")
 def _backward(  # type: ignore[no-untyped-def]
     gradient, first, others, batch, first_width, others_width, dimension, scratch, room, of_first, of_others
 ):
     # Numba types this from the signature above. All but the numbers batch to dimension, and room, are addresses.
+    #
+    # Four rows of the triangle of gradients at a time: each of their pairs adds to the row's sum, which stays in a
+    # register, and to that of its column, which an earlier tile has begun. Rows that fill the last tile are zero.
     width = first_width + others_width
     count = width // dimension
-    by_vectors = count - 1 if count > LANES else 0  # rows with at least a vector's length of floats after them
     row_bytes = 4 * dimension
     whole = row_bytes // VECTOR_BYTES * VECTOR_BYTES
     vectors = scratch
     result = scratch + room * row_bytes
-    symmetric = result + room * row_bytes
+    nothing = result + room * row_bytes
     gradient_at = gradient
     for sample in range(batch):
         copy(vectors, first + 4 * first_width * sample, 4 * first_width)
         copy(vectors + 4 * first_width, others + 4 * others_width * sample, 4 * others_width)
         passed = gradient_at
-        gradient_at += 4 * first_width
-        for row in range(count):
-            target = symmetric + 4 * room * row
-            if row < by_vectors:  # what is copied beyond the row's end is written over by the columns of later rows
-                for at in range(0, 4 * row, VECTOR_BYTES):
-                    store8(target + at, load8(gradient_at + at))
-            else:
-                copy(target, gradient_at, 4 * row)
-            store_float32(target + 4 * row, float32(0))
-            target = symmetric + 4 * row
-            for column in range(row):
-                store_float32(target + 4 * room * column, load_float32(gradient_at + 4 * column))
-            gradient_at += 4 * row
+        triangle = gradient_at + 4 * first_width
+        gradient_at = triangle + 2 * count * (count - 1)
         for tile in range(0, count, _TILE):
-            weights = symmetric + 4 * room * tile
+            row0 = triangle + 2 * tile * (tile - 1)
+            row1 = row0 + 4 * tile if tile + 1 < count else nothing
+            row2 = row1 + 4 * (tile + 1) if tile + 2 < count else nothing
+            row3 = row2 + 4 * (tile + 2) if tile + 3 < count else nothing
+            own = vectors + tile * row_bytes
             target = result + tile * row_bytes
             for element in range(0, whole, VECTOR_BYTES):
+                at = own + element
+                vector0, vector1 = load8(at), load8(at + row_bytes)
+                vector2, vector3 = load8(at + 2 * row_bytes), load8(at + 3 * row_bytes)
                 sum0 = sum1 = sum2 = sum3 = splat8(float32(0))
                 source = vectors + element
-                for at in range(weights, weights + 4 * count, 4):
-                    values = load8(source)
-                    sum0 = add_product(sum0, load_float32(at), values)
-                    sum1 = add_product(sum1, load_float32(at + 4 * room), values)
-                    sum2 = add_product(sum2, load_float32(at + 8 * room), values)
-                    sum3 = add_product(sum3, load_float32(at + 12 * room), values)
+                column = result + element
+                for offset in range(0, 4 * tile, 4):
+                    values, total = load8(source), load8(column)
+                    sum0, total = _pair(row0 + offset, sum0, total, vector0, values)
+                    sum1, total = _pair(row1 + offset, sum1, total, vector1, values)
+                    sum2, total = _pair(row2 + offset, sum2, total, vector2, values)
+                    sum3, total = _pair(row3 + offset, sum3, total, vector3, values)
+                    store8(column, total)
                     source += row_bytes
+                    column += row_bytes
+                inside = 4 * tile
+                sum1, sum0 = _pair(row1 + inside, sum1, sum0, vector1, vector0)
+                sum2, sum0 = _pair(row2 + inside, sum2, sum0, vector2, vector0)
+                sum3, sum0 = _pair(row3 + inside, sum3, sum0, vector3, vector0)
+                sum2, sum1 = _pair(row2 + inside + 4, sum2, sum1, vector2, vector1)
+                sum3, sum1 = _pair(row3 + inside + 4, sum3, sum1, vector3, vector1)
+                sum3, sum2 = _pair(row3 + inside + 8, sum3, sum2, vector3, vector2)
                 at = target + element
                 store8(at, sum0)
                 store8(at + row_bytes, sum1)
                 store8(at + 2 * row_bytes, sum2)
                 store8(at + 3 * row_bytes, sum3)
-            for element in range(whole, row_bytes, 4):
-                for row in range(_TILE):
-                    total = float32(0)
-                    for column in range(count):
-                        weight = load_float32(weights + 4 * (room * row + column))
-                        total += weight * load_float32(vectors + column * row_bytes + element)
-                    store_float32(target + row * row_bytes + element, total)
+        for element in range(whole, row_bytes, 4):
+            for row in range(count):
+                total = float32(0)
+                for other in range(count):
+                    if other != row:
+                        high, low = max(row, other), min(row, other)
+                        weight = load_float32(triangle + 2 * high * (high - 1) + 4 * low)
+                        total += weight * load_float32(vectors + other * row_bytes + element)
+                store_float32(result + row * row_bytes + element, total)
         for element in range(0, 4 * first_width, 4):
             value = load_float32(result + element) + load_float32(passed + element)
             store_float32(of_first + 4 * first_width * sample + element, value)

@@ -125,8 +125,7 @@ class _Session:
             self._answer = np.empty(wanted * 5 // 4, dtype=np.float32)
         answer = self._answer[:wanted]
         dense = answer[row_values:] if header.flags & Flag.DENSE else None
-        read_only = bool(header.flags & Flag.READ_ONLY)
-        status = self._state.pull(header, counts, keys, answer[:row_values], dense, read_only)
+        status = self._state.pull(header, counts, keys, answer[:row_values], dense)
         if status is Status.OK:
             self._connection.send(Header(status, payload_bytes=answer.nbytes), [answer])
         else:

@@ -129,7 +129,6 @@ class ServerState:
         keys: NDArray[np.int64],
         rows: NDArray[np.float32],
         dense: NDArray[np.float32] | None,
-        read_only: bool,
     ) -> Status:
         """Fills `rows` and `dense`."""
         with self._changed:
@@ -137,7 +136,7 @@ class ServerState:
             partition = self._partition
             if partition is None or partition.routing_epoch != header.routing_epoch:
                 return Status.REFRESH
-            partition.tables.pull(counts, keys, rows, read_only=read_only)
+            partition.tables.pull(counts, keys, rows)
             if dense is not None:
                 dense[:] = partition.dense.values
             self._count(pulls=1, pull_seconds=self._clock() - started)

@@ -2,7 +2,7 @@
 
 All arguments are numbers and addresses. `tables` is the address of `descriptor.TABLE[table_count]`. Keys are worked on
 in blocks, each in passes, so that the cache misses of a block overlap: hash the keys and ask for the index entries;
-probe these and ask for the rows; make the rows that are missing; read or step them all.
+probe these and ask for the rows; settle what was guessed; read or step them all. Only a push makes rows.
 
 A kernel that needs a segment for a new row returns how many keys it has finished, and is called again with that number
 as `start` once TableStore has added one. It stops between blocks: no gradient is applied twice.
@@ -153,13 +153,11 @@ def pull(
     key_count: int,
     values: int,
     value_count: int,
-    make: int,
-    start: int,
     scratch: int,
 ) -> int:
-    """Writes the weights of the keys to `values`; returns the keys finished, MISMATCH or NO_MEMORY.
+    """Writes the weights of the keys to `values`; returns their number or MISMATCH.
 
-    A key without a row gets one, or, unless `make`, is answered with the weights that it would begin with.
+    The answer for a key without a row is its initial weights; no row comes into being.
     """
     if not _fits(tables, table_count, counts, key_count, value_count):
         return MISMATCH
@@ -169,14 +167,10 @@ def pull(
         dimension = load_int64(table + DIMENSION)
         size = FLOAT_BYTES * dimension
         end = first + load_uint32(counts + 4 * number)
-        skipped = min(max(start, first), end)
-        values += (skipped - first) * size
-        for block in range(skipped, end, BLOCK):
+        for block in range(first, end, BLOCK):
             count = min(BLOCK, end - block)
             _seek(table, keys + 8 * block, count, KEY_BYTES + size, scratch)
-            settled = _settle(table, keys + 8 * block, count, make, scratch)
-            if settled < 0:
-                return block if settled == NO_SLOT else NO_MEMORY
+            _settle(table, keys + 8 * block, count, 0, scratch)
             for at in range(0, 8 * count, 8):
                 row = load_int64(scratch + _ROWS + at)
                 if row != 0:

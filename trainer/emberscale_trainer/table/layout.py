@@ -29,7 +29,8 @@ def state_floats(optimizer: OptimizerType, dimension: int) -> int:
 class RowLayout:
     """A row is one record: `key: int64 | weights: float32[dimension] | state: float32[state] | pushes: uint32`.
 
-    `pushes` counts the gradients that the row has taken. It stands in the row because there it costs no cache miss of
+    `pushes` counts the gradients that the row has taken, up to 2^32 - 1. It is never 0 in a row, and a slot without a
+    row is all zero, so it also says which slots are live. It stands in the row because there it costs no cache miss of
     its own, and mostly fills what padding to a multiple of 8 bytes would waste.
     """
 

@@ -1,12 +1,15 @@
 """The one place where the bytes of a row change.
 
-Nothing else writes to a segment. A row is made (`make_row`), stepped by a gradient (`step_rows`), replaced by a record
-that was saved or sent (`put_row`) or given back (`retire_row`); a slot that holds no row is all zero. Each of the four
+Nothing else writes to a segment. A row is made for the gradient that steps it next (`make_row`), stepped by a gradient
+(`step_rows`), replaced by a record that was saved or sent (`put_row`) or given back (`retire_row`). Each of the four
 sees the row's old bytes before it writes and the new ones after, and marks the change. What must know of every change
 belongs here: the parity delta `old ^ new` is to be taken around the write.
 
-A segment ends with bitmaps, one bit a slot. The first says which slots hold a row. The others belong to trackers: a
-change sets the row's bit in each, and the tracker clears it when it has seen the row.
+Between calls of a kernel, a row has counted a push or more, and a slot without a row is all zero: the bytes of a slot
+say by themselves whether it is live.
+
+A segment ends with bitmaps, one bit a slot and one bitmap a tracker: a change sets the row's bit in each, and the
+tracker clears it when it has seen the row.
 """
 
 from collections.abc import Callable
@@ -53,16 +56,10 @@ class Tracker(IntEnum):
     CHECKPOINT = 0
 
 
-LIVE_BITMAP = 0
-BITMAPS_PER_SEGMENT = 1 + len(Tracker)
+BITMAPS_PER_SEGMENT = len(Tracker)
 NO_SLOT = -1
-
-_FIRST_TRACKER_BITMAP = 1
-
-
-def bitmap_of(tracker: Tracker) -> int:
-    """The number of a tracker's bitmap."""
-    return _FIRST_TRACKER_BITMAP + tracker
+MOST_PUSHES = 0xFFFFFFFF
+"""Where the counter of a row stays: a live row never counts zero."""
 
 
 def bitmap_bytes(segment_rows: int) -> int:
@@ -92,7 +89,7 @@ def _set_bit(marks: _Marks, bitmap: int, slot: int) -> None:
 
 @part
 def _mark_changed(marks: _Marks, slot: int) -> None:
-    for bitmap in range(_FIRST_TRACKER_BITMAP, BITMAPS_PER_SEGMENT):
+    for bitmap in range(BITMAPS_PER_SEGMENT):
         _set_bit(marks, bitmap, slot)
 
 
@@ -113,7 +110,7 @@ def take_slot(table: int) -> int:
 
 @routine
 def make_row(table: int, slot: int, key: int, key_hash: int) -> None:
-    """Writes a row with its initial weights and state into a slot that held none."""
+    """Writes initial weights and state into a slot that held no row; `step_rows` must follow, which makes it live."""
     marks = _marks_of(table)
     row = row_address(marks.geometry, slot)
     dimension = load_int64(table + DIMENSION)
@@ -127,16 +124,14 @@ def make_row(table: int, slot: int, key: int, key_hash: int) -> None:
         key_hash,
     )
     optimizers.initial_state(load_int64(table + OPTIMIZER), row + KEY_BYTES, dimension, table + PARAMETERS_AT)
-    _set_bit(marks, LIVE_BITMAP, slot)
     _mark_changed(marks, slot)
 
 
 @routine
 def put_row(table: int, slot: int, record: int) -> None:
-    """Replaces a row, or fills a slot that held none, by a record."""
+    """Replaces a row, or fills a slot that held none, by a live record."""
     marks = _marks_of(table)
     copy(row_address(marks.geometry, slot), record, marks.geometry.stride)
-    _set_bit(marks, LIVE_BITMAP, slot)
     _mark_changed(marks, slot)
 
 
@@ -168,8 +163,8 @@ def _stepper(
         for at in range(0, 8 * count, 8):
             row = load_int64(rows + at)
             apply(row + KEY_BYTES, gradients, dimension, parameters)
-            pushes = row + pushes_offset
-            store_uint32(pushes, load_uint32(pushes) + 1)
+            pushes = load_uint32(row + pushes_offset)
+            store_uint32(row + pushes_offset, pushes + (pushes < MOST_PUSHES))
             _mark_changed(marks, load_int64(slots + at))
             gradients += FLOAT_BYTES * dimension
 

@@ -31,9 +31,9 @@ class Segment:
         self.rows = whole[:end].reshape(segment_rows, stride)
         self.bitmaps = whole[end : end + bitmaps * segment_rows // 8].reshape(bitmaps, segment_rows // 8)
 
-    def chosen(self, bitmap: int, rows: int) -> NDArray[np.intp]:
-        """Which of the first `rows` rows have their bit set in a bitmap, in ascending order."""
-        return np.flatnonzero(np.unpackbits(self.bitmaps[bitmap], count=rows, bitorder="little"))
+    def bits(self, bitmap: int, rows: int) -> NDArray[np.bool_]:
+        """The bits of the first `rows` rows in a bitmap: bool[rows]."""
+        return np.unpackbits(self.bitmaps[bitmap], count=rows, bitorder="little").view(np.bool_)
 
 
 def rows_per_segment(stride: int, bitmaps: int) -> int:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emberscale_trainer.table.layout import RowLayout
-from emberscale_trainer.table.rows import LIVE_BITMAP, Tracker, bitmap_of
+from emberscale_trainer.table.rows import Tracker
 from emberscale_trainer.table.slab import Segment
 
 
@@ -27,24 +27,19 @@ class TableSnapshot:
         segments: Sequence[Segment],
         used: int,
         changed_for: Tracker | None,
-        *,
-        holes: bool,
     ) -> "TableSnapshot":
-        """Copies the rows of segments, of which the last has `used` rows; with `holes` some slots hold no row."""
+        """Copies the rows of segments, of which the last has given out `used` slots."""
         sources = [segment.rows for segment in segments]
         if sources:
             sources[-1] = sources[-1][:used]
-        if changed_for is None and not holes:
-            # one block for all: numpy asks for huge pages, which halves the time
-            records = np.concatenate([*sources, layout.empty(0)])
-        else:
-            bitmap = LIVE_BITMAP if changed_for is None else bitmap_of(changed_for)
-            chosen = [
-                np.take(rows, segment.chosen(bitmap, len(rows)), axis=0)
-                for segment, rows in zip(segments, sources, strict=True)
-            ]
-            records = np.concatenate([*chosen, layout.empty(0)])
-        return cls(name, layout, records)
+        chosen = []
+        for segment, rows in zip(segments, sources, strict=True):
+            wanted = layout.fields(rows)["pushes"] != 0
+            if changed_for is not None:
+                wanted &= segment.bits(changed_for, len(rows))
+            chosen.append(rows if wanted.all() else rows[wanted])
+        # one block for all: numpy asks for huge pages, which halves the time
+        return cls(name, layout, np.concatenate([*chosen, layout.empty(0)]))
 
     @property
     def rows(self) -> int:

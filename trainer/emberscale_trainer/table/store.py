@@ -14,7 +14,7 @@ from emberscale_trainer.table.descriptor import TABLE
 from emberscale_trainer.table.index import ENTRY_BYTES
 from emberscale_trainer.table.layout import RowLayout
 from emberscale_trainer.table.memory import CACHE_LINE
-from emberscale_trainer.table.rows import BITMAPS_PER_SEGMENT, Tracker, bitmap_of
+from emberscale_trainer.table.rows import BITMAPS_PER_SEGMENT, Tracker
 from emberscale_trainer.table.slab import MAX_SLOTS, Segment, rows_per_segment
 from emberscale_trainer.table.snapshot import TableSnapshot
 
@@ -24,7 +24,7 @@ Records = NDArray[np.uint8]
 class TableStore:
     """Dynamic embedding tables with fused optimizers; `specs[i]` is table i of every request.
 
-    A row comes into being when its key is first pulled for training or pushed. Requests name keys table by table:
+    A row comes into being when its key is first pushed. Requests name keys table by table:
     `counts: uint32[tables]` says how many of `keys: int64[n]` belong to each table, in order; weights and gradients are
     float32, row after row in the order of the keys. Buffers may be read-only and need no alignment. The same requests
     in the same order give the same bytes.
@@ -81,24 +81,18 @@ class TableStore:
         counts: NDArray[np.uint32],
         keys: NDArray[np.int64],
         out: NDArray[np.float32],
-        *,
-        read_only: bool = False,
     ) -> None:
         """Writes the weights of the keys to `out: float32[values_per_request(counts)]`.
 
-        A key without a row gets one; with `read_only` it gets none, and is answered with the weights it would begin
-        with. Raises ValueError, nothing being done, for arrays of the wrong type, size or layout.
+        The answer for a key without a row is its initial weights; the store does not change. Raises ValueError for
+        arrays of the wrong type, size or layout.
         """
         self._check(counts, keys, out, "out")
         if not out.flags.writeable:
             raise ValueError("out is read-only")
-        tables, addresses = self._tables_address, (_address(counts), _address(keys), len(keys), _address(out), len(out))
-        make = 0 if read_only else 1
-        self._finish(
-            len(keys),
-            lambda start: kernels.pull(tables, len(counts), *addresses, make, start, self._scratch_address),
-            counts,
-        )
+        addresses = (_address(counts), _address(keys), len(keys), _address(out), len(out))
+        if kernels.pull(self._tables_address, len(counts), *addresses, self._scratch_address) == kernels.MISMATCH:
+            raise self._mismatch()
 
     def push(self, counts: NDArray[np.uint32], keys: NDArray[np.int64], gradients: NDArray[np.float32]) -> None:
         """Steps the rows of the keys by `gradients: float32[values_per_request(counts)]`, making missing rows first.
@@ -118,12 +112,15 @@ class TableStore:
     def load(self, table: int, records: Records) -> None:
         """Puts `records: uint8[n, stride]` of a table's RowLayout into it; they replace the rows of equal keys.
 
-        Of several records with one key the last stays. Raises ValueError for another shape or type.
+        Of several records with one key the last stays. Raises ValueError, nothing being done, for another shape or
+        type and for records without pushes, which are not rows.
         """
         descriptor, stride = self._descriptor(table), self.layouts[table].stride
         if records.dtype != np.uint8 or records.ndim != 2 or records.shape[1] != stride:
             raise ValueError(f"records of table {table} are uint8[n, {stride}], not {records.dtype}{records.shape}")
         records = np.ascontiguousarray(records)
+        if len(records) and not self.layouts[table].fields(records)["pushes"].all():
+            raise ValueError(f"a record of table {table} counts no pushes, so it is not a row")
         address, count = _address(records), len(records)
         self._finish(count, lambda start: kernels.load(descriptor, address, count, start), table)
 
@@ -153,7 +150,6 @@ class TableStore:
                 self._segments[number],
                 int(self._tables[number]["used"]),
                 changed_for,
-                holes=bool(self._tables[number]["free_count"]),
             )
             for number, (spec, layout) in enumerate(zip(self.specs, self.layouts, strict=True))
         )
@@ -165,7 +161,7 @@ class TableStore:
         """
         for segments in self._segments:
             for segment in segments:
-                segment.bitmaps[bitmap_of(tracker)] = 0
+                segment.bitmaps[tracker] = 0
 
     def records_of_bucket(self, table: int, bucket: int) -> Records:
         """The rows of a bucket as `uint8[n, stride]`, in no particular order."""
@@ -185,14 +181,6 @@ class TableStore:
             self._free[table] = grown
             descriptor["free"] = _address(grown)
         return kernels.remove_bucket(self._descriptor(table), bucket, _address(slots))
-
-    def clear(self) -> None:
-        """Removes all rows and gives their memory back."""
-        _free_indexes(self._tables, self._directories, self._bucket_rows)
-        for number in range(len(self.specs)):
-            self._segments[number] = []
-            for field in ("segment_count", "used", "free_count"):
-                self._tables[number][field] = 0
 
     def _descriptor(self, table: int) -> int:
         if not 0 <= table < len(self.specs):
@@ -234,15 +222,16 @@ class TableStore:
         done = kernel(0)
         while done != total:
             if done == kernels.MISMATCH:
-                raise ValueError(
-                    "the counts do not add up to the keys and values: the tables' dimensions are "
-                    f"{[spec.dimension for spec in self.specs]}"
-                )
+                raise self._mismatch()
             if done == kernels.NO_MEMORY:
                 raise MemoryError("no memory for the index of the embedding rows")
             table = of if isinstance(of, int) else int(np.searchsorted(np.cumsum(of), done, side="right"))
             self._add_segment(table)
             done = kernel(done)
+
+    def _mismatch(self) -> ValueError:
+        dimensions = [spec.dimension for spec in self.specs]
+        return ValueError(f"the counts do not add up to the keys and values: the tables' dimensions are {dimensions}")
 
     def _add_segment(self, table: int) -> None:
         descriptor, segments = self._tables[table], self._segments[table]

@@ -1,0 +1,97 @@
+"""When an instance that ended may start again, and what has to be remembered for that."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from emberscale_operator.machine.instances import ExitReason, Instance, InstanceExit, InstanceId, Role
+
+_FAULTS = frozenset({ExitReason.ERROR, ExitReason.OOM_KILLED})
+
+
+@dataclass(frozen=True)
+class Backoff:
+    """Exponential back-off, in seconds, as the kubelet's: it starts again after a life of `reset_after`.
+
+    The first restart is immediate, the second waits `base`, the third `base * factor`, up to `limit`. One that
+    completed while its job goes on waits `base` at least: more often than not the job is about to end.
+    """
+
+    base: float = 1.0
+    factor: float = 2.0
+    limit: float = 300.0
+    reset_after: float = 60.0
+
+    def delay(self, streak: int, reason: ExitReason) -> float:
+        """Seconds to wait after the `streak`-th exit in a row, counted from 1."""
+        # the exponent is bounded so that a streak of thousands cannot overflow a float
+        delay = 0.0 if streak <= 1 else min(self.limit, self.base * self.factor ** min(streak - 2, 64))
+        return max(delay, self.base) if reason is ExitReason.COMPLETED else delay
+
+
+@dataclass(frozen=True)
+class Lives:
+    """What is known of all incarnations of one role and index.
+
+    `counted` is the newest incarnation whose exit is in the other numbers; `ready_at` is when the next may start;
+    `faults` counts errors of the job's own, in contrast to kills from outside.
+    """
+
+    last_incarnation: int = 0
+    counted: int = 0
+    streak: int = 0
+    ready_at: float = 0.0
+    faults: int = 0
+    last_exit: InstanceExit | None = None
+
+
+def _nothing() -> Mapping[tuple[Role, int], Lives]:
+    return MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class History:
+    """What outlives the instances: their past lives, and the exits that the master has been told of."""
+
+    lives: Mapping[tuple[Role, int], Lives] = field(default_factory=_nothing)
+    reported: frozenset[InstanceId] = frozenset()
+
+    def of(self, role: Role, index: int) -> Lives:
+        """The past of one role and index."""
+        return self.lives.get((role, index), Lives())
+
+    def with_reported(self, instance: InstanceId) -> "History":
+        """This history once the master knows of an exit."""
+        return replace(self, reported=self.reported | {instance})
+
+    def restarts(self, role: Role) -> int:
+        """How often an instance of the role was started in place of one that had ended."""
+        return sum(lives.last_incarnation - 1 for (of, _), lives in self.lives.items() if of is role)
+
+
+def advance(history: History, observed: Iterable[Instance], backoff: Backoff) -> History:
+    """Folds what is observed into the history; folding the same observation again changes nothing."""
+    instances = sorted(observed, key=lambda instance: instance.id)
+    lives = dict(history.lives)
+    for instance in instances:
+        slot = (instance.id.role, instance.id.index)
+        past = lives.get(slot, Lives())
+        past = replace(past, last_incarnation=max(past.last_incarnation, instance.id.incarnation))
+        if instance.exit is not None and instance.id.incarnation > past.counted:
+            past = _count_exit(past, instance, instance.exit, backoff)
+        lives[slot] = past
+    seen = frozenset(instance.id for instance in instances)
+    return History(MappingProxyType(lives), history.reported & seen)
+
+
+def _count_exit(past: Lives, instance: Instance, ended: InstanceExit, backoff: Backoff) -> Lives:
+    counted = replace(past, counted=instance.id.incarnation, last_exit=ended)
+    if ended.deleted:
+        return counted
+    streak = 1 if ended.at - instance.started_at >= backoff.reset_after else past.streak + 1
+    return replace(
+        counted,
+        streak=streak,
+        ready_at=ended.at + backoff.delay(streak, ended.reason),
+        faults=past.faults + (ended.reason in _FAULTS),
+    )

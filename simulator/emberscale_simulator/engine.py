@@ -1,0 +1,286 @@
+"""The discrete-event core: a heap of what happens next, and nothing in between.
+
+Deterministic: the jobs, the scenario and the seed decide everything. Between two events all rates are constant, so a
+job costs a handful of events however long it runs.
+"""
+
+import heapq
+import math
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from emberscale_api.job.quantity import memory_bytes
+from emberscale_brain.planner.types import ClusterCapacity, JobId, JobProfile, JobShape, JobView
+from emberscale_simulator.failures import FailureLaw, gamma_shape
+from emberscale_simulator.job import SimulatedJob
+from emberscale_simulator.life import Happening, Phase
+from emberscale_simulator.resources import NOTHING, Resources, role_resources
+from emberscale_simulator.run import Environment, JobRun
+from emberscale_simulator.scenario import ClusterSpec, Scenario, SchedulerSpec
+from emberscale_simulator.schedulers.protocol import ScheduledJob, Scheduler
+
+PROFILES_SHOWN = 48
+_HOUR, _DAY = 3600.0, 86_400.0
+
+
+class _Kind(IntEnum):
+    """Events; at the same time, the lower goes first."""
+
+    CAPACITY = 0
+    JOB = 1
+    ARRIVAL = 2
+    TICK = 3
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What one seed under one scheduler came to. `decision_seconds` is real time that the scheduler took."""
+
+    runs: tuple[JobRun, ...]
+    ended_at: float
+    decisions: int
+    decision_seconds: float
+    refused_changes: int
+
+
+class Simulation:
+    """One scheduler, one seed."""
+
+    def __init__(
+        self, scenario: Scenario, spec: SchedulerSpec, scheduler: Scheduler, jobs: Sequence[SimulatedJob], seed: int
+    ) -> None:
+        environment = make_environment(scenario)
+        self._scheduler = scheduler
+        self._interval = spec.interval
+        self._horizon = scenario.horizon
+        self._runs = [
+            JobRun(job, spec.mechanics, environment, (seed, number))
+            for number, job in enumerate(sorted(jobs, key=lambda job: (job.arrival, job.id)))
+        ]
+        self._number = {run.job.id: number for number, run in enumerate(self._runs)}
+        self._profiles: list[deque[JobProfile]] = [deque(maxlen=PROFILES_SHOWN) for _ in self._runs]
+        self._whole = whole_cluster(scenario.cluster)
+        self._node = Resources(scenario.cluster.node_cpu, memory_bytes(scenario.cluster.node_memory))
+        self._capacity = self._whole
+        self._capacity_events = list(capacity_fractions(scenario.cluster, scenario.horizon))
+        self._active: dict[int, JobRun] = {}
+        self._heap: list[tuple[float, int, int, int, int]] = []
+        self._sequence = 0
+        self._decisions = 0
+        self._decision_seconds = 0.0
+        self._refused = 0
+
+    def run(self) -> RunResult:
+        """Until every job has ended, or to the horizon."""
+        for number, run in enumerate(self._runs):
+            self._push(run.job.arrival, _Kind.ARRIVAL, number)
+        for number, (at, _) in enumerate(self._capacity_events):
+            self._push(at, _Kind.CAPACITY, number)
+        to_arrive = len(self._runs)
+        ticking = False
+        now = 0.0
+        while self._heap and (to_arrive or self._active):
+            at, kind, _, number, version = heapq.heappop(self._heap)
+            if at > self._horizon:
+                break
+            if kind == _Kind.JOB:
+                if version == self._runs[number].version and number in self._active:
+                    now = at
+                    self._job_event(number, now)
+                continue
+            now = at
+            if kind == _Kind.ARRIVAL:
+                to_arrive -= 1
+                self._active[number] = self._runs[number]
+                self._admit(now)
+                if not ticking:
+                    ticking = True
+                    self._push(self._next_tick(now), _Kind.TICK, 0)
+            elif kind == _Kind.CAPACITY:
+                self._capacity_changes(self._capacity_events[number][1], now)
+            else:
+                self._decide(now, may_change=True)
+                ticking = bool(self._active)
+                if ticking:
+                    self._push(self._next_tick(now), _Kind.TICK, 0)
+        end = min(self._horizon, now) if not (to_arrive or self._active) else self._horizon
+        for run in self._active.values():
+            run.advance(end)
+        return RunResult(tuple(self._runs), end, self._decisions, self._decision_seconds, self._refused)
+
+    def _push(self, at: float, kind: _Kind, number: int, version: int = 0) -> None:
+        self._sequence += 1
+        heapq.heappush(self._heap, (at, kind, self._sequence, number, version))
+
+    def _next_tick(self, now: float) -> float:
+        return (math.floor(now / self._interval) + 1) * self._interval
+
+    def _announce(self, number: int) -> None:
+        event = self._runs[number].next_event()
+        if event is not None:
+            self._push(event[0], _Kind.JOB, number, self._runs[number].version)
+
+    def _job_event(self, number: int, now: float) -> None:
+        run = self._runs[number]
+        event = run.next_event()
+        if event is None:
+            return
+        run.happen(event[1], now)
+        if run.ended:
+            del self._active[number]
+            self._report_starts(run)
+            final = run.shape
+            if final is not None:
+                self._scheduler.job_ended(run.job, final, run.phase is Phase.COMPLETE, now)
+            self._admit(now)
+        else:
+            self._announce(number)
+            if event[1] is Happening.CHANGE_READY:
+                self._admit(now)
+
+    def _capacity_changes(self, fraction: float, now: float) -> None:
+        before = self._capacity
+        self._capacity = Resources(self._whole.cpu * fraction, int(self._whole.memory * fraction))
+        if self._capacity.cpu > before.cpu:
+            self._admit(now)
+            return
+        youngest_first = sorted(
+            (number for number, run in self._active.items() if run.shape is not None),
+            key=lambda number: self._runs[number].started_at or 0.0,
+            reverse=True,
+        )
+        for evicting in (False, True):
+            for number in youngest_first:
+                over = self._reserved() - self._capacity
+                if over.fits(NOTHING):
+                    return
+                run = self._runs[number]
+                if evicting:
+                    run.evict(now)
+                elif run.shape is not None:
+                    needed = max(over.cpu / run.shape.worker_cpu, over.memory / run.shape.worker_memory)
+                    run.give_up_workers(math.ceil(needed), now)
+                self._announce(number)
+
+    def _reserved(self) -> Resources:
+        total = NOTHING
+        for run in self._active.values():
+            total = total + run.reserved
+        return total
+
+    def _admit(self, now: float) -> None:
+        if any(run.phase is Phase.QUEUED for run in self._active.values()):
+            self._decide(now, may_change=False)
+
+    def _decide(self, now: float, may_change: bool) -> None:
+        jobs = []
+        overlapping = NOTHING
+        for number in sorted(self._active):
+            run = self._runs[number]
+            if may_change:
+                profile = run.measure(now)
+                if profile is not None:
+                    self._profiles[number].append(profile)
+            self._report_starts(run)
+            if run.shape is not None:
+                overlapping = overlapping + (run.reserved - role_resources(run.shape).total)
+            jobs.append(ScheduledJob(self._view(number, run, may_change), run.job.request))
+        capacity = ClusterCapacity(
+            cpu=self._capacity.cpu - overlapping.cpu,
+            memory=self._capacity.memory - overlapping.memory,
+            largest_node_cpu=self._node.cpu,
+            largest_node_memory=self._node.memory,
+        )
+        began = time.perf_counter()
+        shapes = self._scheduler.decide(jobs, capacity, now)
+        self._decision_seconds += time.perf_counter() - began
+        self._decisions += 1
+        self._carry_out(shapes, now)
+
+    def _carry_out(self, shapes: Mapping[JobId, JobShape], now: float) -> None:
+        """What shrinks goes first, and makes room for what grows and starts."""
+        free = self._capacity - self._reserved()
+
+        def growth(job: JobId) -> float:
+            present = self._runs[self._number[job]].shape
+            return shapes[job].cpu - (present.cpu if present is not None else 0.0)
+
+        for job in sorted(shapes, key=growth):
+            number = self._number[job]
+            run, shape = self._runs[number], shapes[job]
+            if number not in self._active or shape == run.shape:
+                continue
+            before = run.reserved
+            if run.shape is None:
+                if not role_resources(shape).total.fits(free):
+                    continue
+                run.start(shape, now)
+            elif not run.change_to(shape, now, free):
+                self._refused += 1
+                continue
+            free = free - (run.reserved - before)
+            self._announce(number)
+
+    def _view(self, number: int, run: JobRun, may_change: bool) -> JobView:
+        job = run.job
+        return JobView(
+            id=job.id,
+            owner=job.owner,
+            metadata=job.metadata,
+            remaining_samples=run.remaining_samples,
+            current=run.shape,
+            bounds=job.bounds,
+            profiles=tuple(self._profiles[number]),
+            submitted_at=job.arrival,
+            last_scaled_at=run.scaled_at,
+            fixed=run.shape is not None and (run.in_transition or not may_change),
+        )
+
+    def _report_starts(self, run: JobRun) -> None:
+        starts = run.take_start_times()
+        for role in ("worker", "ps"):
+            seconds = [start.seconds for start in starts if start.role == role]
+            if seconds:
+                self._scheduler.observe_starts(role, seconds)
+
+
+def make_environment(scenario: Scenario) -> Environment:
+    """What all jobs of a scenario share."""
+    failures = scenario.failures
+    law = None
+    if failures.daily_pod_failures > 0:
+        law = FailureLaw.from_daily_rate(failures.daily_pod_failures, gamma_shape(failures.median_over_mean))
+    return Environment(
+        failures=law,
+        stragglers=scenario.stragglers,
+        start_up=scenario.start_up,
+        profile_noise=scenario.profiling.noise,
+        profile_interval=scenario.profiling.interval,
+        ps_memory_skew=scenario.ps_memory_skew,
+    )
+
+
+def whole_cluster(cluster: ClusterSpec) -> Resources:
+    """All nodes together."""
+    return Resources(cluster.nodes * cluster.node_cpu, cluster.nodes * memory_bytes(cluster.node_memory))
+
+
+def capacity_fractions(cluster: ClusterSpec, horizon: float) -> Iterator[tuple[float, float]]:
+    """When the usable fraction of the cluster changes, and to what: the steps, and the daily dip within them."""
+    times = {step.at for step in cluster.capacity_steps}
+    dip = cluster.daily_dip
+    if dip is not None:
+        for day in range(math.ceil(horizon / _DAY)):
+            times |= {day * _DAY + dip.start_hour * _HOUR, day * _DAY + dip.end_hour * _HOUR}
+    for at in sorted(times):
+        fraction = 1.0
+        for step in cluster.capacity_steps:
+            if step.at <= at:
+                fraction = step.fraction
+        if dip is not None and dip.start_hour <= at % _DAY / _HOUR < dip.end_hour:
+            fraction *= 1 - dip.fraction
+        if at <= horizon:
+            yield at, fraction

@@ -1,0 +1,114 @@
+"""Schedulers against each other: every scheduler on every seed, in parallel processes."""
+
+import multiprocessing
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from contextlib import closing
+from pathlib import Path
+
+from emberscale_api.job.quantity import memory_bytes
+from emberscale_brain.plugins import load_planner
+from emberscale_simulator.engine import Simulation
+from emberscale_simulator.job import SimulatedJob
+from emberscale_simulator.results import SchedulerSummary, SeedOutcome, summarize, summarize_seed
+from emberscale_simulator.scenario import RoundsWorkload, Scenario, SchedulerKind, SchedulerSpec
+from emberscale_simulator.schedulers.elastic import ElasticScheduler
+from emberscale_simulator.schedulers.optimus import OptimusScheduler
+from emberscale_simulator.schedulers.planned import PlannedScheduler
+from emberscale_simulator.schedulers.protocol import Scheduler
+from emberscale_simulator.schedulers.static import StaticScheduler
+from emberscale_simulator.schedulers.well_tuned import WellTunedScheduler
+from emberscale_simulator.workload import make_jobs
+
+TIMELINES_UP_TO = 50
+
+
+class UnknownSchedulerError(ValueError):
+    """A scheduler that the scenario does not have."""
+
+
+def choose_schedulers(scenario: Scenario, names: Sequence[str] | None) -> list[SchedulerSpec]:
+    """Those of the scenario with these names, or all. Raises UnknownSchedulerError."""
+    by_name = {spec.name: spec for spec in scenario.schedulers}
+    for name in names or ():
+        if name not in by_name:
+            raise UnknownSchedulerError(f"the scenario has no scheduler {name!r}; it has {', '.join(by_name)}")
+    return [by_name[name] for name in names] if names else list(scenario.schedulers)
+
+
+def simulate_seed(scenario: Scenario, scheduler: str, seed: int, folder: Path) -> SeedOutcome:
+    """One scheduler on one seed. `folder` is where relative paths of the scenario start."""
+    (spec,) = choose_schedulers(scenario, [scheduler])
+    jobs = make_jobs(scenario, seed, folder)
+    result = Simulation(scenario, spec, make_scheduler(scenario, spec, jobs, seed), jobs, seed).run()
+    measured = sum(job.measured for job in jobs)
+    return summarize_seed(scheduler, seed, result, keep_timelines=measured <= TIMELINES_UP_TO)
+
+
+def make_scheduler(scenario: Scenario, spec: SchedulerSpec, jobs: Sequence[SimulatedJob], seed: int) -> Scheduler:
+    """The algorithm that a scenario asks for. Raises PlannerNotUsableError."""
+    match spec.kind:
+        case SchedulerKind.STATIC:
+            return StaticScheduler()
+        case SchedulerKind.WELL_TUNED:
+            workload = scenario.workload
+            shares = len(workload.models) if isinstance(workload, RoundsWorkload) and workload.spacing == 0 else 1
+            return WellTunedScheduler(jobs, shares, scenario.ps_memory_skew)
+        case SchedulerKind.OPTIMUS:
+            return OptimusScheduler(jobs, spec.step, spec.min_gain, scenario.profiling.noise, seed)
+        case SchedulerKind.ELASTIC:
+            return ElasticScheduler(spec.step, spec.min_gain)
+        case SchedulerKind.PLANNER:
+            return PlannedScheduler(
+                load_planner(spec.planner.name, spec.planner.settings(seed)),
+                spec.planner.prices(),
+                spec.mechanics,
+                memory_bytes(scenario.cluster.ps_bandwidth),
+                spec.use_history,
+            )
+
+
+def run_experiment(
+    scenario: Scenario,
+    schedulers: Sequence[str],
+    seeds: Sequence[int],
+    folder: Path,
+    processes: int,
+    progress: Callable[[SeedOutcome], None],
+) -> list[SeedOutcome]:
+    """Every scheduler on every seed, by scheduler and seed; `progress` hears of each as it ends.
+
+    With one process everything runs in this one. Raises what a planner raises.
+    """
+    tasks = [(scheduler, seed) for seed in seeds for scheduler in schedulers]
+    outcomes: dict[tuple[str, int], SeedOutcome] = {}
+    with closing(_outcomes(scenario, tasks, folder, min(processes, len(tasks)))) as finished:
+        for outcome in finished:
+            outcomes[outcome.scheduler, outcome.seed] = outcome
+            progress(outcome)
+    return [outcomes[scheduler, seed] for scheduler in schedulers for seed in seeds]
+
+
+def _outcomes(
+    scenario: Scenario, tasks: Sequence[tuple[str, int]], folder: Path, processes: int
+) -> Generator[SeedOutcome]:
+    if processes <= 1:
+        for scheduler, seed in tasks:
+            yield simulate_seed(scenario, scheduler, seed, folder)
+        return
+    # fork would copy whatever threads of the caller (progress bars, gRPC) hold
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, mp_context=context) as pool:
+        futures: list[Future[SeedOutcome]] = [
+            pool.submit(simulate_seed, scenario, scheduler, seed, folder) for scheduler, seed in tasks
+        ]
+        try:
+            for future in as_completed(futures):
+                yield future.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def summarize_experiment(outcomes: Sequence[SeedOutcome], schedulers: Sequence[str]) -> list[SchedulerSummary]:
+    """One summary a scheduler, in the order given."""
+    return [summarize([outcome for outcome in outcomes if outcome.scheduler == scheduler]) for scheduler in schedulers]

@@ -1,0 +1,38 @@
+"""A job as it enters the simulation: what is known of it, what its owner asked for, and what it really costs."""
+
+from dataclasses import dataclass
+
+from emberscale_brain.planner.types import JobId, JobMetadata, JobShape, ShapeBounds
+from emberscale_simulator.ground_truth import Physics, TableGrowth
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedJob:
+    """One submission. `arrival` is in seconds from the start of the simulation.
+
+    Schedulers see `metadata`, `owner`, `request` and `bounds`; `physics`, `growth`, `worker_memory` (bytes that a
+    worker really uses) and `ps_base` (bytes that each PS uses apart from its share of the tables) are the truth that
+    they can only measure. `row_bytes` turns memory into rows. A job that is not `measured` only makes history: it is
+    left out of every result.
+    """
+
+    id: JobId
+    owner: str
+    metadata: JobMetadata
+    physics: Physics
+    growth: TableGrowth
+    row_bytes: int
+    worker_memory: int
+    ps_base: int
+    arrival: float
+    request: JobShape
+    bounds: ShapeBounds
+    measured: bool = True
+
+    def largest_ps(self, samples: float, ps: int, skew: float) -> float:
+        """Bytes of the largest of `ps` servers after `samples`; it has `skew` times the mean share of the tables."""
+        return self.ps_base + self.growth.bytes_at(samples) * (skew if ps > 1 else 1.0) / ps
+
+    def samples_that_fit(self, ps_memory: float, ps: int, skew: float) -> float:
+        """Samples at which the largest of `ps` servers has used `ps_memory` bytes."""
+        return self.growth.samples_at((ps_memory - self.ps_base) * ps / (skew if ps > 1 else 1.0))

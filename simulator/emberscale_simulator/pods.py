@@ -1,0 +1,111 @@
+"""The pods of one job: how fast each is, how long new ones take to start, and which are missing."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from emberscale_simulator.scenario import StartUpSpec, StragglerSpec
+
+
+@dataclass(frozen=True, slots=True)
+class StartTime:
+    """Seconds that the slowest of some pods of a role took from being asked for to serving."""
+
+    role: str
+    seconds: float
+
+
+class Pods:
+    """Mutable. A pod's speed is against a healthy one's and stays with it for its life.
+
+    `balanced` says that load was moved off slow servers, so that each does what it can.
+    """
+
+    def __init__(self, stragglers: StragglerSpec, start_up: StartUpSpec, random: np.random.Generator) -> None:
+        self.balanced = False
+        self._stragglers = stragglers
+        self._start_up = start_up
+        self._random = random
+        self._workers: list[float] = []
+        self._ps: list[float] = []
+        self._back_at: list[float] = []
+        self._starts: list[StartTime] = []
+
+    @property
+    def next_worker_back(self) -> float | None:
+        """When the next missing worker is back."""
+        return min(self._back_at, default=None)
+
+    @property
+    def slow_worker(self) -> bool:
+        """Whether some worker is slow."""
+        return min(self._workers, default=1.0) < 1
+
+    @property
+    def slow_ps(self) -> bool:
+        """Whether some server is slow and its load is still on it."""
+        return min(self._ps, default=1.0) < 1 and not self.balanced
+
+    def start_seconds(self, role: str, count: int) -> float:
+        """Draws the seconds until the last of `count` new pods serves."""
+        law = self._start_up
+        slowest = float(np.max(law.median * np.exp(self._random.normal(0.0, law.spread, count))))
+        self._starts.append(StartTime(role, slowest))
+        return slowest
+
+    def take_start_times(self) -> list[StartTime]:
+        """What was drawn since the last call."""
+        taken, self._starts = self._starts, []
+        return taken
+
+    def renew(self, workers: int, ps: int) -> float:
+        """All pods anew; seconds until the last of them serves."""
+        self._workers, self._ps = [], []
+        self.set_workers(workers, keep=False)
+        self.set_ps(ps, keep=False)
+        return max(self.start_seconds("worker", workers), self.start_seconds("ps", ps))
+
+    def set_workers(self, count: int, keep: bool) -> None:
+        """Now there are `count` workers: the first of the present ones and new ones, or only new ones."""
+        self._workers = self._resized(self._workers if keep else [], count, self._stragglers.worker_probability)
+        self._back_at = self._back_at[: count - 1] if keep else []
+
+    def set_ps(self, count: int, keep: bool) -> None:
+        """Now there are `count` servers; the load is spread evenly over them."""
+        self._ps = self._resized(self._ps if keep else [], count, self._stragglers.ps_probability)
+        self.balanced = False
+
+    def replace_slow(self) -> None:
+        """Every slow pod makes room for a healthy one."""
+        self._workers = [1.0] * len(self._workers)
+        self._ps = [1.0] * len(self._ps)
+
+    def lose_worker(self, now: float) -> float:
+        """A worker fails; when a new one is in its place."""
+        back = now + self.start_seconds("worker", 1)
+        self._back_at.append(back)
+        return back
+
+    def worker_is_back(self) -> None:
+        """The next missing worker serves again."""
+        self._back_at.remove(min(self._back_at))
+
+    def effective_workers(self, dynamic_sharding: bool) -> float:
+        """Healthy workers that would do as much: all that they can, or all as slow as the slowest."""
+        count = len(self._workers)
+        present = max(0, count - len(self._back_at))
+        if dynamic_sharding:
+            return sum(self._workers) * present / count
+        return present * min(self._workers)
+
+    def effective_ps(self) -> float:
+        """Healthy servers that would do as much: a batch waits for the slowest unless the load was moved off it."""
+        return sum(self._ps) if self.balanced else len(self._ps) * min(self._ps)
+
+    def _resized(self, present: Sequence[float], count: int, slow_probability: float) -> list[float]:
+        kept = list(present[:count])
+        added = count - len(kept)
+        healthy = self._random.uniform(size=added) >= slow_probability
+        speeds = self._random.uniform(self._stragglers.slowest, self._stragglers.fastest, added)
+        return kept + [1.0 if well else float(speed) for well, speed in zip(healthy, speeds, strict=True)]

@@ -1,0 +1,69 @@
+"""What a job's profiler tells a brain: the truth, with the noise of its windows."""
+
+import math
+
+import numpy as np
+
+from emberscale_brain.planner.types import JobProfile, JobShape
+from emberscale_simulator.ground_truth import Rate
+from emberscale_simulator.job import SimulatedJob
+
+
+class Profiler:
+    """Of one job. `noise` is the standard deviation of the logarithm of one window's rate, `interval` its seconds."""
+
+    def __init__(
+        self, job: SimulatedJob, noise: float, interval: float, ps_memory_skew: float, random: np.random.Generator
+    ) -> None:
+        self._job = job
+        self._noise = noise
+        self._interval = interval
+        self._ps_memory_skew = ps_memory_skew
+        self._random = random
+        self._reported_at = -math.inf
+
+    def report(self, now: float, shape: JobShape, samples: float, rate: Rate, steady_since: float) -> JobProfile | None:
+        """Of the windows since the last report in which the rate was `rate`; None if nothing is trained.
+
+        They are averaged into one, which makes its noise smaller by the root of their number.
+        """
+        if rate.samples_per_second <= 0:
+            return None
+        windows = math.floor((now - max(steady_since, self._reported_at)) / self._interval)
+        self._reported_at = now
+        noise = self._noise / math.sqrt(max(1, windows))
+        speed = rate.samples_per_second * math.exp(self._random.normal(0.0, noise))
+        batch = self._job.metadata.batch_size
+        return JobProfile(
+            time=now,
+            shape=shape,
+            batch_size=batch,
+            iteration_seconds=shape.workers * batch / speed,
+            throughput=speed,
+            samples=int(samples),
+            rows=self._rows(samples),
+            ps_memory=int(self._job.largest_ps(samples, shape.ps, self._ps_memory_skew)),
+            worker_memory=self._job.worker_memory,
+            worker_cpu_utilization=rate.worker_busy_cores / (shape.workers * shape.worker_cpu),
+            ps_cpu_utilization=rate.ps_busy_cores / (shape.ps * shape.ps_cpu),
+            restarted=windows < 1,
+        )
+
+    def report_out_of_memory(self, now: float, shape: JobShape, samples: float) -> JobProfile:
+        """Of processes that reached their limits, and were killed."""
+        return JobProfile(
+            time=now,
+            shape=shape,
+            batch_size=self._job.metadata.batch_size,
+            iteration_seconds=0.0,
+            throughput=0.0,
+            samples=int(samples),
+            rows=self._rows(samples),
+            ps_memory=shape.ps_memory,
+            worker_memory=min(self._job.worker_memory, shape.worker_memory),
+            restarted=True,
+        )
+
+    def _rows(self, samples: float) -> int:
+        growth = self._job.growth
+        return int((growth.bytes_at(samples) - growth.base_bytes) / self._job.row_bytes)

@@ -1,0 +1,399 @@
+"""One job of the simulation: a state machine that knows its next event, with rates that are constant in between."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from emberscale_brain.planner.types import JobProfile, JobShape
+from emberscale_simulator.failures import FailureLaw
+from emberscale_simulator.ground_truth import Rate, rate
+from emberscale_simulator.job import SimulatedJob
+from emberscale_simulator.life import Happening, Phase
+from emberscale_simulator.live_change import LiveChange, begin_live_change
+from emberscale_simulator.pods import Pods, StartTime
+from emberscale_simulator.profiler import Profiler
+from emberscale_simulator.resources import (
+    NOTHING,
+    Resources,
+    RoleResources,
+    ps_pod,
+    role_resources,
+    with_workers,
+    worker_pod,
+)
+from emberscale_simulator.scenario import Change, Mechanics, StartUpSpec, StragglerSpec
+from emberscale_simulator.usage import Usage
+
+# Kubernetes restarts a container that keeps ending after 10 s, 20 s, 40 s, ... and at most 5 minutes.
+_BACKOFF_SECONDS, _MOST_BACKOFF_SECONDS = 10.0, 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What all jobs of a simulation share. `profile_noise` is the logarithm's standard deviation of one window."""
+
+    failures: FailureLaw | None
+    stragglers: StragglerSpec
+    start_up: StartUpSpec
+    profile_noise: float
+    profile_interval: float
+    ps_memory_skew: float
+
+
+class JobRun:
+    """Mutable, and without I/O: the engine tells it the time and asks for its next event.
+
+    `samples` are committed (a roll-back takes some back). `scalings` counts changes of shape, `shapes` holds (time,
+    shape) from the first on, `restarts` starts after a roll-back. `timeline` holds (time, samples per second) at every
+    change of speed.
+    """
+
+    def __init__(
+        self, job: SimulatedJob, mechanics: Mechanics, environment: Environment, seed: tuple[int, int]
+    ) -> None:
+        self.job = job
+        self.phase = Phase.QUEUED
+        self.shape: JobShape | None = None
+        self.first_shape: JobShape | None = None
+        self.shapes: list[tuple[float, JobShape]] = []
+        self.samples = 0.0
+        self.scalings = 0
+        self.restarts = 0
+        self.started_at: float | None = None
+        self.finished_at: float | None = None
+        self.scaled_at = job.arrival
+        self.usage = Usage()
+        self.timeline: list[tuple[float, float]] = []
+        self.version = 0
+        self._mechanics = mechanics
+        self._environment = environment
+        # One stream a purpose: two schedulers see the same failures as long as they do the same.
+        pods, self._failures, measuring = (np.random.default_rng([*seed, purpose]) for purpose in (1, 2, 3))
+        self._pods = Pods(environment.stragglers, environment.start_up, pods)
+        self._profiler = Profiler(
+            job, environment.profile_noise, environment.profile_interval, environment.ps_memory_skew, measuring
+        )
+        self._now = job.arrival
+        self._until = math.inf
+        self._change: LiveChange | None = None
+        self._saved_samples = 0.0
+        self._next_checkpoint = math.inf
+        self._mend_at = math.inf
+        self._steady_since = math.inf
+        self._ran_out_of_memory = False
+        self._crash_looping = False
+        self._rate = Rate(0.0, 0.0, 0.0)
+        self._pod_seconds_left = self._draw_failure()
+
+    @property
+    def reserved(self) -> Resources:
+        """What the cluster keeps for the job, pods that are about to replace others included."""
+        return self._reserved.total
+
+    @property
+    def _reserved(self) -> RoleResources:
+        if self.shape is None or self.ended:
+            return RoleResources(NOTHING, NOTHING)
+        return role_resources(self.shape) if self._change is None else self._change.reserved
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing will happen to it any more."""
+        return self.phase in (Phase.COMPLETE, Phase.FAILED)
+
+    @property
+    def in_transition(self) -> bool:
+        """Whether it starts, stands still or waits for new pods: no time for another change.
+
+        A job whose servers keep running out of memory is not: another shape is what it needs.
+        """
+        return (self.phase is not Phase.TRAINING and not self._crash_looping) or self._change is not None
+
+    @property
+    def remaining_samples(self) -> int:
+        """Samples that are not committed yet."""
+        return max(0, math.ceil(self.job.metadata.total_samples - self.samples))
+
+    def take_start_times(self) -> list[StartTime]:
+        """What pods took to start since the last call: what a brain learns overheads from."""
+        return self._pods.take_start_times()
+
+    # -- what others do to it ------------------------------------------------------------------------------------
+
+    def start(self, shape: JobShape, now: float) -> None:
+        """From the queue to its first pods, or to its pods after an eviction."""
+        self.advance(now)
+        if self.started_at is None:
+            self.started_at = now
+            self.first_shape = shape
+            self.shapes.append((now, shape))
+        load = self._mechanics.load if self.samples > 0 else 0.0
+        self.shape = shape
+        self.scaled_at = now
+        self.phase = Phase.STARTING
+        self._until = now + self._pods.renew(shape.workers, shape.ps) + load
+        self._touch()
+
+    def change_to(self, target: JobShape, now: float, free: Resources) -> bool:
+        """Begins a change of shape. False if the cluster has no room for what it takes."""
+        self.advance(now)
+        present = self.shape
+        if present is None or self.in_transition:
+            return False
+        if self._crash_looping or self._mechanics.change is Change.STOP_AND_RESTART:
+            return self._replace_all(present, target, now, free)
+        return self._begin_live(present, target, now, free)
+
+    def evict(self, now: float) -> None:
+        """Back to the queue; what was trained since the last checkpoint is lost."""
+        self.advance(now)
+        self._roll_back()
+        self.shape = None
+        self.phase = Phase.QUEUED
+        self._change = None
+        self._crash_looping = False
+        self._until = math.inf
+        self._touch()
+
+    def give_up_workers(self, count: int, now: float) -> int:
+        """Loses up to `count` workers at once, never the last one. How many it lost."""
+        self.advance(now)
+        if self.shape is None or not self._mechanics.elastic or self._change is not None:
+            return 0
+        lost = min(count, self.shape.workers - 1)
+        if lost > 0:
+            self.shape = with_workers(self.shape, self.shape.workers - lost)
+            self._pods.set_workers(self.shape.workers, keep=True)
+            self.scaled_at = now
+            self._steady_since = now
+            self._touch()
+        return lost
+
+    # -- time -----------------------------------------------------------------------------------------------------
+
+    def next_event(self) -> tuple[float, Happening] | None:
+        """When something happens to the job of itself, and what."""
+        if self.phase in (Phase.STARTING, Phase.STANDSTILL):
+            return self._until, Happening.READY
+        if self.phase is not Phase.TRAINING or self.shape is None:
+            return None
+        speed = self._rate.samples_per_second
+        events = [(self._mend_at, Happening.MENDED)]
+        back = self._pods.next_worker_back
+        if back is not None:
+            events.append((back, Happening.WORKER_BACK))
+        if self._change is not None:
+            events.append((self._change.ready_at, Happening.CHANGE_READY))
+        pods = self.shape.workers + self.shape.ps
+        events.append((self._now + self._pod_seconds_left / pods, Happening.FAILURE))
+        if speed > 0:
+            events.append((self._now + (self.job.metadata.total_samples - self.samples) / speed, Happening.DONE))
+            full = self._full_at(self.shape)
+            events.append((self._now + max(0.0, full - self.samples) / speed, Happening.OUT_OF_MEMORY))
+        when, what = min(events, key=lambda event: event[0])
+        return (when, what) if when < math.inf else None
+
+    def happen(self, what: Happening, now: float) -> None:
+        """Lets the event that `next_event` announced come to pass."""
+        self.advance(now)
+        match what:
+            case Happening.READY:
+                self._resume(now)
+            case Happening.DONE:
+                self.samples = float(self.job.metadata.total_samples)
+                self._end(Phase.COMPLETE, now)
+            case Happening.FAILURE:
+                self._fail_a_pod(now)
+            case Happening.OUT_OF_MEMORY:
+                self._lose_servers(now, own_fault=True)
+            case Happening.CHANGE_READY:
+                self._finish_live(now)
+            case Happening.MENDED:
+                self._mend(now)
+            case Happening.WORKER_BACK:
+                self._pods.worker_is_back()
+        self._touch()
+
+    def advance(self, now: float) -> None:
+        """Integrates progress and usage up to `now`."""
+        elapsed = now - self._now
+        if elapsed <= 0:
+            return
+        if self.shape is not None:
+            self.usage.hold(self._reserved, self._memory_used(self.shape), elapsed)
+        if self.phase is Phase.TRAINING and self.shape is not None:
+            speed = self._rate.samples_per_second
+            while self._next_checkpoint <= now:
+                self._saved_samples = self.samples + speed * (self._next_checkpoint - self._now)
+                self._next_checkpoint += self._mechanics.checkpoint_interval
+            self.samples += speed * elapsed
+            self.usage.train(self._rate, elapsed)
+            self._pod_seconds_left = max(0.0, self._pod_seconds_left - elapsed * (self.shape.workers + self.shape.ps))
+        self._now = now
+
+    def measure(self, now: float) -> JobProfile | None:
+        """What the job's profiler reports at `now` of the time since its last report; None while nothing trains.
+
+        After an out-of-memory kill it reports the memory that was reached, once.
+        """
+        self.advance(now)
+        if self.shape is None:
+            return None
+        if self._ran_out_of_memory:
+            self._ran_out_of_memory = False
+            return self._profiler.report_out_of_memory(now, self.shape, self.samples)
+        if self.phase is not Phase.TRAINING:
+            return None
+        return self._profiler.report(now, self.shape, self.samples, self._rate, self._steady_since)
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _touch(self) -> None:
+        """The state changed: events that were announced are void, and the speed may be another."""
+        self.version += 1
+        speed = self._speed()
+        if speed.samples_per_second != self._rate.samples_per_second:
+            self.timeline.append((self._now, speed.samples_per_second))
+        self._rate = speed
+
+    def _speed(self) -> Rate:
+        if self.phase is not Phase.TRAINING or self.shape is None:
+            return Rate(0.0, 0.0, 0.0)
+        shape = self.shape
+        workers = self._pods.effective_workers(self._mechanics.dynamic_sharding)
+        servers = self._pods.effective_ps()
+        whole = rate(self.job.physics, round(workers, 3), round(servers, 3), shape.worker_cpu, shape.ps_cpu)
+        kept = 1 - min(1.0, self._mechanics.checkpoint_pause / self._mechanics.checkpoint_interval)
+        return Rate(whole.samples_per_second * kept, whole.worker_busy_cores * kept, whole.ps_busy_cores * kept)
+
+    def _memory_used(self, shape: JobShape) -> float:
+        job = self.job
+        held = job.growth.bytes_at(self.samples) + shape.ps * job.ps_base + shape.workers * job.worker_memory
+        return min(held, float(shape.memory))
+
+    def _full_at(self, shape: JobShape) -> float:
+        """Samples at which a process passes its memory."""
+        if shape.worker_memory < self.job.worker_memory:
+            return 0.0
+        return self.job.samples_that_fit(shape.ps_memory, shape.ps, self._environment.ps_memory_skew)
+
+    def _draw_failure(self) -> float:
+        law = self._environment.failures
+        return math.inf if law is None else law.draw(self._failures)
+
+    def _resume(self, now: float) -> None:
+        if self.phase is Phase.STARTING:
+            self.scaled_at = now
+        self.phase = Phase.TRAINING
+        self._crash_looping = False
+        self._until = math.inf
+        self._steady_since = now
+        if self._next_checkpoint <= now or self._next_checkpoint == math.inf:
+            self._next_checkpoint = now + self._mechanics.checkpoint_interval
+        self._watch_for_slow_pods(now)
+
+    def _watch_for_slow_pods(self, now: float) -> None:
+        delay = self._mechanics.straggler_seconds
+        slow = self._pods.slow_ps or (self._pods.slow_worker and not self._mechanics.dynamic_sharding)
+        self._mend_at = now + delay if delay is not None and slow else math.inf
+
+    def _mend(self, now: float) -> None:
+        """Works around slow pods: moves load off them, or replaces them."""
+        self._mend_at = math.inf
+        self._steady_since = now
+        if self._mechanics.dynamic_sharding:
+            self._pods.balanced = True
+            return
+        self._pods.replace_slow()
+        if self._mechanics.change is Change.STOP_AND_RESTART:
+            self._stand_still(now, self._mechanics.save + self._pods.start_seconds("ps", 1) + self._mechanics.load)
+
+    def _stand_still(self, now: float, seconds: float) -> None:
+        self.phase = Phase.STANDSTILL
+        self._until = now + seconds
+
+    def _fail_a_pod(self, now: float) -> None:
+        self._pod_seconds_left = self._draw_failure()
+        shape = self.shape
+        if shape is None:
+            return
+        if self._failures.uniform() < shape.workers / (shape.workers + shape.ps):
+            self._steady_since = self._pods.lose_worker(now)
+        else:
+            self._lose_servers(now, own_fault=False)
+
+    def _lose_servers(self, now: float, own_fault: bool) -> None:
+        """A PS is gone: the job stands still until it is back, with its rows or with those of the last checkpoint."""
+        if own_fault:
+            self.restarts += 1
+            if self.restarts > self._mechanics.backoff_limit:
+                self._end(Phase.FAILED, now)
+                return
+        wait = self._pods.start_seconds("ps", 1)
+        if own_fault:
+            self._ran_out_of_memory = self._crash_looping = True
+            wait += min(_MOST_BACKOFF_SECONDS, _BACKOFF_SECONDS * 2 ** (self.restarts - 1))
+        if self._mechanics.rollback:
+            self._roll_back()
+            wait += self._mechanics.load
+        else:
+            wait += self._mechanics.ps_pause
+        self._change = None
+        self._stand_still(now, wait)
+
+    def _roll_back(self) -> None:
+        self.samples = min(self.samples, self._saved_samples)
+        self._next_checkpoint = math.inf
+
+    def _end(self, phase: Phase, now: float) -> None:
+        self.phase = phase
+        self.finished_at = now
+        self._change = None
+        self._until = math.inf
+
+    def _take_on(self, target: JobShape, now: float) -> None:
+        self.shape = target
+        self.shapes.append((now, target))
+        self.scaled_at = now
+        self.scalings += 1
+
+    def _replace_all(self, present: JobShape, target: JobShape, now: float, free: Resources) -> bool:
+        """All pods go, and others come; servers that were killed for their memory have nothing to save."""
+        if not (role_resources(target).total - role_resources(present).total).fits(free):
+            return False
+        if self._crash_looping:
+            self._crash_looping = False
+            wait = self._mechanics.load if self._mechanics.rollback else self._mechanics.ps_pause
+        else:
+            self._saved_samples = self.samples
+            wait = self._mechanics.save + self._mechanics.load
+        self._take_on(target, now)
+        self._stand_still(now, self._pods.renew(target.workers, target.ps) + wait)
+        self._touch()
+        return True
+
+    def _begin_live(self, present: JobShape, target: JobShape, now: float, free: Resources) -> bool:
+        room = free + role_resources(present).total
+        self._change = begin_live_change(present, target, now, room, self._mechanics.resize, self._pods)
+        if self._change is not None:
+            self._touch()
+        return self._change is not None
+
+    def _finish_live(self, now: float) -> None:
+        change, present = self._change, self.shape
+        if change is None or present is None:
+            return
+        target, pause = change.target, 0.0
+        resized = self._mechanics.resize is not None
+        same_worker = resized or worker_pod(target) == worker_pod(present)
+        if not same_worker or target.workers != present.workers:
+            self._pods.set_workers(target.workers, keep=same_worker)
+            pause = self._mechanics.worker_pause
+        same_ps = resized or ps_pod(target) == ps_pod(present)
+        if not same_ps or target.ps != present.ps:
+            self._pods.set_ps(target.ps, keep=same_ps)
+            pause = max(pause, self._mechanics.ps_pause)
+        self._change = None
+        self._take_on(target, now)
+        self._stand_still(now, pause + change.lost_seconds)

@@ -1,0 +1,337 @@
+"""The scenario: a cluster, its troubles, a workload and the schedulers to compare, as one YAML file.
+
+Field names are camelCase in the file. Every number here is a claim about the world: the files in
+`deploy/examples/scenarios` say beside each where it comes from.
+"""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from emberscale_api.job.duration import Seconds
+from emberscale_api.job.quantity import Quantity
+from emberscale_api.job.schema import ManifestPart
+from emberscale_brain.preferences import PlannerPreferences
+
+Probability = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+
+
+class CapacityStep(ManifestPart):
+    """From `at` on, this fraction of the cluster may be used."""
+
+    at: Seconds = Field(ge=0)
+    fraction: Fraction
+
+
+class DailyDip(ManifestPart):
+    """Between two hours of each day, other services take a fraction of the cluster back."""
+
+    start_hour: float = Field(ge=0, lt=24)
+    end_hour: float = Field(gt=0, le=24)
+    fraction: float = Field(ge=0, lt=1)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.start_hour >= self.end_hour:
+            raise ValueError(f"startHour ({self.start_hour:g}) must be before endHour ({self.end_hour:g})")
+        return self
+
+
+class ClusterSpec(ManifestPart):
+    """Identical nodes; a pod is never larger than one of them. `*_bandwidth` is what one pod's link really carries."""
+
+    nodes: int = Field(ge=1, le=1_000_000)
+    node_cpu: Positive
+    node_memory: Quantity
+    worker_bandwidth: Quantity
+    ps_bandwidth: Quantity
+    capacity_steps: tuple[CapacityStep, ...] = ()
+    daily_dip: DailyDip | None = None
+
+    @model_validator(mode="after")
+    def _steps_in_order(self) -> Self:
+        times = [step.at for step in self.capacity_steps]
+        if times != sorted(set(times)):
+            raise ValueError("capacitySteps must be in ascending order of `at`, each at another time")
+        return self
+
+
+class FailureSpec(ManifestPart):
+    """The gamma law of CPR section 3.1; see `emberscale_simulator.failures`. 0 daily failures: none."""
+
+    daily_pod_failures: Probability = 0.0
+    median_over_mean: float = Field(default=0.569, gt=0.05, lt=0.98)
+
+
+class StragglerSpec(ManifestPart):
+    """The chance that a new pod lands on a slow machine, and the bounds of its (uniform) speed; a healthy one has 1."""
+
+    worker_probability: Probability = 0.0
+    ps_probability: Probability = 0.0
+    slowest: Fraction = 0.3
+    fastest: Fraction = 0.8
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.slowest > self.fastest:
+            raise ValueError(f"slowest ({self.slowest:g}) must not be above fastest ({self.fastest:g})")
+        return self
+
+
+class StartUpSpec(ManifestPart):
+    """Seconds from asking for a pod until it serves: log-normal, each pod for itself."""
+
+    median: Seconds = Field(default=30.0, gt=0)
+    spread: float = Field(default=0.3, ge=0, le=3, description="Standard deviation of the logarithm")
+
+
+class ProfilingSpec(ManifestPart):
+    """What is measured of a running job, every `interval`, with log-normal noise."""
+
+    noise: float = Field(default=0.05, ge=0, le=1, description="Standard deviation of the logarithm")
+    interval: Seconds = Field(default=30.0, gt=0)
+
+
+class SimulatedModel(ManifestPart):
+    """One model's cost on this hardware, and its metadata. See `ground_truth.Physics` and `TableGrowth`."""
+
+    architecture: str = Field(min_length=1)
+    batch_size: int = Field(ge=1)
+    worker_work: Positive
+    worker_parallel: Fraction
+    ps_work: Positive
+    ps_parallel: Fraction
+    batch_bytes: Positive
+    request_seconds: float = Field(ge=0)
+    fixed_seconds: float = Field(ge=0)
+    dense_bytes: int = Field(ge=1)
+    embedding_dimension: int = Field(ge=1)
+    tables: int = Field(ge=1)
+    row_bytes: int = Field(ge=1)
+    worker_memory: Quantity
+    ps_base: Quantity = Field(description="Memory of each PS apart from its tables")
+    table_base: Quantity
+    table_limit: Quantity
+    table_scale_samples: Positive
+    table_exponent: Fraction
+
+
+class Range(ManifestPart):
+    """Drawn uniformly, both ends included."""
+
+    low: float
+    high: float
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.low > self.high:
+            raise ValueError(f"low ({self.low:g}) must not be above high ({self.high:g})")
+        return self
+
+
+class LogNormal(ManifestPart):
+    """Drawn from a log-normal law: `spread` is the standard deviation of the logarithm."""
+
+    median: Positive
+    spread: float = Field(ge=0, le=3)
+
+
+class Bounds(ManifestPart):
+    """What every job of the workload may have at most; the least is 1 of each."""
+
+    max_workers: int = Field(default=32, ge=1)
+    max_ps: int = Field(default=16, ge=1)
+    max_cpu: float = Field(default=16.0, ge=1)
+    max_worker_memory: Quantity = "64Gi"
+    max_ps_memory: Quantity = "256Gi"
+
+
+class RequestRange(ManifestPart):
+    """What owners ask for where no law says more: each drawn within bounds."""
+
+    workers: Range
+    ps: Range
+    worker_cpu: tuple[Positive, ...] = Field(min_length=1, description="One of these")
+    ps_cpu: tuple[Positive, ...] = Field(min_length=1, description="One of these")
+    worker_memory: Quantity
+    ps_memory: Quantity
+
+
+class RoundsWorkload(ManifestPart):
+    """One job of each model, `spacing` apart, in rounds; all but the last round are history and are not measured."""
+
+    kind: Literal["Rounds"]
+    models: tuple[str, ...] = Field(min_length=1)
+    steps: int = Field(ge=1, description="Batches a job")
+    history_rounds: int = Field(default=0, ge=0, le=100)
+    round_interval: Seconds = Field(default=86_400.0, gt=0)
+    spacing: Seconds = Field(default=0.0, ge=0)
+    request: RequestRange
+    bounds: Bounds = Bounds()
+
+
+class ModelShare(ManifestPart):
+    """How much of the workload is of one model."""
+
+    model: str
+    weight: Positive = 1.0
+
+
+class Shortage(ManifestPart):
+    """The chance that an owner asks for too little, and the fraction of the right amount that he then asks for."""
+
+    probability: Probability
+    factor: Range
+
+
+class MisSizing(ManifestPart):
+    """How far owners' requests are from what a job can use: factors on the reference shape, drawn once a family."""
+
+    workers: LogNormal
+    worker_cpu: LogNormal
+    ps: LogNormal
+    ps_cpu: LogNormal
+    memory: LogNormal
+    ps_cpu_shortage: Shortage
+    memory_shortage: Shortage
+
+
+class GeneratedWorkload(ManifestPart):
+    """Recurring jobs of many families, as an advertising platform runs them.
+
+    A family is one owner's model: its costs are the model's times `family_spread`, which its metadata shows, and times
+    `hidden_spread`, which they do not. Its reference shape has `reference_workers` of `reference_cpu` cores and enough
+    PS of as many cores to be `reference_ps_load` busy; its data takes `duration` at that shape. Runs vary by
+    `run_spread`. Arrivals are a Poisson process whose rate swings by `daily_swing` about its mean.
+    """
+
+    kind: Literal["Generated"]
+    jobs: int = Field(ge=1, le=1_000_000)
+    period: Seconds = Field(gt=0)
+    families: int = Field(ge=1)
+    owners: int = Field(ge=1)
+    popularity: float = Field(default=0.8, ge=0, le=3, description="Zipf exponent of the families' shares")
+    peak_hour: float = Field(default=14.0, ge=0, lt=24)
+    daily_swing: float = Field(default=0.4, ge=0, lt=1)
+    models: tuple[ModelShare, ...] = Field(min_length=1)
+    family_spread: float = Field(default=0.35, ge=0, le=2)
+    hidden_spread: float = Field(default=0.1, ge=0, le=2)
+    run_spread: float = Field(default=0.1, ge=0, le=2)
+    table_spread: float = Field(default=0.6, ge=0, le=2)
+    duration: LogNormal
+    reference_workers: LogNormal
+    reference_cpu: Positive = 4.0
+    reference_ps_load: Fraction = 0.6
+    sizing: MisSizing
+    bounds: Bounds = Bounds()
+
+
+class TraceWorkload(ManifestPart):
+    """Jobs from a CSV file, beside the scenario unless its path is absolute. `trace.py` says what the columns are."""
+
+    kind: Literal["Trace"]
+    path: Path
+    bounds: Bounds = Bounds()
+
+
+Workload = Annotated[RoundsWorkload | GeneratedWorkload | TraceWorkload, Field(discriminator="kind")]
+
+
+class Change(StrEnum):
+    """How a running job gets another shape."""
+
+    STOP_AND_RESTART = "StopAndRestart"
+    """Save, stop, start every pod anew, load (DLRover-RM figure 6, without DLRover)."""
+    LIVE = "Live"
+    """New pods start while the old ones train; the job stands still only to switch (DLRover-RM section 5.2)."""
+
+
+class Mechanics(ManifestPart):
+    """What the system under a scheduler can do, apart from what the scheduler decides.
+
+    `save` and `load` are the standstill that a checkpoint costs at a stop and at a restart, `worker_pause` and
+    `ps_pause` the standstill of a live change. A live change of cores or memory takes effect on the running pods
+    after `resize`; without it, pods of another size replace them. A checkpoint is taken every `checkpoint_interval`
+    and stops training for `checkpoint_pause`. With `dynamic_sharding` a slow worker only does less; without, all wait
+    for it. Slow pods are worked around `straggler_seconds` after they appear, if at all. With `rollback` the failure
+    of a PS takes the job back to its last checkpoint; without, it stands still until the PS is back. With `elastic` it
+    gives up workers when the cluster shrinks; without, it is evicted and starts again from its last checkpoint.
+    """
+
+    change: Change
+    save: Seconds = Field(default=0.0, ge=0)
+    load: Seconds = Field(default=0.0, ge=0)
+    worker_pause: Seconds = Field(default=0.0, ge=0)
+    ps_pause: Seconds = Field(default=0.0, ge=0)
+    resize: Seconds | None = Field(default=None, ge=0)
+    checkpoint_interval: Seconds = Field(default=1800.0, gt=0)
+    checkpoint_pause: Seconds = Field(default=0.0, ge=0)
+    dynamic_sharding: bool = False
+    straggler_seconds: Seconds | None = Field(default=None, ge=0)
+    rollback: bool = True
+    elastic: bool = False
+    backoff_limit: int = Field(default=6, ge=0, description="Restarts after failures; more fail the job")
+
+
+class SchedulerKind(StrEnum):
+    """The algorithms."""
+
+    STATIC = "Static"
+    WELL_TUNED = "WellTuned"
+    OPTIMUS = "Optimus"
+    ELASTIC = "ElasticScheduler"
+    PLANNER = "Planner"
+
+
+class SchedulerSpec(ManifestPart):
+    """One scheduler to compare. It looks at the cluster every `interval`, and at a job when it arrives."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
+    kind: SchedulerKind
+    interval: Seconds = Field(default=180.0, gt=0)
+    mechanics: Mechanics
+    step: int = Field(default=1, ge=1, description="Pods that Optimus and ElasticScheduler add at a time")
+    min_gain: float = Field(
+        default=0.01, ge=0, lt=1, description="Relative gain below which Optimus and ElasticScheduler stop adding"
+    )
+    planner: PlannerPreferences = PlannerPreferences()
+    use_history: bool = Field(default=True, description="Whether jobs that have ended help new ones")
+
+
+class Scenario(ManifestPart):
+    """Everything that a simulation needs but the seed."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
+    description: str = ""
+    horizon: Seconds = Field(
+        gt=0, description="The simulation ends here at the latest; jobs under way are not complete"
+    )
+    cluster: ClusterSpec
+    failures: FailureSpec = FailureSpec()
+    stragglers: StragglerSpec = StragglerSpec()
+    start_up: StartUpSpec = StartUpSpec()
+    profiling: ProfilingSpec = ProfilingSpec()
+    ps_memory_skew: float = Field(default=1.1, ge=1, description="Memory of the largest PS over the mean")
+    models: dict[str, SimulatedModel] = Field(min_length=1)
+    workload: Workload
+    schedulers: tuple[SchedulerSpec, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _names_resolve(self) -> Self:
+        names = [scheduler.name for scheduler in self.schedulers]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"schedulers: the name {twice[0]} is given twice")
+        used: tuple[str, ...] = ()
+        if isinstance(self.workload, RoundsWorkload):
+            used = self.workload.models
+        elif isinstance(self.workload, GeneratedWorkload):
+            used = tuple(share.model for share in self.workload.models)
+        for model in used:
+            if model not in self.models:
+                raise ValueError(f"workload.models: no model {model}; there are {', '.join(sorted(self.models))}")
+        return self

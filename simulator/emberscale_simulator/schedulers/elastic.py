@@ -1,0 +1,69 @@
+"""Elastic Scheduler (Or et al., MLSys 2020) as DLRover-RM section 6 runs it: only the number of workers changes.
+
+It climbs: workers are added as long as the last addition raised the measured throughput enough, and given back when it
+did not. It starts new workers beside the old ones, so a change needs no restart.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from emberscale_brain.planner.types import ClusterCapacity, JobId, JobShape
+from emberscale_simulator.resources import with_workers
+from emberscale_simulator.schedulers.protocol import Memoryless, ScheduledJob, admit
+
+
+@dataclass(slots=True)
+class _Climb:
+    """Where a job's climb stands: what it had before the last addition, and whether it is over."""
+
+    workers: int
+    throughput: float
+    over: bool = False
+
+
+class ElasticScheduler(Memoryless):
+    """Starts from the owner's request; adds `step` workers at each look while throughput grows in proportion.
+
+    Or et al. stop scaling out where the throughput that a new worker adds falls below a fraction of the throughput per
+    worker. `min_gain` is the least growth of the whole throughput per step, relative.
+    """
+
+    def __init__(self, step: int, min_gain: float) -> None:
+        self._step = step
+        self._min_gain = min_gain
+        self._climbs: dict[JobId, _Climb] = {}
+
+    def decide(self, jobs: Sequence[ScheduledJob], capacity: ClusterCapacity, now: float) -> Mapping[JobId, JobShape]:
+        """Starts, and running jobs with more workers, or with those that did not pay given back."""
+        decided = admit(jobs, capacity, {job.view.id: job.request for job in jobs})
+        free = capacity.cpu - sum(shape.cpu for shape in decided.values())
+        free -= sum(job.view.current.cpu for job in jobs if job.view.current is not None)
+        for job in jobs:
+            shape = self._next_step(job)
+            present = job.view.current
+            if shape is None or present is None:
+                continue
+            added = shape.cpu - present.cpu
+            if added <= free:
+                decided[job.view.id] = shape
+                free -= added
+        return decided
+
+    def _next_step(self, job: ScheduledJob) -> JobShape | None:
+        present = job.view.current
+        if present is None or job.view.fixed:
+            return None
+        here = [profile for profile in job.view.profiles if profile.shape == present and not profile.restarted]
+        if not here:
+            return None
+        measured = sum(profile.throughput for profile in here) / len(here)
+        climb = self._climbs.get(job.view.id)
+        if climb is not None:
+            if climb.over:
+                return None
+            if present.workers > climb.workers and measured < climb.throughput * (1 + self._min_gain):
+                climb.over = True
+                return with_workers(present, climb.workers)
+        target = min(present.workers + self._step, job.view.bounds.workers[1])
+        self._climbs[job.view.id] = _Climb(present.workers, measured)
+        return with_workers(present, target) if target > present.workers else None

@@ -1,0 +1,97 @@
+"""What the operator says of itself when it cannot do its work, and what a job says that something else holds up."""
+
+import json
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster import IMAGE, Place, apply, eventually, get, kubectl, manifest, setting, submit
+from installation import SYSTEM
+from outside_operator import HEALTH_PORT, OutsideOperator
+from recording_proxy import recording_proxy
+
+pytestmark = pytest.mark.timeout(300)
+
+LEASE = "emberscale-outside"
+
+
+def health() -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{HEALTH_PORT}/healthz", timeout=5) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+    except OSError as error:
+        return 0, str(error)
+
+
+def pod_of_no_job(name: str, place: Place) -> dict[str, Any]:
+    """A pod that the operator watches and does nothing about."""
+    container = {"name": "main", "image": setting(IMAGE), "imagePullPolicy": "IfNotPresent", "command": ["true"]}
+    metadata = {"name": name, "namespace": place.namespace, "labels": {"emberscale.io/job-name": "none"}}
+    spec = {"containers": [container], "restartPolicy": "Never", "nodeSelector": {"no-node": "has-this"}}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def test_health_fails_when_a_watch_is_dead_and_recovers_with_it(place: Place, tmp_path: Path) -> None:
+    rights = ["--clusterrole=cluster-admin", f"--serviceaccount={SYSTEM}:emberscale-operator"]
+    kubectl("create", "rolebinding", "outside", "-n", SYSTEM, *rights)
+    token = kubectl("create", "token", "emberscale-operator", "-n", SYSTEM, "--duration=1h").strip()
+    try:
+        with recording_proxy(token) as proxy:
+            operator = OutsideOperator(proxy, tmp_path, place.namespace, LEASE, EMBERSCALE_RESYNC="1s")
+            operator.start()
+            try:
+                apply(pod_of_no_job("seen", place), namespace=place.namespace)
+                eventually("it is healthy", lambda: health()[0] == 200 or None, seconds=60)
+                proxy.silent.add("pods")
+                apply(pod_of_no_job("missed", place), namespace=place.namespace)
+                said = eventually("health fails", lambda: health() if health()[0] == 503 else None, seconds=30)
+                assert "the watch of pods has missed a change for" in said[1]
+                proxy.silent.clear()
+                # kopf opens a watch anew where nothing has come for 70 s, bookmarks included
+                eventually("health recovers", lambda: health()[0] == 200 or None, seconds=120)
+            finally:
+                operator.ends()
+    finally:
+        kubectl("delete", "rolebinding", "outside", "-n", SYSTEM, "--ignore-not-found")
+        kubectl("delete", "lease", LEASE, "-n", SYSTEM, "--ignore-not-found")
+
+
+def test_a_webhook_that_fails_shows_in_the_condition_until_it_is_gone(place: Place) -> None:
+    rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
+    webhook = {
+        "name": "broken.example.com",
+        "clientConfig": {"service": {"name": "nothing", "namespace": place.namespace, "port": 443}},
+        "rules": [rule],
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": place.namespace}},
+        "failurePolicy": "Fail",
+        "sideEffects": "None",
+        "admissionReviewVersions": ["v1"],
+    }
+    configuration = {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingWebhookConfiguration",
+        "metadata": {"name": "emberscale-e2e-broken"},
+        "webhooks": [webhook],
+    }
+    kubectl("apply", "-f", "-", stdin=json.dumps(configuration))
+    try:
+        document = manifest("held-up", place)
+        document["spec"]["data"] = {"train": ["/shared/criteo/evaluation.tsv"]}
+        job = submit(document, place)
+
+        def blocked() -> Any:
+            condition = job.condition("Progressing")
+            return condition if condition and condition["status"] == "False" else None
+
+        condition = eventually("the condition says why", blocked, seconds=60)
+        assert condition["reason"] == "InternalError", condition
+        assert "broken.example.com" in condition["message"], condition
+        assert get("pods", namespace=place.namespace) == []
+    finally:
+        kubectl("delete", "validatingwebhookconfiguration", "emberscale-e2e-broken", "--ignore-not-found")
+    job.wait_complete()

@@ -1,0 +1,59 @@
+"""The answers of an API server, as the operator understands them."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from api_server import api_server
+from emberscale_operator.kubernetes.client import ApiClient, ApiInternalError, ApiUnavailableError
+
+WEBHOOK = 'Internal error occurred: failed calling webhook "guard.example.com": service unavailable'
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (web.json_response({"kind": "Status", "reason": "InternalError", "message": WEBHOOK}, status=500), True),
+        (web.json_response({"kind": "Status", "reason": "ServiceUnavailable", "message": "later"}, status=503), False),
+        (web.Response(text="bad gateway", status=502), False),
+    ],
+)
+def test_an_error_behind_the_api_server_is_told_from_one_that_is_away(
+    answer: web.Response, kind: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        return answer
+
+    async def scenario() -> ApiUnavailableError:
+        async with api_server(handler, tmp_path, monkeypatch):
+            client = await ApiClient.connect()
+            with pytest.raises(ApiUnavailableError) as raised:
+                await client.create("/api/v1/namespaces/team/pods", {})
+            await client.close()
+            return raised.value
+
+    error = asyncio.run(scenario())
+    assert isinstance(error, ApiInternalError) is kind
+
+
+def test_versions_are_read_page_by_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = {"": (["a", "b"], "next"), "next": (["c"], "")}
+    accepted = []
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        accepted.append(request.headers["Accept"])
+        uids, following = pages[request.query.get("continue", "")]
+        items = [{"metadata": {"uid": uid, "resourceVersion": f"v-{uid}"}} for uid in uids]
+        return web.json_response({"metadata": {"continue": following}, "items": items})
+
+    async def scenario() -> dict[str, str]:
+        async with api_server(handler, tmp_path, monkeypatch):
+            client = await ApiClient.connect()
+            found = await client.versions("/api/v1/pods", labelSelector="a=b")
+            await client.close()
+            return found
+
+    assert asyncio.run(scenario()) == {"a": "v-a", "b": "v-b", "c": "v-c"}
+    assert all("PartialObjectMetadataList" in header for header in accepted)

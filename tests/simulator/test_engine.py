@@ -1,0 +1,143 @@
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from emberscale_brain.planner.types import ClusterCapacity, JobId, JobShape
+from emberscale_simulator.engine import Simulation, capacity_fractions, whole_cluster
+from emberscale_simulator.experiment import make_scheduler, simulate_seed
+from emberscale_simulator.life import Phase
+from emberscale_simulator.scenario import CapacityStep, DailyDip, Scenario
+from emberscale_simulator.schedulers.protocol import ScheduledJob
+from emberscale_simulator.schedulers.static import StaticScheduler
+from emberscale_simulator.workload import make_jobs
+
+BUSY: dict[str, Any] = {
+    "kind": "Generated",
+    "jobs": 40,
+    "period": "12h",
+    "families": 6,
+    "owners": 3,
+    "models": [{"model": "dlrm"}],
+    "duration": {"median": 2400, "spread": 0.5},
+    "reference_workers": {"median": 8, "spread": 0.4},
+    "sizing": {
+        "workers": {"median": 1, "spread": 0.3},
+        "worker_cpu": {"median": 2, "spread": 0.3},
+        "ps": {"median": 1.2, "spread": 0.3},
+        "ps_cpu": {"median": 2, "spread": 0.3},
+        "memory": {"median": 3, "spread": 0.5},
+        "ps_cpu_shortage": {"probability": 0.1, "factor": {"low": 0.2, "high": 0.5}},
+        "memory_shortage": {"probability": 0.1, "factor": {"low": 0.4, "high": 0.9}},
+    },
+}
+LARGE = {"nodes": 40, "nodeCpu": 32, "nodeMemory": "128Gi", "workerBandwidth": "600M", "psBandwidth": "600M"}
+TROUBLED = {
+    "workload": BUSY,
+    "cluster": LARGE,
+    "horizon": "2d",
+    "failures": {"dailyPodFailures": 0.5},
+    "stragglers": {"workerProbability": 0.05, "psProbability": 0.05},
+}
+
+
+class Watchful(StaticScheduler):
+    """Static, and checks at every look that the cluster is not over-committed."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def decide(self, jobs: Sequence[ScheduledJob], capacity: ClusterCapacity, now: float) -> Mapping[JobId, JobShape]:
+        self.looks += 1
+        running = [job.view.current for job in jobs if job.view.current is not None]
+        assert sum(shape.cpu for shape in running) <= capacity.cpu + 1e-6
+        assert sum(shape.memory for shape in running) <= capacity.memory
+        return super().decide(jobs, capacity, now)
+
+
+@pytest.mark.parametrize("scheduler", ["static", "well-tuned", "elastic-scheduler", "optimus"])
+def test_the_seed_decides_everything(make_scenario: Callable[..., Scenario], scheduler: str) -> None:
+    scenario = make_scenario(**TROUBLED)
+    first, again, other = (simulate_seed(scenario, scheduler, seed, Path()) for seed in (3, 3, 4))
+    assert first.jobs == again.jobs
+    assert first.jobs != other.jobs
+
+
+@pytest.mark.parametrize("scheduler", ["static", "elastic-scheduler", "optimus"])
+def test_every_job_ends_and_no_job_outruns_its_best_shape(
+    make_scenario: Callable[..., Scenario], scheduler: str
+) -> None:
+    outcome = simulate_seed(make_scenario(), scheduler, 0, Path())
+    best = simulate_seed(make_scenario(), "well-tuned", 0, Path())
+    assert outcome.completion_rate == best.completion_rate == 1
+    assert min(outcome.completed_jcts) >= max(best.completed_jcts) * 0.9
+    assert 0 < outcome.worker_cpu_utilization < 1
+    assert 0 < outcome.ps_cpu_utilization < 1
+
+
+def test_the_cluster_is_never_over_committed_while_its_capacity_comes_and_goes(
+    make_scenario: Callable[..., Scenario],
+) -> None:
+    document = make_scenario(**TROUBLED).model_copy()
+    cluster = document.cluster.model_copy(
+        update={
+            "daily_dip": DailyDip(start_hour=2, end_hour=5, fraction=0.7),
+            "capacity_steps": (CapacityStep(at=6 * 3600, fraction=0.6),),
+        }
+    )
+    scenario = document.model_copy(update={"cluster": cluster})
+    watchful = Watchful()
+    jobs = make_jobs(scenario, 0, Path())
+    result = Simulation(scenario, scenario.schedulers[0], watchful, jobs, 0).run()
+    assert watchful.looks > len(jobs)
+    assert all(run.phase in (Phase.COMPLETE, Phase.FAILED, Phase.QUEUED) for run in result.runs)
+    assert sum(run.phase is Phase.COMPLETE for run in result.runs) > len(jobs) / 2
+
+
+def test_work_is_conserved(make_scenario: Callable[..., Scenario]) -> None:
+    scenario = make_scenario()
+    jobs = make_jobs(scenario, 0, Path())
+    (spec,) = [spec for spec in scenario.schedulers if spec.name == "static"]
+    (run,) = Simulation(scenario, spec, make_scheduler(scenario, spec, jobs, 0), jobs, 0).run().runs
+    batches = run.job.metadata.total_samples / run.job.metadata.batch_size
+    assert run.usage.worker_busy == pytest.approx(batches * run.job.physics.worker_work)
+    assert run.usage.ps_busy == pytest.approx(batches * run.job.physics.ps_work)
+    assert run.finished_at is not None
+    assert run.usage.worker_allocated == pytest.approx(run.finished_at * 4 * 4)
+
+
+def test_the_horizon_ends_what_never_would(make_scenario: Callable[..., Scenario]) -> None:
+    outcome = simulate_seed(make_scenario(horizon="5m"), "static", 0, Path())
+    assert outcome.completion_rate == 0
+
+
+def test_owners_who_ask_for_too_little_memory_lose_their_jobs(make_scenario: Callable[..., Scenario]) -> None:
+    sizing = {**BUSY["sizing"], "memory_shortage": {"probability": 0.5, "factor": {"low": 0.4, "high": 0.9}}}
+    scenario = make_scenario(workload={**BUSY, "sizing": sizing}, cluster=LARGE)
+    jobs = make_jobs(scenario, 0, Path())
+    outcome = simulate_seed(scenario, "static", 0, Path())
+    short = {
+        job.id
+        for job in jobs
+        if job.largest_ps(job.metadata.total_samples, job.request.ps, scenario.ps_memory_skew) > job.request.ps_memory
+    }
+    assert short
+    assert {job.job for job in outcome.jobs if job.jct is None} == short
+
+
+def test_capacity_follows_the_steps_and_the_daily_dip(make_scenario: Callable[..., Scenario]) -> None:
+    cluster = make_scenario().cluster.model_copy(
+        update={
+            "daily_dip": DailyDip(start_hour=9, end_hour=21, fraction=0.25),
+            "capacity_steps": (CapacityStep(at=30 * 3600, fraction=0.5),),
+        }
+    )
+    assert [(at / 3600, fraction) for at, fraction in capacity_fractions(cluster, 48 * 3600)] == [
+        (9, 0.75),
+        (21, 1),
+        (30, 0.5),
+        (33, 0.375),
+        (45, 0.5),
+    ]
+    assert whole_cluster(cluster).cpu == 320

@@ -1,0 +1,33 @@
+import numpy as np
+import pytest
+
+from emberscale_simulator.failures import (
+    CPR_MEAN_HOURS,
+    CPR_MEDIAN_HOURS,
+    FailureLaw,
+    cpr_shape,
+    gamma_shape,
+)
+
+
+def test_the_fitted_law_reproduces_cprs_medians_from_its_means() -> None:
+    random = np.random.default_rng(1)
+    for mean, median in zip(CPR_MEAN_HOURS, CPR_MEDIAN_HOURS, strict=True):
+        drawn = random.gamma(cpr_shape(), mean / cpr_shape(), 400_000)
+        assert np.mean(drawn) == pytest.approx(mean, rel=0.01)
+        assert np.median(drawn) == pytest.approx(median, rel=0.02)
+
+
+def test_failures_crowd_at_the_beginning() -> None:
+    assert cpr_shape() < 1
+
+
+def test_a_law_without_solution_says_what_is_possible() -> None:
+    with pytest.raises(ValueError, match=r"give 0\.05 to 0\.98"):
+        gamma_shape(1.2)
+
+
+def test_a_daily_rate_is_the_mean_of_the_law() -> None:
+    law = FailureLaw.from_daily_rate(0.015, cpr_shape())
+    random = np.random.default_rng(2)
+    assert np.mean([law.draw(random) for _ in range(40_000)]) / 3600 == pytest.approx(1600, rel=0.02)

@@ -1,0 +1,298 @@
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from emberscale_brain.planner.types import GIB, JobId, JobMetadata, JobShape, ShapeBounds
+from emberscale_simulator.failures import FailureLaw
+from emberscale_simulator.ground_truth import Physics, TableGrowth, batch_rate
+from emberscale_simulator.job import SimulatedJob
+from emberscale_simulator.life import Happening, Phase
+from emberscale_simulator.resources import Resources
+from emberscale_simulator.run import Environment, JobRun
+from emberscale_simulator.scenario import Change, Mechanics, StartUpSpec, StragglerSpec
+
+PHYSICS = Physics(512, 0.3, 0.95, 0.22, 0.95, 4.8e6, 2e-4, 3e-3, 6e8, 6e8)
+SHAPE = JobShape(8, 4, 4, 4, 4 * GIB, 8 * GIB)
+PLENTY = Resources(1e6, 1 << 60)
+LIVE = Mechanics(change=Change.LIVE, worker_pause=1, ps_pause=5, dynamic_sharding=True, rollback=False, elastic=True)
+STOPPING = Mechanics(change=Change.STOP_AND_RESTART, save=60, load=90, checkpoint_interval=600)
+
+
+def job(**changes: Any) -> SimulatedJob:
+    made = SimulatedJob(
+        id=JobId("a"),
+        owner="team",
+        metadata=JobMetadata("DLRM", 512, 1_500_000, 416, 26, 512 * 100_000),
+        physics=PHYSICS,
+        growth=TableGrowth(GIB, 4 * GIB, 2e7, 0.7),
+        row_bytes=160,
+        worker_memory=2 * GIB,
+        ps_base=GIB // 4,
+        arrival=0.0,
+        request=SHAPE,
+        bounds=ShapeBounds(),
+    )
+    return replace(made, **changes)
+
+
+def environment(**changes: Any) -> Environment:
+    made = Environment(
+        failures=None,
+        stragglers=StragglerSpec(),
+        start_up=StartUpSpec(median=30, spread=0),
+        profile_noise=0.0,
+        profile_interval=30,
+        ps_memory_skew=1.1,
+    )
+    return replace(made, **changes)
+
+
+def begin(
+    mechanics: Mechanics, surroundings: Environment | None = None, shape: JobShape = SHAPE, **job_changes: Any
+) -> JobRun:
+    run = JobRun(job(**job_changes), mechanics, surroundings or environment(), (0, 0))
+    run.start(shape, 0.0)
+    return run
+
+
+def step(run: JobRun) -> tuple[float, Happening]:
+    event = run.next_event()
+    assert event is not None
+    run.happen(event[1], event[0])
+    return event
+
+
+def test_a_job_starts_trains_and_completes_at_the_true_speed() -> None:
+    run = begin(LIVE)
+    assert step(run) == (30.0, Happening.READY)
+    at, what = step(run)
+    assert what is Happening.DONE
+    assert at == pytest.approx(30 + 100_000 / batch_rate(PHYSICS, 8, 4, 4, 4))
+    assert run.phase is Phase.COMPLETE
+
+
+def test_a_live_change_trains_on_until_the_new_pods_are_there() -> None:
+    run = begin(LIVE)
+    step(run)
+    assert run.change_to(replace(SHAPE, workers=10), 100.0, PLENTY)
+    assert run.next_event() == (130.0, Happening.CHANGE_READY)
+    step(run)
+    assert run.samples == pytest.approx(100 * 512 * batch_rate(PHYSICS, 8, 4, 4, 4))
+    assert step(run) == (131.0, Happening.READY)
+    assert run.shape == replace(SHAPE, workers=10)
+    assert run.scalings == 1
+
+
+def test_a_restart_stands_still_for_saving_starting_and_loading() -> None:
+    run = begin(STOPPING)
+    step(run)
+    assert run.change_to(replace(SHAPE, workers=10), 100.0, PLENTY)
+    assert step(run) == (100.0 + 60 + 30 + 90, Happening.READY)
+    assert run.samples == pytest.approx(70 * 512 * batch_rate(PHYSICS, 8, 4, 4, 4))
+
+
+def test_pods_that_are_replaced_overlap_only_where_there_is_room() -> None:
+    larger = replace(SHAPE, ps_cpu=8)
+    roomy, tight, full, refused = (begin(LIVE) for _ in range(4))
+    for run in (roomy, tight, full, refused):
+        step(run)
+    assert roomy.change_to(larger, 100.0, Resources(4 * 8, 1 << 60))
+    assert roomy.reserved.cpu == SHAPE.cpu + 4 * 8
+    assert roomy.next_event() == (130.0, Happening.CHANGE_READY)
+    assert tight.change_to(larger, 100.0, Resources(4 * 8 - 1, 1 << 60))
+    assert tight.reserved.cpu == larger.cpu + 8
+    assert tight.next_event() == (100 + 4 * 30.0, Happening.CHANGE_READY)
+    assert full.change_to(larger, 100.0, Resources(4 * 4, 1 << 60))
+    assert full.reserved.cpu == larger.cpu
+    step(full)
+    assert full.next_event() == (100 + 4 * 30.0 + 30.0 + 5.0, Happening.READY)
+    assert not refused.change_to(larger, 100.0, Resources(4 * 4 - 1, 1 << 60))
+
+
+def test_pods_that_are_resized_in_place_neither_start_nor_overlap_nor_stand_still() -> None:
+    run = begin(LIVE.model_copy(update={"resize": 10.0}))
+    step(run)
+    larger = replace(SHAPE, ps_cpu=8, worker_cpu=2, ps_memory=16 * GIB)
+    assert run.change_to(larger, 100.0, PLENTY)
+    assert run.reserved.cpu == 8 * 4 + 4 * 8  # of each role the larger until it is done
+    assert step(run) == (110.0, Happening.CHANGE_READY)
+    assert step(run) == (110.0, Happening.READY)
+    assert (run.shape, run.reserved.cpu) == (larger, larger.cpu)
+    assert run.samples == pytest.approx(80 * 512 * batch_rate(PHYSICS, 8, 4, 4, 4))
+
+
+def test_pods_that_are_added_while_others_are_resized_are_all_that_starts() -> None:
+    run = begin(LIVE.model_copy(update={"resize": 10.0}))
+    step(run)
+    assert run.change_to(replace(SHAPE, workers=10, worker_cpu=2), 100.0, PLENTY)
+    assert run.reserved.cpu == 8 * 4 + 2 * 2 + 4 * 4
+    assert step(run) == (130.0, Happening.CHANGE_READY)
+
+
+def test_a_failed_worker_only_slows_a_job_and_a_failed_ps_rolls_back_one_that_cannot_do_better() -> None:
+    often = environment(failures=FailureLaw(mean_pod_seconds=12 * 200, shape=1.0))
+    lost: dict[bool, list[float]] = {True: [], False: []}
+    for mechanics in (LIVE, STOPPING):
+        run = begin(mechanics, often)
+        while not run.ended:
+            event = run.next_event()
+            assert event is not None
+            run.advance(event[0])
+            before = run.samples
+            run.happen(event[1], event[0])
+            if event[1] is Happening.FAILURE:
+                lost[mechanics.rollback].append(before - run.samples)
+        assert run.phase is Phase.COMPLETE
+    assert lost[False]
+    assert set(lost[False]) == {0.0}
+    assert max(lost[True]) > 0
+
+
+def test_a_roll_back_never_loses_more_than_a_checkpoint_interval() -> None:
+    often = environment(failures=FailureLaw(mean_pod_seconds=12 * 200, shape=1.0))
+    most = 600 * 512 * batch_rate(PHYSICS, 8, 4, 4, 4)
+    run = begin(STOPPING, often)
+    while not run.ended:
+        event = run.next_event()
+        assert event is not None
+        run.advance(event[0])
+        before = run.samples
+        run.happen(event[1], event[0])
+        assert before - run.samples <= most * (1 + 1e-9)
+
+
+def test_tables_that_outgrow_their_memory_end_a_job_that_nobody_resizes() -> None:
+    run = begin(STOPPING, shape=replace(SHAPE, ps_memory=GIB))
+    happened = []
+    while not run.ended:
+        happened.append(step(run)[1])
+    assert run.phase is Phase.FAILED
+    assert happened.count(Happening.OUT_OF_MEMORY) == STOPPING.backoff_limit + 1
+
+
+def test_a_server_that_is_killed_for_its_memory_waits_longer_each_time_and_reports_what_it_reached() -> None:
+    run = begin(LIVE, shape=replace(SHAPE, ps_memory=GIB // 2))
+    step(run)
+    waits = []
+    while not run.ended:
+        at, what = step(run)
+        if what is Happening.OUT_OF_MEMORY and not run.ended:
+            profile = run.measure(at)
+            assert profile is not None
+            assert profile.restarted
+            assert profile.ps_memory == GIB // 2
+            again, _ = step(run)
+            waits.append(again - at)
+    assert waits == [30 + 5 + delay for delay in (10, 20, 40, 80, 160, 300)]
+
+
+def test_a_job_that_keeps_running_out_of_memory_may_be_given_more() -> None:
+    run = begin(LIVE, shape=replace(SHAPE, ps_memory=GIB // 2))
+    step(run)
+    at, what = step(run)
+    assert what is Happening.OUT_OF_MEMORY
+    assert not run.in_transition
+    assert not run.change_to(SHAPE, at + 1, Resources(0.0, 0))
+    assert run.change_to(SHAPE, at + 1, PLENTY)
+    assert run.in_transition
+    assert step(run) == (at + 1 + 30 + 5, Happening.READY)
+    while not run.ended:
+        step(run)
+    assert run.phase is Phase.COMPLETE
+    assert run.restarts == 1
+
+
+def test_more_memory_in_time_saves_a_job() -> None:
+    run = begin(LIVE, shape=replace(SHAPE, ps_memory=GIB))
+    step(run)
+    event = run.next_event()
+    assert event is not None
+    assert event[1] is Happening.OUT_OF_MEMORY
+    assert run.change_to(SHAPE, event[0] - 60, PLENTY)
+    while not run.ended:
+        step(run)
+    assert run.phase is Phase.COMPLETE
+    assert run.restarts == 0
+
+
+def test_a_slow_worker_holds_back_only_those_who_share_its_data_statically() -> None:
+    slow = environment(stragglers=StragglerSpec(worker_probability=0.3, slowest=0.5, fastest=0.5))
+    speeds = []
+    for mechanics in (STOPPING, LIVE):
+        run = begin(mechanics, slow)
+        step(run)
+        run.advance(1000.0)
+        speeds.append(run.samples)
+    healthy = begin(LIVE)
+    step(healthy)
+    healthy.advance(1000.0)
+    assert speeds[0] < 0.75 * healthy.samples
+    assert speeds[0] < speeds[1] < healthy.samples
+
+
+def test_load_moves_off_a_slow_server_after_the_delay() -> None:
+    slow = environment(stragglers=StragglerSpec(ps_probability=0.5, slowest=0.2, fastest=0.2))
+    run = begin(LIVE.model_copy(update={"straggler_seconds": 60.0}), slow)
+    step(run)
+    before = run.timeline[-1][1]
+    assert step(run) == (90.0, Happening.MENDED)
+    assert run.timeline[-1][1] > 1.3 * before
+
+
+def test_an_evicted_job_starts_again_from_its_last_checkpoint() -> None:
+    run = begin(STOPPING)
+    step(run)
+    run.evict(1500.0)
+    assert run.phase is Phase.QUEUED
+    assert run.reserved.cpu == 0
+    speed = 512 * batch_rate(PHYSICS, 8, 4, 4, 4)
+    assert run.samples == pytest.approx(1200 * speed)
+    run.start(SHAPE, 2000.0)
+    assert step(run) == (2000.0 + 30 + 90, Happening.READY)
+
+
+def test_an_elastic_job_gives_up_workers_but_never_the_last() -> None:
+    run = begin(LIVE)
+    step(run)
+    assert run.give_up_workers(100, 50.0) == 7
+    assert run.shape is not None
+    assert run.shape.workers == 1
+    stiff = begin(STOPPING)
+    step(stiff)
+    assert stiff.give_up_workers(1, 50.0) == 0
+
+
+def test_a_profile_says_what_is_true_and_when_it_says_nothing_about_the_shape() -> None:
+    run = begin(LIVE)
+    assert run.measure(10.0) is None
+    step(run)
+    early = run.measure(40.0)
+    late = run.measure(100.0)
+    assert early is not None
+    assert early.restarted
+    assert late is not None
+    assert not late.restarted
+    assert late.throughput == pytest.approx(512 * batch_rate(PHYSICS, 8, 4, 4, 4))
+    assert late.iteration_seconds * late.throughput == pytest.approx(8 * 512)
+    assert late.samples == int(run.samples)
+    assert 0 < late.worker_cpu_utilization < 1
+
+
+def test_checkpoints_that_stop_training_cost_their_share() -> None:
+    free = begin(STOPPING)
+    costly = begin(STOPPING.model_copy(update={"checkpoint_pause": 60.0}))
+    for run in (free, costly):
+        step(run)
+        run.advance(3000.0)
+    assert costly.samples == pytest.approx(free.samples * (1 - 60 / 600))
+
+
+def test_a_job_that_nothing_disturbs_never_fails() -> None:
+    run = begin(LIVE)
+    step(run)
+    event = run.next_event()
+    assert event is not None
+    assert event[0] < math.inf
+    assert event[1] is Happening.DONE

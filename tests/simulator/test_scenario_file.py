@@ -1,0 +1,121 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from emberscale_simulator.scenario_file import ScenarioError, load_scenario
+from emberscale_simulator.trace import COLUMNS, read_trace
+
+EXAMPLES = sorted((Path(__file__).parents[3] / "deploy/examples/scenarios").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_the_examples_load(path: Path) -> None:
+    assert load_scenario(path).name == path.stem
+
+
+def line_of(path: Path, text: str) -> int:
+    return next(number for number, line in enumerate(path.read_text().splitlines(), 1) if text in line)
+
+
+@pytest.mark.parametrize(
+    ("changes", "place", "problem"),
+    [
+        ({"horizon": "soon"}, "horizon", "'soon' is not a duration"),
+        ({"color": "red"}, "color", "color: unknown field"),
+        ({"name": "No Spaces"}, "name: ", "should match pattern"),
+        ({"failures": {"dailyPodFailures": 3}}, "dailyPodFailures", "failures.dailyPodFailures"),
+        ({"stragglers": {"slowest": 0.9, "fastest": 0.5}}, "stragglers", "slowest (0.9) must not be above fastest"),
+        ({"workload": {"kind": "Magic"}}, "workload", "'Rounds', 'Generated', 'Trace'"),
+    ],
+)
+def test_a_bad_field_is_named_with_its_line(
+    write_scenario: Callable[..., Path], changes: dict[str, Any], place: str, problem: str
+) -> None:
+    path = write_scenario(**changes)
+    with pytest.raises(ScenarioError) as raised:
+        load_scenario(path)
+    assert problem in str(raised.value)
+    assert str(raised.value).startswith(f"{path}:{line_of(path, place)}:")
+
+
+def test_a_missing_field_is_named(write_scenario: Callable[..., Path]) -> None:
+    path = write_scenario()
+    path.write_text(path.read_text().replace("steps: 20000", ""))
+    with pytest.raises(ScenarioError, match=r"workload\.steps: is required"):
+        load_scenario(path)
+
+
+def test_a_model_that_does_not_exist_is_named_with_those_that_do(write_scenario: Callable[..., Path]) -> None:
+    path = write_scenario()
+    path.write_text(path.read_text().replace("- dlrm", "- dlrn"))
+    with pytest.raises(ScenarioError, match="no model dlrn; there are dlrm"):
+        load_scenario(path)
+
+
+def test_what_is_no_yaml_is_refused_with_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_text("name: x\ncluster: {nodes: [1\n")
+    with pytest.raises(ScenarioError, match=r"broken\.yaml:3:1: is not valid YAML"):
+        load_scenario(path)
+    with pytest.raises(ScenarioError, match="cannot be read: No such file"):
+        load_scenario(tmp_path / "absent.yaml")
+
+
+HEADER = ",".join(COLUMNS)
+GOOD = "a,ann,0,dlrm,1000,4,2,4,4,8,8"
+
+
+def trace(tmp_path: Path, *lines: str) -> Path:
+    path = tmp_path / "trace.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_a_trace_is_read_in_order_of_submission(tmp_path: Path) -> None:
+    path = trace(tmp_path, HEADER, GOOD.replace("a,ann,0", "late,ann,9.5"), "", GOOD)
+    rows = read_trace(path, frozenset({"dlrm"}))
+    assert [row.job_id for row in rows] == ["a", "late"]
+    assert rows[0].request.workers == 4
+    assert rows[0].request.ps_memory == 8 << 30
+
+
+def test_the_mark_that_spreadsheets_write_first_is_no_part_of_a_column(tmp_path: Path) -> None:
+    path = trace(tmp_path, "\ufeff" + HEADER, GOOD)
+    assert [row.job_id for row in read_trace(path, frozenset({"dlrm"}))] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ("a,ann,0,dlrm,1000,four,2,4,4,8,8", "column workers: 'four' is not a whole number"),
+        ("a,ann,-1,dlrm,1000,4,2,4,4,8,8", "column submitted_seconds: -1 is not between 0"),
+        ("a,ann,nan,dlrm,1000,4,2,4,4,8,8", "column submitted_seconds: nan is not between 0"),
+        ("a,ann,0,dlrm,1000,4,2,inf,4,8,8", "column worker_cpu: inf is not between"),
+        ("a,,0,dlrm,1000,4,2,4,4,8,8", "column owner: is empty"),
+        ("a,ann,0,bert,1000,4,2,4,4,8,8", "column model: 'bert' is none of the scenario's models: dlrm"),
+        ("a,ann,0,dlrm,1000,4,2,4,4,8", "has 10 columns, the header has 11"),
+    ],
+)
+def test_a_bad_row_is_named_with_line_and_column(tmp_path: Path, row: str, problem: str) -> None:
+    path = trace(tmp_path, HEADER, GOOD.replace("a,", "b,", 1), row)
+    with pytest.raises(ScenarioError) as raised:
+        read_trace(path, frozenset({"dlrm"}))
+    assert str(raised.value).startswith(f"{path}:3: ")
+    assert problem in str(raised.value)
+
+
+def test_a_job_that_comes_twice_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ScenarioError, match=r"trace\.csv:3: column job_id: 'a' is on line 2 already"):
+        read_trace(trace(tmp_path, HEADER, GOOD, GOOD), frozenset({"dlrm"}))
+
+
+def test_a_header_without_a_column_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ScenarioError, match="missing column owner; unknown column Owner"):
+        read_trace(trace(tmp_path, HEADER.replace("owner", "Owner"), GOOD), frozenset({"dlrm"}))
+    with pytest.raises(ScenarioError, match="holds no job"):
+        read_trace(trace(tmp_path, HEADER), frozenset({"dlrm"}))
+    (tmp_path / "trace.csv").write_text("")
+    with pytest.raises(ScenarioError, match="is empty"):
+        read_trace(tmp_path / "trace.csv", frozenset({"dlrm"}))

@@ -1,0 +1,60 @@
+"""An operator as a process of the test's own machine, whose calls go through a proxy."""
+
+import base64
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from cluster import get, setting
+from installation import SYSTEM
+from recording_proxy import RecordingProxy
+
+HEALTH_PORT = 18080
+
+
+class OutsideOperator:
+    """An operator outside of the cluster, whose calls go through a proxy."""
+
+    def __init__(
+        self, proxy: RecordingProxy, folder: Path, namespace: str, lease: str = "emberscale-operator", **more: str
+    ) -> None:
+        secret = get("secret", "emberscale-redis", SYSTEM)
+        self._environment = {
+            **os.environ,
+            "KUBECONFIG": str(proxy.kubeconfig(folder)),
+            "EMBERSCALE_IMAGE": setting("EMBERSCALE_E2E_IMAGE"),
+            "EMBERSCALE_REDIS_URL": base64.b64decode(secret["data"]["url"]).decode(),
+            "EMBERSCALE_NAMESPACE": SYSTEM,
+            "EMBERSCALE_POD_NAME": "outside",
+            "EMBERSCALE_LEASE_NAME": lease,
+            "EMBERSCALE_WATCH_NAMESPACES": namespace,
+            "EMBERSCALE_METRICS_PORT": "19090",
+            "EMBERSCALE_HEALTH_PORT": str(HEALTH_PORT),
+            **more,
+        }
+        self._log = folder / "operator.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "emberscale_operator"], env=self._environment, stderr=self._log.open("ab")
+        )
+
+    def kill(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+
+    @property
+    def dead(self) -> bool:
+        assert self._process is not None
+        return self._process.poll() is not None
+
+    def ends(self) -> None:
+        assert self._process is not None
+        self._process.terminate()
+        self._process.wait(30)
+
+    @property
+    def said(self) -> str:
+        return self._log.read_text()[-4000:]
