@@ -2,15 +2,17 @@
 
 `store`      TableStore: pull, push, load, snapshot; the only module that holds arrays
 `layout`     the bytes of a row                      `slab`, `descriptor`  where rows live, and what kernels know of it
+`dense`      the dense parameters as rows
 `rows`       the one place where rows change         `index`, `hashing`    from key to slot
 `optimizers`, `initializers`  the arithmetic          `kernels`             the entry points
 `compiled`, `memory`, `vector`  what Numba lacks: options, addresses, and registers of eight floats
 """
 
 from emberscale_trainer.table.compiled import warm_up
+from emberscale_trainer.table.dense import DensePieces
 from emberscale_trainer.table.layout import RowLayout
 from emberscale_trainer.table.rows import Tracker
 from emberscale_trainer.table.snapshot import TableSnapshot
 from emberscale_trainer.table.store import TableStore
 
-__all__ = ["RowLayout", "TableSnapshot", "TableStore", "Tracker", "warm_up"]
+__all__ = ["DensePieces", "RowLayout", "TableSnapshot", "TableStore", "Tracker", "warm_up"]

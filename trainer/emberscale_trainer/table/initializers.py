@@ -3,19 +3,22 @@
 They follow from the seed, the number of the table, the key and the element, and from nothing else: neither the order
 of insertion nor the number of parameter servers matters. The generator is splitmix64 used by counter: element pair i of
 a row takes the two halves of `mix64(stream + (i + 1) * GAMMA)`, where `stream = mix64(mix64(key) ^ table_seed)`.
+
+The rows of the dense table begin with weights that are given: those of their piece of the model's initial parameters.
 """
 
 import math
 
 from emberscale_api.job import TableSpec
 from emberscale_api.job.model import InitializerType
+from emberscale_api.routing import DENSE_PIECES
 from emberscale_api.routing import mix64 as reference_mix64
 from emberscale_trainer.table.compiled import routine
 from emberscale_trainer.table.hashing import as_signed, mix64
 from emberscale_trainer.table.layout import FLOAT_BYTES
-from emberscale_trainer.table.memory import float32, shift_right, store_float32, zero
+from emberscale_trainer.table.memory import copy, float32, shift_right, store_float32, zero
 
-ZEROS, UNIFORM, NORMAL = range(3)
+ZEROS, UNIFORM, NORMAL, GIVEN = range(4)
 
 CODES = {InitializerType.ZEROS: ZEROS, InitializerType.UNIFORM: UNIFORM, InitializerType.NORMAL: NORMAL}
 
@@ -33,10 +36,22 @@ def table_seed(spec: TableSpec) -> int:
 
 
 @routine
-def initial_weights(target: int, dimension: int, initializer: int, scale: float, seed: int, key_hash: int) -> None:
-    """Writes `dimension` float32 to an address: uniform in [-scale, scale], normal(0, scale), or zeros."""
+def initial_weights(
+    target: int, dimension: int, initializer: int, scale: float, seed: int, key: int, key_hash: int
+) -> None:
+    """Writes `dimension` float32 to an address: uniform in [-scale, scale], normal(0, scale), zeros, or those given.
+
+    For GIVEN, `seed` is the address of float32[DENSE_PIECES, dimension]; keys that are no piece get zeros.
+    """
+    size = FLOAT_BYTES * dimension
     if initializer == ZEROS:
-        zero(target, FLOAT_BYTES * dimension)
+        zero(target, size)
+        return
+    if initializer == GIVEN:
+        if 0 <= key < DENSE_PIECES:
+            copy(target, seed + key * size, size)
+        else:
+            zero(target, size)
         return
     stream = mix64(key_hash ^ seed)
     for element in range(0, dimension, 2):

@@ -8,7 +8,6 @@ A kernel that needs a segment for a new row returns how many keys it has finishe
 as `start` once TableStore has added one. It stops between blocks: no gradient is applied twice.
 """
 
-from emberscale_trainer.table import optimizers
 from emberscale_trainer.table.compiled import entry, part, routine
 from emberscale_trainer.table.descriptor import DIMENSION, DIRECTORY, INITIALIZER, SCALE, SEED, STRIDE, TABLE_BYTES
 from emberscale_trainer.table.hashing import mix64
@@ -52,6 +51,9 @@ NO_MEMORY = -2
 """The system refused memory for a sub-index; what was done before stays."""
 
 _NO_MEMORY_SLOT = -2
+_MOST_PREFETCHED = 1024
+"""Bytes of a row that are asked for ahead; of a longer one, the processor foresees the rest."""
+
 _HASHES = 0
 _SLOTS = 8 * BLOCK
 _ROWS = 16 * BLOCK
@@ -62,6 +64,7 @@ def _seek(table: int, keys: int, count: int, row_bytes: int, scratch: int) -> No
     """Writes the hashes, probable slots and their rows' addresses (0: no slot) of up to BLOCK keys to the scratch."""
     directory = load_int64(table + DIRECTORY)
     geometry = geometry_of(table)
+    row_bytes = min(row_bytes, _MOST_PREFETCHED)
     for at in range(0, 8 * count, 8):
         key_hash = mix64(load_int64(keys + at))
         store_int64(scratch + _HASHES + at, key_hash)
@@ -133,13 +136,14 @@ def _fits(tables: int, table_count: int, counts: int, key_count: int, value_coun
 
 
 @routine
-def _write_initial_weights(table: int, key_hash: int, target: int) -> None:
+def _write_initial_weights(table: int, key: int, key_hash: int, target: int) -> None:
     initial_weights(
         target,
         load_int64(table + DIMENSION),
         load_int64(table + INITIALIZER),
         load_float64(table + SCALE),
         load_int64(table + SEED),
+        key,
         key_hash,
     )
 
@@ -176,7 +180,8 @@ def pull(
                 if row != 0:
                     _copy_weights(values, row + KEY_BYTES, dimension)
                 else:
-                    _write_initial_weights(table, load_int64(scratch + _HASHES + at), values)
+                    key = load_int64(keys + 8 * block + at)
+                    _write_initial_weights(table, key, load_int64(scratch + _HASHES + at), values)
                 values += size
         first = end
     return first
@@ -262,17 +267,3 @@ def drop_index(table: int, buckets: int) -> int:
     for bucket in range(buckets):
         drop_bucket(table, bucket)
     return buckets
-
-
-@entry
-def step_dense(optimizer: int, values: int, gradient: int, count: int, parameters: int) -> int:
-    """Steps `count` dense parameters, which the optimizer's state follows as in a row; returns `count`."""
-    if optimizer == optimizers.SGD:
-        optimizers.apply_sgd(values, gradient, count, optimizers.rate_of(parameters))
-    elif optimizer == optimizers.MOMENTUM:
-        optimizers.apply_momentum(values, gradient, count, optimizers.two_parameters(parameters))
-    elif optimizer == optimizers.ADAGRAD:
-        optimizers.apply_adagrad(values, gradient, count, optimizers.two_parameters(parameters))
-    elif optimizer == optimizers.ADAM:
-        optimizers.apply_adam(values, gradient, count, optimizers.adam_parameters(parameters))
-    return count

@@ -5,7 +5,8 @@ eight elements at once and one alone (see `vector`). The semantics are those of 
 gradient for it arrives; a row that gets none does not change:
 
 * SGD, Momentum, Adagrad: as torch.optim.SGD (no dampening) and torch.optim.Adagrad.
-* Adam: as torch.optim.SparseAdam, but the bias correction counts the steps of the row, not of the table.
+* Adam: as torch.optim.SparseAdam, but the bias correction counts the steps of the row, not of the table. Of the dense
+  table: as torch.optim.Adam, which adds epsilon after the correction.
 * RowWiseAdagrad: one accumulator a row, which takes the mean of the squared gradient.
 * FTRL: FTRL-Proximal with per-coordinate rates (McMahan et al., 2013, algorithm 1). A fresh row starts from the state
   that the algorithm would have at the initial weights, so that these are not lost at the first gradient.
@@ -31,7 +32,7 @@ from emberscale_trainer.table.vector import (
     sum8,
 )
 
-SGD, MOMENTUM, ADAGRAD, ROW_WISE_ADAGRAD, ADAM, FTRL = range(6)
+SGD, MOMENTUM, ADAGRAD, ROW_WISE_ADAGRAD, ADAM, FTRL, DENSE_ADAM = range(7)
 
 CODES = {
     OptimizerType.SGD: SGD,
@@ -41,6 +42,14 @@ CODES = {
     OptimizerType.ADAM: ADAM,
     OptimizerType.FTRL: FTRL,
 }
+
+DENSE_CODES = {
+    OptimizerType.SGD: SGD,
+    OptimizerType.MOMENTUM: MOMENTUM,
+    OptimizerType.ADAGRAD: ADAGRAD,
+    OptimizerType.ADAM: DENSE_ADAM,
+}
+"""The rules that step dense parameters, each as in torch.optim."""
 
 
 def parameters_of(spec: OptimizerSpec) -> tuple[float, ...]:
@@ -202,16 +211,28 @@ def apply_row_wise_adagrad(weights: int, gradient: int, dimension: int, paramete
     _scale_into(weights, gradient, dimension, rate / (root(squares) + epsilon))
 
 
-@part
-def apply_adam(weights: int, gradient: int, dimension: int, parameters: tuple[float, float, float, float]) -> None:
-    """Steps one row by Adam, counting its steps in the last float of the state."""
-    rate, epsilon, beta_1, beta_2 = parameters
-    steps_at = weights + 3 * FLOAT_BYTES * dimension
-    steps = load_float32(steps_at) + float32(1)
-    store_float32(steps_at, steps)
-    corrected = rate * math.sqrt(1.0 - beta_2**steps) / (1.0 - beta_1**steps)
-    step = (float32(corrected), float32(epsilon), float32(1.0 - beta_1), float32(1.0 - beta_2))
-    _apply_adam(weights, gradient, dimension, step)
+def _adam_stepper(*, corrects_epsilon: bool) -> Callable[[int, int, int, tuple[float, float, float, float]], None]:
+    @part
+    def apply(weights: int, gradient: int, dimension: int, parameters: tuple[float, float, float, float]) -> None:
+        rate, epsilon, beta_1, beta_2 = parameters
+        steps_at = weights + 3 * FLOAT_BYTES * dimension
+        steps = load_float32(steps_at) + float32(1)
+        store_float32(steps_at, steps)
+        correction = math.sqrt(1.0 - beta_2**steps)
+        corrected = rate * correction / (1.0 - beta_1**steps)
+        if corrects_epsilon:
+            epsilon *= correction
+        step = (float32(corrected), float32(epsilon), float32(1.0 - beta_1), float32(1.0 - beta_2))
+        _apply_adam(weights, gradient, dimension, step)
+
+    return apply
+
+
+apply_adam = _adam_stepper(corrects_epsilon=False)
+"""Steps one row by Adam, counting its steps in the last float of the state."""
+
+apply_dense_adam = _adam_stepper(corrects_epsilon=True)
+"""The same, but the mean square is corrected for bias before epsilon is added to its root."""
 
 
 @part

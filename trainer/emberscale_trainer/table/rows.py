@@ -121,6 +121,7 @@ def make_row(table: int, slot: int, key: int, key_hash: int) -> None:
         load_int64(table + INITIALIZER),
         load_float64(table + SCALE),
         load_int64(table + SEED),
+        key,
         key_hash,
     )
     optimizers.initial_state(load_int64(table + OPTIMIZER), row + KEY_BYTES, dimension, table + PARAMETERS_AT)
@@ -176,6 +177,7 @@ _step_momentum = _stepper(optimizers.two_parameters, optimizers.apply_momentum)
 _step_adagrad = _stepper(optimizers.two_parameters, optimizers.apply_adagrad)
 _step_row_wise_adagrad = _stepper(optimizers.two_parameters, optimizers.apply_row_wise_adagrad)
 _step_adam = _stepper(optimizers.adam_parameters, optimizers.apply_adam)
+_step_dense_adam = _stepper(optimizers.adam_parameters, optimizers.apply_dense_adam)
 _step_ftrl = _stepper(optimizers.three_parameters, optimizers.apply_ftrl)
 
 
@@ -192,6 +194,8 @@ def step_rows(table: int, slots: int, rows: int, count: int, gradients: int) -> 
         _step_adagrad(table, slots, rows, count, gradients)
     elif optimizer == optimizers.ADAM:
         _step_adam(table, slots, rows, count, gradients)
+    elif optimizer == optimizers.DENSE_ADAM:
+        _step_dense_adam(table, slots, rows, count, gradients)
     elif optimizer == optimizers.FTRL:
         _step_ftrl(table, slots, rows, count, gradients)
     elif optimizer == optimizers.MOMENTUM:

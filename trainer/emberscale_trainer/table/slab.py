@@ -1,4 +1,4 @@
-"""The memory in which the rows of one table live: segments of a fixed size that never move."""
+"""The memory in which the rows of one table live: segments that never move, all of a table of one size."""
 
 import contextlib
 import mmap
@@ -7,6 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 SEGMENT_BYTES = 4 << 20
+"""Bytes of a segment, unless eight rows take more."""
+
 MAX_SLOTS = (1 << 32) - 1
 
 
@@ -18,10 +20,11 @@ class Segment:
     """
 
     def __init__(self, segment_rows: int, stride: int, bitmaps: int, *, huge: bool) -> None:
+        size = max(SEGMENT_BYTES, segment_rows * stride + bitmaps * segment_rows // 8)
         try:
-            memory = mmap.mmap(-1, SEGMENT_BYTES)
+            memory = mmap.mmap(-1, size)
         except OSError as error:
-            raise MemoryError(f"no memory for {SEGMENT_BYTES} bytes of embedding rows: {error}") from error
+            raise MemoryError(f"no memory for {size} bytes of rows: {error}") from error
         if huge and hasattr(mmap, "MADV_HUGEPAGE"):
             with contextlib.suppress(OSError):  # a kernel without huge pages
                 memory.madvise(mmap.MADV_HUGEPAGE)
@@ -37,5 +40,5 @@ class Segment:
 
 
 def rows_per_segment(stride: int, bitmaps: int) -> int:
-    """Rows of `stride` bytes, with their bits, that fit into a segment: a multiple of 8."""
-    return SEGMENT_BYTES // (8 * stride + bitmaps) * 8
+    """Rows of `stride` bytes, with their bits, that fit into a segment: a multiple of 8, and at least 8."""
+    return max(1, SEGMENT_BYTES // (8 * stride + bitmaps)) * 8

@@ -1,4 +1,4 @@
-"""All embedding tables of one parameter server."""
+"""All tables of one parameter server."""
 
 import weakref
 from collections.abc import Callable, Sequence
@@ -10,6 +10,7 @@ from emberscale_api.job import TableSpec
 from emberscale_api.routing import BUCKETS
 from emberscale_trainer.table import initializers, kernels, optimizers
 from emberscale_trainer.table.compiled import warm_up
+from emberscale_trainer.table.dense import DensePieces
 from emberscale_trainer.table.descriptor import TABLE
 from emberscale_trainer.table.index import ENTRY_BYTES
 from emberscale_trainer.table.layout import RowLayout
@@ -24,6 +25,8 @@ Records = NDArray[np.uint8]
 class TableStore:
     """Dynamic embedding tables with fused optimizers; `specs[i]` is table i of every request.
 
+    With `dense`, one more table follows: its keys are the numbers of dense pieces, its rows their parameters.
+
     A row comes into being when its key is first pushed. Requests name keys table by table:
     `counts: uint32[tables]` says how many of `keys: int64[n]` belong to each table, in order; weights and gradients are
     float32, row after row in the order of the keys. Buffers may be read-only and need no alignment. The same requests
@@ -32,10 +35,11 @@ class TableStore:
     Not thread-safe: the caller holds one lock around calls. Kernels run without the interpreter's lock.
     """
 
-    def __init__(self, specs: Sequence[TableSpec]) -> None:
+    def __init__(self, specs: Sequence[TableSpec], dense: DensePieces | None = None) -> None:
         warm_up()
-        self.specs = tuple(specs)
-        self.layouts = tuple(RowLayout.of(spec) for spec in specs)
+        self.specs = tuple(specs) if dense is None else (*specs, dense.table(len(specs)))
+        self.layouts = tuple(RowLayout.of(spec) for spec in self.specs)
+        self._embeddings = len(specs)
         tables = len(self.specs)
         self._tables = np.zeros(tables, TABLE)
         self._directories = np.zeros((tables, BUCKETS), np.int64)
@@ -49,6 +53,9 @@ class TableStore:
         self._dimensions = np.array([spec.dimension for spec in self.specs], np.int64)
         for number, (spec, layout) in enumerate(zip(self.specs, self.layouts, strict=True)):
             self._describe(number, spec, layout)
+        self._dense = dense
+        if dense is not None:
+            self._describe_dense(dense)
         weakref.finalize(self, _free_indexes, self._tables, self._directories, self._bucket_rows).atexit = False
 
     def _describe(self, number: int, spec: TableSpec, layout: RowLayout) -> None:
@@ -69,6 +76,12 @@ class TableStore:
         table["scale"] = spec.initializer.scale
         parameters = optimizers.parameters_of(spec.optimizer)
         table["parameters"][: len(parameters)] = parameters
+
+    def _describe_dense(self, dense: DensePieces) -> None:
+        table = self._tables[-1]
+        table["optimizer"] = optimizers.DENSE_CODES[dense.optimizer.type]
+        table["initializer"] = initializers.GIVEN
+        table["seed"] = _address(dense.initial)
 
     def values_per_request(self, counts: NDArray[np.uint32]) -> int:
         """The float32 numbers in the answer to a pull of so many keys a table. Raises ValueError for another shape."""
@@ -125,8 +138,8 @@ class TableStore:
         self._finish(count, lambda start: kernels.load(descriptor, address, count, start), table)
 
     def rows(self) -> dict[str, int]:
-        """Rows of each table, by its name."""
-        return {spec.name: self._rows(number) for number, spec in enumerate(self.specs)}
+        """Rows of each embedding table, by its name."""
+        return {spec.name: self._rows(number) for number, spec in enumerate(self.specs[: self._embeddings])}
 
     @property
     def allocated_bytes(self) -> int:
