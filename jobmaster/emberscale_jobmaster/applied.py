@@ -26,6 +26,14 @@ def minus(one: Applied, other: Applied) -> dict[int, Ranges]:
     return {epoch: batches for epoch, batches in left.items() if batches}
 
 
+def differing(one: Applied, other: Applied) -> str:
+    """Where the two differ, for people: the first batch that only one of them has. Empty where they are equal."""
+    for present, absent in ((one, other), (other, one)):
+        for epoch, batches in sorted(minus(present, absent).items()):
+            return f"batch {batches[0][0]} of epoch {epoch}"
+    return ""
+
+
 def _combined(servers: Collection[Applied], combine: Callable[[Ranges, Ranges], Ranges]) -> dict[int, Ranges]:
     epochs = sorted({epoch for server in servers for epoch in server})
     combined = {epoch: reduce(combine, [server.get(epoch, ()) for server in servers]) for epoch in epochs}

@@ -13,6 +13,10 @@ from emberscale_jobmaster.membership import MemberId
 from emberscale_jobmaster.ranges import Ranges
 
 
+class BooksError(AssertionError):
+    """A batch is in two places of the ledger, or in none: a defect, after which nothing that it says can be trusted."""
+
+
 @dataclass(frozen=True)
 class Lease:
     """Batches [start, stop) that one member works on; those below `committed` are done.
@@ -69,11 +73,6 @@ class Ledger:
         """Batches that are neither done nor leased."""
         return ranges.count(self.uncut) + sum(rest.stop - rest.start for rest in self.returned)
 
-    @property
-    def under_way(self) -> Ranges:
-        """Batches that somebody may have begun: ever part of a lease, and not done."""
-        return ranges.difference(ranges.normalised([(0, self.batches)]), ranges.union(self.done, self.uncut))
-
     def held_by(self, member: MemberId) -> tuple[Lease, ...]:
         """The live leases of a member."""
         return tuple(lease for lease in self.leases.values() if lease.holder == member)
@@ -127,6 +126,19 @@ class Ledger:
             returned=tuple(sorted((*self.returned, *rests), key=lambda rest: rest.start)),
             leases={token: lease for token, lease in self.leases.items() if token not in tokens},
         )
+
+    def check(self) -> None:
+        """Raises BooksError unless every batch is in exactly one place."""
+        leased = [(lease.committed, lease.stop) for lease in self.leases.values()]
+        returned = [(rest.start, rest.stop) for rest in self.returned]
+        expected = 0
+        for start, stop in sorted(pair for pair in (*self.done, *self.uncut, *leased, *returned) if pair[0] < pair[1]):
+            if start != expected:
+                places = "no place" if start > expected else "two places"
+                raise BooksError(f"batch {min(start, expected)} is in {places} of the ledger")
+            expected = stop
+        if expected != self.batches:
+            raise BooksError(f"the ledger ends at batch {expected} of {self.batches}")
 
     def revoke_all(self) -> "Ledger":
         """Ends every lease."""

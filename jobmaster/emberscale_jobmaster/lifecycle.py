@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from emberscale_api.job import TrainingJobSpec
 from emberscale_jobmaster.membership import MemberId, Process, Role, slot_name
-from emberscale_jobmaster.progress import epoch_surpassed, failed, server_lost
+from emberscale_jobmaster.progress import failed, history_surpassed, server_lost
 from emberscale_jobmaster.state import BadRecord, Clock, JobState, Phase, phase_of, sizes_of
 
 SHOWN_BAD_RECORDS = 10
@@ -14,40 +14,56 @@ OWN_ERROR = "Error"
 
 
 def registered(
-    state: JobState, spec: TrainingJobSpec, member: MemberId, process: Process, routing_epoch: int = 0
+    state: JobState,
+    spec: TrainingJobSpec,
+    member: MemberId,
+    process: Process,
+    generation: int = 0,
+    version: int = 0,
 ) -> JobState:
     """A process joins, in the place of the one before it. Raises SupersededError.
 
-    `routing_epoch` is that of the rows that a parameter server holds already.
+    `generation` and `version` are those of the rows that a parameter server holds already; 0 if it holds none.
     """
     before = state.members.slot(member.role, member.index).process
     state = replace(state, members=state.members.register(member.role, member.index, process))
-    state = epoch_surpassed(state, member, routing_epoch, spec)
+    state = history_surpassed(state, member, generation, version, spec)
     if before is None or before.incarnation == process.incarnation:
         return state
     return _gone(state, spec, replace(member, incarnation=before.incarnation))
 
 
-def heard(state: JobState, spec: TrainingJobSpec, member: MemberId, routing_epoch: int = 0) -> JobState:
-    """A member speaks; `routing_epoch` as in `registered`. Raises UnknownMemberError or SupersededError."""
-    state = replace(state, members=state.members.set_alive(member, alive=True))
-    return epoch_surpassed(state, member, routing_epoch, spec)
+def heard(state: JobState, spec: TrainingJobSpec, member: MemberId, generation: int = 0, version: int = 0) -> JobState:
+    """A member speaks; the numbers are as in `registered`. Raises UnknownMemberError or SupersededError."""
+    members = state.members.spoke(member)
+    if members is not state.members:
+        state = replace(state, members=members)
+    return history_surpassed(state, member, generation, version, spec)
 
 
 def silent(state: JobState, spec: TrainingJobSpec, members: Iterable[MemberId]) -> JobState:
     """These members have not been heard of for too long."""
     for member in members:
-        state = _gone(replace(state, members=state.members.set_alive(member, alive=False)), spec, member)
+        state = _gone(replace(state, members=state.members.silent(member)), spec, member)
+    return state
+
+
+def stuck(state: JobState, spec: TrainingJobSpec, members: Iterable[MemberId]) -> JobState:
+    """These members speak, and their leases do not move: they are refused from now on."""
+    for member in members:
+        state = _gone(replace(state, members=state.members.expelled(member)), spec, member)
     return state
 
 
 def exited(state: JobState, spec: TrainingJobSpec, member: MemberId, exit_code: int, reason: str) -> JobState:
     """The operator saw a process end. Too many ends by the job's own doing fail the job."""
+    slot = state.members.slot(member.role, member.index)
+    given_up = slot.process is None and slot.given_up == member.incarnation
     members = state.members.exited(member)
     if members is state.members:
         return state
     state = _gone(replace(state, members=members), spec, member)
-    if exit_code == 0 or reason != OWN_ERROR or state.over:
+    if exit_code == 0 or reason != OWN_ERROR or given_up or state.over:
         return state
     state = replace(state, own_errors=state.own_errors + 1)
     limit = spec.run_policy.backoff_limit
@@ -89,27 +105,22 @@ def lists_truncated(state: JobState, lists: int) -> JobState:
     return replace(state, truncated_lists=state.truncated_lists + lists)
 
 
-def time_passed(state: JobState, spec: TrainingJobSpec, wall: float) -> JobState:
-    """Counts time, unless the job is over; `wall` is in seconds since 1970. A job past its deadline fails."""
+def counted(clock: Clock, elapsed: float, training: bool) -> Clock:
+    """The job's clock `elapsed` seconds later; `training` is what the job did in them."""
+    return Clock(clock.active_seconds + elapsed, clock.training_seconds + (elapsed if training else 0.0))
+
+
+def time_passed(state: JobState, spec: TrainingJobSpec, elapsed: float) -> JobState:
+    """Moves the job's clock on by `elapsed` seconds, unless the job is over. A job past its deadline fails."""
     if state.over:
         return state
-    clock = clock_at(state.clock, wall, training=phase_of(state, spec) is Phase.TRAINING)
+    clock = counted(state.clock, elapsed, training=phase_of(state, spec) is Phase.TRAINING)
     state = replace(state, clock=clock)
     deadline = spec.run_policy.active_deadline
     if deadline is None or clock.active_seconds <= deadline:
         return state
     return failed(
         state, "DeadlineExceeded", f"the job was active for longer than spec.runPolicy.activeDeadline ({deadline:g}s)"
-    )
-
-
-def clock_at(clock: Clock, wall: float, training: bool) -> Clock:
-    """The clock at `wall`, in seconds since 1970; `training` is what the job did since it was last counted."""
-    elapsed = max(0.0, wall - clock.wall)
-    return Clock(
-        wall=wall,
-        active_seconds=clock.active_seconds + elapsed,
-        training_seconds=clock.training_seconds + (elapsed if training else 0.0),
     )
 
 

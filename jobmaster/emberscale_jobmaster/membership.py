@@ -69,6 +69,8 @@ class Slot:
     past: tuple[str, ...] = ()
     exits: tuple[str, ...] = ()
     """Incarnations whose end the operator reported; a report that is repeated counts once."""
+    given_up: str = ""
+    """The incarnation that is to be replaced because it is silent or stuck; empty if there is none."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,8 @@ class Membership:
             raise SupersededError(MemberId(role, index, process.incarnation))
         before = slot.process
         if before is not None and before.incarnation == process.incarnation:
-            return self._with(replace(slot, process=process))
+            return self._with(replace(slot, process=process, given_up=""))
+        slot = replace(slot, given_up="")
         past = slot.past if before is None else (*slot.past, before.incarnation)
         return self._with(replace(slot, process=process, past=past, registrations=slot.registrations + 1))
 
@@ -109,19 +112,34 @@ class Membership:
             raise SupersededError(member)
         raise UnknownMemberError(member)
 
-    def set_alive(self, member: MemberId, alive: bool) -> "Membership":
-        """Notes that a registered member speaks, or is silent."""
-        process = self.check(member)
-        if process.alive == alive:
+    def spoke(self, member: MemberId) -> "Membership":
+        """Notes that a registered member speaks. Raises UnknownMemberError or SupersededError."""
+        process, slot = self.check(member), self.slot(member.role, member.index)
+        if process.alive and not slot.given_up:
             return self
+        return self._with(replace(slot, process=replace(process, alive=True), given_up=""))
+
+    def silent(self, member: MemberId) -> "Membership":
+        """Gives up a registered member that is silent; it is to be replaced, unless it speaks again before."""
+        process, slot = self.check(member), self.slot(member.role, member.index)
+        return self._with(replace(slot, process=replace(process, alive=False), given_up=member.incarnation))
+
+    def expelled(self, member: MemberId) -> "Membership":
+        """Gives up a registered member that speaks and does nothing: it is refused from now on, and to be replaced."""
+        self.check(member)
         slot = self.slot(member.role, member.index)
-        return self._with(replace(slot, process=replace(process, alive=alive)))
+        past = (*slot.past, member.incarnation)
+        return self._with(replace(slot, process=None, past=past, given_up=member.incarnation))
+
+    def given_up(self) -> tuple[MemberId, ...]:
+        """The incarnations that are to be replaced."""
+        return tuple(MemberId(slot.role, slot.index, slot.given_up) for slot in self.slots.values() if slot.given_up)
 
     def silenced(self) -> "Membership":
         """Nobody counts as alive until it speaks."""
         return Membership(
             {
-                name: replace(slot, process=replace(slot.process, alive=False)) if slot.process else slot
+                name: replace(slot, process=replace(slot.process, alive=False) if slot.process else None, given_up="")
                 for name, slot in self.slots.items()
             }
         )
@@ -135,7 +153,9 @@ class Membership:
         if current is not None and current.incarnation == member.incarnation:
             current = None
         past = slot.past if member.incarnation in slot.past else (*slot.past, member.incarnation)
-        return self._with(replace(slot, process=current, past=past, exits=(*slot.exits, member.incarnation)))
+        given_up = "" if slot.given_up == member.incarnation else slot.given_up
+        exits = (*slot.exits, member.incarnation)
+        return self._with(replace(slot, process=current, past=past, exits=exits, given_up=given_up))
 
     def _with(self, slot: Slot) -> "Membership":
         return Membership({**self.slots, slot_name(slot.role, slot.index): slot})

@@ -1,15 +1,29 @@
 """What the master saw lately and may forget: who spoke when, speeds, memory, progressive metrics.
 
 None of it is durable. A new master starts with nothing, and every deadline starts anew.
+
+Three clocks run here, all in seconds. Figures for people use `now`, which only the caller knows. Silence is measured by
+`watched`, which a pause of the master itself does not move on: nobody could be heard in it. Progress is measured by
+`free`, which stands still besides while training cannot move: in a barrier, and until the servers are assigned.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from emberscale_jobmaster.ledger import Ledger
 from emberscale_jobmaster.membership import MemberId, Membership, Role
 from emberscale_jobmaster.statistics import ProgressiveWindow, RateMeter
+
+LONGEST_GAP_SECONDS = 2.0
+"""The master looks more often than that; a longer pause is its own, and counts as this."""
+STUCK_SECONDS = 60.0
+"""How long the leases of a worker may stand still at least."""
+FIRST_BATCH_SECONDS = 180.0
+"""The same before the first commit of an incarnation, which builds its model and compiles its kernels first."""
+STUCK_BATCHES = 20.0
+"""The same in batches of the middle of all workers."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +63,17 @@ class ServerReport:
 
 @dataclass(frozen=True)
 class Sighting:
-    """The last that was heard of the holder of a slot, and what the slot did in all."""
+    """The last that was heard of the holder of a slot, and what the slot did in all.
+
+    * `spoke_at`, `beat_at`: when it last called, and when its last heartbeat came; on the clock `watched`.
+    * `moved_at`: when its leases last moved, or it had none; on the clock `free`. `moved`: whether they ever did.
+    """
 
     incarnation: str
-    at: float
+    spoke_at: float
+    moved_at: float
+    moved: bool = False
     beat_at: float | None = None
-    """When the last heartbeat came, which names all leases that the member knows of."""
     sequence: int = 0
     vitals: Vitals = Vitals()
     meter: RateMeter = field(default_factory=RateMeter)
@@ -71,28 +90,38 @@ class Sighting:
 
 @dataclass(frozen=True)
 class Observations:
-    """Immutable; `now` is seconds of a clock that never goes back."""
+    """Immutable. The clocks are described at the top of this module."""
 
+    watched: float = 0.0
+    free: float = 0.0
     sightings: Mapping[str, Sighting] = field(default_factory=dict)
     leases: Mapping[int, float] = field(default_factory=dict)
-    """When each live lease was last mentioned by its holder, or granted."""
+    """When each live lease was last mentioned by its holder, or granted; on the clock `watched`."""
+    positions: Mapping[int, int] = field(default_factory=dict)
+    """How far the holder of each live lease says that it is."""
     lapses: int = 0
     """Leases that their holder stopped mentioning."""
     meter: RateMeter = field(default_factory=RateMeter)
     window: ProgressiveWindow = field(default_factory=ProgressiveWindow)
 
-    def heard(self, member: MemberId, now: float) -> "Observations":
+    def counted(self, elapsed: float, can_move: bool) -> "Observations":
+        """The clocks after `elapsed` seconds; `can_move` is whether training could go on in them."""
+        seconds = min(max(0.0, elapsed), LONGEST_GAP_SECONDS)
+        return replace(self, watched=self.watched + seconds, free=self.free + (seconds if can_move else 0.0))
+
+    def heard(self, member: MemberId) -> "Observations":
         """A member spoke."""
         known = self.sightings.get(member.slot)
         if known is None:
-            sighting = Sighting(member.incarnation, now)
+            sighting = Sighting(member.incarnation, self.watched, self.free)
         elif known.incarnation == member.incarnation:
-            sighting = replace(known, at=now)
+            sighting = replace(known, spoke_at=self.watched)
         else:
             repeated = known.repeated_before + (known.server.repeated_batches if known.server else 0)
             sighting = Sighting(
                 member.incarnation,
-                now,
+                self.watched,
+                self.free,
                 vitals=Vitals(peak_memory_bytes=known.vitals.peak_memory_bytes),
                 stage_seconds=known.stage_seconds,
                 stage_seconds_before=known.stage_seconds,
@@ -101,12 +130,26 @@ class Observations:
             )
         return self._with(member, sighting)
 
-    def beat(self, member: MemberId, vitals: Vitals, leases: Iterable[int], now: float) -> "Observations":
-        """A heartbeat told a member's resources and the leases that it holds; the peak is of all incarnations."""
+    def beat(self, member: MemberId, vitals: Vitals, leases: Mapping[int, int]) -> "Observations":
+        """A heartbeat told a member's resources, and the leases that it holds with the position that each is at.
+
+        The peak of memory is of all incarnations.
+        """
         known = self.sightings[member.slot]
         peak = max(known.vitals.peak_memory_bytes, vitals.peak_memory_bytes)
-        seen = self._with(member, replace(known, beat_at=now, vitals=replace(vitals, peak_memory_bytes=peak)))
-        return replace(seen, leases={**self.leases, **dict.fromkeys(leases, now)})
+        if any(position > self.positions.get(token, 0) for token, position in leases.items()):
+            known = replace(known, moved_at=self.free, moved=known.moved or self._has_moved(leases))
+        seen = self._with(member, replace(known, beat_at=self.watched, vitals=replace(vitals, peak_memory_bytes=peak)))
+        return replace(
+            seen,
+            leases={**self.leases, **dict.fromkeys(leases, self.watched)},
+            positions={**self.positions, **leases},
+        )
+
+    def finished(self, member: MemberId) -> "Observations":
+        """A member has finished a task."""
+        known = self.sightings[member.slot]
+        return self._with(member, replace(known, moved_at=self.free, moved=True))
 
     def is_news(self, member: MemberId, sequence: int) -> bool:
         """Whether a worker's report of this number was not heard before."""
@@ -153,7 +196,7 @@ class Observations:
         sighting = self.sightings.get(slot)
         return sighting.meter.rate(now) if sighting is not None else None
 
-    def silent(self, members: Membership, now: float, timeout: float) -> list[MemberId]:
+    def silent(self, members: Membership, timeout: float) -> list[MemberId]:
         """Live members that have not spoken for `timeout` seconds."""
         return [
             MemberId(slot.role, slot.index, slot.process.incarnation)
@@ -161,10 +204,10 @@ class Observations:
             if slot.process is not None
             and slot.process.alive
             and name in self.sightings
-            and now - self.sightings[name].at > timeout
+            and self.watched - self.sightings[name].spoke_at > timeout
         ]
 
-    def lapsed(self, ledger: Ledger, now: float, timeout: float, forgotten: float) -> list[int]:
+    def lapsed(self, ledger: Ledger, timeout: float, forgotten: float) -> list[int]:
         """Live leases whose holder has not mentioned them for `timeout` seconds.
 
         A holder whose heartbeats come, and do not mention a lease for `forgotten` seconds, never got it or dropped it.
@@ -172,26 +215,40 @@ class Observations:
         return [
             token
             for token, lease in ledger.leases.items()
-            if now - self.leases.get(token, now) > timeout
-            or self._last_beat(lease.holder) - self.leases.get(token, now) > forgotten
+            if self.watched - self.leases.get(token, self.watched) > timeout
+            or self._last_beat(lease.holder) - self.leases.get(token, self.watched) > forgotten
         ]
 
-    def watching(self, members: Membership, ledger: Ledger, now: float) -> "Observations":
+    def stuck(self, ledger: Ledger, batch_size: int, now: float) -> list[MemberId]:
+        """Members that speak and hold leases, none of which has moved for much longer than batches take.
+
+        The bound follows the time that a batch takes the middle of all workers.
+        """
+        holders = {lease.holder for lease in ledger.leases.values()}
+        speeds = [speed for holder in holders if (speed := self.speed(holder.slot, now))]
+        batch_seconds = batch_size / statistics.median(speeds) if speeds else 0.0
+        bound = max(STUCK_SECONDS, STUCK_BATCHES * batch_seconds)
+        return [
+            holder
+            for holder in sorted(holders, key=lambda one: one.slot)
+            if (seen := self.sightings.get(holder.slot)) is not None
+            and seen.incarnation == holder.incarnation
+            and self.free - seen.moved_at > (bound if seen.moved else max(bound, FIRST_BATCH_SECONDS))
+        ]
+
+    def watching(self, members: Membership, ledger: Ledger) -> "Observations":
         """Starts the deadlines of members and leases that have none, and forgets leases that have ended."""
         sightings = dict(self.sightings)
         for name, slot in members.slots.items():
             if slot.process is not None and name not in sightings:
-                sightings[name] = Sighting(slot.process.incarnation, now)
-        leases = {token: self.leases.get(token, now) for token in ledger.leases}
-        return replace(self, sightings=sightings, leases=leases)
-
-    def excused(self, pause: float) -> "Observations":
-        """Moves every deadline by `pause` seconds, in which nobody could be heard."""
-        return replace(
-            self,
-            sightings={name: replace(seen, at=seen.at + pause) for name, seen in self.sightings.items()},
-            leases={token: at + pause for token, at in self.leases.items()},
-        )
+                sightings[name] = Sighting(slot.process.incarnation, self.watched, self.free)
+        busy = {lease.holder.slot for token, lease in ledger.leases.items() if token in self.leases}
+        for lease in ledger.leases.values():
+            if lease.holder.slot not in busy and lease.holder.slot in sightings:
+                sightings[lease.holder.slot] = replace(sightings[lease.holder.slot], moved_at=self.free)
+        leases = {token: self.leases.get(token, self.watched) for token in ledger.leases}
+        positions = {token: position for token, position in self.positions.items() if token in ledger.leases}
+        return replace(self, sightings=sightings, leases=leases, positions=positions)
 
     def repeated_batches(self) -> int:
         """Pushes that parameter servers ignored because they were applied before."""
@@ -208,6 +265,10 @@ class Observations:
                 for table, rows in seen.server.rows.items():
                     total[table] = total.get(table, 0) + rows
         return total
+
+    def _has_moved(self, leases: Mapping[int, int]) -> bool:
+        """Whether a position moved on from one that was told before, which is more than where its lease began."""
+        return any(position > self.positions.get(token, position) for token, position in leases.items())
 
     def _last_beat(self, member: MemberId) -> float:
         sighting = self.sightings.get(member.slot)

@@ -3,19 +3,18 @@
 from dataclasses import replace
 
 from emberscale_api.job import TrainingJobSpec
-from emberscale_api.routing import PsAddress, RoutingTable, spread_evenly
+from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable, spread_evenly
 from emberscale_jobmaster.evaluation import Tally
 from emberscale_jobmaster.ledger import Ledger
 from emberscale_jobmaster.membership import MemberId
+from emberscale_jobmaster.operations import Pruning, Purpose, Restored
+from emberscale_jobmaster.recovery import Estimates, Failure, Protection, RollBack, choose
 from emberscale_jobmaster.sizes import within_manifest
 from emberscale_jobmaster.state import (
     PREPARATION,
-    Clock,
-    Cut,
     JobState,
     Outcome,
     Phase,
-    Restored,
     Routing,
     Stage,
     batches_of,
@@ -27,14 +26,15 @@ from emberscale_jobmaster.state import (
 
 def initial(wall: float) -> JobState:
     """A job of which nothing is done; `wall` is now, in seconds since 1970."""
-    return _with_fresh_tokens(JobState(clock=Clock(wall)))
+    return with_fresh_numbers(JobState(), wall)
 
 
 def advance(before: JobState, state: JobState, spec: TrainingJobSpec) -> JobState:
     """Everything that follows by itself from `state`; `before` is what it came from."""
-    while (following := _step(state, spec)) is not state:
+    while (following := _following(state, spec)) is not state:
         state = following
-    if phase_of(before, spec) is not phase_of(state, spec):
+    told = (phase_of(before, spec), before.members.given_up())
+    if told != (phase_of(state, spec), state.members.given_up()):
         state = replace(state, plan_version=state.plan_version + 1)
     return state
 
@@ -63,7 +63,7 @@ def completed(state: JobState) -> JobState:
 
 
 def taken_over(state: JobState, spec: TrainingJobSpec, wall: float) -> JobState:
-    """A new master goes on; time without a master does not count.
+    """A new master goes on; `wall` is now, in seconds since 1970.
 
     A suspended job is active again: its processes were told to go, so it waits for new ones and assigns those.
     """
@@ -73,7 +73,7 @@ def taken_over(state: JobState, spec: TrainingJobSpec, wall: float) -> JobState:
         if state.routing.table.servers and state.outcome is None:  # rows are spread over so many
             sizes = replace(sizes, ps=replace(sizes.ps, replicas=scaling.sizes.ps.replicas))
         scaling = replace(scaling, sizes=sizes, target=None)
-    state = _with_fresh_tokens(replace(state, clock=replace(state.clock, wall=wall), scaling=scaling))
+    state = with_fresh_numbers(replace(state, scaling=scaling), wall)
     if state.outcome is None or state.outcome.phase is not Phase.SUSPENDED:
         return state
     return unrouted(replace(state, outcome=None, members=state.members.silenced()), spec)
@@ -84,8 +84,14 @@ def unrouted(state: JobState, spec: TrainingJobSpec) -> JobState:
 
     The ledger stays, without leases, until it is known what the servers go back to.
     """
-    epoch = state.routing.table.epoch + 1
-    state = replace(state, routing=Routing(RoutingTable(epoch=epoch, servers=(), owners=())), cut=None)
+    table = state.routing.table
+    following = _unowned(table.generation + 1, table.version + 1)
+    state = replace(
+        state,
+        routing=Routing(following),
+        operations=tuple(operation for operation in state.operations if isinstance(operation, Pruning)),
+        ends_with=None,
+    )
     if state.stage in PREPARATION or state.stage is Stage.READY:
         return state
     if state.stage is Stage.TRAIN:
@@ -99,21 +105,38 @@ def server_lost(state: JobState, lost: MemberId, spec: TrainingJobSpec) -> JobSt
     routed = ((server.index, server.incarnation) for server in state.routing.table.servers)
     if state.over or (lost.index, lost.incarnation) not in routed:
         return state
-    rolls_back = state.routing.ready and state.stage not in PREPARATION
-    return unrouted(replace(state, recoveries=state.recoveries + rolls_back), spec)
+    if not state.routing.ready or state.stage in PREPARATION:  # no row has changed since it was assigned
+        return unrouted(state, spec)
+    return recovered(state, spec, Failure((lost.index,), f"{lost.slot} is lost"))
 
 
-def epoch_surpassed(state: JobState, server: MemberId, epoch: int, spec: TrainingJobSpec) -> JobState:
-    """A parameter server holds the rows of routing epoch `epoch`. A table that these books do not know of means that
-    they are old, or new: the store has lost the last of them, or all. What was granted under that table must not count,
-    so all go back to the last checkpoint, under an epoch beyond it.
+def recovered(state: JobState, spec: TrainingJobSpec, failure: Failure) -> JobState:
+    """The job takes the way back that costs least."""
+    since = state.clock.active_seconds - state.checkpointed_at
+    match choose(failure, Protection(state.checkpoint), Estimates(lost_seconds=since)):
+        case RollBack():
+            return unrouted(replace(state, recoveries=state.recoveries + 1), spec)
+
+
+def history_surpassed(
+    state: JobState, server: MemberId, generation: int, version: int, spec: TrainingJobSpec
+) -> JobState:
+    """A parameter server has adopted a table of this generation and version; (0, 0): none.
+
+    A table that these books do not know of means that they are old, or new: the store has lost the last of them, or
+    all. What was granted under that table must not count, so the job recovers, under numbers beyond it.
     """
     table = state.routing.table
     known = any(routed.incarnation == server.incarnation for routed in table.servers)
-    if state.over or epoch == 0 or epoch < table.epoch or (known and epoch == table.epoch):
+    surpassed = (generation, version) > (table.generation, table.version)
+    foreign = not known and generation == table.generation
+    if state.over or generation == 0 or not (surpassed or foreign):
         return state
-    state = unrouted(replace(state, recoveries=state.recoveries + 1), spec)
-    return replace(state, routing=Routing(RoutingTable(epoch=epoch + 1, servers=(), owners=())))
+    state = recovered(state, spec, Failure((server.index,), f"{server.slot} holds rows that the books do not know of"))
+    beyond = state.routing.table
+    return replace(
+        state, routing=Routing(_unowned(max(beyond.generation, generation + 1), max(beyond.version, version + 1)))
+    )
 
 
 def assignment_begun(state: JobState, spec: TrainingJobSpec) -> JobState:
@@ -125,59 +148,34 @@ def assignment_begun(state: JobState, spec: TrainingJobSpec) -> JobState:
         PsAddress(index, server.incarnation, server.data_address, server.control_address)
         for index, server in enumerate(servers)
     )
-    table = RoutingTable(state.routing.table.epoch, addresses, spread_evenly(len(addresses)))
+    table = replace(
+        state.routing.table,
+        servers=addresses,
+        bucket_owners=spread_evenly(BUCKETS, len(addresses)),
+        piece_owners=spread_evenly(DENSE_PIECES, len(addresses)),
+    )
     return replace(state, routing=Routing(table))
 
 
-def assigned(state: JobState, epoch: int, restored: Restored, checkpoint: str) -> JobState:
-    """Every server of routing epoch `epoch` holds what `restored` says. Ignored where the epoch is no longer ours."""
-    if state.routing.table.epoch != epoch or state.over:
-        return state
+def assigned(state: JobState, restored: Restored, checkpoint: str) -> JobState:
+    """Every server of the routing table holds what `restored` says."""
     routing = Routing(state.routing.table, ready=True)
     clock = replace(state.clock, training_seconds=max(state.clock.training_seconds, restored.training_seconds))
-    return replace(state, routing=routing, restored=restored, checkpoint=checkpoint, clock=clock, trouble=None)
+    return replace(
+        state,
+        routing=routing,
+        restored=restored,
+        checkpoint=checkpoint,
+        clock=clock,
+        checkpointed_at=clock.active_seconds,
+    )
 
 
-def cut_begun(state: JobState, number: int) -> JobState:
-    """A checkpoint is being taken: no lease is granted until its cut is made. Not while the servers are not ready."""
-    if state.over or not state.routing.ready:
-        return state
-    cut = Cut(number, freezing=True, final=state.stage is Stage.SAVE, suspends=state.suspending)
-    return replace(state, cut=cut, next_cut=number + 1)
-
-
-def cut_made(state: JobState, number: int) -> JobState:
-    """The cut is in memory, leases are granted again."""
-    if state.cut is None or state.cut.number != number:
-        return state
-    return replace(state, cut=replace(state.cut, freezing=False))
-
-
-def cut_abandoned(state: JobState, number: int) -> JobState:
-    """The checkpoint came to nothing."""
-    if state.cut is None or state.cut.number != number:
-        return state
-    return replace(state, cut=None)
-
-
-def cut_saved(state: JobState, number: int, checkpoint: str) -> JobState:
-    """The checkpoint is complete. The final one ends the job, unless a server was lost meanwhile.
-
-    A job that is to rest does so at a checkpoint that was begun after it was told to, or at the final one.
-    """
-    state = replace(state, checkpoint=checkpoint)
-    cut = state.cut
-    if cut is None or cut.number != number:
-        return state
-    state = replace(state, cut=None, trouble=None)
-    if cut.final and state.stage is Stage.SAVE:
-        return completed(state)
-    return suspended(state) if cut.suspends and state.suspending else state
-
-
-def _step(state: JobState, spec: TrainingJobSpec) -> JobState:
+def _following(state: JobState, spec: TrainingJobSpec) -> JobState:
     if state.over:
         return state
+    if state.ends_with is not None and not any(isinstance(one, Pruning) for one in state.operations):
+        return _ended_by(state, state.ends_with)
     match state.stage:
         case Stage.DISCOVER if state.ledger.complete:
             files = len(state.training_files) + len(state.evaluation_files)
@@ -199,6 +197,14 @@ def _step(state: JobState, spec: TrainingJobSpec) -> JobState:
         case Stage.SAVE if spec.checkpoint.uri is None:
             return completed(state)
     return state
+
+
+def _ended_by(state: JobState, purpose: Purpose) -> JobState:
+    """A checkpoint of this purpose is complete, and old ones are removed."""
+    state = replace(state, ends_with=None)
+    if purpose is Purpose.FINAL and state.stage is Stage.SAVE:
+        return completed(state)
+    return suspended(state) if state.suspending else state
 
 
 def _training_begun(state: JobState, spec: TrainingJobSpec) -> JobState:
@@ -245,10 +251,18 @@ def _epoch_after(state: JobState, spec: TrainingJobSpec) -> JobState:
     return replace(state, stage=Stage.TRAIN, epoch=state.epoch + 1, ledger=Ledger.fresh(batches))
 
 
-def _with_fresh_tokens(state: JobState) -> JobState:
-    """Tokens that no master before gave, even one whose last writes were lost: no lease takes a millisecond."""
-    return replace(state, next_token=max(state.next_token, int(state.clock.wall * 1000)))
+def with_fresh_numbers(state: JobState, wall: float) -> JobState:
+    """Tokens and barrier numbers that no master before gave, even one whose last writes were lost.
+
+    `wall` is in seconds since 1970; no lease and no barrier takes a millisecond.
+    """
+    first = int(wall * 1000)
+    return replace(state, next_token=max(state.next_token, first), next_barrier=max(state.next_barrier, first))
+
+
+def _unowned(generation: int, version: int) -> RoutingTable:
+    return RoutingTable(generation=generation, version=version, servers=(), bucket_owners=(), piece_owners=())
 
 
 def _ended(state: JobState, outcome: Outcome) -> JobState:
-    return replace(state, outcome=outcome, ledger=state.ledger.revoke_all(), cut=None, trouble=None)
+    return replace(state, outcome=outcome, ledger=state.ledger.revoke_all(), operations=(), troubles={}, ends_with=None)

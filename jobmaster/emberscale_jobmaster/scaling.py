@@ -2,8 +2,8 @@
 
 A change of the number of workers, or of the resources of any process, takes effect at once: workers join and leave
 between batches, limits change under running processes. Another number of parameter servers takes three steps: the
-missing ones are started while training goes on; a checkpoint is taken that holds pushes back; and all servers of the
-new number load it under a new routing epoch. Only the last two stop training (DLRover-RM section 5.2).
+missing ones are started while training goes on; a checkpoint is taken, after which pushes are held; and all servers of
+the new number load it as a new generation. Only the last two stop training (DLRover-RM section 5.2).
 """
 
 from dataclasses import dataclass, replace
@@ -52,17 +52,18 @@ def stop_waiting(state: JobState, spec: TrainingJobSpec, why: str) -> JobState:
     return _with(state, replace(state.scaling, waits_for_plan=False, reason="NoPlan", message=message))
 
 
-def follow(state: JobState, spec: TrainingJobSpec, advice: Advice, wall: float) -> JobState:
+def follow(state: JobState, spec: TrainingJobSpec, advice: Advice, now: float, wall: float = 0.0) -> JobState:
     """Takes a plan up, as far as it may be now; to be called again with the same plan until nothing changes.
 
-    `wall` is in seconds since 1970. What the manifest states stands whatever the plan says; changes keep the cooldown.
+    `now` is on the job's clock, `wall` in seconds since 1970. What the manifest states stands whatever the plan says;
+    changes keep the cooldown.
     """
     if state.over or spec.scaling.mode is ScalingMode.MANUAL or not spec.leaves_sizes_open or advice.sizes is None:
         return state
     scaling, present = state.scaling, sizes_of(state, spec)
     wanted = within_manifest(advice.sizes, spec)
     if scaling.waits_for_plan:
-        started = replace(scaling, sizes=wanted, waits_for_plan=False, changed_at=wall)
+        started = replace(scaling, sizes=wanted, waits_for_plan=False, changed_at=now, since=wall)
         return _with(state, _told(started, advice, f"starts with {describe_sizes(wanted)}: {advice.message}"))
     if wanted in (present, scaling.target):
         kept = scaling if wanted == scaling.target or scaling.target is None else replace(scaling, target=None)
@@ -70,10 +71,10 @@ def follow(state: JobState, spec: TrainingJobSpec, advice: Advice, wall: float) 
             return state
         settled = replace(kept, sizes=present)
         return _with(state, _told(settled, advice, f"stays at {describe_sizes(wanted)}: {advice.message}"))
-    if not _may_change(state, advice, spec, wall):
+    if not _may_change(state, advice, spec, now):
         return state
     change = describe_change(scaling.target or present, wanted)
-    changed = replace(scaling, changed_at=wall, scalings=scaling.scalings + 1)
+    changed = replace(scaling, changed_at=now, since=wall, scalings=scaling.scalings + 1)
     if wanted.ps.replicas == present.ps.replicas:
         changed = replace(changed, sizes=wanted, target=None)
     elif spec.checkpoint.uri is None:
@@ -83,18 +84,18 @@ def follow(state: JobState, spec: TrainingJobSpec, advice: Advice, wall: float) 
         change = f"{describe_change(present, partly)} (without spec.checkpoint.uri the number of PS cannot change)"
         changed = replace(changed, sizes=partly)
     else:
-        changed = replace(changed, sizes=Sizes(present.ps, wanted.worker), target=wanted, target_since=wall)
+        changed = replace(changed, sizes=Sizes(present.ps, wanted.worker), target=wanted, target_since=now)
     return _with(state, _told(changed, advice, f"{change}: {advice.message}"))
 
 
-def time_passed(state: JobState, spec: TrainingJobSpec, wall: float) -> JobState:
-    """Gives up a number of parameter servers that have not come."""
+def time_passed(state: JobState, spec: TrainingJobSpec, now: float) -> JobState:
+    """Gives up a number of parameter servers that have not come; `now` is on the job's clock."""
     scaling = state.scaling
-    if scaling.target is None or state.over or wall - scaling.target_since < JOINING_SECONDS:
+    if scaling.target is None or state.over or now - scaling.target_since < JOINING_SECONDS:
         return state
     missing = ", ".join(_missing(state, scaling.target))
     message = f"stays at {describe_sizes(sizes_of(state, spec))}: {missing} did not join within {JOINING_SECONDS:g} s"
-    return _with(state, replace(scaling, target=None, reason="ScalingGivenUp", message=message, changed_at=wall))
+    return _with(state, replace(scaling, target=None, reason="ScalingGivenUp", message=message, changed_at=now))
 
 
 def reshape_due(state: JobState) -> bool:
@@ -106,22 +107,16 @@ def reshape_due(state: JobState) -> bool:
         and not state.suspending
         and state.stage is Stage.TRAIN
         and state.routing.ready
-        and state.cut is None
         and not _missing(state, target)
     )
 
 
-def reshaped(state: JobState, spec: TrainingJobSpec, number: int, checkpoint: str) -> JobState:
-    """Cut `number` holds everything that is applied: the target is in force, and its servers are to be assigned."""
-    target, cut = state.scaling.target, state.cut
-    state = replace(state, checkpoint=checkpoint)
-    if cut is None or cut.number != number:
-        return state
-    state = replace(state, cut=None, trouble=None)
+def reshaped(state: JobState, spec: TrainingJobSpec) -> JobState:
+    """A checkpoint holds everything that is applied: the target is in force, and its servers are to be assigned."""
+    target = state.scaling.target
     if target is None or state.over:
         return state
-    scaling = replace(state.scaling, sizes=target, target=None)
-    return unrouted(_with(state, scaling), spec)
+    return unrouted(_with(state, replace(state.scaling, sizes=target, target=None)), spec)
 
 
 def describe_sizes(sizes: Sizes) -> str:
@@ -129,8 +124,9 @@ def describe_sizes(sizes: Sizes) -> str:
     return f"workers {sizes.worker.describe()}, PS {sizes.ps.describe()}"
 
 
-def _may_change(state: JobState, advice: Advice, spec: TrainingJobSpec, wall: float) -> bool:
-    rested = wall - state.scaling.changed_at >= spec.scaling.cooldown or advice.action in URGENT
+def _may_change(state: JobState, advice: Advice, spec: TrainingJobSpec, now: float) -> bool:
+    changed_at = state.scaling.changed_at
+    rested = changed_at is None or now - changed_at >= spec.scaling.cooldown or advice.action in URGENT
     return rested and state.stage is Stage.TRAIN and state.routing.ready and not state.suspending
 
 

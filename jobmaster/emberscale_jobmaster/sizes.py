@@ -32,9 +32,12 @@ class Sizes:
 class Scaling:
     """Where the shape comes from, and where it goes.
 
-    `sizes` is None while the shape is the manifest's own. `target` is a shape with another number of parameter servers,
-    for which the missing ones are being started; `target_since` (seconds since 1970) is when that began. The rest is
-    for people: `reason` in CamelCase, and the plan of the brain that was followed last (0: none).
+    * `sizes`: the shape in force; None while it is the manifest's own.
+    * `target`: a shape with another number of parameter servers, for which the missing ones are being started;
+      `target_since` is when that began.
+    * `changed_at`: when the shape changed last, which the cooldown counts from. Both on the job's clock, in seconds.
+    * `reason` (CamelCase), `message`, `plan_version` (of the brain's plan that was followed last, 0: none) and `since`
+      (of the last change, in seconds since 1970) are for people.
     """
 
     sizes: Sizes | None = None
@@ -45,7 +48,8 @@ class Scaling:
     message: str = "as the manifest says"
     plan_version: int = 0
     expected_throughput: float = 0.0
-    changed_at: float = 0.0
+    changed_at: float | None = None
+    since: float = 0.0
     scalings: int = 0
 
 

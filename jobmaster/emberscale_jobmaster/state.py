@@ -1,7 +1,7 @@
 """The durable state of a job, and what follows from it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from emberscale_api.checkpoint import EvaluationResult
@@ -10,7 +10,8 @@ from emberscale_api.routing import RoutingTable
 from emberscale_jobmaster.evaluation import Tally
 from emberscale_jobmaster.ledger import Ledger
 from emberscale_jobmaster.membership import Membership, Process, Role
-from emberscale_jobmaster.ranges import Ranges
+from emberscale_jobmaster.operations import Checkpointing, Operation, Purpose, Restore, Restored
+from emberscale_jobmaster.retry import Trouble
 from emberscale_jobmaster.sizes import Scaling, Sizes, combined, manifest_sizes
 
 
@@ -55,7 +56,7 @@ class DataFile:
     records: int | None = None
 
 
-NOTHING_ASSIGNED = RoutingTable(epoch=1, servers=(), owners=())
+NOTHING_ASSIGNED = RoutingTable(generation=1, version=1, servers=(), bucket_owners=(), piece_owners=())
 
 
 @dataclass(frozen=True)
@@ -64,19 +65,6 @@ class Routing:
 
     table: RoutingTable = NOTHING_ASSIGNED
     ready: bool = False
-
-
-@dataclass(frozen=True)
-class Restored:
-    """What the parameter servers held when they were last assigned: batches applied on all of them, by epoch.
-
-    `data` is the (uri, bytes) of each data file that the checkpoint saw, None where they started from nothing.
-    """
-
-    applied: Mapping[int, Ranges] = field(default_factory=dict)
-    evaluations: tuple[EvaluationResult, ...] = ()
-    data: tuple[tuple[str, int], ...] | None = None
-    training_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -89,20 +77,6 @@ class BadRecord:
 
 
 @dataclass(frozen=True)
-class Cut:
-    """A checkpoint that is being taken. While it freezes, no lease is granted.
-
-    `final` is one that was begun when everything was trained and evaluated, `suspends` one that was begun when the job
-    was to rest. Training goes on while others are written: they lack what was applied since.
-    """
-
-    number: int
-    freezing: bool
-    final: bool = False
-    suspends: bool = False
-
-
-@dataclass(frozen=True)
 class Outcome:
     """How the job ended, or that it rests."""
 
@@ -112,27 +86,28 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Trouble:
-    """Something that failed and is tried again; the reason is in CamelCase."""
-
-    reason: str
-    message: str
-
-
-@dataclass(frozen=True)
 class Clock:
-    """Time that counts, in seconds. `wall` is when it was last counted, as seconds since 1970."""
+    """The job's own time, in seconds, which all its deadlines are in.
 
-    wall: float
+    It runs while a master is there and the job is not over: time without a master, or suspended, does not count.
+    """
+
     active_seconds: float = 0.0
     training_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
 class JobState:
-    """Everything that must survive the master. Immutable; the transitions are in the modules that name them."""
+    """Everything that must survive the master. Immutable; `machine.step` makes one of another.
 
-    clock: Clock
+    * `operations`: what is being done to the parameter servers and the checkpoints; troubles are by kind of operation.
+    * `checkpoint`: the newest complete one.
+    * `checkpointed_at`: when, on the job's clock, the interval to the next checkpoint began.
+    * `damaged`: checkpoints that failed their checksums, and how.
+    * `ends_with`: the purpose of a checkpoint that ends the job, once it is complete.
+    """
+
+    clock: Clock = Clock()
     stage: Stage = Stage.DISCOVER
     ledger: Ledger = field(default_factory=lambda: Ledger.fresh(1))
     epoch: int = 0
@@ -150,13 +125,20 @@ class JobState:
     """Lists of ids that workers cut to their `maxLength`."""
     own_errors: int = 0
     recoveries: int = 0
-    next_cut: int = 1
-    cut: Cut | None = None
+    next_operation: int = 1
+    next_serial: int = 1
+    next_barrier: int = 1
+    next_checkpoint: int = 1
+    operations: tuple[Operation, ...] = ()
+    troubles: Mapping[str, Trouble] = field(default_factory=dict)
     checkpoint: str = ""
+    checkpointed_at: float = 0.0
+    damaged: Mapping[str, str] = field(default_factory=dict)
+    advised_interval: float | None = None
+    """Seconds between checkpoints that the brain advises."""
     suspending: bool = False
+    ends_with: Purpose | None = None
     outcome: Outcome | None = None
-    trouble: Trouble | None = None
-    """What stands in the way now."""
     plan_version: int = 1
     scaling: Scaling = field(default_factory=Scaling)
 
@@ -169,6 +151,39 @@ class JobState:
     def evaluation_records(self) -> int:
         """Records of the evaluation data, 0 until all files are indexed."""
         return _records(self.evaluation_files)
+
+    @property
+    def restore(self) -> Restore | None:
+        """The restore under way."""
+        return next((one for one in self.operations if isinstance(one, Restore)), None)
+
+    @property
+    def checkpointing(self) -> Checkpointing | None:
+        """The checkpoint that is being taken."""
+        return next((one for one in self.operations if isinstance(one, Checkpointing)), None)
+
+    def having(self, operation: Operation) -> "JobState":
+        """The state with this operation, in the place of what it was before, or as a new one."""
+        if all(one.id != operation.id for one in self.operations):
+            return replace(self, operations=(*self.operations, operation))
+        operations = tuple(operation if one.id == operation.id else one for one in self.operations)
+        return replace(self, operations=operations)
+
+    def without(self, operation: Operation) -> "JobState":
+        """The state without this operation."""
+        return replace(self, operations=tuple(one for one in self.operations if one.id != operation.id))
+
+    def asking(self, operation: Operation, *whom: int) -> "JobState":
+        """The state with this operation, which waits for answers of `whom` to calls that are made now."""
+        again_at = {index: at for index, at in operation.again_at.items() if index not in whom}
+        pending = {**operation.pending, **dict.fromkeys(whom, self.next_serial)}
+        asked = replace(operation, pending=pending, again_at=again_at)
+        return replace(self.having(asked), next_serial=self.next_serial + 1)
+
+    def untroubled(self, *kinds: str) -> "JobState":
+        """The state once what failed in operations of these kinds works again."""
+        left = {kind: trouble for kind, trouble in self.troubles.items() if kind not in kinds}
+        return replace(self, troubles=left)
 
     @property
     def over(self) -> bool:

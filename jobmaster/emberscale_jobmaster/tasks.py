@@ -134,11 +134,9 @@ def _may_lease(state: JobState) -> bool:
     if state.over:
         return False
     if state.suspending:
-        # What somebody may have pushed in part must be settled before a cut; nothing new is begun.
-        return state.stage is Stage.TRAIN and bool(state.ledger.returned) and state.cut is None
-    if state.stage is Stage.TRAIN:
-        return state.cut is None or not state.cut.freezing
-    return state.stage in PREPARATION or state.stage is Stage.EVALUATE
+        # What somebody may have pushed in part must be settled before a snapshot; nothing new is begun.
+        return state.stage is Stage.TRAIN and bool(state.ledger.returned)
+    return state.stage in PREPARATION or state.stage in (Stage.TRAIN, Stage.EVALUATE)
 
 
 def _task(state: JobState, spec: TrainingJobSpec, lease: Lease) -> Task:

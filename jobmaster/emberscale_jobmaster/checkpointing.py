@@ -1,0 +1,297 @@
+"""A checkpoint: a barrier with a snapshot in it, the files that the servers write of it, and the manifest last.
+
+    BARRIER -> SAVE -> WRITE -> done
+       a server that fails or does not agree -> the barrier is let go, the files are removed, another is begun later
+       a manifest that cannot be written -> written again: the files are there
+       failing for too long -> a final checkpoint fails the job, a suspension rests at the one before
+
+The next master undoes a barrier and goes on with everything after it.
+"""
+
+from dataclasses import replace
+
+from emberscale_api.job import TrainingJobSpec
+from emberscale_api.job.checkpoint import DEFAULT_INTERVAL
+from emberscale_jobmaster import retry, scaling
+from emberscale_jobmaster.barrier import BarrierPhase, DrivenBarrier, VoidError
+from emberscale_jobmaster.effects import (
+    CallServer,
+    CheckpointTaken,
+    DeleteCheckpoint,
+    Effect,
+    HoldCall,
+    PruneCheckpoints,
+    ResumeCall,
+    SavedCall,
+    ServerRequest,
+    SettleCall,
+    SnapshotCall,
+    WriteManifest,
+)
+from emberscale_jobmaster.events import Said, Saved
+from emberscale_jobmaster.operations import (
+    STORAGE,
+    Checkpointing,
+    CheckpointPhase,
+    Image,
+    Pruning,
+    Purpose,
+    answered,
+    asking_later,
+)
+from emberscale_jobmaster.progress import failed, suspended
+from emberscale_jobmaster.state import JobState, Stage
+
+HOLD_SECONDS = 10.0
+"""How long a server holds pushes without hearing more of a barrier."""
+SETTLE_SECONDS = 2.0
+"""How long servers wait for the batches that others have applied."""
+BARRIER_SECONDS = 15.0
+SAVE_SECONDS = 120.0
+"""How long a server may write its snapshot without any progress."""
+WRITE_SECONDS = 30.0
+PRUNE_SECONDS = 30.0
+WAIT_SECONDS = 2.0
+CALL_SECONDS = 8.0
+AGAIN_SECONDS = 1.0
+SLOWED = 0.1
+"""The share of training that is taken to be lost while a checkpoint is written beside it."""
+
+_AGAIN = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"})
+_TRAINED = (Stage.TRAIN, Stage.EVALUATE, Stage.SAVE)
+
+
+def interval(state: JobState, spec: TrainingJobSpec) -> float:
+    """Seconds between checkpoints: the manifest's, else what was advised, else the default."""
+    return spec.checkpoint.interval or state.advised_interval or DEFAULT_INTERVAL
+
+
+def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState:
+    """Begins a checkpoint if one is due and none is under way; ends a suspension that can have none."""
+    if state.over or state.ends_with is not None:
+        return state
+    can_save = state.routing.ready and state.stage in _TRAINED and spec.checkpoint.uri is not None
+    if state.suspending and not can_save:
+        return suspended(state)
+    purpose = _due(state, spec, now) if can_save and state.checkpointing is None else None
+    trouble = state.troubles.get(purpose) if purpose is not None else None
+    if purpose is None or (trouble is not None and now < trouble.next_at):
+        return state
+    table = state.routing.table
+    operation = Checkpointing(
+        id=state.next_operation,
+        checkpoint=f"{state.next_checkpoint:08d}",
+        purpose=purpose,
+        phase=CheckpointPhase.BARRIER,
+        began_at=now,
+        deadline=now + BARRIER_SECONDS,
+        barrier=DrivenBarrier(state.next_barrier, table.generation, table.servers),
+        image=Image(state.epoch, state.evaluations, state.clock.training_seconds, table.generation, table.version),
+    )
+    state = replace(
+        state,
+        next_operation=state.next_operation + 1,
+        next_checkpoint=state.next_checkpoint + 1,
+        next_barrier=state.next_barrier + 2,  # the second holds pushes while the rows move to other servers
+    )
+    return state.asking(operation, *range(len(table.servers)))
+
+
+def effects_of(state: JobState, operation: Checkpointing, whom: int, serial: int) -> tuple[Effect, ...]:
+    """The calls that the operation waits for."""
+    if whom == STORAGE:
+        return (
+            WriteManifest(
+                operation=operation.id,
+                serial=serial,
+                checkpoint=operation.checkpoint,
+                image=operation.image,
+                servers=len(operation.servers),
+                applied=operation.barrier.settled,
+                files=tuple(file for _, files in sorted(operation.files.items()) for file in files),
+                training_records=state.training_records,
+                training_files=tuple((file.uri, file.bytes) for file in state.training_files),
+                evaluation_files=tuple((file.uri, file.bytes) for file in state.evaluation_files),
+            ),
+        )
+    barrier, server = operation.barrier, operation.servers[whom]
+    call = CallServer(operation.id, serial, server, _request(operation, whom), CALL_SECONDS)
+    if operation.phase is not CheckpointPhase.SAVE or operation.purpose is not Purpose.RESHAPE:
+        return (call,)
+    # What is pushed after the snapshot would be lost with the old generation.
+    hold = HoldCall(barrier.generation, barrier.number + 1, HOLD_SECONDS)
+    return call, CallServer(operation.id, 0, server, hold, CALL_SECONDS)
+
+
+def released(operation: Checkpointing) -> tuple[Effect, ...]:
+    """What remains to be done for an operation that was given up."""
+    if operation.phase is CheckpointPhase.WRITE:
+        return ()  # the manifest may be there: then the checkpoint is complete, or else it is pruned some day
+    return (*_resume(operation), DeleteCheckpoint(operation.checkpoint))
+
+
+def said(
+    state: JobState, spec: TrainingJobSpec, operation: Checkpointing, server: int, answer: Said, now: float
+) -> JobState:
+    """A server has held pushes, settled them, or taken its snapshot."""
+    try:
+        barrier = operation.barrier.answered(server, answer.applied)
+    except VoidError as error:
+        return given_up(state, spec, operation, str(error), now)
+    operation = replace(
+        answered(operation, server),
+        barrier=barrier,
+        held_seconds=max(operation.held_seconds, answer.held_seconds),
+        deadline=operation.deadline if barrier.phase is operation.barrier.phase else now + BARRIER_SECONDS,
+    )
+    if barrier.done:
+        operation = replace(operation, phase=CheckpointPhase.SAVE, deadline=now + SAVE_SECONDS)
+    if operation.pending:
+        return state.having(operation)
+    return state.asking(operation, *range(len(operation.servers)))
+
+
+def saved(state: JobState, operation: Checkpointing, server: int, answer: Saved, now: float) -> JobState:
+    """A server says how far its snapshot is written."""
+    before = operation.written.get(server, -1)
+    operation = replace(
+        answered(operation, server),
+        written={**operation.written, server: max(answer.written_bytes, before)},
+        problems={**operation.problems, server: answer.problem},
+        deadline=now + SAVE_SECONDS if answer.done or answer.written_bytes > before else operation.deadline,
+    )
+    if not answer.done:
+        return state.asking(operation, server)
+    operation = replace(operation, files={**operation.files, server: answer.files})
+    if len(operation.files) < len(operation.servers):
+        return state.having(operation)
+    operation = replace(operation, phase=CheckpointPhase.WRITE, deadline=now + WRITE_SECONDS)
+    return state.asking(operation, STORAGE)
+
+
+def written(
+    state: JobState, spec: TrainingJobSpec, operation: Checkpointing, now: float
+) -> tuple[JobState, tuple[Effect, ...]]:
+    """The manifest is there: the checkpoint is complete, and what it was taken for follows."""
+    seconds = now - operation.began_at
+    cost = operation.held_seconds + SLOWED * max(0.0, seconds - operation.held_seconds)
+    size = sum(file.bytes for files in operation.files.values() for file in files)
+    pruning = Pruning(state.next_operation, deadline=now + PRUNE_SECONDS)
+    state = replace(state, checkpoint=operation.checkpoint, checkpointed_at=now, next_operation=pruning.id + 1)
+    state = state.without(operation).untroubled(*Purpose).asking(pruning, STORAGE)
+    taken = CheckpointTaken(operation.checkpoint, cost, size)
+    match operation.purpose:
+        case Purpose.RESHAPE:
+            state = scaling.reshaped(state, spec)
+            return state, (taken, *(_resume(operation) if state.routing.ready else ()))
+        case Purpose.FINAL | Purpose.SUSPENSION:
+            return replace(state, ends_with=operation.purpose), (taken,)
+        case Purpose.PERIODIC:
+            return state, (taken,)
+
+
+def server_failed(
+    state: JobState, spec: TrainingJobSpec, operation: Checkpointing, server: int, code: str, problem: str, now: float
+) -> JobState:
+    """A call to a server has failed. Whether its part of a barrier took place is not known, so the barrier is void."""
+    if operation.phase is CheckpointPhase.SAVE and code in _AGAIN:
+        return state.having(asking_later(operation, server, now + AGAIN_SECONDS))
+    return given_up(state, spec, operation, f"ps-{server}: {problem}", now)
+
+
+def storage_failed(
+    state: JobState, spec: TrainingJobSpec, operation: Checkpointing, problem: str, now: float
+) -> JobState:
+    """The manifest could not be written."""
+    trouble = _trouble(state, spec, operation, problem, now)
+    if retry.exhausted(trouble, now, _patience(operation)):
+        return given_up(state, spec, operation, problem, now)
+    operation = asking_later(replace(operation, deadline=trouble.next_at + WRITE_SECONDS), STORAGE, trouble.next_at)
+    return replace(state.having(operation), troubles={**state.troubles, operation.purpose: trouble})
+
+
+def given_up(state: JobState, spec: TrainingJobSpec, operation: Checkpointing, problem: str, now: float) -> JobState:
+    """The checkpoint came to nothing. Another is begun later; what can wait no longer ends without one."""
+    trouble = _trouble(state, spec, operation, problem, now)
+    state = replace(state.without(operation), troubles={**state.troubles, operation.purpose: trouble})
+    if not retry.exhausted(trouble, now, _patience(operation)):
+        return state
+    match operation.purpose:
+        case Purpose.SUSPENSION:
+            return suspended(state)
+        case Purpose.FINAL:
+            return failed(state, trouble.reason, problem)
+        case _:
+            return state
+
+
+def time_passed(state: JobState, spec: TrainingJobSpec, operation: Checkpointing, now: float) -> JobState:
+    """Asks again what is due, and gives up what does not get on."""
+    if now < operation.deadline:
+        due = [whom for whom, at in operation.again_at.items() if now >= at]
+        return state.asking(operation, *due) if due else state
+    if operation.phase is CheckpointPhase.WRITE:
+        problem = f"the manifest was not written within {WRITE_SECONDS:g} s"
+        return storage_failed(state, spec, operation, problem, now)
+    waiting = sorted({*operation.pending, *operation.again_at})
+    names = ", ".join(f"ps-{server}" for server in waiting)
+    told = "; ".join(operation.problems[server] for server in waiting if operation.problems.get(server))
+    what = "wrote nothing" if operation.phase is CheckpointPhase.SAVE else "did not answer"
+    seconds = SAVE_SECONDS if operation.phase is CheckpointPhase.SAVE else BARRIER_SECONDS
+    problem = f"{names} {what} for {seconds:g} s"
+    return given_up(state, spec, operation, f"{problem}: {told}" if told else problem, now)
+
+
+def taken_over(state: JobState, operation: Checkpointing) -> JobState:
+    """A new master undoes a barrier that may have lapsed, and goes on with everything after it."""
+    if operation.phase is CheckpointPhase.BARRIER:
+        return state.without(operation)
+    return state.asking(operation, *operation.pending, *operation.again_at)
+
+
+def prune_effect(state: JobState, spec: TrainingJobSpec, operation: Pruning, serial: int) -> Effect:
+    """The call that the removal of old checkpoints waits for."""
+    return PruneCheckpoints(operation.id, serial, spec.checkpoint.keep, tuple(sorted(state.damaged)))
+
+
+def _resume(operation: Checkpointing) -> tuple[CallServer, ...]:
+    barrier = operation.barrier
+    request = ResumeCall(barrier.generation, barrier.number + (operation.purpose is Purpose.RESHAPE))
+    return tuple(CallServer(operation.id, 0, server, request, CALL_SECONDS) for server in operation.servers)
+
+
+def _due(state: JobState, spec: TrainingJobSpec, now: float) -> Purpose | None:
+    if scaling.reshape_due(state):
+        return Purpose.RESHAPE
+    if state.stage is Stage.SAVE:
+        return Purpose.FINAL
+    if state.suspending:
+        return Purpose.SUSPENSION
+    return Purpose.PERIODIC if now - state.checkpointed_at >= interval(state, spec) else None
+
+
+def _request(operation: Checkpointing, whom: int) -> ServerRequest:
+    barrier = operation.barrier
+    if operation.phase is CheckpointPhase.SAVE:
+        return SavedCall(barrier.generation, barrier.number, WAIT_SECONDS)
+    match barrier.phase:
+        case BarrierPhase.HOLD:
+            return HoldCall(barrier.generation, barrier.number, HOLD_SECONDS)
+        case BarrierPhase.SETTLE:
+            settle = barrier.settling(whom)
+            return SettleCall(barrier.generation, barrier.number, HOLD_SECONDS, settle, SETTLE_SECONDS)
+        case _:
+            return SnapshotCall(barrier.generation, barrier.number, HOLD_SECONDS, operation.checkpoint)
+
+
+def _trouble(
+    state: JobState, spec: TrainingJobSpec, operation: Checkpointing, problem: str, now: float
+) -> retry.Trouble:
+    """One that only saves work is tried again after a tenth of the interval: each attempt may hold training up."""
+    pause = interval(state, spec) / 10 if operation.purpose is Purpose.PERIODIC else 0.0
+    before = state.troubles.get(operation.purpose)
+    return retry.failed_again(before, now, "CheckpointFailed", problem, at_least=pause)
+
+
+def _patience(operation: Checkpointing) -> float:
+    return retry.SUSPENSION_PATIENCE_SECONDS if operation.purpose is Purpose.SUSPENSION else retry.PATIENCE_SECONDS

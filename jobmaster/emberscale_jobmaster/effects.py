@@ -1,0 +1,202 @@
+"""What the job machine asks of the world. Effects are carried out once the state that they belong to is durable.
+
+A call is answered by an event with the same operation, server and serial number; what carries it out may try it once,
+and says so if it fails. An effect without such an answer is lost without harm.
+"""
+
+from dataclasses import dataclass
+
+from emberscale_api.routing import PsAddress, RoutingTable
+from emberscale_jobmaster.applied import Applied
+from emberscale_jobmaster.membership import Role
+from emberscale_jobmaster.operations import Image, WrittenFile
+from emberscale_jobmaster.tasks import Task
+
+# To a parameter server. Each answers within its `wait_seconds`; what takes longer goes on behind, and the same call
+# made again attaches to it.
+
+
+@dataclass(frozen=True)
+class AssignCall:
+    """Adopt a table of a new generation, and load rows from a checkpoint, by its id; empty: from nothing."""
+
+    table: RoutingTable
+    checkpoint: str
+    wait_seconds: float
+
+
+@dataclass(frozen=True)
+class HoldCall:
+    """Hold pushes for `hold_seconds` from now on, and say all that is applied."""
+
+    generation: int
+    barrier: int
+    hold_seconds: float
+
+
+@dataclass(frozen=True)
+class SettleCall:
+    """Let these batches through, wait for them, hold on, and say all that is applied."""
+
+    generation: int
+    barrier: int
+    hold_seconds: float
+    settle: Applied
+    wait_seconds: float
+
+
+@dataclass(frozen=True)
+class SnapshotCall:
+    """Take a snapshot for a checkpoint, by its id, let go, and say all that is in it."""
+
+    generation: int
+    barrier: int
+    hold_seconds: float
+    checkpoint: str
+
+
+@dataclass(frozen=True)
+class ResumeCall:
+    """Let go of a barrier, whatever has become of it."""
+
+    generation: int
+    barrier: int
+
+
+@dataclass(frozen=True)
+class SavedCall:
+    """Say how far the snapshot of a barrier is written."""
+
+    generation: int
+    barrier: int
+    wait_seconds: float
+
+
+ServerRequest = AssignCall | HoldCall | SettleCall | SnapshotCall | ResumeCall | SavedCall
+
+
+@dataclass(frozen=True)
+class CallServer:
+    """One request to one parameter server, which fails if it takes longer than `seconds`.
+
+    Answered by `ServerAnswered` or `ServerFailed`. `serial` is 0 if nobody waits for the answer.
+    """
+
+    operation: int
+    serial: int
+    server: PsAddress
+    request: ServerRequest
+    seconds: float
+
+
+# To the checkpoint folder. None of them may block another, or anything else, however long it takes.
+
+
+@dataclass(frozen=True)
+class FindCheckpoint:
+    """Look for the newest sound checkpoint that is not among `refused`.
+
+    Answered by `CheckpointFound` or `StorageFailed`.
+    """
+
+    operation: int
+    serial: int
+    refused: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class WriteManifest:
+    """Make a checkpoint complete: its manifest appears whole or not at all.
+
+    `applied` is what its rows have seen, `files` are those of all its servers. Answered by `ManifestWritten` or
+    `StorageFailed`.
+    """
+
+    operation: int
+    serial: int
+    checkpoint: str
+    image: Image
+    servers: int
+    applied: Applied
+    files: tuple[WrittenFile, ...]
+    training_records: int
+    training_files: tuple[tuple[str, int], ...]
+    evaluation_files: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class PruneCheckpoints:
+    """Remove what is older than the newest complete checkpoint, but for the `keep` newest that are not damaged.
+
+    Answered by `Pruned` or `StorageFailed`.
+    """
+
+    operation: int
+    serial: int
+    keep: int
+    damaged: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class DeleteCheckpoint:
+    """Remove what was written of a checkpoint that came to nothing. Not answered."""
+
+    checkpoint: str
+
+
+# To who called, and to who watches.
+
+
+@dataclass(frozen=True)
+class Granted:
+    """To a worker that asked: its next task."""
+
+    task: Task
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """To a worker that reported leases: these tokens are not in force."""
+
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StartedUp:
+    """A process of this role serves `seconds` after it was asked for; the job stood still for `paused_seconds`."""
+
+    role: Role
+    seconds: float
+    paused_seconds: float
+
+
+@dataclass(frozen=True)
+class CheckpointTaken:
+    """A checkpoint is complete, and cost so many seconds of training."""
+
+    checkpoint: str
+    cost_seconds: float
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Noted:
+    """Something that people should find in the log; `event` is in snake_case, `problem` says what was wrong."""
+
+    event: str
+    subject: str
+    problem: str = ""
+
+
+Effect = (
+    CallServer
+    | FindCheckpoint
+    | WriteManifest
+    | PruneCheckpoints
+    | DeleteCheckpoint
+    | Granted
+    | Dropped
+    | StartedUp
+    | CheckpointTaken
+    | Noted
+)

@@ -1,0 +1,357 @@
+"""The job's machine: `step` takes what happened and says what the job is then, and what is to be done about it.
+
+Nothing here knows a clock, a thread or a network. Whoever drives it makes the state durable, then carries out the
+effects, in any order and at the same time, and tells what came of them as further events. Each event is handled by the
+module that its subject has; what follows by itself (stages, operations that are due) comes after every event.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from emberscale_api.job import TrainingJobSpec
+from emberscale_jobmaster import checkpointing, lifecycle, progress, restoring, scaling, tasks
+from emberscale_jobmaster.effects import Dropped, Effect, Granted, Noted, StartedUp
+from emberscale_jobmaster.events import (
+    Advised,
+    BadRecordsFound,
+    Beat,
+    CheckpointFound,
+    Event,
+    Exited,
+    FailureReported,
+    GrantLost,
+    IntervalAdvised,
+    Loaded,
+    ManifestWritten,
+    PlanMissed,
+    Pruned,
+    Registered,
+    Said,
+    Saved,
+    ServerAnswered,
+    ServerFailed,
+    Spoke,
+    StorageFailed,
+    SuspensionWanted,
+    TakenOver,
+    TaskFinished,
+    TaskWanted,
+    TimePassed,
+)
+from emberscale_jobmaster.membership import MemberId, Role
+from emberscale_jobmaster.observations import Observations
+from emberscale_jobmaster.operations import (
+    STORAGE,
+    Checkpointing,
+    CheckpointPhase,
+    Operation,
+    Pruning,
+    Purpose,
+    Restore,
+)
+from emberscale_jobmaster.shard_sizing import shard_batches
+from emberscale_jobmaster.state import PREPARATION, JobState, Phase, Stage, phase_of
+
+COUNTED_SECONDS = 1.0
+"""How much time may pass before the durable clock counts it; a new phase counts it at once."""
+
+
+@dataclass(frozen=True)
+class MasterState:
+    """What one master knows.
+
+    * `job`: what must survive it. `seen`: what may be forgotten with it.
+    * `looked_at`, `counted_at`: when it was last told of anything, and until when the job's clock is counted; on the
+      clock of the events.
+    """
+
+    job: JobState
+    seen: Observations = field(default_factory=Observations)
+    looked_at: float = 0.0
+    counted_at: float = 0.0
+
+    def clock(self, now: float) -> float:
+        """The job's clock at a time of the events' clock, in seconds."""
+        uncounted = 0.0 if self.job.over else max(0.0, now - self.counted_at)
+        return self.job.clock.active_seconds + uncounted
+
+
+Outcome = tuple[MasterState, tuple[Effect, ...]]
+
+
+def step(state: MasterState, event: Event, spec: TrainingJobSpec) -> Outcome:
+    """What follows from an event: the state after it, and what is to be done once that state is durable.
+
+    Raises UnknownMemberError, SupersededError and InvalidReportError for events that must be refused; nothing has
+    changed then. Raises BooksError for a defect.
+    """
+    elapsed = event.now - state.looked_at
+    looked = replace(
+        state, looked_at=max(event.now, state.looked_at), seen=state.seen.counted(elapsed, _can_move(state.job))
+    )
+    after, effects = _handled(looked, event, spec)
+    return _settled(looked, after, effects, event.now, spec)
+
+
+def _handled(state: MasterState, event: Event, spec: TrainingJobSpec) -> Outcome:
+    job, seen, now = state.job, state.seen, state.clock(event.now)
+    match event:
+        case TakenOver():
+            return _taken_over(state, event, spec), ()
+        case TimePassed():
+            return _time_passed(state, event, spec)
+        case Registered():
+            return _registered(state, event, spec)
+        case Spoke(member=member):
+            job.members.check(member)
+            return replace(state, seen=seen.heard(member)), ()
+        case Beat():
+            return _beat(state, event, spec)
+        case TaskWanted(member=member):
+            return _task_wanted(state, event, member, spec)
+        case TaskFinished(member=member, token=token, finding=finding):
+            finished = tasks.finish(job, member, token, finding)
+            if finished is not job and member.slot in seen.sightings:
+                seen = seen.finished(member)
+            return replace(state, job=finished, seen=seen), ()
+        case GrantLost(token=token):
+            return replace(state, job=lifecycle.leases_expired(job, [token])), ()
+        case FailureReported(member=member, reason=reason, message=message, fatal=fatal):
+            return replace(state, job=lifecycle.failure_reported(job, member, reason, message, fatal)), ()
+        case BadRecordsFound(distinct=distinct, fresh=fresh):
+            return replace(state, job=lifecycle.bad_records_found(job, spec, distinct, fresh)), ()
+        case Exited(member=member, exit_code=code, reason=reason):
+            return replace(state, job=lifecycle.exited(job, spec, member, code, reason)), ()
+        case SuspensionWanted():
+            return replace(state, job=progress.suspension_begun(job)), ()
+        case Advised(advice=advice, wall=wall):
+            return replace(state, job=scaling.follow(job, spec, advice, now, wall)), ()
+        case PlanMissed(why=why):
+            return replace(state, job=scaling.stop_waiting(job, spec, why)), ()
+        case IntervalAdvised(seconds=seconds):
+            return replace(state, job=replace(job, advised_interval=seconds)), ()
+        case ServerAnswered():
+            return replace(state, job=_server_answered(job, event, spec, now)), ()
+        case ServerFailed():
+            return replace(state, job=_server_failed(job, event, spec, now)), ()
+        case CheckpointFound():
+            operation = _waiting(job, event.operation, STORAGE, event.serial)
+            if not isinstance(operation, Restore):
+                return state, ()
+            damaged = tuple(Noted("checkpoint_refused", *refused) for refused in sorted(event.damaged.items()))
+            return replace(state, job=restoring.found(job, spec, operation, event, now)), damaged
+        case ManifestWritten(operation=number, serial=serial):
+            operation = _waiting(job, number, STORAGE, serial)
+            if not isinstance(operation, Checkpointing):
+                return state, ()
+            job, effects = checkpointing.written(job, spec, operation, now)
+            return replace(state, job=job), effects
+        case Pruned(operation=number, serial=serial):
+            operation = _waiting(job, number, STORAGE, serial)
+            return replace(state, job=job.without(operation) if isinstance(operation, Pruning) else job), ()
+        case StorageFailed():
+            return _storage_failed(state, event, spec, now)
+
+
+def _taken_over(state: MasterState, event: TakenOver, spec: TrainingJobSpec) -> MasterState:
+    job = progress.taken_over(state.job, spec, event.wall)
+    if event.awaits_plan:
+        job = scaling.await_plan(job, spec)
+    for operation in job.operations:
+        if isinstance(operation, Checkpointing):
+            job = checkpointing.taken_over(job, operation)
+        else:
+            job = job.asking(operation, *{*operation.pending, *operation.again_at})
+    return MasterState(job, Observations(), event.now, event.now)
+
+
+def _time_passed(state: MasterState, event: TimePassed, spec: TrainingJobSpec) -> Outcome:
+    if state.job.over:
+        return state, ()
+    if (elapsed := event.now - state.counted_at) >= COUNTED_SECONDS:
+        job = lifecycle.time_passed(state.job, spec, elapsed)
+        state = replace(state, job=job, counted_at=event.now)
+    job, seen, now = state.job, state.seen, state.clock(event.now)
+    timeout = spec.sharding.lease_timeout
+    silent = seen.silent(job.members, timeout)
+    lapsed: list[int] = []
+    stuck: list[MemberId] = []
+    if job.stage not in PREPARATION:  # a worker does not mention what it prepares; its silence alone ends that
+        forgotten = min(timeout, max(2.0, 5 * spec.sharding.heartbeat_interval))
+        lapsed = seen.lapsed(job.ledger, timeout, forgotten)
+        stuck = [
+            member for member in seen.stuck(job.ledger, spec.training.batch_size, event.now) if member not in silent
+        ]
+    job = lifecycle.silent(job, spec, silent)
+    job = lifecycle.stuck(job, spec, stuck)
+    job = lifecycle.leases_expired(job, lapsed)
+    job = scaling.time_passed(job, spec, now)
+    for operation in job.operations:
+        job = _operation_time_passed(job, spec, operation.id, now)
+    notes = (
+        *(Noted("member_is_silent", member.slot, member.incarnation) for member in silent),
+        *(Noted("member_is_stuck", member.slot, member.incarnation) for member in stuck),
+        *(Noted("lease_lapsed", str(token)) for token in lapsed),
+    )
+    return replace(state, job=job, seen=replace(seen, lapses=seen.lapses + len(lapsed))), notes
+
+
+def _operation_time_passed(job: JobState, spec: TrainingJobSpec, number: int, now: float) -> JobState:
+    operation = next((one for one in job.operations if one.id == number), None)
+    match operation:
+        case Restore():
+            return restoring.time_passed(job, spec, operation, now)
+        case Checkpointing():
+            return checkpointing.time_passed(job, spec, operation, now)
+        case Pruning() if now >= operation.deadline:
+            return job.without(operation)
+        case _:
+            return job
+
+
+def _registered(state: MasterState, event: Registered, spec: TrainingJobSpec) -> Outcome:
+    job, member = state.job, event.member
+    is_new = not job.members.slot(member.role, member.index).registrations
+    joined = lifecycle.registered(job, spec, member, event.process, event.generation, event.version)
+    asked_at = joined.scaling.changed_at
+    effects: tuple[Effect, ...] = ()
+    if is_new and asked_at is not None and member.role is Role.WORKER:
+        effects = (StartedUp(Role.WORKER, max(0.0, state.clock(event.now) - asked_at), 0.0),)
+    return replace(state, job=joined, seen=state.seen.heard(member)), effects
+
+
+def _beat(state: MasterState, event: Beat, spec: TrainingJobSpec) -> Outcome:
+    member, work = event.member, event.work
+    job = lifecycle.heard(state.job, spec, member, event.generation, event.version)
+    job, dropped = tasks.report_progress(job, spec, member, dict(event.leases))
+    seen = state.seen.heard(member).beat(member, event.vitals, event.leases)
+    if work is not None and member.role is Role.WORKER:
+        if work.truncated_lists and seen.is_news(member, event.sequence):
+            job = lifecycle.lists_truncated(job, work.truncated_lists)
+        seen = seen.worked(member, event.sequence, work, event.now)
+    if event.served is not None and member.role is Role.PS:
+        seen = seen.served(member, event.served)
+    return replace(state, job=job, seen=seen), (Dropped(tuple(dropped)),)
+
+
+def _task_wanted(state: MasterState, event: TaskWanted, member: MemberId, spec: TrainingJobSpec) -> Outcome:
+    job = lifecycle.heard(state.job, spec, member)
+    peers = [
+        state.seen.speed(name, event.now)
+        for name, slot in job.members.slots.items()
+        if slot.role is Role.WORKER and slot.process is not None and slot.process.alive
+    ]
+    batches = shard_batches(
+        job.ledger.available,
+        state.seen.speed(member.slot, event.now),
+        peers,
+        spec.sharding.min_batches,
+        spec.sharding.max_batches,
+    )
+    job, task = tasks.acquire(job, spec, member, batches)
+    granted = () if task is None else (Granted(task),)
+    return replace(state, job=job, seen=state.seen.heard(member)), granted
+
+
+def _server_answered(job: JobState, event: ServerAnswered, spec: TrainingJobSpec, now: float) -> JobState:
+    operation = _waiting(job, event.operation, event.server, event.serial)
+    match operation, event.answer:
+        case Restore(), Loaded() as answer:
+            return restoring.loaded(job, operation, event.server, answer, now)
+        case Checkpointing(phase=CheckpointPhase.BARRIER), Said() as answer:
+            return checkpointing.said(job, spec, operation, event.server, answer, now)
+        case Checkpointing(phase=CheckpointPhase.SAVE), Saved() as answer:
+            return checkpointing.saved(job, operation, event.server, answer, now)
+        case _:
+            return job
+
+
+def _server_failed(job: JobState, event: ServerFailed, spec: TrainingJobSpec, now: float) -> JobState:
+    operation = _waiting(job, event.operation, event.server, event.serial)
+    match operation:
+        case Restore():
+            return restoring.server_failed(job, spec, operation, event.server, event.code, event.problem, now)
+        case Checkpointing():
+            return checkpointing.server_failed(job, spec, operation, event.server, event.code, event.problem, now)
+        case _:
+            return job
+
+
+def _storage_failed(state: MasterState, event: StorageFailed, spec: TrainingJobSpec, now: float) -> Outcome:
+    job = state.job
+    operation = _waiting(job, event.operation, STORAGE, event.serial)
+    match operation:
+        case Restore():
+            job = restoring.tried_again(job, spec, "CheckpointUnreachable", event.problem, now)
+        case Checkpointing():
+            job = checkpointing.storage_failed(job, spec, operation, event.problem, now)
+        case Pruning():
+            job = job.without(operation)
+        case _:
+            return state, ()
+    return replace(state, job=job), (Noted("storage_failed", operation.kind, event.problem),)
+
+
+def _waiting(job: JobState, number: int, whom: int, serial: int) -> Operation | None:
+    """The operation that waits for this answer; answers to calls that nobody waits for any more count for nothing."""
+    operation = next((one for one in job.operations if one.id == number), None)
+    return operation if operation is not None and operation.pending.get(whom) == serial else None
+
+
+def _can_move(job: JobState) -> bool:
+    """Whether the leases of workers can move: not before the servers are ready, nor while a barrier may hold pushes."""
+    taking = job.checkpointing
+    held = taking is not None and (taking.phase is CheckpointPhase.BARRIER or taking.purpose is Purpose.RESHAPE)
+    return job.routing.ready and job.stage in (Stage.TRAIN, Stage.EVALUATE) and not held
+
+
+def _settled(
+    before: MasterState, after: MasterState, effects: Iterable[Effect], now: float, spec: TrainingJobSpec
+) -> Outcome:
+    """Everything that follows by itself, with the effects that it has."""
+    job, clock = after.job, after.clock(now)
+    while True:
+        job = progress.advance(before.job, job, spec)
+        begun = restoring.begin_if_due(job, spec, clock)
+        begun = checkpointing.begin_if_due(begun, spec, clock)
+        if begun is job:
+            break
+        job = begun
+    counted_at = after.counted_at
+    phase = phase_of(before.job, spec)
+    if not before.job.over and phase is not phase_of(job, spec):  # each phase gets its time to the moment
+        elapsed, counted_at = max(0.0, now - counted_at), max(now, counted_at)
+        job = replace(job, clock=lifecycle.counted(job.clock, elapsed, training=phase is Phase.TRAINING))
+    seen = after.seen
+    if before.job.routing.ready and not job.routing.ready:
+        seen = seen.rolled_back()
+    if job.ledger is not before.job.ledger:
+        job.ledger.check()
+    seen = seen.watching(job.members, job.ledger)
+    following = replace(after, job=job, seen=seen, counted_at=counted_at)
+    return following, (*effects, *_effects_between(before.job, job, spec))
+
+
+def _effects_between(before: JobState, after: JobState, spec: TrainingJobSpec) -> list[Effect]:
+    """The calls that operations wait for now and did not before, and what those leave that were given up."""
+    effects: list[Effect] = []
+    earlier = {operation.id: operation for operation in before.operations}
+    for operation in after.operations:
+        known = earlier.pop(operation.id, None)
+        for whom, serial in operation.pending.items():
+            if known is None or known.pending.get(whom) != serial:
+                effects += _calls(after, spec, operation, whom, serial)
+    for operation in earlier.values():
+        if isinstance(operation, Checkpointing):
+            effects += checkpointing.released(operation)
+    return effects
+
+
+def _calls(job: JobState, spec: TrainingJobSpec, operation: Operation, whom: int, serial: int) -> tuple[Effect, ...]:
+    match operation:
+        case Restore():
+            return restoring.effects_of(job, operation, whom, serial)
+        case Checkpointing():
+            return checkpointing.effects_of(job, operation, whom, serial)
+        case Pruning():
+            return (checkpointing.prune_effect(job, spec, operation, serial),)

@@ -1,0 +1,175 @@
+"""What the master does to its parameter servers and its checkpoints over some time, as durable data.
+
+An operation outlives the master that began it: it says its phase, what was heard so far, and by when it must get on.
+`pending` names the calls that are under way: by the index of the server, or `STORAGE` for the checkpoint folder, the
+serial number whose answer counts. What an operation asks for follows from it alone, so the next master asks again.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import Field
+
+from emberscale_api.checkpoint import EvaluationResult
+from emberscale_api.routing import PsAddress
+from emberscale_jobmaster.applied import Applied
+from emberscale_jobmaster.barrier import DrivenBarrier
+from emberscale_jobmaster.ranges import Ranges
+
+STORAGE = -1
+"""In the place of a server's index: the checkpoint folder."""
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What the parameter servers held when they were last assigned: batches applied on all of them, by epoch.
+
+    `data` is the (uri, bytes) of each data file that the checkpoint saw, None where they started from nothing.
+    """
+
+    applied: Mapping[int, Ranges] = field(default_factory=dict)
+    evaluations: tuple[EvaluationResult, ...] = ()
+    data: tuple[tuple[str, int], ...] | None = None
+    training_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint to go on from: its id, and what its manifest says beyond the applied batches."""
+
+    checkpoint: str
+    restored: Restored
+
+
+class RestorePhase(StrEnum):
+    """Where a restore stands."""
+
+    FIND = "Find"
+    """The newest sound checkpoint is looked for."""
+    LOAD = "Load"
+    """The servers adopt the routing table and load their rows."""
+
+
+@dataclass(frozen=True)
+class Restore:
+    """Brings all servers of a new generation to the newest sound checkpoint, or to nothing.
+
+    * `deadline`: when, in seconds of the job's clock, it has failed unless it gets on before.
+    * `source`: what is loaded, in phase LOAD; None: from nothing.
+    * `loaded`: bytes that each server has loaded so far.
+    * `problems`: what each server is trying again.
+    * `applied`: what each server that is done has restored.
+    * `again_at`: when a server is asked again whose last call failed.
+    """
+
+    id: int
+    phase: RestorePhase
+    deadline: float
+    kind: Literal["Restore"] = "Restore"
+    pending: Mapping[int, int] = field(default_factory=dict)
+    source: Source | None = None
+    loaded: Mapping[int, int] = field(default_factory=dict)
+    problems: Mapping[int, str] = field(default_factory=dict)
+    applied: Mapping[int, Applied] = field(default_factory=dict)
+    again_at: Mapping[int, float] = field(default_factory=dict)
+
+
+class Purpose(StrEnum):
+    """What a checkpoint is taken for."""
+
+    PERIODIC = "Periodic"
+    RESHAPE = "Reshape"
+    """The rows move to another number of servers, which load it."""
+    SUSPENSION = "Suspension"
+    FINAL = "Final"
+
+
+class CheckpointPhase(StrEnum):
+    """Where a checkpoint stands."""
+
+    BARRIER = "Barrier"
+    SAVE = "Save"
+    """Snapshots are in place, and the servers write them while training goes on."""
+    WRITE = "Write"
+    """All files are written; the manifest is not known to be."""
+
+
+@dataclass(frozen=True)
+class Image:
+    """What the manifest says of the job as it was when the barrier began."""
+
+    epoch: int
+    evaluations: tuple[EvaluationResult, ...]
+    training_seconds: float
+    generation: int
+    version: int
+
+
+@dataclass(frozen=True)
+class WrittenFile:
+    """A file of a checkpoint, its path relative to the checkpoint's folder, and `zlib.crc32` of its content."""
+
+    path: str
+    bytes: int
+    crc32: int
+
+
+@dataclass(frozen=True)
+class Checkpointing:
+    """Takes one checkpoint.
+
+    * `checkpoint`: its id, the name of its folder.
+    * `began_at`, `deadline`: seconds of the job's clock; it has failed at the deadline unless it gets on before.
+    * `barrier`: how far all servers agree; it also names the snapshot.
+    * `held_seconds`: for how long pushes were held.
+    * `written`, `problems`, `files`: what each server says of its snapshot.
+    * `again_at`: when a server, or the folder, is asked again whose last call failed.
+    """
+
+    id: int
+    checkpoint: str
+    purpose: Purpose
+    phase: CheckpointPhase
+    began_at: float
+    deadline: float
+    barrier: DrivenBarrier
+    image: Image
+    kind: Literal["Checkpointing"] = "Checkpointing"
+    pending: Mapping[int, int] = field(default_factory=dict)
+    held_seconds: float = 0.0
+    written: Mapping[int, int] = field(default_factory=dict)
+    problems: Mapping[int, str] = field(default_factory=dict)
+    files: Mapping[int, tuple[WrittenFile, ...]] = field(default_factory=dict)
+    again_at: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def servers(self) -> tuple[PsAddress, ...]:
+        """The servers whose rows it holds."""
+        return self.barrier.servers
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """Removes checkpoints that are no longer kept; given up at the deadline."""
+
+    id: int
+    deadline: float
+    kind: Literal["Pruning"] = "Pruning"
+    pending: Mapping[int, int] = field(default_factory=dict)
+    again_at: Mapping[int, float] = field(default_factory=dict)
+
+
+Operation = Annotated[Restore | Checkpointing | Pruning, Field(discriminator="kind")]
+AnyOperation = TypeVar("AnyOperation", Restore, Checkpointing, Pruning)
+
+
+def answered(operation: AnyOperation, whom: int) -> AnyOperation:
+    """The operation once it waits for `whom` no longer."""
+    return replace(operation, pending={index: serial for index, serial in operation.pending.items() if index != whom})
+
+
+def asking_later(operation: AnyOperation, whom: int, at: float) -> AnyOperation:
+    """The operation whose call to `whom` failed and is made again at `at`."""
+    return replace(answered(operation, whom), again_at={**operation.again_at, whom: at})

@@ -1,0 +1,141 @@
+"""A restore: the newest sound checkpoint is found, and all servers adopt the routing table and load their rows.
+
+FIND -> LOAD -> done
+   storage out of reach, a server that fails or does not get on -> tried again, under a new generation
+   a checkpoint that fails its checksums -> refused, and the one before is tried
+   no checkpoint left, the manifest refused, or failing for too long -> the job fails
+"""
+
+from dataclasses import replace
+
+from emberscale_api.job import TrainingJobSpec
+from emberscale_jobmaster import retry
+from emberscale_jobmaster.applied import on_all
+from emberscale_jobmaster.effects import AssignCall, CallServer, Effect, FindCheckpoint
+from emberscale_jobmaster.events import CheckpointFound, Loaded
+from emberscale_jobmaster.operations import (
+    STORAGE,
+    Restore,
+    Restored,
+    RestorePhase,
+    answered,
+    asking_later,
+)
+from emberscale_jobmaster.progress import assigned, assignment_begun, failed, unrouted
+from emberscale_jobmaster.state import JobState, servers_missing
+
+FIND_SECONDS = 60.0
+"""How long looking for a checkpoint may take."""
+LOAD_SECONDS = 180.0
+"""How long a server may load without any progress; before the first row it builds the model and compiles kernels."""
+WAIT_SECONDS = 5.0
+CALL_SECONDS = 20.0
+AGAIN_SECONDS = 1.0
+KIND = "Restore"
+
+_AGAIN = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "CANCELLED"})
+"""Codes after which the same call is made again: the server is away, or knows of a later table, and will say so."""
+
+
+def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState:
+    """Begins a restore once all servers are there and none is under way."""
+    trouble = state.troubles.get(KIND)
+    waits = trouble is not None and now < trouble.next_at
+    if state.over or state.routing.ready or state.restore is not None or waits or servers_missing(state, spec):
+        return state
+    operation = Restore(state.next_operation, RestorePhase.FIND, deadline=now + FIND_SECONDS)
+    state = replace(state, next_operation=state.next_operation + 1)
+    if spec.checkpoint.uri is None:
+        return _loading(state, spec, operation, now)
+    return state.asking(operation, STORAGE)
+
+
+def effects_of(state: JobState, operation: Restore, whom: int, serial: int) -> tuple[Effect, ...]:
+    """The call that the operation waits for."""
+    if whom == STORAGE:
+        return (FindCheckpoint(operation.id, serial, tuple(sorted(state.damaged))),)
+    table = state.routing.table
+    checkpoint = operation.source.checkpoint if operation.source is not None else ""
+    request = AssignCall(table, checkpoint, WAIT_SECONDS)
+    return (CallServer(operation.id, serial, table.servers[whom], request, CALL_SECONDS),)
+
+
+def found(state: JobState, spec: TrainingJobSpec, operation: Restore, event: CheckpointFound, now: float) -> JobState:
+    """The checkpoint folder was read."""
+    damaged = {**state.damaged, **event.damaged}
+    state = replace(state, damaged=damaged, next_checkpoint=max(state.next_checkpoint, event.newest + 1))
+    if event.source is None and damaged:
+        problems = "; ".join(f"{checkpoint}: {problem}" for checkpoint, problem in sorted(damaged.items()))
+        return failed(state, "CheckpointDamaged", f"no checkpoint can be used: {problems}")
+    if event.incompatible:
+        return failed(state, "CheckpointIncompatible", event.incompatible)
+    return _loading(state, spec, replace(answered(operation, STORAGE), source=event.source), now)
+
+
+def loaded(state: JobState, operation: Restore, server: int, answer: Loaded, now: float) -> JobState:
+    """A server says how far it is."""
+    progress = answer.loaded_bytes > operation.loaded.get(server, 0)
+    operation = replace(
+        answered(operation, server),
+        loaded={**operation.loaded, server: max(answer.loaded_bytes, operation.loaded.get(server, 0))},
+        problems={**operation.problems, server: answer.problem},
+        deadline=now + LOAD_SECONDS if progress or answer.done else operation.deadline,
+    )
+    if not answer.done:
+        return state.asking(operation, server)
+    operation = replace(operation, applied={**operation.applied, server: answer.applied})
+    if len(operation.applied) < len(state.routing.table.servers):
+        return state.having(operation)
+    source = operation.source
+    held = Restored() if source is None else source.restored
+    restored = replace(held, applied=on_all(list(operation.applied.values())))
+    state = state.without(operation).untroubled(KIND)
+    return assigned(state, restored, source.checkpoint if source is not None else "")
+
+
+def server_failed(
+    state: JobState, spec: TrainingJobSpec, operation: Restore, server: int, code: str, problem: str, now: float
+) -> JobState:
+    """A server could not be assigned."""
+    if code in _AGAIN:
+        return state.having(asking_later(operation, server, now + AGAIN_SECONDS))
+    if code == "INVALID_ARGUMENT":
+        return failed(state, "ModelRefused", f"ps-{server}: {problem}")
+    if code == "DATA_LOSS" and operation.source is not None:
+        damaged = {**state.damaged, operation.source.checkpoint: problem}
+        return unrouted(replace(state, damaged=damaged), spec)
+    return tried_again(state, spec, "AssignFailed", f"ps-{server}: {problem}", now)
+
+
+def tried_again(state: JobState, spec: TrainingJobSpec, reason: str, problem: str, now: float) -> JobState:
+    """The restore came to nothing: another is begun later, under a new generation, or the job fails."""
+    trouble = retry.failed_again(state.troubles.get(KIND), now, reason, problem)
+    if retry.exhausted(trouble, now):
+        return failed(state, reason, trouble.message)
+    state = replace(state, troubles={**state.troubles, KIND: trouble})
+    if state.routing.table.servers:
+        return unrouted(state, spec)
+    return state.without(state.restore) if state.restore is not None else state
+
+
+def time_passed(state: JobState, spec: TrainingJobSpec, operation: Restore, now: float) -> JobState:
+    """Asks again what is due, and gives up what does not get on."""
+    if now >= operation.deadline:
+        if operation.phase is RestorePhase.FIND:
+            problem = f"spec.checkpoint.uri ({spec.checkpoint.uri}) does not answer within {FIND_SECONDS:g} s"
+            return tried_again(state, spec, "CheckpointUnreachable", problem, now)
+        waiting = sorted({*operation.pending, *operation.again_at})
+        said = "; ".join(operation.problems[server] for server in waiting if operation.problems.get(server))
+        problem = f"{', '.join(f'ps-{server}' for server in waiting)} loaded nothing for {LOAD_SECONDS:g} s"
+        return tried_again(state, spec, "AssignFailed", f"{problem}: {said}" if said else problem, now)
+    due = [whom for whom, at in operation.again_at.items() if now >= at]
+    return state.asking(operation, *due) if due else state
+
+
+def _loading(state: JobState, spec: TrainingJobSpec, operation: Restore, now: float) -> JobState:
+    state = assignment_begun(state, spec)
+    table = state.routing.table
+    if not table.servers:
+        return state.without(operation)
+    operation = replace(operation, phase=RestorePhase.LOAD, deadline=now + LOAD_SECONDS)
+    return state.asking(operation, *range(len(table.servers)))

@@ -1,0 +1,49 @@
+"""When something that failed is tried again, and when it is given up: the policy for all operations.
+
+Pauses double from a second to half a minute. Storage that is away for some minutes costs no job; what stays away for
+longer than the patience ends what needs it.
+"""
+
+from dataclasses import dataclass
+
+FIRST_PAUSE_SECONDS = 1.0
+LONGEST_PAUSE_SECONDS = 30.0
+PATIENCE_SECONDS = 600.0
+"""For what a job cannot go on without: its newest checkpoint, and its last one."""
+SUSPENSION_PATIENCE_SECONDS = 90.0
+"""For the checkpoint at which a job is to rest; then it rests at the one before."""
+LEAST_ATTEMPTS = 3
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Something that fails and is tried again.
+
+    * `reason`: one CamelCase word. `message`: what went wrong the last time.
+    * `since`: when it failed first. `next_at`: when it is tried again. Both in seconds of the job's clock.
+    * `attempts`: how often it has failed.
+    """
+
+    reason: str
+    message: str
+    since: float
+    next_at: float
+    attempts: int = 1
+
+    def describe(self, now: float) -> str:
+        """For people."""
+        times = "once" if self.attempts == 1 else f"{self.attempts} times"
+        return f"{self.message} (tried {times} in {max(0.0, now - self.since):.0f} s, and tried again)"
+
+
+def failed_again(before: Trouble | None, now: float, reason: str, message: str, at_least: float = 0.0) -> Trouble:
+    """The trouble after one more failure; the next attempt waits for `at_least` seconds."""
+    attempts = 1 if before is None else before.attempts + 1
+    pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(attempts - 1, 10))
+    since = now if before is None else before.since
+    return Trouble(reason, message, since, now + max(pause, at_least), attempts)
+
+
+def exhausted(trouble: Trouble, now: float, patience: float = PATIENCE_SECONDS) -> bool:
+    """Whether it has failed for so long that it is given up."""
+    return trouble.attempts >= LEAST_ATTEMPTS and now - trouble.since >= patience
