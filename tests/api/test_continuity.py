@@ -1,5 +1,7 @@
 """One list says what must stay: for a checkpoint, for a run, for a resource on a cluster."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,6 +45,12 @@ def test_a_difference_is_named_and_refused_by_those_who_keep_the_field(
 
 def test_manifests_that_say_the_same_do_not_differ() -> None:
     assert differences(job(), job(training={"epochs": 1}, ps={})) == ()
+
+
+def test_the_docs_name_what_must_stay_and_nothing_else() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "running.md").read_text(encoding="utf-8")
+    section = text.partition("What must stay the same:")[2].partition("Everything else")[0]
+    assert sorted(re.findall(r"`((?:spec|metadata)\.[\w.]+)`", section)) == sorted(fixed_fields(Keeper.RUN))
 
 
 def test_the_definition_refuses_edits_of_just_those_fields() -> None:
