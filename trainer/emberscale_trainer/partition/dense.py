@@ -52,10 +52,14 @@ class DenseSlice:
         """The parameters, float32 [slice]; a view that the next step changes."""
         return self._parts["values"]
 
-    def step(self, gradients: NDArray[np.float32]) -> None:
-        """One optimizer step with `gradients`, float32 [slice]. Raises ValueError for others."""
+    def check(self, gradients: NDArray[np.float32]) -> None:
+        """Raises ValueError for gradients that `step` would refuse."""
         if gradients.dtype != np.float32 or gradients.shape != self.values.shape or not gradients.flags.c_contiguous:
             raise ValueError(f"gradients are float32[{len(self)}], not {gradients.dtype}{gradients.shape}")
+
+    def step(self, gradients: NDArray[np.float32]) -> None:
+        """One optimizer step with `gradients`, float32 [slice]. Raises ValueError for others."""
+        self.check(gradients)
         if self._spec.type is OptimizerType.ADAM:
             # torch.optim.Adam corrects the mean square for bias before it adds epsilon, the rule of rows after
             steps = int(self._parts["step"][0]) + 1

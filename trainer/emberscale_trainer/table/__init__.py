@@ -11,6 +11,14 @@ from emberscale_trainer.table.compiled import warm_up
 from emberscale_trainer.table.layout import RowLayout
 from emberscale_trainer.table.rows import Tracker
 from emberscale_trainer.table.snapshot import TableSnapshot
-from emberscale_trainer.table.store import TableStore
+from emberscale_trainer.table.store import NonFiniteGradientError, TableStore, require_finite
 
-__all__ = ["RowLayout", "TableSnapshot", "TableStore", "Tracker", "warm_up"]
+__all__ = [
+    "NonFiniteGradientError",
+    "RowLayout",
+    "TableSnapshot",
+    "TableStore",
+    "Tracker",
+    "require_finite",
+    "warm_up",
+]
