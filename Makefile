@@ -4,14 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 PROTOS := $(wildcard api/emberscale_api/rpc/*.proto)
 
-.PHONY: help install demo test e2e lint manifests protos clean
+.PHONY: help install demo test e2e lint docs release manifests protos clean
 
 help:
 	@echo "make demo      train deploy/examples/criteo-dlrm.yaml here, end to end, on a million synthetic rows"
-	@echo "make test      lint, types, import contracts and the whole test suite"
+	@echo "make test      lint, types, import contracts, the documentation's links and the whole test suite"
 	@echo "make lint      only the first three"
+	@echo "make docs      build the documentation site into site/; a broken link or reference fails"
 	@echo "make e2e       the end-to-end suite on a Kubernetes cluster (tests/kubernetes/cluster.sh says on which)"
 	@echo "make manifests regenerate the CustomResourceDefinition and deploy/ from the types and the chart (needs helm)"
+	@echo "make release   build the wheel, the chart and the list of components (SBOM) of one version into dist/ (needs helm)"
 	@echo "make protos    regenerate the gRPC stubs after a change to a .proto"
 
 install: $(VENV)/.installed
@@ -27,7 +29,7 @@ demo: install
 	$(BIN)/emberscale data synth data/criteo-synthetic --rows 1000000 --seed 1
 	$(BIN)/emberscale run deploy/examples/criteo-dlrm.yaml --overwrite
 
-test: lint
+test: lint docs
 	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 e2e: install
@@ -39,6 +41,12 @@ lint: install
 	$(BIN)/mypy api/emberscale_api brain/emberscale_brain jobmaster/emberscale_jobmaster operator/emberscale_operator sdk/emberscale simulator/emberscale_simulator trainer/emberscale_trainer tests benchmarks
 	$(BIN)/lint-imports
 
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+
+release: install
+	deploy/release.sh
+
 manifests: install
 	$(BIN)/python -m emberscale_api.job.crd > deploy/crd/emberscale.io_trainingjobs.yaml
 	deploy/render.sh
@@ -47,4 +55,4 @@ protos: install
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc --proto_path=api --python_out=api --grpc_python_out=api --mypy_out=api --mypy_grpc_out=api $(PROTOS)
 
 clean:
-	rm -rf $(VENV) runs data .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) runs data dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -10,7 +10,7 @@ import structlog
 from fsspec.implementations.local import LocalFileSystem
 
 from emberscale_api.checkpoint import MANIFEST_NAME, CheckpointManifest, DamagedCheckpointError
-from emberscale_api.job import TrainingJob
+from emberscale_api.job import Keeper, TrainingJob, broken_fields
 
 _ID = re.compile(r"^\d{8,}$")
 _log = structlog.get_logger()
@@ -109,15 +109,5 @@ def incompatibility(manifest: CheckpointManifest, job: TrainingJob) -> str:
     """Why a job cannot go on from a checkpoint, for people; empty where it can."""
     if manifest.job.metadata.name != job.metadata.name:
         return f"it belongs to job {manifest.job.metadata.name}: give this one another spec.checkpoint.uri"
-    saved, wanted = manifest.job.spec, job.spec
-    fixed = {
-        "spec.training.batchSize": (saved.training.batch_size, wanted.training.batch_size),
-        "spec.training.seed": (saved.training.seed, wanted.training.seed),
-        "spec.data.format": (saved.data.format, wanted.data.format),
-        "spec.data.shuffling": (saved.data.shuffling, wanted.data.shuffling),
-        "spec.model": (saved.model, wanted.model),
-        "spec.optimizers.sparse.type": (saved.optimizers.sparse.type, wanted.optimizers.sparse.type),
-        "spec.optimizers.dense.type": (saved.optimizers.dense.type, wanted.optimizers.dense.type),
-    }
-    changed = [field for field, (before, now) in fixed.items() if before != now]
+    changed = [difference.path for difference in broken_fields(manifest.job, job, Keeper.CHECKPOINT)]
     return f"{', '.join(changed)} must stay as it was when the checkpoint was taken" if changed else ""

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from emberscale.errors import BadInputError
-from emberscale.run_folder import RunPaths, read_record
+from emberscale.run_record import RunPaths, read_record
+from emberscale_api.job.continuity import flat_fields
 
 _OWN = ("spec.checkpoint.uri",)
 """Fields that differ from run to run by themselves."""
@@ -83,20 +84,10 @@ def read_run(root: Path) -> FinishedRun:
 
 def differing_fields(manifests: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """The fields of the manifests that are not the same in all: by dotted path one value a manifest, None if absent."""
-    flat = [_flat(manifest) for manifest in manifests]
+    flat = [flat_fields(manifest) for manifest in manifests]
     fields = dict.fromkeys(field for fields in flat for field in fields)
     values = {field: [one.get(field) for one in flat] for field in fields if field not in _OWN}
     return {field: found for field, found in values.items() if any(value != found[0] for value in found)}
-
-
-def _flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in document.items():
-        if isinstance(value, Mapping):
-            flat.update(_flat(value, f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
 
 
 def figures_of(runs: Sequence[FinishedRun]) -> dict[str, list[float | None]]:

@@ -1,6 +1,5 @@
 """A run's `model/`: the files of its last checkpoint."""
 
-import os
 import shutil
 from pathlib import Path
 
@@ -14,16 +13,16 @@ class ModelUnavailableError(Exception):
 
 
 def export_model(uri: str, checkpoint: str, model: Path) -> None:
-    """Puts the checkpoint's files into `model`, in the place of what it held; hard links where the disk is the same.
+    """Copies the checkpoint's files to `model`, in the place of what it held.
 
-    Raises ModelUnavailableError.
+    Copies, and no hard links: damage to a file of one must not reach the other. Raises ModelUnavailableError.
     """
     beside = model.with_name(f".{model.name}.new")
     shutil.rmtree(beside, ignore_errors=True)
     source = local_path(uri)
     try:
         if source is not None:
-            shutil.copytree(source / checkpoint, beside, copy_function=_link_or_copy)
+            shutil.copytree(source / checkpoint, beside)
         else:
             filesystem, path = fsspec.core.url_to_fs(uri)
             filesystem.get(f"{path}/{checkpoint}/", f"{beside}/", recursive=True)
@@ -31,10 +30,3 @@ def export_model(uri: str, checkpoint: str, model: Path) -> None:
         raise ModelUnavailableError(f"{model}: checkpoint {checkpoint} in {uri} cannot be copied: {error}") from error
     shutil.rmtree(model, ignore_errors=True)
     beside.rename(model)
-
-
-def _link_or_copy(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from emberscale.durations import clock_time
-from emberscale.run_folder import RunPaths
+from emberscale.run_record import RunPaths
 from emberscale.summary import Summary
 
 _COLOURS = {"Complete": "bold green", "Failed": "bold red"}

@@ -1,5 +1,6 @@
 """Training on this machine: what `emberscale run` and `emberscale.train` share."""
 
+import hashlib
 import json
 import signal
 import time
@@ -19,15 +20,8 @@ from emberscale.model_folder import ModelUnavailableError, export_model
 from emberscale.preflight import check_columns, check_data, check_model, ensure_writable, local_path
 from emberscale.progress import open_progress
 from emberscale.recorder import Recorder
-from emberscale.run_folder import (
-    CompleteAlreadyError,
-    Run,
-    RunPaths,
-    RunStatus,
-    open_run,
-    read_record,
-    write_atomically,
-)
+from emberscale.run_folder import CompleteAlreadyError, Run, open_run
+from emberscale.run_record import RunPaths, RunStatus, write_atomically
 from emberscale.summary import Summary, finite_json, summarize
 from emberscale_api.job import API_VERSION, KIND, TrainingJob, load_manifest, parse_manifest
 from emberscale_api.rpc import master_pb2 as pb
@@ -65,7 +59,7 @@ class TrainingFailedError(Exception):
 def train(
     manifest: Path | str | Mapping[str, Any],
     *,
-    name: str = "training",
+    name: str | None = None,
     workdir: Path | str | None = None,
     resume: bool = False,
     overwrite: bool = False,
@@ -73,7 +67,8 @@ def train(
 ) -> Training:
     """Trains on this machine, as `emberscale run` does, and shows the progress.
 
-    `manifest` is a file, a whole TrainingJob as a mapping, or only its `spec`; then `name` is the job's name. The
+    `manifest` is a file, a whole TrainingJob as a mapping, or only its `spec`; then `name` is the job's name, by
+    default `training-` and a fingerprint of the spec, so that another spec never trains into this one's folder. The
     run's folder is `workdir`, or else `runs/<name>`; `resume` goes on with the run that is there, `overwrite` starts
     anew even if it could be resumed. `brain` says who plans numbers of processes that are left open: "auto" is a brain
     beside the job, "off" nobody, and "host:port" the brain there.
@@ -90,20 +85,23 @@ def train(
     job = parse_manifest(_whole(manifest, name)) if isinstance(manifest, Mapping) else load_manifest(Path(manifest))
     with Interruption([signal.SIGINT], ending=lambda _: KeyboardInterrupt()) as interruption:
         root = Path(workdir) if workdir is not None else default_folder(job)
-        summary = run_job(
+        training = run_job(
             job, root, interruption, resume=resume, overwrite=overwrite, brain=choose_brain(job, brain, (), None)
         )
-    training = Training(summary, root)
+    summary = training.summary
     if summary.phase == "Failed":
         raise TrainingFailedError(training)
     if summary.phase != "Complete":
-        raise KeyboardInterrupt(f"the run in {root} is {summary.phase}: resume=True goes on with it")
+        raise KeyboardInterrupt(f"the run in {training.folder} is {summary.phase}: resume=True goes on with it")
     return training
 
 
-def _whole(manifest: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def _whole(manifest: Mapping[str, Any], name: str | None) -> Mapping[str, Any]:
     if "spec" in manifest:
         return manifest
+    if name is None:
+        spec = json.dumps(manifest, sort_keys=True, default=str)
+        name = f"training-{hashlib.sha256(spec.encode()).hexdigest()[:8]}"
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": manifest}
 
 
@@ -122,10 +120,11 @@ def run_job(
     redis: str | None = None,
     master_port: int = 0,
     brain: BrainAddress | EmbeddedBrain | None = None,
-) -> Summary:
+) -> Training:
     """Trains a job in a folder, and leaves there what came of it; a run that is Complete is left as it is.
 
-    Raises BadInputError and StartError.
+    While a Complete run is in the folder, a new one is written to `next` in it, and takes its place once it is Complete
+    too. Raises BadInputError and StartError.
     """
     check_data(job)
     check_columns(job.spec.data)
@@ -137,7 +136,7 @@ def run_job(
             return _train(held, redis, master_port, brain, interruption)
     except CompleteAlreadyError:
         _warn(f"{root}: the run is Complete; there is nothing to resume")
-        return _summary_of(RunPaths(root))
+        return Training(_summary_of(RunPaths(root)), root)
 
 
 def _check_checkpoint_uri(job: TrainingJob, resume: bool) -> None:
@@ -157,7 +156,7 @@ def _train(
     master_port: int,
     brain: BrainAddress | EmbeddedBrain | None,
     interruption: Interruption,
-) -> Summary:
+) -> Training:
     begun = time.monotonic()
     with LocalJob(held.job, held.record.uid, held.processes, redis, master_port, brain=brain) as local:
         held.begin()
@@ -179,10 +178,14 @@ def _train(
     seconds = held.record.seconds + time.monotonic() - begun
     summary = summarize(held.record.name, outcome, seconds)
     write_atomically(held.paths.summary, finite_json(summary.as_document()) + "\n")
+    _illustrate(held, summary)
+    # the run is Complete once all that belongs to it is there: only then may it take the place of the one before
     status = _STATUS.get(outcome.phase, RunStatus.INTERRUPTED)
     held.save(status=status, seconds=seconds, ended_at=datetime.now(UTC))
-    _illustrate(held, summary)
-    return summary
+    held.settle()
+    if held.paths is not held.home:
+        _warn(f"{held.home.root}: still holds the Complete run of before; this one is in {held.paths.root}")
+    return Training(summary, held.paths.root)
 
 
 def _illustrate(held: Run, summary: Summary) -> None:
@@ -203,5 +206,4 @@ def _warn(text: str) -> None:
 
 
 def _summary_of(paths: RunPaths) -> Summary:
-    read_record(paths)
     return Summary(**json.loads(paths.summary.read_text(encoding="utf-8")))

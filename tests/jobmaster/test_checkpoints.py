@@ -147,15 +147,26 @@ def test_any_fsspec_uri_will_do() -> None:
     [
         ({"training": {"batchSize": 20}}, "spec.training.batchSize"),
         ({"training": {"seed": 4}}, "spec.training.seed"),
-        ({"data": {"shuffling": {"enabled": False}}}, "spec.data.shuffling"),
-        ({"model": {"embeddings": {"dimension": 8}}}, "spec.model"),
-        ({"model": {"entrypoint": "own:model"}}, "spec.model"),
+        ({"data": {"shuffling": {"enabled": False}}}, "spec.data.shuffling.enabled"),
+        ({"model": {"embeddings": {"dimension": 8}}}, "spec.model.embeddings.dimension"),
+        ({"model": {"architecture": None, "entrypoint": "a:b"}}, "spec.model.architecture, spec.model.entrypoint"),
         ({"optimizers": {"sparse": {"type": "Adam"}}}, "spec.optimizers.sparse.type"),
     ],
 )
 def test_what_would_change_the_meaning_of_a_checkpoint_is_named(change: dict[str, Any], field: str) -> None:
     problem = incompatibility(manifest("00000001"), job(**change))
     assert problem == f"{field} must stay as it was when the checkpoint was taken"
+
+
+def test_columns_that_mean_something_else_are_no_way_to_go_on() -> None:
+    def over(**changes: Any) -> TrainingJob:
+        columns = {"label": "y", "dense": ["a", "b"], "categorical": ["u"], **changes}
+        return job(data={"train": ["x.parquet"], "format": "Parquet", "columns": columns})
+
+    saved = manifest("00000001", job=over())
+    assert incompatibility(saved, over()) == ""
+    assert "spec.data.columns.dense must stay" in incompatibility(saved, over(dense=["b", "a"]))
+    assert "spec.data.columns.denseTransform must" in incompatibility(saved, over(denseTransform="Log1p"))
 
 
 def test_more_epochs_servers_and_workers_are_no_obstacle() -> None:

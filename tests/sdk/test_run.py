@@ -185,6 +185,33 @@ def test_a_failed_run_exits_with_1_and_says_why(start: Start, manifest: Path) ->
     assert "more than its limit of 10 MiB" in err
 
 
+def test_a_rerun_that_fails_leaves_the_complete_run_before_it(start: Start, manifest: Path, tmp_path: Path) -> None:
+    code, out, err = finish(start("run", str(manifest), "--output", "json"))
+    assert code == 0, err
+    complete = read_summary(out)
+    limits = ["--set", "spec.worker.resources.limits.memory=10Mi", "--set", "spec.runPolicy.backoffLimit=0"]
+    code, out, err = finish(start("run", str(manifest), *limits))
+    assert code == 1
+    assert "runs/toy: still holds the Complete run of before; this one is in runs/toy/next" in err
+    assert "runs/toy/next/summary.json" in out
+    root = tmp_path / "runs" / "toy"
+    assert json.loads((root / "summary.json").read_text()) == complete
+    assert json.loads((root / "run.json").read_text())["status"] == "Complete"
+
+    code, out, err = finish(start("run", str(manifest), "--output", "json"))
+    assert code == 0, err
+    assert json.loads((root / "summary.json").read_text()) == read_summary(out)
+    assert not (root / "next").exists()
+
+
+def test_a_complete_run_is_not_resumed_as_another(start: Start, manifest: Path) -> None:
+    assert finish(start("run", str(manifest)))[0] == 0
+    code, out, err = finish(start("run", str(manifest), "--resume", "--set", "spec.training.epochs=3"))
+    assert (code, out) == (2, "")
+    assert "spec.training.epochs is 3 and was 1" in err
+    assert len(err.splitlines()) == 1
+
+
 def test_a_port_that_is_taken_is_named(start: Start, manifest: Path, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -1,17 +1,31 @@
 """Whose folder it is, and when it may be replaced."""
 
+import json
+import re
+import shutil
+from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from emberscale.errors import BadInputError
-from emberscale.run_folder import CompleteAlreadyError, Run, RunStatus, open_run
+from emberscale.run_folder import CompleteAlreadyError, Run, open_run
+from emberscale.run_record import RunPaths, RunStatus, read_record
+from emberscale_api.checkpoint import CheckpointManifest, DataFileIdentity
 from emberscale_api.job import TrainingJob, load_manifest
 
 
 @pytest.fixture
 def job(manifest: Path) -> TrainingJob:
     return load_manifest(manifest)
+
+
+@pytest.fixture(autouse=True)
+def _in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
@@ -46,12 +60,84 @@ def test_a_uri_in_the_manifest_stands(root: Path, manifest: Path) -> None:
     assert held.job.spec.checkpoint.uri == "s3://bucket/x"
 
 
-@pytest.mark.parametrize("status", [RunStatus.COMPLETE, RunStatus.FAILED])
-def test_a_run_that_ended_is_replaced(root: Path, job: TrainingJob, status: RunStatus) -> None:
-    before = leave(root, job, status)
+def test_a_run_that_failed_is_replaced_at_once(root: Path, job: TrainingJob) -> None:
+    before = leave(root, job, RunStatus.FAILED)
     held = begin(root, job)
     assert held.record.uid != before
     assert [path.name for path in root.iterdir()] == ["run.json"]
+
+
+def run_again(root: Path, job: TrainingJob, status: RunStatus, resume: bool = False) -> str:
+    """A run that gets as far as `status` in a folder where another may be."""
+    with open_run(root, job, resume, overwrite=False) as held:
+        held.begin()
+        held.paths.model.mkdir(exist_ok=True)
+        (held.paths.model / "new").touch()
+        held.save(status=status)
+        held.settle()
+        return held.record.uid
+
+
+def test_a_complete_run_stays_until_another_is_complete(root: Path, job: TrainingJob) -> None:
+    before = leave(root, job, RunStatus.COMPLETE)
+    with open_run(root, job, resume=False, overwrite=False) as held:
+        held.begin()
+        assert held.job.spec.checkpoint.uri == str(root.resolve() / "next" / "checkpoints")
+        held.cancel()
+    assert (root / "model" / "file").exists()
+    for status in (RunStatus.FAILED, RunStatus.FAILED):
+        run_again(root, job, status)
+        assert read_record(RunPaths(root)).uid == before
+        assert (root / "model" / "file").exists()
+    after = run_again(root, job, RunStatus.COMPLETE)
+    assert read_record(RunPaths(root)).uid == after
+    assert sorted(path.name for path in root.iterdir()) == ["model", "run.json"]
+    assert [path.name for path in (root / "model").iterdir()] == ["new"]
+
+
+def test_the_run_beside_a_complete_one_can_be_resumed_and_is_not_replaced_by_accident(
+    root: Path, job: TrainingJob
+) -> None:
+    leave(root, job, RunStatus.COMPLETE)
+    begun = run_again(root, job, RunStatus.SUSPENDED)
+    with pytest.raises(BadInputError, match=r"next holds a run that was interrupted.*--resume.*--overwrite"):
+        begin(root, job)
+    assert run_again(root, job, RunStatus.COMPLETE, resume=True) == begun
+    assert read_record(RunPaths(root)).uid == begun
+    assert begin(root, job).job.spec.checkpoint.uri == str(root.resolve() / "next" / "checkpoints")
+
+
+@pytest.mark.parametrize("steps", range(6))
+def test_taking_the_place_goes_on_where_it_was_cut_short(
+    root: Path, job: TrainingJob, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave(root, job, RunStatus.COMPLETE)
+    left = iter(range(steps))
+    remove, rename = shutil.rmtree, Path.rename
+
+    def dying(act: Callable[..., Any]) -> Callable[..., Any]:
+        def one_step(*arguments: Any, **options: Any) -> Any:
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+            return act(*arguments, **options)
+
+        return one_step
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", dying(remove))
+        patch.setattr(Path, "rename", dying(rename))
+        with pytest.raises(KeyboardInterrupt):
+            run_again(root, job, RunStatus.COMPLETE)
+    with pytest.raises(CompleteAlreadyError), open_run(root, job, resume=True, overwrite=False):
+        pass
+    assert sorted(path.name for path in root.iterdir()) == ["model", "run.json"]
+    assert [path.name for path in (root / "model").iterdir()] == ["new"]
+
+
+def test_a_folder_can_be_moved(root: Path, job: TrainingJob, tmp_path: Path) -> None:
+    leave(root, job, RunStatus.SUSPENDED)
+    moved = root.rename(tmp_path / "elsewhere")
+    assert begin(moved, job, resume=True).job.spec.checkpoint.uri == str(moved.resolve() / "checkpoints")
 
 
 @pytest.mark.parametrize("status", [RunStatus.RUNNING, RunStatus.SUSPENDED, RunStatus.INTERRUPTED])
@@ -93,8 +179,9 @@ def test_a_resumed_run_trains_the_same_model_on_the_same_data(
     root: Path, job: TrainingJob, manifest: Path, override: str
 ) -> None:
     leave(root, job, RunStatus.SUSPENDED)
-    field = override.partition("=")[0].replace(".topMlp", "")
-    with pytest.raises(BadInputError, match=f"--resume: {field} differs"):
+    field, _, value = override.partition("=")
+    value = json.dumps(yaml.safe_load(value))
+    with pytest.raises(BadInputError, match=re.escape(f"--resume: {field} is {value} and was ")):
         begin(root, load_manifest(manifest, [override]), resume=True)
 
 
@@ -115,6 +202,53 @@ def test_a_complete_run_has_nothing_to_resume(root: Path, job: TrainingJob) -> N
         begin(root, job, resume=True)
 
 
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("spec.training.epochs=2", "spec.training.epochs is 2 and was 1"),
+        ("spec.data.train=[other.tsv]", 'spec.data.train is ["other.tsv"] and was ["train.tsv"]'),
+        ("spec.worker.replicas=3", "spec.worker.replicas is 3 and was 2"),
+        ("spec.checkpoint.uri=elsewhere", 'spec.checkpoint.uri is "elsewhere" and was not given'),
+    ],
+)
+def test_a_complete_run_does_not_go_on_as_another(
+    root: Path, job: TrainingJob, manifest: Path, override: str, told: str
+) -> None:
+    leave(root, job, RunStatus.COMPLETE)
+    with pytest.raises(BadInputError, match=re.escape(told)) as refused:
+        begin(root, load_manifest(manifest, [override]), resume=True)
+    assert "is Complete and does not go on" in str(refused.value)
+
+
+def test_a_complete_run_does_not_go_on_with_data_that_grew(root: Path, job: TrainingJob, tmp_path: Path) -> None:
+    data = tmp_path / "train.tsv"
+    leave(root, job, RunStatus.COMPLETE)
+    read = CheckpointManifest(
+        id="00000001",
+        cut=1,
+        created=datetime.now(UTC),
+        job_uid="uid",
+        job=job,
+        ps_count=1,
+        routing_epoch=1,
+        epoch=0,
+        batch_size=1,
+        training_records=1,
+        applied=(),
+        evaluations=(),
+        training_files=(DataFileIdentity(uri=str(data), bytes=data.stat().st_size),),
+        evaluation_files=(),
+        training_seconds=1.0,
+        files=(),
+    )
+    (root / "model" / "manifest.json").write_text(read.to_json())
+    with pytest.raises(CompleteAlreadyError):
+        begin(root, job, resume=True)
+    data.write_text(data.read_text() * 2)
+    with pytest.raises(BadInputError, match=r"spec\.data\.train: .*train\.tsv has 4 bytes and has 2 bytes in the run"):
+        begin(root, job, resume=True)
+
+
 def test_there_must_be_a_run_to_resume(root: Path, job: TrainingJob) -> None:
     with pytest.raises(BadInputError, match="holds no run"):
         begin(root, job, resume=True)
@@ -132,8 +266,8 @@ def test_a_folder_with_anything_else_in_it_is_never_touched(root: Path, job: Tra
 def test_files_that_are_not_the_runs_outlive_it(root: Path, job: TrainingJob) -> None:
     leave(root, job, RunStatus.COMPLETE)
     (root / "notes.md").touch()
-    begin(root, job)
-    assert sorted(path.name for path in root.iterdir()) == ["notes.md", "run.json"]
+    run_again(root, job, RunStatus.COMPLETE)
+    assert sorted(path.name for path in root.iterdir()) == ["model", "notes.md", "run.json"]
 
 
 def test_two_runs_never_share_a_folder(root: Path, job: TrainingJob) -> None:

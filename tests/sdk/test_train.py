@@ -23,7 +23,8 @@ emberscale_with_stand_ins.replace_what_trains()
 import emberscale, json
 try:
     training = emberscale.train(
-        {{"data": {{"train": ["train.tsv"]}}, "ps": {{"replicas": 1}}, "worker": {{"replicas": 1}}}}, name="mine"
+        {{"data": {{"train": ["train.tsv"]}}, "ps": {{"replicas": 1}}, "worker": {{"replicas": 1}},
+         "training": {{"seed": int(sys.argv[1])}}}}, name=sys.argv[2] or None
     )
     print(json.dumps(["trained", str(training.folder), training.summary.auc]))
 except KeyboardInterrupt as interrupted:
@@ -33,10 +34,10 @@ except emberscale.TrainingFailedError as failed:
 """
 
 
-def started(folder: Path, **environment: str) -> "subprocess.Popen[str]":
+def started(folder: Path, name: str = "mine", seed: int = 0, **environment: str) -> "subprocess.Popen[str]":
     (folder / "train.tsv").write_text("1\n")
     return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, "-c", PROGRAM, str(seed), name],
         cwd=folder,
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
@@ -50,6 +51,16 @@ def test_a_few_lines_train_and_give_the_summary(tmp_path: Path) -> None:
     assert json.loads(out) == ["trained", "runs/mine", 0.78], err
     assert "Complete" in err
     assert (tmp_path / "runs/mine/summary.json").exists()
+
+
+def test_without_a_name_another_spec_has_another_folder(tmp_path: Path) -> None:
+    folders = []
+    for seed in (0, 0, 1):
+        out, err = started(tmp_path, name="", seed=seed).communicate(timeout=110)
+        assert json.loads(out)[0] == "trained", err
+        folders.append(json.loads(out)[1])
+    assert folders[0] == folders[1] != folders[2]
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {Path(folder).name for folder in folders}
 
 
 def test_an_interrupt_saves_the_state_and_is_raised(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The TrainingJob manifest, `emberscale.io/v1alpha1`."""
 
 from emberscale_api.job.checkpoint import CheckpointSpec, FaultToleranceSpec, FaultToleranceStrategy
+from emberscale_api.job.continuity import Difference, Keeper, broken_fields, differences, fixed_fields
 from emberscale_api.job.data import (
     ColumnMapping,
     CSVSpec,
@@ -43,12 +44,14 @@ __all__ = [
     "DataFormat",
     "DataSpec",
     "DenseTransform",
+    "Difference",
     "EmbeddingSpec",
     "FaultToleranceSpec",
     "FaultToleranceStrategy",
     "InitializerOverride",
     "InitializerSpec",
     "InitializerType",
+    "Keeper",
     "ListColumn",
     "ListOverflow",
     "ManifestError",
@@ -75,8 +78,11 @@ __all__ = [
     "TrainingJobSpec",
     "TrainingSpec",
     "apply_overrides",
+    "broken_fields",
     "columns_of",
     "cpu_cores",
+    "differences",
+    "fixed_fields",
     "load_manifest",
     "memory_bytes",
     "parse_duration",

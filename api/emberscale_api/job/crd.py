@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
+from emberscale_api.job.continuity import Keeper, fixed_fields
 from emberscale_api.job.manifest import models_in
 from emberscale_api.job.model import ENTRYPOINT
 from emberscale_api.job.schema import ManifestPart, own_default
@@ -72,24 +73,30 @@ def _milliseconds(name: str) -> str:
     return f"(type(self.{name}) == int ? int(self.{name}) * 1000 : duration(string(self.{name})).getMilliseconds())"
 
 
-def _fixed(field: str, advice: str) -> dict[str, str]:
+_ADVICE = {"spec.checkpoint.uri": "the job goes on from what is there"}
+_ANEW = "delete the TrainingJob and create one of another name"
+
+
+def _fixed(path: str, field: str, optional: bool) -> dict[str, str]:
+    """A rule of the section that holds the field; an optional field may be absent from both objects."""
+    same = f"self.{field} == oldSelf.{field}"
     return {
-        "rule": f"self.{field} == oldSelf.{field}",
-        "message": f"spec.{field} cannot change once the job is created: {advice}",
+        "rule": f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || {same})" if optional else same,
+        "message": f"{path} cannot change once the job is created: {_ADVICE.get(path, _ANEW)}",
     }
+
+
+def _fixed_within(section: str, optional: bool = False) -> list[dict[str, str]]:
+    """The rules of one section, `spec` or `spec.<name>`: the fields in it that a resource keeps."""
+    kept = [path.rpartition(".") for path in fixed_fields(Keeper.RESOURCE)]
+    return [_fixed(f"{parent}.{field}", field, optional) for parent, _, field in kept if parent == section]
 
 
 # A default is held against the rules before those of its fields are filled in: a rule asks for every field whether it
 # is there.
-_ANEW = "delete the TrainingJob and create one of another name"
 _RULES: Mapping[str, list[dict[str, str]]] = {
     "TrainingJobSpec": [
-        _fixed("model", _ANEW),
-        _fixed("data", _ANEW),
-        _fixed("optimizers", _ANEW),
-        _fixed("training", _ANEW),
-        _fixed("sharding", _ANEW),
-        _fixed("faultTolerance", _ANEW),
+        *_fixed_within("spec"),
         {
             "rule": "self.data.format != 'CriteoTSV' || !has(self.model.embeddings.tables) || "
             "self.model.embeddings.tables.all(name, name.matches('^C([1-9]|1[0-9]|2[0-6])$'))",
@@ -142,12 +149,7 @@ _RULES: Mapping[str, list[dict[str, str]]] = {
             "message": "leaseTimeout must be at least twice heartbeatInterval",
         },
     ],
-    "CheckpointSpec": [
-        {
-            "rule": "has(self.uri) == has(oldSelf.uri) && (!has(self.uri) || self.uri == oldSelf.uri)",
-            "message": "spec.checkpoint.uri cannot change once the job is created: the job goes on from what is there",
-        }
-    ],
+    "CheckpointSpec": _fixed_within("spec.checkpoint", optional=True),
     "OptimizersSpec": [
         {
             "rule": "!has(self.dense) || !has(self.dense.type) || !(self.dense.type in ['RowWiseAdagrad', 'FTRL'])",

@@ -12,8 +12,7 @@ from emberscale.audit import AuditReport
 from emberscale.checkpoints import CheckpointFolder, audit_checkpoints
 from emberscale.commands.options import Output, OutputFormat, bad_input_exits, paragraphs
 from emberscale.errors import BadInputError
-from emberscale.run_folder import RunPaths, read_record
-from emberscale_api.job import TrainingJob
+from emberscale.run_record import RunPaths, read_record
 
 HELP = paragraphs("""\
 Proves that a run lost no sample and repeated none.
@@ -49,7 +48,7 @@ def audit(
 
 def _audit(paths: RunPaths) -> AuditReport:
     record = read_record(paths)
-    uri = TrainingJob.model_validate(record.manifest).spec.checkpoint.uri
+    uri = record.job(paths).spec.checkpoint.uri
     if uri is None:
         raise BadInputError(f"{paths.record}: names no checkpoint URI")
     folder = CheckpointFolder(uri)

@@ -13,7 +13,7 @@ from emberscale.brain_choice import BrainCaFile, BrainTokenFile, read_authority,
 from emberscale.commands.options import Output, OutputFormat, bad_input_exits, paragraphs
 from emberscale.errors import BadInputError
 from emberscale.plan_report import plan_report
-from emberscale.run_folder import RunPaths, read_record
+from emberscale.run_record import RunPaths, read_record
 from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_api.rpc.brain_pb2_grpc import BrainStub
 from emberscale_api.rpc.tls import handshake_problem

@@ -13,9 +13,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from emberscale.checkpoints import CheckpointFolder
 from emberscale.commands.options import Output, OutputFormat, bad_input_exits, paragraphs
 from emberscale.errors import BadInputError
-from emberscale.run_folder import RunPaths, read_record
+from emberscale.run_record import RunPaths, read_record
 from emberscale_api.checkpoint import MANIFEST_NAME, CheckpointManifest, DamagedCheckpointError
-from emberscale_api.job import TrainingJob
 
 if TYPE_CHECKING:
     from emberscale.serving import ExportedModel
@@ -116,7 +115,7 @@ def _candidates(run: str) -> list[tuple[str, CheckpointManifest]]:
             raise BadInputError(f"RUN: {run} is neither the folder of a run nor one of checkpoints")
         return found
     record = read_record(paths)
-    uri = TrainingJob.model_validate(record.manifest).spec.checkpoint.uri
+    uri = record.job(paths).spec.checkpoint.uri
     found = [] if uri is None else _found(CheckpointFolder(uri), {record.uid, *record.earlier_uids})
     copy = paths.model / MANIFEST_NAME
     if copy.exists():

@@ -10,12 +10,13 @@ from emberscale.brain_choice import BrainCaFile, BrainOption, BrainSettings, Bra
 from emberscale.commands.options import ManifestFile, Output, OutputFormat, Overrides, bad_input_exits, paragraphs
 from emberscale.errors import BadInputError
 from emberscale.interruption import Interruption
+from emberscale.resumption import kept_by_a_run
 from emberscale.summary import Summary, finite_json
 from emberscale.summary_table import summary_table
 from emberscale.training import default_folder, run_job
 from emberscale_api.job import load_manifest
 
-HELP = paragraphs("""\
+HELP = paragraphs(f"""\
 Trains a manifest on this machine: one process for every pod that a cluster would run.
 
 Progress goes to stderr, the summary to stdout and, with the metrics, their picture, the logs and the model, to the
@@ -28,8 +29,13 @@ started), [yellow]130[/] after Ctrl-C.
 Numbers of processes that the manifest leaves open are planned by a brain that runs beside the job and remembers, in
 this user's data folder, what earlier jobs were like; [cyan]--brain off[/] starts as few as the manifest allows.
 
-A new run replaces a Complete or Failed one in the same folder; one that can be resumed only with [cyan]--overwrite[/],
-and a folder that holds anything else never.
+A new run is written to [cyan]next[/] in the folder while a Complete one is there, and takes its place once it is
+Complete too. It replaces a Failed one at once; one that can be resumed only with [cyan]--overwrite[/], and a folder
+that holds anything else never.
+
+[cyan]--resume[/] goes on with a run that is not Complete. These fields must stay: {kept_by_a_run()}.
+All others may differ: processes, resources, epochs, learning rates, limits. Of a run that is Complete it prints the
+summary again, provided that nothing differs.
 """)
 EXAMPLES = """\
 [bold]Examples[/]
@@ -52,7 +58,7 @@ def run(
         typer.Option(metavar="DIR", help="The run's folder. [dim]default: runs/<job name>[/]", show_default=False),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Goes on with the run in the folder; replicas and resources may differ.")
+        bool, typer.Option("--resume", help="Goes on with the run in the folder; above is what must stay the same.")
     ] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Starts anew even if the folder holds a run that can be resumed.")
@@ -76,7 +82,7 @@ def run(
             raise BadInputError("--resume and --overwrite contradict each other: give one of them")
         job = load_manifest(file, overrides or ())
         root = workdir or default_folder(job)
-        summary = run_job(
+        training = run_job(
             job,
             root,
             interruption,
@@ -87,10 +93,10 @@ def run(
             brain=choose_brain(job, brain, brain_settings or (), brain_token_file, brain_ca_file),
         )
         if output is Output.JSON:
-            typer.echo(finite_json(summary.as_document()))
+            typer.echo(finite_json(training.summary.as_document()))
         else:
-            Console().print(summary_table(summary, root))
-    raise typer.Exit(_exit_code(summary, interruption))
+            Console().print(summary_table(training.summary, training.folder))
+    raise typer.Exit(_exit_code(training.summary, interruption))
 
 
 def _exit_code(summary: Summary, interruption: Interruption) -> int:

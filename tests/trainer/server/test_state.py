@@ -1,5 +1,8 @@
 """A parameter server under concurrent pulls, pushes and cuts, over real sockets."""
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +13,7 @@ from numpy.typing import NDArray
 
 from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
 from emberscale_api.routing import PsAddress, RoutingTable, spread_evenly
+from emberscale_api.wire import Header, Kind, Status
 from emberscale_trainer.partition import AppliedBatches, DenseSlice, Partition
 from emberscale_trainer.server.dataplane import DataPlane
 from emberscale_trainer.server.staleness import StalenessBound
@@ -24,6 +28,7 @@ from emberscale_trainer.worker.servers import (
     RequestRefusedError,
     RoutingStaleError,
 )
+from memory_limit import refused_beyond
 
 DENSE = 3
 SGD = OptimizerSpec(type=OptimizerType.SGD, learning_rate=1.0)
@@ -136,6 +141,72 @@ def test_a_request_that_does_not_fit_the_model_is_refused_and_changes_nothing(se
     with pytest.raises(RequestRefusedError, match="gradients"):
         servers.push(plan, batch(0), ones(plan), np.ones(DENSE + 1, dtype=np.float32))
     assert served.state.totals.pushes == 0
+
+
+@pytest.mark.parametrize("spoilt", ["rows", "dense"])
+def test_a_push_with_a_gradient_that_is_not_finite_is_refused_and_changes_nothing(served: Served, spoilt: str) -> None:
+    servers = served.connect()
+    plan = served.plan([[1, 2]])
+    rows, dense = ones(plan), DENSE_ONES.copy()
+    (rows if spoilt == "rows" else dense)[1] = np.nan
+    with pytest.raises(RequestRefusedError, match=f"of the {spoilt}.* is nan"):
+        servers.push(plan, batch(0), rows, dense)
+    assert served.state.rows() == {"C0": 0, "C1": 0}
+    served.connect().push(plan, batch(0), ones(plan), DENSE_ONES)
+    assert served.state.totals.pushes == 1
+
+
+def many(served: Served) -> KeyPlan:
+    """So many new rows that their segments take some 13 MB."""
+    return served.plan([[key, key] for key in range(200_000)])
+
+
+def test_a_push_for_which_there_is_no_memory_can_be_sent_again(served: Served) -> None:
+    plan = many(served)
+    servers, gradients = served.connect(), ones(plan)
+    header = Header(Kind.PUSH, routing_epoch=1, batch=0, epoch=0, shard=0, token=1, worker=0)
+    counts, keys = plan.counts[0], plan.keys[0]
+    with refused_beyond(6 << 20), pytest.raises(MemoryError):
+        served.state.push(header, counts, keys, gradients, DENSE_ONES)
+    assert served.state.rows() == {"C0": 0, "C1": 0}
+    before = servers.pull(plan, batch(0), read_only=True)
+    assert served.state.push(header, counts, keys, gradients, DENSE_ONES) is Status.OK
+    after = servers.pull(plan, batch(0), read_only=True)
+    np.testing.assert_allclose(after.rows, before.rows - 1, rtol=1e-6)
+    np.testing.assert_array_equal(after.dense, before.dense - 1)
+
+
+HALF_A_PUSH = """
+import numpy as np
+from emberscale_api.wire import Header, Kind
+from emberscale_trainer.server.state import ServerState
+from memory_limit import refused_beyond
+from test_state import DENSE_ONES, partition
+
+counts, keys = np.array([400_000, 0], np.uint32), np.arange(400_000)
+gradients = np.ones(1_600_000, np.float32)
+held, state = partition(1), ServerState()
+held.tables.reserve(counts, keys, gradients)
+state.adopt(held, None)
+print("pushing", flush=True)
+with refused_beyond(0):  # of the memory for the index, a reserve knows nothing
+    state.push(Header(Kind.PUSH, routing_epoch=1), counts, keys, gradients, DENSE_ONES)
+print("survived")
+"""
+
+
+def test_a_push_that_fails_half_way_ends_the_process() -> None:
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    ended = subprocess.run(
+        [sys.executable, "-c", HALF_A_PUSH],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "MemoryError" not in ended.stderr, "the thread ended, and not the process"
+    assert "survived" not in ended.stdout
+    assert (ended.returncode, ended.stdout.splitlines()[0]) == (1, "pushing"), ended.stderr
 
 
 def test_a_cut_waits_for_what_others_have_applied_and_holds_everything_else(served: Served) -> None:

@@ -1,5 +1,6 @@
 import gc
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,8 @@ from numpy.typing import NDArray
 
 from emberscale_api.job import OptimizerType
 from emberscale_api.routing import BUCKETS, bucket_of
-from emberscale_trainer.table import RowLayout, TableStore, Tracker
+from emberscale_trainer.table import NonFiniteGradientError, RowLayout, TableStore, Tracker, require_finite
+from memory_limit import refused_beyond
 
 Pull = Callable[..., NDArray[np.float32]]
 Push = Callable[..., None]
@@ -130,6 +132,62 @@ def test_a_push_can_make_rows_across_segments(make_spec: Any, push: Push, rows_o
         assert {pushes for _, _, pushes in rows.values()} == {1}
         for key in (0, 1, 20_000, 39_999):
             assert np.array_equal(rows[key][0], initial[key][0] - rate)
+
+
+def test_a_push_for_which_there_is_no_memory_changes_nothing(make_spec: Any, pull: Pull, push: Push) -> None:
+    store = TableStore([make_spec(dimension=64), make_spec(1, 64)])
+    old = range(100)
+    push(store, (old, np.ones(6400)), (old, np.ones(6400)))
+    before = pull(store, old, old)
+    counts = np.array([100_000, 100_000], np.uint32)
+    keys = np.concatenate([np.arange(100_000)] * 2).astype(np.int64)
+    gradients = np.ones(2 * 64 * 100_000, np.float32)
+    with refused_beyond(32 << 20), pytest.raises(MemoryError):  # one table would fit
+        store.push(counts, keys, gradients)
+    assert store.rows() == {"C1": 100, "C2": 100}
+    assert np.array_equal(pull(store, old, old), before)
+    store.push(counts, keys, gradients)
+    assert store.rows() == {"C1": 100_000, "C2": 100_000}
+    np.testing.assert_allclose(pull(store, old, old), before - 0.01, atol=1e-6)
+
+
+def test_a_push_after_its_reserve_needs_no_segment(make_spec: Any, rows_of: Rows) -> None:
+    store = TableStore([make_spec(dimension=256)])
+    counts, keys = np.array([20_000], np.uint32), np.arange(20_000, dtype=np.int64)
+    gradients = np.ones(256 * 20_000, np.float32)
+    store.push(counts, keys - 20_000, gradients)  # the index has room for as many again
+    store.reserve(counts, keys, gradients)
+    assert store.rows() == {"C1": 20_000}
+    with refused_beyond(2 << 20):
+        store.push(counts, keys, gradients)
+    assert {pushes for _, _, pushes in rows_of(store).values()} == {1}
+    assert store.rows() == {"C1": 40_000}
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("length", [1, 7, 32, 33, 1000])
+def test_a_gradient_that_is_not_finite_is_found_wherever_it_stands(value: float, length: int) -> None:
+    gradients = np.linspace(-3e38, 3e38, length, dtype=np.float32)
+    require_finite(gradients, "rows")
+    for place in range(length):
+        spoilt = gradients.copy()
+        spoilt[place] = value
+        with pytest.raises(NonFiniteGradientError, match=f"gradient {place} of {length} of the rows is"):
+            require_finite(spoilt, "rows")
+
+
+def test_large_tables_lie_on_huge_pages(make_spec: Any, push: Push) -> None:
+    def huge_bytes() -> int:
+        with open("/proc/self/smaps_rollup", encoding="ascii") as rollup:
+            return sum(int(line.split()[1]) * 1024 for line in rollup if line.startswith("AnonHugePages"))
+
+    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not setting.exists() or "[never]" in setting.read_text(encoding="ascii"):
+        pytest.skip("this kernel gives no huge pages")
+    store = TableStore([make_spec(dimension=256)])
+    before = huge_bytes()
+    push(store, (range(40_000), np.ones((40_000, 256))))
+    assert huge_bytes() - before >= store.allocated_bytes // 2
 
 
 def test_large_rows_fit(make_spec: Any, pull: Pull, push: Push) -> None:

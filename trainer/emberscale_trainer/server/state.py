@@ -1,21 +1,29 @@
 """The state of one parameter server, and everything that may happen to it, under one lock."""
 
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 
 from emberscale_api.wire import Header, Status
 from emberscale_trainer.partition import Cut, Partition
 from emberscale_trainer.server.staleness import StalenessBound, Ticket
+from emberscale_trainer.table import require_finite
+
+log = structlog.get_logger()
 
 FREEZE_SECONDS = 10.0
 """A frozen server goes on by itself after this: the master that froze it may have died."""
 
 Clock = Callable[[], float]
+
+Fatal = Callable[[BaseException], None]
+"""Ends the process, because its state is half changed."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,14 @@ class CutRefusedError(Exception):
     """A cut that was not prepared, or for which a batch that others have applied did not come in time."""
 
 
+def end_process(cause: BaseException) -> None:
+    """Ends the process at once, without an answer to anyone: the job recovers as from any lost parameter server."""
+    try:
+        log.critical("push_half_applied", problem=repr(cause))
+    finally:  # there may be no memory for the line either
+        os._exit(1)
+
+
 def _ticket(header: Header) -> Ticket:
     return (header.worker, header.epoch, header.batch)
 
@@ -45,7 +61,8 @@ class ServerState:
     Threads call in freely. A pull or push whose routing epoch is not the server's is answered REFRESH.
     """
 
-    def __init__(self, clock: Clock = time.monotonic) -> None:
+    def __init__(self, clock: Clock = time.monotonic, fatal: Fatal = end_process) -> None:
+        self._fatal = fatal
         self._changed = threading.Condition()
         self._clock = clock
         self._partition: Partition | None = None
@@ -150,7 +167,13 @@ class ServerState:
         gradients: NDArray[np.float32],
         dense: NDArray[np.float32],
     ) -> Status:
-        """Applies a batch unless it is applied already; waits while a cut or the staleness bound holds it."""
+        """Applies a batch unless it is applied already; waits while a cut or the staleness bound holds it.
+
+        A batch is applied whole or not at all: what can fail happens before the batch is recorded, and a failure after
+        it is fatal. Raises NonFiniteGradientError, ValueError and MemoryError, nothing being done.
+        """
+        require_finite(gradients, "rows")
+        require_finite(dense, "dense parameters")
         batch = (header.epoch, header.batch)
         ticket = _ticket(header)
         with self._changed:
@@ -170,10 +193,16 @@ class ServerState:
                     break
                 self._changed.wait(thaw_in)
             admitted = self._clock()
+            partition.dense.check(dense)
+            partition.tables.reserve(counts, keys, gradients)
             partition.applied.record(*batch)
-            partition.tables.push(counts, keys, gradients)
-            updated = self._clock()
-            partition.dense.step(dense)
+            try:
+                partition.tables.push(counts, keys, gradients)
+                updated = self._clock()
+                partition.dense.step(dense)
+            except BaseException as error:
+                self._fatal(error)
+                raise
             if self._bound is not None:
                 self._bound.pushed(ticket)
             self._count(

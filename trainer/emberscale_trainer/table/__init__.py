@@ -13,6 +13,15 @@ from emberscale_trainer.table.dense import DensePieces
 from emberscale_trainer.table.layout import RowLayout
 from emberscale_trainer.table.rows import Tracker
 from emberscale_trainer.table.snapshot import TableSnapshot
-from emberscale_trainer.table.store import TableStore
+from emberscale_trainer.table.store import NonFiniteGradientError, TableStore, require_finite
 
-__all__ = ["DensePieces", "RowLayout", "TableSnapshot", "TableStore", "Tracker", "warm_up"]
+__all__ = [
+    "DensePieces",
+    "NonFiniteGradientError",
+    "RowLayout",
+    "TableSnapshot",
+    "TableStore",
+    "Tracker",
+    "require_finite",
+    "warm_up",
+]

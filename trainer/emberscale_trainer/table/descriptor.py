@@ -14,7 +14,7 @@ TABLE = np.dtype(
         ("segment_rows", "<i8"),  # rows of one segment
         ("slot_bits", "<i8"),  # a slot is `segment << slot_bits | row`
         ("bitmaps", "<i8"),  # offset in a segment of its bitmaps, see `rows`
-        ("used", "<i8"),  # rows of the last segment that have been given out at some time
+        ("next_slot", "<i8"),  # the first slot that was never given out; its segment may not be there yet
         ("free", "<i8"),  # address of uint32[]: slots that were given back
         ("free_count", "<i8"),
         ("dimension", "<i8"),
@@ -44,7 +44,7 @@ SEGMENT_COUNT = _offset("segment_count")
 SEGMENT_ROWS = _offset("segment_rows")
 SLOT_BITS = _offset("slot_bits")
 BITMAPS = _offset("bitmaps")
-USED = _offset("used")
+NEXT_SLOT = _offset("next_slot")
 FREE = _offset("free")
 FREE_COUNT = _offset("free_count")
 DIMENSION = _offset("dimension")

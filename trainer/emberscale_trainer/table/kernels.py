@@ -4,8 +4,8 @@ All arguments are numbers and addresses. `tables` is the address of `descriptor.
 in blocks, each in passes, so that the cache misses of a block overlap: hash the keys and ask for the index entries;
 probe these and ask for the rows; settle what was guessed; read or step them all. Only a push makes rows.
 
-A kernel that needs a segment for a new row returns how many keys it has finished, and is called again with that number
-as `start` once TableStore has added one. It stops between blocks: no gradient is applied twice.
+A kernel that makes rows never waits for a segment: TableStore asks `lacking` first, and adds what a request could need
+before anything changes. Only the memory of a sub-index is asked for on the way.
 """
 
 from emberscale_trainer.table.compiled import entry, part, routine
@@ -28,6 +28,7 @@ from emberscale_trainer.table.layout import FLOAT_BYTES, KEY_BYTES
 from emberscale_trainer.table.memory import (
     CACHE_LINE,
     copy,
+    float32,
     load_float32,
     load_float64,
     load_int64,
@@ -36,8 +37,8 @@ from emberscale_trainer.table.memory import (
     store_float32,
     store_int64,
 )
-from emberscale_trainer.table.rows import NO_SLOT, make_row, put_row, retire_row, step_rows, take_slot
-from emberscale_trainer.table.vector import VECTOR_BYTES, WHOLE, load8, store8
+from emberscale_trainer.table.rows import NO_SLOT, make_row, put_row, retire_row, room_of, step_rows, take_slot
+from emberscale_trainer.table.vector import VECTOR_BYTES, WHOLE, load8, splat8, store8, sum8
 
 BLOCK = 64
 """Keys whose cache misses overlap."""
@@ -48,9 +49,11 @@ MISMATCH = -1
 """The counts do not add up to the sizes of the buffers; nothing was done."""
 
 NO_MEMORY = -2
-"""The system refused memory for a sub-index; what was done before stays."""
+"""The system refused memory for a sub-index, or there was no slot; what was done before stays."""
 
-_NO_MEMORY_SLOT = -2
+NONE = -3
+"""No table lacks room."""
+
 _MOST_PREFETCHED = 1024
 """Bytes of a row that are asked for ahead; of a longer one, the processor foresees the rest."""
 
@@ -85,7 +88,7 @@ def _seek(table: int, keys: int, count: int, row_bytes: int, scratch: int) -> No
 def _settle(table: int, keys: int, count: int, make: int, scratch: int) -> int:
     """Corrects what `_seek` guessed: every key gets its slot and row, missing rows being made if `make`, or else 0.
 
-    Returns `count`, or what `_add` returns when it cannot add; rows made until then stay.
+    Returns `count`, or NO_MEMORY; rows made until then stay.
     """
     geometry = geometry_of(table)
     for at in range(0, 8 * count, 8):
@@ -98,7 +101,7 @@ def _settle(table: int, keys: int, count: int, make: int, scratch: int) -> int:
         if slot == NOT_FOUND and make:
             slot = _add(table, key_hash)
             if slot < 0:
-                return slot
+                return NO_MEMORY
             make_row(table, slot, key, key_hash)
         store_int64(scratch + _SLOTS + at, slot)
         store_int64(scratch + _ROWS + at, 0 if slot == NOT_FOUND else row_address(geometry, slot))
@@ -116,9 +119,9 @@ def _copy_weights(target: int, weights: int, dimension: int) -> None:
 
 @routine
 def _add(table: int, key_hash: int) -> int:
-    """Gives a key that is not there a slot, without a row yet. NO_SLOT or _NO_MEMORY_SLOT if that cannot be."""
+    """Gives a key that is not there a slot, without a row yet. NO_SLOT if there is no slot or no memory."""
     if not make_room(table, key_hash):
-        return _NO_MEMORY_SLOT
+        return NO_SLOT
     slot = take_slot(table)
     if slot != NO_SLOT:
         insert(table, key_hash, slot)
@@ -146,6 +149,23 @@ def _write_initial_weights(table: int, key: int, key_hash: int, target: int) -> 
         key,
         key_hash,
     )
+
+
+@entry
+def lacking(tables: int, table_count: int, counts: int, key_count: int, value_count: int) -> int:
+    """The first table that has not room for `counts` more rows; NONE if all have, or MISMATCH."""
+    if not _fits(tables, table_count, counts, key_count, value_count):
+        return MISMATCH
+    for number in range(table_count):
+        if room_of(tables + TABLE_BYTES * number) < load_uint32(counts + 4 * number):
+            return number
+    return NONE
+
+
+@entry
+def room(table: int) -> int:
+    """How many more rows a table has room for."""
+    return room_of(table)
 
 
 @entry
@@ -196,10 +216,12 @@ def push(
     key_count: int,
     gradients: int,
     gradient_count: int,
-    start: int,
     scratch: int,
 ) -> int:
-    """Steps the rows of the keys by `gradients`, in order; returns the keys finished, MISMATCH or NO_MEMORY."""
+    """Steps the rows of the keys by `gradients`, in order; returns the keys' number, MISMATCH or NO_MEMORY.
+
+    No table lacks room for the counts.
+    """
     if not _fits(tables, table_count, counts, key_count, gradient_count):
         return MISMATCH
     first = 0
@@ -207,14 +229,11 @@ def push(
         table = tables + TABLE_BYTES * number
         size = FLOAT_BYTES * load_int64(table + DIMENSION)
         end = first + load_uint32(counts + 4 * number)
-        skipped = min(max(start, first), end)
-        gradients += (skipped - first) * size
-        for block in range(skipped, end, BLOCK):
+        for block in range(first, end, BLOCK):
             count = min(BLOCK, end - block)
             _seek(table, keys + 8 * block, count, load_int64(table + STRIDE), scratch)
-            settled = _settle(table, keys + 8 * block, count, 1, scratch)
-            if settled < 0:
-                return block if settled == NO_SLOT else NO_MEMORY
+            if _settle(table, keys + 8 * block, count, 1, scratch) < 0:
+                return NO_MEMORY
             step_rows(table, scratch + _SLOTS, scratch + _ROWS, count, gradients)
             gradients += count * size
         first = end
@@ -222,18 +241,16 @@ def push(
 
 
 @entry
-def load(table: int, records: int, count: int, start: int) -> int:
-    """Puts records into a table, over rows of equal keys; returns the records finished or NO_MEMORY."""
+def load(table: int, records: int, count: int) -> int:
+    """Puts records into a table that has room for them, over rows of equal keys; returns their number or NO_MEMORY."""
     stride = load_int64(table + STRIDE)
-    for number in range(start, count):
+    for number in range(count):
         record = records + stride * number
         key = load_int64(record)
         key_hash = mix64(key)
         slot = find(table, key, key_hash)
         if slot == NOT_FOUND:
             slot = _add(table, key_hash)
-            if slot == NO_SLOT:
-                return number
             if slot < 0:
                 return NO_MEMORY
         put_row(table, slot, record)
@@ -267,3 +284,21 @@ def drop_index(table: int, buckets: int) -> int:
     for bucket in range(buckets):
         drop_bucket(table, bucket)
     return buckets
+
+
+@entry
+def all_finite(values: int, count: int) -> int:
+    """1 if none of `count` float32 is NaN or infinite, else 0."""
+    none = float32(0)
+    first = second = third = fourth = splat8(none)  # four sums, so that one does not wait for the other
+    step = 4 * VECTOR_BYTES
+    whole = FLOAT_BYTES * count // step * step
+    for at in range(values, values + whole, step):
+        first = first + load8(at) * none  # NaN times 0 is NaN, and so is infinity times 0
+        second = second + load8(at + VECTOR_BYTES) * none
+        third = third + load8(at + 2 * VECTOR_BYTES) * none
+        fourth = fourth + load8(at + 3 * VECTOR_BYTES) * none
+    total = sum8((first + second) + (third + fourth))
+    for at in range(values + whole, values + FLOAT_BYTES * count, FLOAT_BYTES):
+        total += load_float32(at) * none
+    return 1 if total == 0 else 0

@@ -24,6 +24,7 @@ from emberscale_trainer.table.descriptor import (
     FREE,
     FREE_COUNT,
     INITIALIZER,
+    NEXT_SLOT,
     OPTIMIZER,
     PARAMETERS_AT,
     PUSHES,
@@ -32,7 +33,6 @@ from emberscale_trainer.table.descriptor import (
     SEGMENT_COUNT,
     SEGMENT_ROWS,
     SLOT_BITS,
-    USED,
 )
 from emberscale_trainer.table.index import Geometry, geometry_of, row_address, segment_of
 from emberscale_trainer.table.initializers import initial_weights
@@ -95,17 +95,29 @@ def _mark_changed(marks: _Marks, slot: int) -> None:
 
 @routine
 def take_slot(table: int) -> int:
-    """A slot that holds no row: one given back, or the next of the last segment. NO_SLOT when all are in use."""
+    """A slot that holds no row: one given back, or the next that was never used. NO_SLOT when all are in use."""
     free = load_int64(table + FREE_COUNT)
     if free != 0:
         store_int64(table + FREE_COUNT, free - 1)
         return load_uint32(load_int64(table + FREE) + 4 * (free - 1))
-    used = load_int64(table + USED)
-    segments = load_int64(table + SEGMENT_COUNT)
-    if segments == 0 or used == load_int64(table + SEGMENT_ROWS):
+    bits = load_int64(table + SLOT_BITS)
+    slot = load_int64(table + NEXT_SLOT)
+    if slot >> bits == load_int64(table + SEGMENT_COUNT):
         return NO_SLOT
-    store_int64(table + USED, used + 1)
-    return ((segments - 1) << load_int64(table + SLOT_BITS)) | used
+    following = slot + 1
+    if following & ((1 << bits) - 1) == load_int64(table + SEGMENT_ROWS):
+        following = ((slot >> bits) + 1) << bits
+    store_int64(table + NEXT_SLOT, following)
+    return slot
+
+
+@routine
+def room_of(table: int) -> int:
+    """Slots that hold no row."""
+    bits = load_int64(table + SLOT_BITS)
+    slot = load_int64(table + NEXT_SLOT)
+    segments = load_int64(table + SEGMENT_COUNT) - (slot >> bits)
+    return load_int64(table + FREE_COUNT) + segments * load_int64(table + SEGMENT_ROWS) - (slot & ((1 << bits) - 1))
 
 
 @routine

@@ -9,30 +9,40 @@ from numpy.typing import NDArray
 SEGMENT_BYTES = 4 << 20
 """Bytes of a segment, unless eight rows take more."""
 
+HUGE_PAGE_BYTES = 2 << 20
 MAX_SLOTS = (1 << 32) - 1
 
 
 class Segment:
     """Zeroed memory of one segment: `rows: uint8[rows, stride]`, then `bitmaps: uint8[bitmaps, rows / 8]`.
 
-    Pages are committed when they are first touched; with `huge`, 2 MB at a time, which spares the processor most of its
-    address translation where rows are spread over gigabytes.
+    Pages are committed when they are first touched; with `huge`, 2 MiB at a time, which spares the processor most of
+    its address translation where rows are spread over gigabytes. The kernel gives huge pages to private memory only,
+    and to whole aligned pages of it.
     """
 
     def __init__(self, segment_rows: int, stride: int, bitmaps: int, *, huge: bool) -> None:
         size = max(SEGMENT_BYTES, segment_rows * stride + bitmaps * segment_rows // 8)
+        slack = HUGE_PAGE_BYTES if huge else 0
         try:
-            memory = mmap.mmap(-1, size)
+            memory = mmap.mmap(-1, size + slack, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
             raise MemoryError(f"no memory for {size} bytes of rows: {error}") from error
+        mapped: NDArray[np.uint8] = np.frombuffer(memory, np.uint8)
+        start = -mapped.ctypes.data % HUGE_PAGE_BYTES if huge else 0
         if huge and hasattr(mmap, "MADV_HUGEPAGE"):
             with contextlib.suppress(OSError):  # a kernel without huge pages
-                memory.madvise(mmap.MADV_HUGEPAGE)
-        whole: NDArray[np.uint8] = np.frombuffer(memory, np.uint8)
+                memory.madvise(mmap.MADV_HUGEPAGE, start, size)
+        whole = mapped[start : start + size]
+        self._page_bytes = HUGE_PAGE_BYTES if huge else mmap.PAGESIZE
         end = segment_rows * stride
         self.address: int = whole.ctypes.data
         self.rows = whole[:end].reshape(segment_rows, stride)
         self.bitmaps = whole[end : end + bitmaps * segment_rows // 8].reshape(bitmaps, segment_rows // 8)
+
+    def touched_bytes(self, rows: int) -> int:
+        """Bytes of the pages that the first `rows` rows lie on."""
+        return -(-rows * self.rows.shape[1] // self._page_bytes) * self._page_bytes
 
     def bits(self, bitmap: int, rows: int) -> NDArray[np.bool_]:
         """The bits of the first `rows` rows in a bitmap: bool[rows]."""

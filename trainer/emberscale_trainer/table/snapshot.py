@@ -25,15 +25,13 @@ class TableSnapshot:
         name: str,
         layout: RowLayout,
         segments: Sequence[Segment],
-        used: int,
+        used: Sequence[int],
         changed_for: Tracker | None,
     ) -> "TableSnapshot":
-        """Copies the rows of segments, of which the last has given out `used` slots."""
-        sources = [segment.rows for segment in segments]
-        if sources:
-            sources[-1] = sources[-1][:used]
+        """Copies the rows of segments, of whose slots the first `used` each were given out."""
         chosen = []
-        for segment, rows in zip(segments, sources, strict=True):
+        for segment, count in zip(segments, used, strict=False):
+            rows = segment.rows[:count]
             wanted = layout.fields(rows)["pushes"] != 0
             if changed_for is not None:
                 wanted &= segment.bits(changed_for, len(rows))

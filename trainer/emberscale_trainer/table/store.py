@@ -1,7 +1,7 @@
 """All tables of one parameter server."""
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,17 @@ from emberscale_trainer.table.slab import MAX_SLOTS, Segment, rows_per_segment
 from emberscale_trainer.table.snapshot import TableSnapshot
 
 Records = NDArray[np.uint8]
+
+
+class NonFiniteGradientError(ValueError):
+    """A gradient is NaN or infinite; stepping by it would only spread it."""
+
+
+def require_finite(gradients: NDArray[np.float32], of: str) -> None:
+    """Raises NonFiniteGradientError if any of `gradients`, a contiguous float32 vector, is NaN or infinite."""
+    if not kernels.all_finite(_address(gradients), len(gradients)):
+        where = int(np.argmin(np.isfinite(gradients)))
+        raise NonFiniteGradientError(f"gradient {where} of {len(gradients)} of the {of} is {gradients[where]}")
 
 
 class TableStore:
@@ -107,20 +118,33 @@ class TableStore:
         if kernels.pull(self._tables_address, len(counts), *addresses, self._scratch_address) == kernels.MISMATCH:
             raise self._mismatch()
 
+    def reserve(self, counts: NDArray[np.uint32], keys: NDArray[np.int64], gradients: NDArray[np.float32]) -> None:
+        """Makes sure of all that `push` of the same arguments needs, as if all keys were new; no row changes.
+
+        Raises ValueError for arrays of the wrong type, size or layout, and MemoryError. After it, and before any other
+        change, only the memory of an index can fail that push.
+        """
+        self._check(counts, keys, gradients, "gradients")
+        while True:
+            table = kernels.lacking(self._tables_address, len(counts), _address(counts), len(keys), len(gradients))
+            if table == kernels.NONE:
+                return
+            if table == kernels.MISMATCH:
+                raise self._mismatch()
+            self._add_segment(table)
+
     def push(self, counts: NDArray[np.uint32], keys: NDArray[np.int64], gradients: NDArray[np.float32]) -> None:
         """Steps the rows of the keys by `gradients: float32[values_per_request(counts)]`, making missing rows first.
 
-        The keys of one table are normally distinct; those that are not are stepped one after another. Raises
-        ValueError, nothing being done, for arrays of the wrong type, size or layout.
+        The keys of one table are normally distinct; those that are not are stepped one after another. Raises as
+        `reserve` does, nothing being done. A MemoryError after a `reserve` of the same arguments leaves the push half
+        done: the store must not be used any more.
         """
-        self._check(counts, keys, gradients, "gradients")
-        tables = self._tables_address
+        self.reserve(counts, keys, gradients)
         addresses = (_address(counts), _address(keys), len(keys), _address(gradients), len(gradients))
-        self._finish(
-            len(keys),
-            lambda start: kernels.push(tables, len(counts), *addresses, start, self._scratch_address),
-            counts,
-        )
+        done = kernels.push(self._tables_address, len(counts), *addresses, self._scratch_address)
+        if done == kernels.NO_MEMORY:
+            raise MemoryError("no memory for the index of the embedding rows")
 
     def load(self, table: int, records: Records) -> None:
         """Puts `records: uint8[n, stride]` of a table's RowLayout into it; they replace the rows of equal keys.
@@ -134,8 +158,10 @@ class TableStore:
         records = np.ascontiguousarray(records)
         if len(records) and not self.layouts[table].fields(records)["pushes"].all():
             raise ValueError(f"a record of table {table} counts no pushes, so it is not a row")
-        address, count = _address(records), len(records)
-        self._finish(count, lambda start: kernels.load(descriptor, address, count, start), table)
+        while kernels.room(descriptor) < len(records):
+            self._add_segment(table)
+        if kernels.load(descriptor, _address(records), len(records)) == kernels.NO_MEMORY:
+            raise MemoryError("no memory for the index of the embedding rows")
 
     def rows(self) -> dict[str, int]:
         """Rows of each embedding table, by its name."""
@@ -145,8 +171,11 @@ class TableStore:
     def allocated_bytes(self) -> int:
         """Bytes of memory that rows, bitmaps and indexes take: what was touched, not what was merely reserved."""
         total = self._directories.nbytes + self._bucket_rows.nbytes
-        for number, layout in enumerate(self.layouts):
-            total += self._slots(number) * layout.stride + self._slots(number) * BITMAPS_PER_SEGMENT // 8
+        for number in range(len(self.specs)):
+            used = self._used_rows(number)
+            total += sum(
+                segment.touched_bytes(rows) for segment, rows in zip(self._segments[number], used, strict=False)
+            )
             total += self._free[number].nbytes + self._segment_addresses[number].nbytes
         used = self._directories[self._directories != 0]
         return total + int((np.int64(ENTRY_BYTES) << (used & (CACHE_LINE - 1))).sum())
@@ -161,7 +190,7 @@ class TableStore:
                 spec.name,
                 layout,
                 self._segments[number],
-                int(self._tables[number]["used"]),
+                self._used_rows(number),
                 changed_for,
             )
             for number, (spec, layout) in enumerate(zip(self.specs, self.layouts, strict=True))
@@ -208,13 +237,13 @@ class TableStore:
         return np.empty(self._bucket_rows[table, bucket], np.int64)
 
     def _rows(self, table: int) -> int:
-        return self._slots(table) - int(self._tables[table]["free_count"])
+        return sum(self._used_rows(table)) - int(self._tables[table]["free_count"])
 
-    def _slots(self, table: int) -> int:
-        """Slots that hold a row or held one."""
+    def _used_rows(self, table: int) -> list[int]:
+        """How many slots of each segment hold a row or held one; later segments were never used."""
         descriptor = self._tables[table]
-        full = max(int(descriptor["segment_count"]) - 1, 0)
-        return full * int(descriptor["segment_rows"]) + int(descriptor["used"])
+        slot, bits = int(descriptor["next_slot"]), int(descriptor["slot_bits"])
+        return [int(descriptor["segment_rows"])] * (slot >> bits) + [slot & ((1 << bits) - 1)]
 
     def _check(
         self, counts: NDArray[np.uint32], keys: NDArray[np.int64], values: NDArray[np.float32], values_name: str
@@ -226,21 +255,6 @@ class TableStore:
                 )
         if len(counts) != len(self.specs):
             raise ValueError(f"counts has {len(counts)} entries for {len(self.specs)} tables")
-
-    def _finish(self, total: int, kernel: Callable[[int], int], of: NDArray[np.uint32] | int) -> None:
-        """Calls a kernel until it is through, adding segments where it needs them.
-
-        `of` is the table that the kernel fills, or the counts of a request.
-        """
-        done = kernel(0)
-        while done != total:
-            if done == kernels.MISMATCH:
-                raise self._mismatch()
-            if done == kernels.NO_MEMORY:
-                raise MemoryError("no memory for the index of the embedding rows")
-            table = of if isinstance(of, int) else int(np.searchsorted(np.cumsum(of), done, side="right"))
-            self._add_segment(table)
-            done = kernel(done)
 
     def _mismatch(self) -> ValueError:
         dimensions = [spec.dimension for spec in self.specs]
@@ -262,7 +276,6 @@ class TableStore:
         addresses[len(segments)] = segment.address
         segments.append(segment)
         descriptor["segment_count"] = len(segments)
-        descriptor["used"] = 0
 
 
 def _address(array: NDArray[np.generic]) -> int:

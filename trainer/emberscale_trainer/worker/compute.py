@@ -11,6 +11,7 @@ from emberscale_api.job import TrainingJob, resolve_model
 from emberscale_api.routing import DENSE_PIECES, piece_length
 from emberscale_trainer.data.source import Batch
 from emberscale_trainer.models import FlatParameters, build_model
+from emberscale_trainer.table import require_finite
 from emberscale_trainer.worker.keys import KeyPlan
 from emberscale_trainer.worker.rows import EmbeddingLayout
 from emberscale_trainer.worker.servers import Pulled
@@ -53,7 +54,10 @@ class ModelReplica:
         return len(self._flat)
 
     def train(self, batch: Batch, plan: KeyPlan, pulled: Pulled) -> tuple[Gradients, Predictions]:
-        """Gradients of the mean log loss over the batch. Raises NonFiniteLossError and EntrypointError."""
+        """Gradients of the mean log loss over the batch.
+
+        Raises NonFiniteLossError, NonFiniteGradientError and EntrypointError.
+        """
         if not len(batch.labels):
             empty = np.empty(0, dtype=np.float32)
             return Gradients(np.zeros(plan.values, np.float32), self._padded(None)), Predictions(empty, 0.0)
@@ -70,6 +74,8 @@ class ModelReplica:
             raise NonFiniteLossError("the model's output does not depend on its embeddings")
         rows = self.layout.scatter(embeddings.grad.numpy(), plan)
         gradients = Gradients(rows, self._padded(self._flat.gradients.numpy()))
+        require_finite(gradients.rows, f"rows of batch {batch.number}")
+        require_finite(gradients.dense, f"dense parameters of batch {batch.number}")
         return gradients, Predictions(torch.sigmoid(logits.detach()).numpy(), mean_loss * len(batch.labels))
 
     def evaluate(self, batch: Batch, plan: KeyPlan, pulled: Pulled) -> Predictions:

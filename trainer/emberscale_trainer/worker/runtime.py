@@ -16,6 +16,7 @@ from emberscale_trainer.data.formats import record_format
 from emberscale_trainer.data.source import BatchSource
 from emberscale_trainer.membership import Heartbeat, JobOverError, MasterClient, SupersededError
 from emberscale_trainer.models.entrypoint import REASON, EntrypointError
+from emberscale_trainer.table import NonFiniteGradientError
 from emberscale_trainer.transport import ConnectionLostError
 from emberscale_trainer.worker.compute import ModelReplica, NonFiniteLossError
 from emberscale_trainer.worker.cores import ComputeThreads
@@ -89,6 +90,8 @@ class Worker:
             log.info("job_over", samples=self._statistics.total_samples)
         except NonFiniteLossError as error:
             raise FatalError("NonFiniteLoss", str(error)) from error
+        except NonFiniteGradientError as error:
+            raise FatalError("NonFiniteGradient", str(error)) from error
         except DataUnavailableError as error:
             raise FatalError(error.reason, str(error)) from error
         except EntrypointError as error:

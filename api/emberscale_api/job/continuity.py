@@ -1,0 +1,109 @@
+"""Which fields of a manifest must stay as they are, and for how long.
+
+This is the one list. The job master holds a checkpoint against it, `emberscale run --resume` a run, and the
+CustomResourceDefinition an edit.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from emberscale_api.job.training_job import TrainingJob
+
+
+class Keeper(IntEnum):
+    """What a field must stay the same for. Whoever keeps a field keeps those of all lower keepers too.
+
+    `CHECKPOINT`: rows, dense parameters and the books of applied batches mean something only together with it.
+    `RUN`: all launches of one run have it.
+    `RESOURCE`: a TrainingJob on a cluster has it from its creation on, since its processes read it once.
+    """
+
+    CHECKPOINT = 1
+    RUN = 2
+    RESOURCE = 3
+
+
+@dataclass(frozen=True)
+class FixedField:
+    """A field, or a whole section, by its path in the manifest."""
+
+    path: str
+    keeper: Keeper
+
+    def covers(self, path: str) -> bool:
+        """Whether the path is this field's or lies within this section."""
+        return path == self.path or path.startswith(f"{self.path}.")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A field that two manifests do not have in common; None where a manifest does not have it."""
+
+    path: str
+    before: Any
+    now: Any
+
+
+FIXED_FIELDS = (
+    FixedField("spec.model", Keeper.CHECKPOINT),
+    FixedField("spec.data.format", Keeper.CHECKPOINT),
+    FixedField("spec.data.columns", Keeper.CHECKPOINT),
+    FixedField("spec.data.csv", Keeper.CHECKPOINT),
+    FixedField("spec.data.shuffling", Keeper.CHECKPOINT),
+    FixedField("spec.training.batchSize", Keeper.CHECKPOINT),
+    FixedField("spec.training.seed", Keeper.CHECKPOINT),
+    FixedField("spec.optimizers.sparse.type", Keeper.CHECKPOINT),
+    FixedField("spec.optimizers.dense.type", Keeper.CHECKPOINT),
+    FixedField("spec.optimizers.wide.type", Keeper.CHECKPOINT),
+    FixedField("metadata.name", Keeper.RUN),
+    FixedField("spec.data.train", Keeper.RUN),
+    FixedField("spec.data.evaluation", Keeper.RUN),
+    FixedField("spec.checkpoint.uri", Keeper.RUN),
+    FixedField("spec.data", Keeper.RESOURCE),
+    FixedField("spec.training", Keeper.RESOURCE),
+    FixedField("spec.optimizers", Keeper.RESOURCE),
+    FixedField("spec.sharding", Keeper.RESOURCE),
+    FixedField("spec.faultTolerance", Keeper.RESOURCE),
+)
+
+
+def fixed_fields(keeper: Keeper) -> tuple[str, ...]:
+    """The paths that the keeper keeps, without those that lie within another."""
+    kept = [field for field in FIXED_FIELDS if field.keeper <= keeper]
+    return tuple(
+        field.path for field in kept if not any(other.covers(field.path) for other in kept if other is not field)
+    )
+
+
+def differences(before: TrainingJob, now: TrainingJob) -> tuple[Difference, ...]:
+    """Every single field of name and spec in which two manifests differ, lists as a whole."""
+    old, new = _flat(before), _flat(now)
+    return tuple(
+        Difference(path, old.get(path), new.get(path))
+        for path in dict.fromkeys((*old, *new))
+        if old.get(path) != new.get(path)
+    )
+
+
+def broken_fields(before: TrainingJob, now: TrainingJob, keeper: Keeper) -> tuple[Difference, ...]:
+    """The differences that the keeper does not allow."""
+    kept = [field for field in FIXED_FIELDS if field.keeper <= keeper]
+    return tuple(one for one in differences(before, now) if any(field.covers(one.path) for field in kept))
+
+
+def _flat(job: TrainingJob) -> dict[str, Any]:
+    document = job.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return {"metadata.name": job.metadata.name, **flat_fields(document["spec"], "spec.")}
+
+
+def flat_fields(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The single values of a document by their dotted paths; a list is one value."""
+    flat: dict[str, Any] = {}
+    for key, value in document.items():
+        if isinstance(value, Mapping):
+            flat.update(flat_fields(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
