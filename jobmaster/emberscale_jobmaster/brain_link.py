@@ -21,6 +21,7 @@ from emberscale_api.rpc.brain_pb2_grpc import BrainStub
 from emberscale_api.rpc.tls import handshake_problem
 from emberscale_api.rpc.token import open_channel
 from emberscale_jobmaster import brain_messages, scaling
+from emberscale_jobmaster.events import Advised, Event, PlanMissed
 from emberscale_jobmaster.profiling import Moment, measure, moment
 from emberscale_jobmaster.runtime import ClosingError, JobRuntime
 from emberscale_jobmaster.scaling import Advice
@@ -133,8 +134,8 @@ class BrainLink:
             pause = self._runtime.checkpoint_cost
             self._unsure.append(brain_messages.profile(measurement, batch, self._clock(), pause))
         self._start_ups.extend(
-            pb.StartUp(role=role, seconds=seconds, paused_seconds=paused, time=at)
-            for role, seconds, paused, at in self._runtime.take_start_ups()
+            pb.StartUp(role=one.role, seconds=one.seconds, paused_seconds=one.paused_seconds, time=one.at)
+            for one in self._runtime.take_start_ups()
         )
         request = pb.ReportProfileRequest(job_uid=uid, profiles=self._unsure, start_ups=self._start_ups)
         if request.profiles or request.start_ups:
@@ -162,25 +163,23 @@ class BrainLink:
             self._advice = given
 
     def _follow(self) -> None:
-        """Takes up what may be taken up; nothing is written where nothing changes."""
-        given, wall, spec = self._advice, self._clock(), self._job.spec
-        patient = time.monotonic() - self._begun < scaling.FIRST_PLAN_SECONDS
-
-        def following(state: JobState) -> JobState:
-            state = scaling.time_passed(state, spec, wall)
-            if given is not None:
-                state = scaling.follow(state, spec, given, wall)
-            return state if patient else scaling.stop_waiting(state, spec, self._why_no_plan(given))
-
-        state, _ = self._runtime.snapshot()
-        if following(state) == state:
-            return
+        """Tells the machine of the plan in force, as long as there is something of it to take up."""
+        given = self._advice
+        before, _ = self._runtime.snapshot()
+        events: list[Event] = []
+        if given is not None:
+            events.append(Advised(now=self._runtime.now(), advice=given, wall=self._clock()))
+        if time.monotonic() - self._begun >= scaling.FIRST_PLAN_SECONDS:
+            events.append(PlanMissed(now=self._runtime.now(), why=self._why_no_plan(given)))
         try:
-            changed = self._runtime.update(following)
+            for event in events:
+                self._runtime.handle(event)
         except StoreUnavailableError as error:
             _log.warning("plan waits for the store", problem=str(error))
-        else:
-            _log.info("scaling", reason=changed.scaling.reason, message=changed.scaling.message)
+            return
+        after, _ = self._runtime.snapshot()
+        if after.scaling.message != before.scaling.message:
+            _log.info("scaling", reason=after.scaling.reason, message=after.scaling.message)
 
     def _why_no_plan(self, given: Advice | None) -> str:
         if given is not None and given.sizes is None:

@@ -182,7 +182,7 @@ def written(
     taken = CheckpointTaken(operation.checkpoint, cost, size)
     match operation.purpose:
         case Purpose.RESHAPE:
-            state = scaling.reshaped(state, spec)
+            state = scaling.reshaped(state, spec, operation.began_at)
             return state, (taken, *(_resume(operation) if state.routing.ready else ()))
         case Purpose.FINAL | Purpose.SUSPENSION:
             return replace(state, ends_with=operation.purpose), (taken,)

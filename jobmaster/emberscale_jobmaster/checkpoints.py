@@ -16,11 +16,6 @@ _ID = re.compile(r"^\d{8,}$")
 _log = structlog.get_logger()
 
 
-def checkpoint_id(cut: int) -> str:
-    """The name of the checkpoint of a cut; names sort by age."""
-    return f"{cut:08d}"
-
-
 class UnusableUriError(Exception):
     """A URI that no installed file system serves."""
 
@@ -33,11 +28,11 @@ class CheckpointFolder:
             self._filesystem, self._root = fsspec.core.url_to_fs(uri)
         except (ValueError, ImportError) as error:
             raise UnusableUriError(f"spec.checkpoint.uri ({uri}): {error}") from error
-        self._uri = uri.rstrip("/")
+        self.uri = uri.rstrip("/")
 
     def uri_of(self, identifier: str) -> str:
         """The URI of one checkpoint's folder."""
-        return f"{self._uri}/{identifier}"
+        return f"{self.uri}/{identifier}"
 
     def folders(self) -> list[str]:
         """Ids of all checkpoints, oldest first, whether complete or not."""
@@ -84,6 +79,8 @@ class CheckpointFolder:
             file.flush()
             os.fsync(file.fileno())
         draft.replace(target)
+        for folder in (target.parent, target.parent.parent):  # a name is durable once its folder is
+            _sync_folder(folder)
 
     def delete(self, identifier: str) -> None:
         """Removes a checkpoint, its manifest first, so that half of it is never taken for a whole."""
@@ -103,6 +100,14 @@ class CheckpointFolder:
 
     def _manifest_path(self, identifier: str) -> str:
         return f"{self._root}/{identifier}/{MANIFEST_NAME}"
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def incompatibility(manifest: CheckpointManifest, job: TrainingJob) -> str:

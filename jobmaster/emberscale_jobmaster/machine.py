@@ -328,8 +328,13 @@ def _settled(
     if job.ledger is not before.job.ledger:
         job.ledger.check()
     seen = seen.watching(job.members, job.ledger)
-    following = replace(after, job=job, seen=seen, counted_at=counted_at)
-    return following, (*effects, *_effects_between(before.job, job, spec))
+    effects = [*effects, *_effects_between(before.job, job, spec)]
+    if job.routing.ready and job.scaling.moves_since is not None:
+        asked_at, began_at = job.scaling.moves_since
+        pause = max(0.0, clock - began_at)
+        effects.append(StartedUp(Role.PS, max(0.0, clock - asked_at - pause), pause))
+        job = scaling.moved(job)
+    return replace(after, job=job, seen=seen, counted_at=counted_at), tuple(effects)
 
 
 def _effects_between(before: JobState, after: JobState, spec: TrainingJobSpec) -> list[Effect]:

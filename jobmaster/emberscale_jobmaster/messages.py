@@ -14,7 +14,7 @@ from emberscale_jobmaster.evaluation import BINS, Tally
 from emberscale_jobmaster.membership import MemberId, Process, Role
 from emberscale_jobmaster.observations import ServerReport, Vitals, WorkReport
 from emberscale_jobmaster.ranges import Ranges
-from emberscale_jobmaster.state import BadRecord, DataFile, Phase, Stage
+from emberscale_jobmaster.state import BadRecord, DataFile, JobState, Phase, Stage
 from emberscale_jobmaster.tasks import Discovered, Finding, Indexed, InvalidReportError, Split, Task
 
 _MAX_INDEX = 1023
@@ -192,7 +192,20 @@ def wire_routing(table: RoutingTable, ready: bool) -> pb.Routing:
         )
         for server in table.servers
     ]
-    return pb.Routing(epoch=table.epoch, servers=servers, bucket_owners=table.owners, ready=ready)
+    return pb.Routing(
+        generation=table.generation,
+        version=table.version,
+        servers=servers,
+        bucket_owners=table.bucket_owners,
+        piece_owners=table.piece_owners,
+        ready=ready,
+    )
+
+
+def lease_tokens(state: JobState) -> pb.LeaseTokens:
+    """Which leases of training tasks are in force."""
+    live = state.ledger.leases.keys() if state.stage is Stage.TRAIN else ()
+    return pb.LeaseTokens(live=live, next=state.next_token)
 
 
 def wire_evaluation(result: EvaluationResult) -> pb.EvaluationStatus:

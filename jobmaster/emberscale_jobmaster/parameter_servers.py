@@ -1,96 +1,140 @@
-"""Calls to all parameter servers at once."""
+"""Calls to parameter servers, none of which is waited for: each tells of its answer when it has come."""
 
-import queue
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import grpc
 
 from emberscale_api.routing import PsAddress
+from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc import master_pb2_grpc as rpc
 from emberscale_api.rpc.token import open_channel
-
-_LOOK_SECONDS = 0.2
-_Reply = TypeVar("_Reply")
-
-
-class ServerCallError(Exception):
-    """A parameter server answered with an error, or not at all."""
-
-    def __init__(self, server: PsAddress, code: grpc.StatusCode, details: str) -> None:
-        super().__init__(f"ps-{server.index}: {details} ({code.name})")
-        self.code = code
-        self.details = details
-
-    @property
-    def away(self) -> bool:
-        """Whether nobody answered: the server is down, and its silence will show."""
-        return self.code is grpc.StatusCode.UNAVAILABLE
-
-    @property
-    def superseded(self) -> bool:
-        """Whether the server has adopted a later table: it will say so itself."""
-        return self.code is grpc.StatusCode.ABORTED
-
-
-class AbandonedError(Exception):
-    """The calls make no sense any more: the routing changed, or the master is going."""
+from emberscale_jobmaster import messages
+from emberscale_jobmaster.effects import (
+    AssignCall,
+    CallServer,
+    HoldCall,
+    ResumeCall,
+    SavedCall,
+    SettleCall,
+    SnapshotCall,
+)
+from emberscale_jobmaster.events import Event, Loaded, Said, Saved, ServerAnswered, ServerFailed
+from emberscale_jobmaster.operations import WrittenFile
 
 
 class ParameterServers:
-    """Channels to the parameter servers of a job, one an address, kept open."""
+    """Channels to the parameter servers of a job, one an address, kept open.
 
-    def __init__(self, token: str, authority: bytes | None) -> None:
+    `manifest` is the job's, as JSON; `uri_of` says where a checkpoint of an id is. `tell` is called with the answer to
+    each call that has a serial number, from any thread.
+    """
+
+    def __init__(
+        self,
+        token: str,
+        authority: bytes | None,
+        manifest: str,
+        uri_of: Callable[[str], str],
+        tell: Callable[[Event], None],
+        now: Callable[[], float],
+    ) -> None:
         self._token = token
         self._authority = authority
+        self._manifest = manifest
+        self._uri_of = uri_of
+        self._tell = tell
+        self._now = now
+        self._lock = threading.Lock()
         self._channels: dict[str, grpc.Channel] = {}
 
-    def call(
-        self,
-        method: Callable[[rpc.ParameterServerStub], Any],
-        requests: Mapping[PsAddress, Any],
-        reply: type[_Reply],
-        abandoned: Callable[[], bool],
-        seconds: float | None = None,
-    ) -> dict[PsAddress, _Reply]:
-        """Calls `method` of every server with its request, in parallel, and returns all answers.
-
-        `seconds` limits each call. Raises ServerCallError for the first that fails and AbandonedError as soon as
-        `abandoned` says so; calls under way are cancelled then.
-        """
-        done: queue.SimpleQueue[PsAddress] = queue.SimpleQueue()
-        futures = {}
-        for server, request in requests.items():
-            future = method(self._stub(server)).future(request, timeout=seconds)
-            future.add_done_callback(lambda _, server=server: done.put(server))
-            futures[server] = future
-        replies: dict[PsAddress, _Reply] = {}
-        try:
-            while len(replies) < len(futures):
-                if abandoned():
-                    raise AbandonedError
-                try:
-                    server = done.get(timeout=_LOOK_SECONDS)
-                except queue.Empty:
-                    continue
-                try:
-                    replies[server] = futures[server].result()
-                except grpc.RpcError as error:
-                    raise ServerCallError(server, error.code(), error.details() or "") from error
-        finally:
-            for future in futures.values():
-                future.cancel()
-        return replies
+    def start(self, call: CallServer) -> None:
+        """Begins a call."""
+        method, request, read = self._translated(call)
+        future = method.future(request, timeout=call.seconds)
+        if call.serial:
+            future.add_done_callback(lambda done: self._tell(self._event(call, done, read)))
 
     def forget(self, keep: Sequence[PsAddress]) -> None:
         """Closes the channels to all but these servers."""
         addresses = {server.control for server in keep}
-        for address in self._channels.keys() - addresses:
-            self._channels.pop(address).close()
+        with self._lock:
+            left = [self._channels.pop(address) for address in self._channels.keys() - addresses]
+        for channel in left:
+            channel.close()
+
+    def _event(self, call: CallServer, done: "grpc.Future[Any]", read: Callable[[Any], Loaded | Said | Saved]) -> Event:
+        where = {"operation": call.operation, "serial": call.serial, "server": call.server.index}
+        try:
+            answer = read(done.result())
+        except grpc.RpcError as error:
+            return ServerFailed(now=self._now(), code=error.code().name, problem=error.details() or "", **where)
+        except grpc.FutureCancelledError:
+            return ServerFailed(now=self._now(), code="CANCELLED", problem="the call was given up", **where)
+        except ValueError as error:
+            return ServerFailed(now=self._now(), code="INTERNAL", problem=str(error), **where)
+        return ServerAnswered(now=self._now(), answer=answer, **where)
+
+    def _translated(self, call: CallServer) -> tuple[Any, Any, Callable[[Any], Loaded | Said | Saved]]:
+        stub = self._stub(call.server)
+        match call.request:
+            case AssignCall(table=table, checkpoint=checkpoint, wait_seconds=seconds):
+                assign = pb.AssignRequest(
+                    routing=messages.wire_routing(table, ready=False),
+                    manifest_json=self._manifest,
+                    checkpoint_uri=self._uri_of(checkpoint) if checkpoint else "",
+                    wait_seconds=seconds,
+                )
+                return stub.Assign, assign, _loaded
+            case HoldCall(generation=generation, barrier=number, hold_seconds=seconds):
+                return stub.Hold, pb.HoldRequest(barrier=_barrier(generation, number, seconds)), _said
+            case SettleCall(generation=generation, barrier=number, hold_seconds=seconds) as call_to_settle:
+                settle = pb.SettleRequest(
+                    barrier=_barrier(generation, number, seconds),
+                    settle=messages.wire_applied(call_to_settle.settle),
+                    wait_seconds=call_to_settle.wait_seconds,
+                )
+                return stub.Settle, settle, _said
+            case SnapshotCall(generation=generation, barrier=number, hold_seconds=seconds, checkpoint=checkpoint):
+                uri = f"{self._uri_of(checkpoint)}/"
+                snapshot = pb.SnapshotRequest(barrier=_barrier(generation, number, seconds), uri=uri)
+                return stub.Snapshot, snapshot, _snapshot_said
+            case ResumeCall(generation=generation, barrier=number):
+                return stub.Resume, pb.ResumeRequest(barrier=_barrier(generation, number, 0.0)), _nothing
+            case SavedCall(generation=generation, barrier=number, wait_seconds=seconds):
+                saved = pb.GetSavedRequest(generation=generation, barrier=number, wait_seconds=seconds)
+                return stub.GetSaved, saved, _saved
 
     def _stub(self, server: PsAddress) -> rpc.ParameterServerStub:
-        channel = self._channels.get(server.control)
-        if channel is None:
-            channel = open_channel(server.control, self._token, self._authority)
-            self._channels[server.control] = channel
+        with self._lock:
+            channel = self._channels.get(server.control)
+            if channel is None:
+                channel = open_channel(server.control, self._token, self._authority)
+                self._channels[server.control] = channel
         return rpc.ParameterServerStub(channel)
+
+
+def _barrier(generation: int, number: int, hold_seconds: float) -> pb.Barrier:
+    return pb.Barrier(generation=generation, number=number, hold_seconds=hold_seconds)
+
+
+def _loaded(reply: pb.AssignReply) -> Loaded:
+    return Loaded(reply.done, reply.loaded_bytes, reply.problem, messages.applied(reply.applied))
+
+
+def _said(reply: pb.HoldReply | pb.SettleReply) -> Said:
+    return Said(messages.applied(reply.applied))
+
+
+def _snapshot_said(reply: pb.SnapshotReply) -> Said:
+    return Said(messages.applied(reply.applied), reply.held_seconds)
+
+
+def _saved(reply: pb.GetSavedReply) -> Saved:
+    files = tuple(WrittenFile(file.path, file.bytes, file.crc32) for file in reply.files)
+    return Saved(reply.done, reply.written_bytes, reply.problem, files)
+
+
+def _nothing(_: pb.ResumeReply) -> Said:
+    return Said({})

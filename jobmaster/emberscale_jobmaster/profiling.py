@@ -29,7 +29,7 @@ class Moment:
     training_seconds: float
     epoch: int
     recoveries: int
-    routing_epoch: int
+    routing_version: int
     incarnations: frozenset[tuple[str, str]]
     cpu_seconds: Mapping[str, float]
     stage_seconds: Mapping[str, float]
@@ -86,7 +86,7 @@ def moment(state: JobState, seen: Observations, spec: TrainingJobSpec, now: floa
         training_seconds=state.clock.training_seconds,
         epoch=state.epoch,
         recoveries=state.recoveries,
-        routing_epoch=state.routing.table.epoch,
+        routing_version=state.routing.table.version,
         incarnations=frozenset((name, incarnation) for name, (_, incarnation) in live.items()),
         cpu_seconds={name: sighting.vitals.cpu_seconds for name, sighting in sightings.items()},
         stage_seconds=stages,
@@ -126,7 +126,7 @@ def measure(before: Moment, after: Moment, spec: TrainingJobSpec) -> Measurement
         and before.sizes == sizes
         and before.incarnations == after.incarnations
         and _complete(after)
-        and (before.recoveries, before.routing_epoch) == (after.recoveries, after.routing_epoch)
+        and (before.recoveries, before.routing_version) == (after.recoveries, after.routing_version)
         and after.training_seconds - before.training_seconds >= _FULL * seconds - 1.0
         and throughput > 0
     )

@@ -111,12 +111,18 @@ def reshape_due(state: JobState) -> bool:
     )
 
 
-def reshaped(state: JobState, spec: TrainingJobSpec) -> JobState:
-    """A checkpoint holds everything that is applied: the target is in force, and its servers are to be assigned."""
-    target = state.scaling.target
-    if target is None or state.over:
+def reshaped(state: JobState, spec: TrainingJobSpec, began_at: float) -> JobState:
+    """A checkpoint, begun at `began_at`, is there: the target is in force, and its servers are to be assigned."""
+    scaling = state.scaling
+    if scaling.target is None or state.over:
         return state
-    return unrouted(_with(state, replace(state.scaling, sizes=target, target=None)), spec)
+    moving = replace(scaling, sizes=scaling.target, target=None, moves_since=(scaling.target_since, began_at))
+    return unrouted(_with(state, moving), spec)
+
+
+def moved(state: JobState) -> JobState:
+    """The servers of another number hold the rows."""
+    return replace(state, scaling=replace(state.scaling, moves_since=None))
 
 
 def describe_sizes(sizes: Sizes) -> str:

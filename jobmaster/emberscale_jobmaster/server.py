@@ -22,7 +22,6 @@ from emberscale_jobmaster.membership import Role
 from emberscale_jobmaster.messages import wire_member
 from emberscale_jobmaster.metrics import JobMetrics
 from emberscale_jobmaster.runtime import JobRuntime
-from emberscale_jobmaster.scaling import await_plan
 from emberscale_jobmaster.service import MasterService
 from emberscale_jobmaster.store import JobStore
 
@@ -84,9 +83,7 @@ class MasterProcess:
         Raises StoreUnavailableError, UnreadableStateError and AddressInUseError.
         """
         self._bind()
-        self._runtime.take_over()
-        if self._brain is not None:
-            self._runtime.apply(lambda state: await_plan(state, self._runtime.spec))
+        self._runtime.take_over(awaits_plan=self._brain is not None)
         registry = CollectorRegistry()
         registry.register(JobMetrics(self._runtime))
         registry.register(ProcessMetrics())

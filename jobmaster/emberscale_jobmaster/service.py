@@ -10,11 +10,21 @@ import structlog
 
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc import master_pb2_grpc as rpc
-from emberscale_jobmaster import lifecycle, messages, progress, status, tasks
+from emberscale_jobmaster import messages, status, tasks
 from emberscale_jobmaster.dataset import DatasetCatalog, DatasetNotReadyError
+from emberscale_jobmaster.effects import Dropped, Granted
+from emberscale_jobmaster.events import (
+    Beat,
+    Exited,
+    FailureReported,
+    Registered,
+    Spoke,
+    SuspensionWanted,
+    TaskFinished,
+    TaskWanted,
+)
 from emberscale_jobmaster.membership import MemberId, Role, SupersededError, UnknownMemberError
-from emberscale_jobmaster.runtime import Change, ClosingError, JobRuntime
-from emberscale_jobmaster.shard_sizing import shard_batches
+from emberscale_jobmaster.runtime import ClosingError, JobRuntime
 from emberscale_jobmaster.state import JobState, Stage, wanted_sizes
 from emberscale_jobmaster.store import StoreUnavailableError
 from emberscale_jobmaster.tasks import InvalidReportError, Task
@@ -62,14 +72,14 @@ class MasterService(rpc.MasterServicer):
     def Register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.RegisterReply:  # noqa: N802
         """Joins the job."""
         member = messages.member_id(request.member, Role.PS, Role.WORKER)
-        process = messages.process(request, member.role)
-        with self._runtime.changing() as change:
-            is_new = not change.state.members.slot(member.role, member.index).registrations
-            change.state = lifecycle.registered(change.state, self._spec, member, process, request.routing_epoch)
-            change.observed = change.observed.heard(member, self._runtime.now())
-        asked_for = change.state.scaling.changed_at
-        if is_new and asked_for and member.role is Role.WORKER:
-            self._runtime.started_up(Role.WORKER, asked_for)
+        event = Registered(
+            now=self._runtime.now(),
+            member=member,
+            process=messages.process(request, member.role),
+            generation=request.generation,
+            version=request.routing_version,
+        )
+        self._runtime.handle(event)
         _log.info("registered", member=member.slot, incarnation=member.incarnation, pid=request.pid, host=request.host)
         return pb.RegisterReply(manifest_json=self._manifest, heartbeat_seconds=self._spec.sharding.heartbeat_interval)
 
@@ -77,31 +87,36 @@ class MasterService(rpc.MasterServicer):
     def Heartbeat(self, request: pb.HeartbeatRequest, context: grpc.ServicerContext) -> pb.HeartbeatReply:  # noqa: N802
         """Keeps the member and its leases alive, and takes its progress."""
         member = self._caller(request.member, Role.PS, Role.WORKER)
-        vitals = messages.vitals(request)
         work = messages.work_report(request.worker) if request.HasField("worker") else None
         served = messages.server_report(request.ps) if request.HasField("ps") else None
         if request.bad_records:
             self._runtime.note_bad_records(messages.bad_records(request.bad_records))
-        progress = {lease.token: lease.committed for lease in request.leases}
-        now = self._runtime.now()
-        with self._runtime.changing() as change:
-            state = lifecycle.heard(change.state, self._spec, member, request.ps.routing_epoch)
-            change.state, dropped = tasks.report_progress(state, self._spec, member, progress)
-            seen = change.observed.beat(member, vitals, progress.keys(), now)
-            if work is not None and member.role is Role.WORKER:
-                if work.truncated_lists and seen.is_news(member, request.delta_sequence):
-                    change.state = lifecycle.lists_truncated(change.state, work.truncated_lists)
-                seen = seen.worked(member, request.delta_sequence, work, now)
-            if served is not None and member.role is Role.PS:
-                seen = seen.served(member, served)
-            change.observed = seen
-        sizes = wanted_sizes(change.state, self._spec)
-        return pb.HeartbeatReply(
-            routing_epoch=change.state.routing.table.epoch,
-            revoked_tokens=dropped,
-            stop=change.state.over,
+        event = Beat(
+            now=self._runtime.now(),
+            member=member,
+            vitals=messages.vitals(request),
+            leases={lease.token: lease.committed for lease in request.leases},
+            sequence=request.delta_sequence,
+            work=work,
+            served=served,
+            generation=request.ps.generation,
+            version=request.ps.routing_version,
+        )
+        handled = self._runtime.handle(event)
+        state, table = handled.job, handled.job.routing.table
+        sizes = wanted_sizes(state, self._spec)
+        reply = pb.HeartbeatReply(
+            generation=table.generation,
+            routing_version=table.version,
+            revoked_tokens=[
+                token for answer in handled.answers if isinstance(answer, Dropped) for token in answer.tokens
+            ],
+            stop=state.over,
             cpu_cores=(sizes.worker if member.role is Role.WORKER else sizes.ps).cpu_cores or 0.0,
         )
+        if member.role is Role.PS and state.routing.ready and request.ps.generation == table.generation:
+            reply.leases.CopyFrom(messages.lease_tokens(state))
+        return reply
 
     @_answering
     def AcquireTask(self, request: pb.AcquireTaskRequest, context: grpc.ServicerContext) -> pb.AcquireTaskReply:  # noqa: N802
@@ -123,7 +138,7 @@ class MasterService(rpc.MasterServicer):
 
         def newer(state: JobState) -> bool | None:
             routing = state.routing
-            return (state.over or (routing.ready and routing.table.epoch > request.newer_than)) or None
+            return (state.over or (routing.ready and routing.table.version > request.newer_than)) or None
 
         self._runtime.wait_until(newer, min(max(request.max_wait_seconds, 0.0), _LONGEST_WAIT_SECONDS))
         state, _ = self._runtime.snapshot()
@@ -144,7 +159,9 @@ class MasterService(rpc.MasterServicer):
         member = self._caller(request.member, Role.PS, Role.WORKER)
         reason, message = messages.failure(request)
         _log.error("failure reported", member=member.slot, reason=reason, message=message, fatal=request.fatal)
-        self._runtime.update(lambda state: lifecycle.failure_reported(state, member, reason, message, request.fatal))
+        self._runtime.handle(
+            FailureReported(now=self._runtime.now(), member=member, reason=reason, message=message, fatal=request.fatal)
+        )
         return pb.ReportFailureReply()
 
     @_answering
@@ -172,15 +189,15 @@ class MasterService(rpc.MasterServicer):
         """The operator saw a process end."""
         member = messages.member_id(request.member, Role.MASTER, Role.PS, Role.WORKER)
         _log.info("exited", member=member.slot, exit_code=request.exit_code, reason=request.reason)
-        self._runtime.update(
-            lambda state: lifecycle.exited(state, self._spec, member, request.exit_code, request.reason)
+        self._runtime.handle(
+            Exited(now=self._runtime.now(), member=member, exit_code=request.exit_code, reason=request.reason)
         )
         return pb.ReportExitReply()
 
     @_answering
     def Suspend(self, request: pb.SuspendRequest, context: grpc.ServicerContext) -> pb.SuspendReply:  # noqa: N802
         """Takes a checkpoint and leaves the job Suspended; answers when it is."""
-        self._runtime.update(progress.suspension_begun)
+        self._runtime.handle(SuspensionWanted(now=self._runtime.now()))
         state = self._runtime.wait_until(lambda state: state if state.over else None, context.time_remaining())
         if state is None:
             context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the checkpoint is still being taken")
@@ -197,7 +214,7 @@ class MasterService(rpc.MasterServicer):
     def _caller(self, member: pb.Member, *roles: Role) -> MemberId:
         """The member that calls, once it is known that it may call."""
         caller = messages.member_id(member, *roles)
-        self._runtime.hear(caller)
+        self._runtime.note(Spoke(now=self._runtime.now(), member=caller))
         return caller
 
     def _take_finished(self, member: MemberId, results: Sequence[pb.TaskResult]) -> None:
@@ -213,39 +230,16 @@ class MasterService(rpc.MasterServicer):
                 messages.check_blocks(result.blocks, tasks.file_at(state, lease.start), number)
                 self._runtime.store.save_blocks(split, number, pb.TaskResult(blocks=result.blocks).SerializeToString())
             finding = messages.finding(result, state.stage)
-            self._runtime.update(functools.partial(tasks.finish, member=member, token=result.token, finding=finding))
+            event = TaskFinished(now=self._runtime.now(), member=member, token=result.token, finding=finding)
+            self._runtime.handle(event)
 
     def _lease(self, member: MemberId) -> tuple[Task | None, bool]:
-        task = None
-        try:
-            with self._runtime.changing() as change:
-                batches = self._shard_batches(change, member)
-                state = lifecycle.heard(change.state, self._spec, member)
-                change.state, task = tasks.acquire(state, self._spec, member, batches)
-        except StoreUnavailableError:
-            if task is not None:
-                token = task.token
-                self._runtime.apply(lambda state: lifecycle.leases_expired(state, [token]))
-            raise
-        return task, change.state.over
+        handled = self._runtime.handle(TaskWanted(now=self._runtime.now(), member=member))
+        granted = next((answer.task for answer in handled.answers if isinstance(answer, Granted)), None)
+        return granted, handled.job.over
 
     def _has_work(self, member: MemberId, state: JobState) -> bool | None:
         return (state.over or tasks.acquire(state, self._spec, member, 1)[1] is not None) or None
 
     def _newer_plan(self, known: int, state: JobState) -> pb.Plan | None:
         return status.plan(state, self._spec) if state.plan_version > known else None
-
-    def _shard_batches(self, change: Change, member: MemberId) -> int:
-        now = self._runtime.now()
-        peers = [
-            change.observed.speed(name, now)
-            for name, slot in change.state.members.slots.items()
-            if slot.role is Role.WORKER and slot.process is not None and slot.process.alive
-        ]
-        return shard_batches(
-            change.state.ledger.available,
-            change.observed.speed(member.slot, now),
-            peers,
-            self._spec.sharding.min_batches,
-            self._spec.sharding.max_batches,
-        )

@@ -50,7 +50,8 @@ def job_status(state: JobState, seen: Observations, spec: TrainingJobSpec, now: 
         bad_records=state.bad_records,
         bad_record_samples=[wire_bad_record(record) for record in state.bad_record_samples],
         checkpoint=state.checkpoint,
-        routing_epoch=state.routing.table.epoch,
+        generation=state.routing.table.generation,
+        routing_version=state.routing.table.version,
         recoveries=state.recoveries,
         training_seconds=state.clock.training_seconds,
         evaluated_samples=evaluated_samples(state),
@@ -64,8 +65,9 @@ def explanation(state: JobState, spec: TrainingJobSpec) -> tuple[str, str]:
     """Why the job is where it is: a CamelCase reason, and a sentence."""
     if state.outcome is not None:
         return state.outcome.reason, state.outcome.message
-    if state.trouble:
-        return state.trouble.reason, state.trouble.message
+    if state.troubles:
+        trouble = max(state.troubles.values(), key=lambda one: one.since)
+        return trouble.reason, trouble.describe(state.clock.active_seconds)
     if state.scaling.waits_for_plan:
         return state.scaling.reason, state.scaling.message
     missing = waiting_for(state, spec)
@@ -92,6 +94,7 @@ def plan(state: JobState, spec: TrainingJobSpec) -> pb.Plan:
     wanted = 0 if phase in OVER else 1
     sizes = wanted_sizes(state, spec)
     members = 0 if state.scaling.waits_for_plan else wanted
+    silent = state.members.given_up() if wanted else ()
     roles = [
         pb.RolePlan(
             role=pb.MASTER,
@@ -109,6 +112,7 @@ def plan(state: JobState, spec: TrainingJobSpec) -> pb.Plan:
         roles=roles,
         phase=wire_phase(phase),
         sizing=_sizing(state),
+        silent=[wire_member(given_up.role, given_up.index, given_up.incarnation) for given_up in silent],
     )
 
 
@@ -119,7 +123,7 @@ def _sizing(state: JobState) -> pb.Sizing:
         message=scaling.message,
         plan_version=scaling.plan_version,
         expected_samples_per_second=scaling.expected_throughput,
-        since=scaling.changed_at,
+        since=scaling.since,
         scalings=scaling.scalings,
     )
 
@@ -137,7 +141,7 @@ def _members(state: JobState, seen: Observations, now: float) -> list[pb.MemberS
     members = []
     for name, slot in sorted(state.members.slots.items()):
         process = slot.process
-        sighting = seen.sightings.get(name, Sighting("", now))
+        sighting = seen.sightings.get(name, Sighting("", 0.0, 0.0))
         incarnation = process.incarnation if process is not None else sighting.incarnation
         members.append(
             pb.MemberStatus(

@@ -1,0 +1,146 @@
+"""The checkpoint folder at the master's edge: each call in a thread of its own, so that none can hold up another.
+
+A call that hangs is left behind; the machine has a deadline for it. The threads are daemons: they do not keep the
+process from ending.
+"""
+
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import structlog
+
+from emberscale_api.checkpoint import (
+    CheckpointFile,
+    CheckpointManifest,
+    DamagedCheckpointError,
+    DataFileIdentity,
+    EpochApplied,
+)
+from emberscale_api.job import TrainingJob
+from emberscale_jobmaster.checkpoints import CheckpointFolder, incompatibility
+from emberscale_jobmaster.effects import DeleteCheckpoint, FindCheckpoint, PruneCheckpoints, WriteManifest
+from emberscale_jobmaster.events import CheckpointFound, Event, ManifestWritten, Pruned, StorageFailed
+from emberscale_jobmaster.operations import Restored, Source
+from emberscale_jobmaster.store import JobStore
+
+_MOST_CALLS = 32
+"""Calls under way; where so many hang, further ones fail at once."""
+
+StorageEffect = FindCheckpoint | WriteManifest | PruneCheckpoints | DeleteCheckpoint
+_log = structlog.get_logger()
+
+
+class CheckpointStorage:
+    """Carries out effects on one folder. `tell` is called with what came of each, from any thread."""
+
+    def __init__(
+        self,
+        folder: CheckpointFolder,
+        job: TrainingJob,
+        job_uid: str,
+        store: JobStore,
+        tell: Callable[[Event], None],
+        now: Callable[[], float],
+    ) -> None:
+        self._folder = folder
+        self._job = job
+        self._job_uid = job_uid
+        self._store = store
+        self._tell = tell
+        self._now = now
+        self._free = threading.BoundedSemaphore(_MOST_CALLS)
+
+    def start(self, effect: StorageEffect) -> None:
+        """Begins to carry out an effect."""
+        if not self._free.acquire(blocking=False):
+            self._fail(effect, f"{_MOST_CALLS} earlier calls have not come back")
+            return
+        threading.Thread(target=self._run, args=(effect,), name="checkpoint-storage", daemon=True).start()
+
+    def _run(self, effect: StorageEffect) -> None:
+        try:
+            event = self._carry_out(effect)
+        except Exception as error:  # noqa: BLE001  # file systems raise errors of their own libraries
+            self._fail(effect, f"{type(error).__name__}: {error}")
+        else:
+            if event is not None:
+                self._tell(event)
+        finally:
+            self._free.release()
+
+    def _carry_out(self, effect: StorageEffect) -> Event | None:
+        match effect:
+            case FindCheckpoint():
+                return self._find(effect)
+            case WriteManifest():
+                self._store.confirm()  # a master that was deposed writes nothing
+                self._folder.write(self._manifest(effect))
+                return ManifestWritten(now=self._now(), operation=effect.operation, serial=effect.serial)
+            case PruneCheckpoints():
+                self._folder.prune(effect.keep, effect.damaged)
+                return Pruned(now=self._now(), operation=effect.operation, serial=effect.serial)
+            case DeleteCheckpoint():
+                self._folder.delete(effect.checkpoint)
+                return None
+
+    def _fail(self, effect: StorageEffect, problem: str) -> None:
+        if isinstance(effect, DeleteCheckpoint):
+            _log.warning("checkpoint_stays", checkpoint=effect.checkpoint, problem=problem)
+            return
+        problem = f"spec.checkpoint.uri ({self._folder.uri}) cannot be used: {problem}"
+        self._tell(StorageFailed(now=self._now(), operation=effect.operation, serial=effect.serial, problem=problem))
+
+    def _find(self, effect: FindCheckpoint) -> CheckpointFound:
+        newest = max(map(int, self._folder.folders()), default=0)
+        damaged: dict[str, str] = {}
+        source, problem = None, ""
+        for identifier in reversed(self._folder.complete()):
+            if identifier in effect.refused:
+                continue
+            try:
+                manifest = self._folder.read(identifier)
+            except DamagedCheckpointError as error:
+                damaged[identifier] = str(error)
+                continue
+            source = _source(manifest)
+            if reason := incompatibility(manifest, self._job):
+                problem = f"{self._folder.uri_of(identifier)}: {reason}"
+            break
+        return CheckpointFound(
+            now=self._now(),
+            operation=effect.operation,
+            serial=effect.serial,
+            source=source,
+            damaged=damaged,
+            incompatible=problem,
+            newest=newest,
+        )
+
+    def _manifest(self, effect: WriteManifest) -> CheckpointManifest:
+        image = effect.image
+        return CheckpointManifest(
+            id=effect.checkpoint,
+            number=int(effect.checkpoint),
+            created=datetime.now(UTC),
+            job_uid=self._job_uid,
+            job=self._job,
+            ps_count=effect.servers,
+            generation=image.generation,
+            routing_version=image.version,
+            epoch=image.epoch,
+            batch_size=self._job.spec.training.batch_size,
+            training_records=effect.training_records,
+            applied=tuple(EpochApplied(epoch=epoch, ranges=batches) for epoch, batches in effect.applied.items()),
+            evaluations=image.evaluations,
+            training_files=tuple(DataFileIdentity(uri=uri, bytes=size) for uri, size in effect.training_files),
+            evaluation_files=tuple(DataFileIdentity(uri=uri, bytes=size) for uri, size in effect.evaluation_files),
+            training_seconds=image.training_seconds,
+            files=tuple(CheckpointFile(path=file.path, bytes=file.bytes, crc32=file.crc32) for file in effect.files),
+        )
+
+
+def _source(manifest: CheckpointManifest) -> Source:
+    data = tuple((file.uri, file.bytes) for file in (*manifest.training_files, *manifest.evaluation_files))
+    applied = {entry.epoch: entry.ranges for entry in manifest.applied}
+    return Source(manifest.id, Restored(applied, manifest.evaluations, data, manifest.training_seconds))
