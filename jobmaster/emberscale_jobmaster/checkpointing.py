@@ -33,9 +33,9 @@ from emberscale_jobmaster.operations import (
     STORAGE,
     Checkpointing,
     CheckpointPhase,
+    CheckpointPurpose,
     Image,
     Pruning,
-    Purpose,
     answered,
     asking_later,
 )
@@ -116,7 +116,7 @@ def effects_of(state: JobState, operation: Checkpointing, whom: int, serial: int
         )
     barrier, server = operation.barrier, operation.servers[whom]
     call = CallServer(operation.id, serial, server, _request(operation, whom), CALL_SECONDS)
-    if operation.phase is not CheckpointPhase.SAVE or operation.purpose is not Purpose.RESHAPE:
+    if operation.phase is not CheckpointPhase.SAVE or operation.purpose is not CheckpointPurpose.RESHAPE:
         return (call,)
     # What is pushed after the snapshot would be lost with the old generation.
     hold = HoldCall(barrier.generation, barrier.number + 1, HOLD_SECONDS)
@@ -178,15 +178,15 @@ def written(
     size = sum(file.bytes for files in operation.files.values() for file in files)
     pruning = Pruning(state.next_operation, deadline=now + PRUNE_SECONDS)
     state = replace(state, checkpoint=operation.checkpoint, checkpointed_at=now, next_operation=pruning.id + 1)
-    state = state.without(operation).untroubled(*Purpose).asking(pruning, STORAGE)
+    state = state.without(operation).untroubled(*CheckpointPurpose).asking(pruning, STORAGE)
     taken = CheckpointTaken(operation.checkpoint, cost, size)
     match operation.purpose:
-        case Purpose.RESHAPE:
+        case CheckpointPurpose.RESHAPE:
             state = scaling.reshaped(state, spec, operation.began_at)
             return state, (taken, *(_resume(operation) if state.routing.ready else ()))
-        case Purpose.FINAL | Purpose.SUSPENSION:
+        case CheckpointPurpose.FINAL | CheckpointPurpose.SUSPENSION:
             return replace(state, ends_with=operation.purpose), (taken,)
-        case Purpose.PERIODIC:
+        case CheckpointPurpose.PERIODIC:
             return state, (taken,)
 
 
@@ -217,9 +217,9 @@ def given_up(state: JobState, spec: TrainingJobSpec, operation: Checkpointing, p
     if not retry.exhausted(trouble, now, _patience(operation)):
         return state
     match operation.purpose:
-        case Purpose.SUSPENSION:
+        case CheckpointPurpose.SUSPENSION:
             return suspended(state)
-        case Purpose.FINAL:
+        case CheckpointPurpose.FINAL:
             return failed(state, trouble.reason, problem)
         case _:
             return state
@@ -256,18 +256,18 @@ def prune_effect(state: JobState, spec: TrainingJobSpec, operation: Pruning, ser
 
 def _resume(operation: Checkpointing) -> tuple[CallServer, ...]:
     barrier = operation.barrier
-    request = ResumeCall(barrier.generation, barrier.number + (operation.purpose is Purpose.RESHAPE))
+    request = ResumeCall(barrier.generation, barrier.number + (operation.purpose is CheckpointPurpose.RESHAPE))
     return tuple(CallServer(operation.id, 0, server, request, CALL_SECONDS) for server in operation.servers)
 
 
-def _due(state: JobState, spec: TrainingJobSpec, now: float) -> Purpose | None:
+def _due(state: JobState, spec: TrainingJobSpec, now: float) -> CheckpointPurpose | None:
     if scaling.reshape_due(state):
-        return Purpose.RESHAPE
+        return CheckpointPurpose.RESHAPE
     if state.stage is Stage.SAVE:
-        return Purpose.FINAL
+        return CheckpointPurpose.FINAL
     if state.suspending:
-        return Purpose.SUSPENSION
-    return Purpose.PERIODIC if now - state.checkpointed_at >= interval(state, spec) else None
+        return CheckpointPurpose.SUSPENSION
+    return CheckpointPurpose.PERIODIC if now - state.checkpointed_at >= interval(state, spec) else None
 
 
 def _request(operation: Checkpointing, whom: int) -> ServerRequest:
@@ -288,10 +288,14 @@ def _trouble(
     state: JobState, spec: TrainingJobSpec, operation: Checkpointing, problem: str, now: float
 ) -> retry.Trouble:
     """One that only saves work is tried again after a tenth of the interval: each attempt may hold training up."""
-    pause = interval(state, spec) / 10 if operation.purpose is Purpose.PERIODIC else 0.0
+    pause = interval(state, spec) / 10 if operation.purpose is CheckpointPurpose.PERIODIC else 0.0
     before = state.troubles.get(operation.purpose)
     return retry.failed_again(before, now, "CheckpointFailed", problem, at_least=pause)
 
 
 def _patience(operation: Checkpointing) -> float:
-    return retry.SUSPENSION_PATIENCE_SECONDS if operation.purpose is Purpose.SUSPENSION else retry.PATIENCE_SECONDS
+    return (
+        retry.SUSPENSION_PATIENCE_SECONDS
+        if operation.purpose is CheckpointPurpose.SUSPENSION
+        else retry.PATIENCE_SECONDS
+    )

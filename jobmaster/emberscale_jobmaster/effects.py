@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from emberscale_api.routing import PsAddress, RoutingTable
 from emberscale_jobmaster.applied import Applied
 from emberscale_jobmaster.membership import Role
-from emberscale_jobmaster.operations import Image, WrittenFile
+from emberscale_jobmaster.operations import Image, SnapshotFile
 from emberscale_jobmaster.tasks import Task
 
 # To a parameter server. Each answers within its `wait_seconds`; what takes longer goes on behind, and the same call
@@ -118,7 +118,7 @@ class WriteManifest:
     image: Image
     servers: int
     applied: Applied
-    files: tuple[WrittenFile, ...]
+    files: tuple[SnapshotFile, ...]
     training_records: int
     training_files: tuple[tuple[str, int], ...]
     evaluation_files: tuple[tuple[str, int], ...]
@@ -128,7 +128,7 @@ class WriteManifest:
 class PruneCheckpoints:
     """Remove what is older than the newest complete checkpoint, but for the `keep` newest that are not damaged.
 
-    Answered by `Pruned` or `StorageFailed`.
+    Answered by `PruningDone` or `StorageFailed`.
     """
 
     operation: int

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from emberscale_jobmaster.applied import Applied
 from emberscale_jobmaster.membership import MemberId, Process
 from emberscale_jobmaster.observations import ServerReport, Vitals, WorkReport
-from emberscale_jobmaster.operations import Source, WrittenFile
+from emberscale_jobmaster.operations import SnapshotFile, Source
 from emberscale_jobmaster.scaling import Advice
 from emberscale_jobmaster.state import BadRecord
 from emberscale_jobmaster.tasks import Finding
@@ -181,7 +181,7 @@ class Saved:
     done: bool
     written_bytes: int = 0
     problem: str = ""
-    files: tuple[WrittenFile, ...] = ()
+    files: tuple[SnapshotFile, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,7 +231,7 @@ class ManifestWritten(_At):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pruned(_At):
+class PruningDone(_At):
     """Old checkpoints are removed."""
 
     operation: int
@@ -267,6 +267,6 @@ Event = (
     | ServerFailed
     | CheckpointFound
     | ManifestWritten
-    | Pruned
+    | PruningDone
     | StorageFailed
 )

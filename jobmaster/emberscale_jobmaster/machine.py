@@ -24,7 +24,7 @@ from emberscale_jobmaster.events import (
     Loaded,
     ManifestWritten,
     PlanMissed,
-    Pruned,
+    PruningDone,
     Registered,
     Said,
     Saved,
@@ -44,9 +44,9 @@ from emberscale_jobmaster.operations import (
     STORAGE,
     Checkpointing,
     CheckpointPhase,
+    CheckpointPurpose,
     Operation,
     Pruning,
-    Purpose,
     Restore,
 )
 from emberscale_jobmaster.shard_sizing import shard_batches
@@ -76,10 +76,10 @@ class MasterState:
         return self.job.clock.active_seconds + uncounted
 
 
-Outcome = tuple[MasterState, tuple[Effect, ...]]
+Stepped = tuple[MasterState, tuple[Effect, ...]]
 
 
-def step(state: MasterState, event: Event, spec: TrainingJobSpec) -> Outcome:
+def step(state: MasterState, event: Event, spec: TrainingJobSpec) -> Stepped:
     """What follows from an event: the state after it, and what is to be done once that state is durable.
 
     Raises UnknownMemberError, SupersededError and InvalidReportError for events that must be refused; nothing has
@@ -93,7 +93,7 @@ def step(state: MasterState, event: Event, spec: TrainingJobSpec) -> Outcome:
     return _settled(looked, after, effects, event.now, spec)
 
 
-def _handled(state: MasterState, event: Event, spec: TrainingJobSpec) -> Outcome:
+def _handled(state: MasterState, event: Event, spec: TrainingJobSpec) -> Stepped:
     job, seen, now = state.job, state.seen, state.clock(event.now)
     match event:
         case TakenOver():
@@ -146,7 +146,7 @@ def _handled(state: MasterState, event: Event, spec: TrainingJobSpec) -> Outcome
                 return state, ()
             job, effects = checkpointing.written(job, spec, operation, now)
             return replace(state, job=job), effects
-        case Pruned(operation=number, serial=serial):
+        case PruningDone(operation=number, serial=serial):
             operation = _waiting(job, number, STORAGE, serial)
             return replace(state, job=job.without(operation) if isinstance(operation, Pruning) else job), ()
         case StorageFailed():
@@ -165,7 +165,7 @@ def _taken_over(state: MasterState, event: TakenOver, spec: TrainingJobSpec) -> 
     return MasterState(job, Observations(), event.now, event.now)
 
 
-def _time_passed(state: MasterState, event: TimePassed, spec: TrainingJobSpec) -> Outcome:
+def _time_passed(state: MasterState, event: TimePassed, spec: TrainingJobSpec) -> Stepped:
     if state.job.over:
         return state, ()
     if (elapsed := event.now - state.counted_at) >= COUNTED_SECONDS:
@@ -209,7 +209,7 @@ def _operation_time_passed(job: JobState, spec: TrainingJobSpec, number: int, no
             return job
 
 
-def _registered(state: MasterState, event: Registered, spec: TrainingJobSpec) -> Outcome:
+def _registered(state: MasterState, event: Registered, spec: TrainingJobSpec) -> Stepped:
     job, member = state.job, event.member
     is_new = not job.members.slot(member.role, member.index).registrations
     joined = lifecycle.registered(job, spec, member, event.process, event.generation, event.version)
@@ -220,7 +220,7 @@ def _registered(state: MasterState, event: Registered, spec: TrainingJobSpec) ->
     return replace(state, job=joined, seen=state.seen.heard(member)), effects
 
 
-def _beat(state: MasterState, event: Beat, spec: TrainingJobSpec) -> Outcome:
+def _beat(state: MasterState, event: Beat, spec: TrainingJobSpec) -> Stepped:
     member, work = event.member, event.work
     job = lifecycle.heard(state.job, spec, member, event.generation, event.version)
     job, dropped = tasks.report_progress(job, spec, member, dict(event.leases))
@@ -234,7 +234,7 @@ def _beat(state: MasterState, event: Beat, spec: TrainingJobSpec) -> Outcome:
     return replace(state, job=job, seen=seen), (Dropped(tuple(dropped)),)
 
 
-def _task_wanted(state: MasterState, event: TaskWanted, member: MemberId, spec: TrainingJobSpec) -> Outcome:
+def _task_wanted(state: MasterState, event: TaskWanted, member: MemberId, spec: TrainingJobSpec) -> Stepped:
     job = lifecycle.heard(state.job, spec, member)
     peers = [
         state.seen.speed(name, event.now)
@@ -277,7 +277,7 @@ def _server_failed(job: JobState, event: ServerFailed, spec: TrainingJobSpec, no
             return job
 
 
-def _storage_failed(state: MasterState, event: StorageFailed, spec: TrainingJobSpec, now: float) -> Outcome:
+def _storage_failed(state: MasterState, event: StorageFailed, spec: TrainingJobSpec, now: float) -> Stepped:
     job = state.job
     operation = _waiting(job, event.operation, STORAGE, event.serial)
     match operation:
@@ -301,13 +301,15 @@ def _waiting(job: JobState, number: int, whom: int, serial: int) -> Operation | 
 def _can_move(job: JobState) -> bool:
     """Whether the leases of workers can move: not before the servers are ready, nor while a barrier may hold pushes."""
     taking = job.checkpointing
-    held = taking is not None and (taking.phase is CheckpointPhase.BARRIER or taking.purpose is Purpose.RESHAPE)
+    held = taking is not None and (
+        taking.phase is CheckpointPhase.BARRIER or taking.purpose is CheckpointPurpose.RESHAPE
+    )
     return job.routing.ready and job.stage in (Stage.TRAIN, Stage.EVALUATE) and not held
 
 
 def _settled(
     before: MasterState, after: MasterState, effects: Iterable[Effect], now: float, spec: TrainingJobSpec
-) -> Outcome:
+) -> Stepped:
     """Everything that follows by itself, with the effects that it has."""
     job, clock = after.job, after.clock(now)
     while True:

@@ -76,7 +76,7 @@ class Restore:
     again_at: Mapping[int, float] = field(default_factory=dict)
 
 
-class Purpose(StrEnum):
+class CheckpointPurpose(StrEnum):
     """What a checkpoint is taken for."""
 
     PERIODIC = "Periodic"
@@ -108,7 +108,7 @@ class Image:
 
 
 @dataclass(frozen=True)
-class WrittenFile:
+class SnapshotFile:
     """A file of a checkpoint, its path relative to the checkpoint's folder, and `zlib.crc32` of its content."""
 
     path: str
@@ -130,7 +130,7 @@ class Checkpointing:
 
     id: int
     checkpoint: str
-    purpose: Purpose
+    purpose: CheckpointPurpose
     phase: CheckpointPhase
     began_at: float
     deadline: float
@@ -141,7 +141,7 @@ class Checkpointing:
     held_seconds: float = 0.0
     written: Mapping[int, int] = field(default_factory=dict)
     problems: Mapping[int, str] = field(default_factory=dict)
-    files: Mapping[int, tuple[WrittenFile, ...]] = field(default_factory=dict)
+    files: Mapping[int, tuple[SnapshotFile, ...]] = field(default_factory=dict)
     again_at: Mapping[int, float] = field(default_factory=dict)
 
     @property

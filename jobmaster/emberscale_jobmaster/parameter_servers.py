@@ -21,7 +21,7 @@ from emberscale_jobmaster.effects import (
     SnapshotCall,
 )
 from emberscale_jobmaster.events import Event, Loaded, Said, Saved, ServerAnswered, ServerFailed
-from emberscale_jobmaster.operations import WrittenFile
+from emberscale_jobmaster.operations import SnapshotFile
 
 
 class ParameterServers:
@@ -132,7 +132,7 @@ def _snapshot_said(reply: pb.SnapshotReply) -> Said:
 
 
 def _saved(reply: pb.GetSavedReply) -> Saved:
-    files = tuple(WrittenFile(file.path, file.bytes, file.crc32) for file in reply.files)
+    files = tuple(SnapshotFile(file.path, file.bytes, file.crc32) for file in reply.files)
     return Saved(reply.done, reply.written_bytes, reply.problem, files)
 
 

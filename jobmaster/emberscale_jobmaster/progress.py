@@ -7,7 +7,7 @@ from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTabl
 from emberscale_jobmaster.evaluation import Tally
 from emberscale_jobmaster.ledger import Ledger
 from emberscale_jobmaster.membership import MemberId
-from emberscale_jobmaster.operations import Pruning, Purpose, Restored
+from emberscale_jobmaster.operations import CheckpointPurpose, Pruning, Restored
 from emberscale_jobmaster.recovery import Estimates, Failure, Protection, RollBack, choose
 from emberscale_jobmaster.sizes import within_manifest
 from emberscale_jobmaster.state import (
@@ -199,10 +199,10 @@ def _following(state: JobState, spec: TrainingJobSpec) -> JobState:
     return state
 
 
-def _ended_by(state: JobState, purpose: Purpose) -> JobState:
+def _ended_by(state: JobState, purpose: CheckpointPurpose) -> JobState:
     """A checkpoint of this purpose is complete, and old ones are removed."""
     state = replace(state, ends_with=None)
-    if purpose is Purpose.FINAL and state.stage is Stage.SAVE:
+    if purpose is CheckpointPurpose.FINAL and state.stage is Stage.SAVE:
         return completed(state)
     return suspended(state) if state.suspending else state
 

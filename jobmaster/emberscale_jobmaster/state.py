@@ -10,7 +10,7 @@ from emberscale_api.routing import RoutingTable
 from emberscale_jobmaster.evaluation import Tally
 from emberscale_jobmaster.ledger import Ledger
 from emberscale_jobmaster.membership import Membership, Process, Role
-from emberscale_jobmaster.operations import Checkpointing, Operation, Purpose, Restore, Restored
+from emberscale_jobmaster.operations import Checkpointing, CheckpointPurpose, Operation, Restore, Restored
 from emberscale_jobmaster.retry import Trouble
 from emberscale_jobmaster.sizes import Scaling, Sizes, combined, manifest_sizes
 
@@ -137,7 +137,7 @@ class JobState:
     advised_interval: float | None = None
     """Seconds between checkpoints that the brain advises."""
     suspending: bool = False
-    ends_with: Purpose | None = None
+    ends_with: CheckpointPurpose | None = None
     outcome: Outcome | None = None
     plan_version: int = 1
     scaling: Scaling = field(default_factory=Scaling)

@@ -20,7 +20,7 @@ from emberscale_api.checkpoint import (
 from emberscale_api.job import TrainingJob
 from emberscale_jobmaster.checkpoints import CheckpointFolder, incompatibility
 from emberscale_jobmaster.effects import DeleteCheckpoint, FindCheckpoint, PruneCheckpoints, WriteManifest
-from emberscale_jobmaster.events import CheckpointFound, Event, ManifestWritten, Pruned, StorageFailed
+from emberscale_jobmaster.events import CheckpointFound, Event, ManifestWritten, PruningDone, StorageFailed
 from emberscale_jobmaster.operations import Restored, Source
 from emberscale_jobmaster.store import JobStore
 
@@ -79,7 +79,7 @@ class CheckpointStorage:
                 return ManifestWritten(now=self._now(), operation=effect.operation, serial=effect.serial)
             case PruneCheckpoints():
                 self._folder.prune(effect.keep, effect.damaged)
-                return Pruned(now=self._now(), operation=effect.operation, serial=effect.serial)
+                return PruningDone(now=self._now(), operation=effect.operation, serial=effect.serial)
             case DeleteCheckpoint():
                 self._folder.delete(effect.checkpoint)
                 return None

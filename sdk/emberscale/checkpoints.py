@@ -69,7 +69,7 @@ class CheckpointFolder:
             if job_uids is None or manifest.job_uid in job_uids:
                 complete.append(manifest)
         return FoundCheckpoints(
-            tuple(sorted(complete, key=lambda manifest: manifest.cut, reverse=True)), tuple(damaged)
+            tuple(sorted(complete, key=lambda manifest: manifest.number, reverse=True)), tuple(damaged)
         )
 
     def applied(self, manifest: CheckpointManifest) -> list[dict[int, Runs]]:

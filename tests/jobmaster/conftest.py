@@ -170,7 +170,7 @@ class Cluster:
         caller.register(data_address=f"tcp://127.0.0.1:{server.port}", control_address=server.address)
         beats = self._beats[index] = ExitStack()
         self._stack.callback(beats.close)
-        beats.enter_context(heartbeats(caller))
+        beats.enter_context(heartbeats(caller, server=server))
         self.servers = sorted(
             [*(other for other in self.servers if other.index != index), server], key=lambda ps: ps.index
         )

@@ -4,6 +4,7 @@ import json
 import socket
 import subprocess
 import threading
+import time
 import uuid
 import zlib
 from collections.abc import Callable, Iterator
@@ -131,7 +132,8 @@ AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.Sta
 class FakePs(rpc.ParameterServerServicer):
     """A parameter server without rows: it only remembers which batches it has applied, and how often.
 
-    `faults[step]` is called at the beginning of that step; it may raise FaultError.
+    `faults[step]` is called at the beginning of that step; it may raise FaultError. `after[step]` is called before the
+    answer of that step leaves. `lapses` lets every barrier lapse at once.
     """
 
     def __init__(self, index: int) -> None:
@@ -139,14 +141,19 @@ class FakePs(rpc.ParameterServerServicer):
         self.incarnation = uuid.uuid4().hex
         self.lock = threading.Condition()
         self.applied: Applied = {}
-        self.epoch = 0
-        self.frozen: int | None = None
+        self.generation = 0
+        self.version = 0
+        self.held: int | None = None
+        self.held_until = 0.0
+        self.over = 0
         self.settling: Applied = {}
-        self.cuts: dict[int, tuple[str, Applied]] = {}
+        self.snapshots: dict[int, tuple[str, Applied]] = {}
         self.steps: list[str] = []
         self.assigned_from: list[str] = []
         self.repeated = 0
+        self.live: pb.LeaseTokens | None = None
         self.faults: dict[str, Callable[[], None]] = {}
+        self.after: dict[str, Callable[[], None]] = {}
         self._server = grpc.server(ThreadPoolExecutor(16), interceptors=[TokenCheck(TOKEN)])
         rpc.add_ParameterServerServicer_to_server(self, self._server)
         self.port = self._server.add_insecure_port("127.0.0.1:0")
@@ -156,80 +163,128 @@ class FakePs(rpc.ParameterServerServicer):
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
+    @property
+    def holds(self) -> bool:
+        """Whether pushes are held now."""
+        return self.held is not None and time.monotonic() < self.held_until
+
     def stop(self) -> None:
         self._server.stop(None).wait()
 
-    def push(self, routing_epoch: int, epoch: int, batch: int) -> bool:
-        """Applies a batch once; False where the routing epoch is not this server's. Waits while a cut is taken."""
+    def push(self, generation: int, epoch: int, batch: int) -> bool:
+        """Applies a batch once; False where the generation is not this server's. Waits while a barrier holds it."""
         with self.lock:
-            while True:
-                if routing_epoch != self.epoch:
-                    return False
-                if self.frozen is None or batch in self.settling.get(epoch, ()):
-                    break
-                self.lock.wait(5)
+            while generation == self.generation and self.holds and batch not in self.settling.get(epoch, ()):
+                self.lock.wait(max(0.0, self.held_until - time.monotonic()))
+            if generation != self.generation:
+                return False
+            self.apply(epoch, batch)
+            return True
+
+    def apply(self, epoch: int, batch: int) -> None:
+        """Applies a batch, whatever is held."""
+        with self.lock:
             if batch in self.applied.setdefault(epoch, set()):
                 self.repeated += 1
             self.applied[epoch].add(batch)
             self.lock.notify_all()
-            return True
+
+    def lapse(self) -> None:
+        """The barrier that is held lapses now."""
+        with self.lock:
+            self._let_go()
 
     def Assign(self, request: pb.AssignRequest, context: grpc.ServicerContext) -> pb.AssignReply:  # noqa: N802
         self._step("Assign", context)
         with self.lock:
-            self.applied = {}
-            self.assigned_from.append(request.checkpoint_uri)
-            if request.checkpoint_uri:
-                # a checkpoint of fewer servers is loaded from what any of them holds
-                written = Path(request.checkpoint_uri) / f"ps-{self.index}" / "applied.json"
-                whole = written if written.exists() else Path(request.checkpoint_uri) / "ps-0" / "applied.json"
-                stored = json.loads(whole.read_text())
-                self.applied = {int(epoch): set(batches) for epoch, batches in stored.items()}
-            self.epoch, self.frozen, self.settling = request.routing.epoch, None, {}
-            self.lock.notify_all()
-            return pb.AssignReply(rows={"C1": 7}, applied=to_wire(self.applied))
+            if (request.routing.generation, request.routing.version) != (self.generation, self.version):
+                self._assign(request)
+            return pb.AssignReply(done=True, loaded_bytes=7, rows={"C1": 7}, applied=to_wire(self.applied))
 
-    def Freeze(self, request: pb.FreezeRequest, context: grpc.ServicerContext) -> pb.FreezeReply:  # noqa: N802
-        self._step("Freeze", context)
-        with self.lock:
-            self.frozen = request.cut
-            asked = from_wire(request.asked)
-            return pb.FreezeReply(
-                applied=to_wire({epoch: batches & self.applied.get(epoch, set()) for epoch, batches in asked.items()})
-            )
+    def _assign(self, request: pb.AssignRequest) -> None:
+        self.applied = {}
+        self.assigned_from.append(request.checkpoint_uri)
+        if request.checkpoint_uri:
+            # a checkpoint of fewer servers is loaded from what any of them holds
+            written = Path(request.checkpoint_uri) / f"ps-{self.index}" / "applied.json"
+            whole = written if written.exists() else Path(request.checkpoint_uri) / "ps-0" / "applied.json"
+            stored = json.loads(whole.read_text())
+            self.applied = {int(epoch): set(batches) for epoch, batches in stored.items()}
+        self.generation, self.version = request.routing.generation, request.routing.version
+        self._let_go()
 
-    def Cut(self, request: pb.CutRequest, context: grpc.ServicerContext) -> pb.CutReply:  # noqa: N802
-        self._step("Cut", context)
+    def Hold(self, request: pb.HoldRequest, context: grpc.ServicerContext) -> pb.HoldReply:  # noqa: N802
+        self._step("Hold", context)
         with self.lock:
+            barrier = request.barrier
+            self._check(barrier, barrier.number > self.over, context)
+            if self.held != barrier.number:
+                self._let_go()
+                self.held = barrier.number
+            self.held_until = time.monotonic() + barrier.hold_seconds
+            reply = pb.HoldReply(applied=to_wire(self.applied))
+        return self._answer("Hold", reply)
+
+    def Settle(self, request: pb.SettleRequest, context: grpc.ServicerContext) -> pb.SettleReply:  # noqa: N802
+        self._step("Settle", context)
+        with self.lock:
+            self._check_held(request.barrier, context)
             self.settling = from_wire(request.settle)
             self.lock.notify_all()
-            settled = self.lock.wait_for(self._settled, request.settle_seconds)
-            copy = {epoch: set(batches) for epoch, batches in self.applied.items()}
-            if settled:
-                self.frozen, self.settling = None, {}
-                self.lock.notify_all()
+            settled = self.lock.wait_for(self._settled, request.wait_seconds)
+            self.settling = {}
+            reply = pb.SettleReply(applied=to_wire(self.applied))
         if not settled:
-            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "not settled")
-        self.cuts[request.cut] = (request.uri, copy)
-        return pb.CutReply(applied=to_wire(copy), pause_seconds=0.01)
+            context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "not settled")
+        return self._answer("Settle", reply)
 
-    def AwaitSaved(self, request: pb.AwaitSavedRequest, context: grpc.ServicerContext) -> pb.AwaitSavedReply:  # noqa: N802
-        self._step("AwaitSaved", context)
-        uri, applied = self.cuts[request.cut]
+    def Snapshot(self, request: pb.SnapshotRequest, context: grpc.ServicerContext) -> pb.SnapshotReply:  # noqa: N802
+        self._step("Snapshot", context)
+        with self.lock:
+            self._check_held(request.barrier, context)
+            copy = {epoch: set(batches) for epoch, batches in self.applied.items()}
+            self.snapshots[request.barrier.number] = (request.uri, copy)
+            self._let_go()
+            reply = pb.SnapshotReply(applied=to_wire(copy), held_seconds=0.01)
+        return self._answer("Snapshot", reply)
+
+    def GetSaved(self, request: pb.GetSavedRequest, context: grpc.ServicerContext) -> pb.GetSavedReply:  # noqa: N802
+        self._step("GetSaved", context)
+        uri, applied = self.snapshots[request.barrier]
         place = Path(uri) / f"ps-{self.index}" / "applied.json"
-        place.parent.mkdir(parents=True)
+        place.parent.mkdir(parents=True, exist_ok=True)
         content = json.dumps({epoch: sorted(batches) for epoch, batches in applied.items()}).encode()
         place.write_bytes(content)
         path = f"ps-{self.index}/applied.json"
-        return pb.AwaitSavedReply(files=[pb.SavedFile(path=path, bytes=len(content), crc32=zlib.crc32(content))])
+        return pb.GetSavedReply(
+            done=True,
+            written_bytes=len(content),
+            files=[pb.SavedFile(path=path, bytes=len(content), crc32=zlib.crc32(content))],
+        )
 
-    def Thaw(self, request: pb.ThawRequest, context: grpc.ServicerContext) -> pb.ThawReply:  # noqa: N802
-        self._step("Thaw", context)
+    def Resume(self, request: pb.ResumeRequest, context: grpc.ServicerContext) -> pb.ResumeReply:  # noqa: N802
+        self._step("Resume", context)
         with self.lock:
-            if self.frozen == request.cut:
-                self.frozen, self.settling = None, {}
-                self.lock.notify_all()
-        return pb.ThawReply()
+            if self.held is not None and self.held <= request.barrier.number:
+                self._let_go()
+            self.over = max(self.over, request.barrier.number)
+        return pb.ResumeReply()
+
+    def _check_held(self, barrier: pb.Barrier, context: grpc.ServicerContext) -> None:
+        self._check(barrier, self.holds and self.held == barrier.number, context)
+        self.held_until = time.monotonic() + barrier.hold_seconds
+
+    def _check(self, barrier: pb.Barrier, held: bool, context: grpc.ServicerContext) -> None:
+        if barrier.generation != self.generation:
+            context.abort(grpc.StatusCode.ABORTED, f"generation {self.generation} is served")
+        if not held:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"barrier {barrier.number} is not held")
+
+    def _let_go(self) -> None:
+        if self.held is not None:
+            self.over = max(self.over, self.held)
+        self.held, self.settling = None, {}
+        self.lock.notify_all()
 
     def _settled(self) -> bool:
         return all(batches <= self.applied.get(epoch, set()) for epoch, batches in self.settling.items())
@@ -241,6 +296,11 @@ class FakePs(rpc.ParameterServerServicer):
                 fault()
             except FaultError as error:
                 context.abort(error.code, str(error))
+
+    def _answer(self, name: str, reply: Any) -> Any:
+        if after := self.after.get(name):
+            after()
+        return reply
 
 
 class FaultError(Exception):
@@ -262,9 +322,16 @@ class Caller:
     def close(self) -> None:
         self._channel.close()
 
-    def register(self, routing_epoch: int = 0, **addresses: str) -> pb.RegisterReply:
+    def register(self, generation: int = 0, routing_version: int = 0, **addresses: str) -> pb.RegisterReply:
         """Waits until the master listens: all channels of this process share what they know of an address."""
-        request = pb.RegisterRequest(member=self.member, pid=1, host="h", routing_epoch=routing_epoch, **addresses)
+        request = pb.RegisterRequest(
+            member=self.member,
+            pid=1,
+            host="h",
+            generation=generation,
+            routing_version=routing_version,
+            **addresses,
+        )
         return self.stub.Register(request, timeout=20, wait_for_ready=True)
 
     def acquire(self, *finished: pb.TaskResult, wait: float = 5.0) -> pb.AcquireTaskReply:
@@ -397,7 +464,7 @@ class FakeWorker:
             for server in self.servers():
                 if self.killed.is_set():
                     raise _KilledError
-                if not server.push(routing.epoch, task.epoch, position // BATCH):
+                if not server.push(routing.generation, task.epoch, position // BATCH):
                     return None
             committed = min(position + BATCH, task.stop)
             self._sequence += 1
@@ -426,14 +493,18 @@ class _KilledError(Exception):
 
 
 @contextmanager
-def heartbeats(caller: Caller, interval: float = 0.2) -> Iterator[None]:
-    """Keeps a member alive while the body runs, as long as the master answers."""
+def heartbeats(caller: Caller, interval: float = 0.2, server: FakePs | None = None) -> Iterator[None]:
+    """Keeps a member alive while the body runs, as long as the master answers; `server` says what it holds."""
     over = threading.Event()
 
     def beat() -> None:
         while not over.wait(interval):
             with suppress(grpc.RpcError):
-                caller.heartbeat()
+                if server is None:
+                    caller.heartbeat()
+                else:
+                    report = pb.PsReport(generation=server.generation, routing_version=server.version)
+                    server.live = caller.heartbeat(ps=report).leases
 
     thread = threading.Thread(target=beat)
     thread.start()

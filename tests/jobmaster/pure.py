@@ -1,13 +1,15 @@
 """A job driven through the pure core alone."""
 
+from dataclasses import replace
 from typing import Any
 
 from tests.jobmaster.fakes import job
 
 from emberscale_api.job import TrainingJobSpec
-from emberscale_jobmaster import lifecycle, progress, tasks
+from emberscale_jobmaster import lifecycle, progress, scaling, tasks
 from emberscale_jobmaster.membership import MemberId, Process, Role
-from emberscale_jobmaster.state import DataFile, JobState, Phase, Restored, Stage, phase_of
+from emberscale_jobmaster.operations import CheckpointPurpose, Restored
+from emberscale_jobmaster.state import DataFile, JobState, Phase, Stage, phase_of
 from emberscale_jobmaster.tasks import Discovered, Finding, Indexed, Task
 
 WORKER = MemberId(Role.WORKER, 0, "w")
@@ -15,7 +17,7 @@ TRAINING, EVALUATION = DataFile("/data/day_0", 1000), DataFile("/data/test", 500
 
 
 class Pure:
-    """A job driven through the pure core alone."""
+    """A job driven through the transitions that the machine consists of, without its operations."""
 
     def __init__(self, **sections: Any) -> None:
         self.spec: TrainingJobSpec = job(**sections).spec
@@ -57,8 +59,15 @@ class Pure:
 
     def assign(self, **restored: Any) -> None:
         self.apply(progress.assignment_begun(self.state, self.spec))
-        epoch = self.state.routing.table.epoch
-        self.apply(progress.assigned(self.state, epoch, Restored(**restored), checkpoint=""))
+        self.apply(progress.assigned(self.state, Restored(**restored), checkpoint=""))
+
+    def checkpointed(self, purpose: CheckpointPurpose, checkpoint: str = "00000001") -> None:
+        """A checkpoint that was taken for this purpose is complete."""
+        state = replace(self.state, checkpoint=checkpoint)
+        if purpose is CheckpointPurpose.RESHAPE:
+            self.apply(scaling.reshaped(state, self.spec, began_at=0.0))
+        elif purpose is not CheckpointPurpose.PERIODIC:
+            self.apply(replace(state, ends_with=purpose))
 
     def train_epoch(self) -> list[Task]:
         done, epoch = [], self.state.epoch

@@ -9,19 +9,20 @@ from tests.jobmaster.fakes import job
 
 from emberscale_api.checkpoint import CheckpointFile, CheckpointManifest, DamagedCheckpointError, EpochApplied
 from emberscale_api.job import TrainingJob
-from emberscale_jobmaster.checkpoints import CheckpointFolder, checkpoint_id, incompatibility
+from emberscale_jobmaster.checkpoints import CheckpointFolder, incompatibility
 from emberscale_jobmaster.evaluation import Tally
 
 
 def manifest(identifier: str, **changes: Any) -> CheckpointManifest:
     fields: dict[str, Any] = {
         "id": identifier,
-        "cut": int(identifier),
+        "number": int(identifier),
         "created": datetime.now(UTC),
         "job_uid": "uid",
         "job": job(),
         "ps_count": 1,
-        "routing_epoch": 3,
+        "generation": 3,
+        "routing_version": 4,
         "epoch": 1,
         "batch_size": 10,
         "training_records": 100,
@@ -67,11 +68,6 @@ def test_where_nothing_was_written_there_is_no_checkpoint(tmp_path: Path) -> Non
     assert CheckpointFolder(str(tmp_path / "nowhere")).complete() == []
 
 
-def test_names_sort_by_age() -> None:
-    cuts = [3, 20, 100_000_001, 7]
-    assert sorted(map(checkpoint_id, sorted(cuts)[:3])) == [checkpoint_id(cut) for cut in sorted(cuts)[:3]]
-
-
 @pytest.mark.parametrize(
     ("damage", "complaint"),
     [
@@ -113,14 +109,14 @@ def test_a_checkpoint_that_was_renamed_is_refused(folder: CheckpointFolder, tmp_
 
 def test_the_newest_stay_and_what_is_older_goes(folder: CheckpointFolder, tmp_path: Path) -> None:
     for number in range(1, 7):
-        write(folder, tmp_path, checkpoint_id(number), complete=number not in (2, 6))
+        write(folder, tmp_path, f"{number:08d}", complete=number not in (2, 6))
     folder.prune(keep=2)
     assert folder.folders() == ["00000004", "00000005", "00000006"]
 
 
 def test_damaged_ones_are_not_among_those_kept(folder: CheckpointFolder, tmp_path: Path) -> None:
     for number in range(1, 5):
-        write(folder, tmp_path, checkpoint_id(number))
+        write(folder, tmp_path, f"{number:08d}")
     folder.prune(keep=2, damaged={"00000003"})
     assert folder.folders() == ["00000002", "00000004"]
 
@@ -129,7 +125,7 @@ def test_a_deleted_checkpoint_is_gone_whether_or_not_it_was_complete(folder: Che
     write(folder, tmp_path, "00000001")
     write(folder, tmp_path, "00000002", complete=False)
     for number in (1, 2, 3):
-        folder.delete(checkpoint_id(number))
+        folder.delete(f"{number:08d}")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -69,21 +69,15 @@ def test_bad_records_beyond_the_limit_fail_the_job_and_the_first_is_named() -> N
 
 def test_only_time_in_which_the_job_is_active_counts() -> None:
     spec = job(runPolicy={"activeDeadline": 60}).spec
-    state = lifecycle.time_passed(START, spec, wall=150.0)
+    state = lifecycle.time_passed(START, spec, 50.0)
     assert state.clock.active_seconds == 50.0
     state = progress.suspended(state)
-    state = lifecycle.time_passed(state, spec, wall=1000.0)
+    state = lifecycle.time_passed(state, spec, 850.0)
     state = progress.taken_over(state, spec, wall=1000.0)
-    state = lifecycle.time_passed(state, spec, wall=1009.0)
+    state = lifecycle.time_passed(state, spec, 9.0)
     assert state.clock.active_seconds == 59.0
     assert not state.over
-    state = lifecycle.time_passed(state, spec, wall=1011.5)
+    state = lifecycle.time_passed(state, spec, 2.5)
     phase, reason, message = outcome(state)
     assert (phase, reason) == (Phase.FAILED, "DeadlineExceeded")
     assert "spec.runPolicy.activeDeadline (60s)" in message
-
-
-def test_a_clock_that_goes_back_counts_nothing() -> None:
-    state = lifecycle.time_passed(START, job().spec, wall=50.0)
-    assert state.clock.active_seconds == 0.0
-    assert lifecycle.time_passed(state, job().spec, wall=60.0).clock.active_seconds == 10.0

@@ -24,35 +24,36 @@ def server(index: int) -> MemberId:
 def test_a_server_with_rows_of_a_table_that_is_not_in_the_books_takes_all_back() -> None:
     pure = Pure()
     pure.start_training()
-    known = pure.state.routing.table.epoch
-    pure.apply(lifecycle.heard(pure.state, pure.spec, server(0), known))
+    known = pure.state.routing.table
+    pure.apply(lifecycle.heard(pure.state, pure.spec, server(0), known.generation, known.version))
     assert (pure.state.routing.ready, pure.state.recoveries) == (True, 0)
 
-    pure.apply(lifecycle.heard(pure.state, pure.spec, server(0), known + 3))
+    pure.apply(lifecycle.heard(pure.state, pure.spec, server(0), known.generation + 3, known.version + 5))
 
     assert (pure.state.routing.ready, pure.state.recoveries) == (False, 1)
-    assert pure.state.routing.table.epoch == known + 4
+    beyond = pure.state.routing.table
+    assert (beyond.generation, beyond.version) == (known.generation + 4, known.version + 6)
     assert pure.phases[-1] is Phase.RESTORING
     assert not pure.state.ledger.leases
 
 
 def test_a_new_book_begins_beyond_what_any_server_holds() -> None:
     pure = Pure()
-    for index, epoch in ((0, 5), (1, 7)):
+    for index, generation in ((0, 5), (1, 7)):
         process = replace(_process(), incarnation=f"ps-{index}")
-        pure.apply(lifecycle.registered(pure.state, pure.spec, server(index), process, epoch))
+        pure.apply(lifecycle.registered(pure.state, pure.spec, server(index), process, generation, generation))
     pure.apply(progress.assignment_begun(pure.state, pure.spec))
-    assert pure.state.routing.table.epoch == 8
+    assert pure.state.routing.table.generation == 8
 
 
 def test_the_first_table_of_new_books_is_not_the_one_that_servers_hold() -> None:
     """Both are the first of their books, and what was leased under the old one must not count under the new one."""
     pure = Pure()
-    old = pure.state.routing.table.epoch
+    old = pure.state.routing.table
     for index in range(2):
         process = replace(_process(), incarnation=f"ps-{index}")
-        pure.apply(lifecycle.registered(pure.state, pure.spec, server(index), process, old))
-    assert pure.state.routing.table.epoch == old + 1
+        pure.apply(lifecycle.registered(pure.state, pure.spec, server(index), process, old.generation, old.version))
+    assert pure.state.routing.table.generation == old.generation + 1
 
 
 def _process() -> Process:
@@ -110,7 +111,12 @@ def test_what_no_master_writes_any_more_expires(cluster: Cluster) -> None:
 def registers_anew(cluster: Cluster, ps: FakePs) -> None:
     """As a parameter server does that the master does not know."""
     caller = cluster.caller(pb.PS, ps.index, ps.incarnation)
-    caller.register(data_address=f"tcp://127.0.0.1:{ps.port}", control_address=ps.address, routing_epoch=ps.epoch)
+    caller.register(
+        data_address=f"tcp://127.0.0.1:{ps.port}",
+        control_address=ps.address,
+        generation=ps.generation,
+        routing_version=ps.version,
+    )
 
 
 def test_master_and_redis_lost_at_once_cost_the_work_since_the_last_checkpoint(cluster: Cluster) -> None:
@@ -121,7 +127,7 @@ def test_master_and_redis_lost_at_once_cost_the_work_since_the_last_checkpoint(c
     cluster.until(lambda status: status.checkpoint and status.samples > 300, "a checkpoint")
     cluster.stop_master()
     worker.kill()
-    held = {ps.index: ps.epoch for ps in cluster.servers}
+    held = {ps.index: ps.generation for ps in cluster.servers}
     cluster.redis_is_empty()
 
     cluster.start_master()
@@ -133,6 +139,6 @@ def test_master_and_redis_lost_at_once_cost_the_work_since_the_last_checkpoint(c
     assert (status.phase, status.samples) == (pb.COMPLETE, 1500), status.message
     assert status.recoveries == 1
     for ps in cluster.servers:
-        assert ps.epoch > held[ps.index]
+        assert ps.generation > held[ps.index]
         assert ps.applied == {0: set(range(150))}
         assert Path(ps.assigned_from[-1]).parent == cluster.checkpoints

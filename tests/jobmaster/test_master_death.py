@@ -44,7 +44,7 @@ def test_a_master_killed_at_random_loses_and_repeats_nothing(cluster: Cluster, s
     for server in cluster.servers:
         assert server.applied == {epoch: set(range(201)) for epoch in range(2)}
         assert len(server.assigned_from) == 1
-        assert server.frozen is None
+        assert not server.holds
     master = next(member for member in status.members if member.member.role == pb.MASTER)
     assert master.registrations == 3
 

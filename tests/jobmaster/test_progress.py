@@ -6,7 +6,8 @@ from tests.jobmaster.pure import TRAINING, WORKER, Pure
 from emberscale_jobmaster import lifecycle, progress, tasks
 from emberscale_jobmaster.evaluation import Tally
 from emberscale_jobmaster.membership import MemberId, Role
-from emberscale_jobmaster.state import Phase, Restored, Stage, committed_samples
+from emberscale_jobmaster.operations import CheckpointPurpose
+from emberscale_jobmaster.state import Phase, Stage, committed_samples
 from emberscale_jobmaster.tasks import Discovered, Indexed, InvalidReportError
 
 
@@ -16,8 +17,7 @@ def test_phases_follow_each_other_to_the_end() -> None:
     pure.train_epoch()
     while pure.state.stage is Stage.EVALUATE:
         pure.work(Tally(samples=1))
-    pure.apply(progress.cut_begun(pure.state, 1))
-    pure.apply(progress.cut_saved(pure.state, 1, "00000001"))
+    pure.checkpointed(CheckpointPurpose.FINAL)
 
     assert pure.phases == [
         Phase.PENDING,
@@ -30,21 +30,6 @@ def test_phases_follow_each_other_to_the_end() -> None:
     ]
     assert pure.state.checkpoint == "00000001"
     assert pure.state.plan_version == len(pure.phases)
-
-
-def test_a_checkpoint_that_was_begun_before_the_last_batches_does_not_end_the_job() -> None:
-    pure = Pure(checkpoint={"uri": "/somewhere"})
-    pure.start_training()
-    pure.apply(progress.cut_begun(pure.state, 1))
-    pure.apply(progress.cut_made(pure.state, 1))
-    pure.train_epoch()
-    pure.apply(progress.cut_saved(pure.state, 1, "00000001"))
-    assert Phase.COMPLETE not in pure.phases
-    pure.apply(progress.cut_begun(pure.state, 2))
-    pure.apply(progress.cut_made(pure.state, 2))
-    pure.apply(progress.cut_saved(pure.state, 2, "00000002"))
-    assert pure.phases[-2:] == [Phase.SAVING, Phase.COMPLETE]
-    assert pure.state.checkpoint == "00000002"
 
 
 def test_each_epoch_is_evaluated_after_its_last_batch() -> None:
@@ -147,13 +132,14 @@ def test_a_lost_server_takes_all_leases_and_everything_back_to_the_checkpoint() 
     pure.start_training(records=100)
     pure.train_epoch()
     pure.acquire()
-    before = pure.state.routing.table.epoch
+    before = pure.state.routing.table
 
     pure.apply(lifecycle.silent(pure.state, pure.spec, [MemberId(Role.PS, 0, "ps-0")]))
 
     assert not pure.state.ledger.leases
     assert not pure.state.routing.ready
-    assert pure.state.routing.table.epoch > before
+    assert pure.state.routing.table.generation == before.generation + 1
+    assert pure.state.routing.table.version == before.version + 1
     assert pure.phases[-1] is Phase.RESTORING
     assert pure.acquire() is None
     pure.register(Role.PS, 0, "ps-0-again")
@@ -208,20 +194,6 @@ def test_a_server_lost_while_data_is_prepared_costs_no_preparation() -> None:
     assert pure.state.stage is Stage.READY
 
 
-def test_an_assignment_that_a_newer_one_replaced_counts_for_nothing() -> None:
-    pure = Pure()
-    pure.register(Role.WORKER, 0, WORKER.incarnation)
-    for index in range(2):
-        pure.register(Role.PS, index, f"ps-{index}")
-    pure.apply(progress.assignment_begun(pure.state, pure.spec))
-    epoch = pure.state.routing.table.epoch
-    pure.register(Role.PS, 0, "ps-0-again")
-
-    pure.apply(progress.assigned(pure.state, epoch, Restored(), ""))
-
-    assert not pure.state.routing.ready
-
-
 def test_changed_data_is_refused_by_the_file() -> None:
     pure = Pure()
     pure.register(Role.WORKER, 0, WORKER.incarnation)
@@ -254,15 +226,6 @@ def test_files_that_came_or_went_are_refused(saved: tuple[tuple[str, int], ...],
     assert complaint in pure.state.outcome.message
 
 
-def test_no_lease_is_granted_between_freeze_and_cut() -> None:
-    pure = Pure(checkpoint={"uri": "/somewhere"})
-    pure.start_training(records=1000)
-    pure.apply(progress.cut_begun(pure.state, 1))
-    assert pure.acquire() is None
-    pure.apply(progress.cut_made(pure.state, 1))
-    assert pure.acquire() is not None
-
-
 def test_while_suspending_only_what_was_begun_is_finished() -> None:
     pure = Pure(checkpoint={"uri": "/somewhere"})
     pure.start_training(records=1000)
@@ -276,26 +239,11 @@ def test_while_suspending_only_what_was_begun_is_finished() -> None:
     assert (rest.start, rest.stop) == (task.start, task.stop)
 
 
-def test_a_checkpoint_that_was_begun_before_the_suspension_does_not_end_in_it() -> None:
-    pure = Pure(checkpoint={"uri": "/somewhere"})
-    pure.start_training(records=1000)
-    pure.apply(progress.cut_begun(pure.state, 1))
-    pure.apply(progress.cut_made(pure.state, 1))
-    pure.apply(progress.suspension_begun(pure.state))
-    pure.apply(progress.cut_saved(pure.state, 1, "00000001"))
-    assert Phase.SUSPENDED not in pure.phases
-    pure.apply(progress.cut_begun(pure.state, 2))
-    pure.apply(progress.cut_saved(pure.state, 2, "00000002"))
-    assert pure.phases[-2:] == [Phase.TRAINING, Phase.SUSPENDED]
-    assert pure.state.checkpoint == "00000002"
-
-
 def test_a_suspended_job_goes_on_from_its_servers_up() -> None:
     pure = Pure(checkpoint={"uri": "/somewhere"})
     pure.start_training(records=1000)
     pure.apply(progress.suspension_begun(pure.state))
-    pure.apply(progress.cut_begun(pure.state, 1))
-    pure.apply(progress.cut_saved(pure.state, 1, "00000001"))
+    pure.checkpointed(CheckpointPurpose.SUSPENSION)
 
     pure.apply(progress.taken_over(pure.state, pure.spec, wall=1000.0))
 

@@ -33,7 +33,7 @@ def test_a_lost_server_takes_all_back_to_the_last_checkpoint(cluster: Cluster, n
     if notice == "exit":
         cluster.caller().report_exit(lost, 137, "Killed")
     if notice == "silence":
-        cluster.until(lambda status: status.routing_epoch > before.routing_epoch, "the loss")
+        cluster.until(lambda status: status.generation > before.generation, "the loss")
     replacement = cluster.start_ps(1)
 
     status = trains_to_the_end(cluster, batches=150)
@@ -131,7 +131,7 @@ def test_a_checkpoint_that_a_server_refuses_is_not_used_again(cluster: Cluster) 
     def refuse_once() -> None:
         if not refused:
             refused.append(newest.name)
-            raise FaultError(grpc.StatusCode.FAILED_PRECONDITION, f"{newest}/ps-1/rows: checksum differs")
+            raise FaultError(grpc.StatusCode.DATA_LOSS, f"{newest}/ps-1/rows: checksum differs")
 
     cluster.start_master()
     cluster.start_ps(0)

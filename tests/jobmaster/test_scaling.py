@@ -13,6 +13,7 @@ from tests.jobmaster.pure import WORKER, Pure
 from emberscale_api.job import TrainingJobSpec
 from emberscale_jobmaster import lifecycle, progress, scaling
 from emberscale_jobmaster.membership import Role
+from emberscale_jobmaster.operations import CheckpointPurpose
 from emberscale_jobmaster.scaling import Advice, follow
 from emberscale_jobmaster.sizes import RoleSize, Sizes, within_manifest
 from emberscale_jobmaster.state import JobState, Phase, Stage, phase_of, sizes_of, wanted_sizes
@@ -45,7 +46,7 @@ def test_a_job_without_sizes_starts_nobody_before_its_first_plan() -> None:
     pure.apply(scaling.await_plan(pure.state, pure.spec))
     assert pure.state.scaling.waits_for_plan
     assert phase_of(pure.state, pure.spec) is Phase.PENDING
-    pure.apply(follow(pure.state, pure.spec, plan(3, 2), wall=5.0))
+    pure.apply(follow(pure.state, pure.spec, plan(3, 2), now=5.0))
     assert not pure.state.scaling.waits_for_plan
     assert wanted_sizes(pure.state, pure.spec) == sizes(3, 2)
 
@@ -54,12 +55,12 @@ def test_a_job_with_sizes_waits_for_no_plan_and_follows_none() -> None:
     limits = {"resources": {"limits": {"cpu": 1, "memory": "1Gi"}}}
     pure = Pure(worker={"replicas": 2, **limits}, ps={"replicas": 1, **limits})
     assert scaling.await_plan(pure.state, pure.spec) is pure.state
-    assert follow(pure.state, pure.spec, plan(3, 2), wall=5.0) is pure.state
+    assert follow(pure.state, pure.spec, plan(3, 2), now=5.0) is pure.state
 
 
 def test_manual_scaling_follows_nothing() -> None:
     pure = training(scaling={"mode": "Manual"})
-    assert follow(pure.state, pure.spec, plan(3, 2), wall=1e6) is pure.state
+    assert follow(pure.state, pure.spec, plan(3, 2), now=1e6) is pure.state
 
 
 def test_without_a_plan_the_job_starts_as_the_manifest_says_and_says_why() -> None:
@@ -73,7 +74,7 @@ def test_without_a_plan_the_job_starts_as_the_manifest_says_and_says_why() -> No
 
 def test_more_workers_are_wanted_at_once() -> None:
     pure = training()
-    pure.apply(follow(pure.state, pure.spec, plan(4, 1), wall=100.0))
+    pure.apply(follow(pure.state, pure.spec, plan(4, 1), now=100.0))
     assert sizes_of(pure.state, pure.spec) == sizes(4, 1)
     assert pure.state.routing.ready
     assert "workers 1 x 1 cores 1.0 GiB -> 4 x 1 cores 1.0 GiB" in pure.state.scaling.message
@@ -81,18 +82,18 @@ def test_more_workers_are_wanted_at_once() -> None:
 
 def test_a_change_waits_for_the_cooldown_unless_memory_runs_out() -> None:
     pure = training(scaling={"cooldown": "60s"})
-    pure.apply(follow(pure.state, pure.spec, plan(2, 1), wall=100.0))
-    assert follow(pure.state, pure.spec, plan(3, 1, version=2), wall=159.0) is pure.state
-    urgent = follow(pure.state, pure.spec, plan(3, 1, version=2, action="GrowMemory"), wall=159.0)
+    pure.apply(follow(pure.state, pure.spec, plan(2, 1), now=100.0))
+    assert follow(pure.state, pure.spec, plan(3, 1, version=2), now=159.0) is pure.state
+    urgent = follow(pure.state, pure.spec, plan(3, 1, version=2, action="GrowMemory"), now=159.0)
     assert sizes_of(urgent, pure.spec).worker.replicas == 3
-    rested = follow(pure.state, pure.spec, plan(3, 1, version=2), wall=160.0)
+    rested = follow(pure.state, pure.spec, plan(3, 1, version=2), now=160.0)
     assert sizes_of(rested, pure.spec).worker.replicas == 3
 
 
 def test_more_servers_are_started_first_and_serve_only_after_a_checkpoint() -> None:
     pure = training()
-    epoch = pure.state.routing.table.epoch
-    pure.apply(follow(pure.state, pure.spec, plan(2, 3), wall=100.0))
+    generation = pure.state.routing.table.generation
+    pure.apply(follow(pure.state, pure.spec, plan(2, 3), now=100.0))
     assert wanted_sizes(pure.state, pure.spec) == sizes(2, 3)
     assert sizes_of(pure.state, pure.spec).ps.replicas == 1
     assert not scaling.reshape_due(pure.state)
@@ -102,10 +103,9 @@ def test_more_servers_are_started_first_and_serve_only_after_a_checkpoint() -> N
     assert scaling.reshape_due(pure.state)
     task = pure.acquire()
     assert task is not None
-    pure.apply(progress.cut_begun(pure.state, 7))
-    pure.apply(scaling.reshaped(pure.state, pure.spec, 7, "00000007"))
+    pure.checkpointed(CheckpointPurpose.RESHAPE, "00000007")
     assert sizes_of(pure.state, pure.spec) == sizes(2, 3)
-    assert pure.state.routing.table.epoch > epoch
+    assert pure.state.routing.table.generation > generation
     assert not pure.state.ledger.leases
     assert pure.state.recoveries == 0
     pure.assign(applied={0: ((0, 2),)})
@@ -117,16 +117,14 @@ def test_more_servers_are_started_first_and_serve_only_after_a_checkpoint() -> N
 def test_fewer_servers_go_only_after_their_rows_have() -> None:
     pure = training()
     pure.apply(replace(pure.state, scaling=replace(pure.state.scaling, sizes=sizes(1, 1))))
-    pure.apply(follow(pure.state, pure.spec, plan(1, 2), wall=100.0))
+    pure.apply(follow(pure.state, pure.spec, plan(1, 2), now=100.0))
     pure.register(Role.PS, 1, "ps-1")
-    pure.apply(progress.cut_begun(pure.state, 1))
-    pure.apply(scaling.reshaped(pure.state, pure.spec, 1, "00000001"))
+    pure.checkpointed(CheckpointPurpose.RESHAPE, "00000001")
     pure.assign()
-    pure.apply(follow(pure.state, pure.spec, plan(1, 1, version=2), wall=1000.0))
+    pure.apply(follow(pure.state, pure.spec, plan(1, 1, version=2), now=1000.0))
     assert wanted_sizes(pure.state, pure.spec).ps.replicas == 2
     assert scaling.reshape_due(pure.state)
-    pure.apply(progress.cut_begun(pure.state, 2))
-    pure.apply(scaling.reshaped(pure.state, pure.spec, 2, "00000002"))
+    pure.checkpointed(CheckpointPurpose.RESHAPE, "00000002")
     pure.assign()
     assert wanted_sizes(pure.state, pure.spec).ps.replicas == 1
     assert len(pure.state.routing.table.servers) == 1
@@ -134,23 +132,23 @@ def test_fewer_servers_go_only_after_their_rows_have() -> None:
 
 def test_servers_that_do_not_come_are_given_up() -> None:
     pure = training()
-    pure.apply(follow(pure.state, pure.spec, plan(1, 3), wall=100.0))
-    assert scaling.time_passed(pure.state, pure.spec, wall=100.0 + scaling.JOINING_SECONDS - 1) is pure.state
-    pure.apply(scaling.time_passed(pure.state, pure.spec, wall=100.0 + scaling.JOINING_SECONDS))
+    pure.apply(follow(pure.state, pure.spec, plan(1, 3), now=100.0))
+    assert scaling.time_passed(pure.state, pure.spec, now=100.0 + scaling.JOINING_SECONDS - 1) is pure.state
+    pure.apply(scaling.time_passed(pure.state, pure.spec, now=100.0 + scaling.JOINING_SECONDS))
     assert wanted_sizes(pure.state, pure.spec) == sizes(1, 1)
     assert "ps-1, ps-2 did not join" in pure.state.scaling.message
 
 
 def test_without_a_place_for_checkpoints_only_workers_change() -> None:
     pure = training(checkpoint={})
-    pure.apply(follow(pure.state, pure.spec, plan(2, 3), wall=100.0))
+    pure.apply(follow(pure.state, pure.spec, plan(2, 3), now=100.0))
     assert wanted_sizes(pure.state, pure.spec) == sizes(2, 1)
     assert "spec.checkpoint.uri" in pure.state.scaling.message
 
 
 def test_a_lost_server_brings_back_the_shape_in_force_and_the_change_goes_on_afterwards() -> None:
     pure = training()
-    pure.apply(follow(pure.state, pure.spec, plan(1, 2), wall=100.0))
+    pure.apply(follow(pure.state, pure.spec, plan(1, 2), now=100.0))
     pure.register(Role.PS, 1, "ps-1")
     pure.register(Role.PS, 0, "ps-0-again")
     assert pure.state.recoveries == 1
@@ -203,12 +201,12 @@ def _allowed(shape: Sizes, spec: TrainingJobSpec) -> bool:
 def test_nothing_changes_while_the_job_does_not_train(stage: Stage) -> None:
     pure = training()
     resting: JobState = replace(pure.state, stage=stage)
-    assert follow(resting, pure.spec, plan(4, 2), wall=1e6) is resting
+    assert follow(resting, pure.spec, plan(4, 2), now=1e6) is resting
 
 
 def test_a_new_master_goes_on_with_the_planned_shape() -> None:
     pure = training()
-    pure.apply(follow(pure.state, pure.spec, plan(4, 1), wall=100.0))
+    pure.apply(follow(pure.state, pure.spec, plan(4, 1), now=100.0))
     narrower = job(**{**OPEN, "worker": {"replicas": None, "maxReplicas": 2}}).spec
     assert sizes_of(progress.taken_over(pure.state, pure.spec, 200.0), pure.spec) == sizes(4, 1)
     assert sizes_of(progress.taken_over(pure.state, narrower, 200.0), narrower).worker.replicas == 2

@@ -38,12 +38,13 @@ class Run:
             files.append(CheckpointFile(path=f"ps-{index}/applied.json", bytes=len(content), crc32=zlib.crc32(content)))
         manifest = CheckpointManifest(
             id=folder.name,
-            cut=cut,
+            number=cut,
             created=datetime.now(UTC),
             job_uid=uid or self.uid,
             job=self.job,
             ps_count=len(servers),
-            routing_epoch=1,
+            generation=1,
+            routing_version=1,
             epoch=0,
             batch_size=BATCH,
             training_records=RECORDS,

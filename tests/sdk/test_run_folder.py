@@ -225,12 +225,13 @@ def test_a_complete_run_does_not_go_on_with_data_that_grew(root: Path, job: Trai
     leave(root, job, RunStatus.COMPLETE)
     read = CheckpointManifest(
         id="00000001",
-        cut=1,
+        number=1,
         created=datetime.now(UTC),
         job_uid="uid",
         job=job,
         ps_count=1,
-        routing_epoch=1,
+        generation=1,
+        routing_version=1,
         epoch=0,
         batch_size=1,
         training_records=1,

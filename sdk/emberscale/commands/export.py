@@ -121,7 +121,7 @@ def _candidates(run: str) -> list[tuple[str, CheckpointManifest]]:
     if copy.exists():
         with suppress(DamagedCheckpointError):
             found.append((str(paths.model), CheckpointManifest.from_json(copy.read_bytes(), str(copy))))
-    return sorted(found, key=lambda candidate: candidate[1].cut, reverse=True)
+    return sorted(found, key=lambda candidate: candidate[1].number, reverse=True)
 
 
 def _found(folder: CheckpointFolder, uids: set[str] | None) -> list[tuple[str, CheckpointManifest]]:

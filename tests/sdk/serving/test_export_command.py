@@ -80,12 +80,13 @@ class TrainedRun:
             ]
         manifest = CheckpointManifest(
             id=folder.name,
-            cut=cut,
+            number=cut,
             created=datetime.now(UTC),
             job_uid=self.uid,
             job=self.job,
             ps_count=SERVERS,
-            routing_epoch=1,
+            generation=1,
+            routing_version=1,
             epoch=0,
             batch_size=1,
             training_records=1,
