@@ -34,7 +34,8 @@ class StalenessBound:
 
     The invariant, for every outstanding pull: pushes that it may not have seen, plus the outstanding pulls older than
     it, is at most `bound`. A pull is admitted only if it holds for the newcomer; a push, only if it goes on holding for
-    the older ones. The oldest is never held, so someone can always go on.
+    the older ones. The same holds for a push that is under way, since other servers may get later pushes before it. The
+    oldest is never held for longer than pushes are under way, so someone can always go on.
 
     Stale gradients do most harm while the parameters still move fast, so the bound itself grows from 0, as the square
     root of the applied batches over `warmup`: the steps of Adagrad shrink with that root, so the harm stays the same.
@@ -48,7 +49,7 @@ class StalenessBound:
         self._bound = bound
         self._warmup = warmup
         self._outstanding: list[_Outstanding] = []
-        self._under_way: dict[Ticket, int] = {}
+        self._under_way: dict[Ticket, _Outstanding] = {}
         self._applied = applied
 
     @property
@@ -80,6 +81,8 @@ class StalenessBound:
     def may_push(self, ticket: Ticket) -> bool:
         """Whether applying this push keeps the invariant. A push without a pull is as the youngest."""
         bound = self.in_force
+        if any(self._applied - pull.seen > bound for pull in self._under_way.values()):
+            return False
         for older, pull in enumerate(self._outstanding):
             if pull.ticket == ticket:
                 return True
@@ -93,7 +96,7 @@ class StalenessBound:
         staleness = self._applied - seen
         self.forget(ticket)
         self._applied += 1
-        self._under_way[ticket] = token
+        self._under_way[ticket] = _Outstanding(ticket, token, seen)
         return staleness
 
     def completed(self, ticket: Ticket) -> None:
@@ -114,4 +117,4 @@ class StalenessBound:
 
     def _keep(self, wanted: Callable[[Ticket, int], bool]) -> None:
         self._outstanding = [pull for pull in self._outstanding if wanted(pull.ticket, pull.token)]
-        self._under_way = {ticket: token for ticket, token in self._under_way.items() if wanted(ticket, token)}
+        self._under_way = {ticket: push for ticket, push in self._under_way.items() if wanted(ticket, push.token)}
