@@ -32,6 +32,9 @@ from enum import IntEnum, IntFlag
 MAGIC = 0x4D424D45
 VERSION = 2
 MAX_PAYLOAD_BYTES = 1 << 30
+MAX_HELLO_BYTES = 1 << 12
+"""Bytes of HELLO's payload at most: nothing is reserved for a peer that has not shown the token."""
+
 MAX_TABLES = 1 << 16
 
 

@@ -41,7 +41,7 @@ def worker(done: float) -> dict[str, float]:
 
 def server(done: float) -> dict[str, float]:
     return {
-        f"{STAGE} {stage}": share * done for stage, share in {"pull": 0.2, "push": 0.1, "dense": 0.1, "hold": 3}.items()
+        f"{STAGE} {stage}": share * done for stage, share in {"pull": 0.2, "push": 0.2, "hold": 3}.items()
     }
 
 
@@ -67,7 +67,7 @@ def test_shares_are_of_one_process_and_a_servers_add_up(profile: JobProfile) -> 
     assert profile.worker_stages["read"] == pytest.approx(0.5)
     assert profile.worker_stages["push"] == pytest.approx(0.1)
     assert profile.bottleneck == "read"
-    assert profile.server_stages == pytest.approx({"gather": 0.2, "update": 0.1, "dense step": 0.1, "idle": 0.6})
+    assert profile.server_stages == pytest.approx({"gather": 0.2, "update": 0.2, "idle": 0.6})
     assert profile.hold_seconds == pytest.approx(30)
 
 

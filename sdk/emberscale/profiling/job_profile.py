@@ -15,7 +15,7 @@ WORKER_THREADS: Mapping[str, tuple[str, ...]] = {
 }
 """The threads of a worker, and what each spends its time on; the rest of it waits for the other threads."""
 
-SERVER_STAGES = {"gather": "pull", "update": "push", "dense step": "dense"}
+SERVER_STAGES = {"gather": "pull", "update": "push"}
 """What a parameter server does under its lock, and the stage of its metrics that counts it."""
 
 

@@ -22,7 +22,6 @@ _COLOURS = {
     "push": ORANGE,
     "gather": BLUE,
     "update": ORANGE,
-    "dense step": GREEN,
     "idle": "#e3e6ea",
 }
 

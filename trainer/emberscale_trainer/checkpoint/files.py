@@ -1,77 +1,92 @@
 """The files of one checkpoint, verified as they are read."""
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
 import fsspec
 from pydantic import BaseModel, ValidationError
 
-from emberscale_api.checkpoint import CheckpointFile, CheckpointManifest, DamagedCheckpointError
+from emberscale_api.checkpoint import MANIFEST_NAME, CheckpointFile, CheckpointManifest, DamagedCheckpointError
 from emberscale_api.job import TableSpec
-from emberscale_trainer.checkpoint.layout import PartitionFile
+from emberscale_trainer.checkpoint.layout import PartitionFile, TablePart
+from emberscale_trainer.checkpoint.work import Work
 
 _CHUNK_BYTES = 8 << 20
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
 class CheckpointFiles:
-    """A checkpoint's manifest, and what it lists. All methods raise DamagedCheckpointError."""
+    """A checkpoint's manifest, and what it lists.
 
-    def __init__(self, uri: str) -> None:
+    All methods raise DamagedCheckpointError for what the storage holds but is not what was written, and
+    StorageUnreachableError where the storage does not answer.
+    """
+
+    def __init__(self, uri: str, work: Work | None = None) -> None:
         self._uri = uri
+        self._work = Work() if work is None else work
         self._filesystem, self._root = fsspec.core.url_to_fs(uri)
+        name = f"{uri}/{MANIFEST_NAME}"
         try:
-            text = self._filesystem.cat_file(f"{self._root}/manifest.json")
-        except OSError as error:
-            raise DamagedCheckpointError(f"{uri}/manifest.json cannot be read: {error}") from error
-        self.manifest = CheckpointManifest.from_json(text, f"{uri}/manifest.json")
+            text = self._work.patiently(name, lambda: self._filesystem.cat_file(f"{self._root}/{MANIFEST_NAME}"))
+        except FileNotFoundError as error:
+            raise DamagedCheckpointError(f"{name} is missing") from error
+        self.manifest = CheckpointManifest.from_json(text, name)
         self._listed: dict[str, CheckpointFile] = {file.path: file for file in self.manifest.files}
 
-    def read(self, path: str, consume: Callable[[bytes], None], chunk_bytes: int) -> None:
-        """Feeds a file to `consume` in chunks of `chunk_bytes`, then checks its size and checksum."""
+    def read(self, path: str) -> bytes:
+        """The content of a file, which has the size and the checksum that the manifest says."""
         listed = self._listed.get(path)
         if listed is None:
             raise DamagedCheckpointError(f"{self._uri}/{path} is not listed in the manifest")
-        total, crc = 0, 0
+        name = f"{self._uri}/{path}"
+        try:
+            content = self._work.patiently(name, lambda: self._content(path, listed.bytes))
+        except FileNotFoundError as error:
+            raise DamagedCheckpointError(f"{name} is missing") from error
+        if len(content) != listed.bytes:
+            raise DamagedCheckpointError(f"{name} has not the {listed.bytes} bytes that it was written with")
+        if zlib.crc32(content) != listed.crc32:
+            raise DamagedCheckpointError(f"{name} was altered: its checksum does not match")
+        return content
+
+    def _content(self, path: str, most: int) -> bytes:
+        """The content, or its first bytes where there are more than `most`. Raises OSError."""
+        content = bytearray()
         try:
             with self._filesystem.open(f"{self._root}/{path}", "rb") as file:
-                while chunk := file.read(chunk_bytes):
-                    total += len(chunk)
-                    crc = zlib.crc32(chunk, crc)
-                    if total > listed.bytes:
-                        break
-                    consume(chunk)
-        except OSError as error:
-            raise DamagedCheckpointError(f"{self._uri}/{path} cannot be read: {error}") from error
-        if total != listed.bytes:
-            raise DamagedCheckpointError(
-                f"{self._uri}/{path} has not the {listed.bytes} bytes that it was written with"
-            )
-        if crc != listed.crc32:
-            raise DamagedCheckpointError(f"{self._uri}/{path} was altered: its checksum does not match")
-
-    def read_whole(self, path: str) -> bytes:
-        """A small file."""
-        chunks: list[bytes] = []
-        self.read(path, chunks.append, _CHUNK_BYTES)
-        return b"".join(chunks)
+                while len(content) <= most and (chunk := file.read(_CHUNK_BYTES)):
+                    content += chunk
+                    self._work.advance(len(chunk))
+        except FileNotFoundError as error:
+            if not self._filesystem.exists(f"{self._root}/{MANIFEST_NAME}"):  # a volume may go, and come back
+                raise OSError("the checkpoint's folder is not there") from error
+            raise
+        return bytes(content)
 
     def parse(self, path: str, model: type[_Model]) -> _Model:
-        """A small JSON file."""
+        """A JSON file."""
         try:
-            return model.model_validate_json(self.read_whole(path))
+            return model.model_validate_json(self.read(path))
         except ValidationError as error:
             raise DamagedCheckpointError(f"{self._uri}/{path} does not have the expected form") from error
 
     def partitions(self, specs: Sequence[TableSpec], parameters: int) -> list[PartitionFile]:
-        """What each server held, which must be of these tables and of `parameters` dense parameters."""
-        wanted = [(spec.name, spec.dimension, str(spec.optimizer.type)) for spec in specs]
+        """What each server held, which must be of these tables, the dense one last, and of so many parameters."""
+        wanted = [(spec.dimension, spec.optimizer.type) for spec in specs]
+        names = [spec.name for spec in specs[:-1]]
         parts = [self.parse(f"ps-{index}/partition.json", PartitionFile) for index in range(self.manifest.ps_count)]
         for part in parts:
-            held = [(table.name, table.dimension, table.optimizer) for table in part.tables]
-            if held != wanted or part.dense.parameters != parameters:
+            held = [(table.dimension, table.optimizer) for table in (*part.tables, part.dense)]
+            if held != wanted or [table.name for table in part.tables] != names or part.parameters != parameters:
                 raise DamagedCheckpointError(
                     f"{self._uri} was written by another model: tables or dense parameters differ"
                 )
+            for table in (*part.tables, part.dense):
+                self._check_stride(table)
         return parts
+
+    def _check_stride(self, table: TablePart) -> None:
+        if table.stride != table.layout.stride:
+            raise DamagedCheckpointError(f"{self._uri}: the records of table {table.name} have another layout")

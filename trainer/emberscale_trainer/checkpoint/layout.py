@@ -1,13 +1,19 @@
 """The files of one parameter server in a checkpoint.
 
-<checkpoint>/manifest.json             by the master, last; lists every file with its size and checksum
-<checkpoint>/ps-<i>/partition.json     what the server held
-<checkpoint>/ps-<i>/table-<n>.rows     records of table n, as they lie in its slab
-<checkpoint>/ps-<i>/dense-<state>.npy  the dense slice's values and optimizer state
-<checkpoint>/ps-<i>/applied.json       how often each batch was applied
+<checkpoint>/manifest.json                by the master, last; lists every file with its size and checksum
+<checkpoint>/ps-<i>/partition.json        what the server held
+<checkpoint>/ps-<i>/table-<n>-<part>.rows records of table n, as they lie in its slab
+<checkpoint>/ps-<i>/dense-<part>.rows     the same of the dense table, whose keys are the numbers of pieces
+<checkpoint>/ps-<i>/applied.json          how often each batch was applied
 """
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
+
+from emberscale_api.job import OptimizerType
+from emberscale_trainer.table import RowLayout
+from emberscale_trainer.table.layout import state_floats
 
 
 class _Part(BaseModel):
@@ -15,33 +21,39 @@ class _Part(BaseModel):
 
 
 class TablePart(_Part):
-    """One table's share on one server; `stride` is the size of a record in bytes."""
+    """One table's share on one server.
+
+    * `files`: whole records each, in any order.
+    * `stride`: bytes of a record.
+    """
 
     name: str
-    file: str
+    files: list[str]
     rows: int
     dimension: int
-    optimizer: str
+    optimizer: OptimizerType
     stride: int
 
-
-class DensePart(_Part):
-    """The slice [start, stop) of the flat dense vector; `files` by the name of the state."""
-
-    start: int
-    stop: int
-    parameters: int
-    files: dict[str, str]
+    @property
+    def layout(self) -> RowLayout:
+        """How the records are laid out."""
+        return RowLayout(self.dimension, state_floats(self.optimizer, self.dimension))
 
 
 class PartitionFile(_Part):
-    """partition.json. `buckets` are the [first, stop) ranges of buckets that the server owned."""
+    """partition.json.
+
+    * `buckets`, `pieces`: [first, stop) ranges of what the server owned.
+    * `tables`: the embedding tables, in the order used on the wire.
+    * `parameters`: floats of the dense vector, over all servers.
+    """
 
     index: int
-    servers: int
     buckets: list[tuple[int, int]]
+    pieces: list[tuple[int, int]]
     tables: list[TablePart]
-    dense: DensePart
+    dense: TablePart
+    parameters: int
 
 
 class EpochRuns(_Part):
@@ -57,14 +69,7 @@ class AppliedFile(_Part):
     epochs: list[EpochRuns]
 
 
-def owned_ranges(owners: tuple[int, ...], index: int) -> list[tuple[int, int]]:
-    """The buckets of one server as [first, stop) ranges."""
-    ranges: list[tuple[int, int]] = []
-    for bucket, owner in enumerate(owners):
-        if owner != index:
-            continue
-        if ranges and ranges[-1][1] == bucket:
-            ranges[-1] = (ranges[-1][0], bucket + 1)
-        else:
-            ranges.append((bucket, bucket + 1))
-    return ranges
+def ranges_of(owned: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """Where bool [n] is true, as ascending [first, stop) ranges."""
+    edges = np.flatnonzero(np.diff(owned, prepend=False, append=False)).tolist()
+    return list(zip(edges[::2], edges[1::2], strict=True))

@@ -34,7 +34,7 @@ class Ownership:
 
     def owns(self, counts: NDArray[np.uint32], keys: NDArray[np.int64]) -> bool:
         """Whether every key of a request is owned: `counts` uint32 [tables], the dense table last, `keys` int64 [n]."""
-        rows = len(keys) - int(counts[-1])
+        rows = len(keys) - int(counts[-1]) if len(counts) else 0
         return self.owns_pieces(keys[rows:]) and bool(self.buckets[buckets_of(keys[:rows])].all())
 
     def owns_pieces(self, pieces: NDArray[np.int64]) -> bool:

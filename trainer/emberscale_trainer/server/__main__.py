@@ -50,7 +50,7 @@ def _serve(identity: ProcessIdentity, stopping: threading.Event) -> int:
             data_address=data_address,
             control_address=f"{identity.advertised_host}:{control_port}",
             metrics_address=metrics_address,
-            routing_epoch=lambda: control.routing_epoch,
+            adopted=lambda: state.known,
         )
     except SupersededError as error:
         log.warning("superseded", detail=str(error))
@@ -58,14 +58,19 @@ def _serve(identity: ProcessIdentity, stopping: threading.Event) -> int:
     log.info("registered", data_address=data_address)
 
     def report(request: master_pb2.HeartbeatRequest) -> None:
-        request.ps.rows.update(state.rows())
-        request.ps.table_bytes = state.table_bytes()
+        figures = state.figures()
+        request.ps.rows.update(figures.rows)
+        request.ps.table_bytes = figures.table_bytes
         request.ps.applied_batches = state.totals.pushes
         request.ps.repeated_batches = state.totals.repeated
-        request.ps.routing_epoch = state.routing_epoch
+        request.ps.generation, request.ps.routing_version = state.known
         request.ps.stage_seconds.update(stage_seconds(state))
 
-    heartbeat = Heartbeat(master, registered.heartbeat_seconds, report, lambda reply: None, stopping)
+    def heed(reply: master_pb2.HeartbeatReply) -> None:
+        if reply.HasField("leases"):
+            state.leases(reply.generation, reply.leases.live, reply.leases.next)
+
+    heartbeat = Heartbeat(master, registered.heartbeat_seconds, report, heed, stopping)
     heartbeat.start()
     stopping.wait()
     listener.close()

@@ -2,163 +2,251 @@
 
 import threading
 import time
-from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import grpc
 import structlog
 
 from emberscale_api.checkpoint import DamagedCheckpointError
-from emberscale_api.job import ResolvedModel, TrainingJob, resolve_model
+from emberscale_api.job import TrainingJob, resolve_model
 from emberscale_api.routing import RoutingTable
 from emberscale_api.rpc import master_pb2, master_pb2_grpc
-from emberscale_trainer import partition as partitions
-from emberscale_trainer.checkpoint import load_partition, write_cut
-from emberscale_trainer.checkpoint.writer import WrittenFile
+from emberscale_trainer.checkpoint import (
+    AbandonedError,
+    Share,
+    StorageUnreachableError,
+    Work,
+    WrittenFile,
+    load_partition,
+    write_snapshot,
+)
 from emberscale_trainer.membership.routing import routing_from_proto
 from emberscale_trainer.models import build_model
 from emberscale_trainer.models.entrypoint import EntrypointError
 from emberscale_trainer.models.flat import flat_copy
-from emberscale_trainer.partition import AppliedBatches, DenseSlice, Partition
+from emberscale_trainer.partition import AppliedBatches, Ownership
+from emberscale_trainer.server.background import Background
+from emberscale_trainer.server.barrier import NotHeldError
+from emberscale_trainer.server.core import Assigning, Assignment, LaterError, Outcome
 from emberscale_trainer.server.metrics import ServerMetrics
 from emberscale_trainer.server.staleness import StalenessBound
-from emberscale_trainer.server.state import CutRefusedError, ServerState
-from emberscale_trainer.table import TableStore
+from emberscale_trainer.server.state import NotSettledError, ServerState
+from emberscale_trainer.table import DensePieces, TableStore
 
 log = structlog.get_logger()
 
+_STATUS: dict[type[Exception], grpc.StatusCode] = {
+    LaterError: grpc.StatusCode.ABORTED,
+    NotHeldError: grpc.StatusCode.FAILED_PRECONDITION,
+    NotSettledError: grpc.StatusCode.DEADLINE_EXCEEDED,
+    DamagedCheckpointError: grpc.StatusCode.DATA_LOSS,
+    EntrypointError: grpc.StatusCode.INVALID_ARGUMENT,
+    StorageUnreachableError: grpc.StatusCode.UNAVAILABLE,
+    AbandonedError: grpc.StatusCode.ABORTED,
+}
+"""How the master is told of what cannot be done."""
+
+_TOLD = tuple(_STATUS)
+
 
 @dataclass(frozen=True)
-class _Assignment:
-    """What the server was told to be at the last Assign."""
+class _Loaded:
+    """What an assignment ended with; `parameters` is the length of the dense vector."""
 
-    routing: RoutingTable
-    resolved: ResolvedModel
     parameters: int
+    rows: dict[str, int]
+    applied: AppliedBatches
+
+
+@dataclass(frozen=True)
+class _Saving:
+    """A snapshot that is being written, or was: that of a barrier of a generation."""
+
+    generation: int
+    barrier: int
+    background: Background[list[WrittenFile]]
 
 
 class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
-    """Assign, and the steps of a cut, on one server's state."""
+    """Assign, and the steps of a barrier, on one server's state. Every call answers within its `wait_seconds`."""
 
     def __init__(self, index: int, state: ServerState, metrics: ServerMetrics) -> None:
         self._index = index
         self._state = state
         self._metrics = metrics
-        self._assigning = threading.Lock()
-        self._assignment: _Assignment | None = None
-        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
-        self._saves: dict[int, Future[list[WrittenFile]]] = {}
+        self._starting = threading.Lock()
+        self._loading: Background[_Loaded] | None = None
+        self._saving: _Saving | None = None
 
-    @property
-    def routing_epoch(self) -> int:
-        """Of the table that was adopted last; 0 before the first."""
-        return 0 if self._assignment is None else self._assignment.routing.epoch
+    # The names of the methods are the proto's.
 
-    def Assign(  # noqa: N802 - the name is the proto's
+    def Assign(  # noqa: N802
         self, request: master_pb2.AssignRequest, context: grpc.ServicerContext
     ) -> master_pb2.AssignReply:
-        """Adopts a routing table with the rows of a checkpoint, or with none."""
+        """Begins to load the rows of a routing table, or attaches to it, and says how far it is."""
+        with _told(context):
+            background = self._assign(request)
+            loaded = background.result(request.wait_seconds)
+        if loaded is None:
+            return master_pb2.AssignReply(loaded_bytes=background.work.moved_bytes, problem=background.work.problem)
+        return master_pb2.AssignReply(
+            done=True,
+            loaded_bytes=background.work.moved_bytes,
+            rows=loaded.rows,
+            applied=_applied_to_proto(loaded.applied),
+        )
+
+    def _assign(self, request: master_pb2.AssignRequest) -> Background[_Loaded]:
         routing = routing_from_proto(request.routing)
-        with self._assigning:
-            if self._assignment is not None and routing.epoch < self._assignment.routing.epoch:
-                context.abort(grpc.StatusCode.ABORTED, f"routing epoch {routing.epoch} is behind this server's")
-            self._state.leave()
-            started = time.monotonic()
-            job = TrainingJob.from_json(request.manifest_json)
-            try:
-                partition, assignment = self._build(routing, job, request.checkpoint_uri)
-            except DamagedCheckpointError as error:
-                log.error("checkpoint_refused", uri=request.checkpoint_uri, problem=str(error))
-                context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-            except EntrypointError as error:
-                log.error("model_refused", problem=str(error))
-                context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-            self._assignment = assignment
-            keeps_the_bound = self._index == 0
-            self._state.adopt(partition, _staleness_bound(job, partition.applied) if keeps_the_bound else None)
-        rows = partition.tables.rows()
+        wanted = Assignment(routing.generation, routing.version, request.checkpoint_uri)
+        job = TrainingJob.from_json(request.manifest_json)
+        with self._starting:
+            if self._state.assign(wanted) is Assigning.LOAD or self._loading is None:
+                if self._loading is not None:
+                    self._loading.abandon()
+                if self._saving is not None:
+                    self._saving.background.abandon()
+                self._saving = None
+                self._loading = Background("load", lambda work: self._load(wanted, routing, job, work))
+            return self._loading
+
+    def _load(self, wanted: Assignment, routing: RoutingTable, job: TrainingJob, work: Work) -> _Loaded:
+        began = time.monotonic()
+        try:
+            resolved = resolve_model(job.spec)
+            initial = flat_copy(build_model(job.spec.model, resolved, job.spec.training.seed)).numpy()
+            tables = TableStore(resolved.tables, DensePieces.of(initial, job.spec.optimizers.dense))
+            owned, applied = Ownership.of(routing, self._index), AppliedBatches()
+            if wanted.checkpoint:
+                applied = load_partition(wanted.checkpoint, owned, tables, len(initial), work)
+            loaded = _Loaded(len(initial), tables.rows(), applied.copy())
+            bound = _staleness_bound(job, applied) if self._index == 0 else None
+            if not self._state.adopt(wanted, tables, owned, applied, bound):
+                raise AbandonedError
+        except BaseException as error:
+            self._state.give_up(wanted)
+            if not isinstance(error, AbandonedError):
+                log.error("not_assigned", checkpoint=wanted.checkpoint, problem=str(error))
+            raise
         log.info(
             "assigned",
-            routing_epoch=routing.epoch,
-            checkpoint=request.checkpoint_uri,
-            rows=sum(rows.values()),
-            seconds=round(time.monotonic() - started, 3),
+            generation=wanted.generation,
+            version=wanted.version,
+            checkpoint=wanted.checkpoint,
+            rows=sum(loaded.rows.values()),
+            seconds=round(time.monotonic() - began, 3),
         )
-        return master_pb2.AssignReply(rows=rows, applied=_applied_to_proto(partition.applied))
+        return loaded
 
-    def _build(self, routing: RoutingTable, job: TrainingJob, checkpoint: str) -> tuple[Partition, _Assignment]:
-        resolved = resolve_model(job.spec)
-        initial = flat_copy(build_model(job.spec.model, resolved, job.spec.training.seed)).numpy()
-        assignment = _Assignment(routing, resolved, len(initial))
-        start, stop = routing.dense_slice(self._index, len(initial))
-        dense = DenseSlice(initial[start:stop], job.spec.optimizers.dense)
-        tables = TableStore(resolved.tables)
-        applied = AppliedBatches()
-        if checkpoint:
-            loaded = load_partition(checkpoint, routing, self._index, resolved.tables, tables, len(initial))
-            dense.restore(loaded.dense)
-            applied = loaded.applied
-        return Partition(routing.epoch, tables, dense, applied), assignment
+    def Hold(  # noqa: N802
+        self, request: master_pb2.HoldRequest, context: grpc.ServicerContext
+    ) -> master_pb2.HoldReply:
+        """Holds pushes, and says everything that is applied."""
+        barrier = request.barrier
+        with _told(context):
+            applied = self._state.hold(barrier.generation, barrier.number, barrier.hold_seconds)
+        return master_pb2.HoldReply(applied=_applied_to_proto(applied))
 
-    def Freeze(  # noqa: N802 - the name is the proto's
-        self, request: master_pb2.FreezeRequest, context: grpc.ServicerContext
-    ) -> master_pb2.FreezeReply:
-        """Holds pushes, and says which of the asked batches are applied."""
-        try:
-            applied = self._state.freeze(request.cut, _ranges(request.asked))
-        except CutRefusedError as error:
-            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        reply = master_pb2.FreezeReply()
-        for epoch, first, stop in applied:
-            reply.applied.add(epoch=epoch, ranges=[first, stop])
-        return reply
-
-    def Cut(  # noqa: N802 - the name is the proto's
-        self, request: master_pb2.CutRequest, context: grpc.ServicerContext
-    ) -> master_pb2.CutReply:
-        """Copies the state once the asked batches are in, and begins to write it."""
-        assignment = self._assignment
-        if assignment is None:
-            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "nothing is assigned to this server")
-        try:
-            cut, pause = self._state.cut(
-                request.cut, list(_ranges(request.settle)), request.settle_seconds, request.hold_seconds
+    def Settle(  # noqa: N802
+        self, request: master_pb2.SettleRequest, context: grpc.ServicerContext
+    ) -> master_pb2.SettleReply:
+        """Lets through what others have applied, and says everything that is applied then."""
+        barrier = request.barrier
+        with _told(context):
+            applied = self._state.settle(
+                barrier.generation,
+                barrier.number,
+                _ranges(request.settle),
+                barrier.hold_seconds,
+                request.wait_seconds,
             )
-        except CutRefusedError as error:
-            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        self._metrics.cut_taken(pause)
-        self._saves = {request.cut: self._writer.submit(self._write, cut, request.uri, assignment)}
-        return master_pb2.CutReply(applied=_applied_to_proto(cut.applied), pause_seconds=pause)
+        return master_pb2.SettleReply(applied=_applied_to_proto(applied))
 
-    def _write(self, cut: partitions.Cut, uri: str, assignment: _Assignment) -> list[WrittenFile]:
-        started = time.monotonic()
-        files = write_cut(cut, uri, self._index, assignment.routing, assignment.resolved.tables, assignment.parameters)
-        self._metrics.checkpoint_written(time.monotonic() - started, sum(file.bytes for file in files))
-        return files
+    def Snapshot(  # noqa: N802
+        self, request: master_pb2.SnapshotRequest, context: grpc.ServicerContext
+    ) -> master_pb2.SnapshotReply:
+        """Ends a barrier with a snapshot, and begins to write it."""
+        barrier = request.barrier
 
-    def AwaitSaved(  # noqa: N802 - the name is the proto's
-        self, request: master_pb2.AwaitSavedRequest, context: grpc.ServicerContext
-    ) -> master_pb2.AwaitSavedReply:
-        """Waits until the cut's files are written."""
-        save = self._saves.get(request.cut)
-        if save is None:
-            context.abort(grpc.StatusCode.NOT_FOUND, f"cut {request.cut} was not taken here")
-        try:
-            files = save.result()
-        except OSError as error:
-            log.error("checkpoint_not_written", problem=str(error))
-            context.abort(grpc.StatusCode.INTERNAL, f"the checkpoint cannot be written: {error}")
-        return master_pb2.AwaitSavedReply(
-            files=[master_pb2.SavedFile(path=file.path, bytes=file.bytes, crc32=file.crc32) for file in files]
+        def take(outcome: Outcome, tables: TableStore) -> None:
+            self._save(barrier, request.uri, outcome, tables)
+
+        with _told(context):
+            outcome = self._state.snapshot(barrier.generation, barrier.number, take)
+        if not outcome.repeated:
+            self._metrics.snapshot_taken(outcome.settled_seconds)
+        return master_pb2.SnapshotReply(
+            applied=_applied_to_proto(outcome.applied),
+            held_seconds=outcome.held_seconds,
+            settled_seconds=outcome.settled_seconds,
         )
 
-    def Thaw(  # noqa: N802 - the name is the proto's
-        self, request: master_pb2.ThawRequest, context: grpc.ServicerContext
-    ) -> master_pb2.ThawReply:
-        """Gives up a cut."""
-        self._state.thaw(request.cut)
-        return master_pb2.ThawReply()
+    def _save(self, barrier: master_pb2.Barrier, uri: str, outcome: Outcome, tables: TableStore) -> None:
+        """Called at the moment of the snapshot, before any other push."""
+        loaded = None if self._loading is None else self._loading.result(0)
+        if loaded is None:
+            raise RuntimeError("a snapshot is taken of rows that were not loaded")
+        share = Share(self._index, self._state.owned, outcome.applied, loaded.parameters)
+        snapshots = tables.snapshot()
+        if self._saving is not None:
+            self._saving.background.abandon()
+
+        def write(work: Work) -> list[WrittenFile]:
+            began = time.monotonic()
+            files = write_snapshot(snapshots, tables.specs, share, uri, work)
+            self._metrics.checkpoint_written(time.monotonic() - began, sum(file.bytes for file in files))
+            return files
+
+        self._saving = _Saving(barrier.generation, barrier.number, Background("save", write))
+
+    def GetSaved(  # noqa: N802
+        self, request: master_pb2.GetSavedRequest, context: grpc.ServicerContext
+    ) -> master_pb2.GetSavedReply:
+        """Says how far a snapshot is written."""
+        saving = self._saving
+        if saving is None or (saving.generation, saving.barrier) != (request.generation, request.barrier):
+            context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION, f"no snapshot of barrier {request.barrier} is being written here"
+            )
+        work = saving.background.work
+        with _told(context):
+            files = saving.background.result(request.wait_seconds)
+        return master_pb2.GetSavedReply(
+            done=files is not None,
+            written_bytes=work.moved_bytes,
+            problem=work.problem,
+            files=[master_pb2.SavedFile(path=file.path, bytes=file.bytes, crc32=file.crc32) for file in files or ()],
+        )
+
+    def Switch(  # noqa: N802
+        self, request: master_pb2.SwitchRequest, context: grpc.ServicerContext
+    ) -> master_pb2.SwitchReply:
+        """Ends a barrier with the next version of the routing table."""
+        barrier, routing = request.barrier, routing_from_proto(request.routing)
+        with _told(context):
+            outcome = self._state.switch(
+                barrier.generation, barrier.number, routing.version, Ownership.of(routing, self._index)
+            )
+        log.info("switched", generation=routing.generation, version=routing.version)
+        return master_pb2.SwitchReply(applied=_applied_to_proto(outcome.applied))
+
+    def Resume(  # noqa: N802
+        self, request: master_pb2.ResumeRequest, context: grpc.ServicerContext
+    ) -> master_pb2.ResumeReply:
+        """Lets go of a barrier."""
+        self._state.resume(request.barrier.generation, request.barrier.number)
+        return master_pb2.ResumeReply()
+
+
+@contextmanager
+def _told(context: grpc.ServicerContext) -> Iterator[None]:
+    """Ends the call with the status that an error has in the contract."""
+    try:
+        yield
+    except _TOLD as error:
+        context.abort(_STATUS[type(error)], str(error) or "the work was abandoned for a later call")
 
 
 def _staleness_bound(job: TrainingJob, applied: AppliedBatches) -> StalenessBound:

@@ -1,22 +1,34 @@
 """The data plane of a parameter server: a thread a connection, each request answered in order."""
 
 import contextlib
+import errno
 import socket
 import ssl
+import struct
 import threading
+from collections import OrderedDict
+from collections.abc import Iterator
 
 import numpy as np
 import structlog
 from numpy.typing import NDArray
 
 from emberscale_api.rpc.token import tokens_match
-from emberscale_api.wire import Flag, Header, Kind, Status, WireError, counts_bytes
+from emberscale_api.wire import MAX_HELLO_BYTES, MAX_PAYLOAD_BYTES, Header, Kind, Status, WireError, counts_bytes
 from emberscale_trainer.server.state import ServerState
 from emberscale_trainer.transport import Connection, ConnectionLostError, accept_connection
 
 log = structlog.get_logger()
 
-_HANDSHAKE_SECONDS = 5.0
+_STRANGER_SECONDS = 5.0
+"""How long a peer may take for the TLS handshake and HELLO together."""
+
+_MOST_STRANGERS = 64
+"""Peers at most that have not shown the token; the one that came first makes way for another."""
+
+_ACCEPT_PAUSE_SECONDS = 0.1
+
+_SESSION = struct.Struct("<Q")
 
 
 class DataPlane:
@@ -32,6 +44,8 @@ class DataPlane:
         self._state = state
         self._token = token
         self._context = context
+        self._strangers = _Strangers(_MOST_STRANGERS)
+        self._pause = threading.Event()
 
     def start(self) -> None:
         """Begins to accept, in a thread of its own that ends with the process."""
@@ -41,60 +55,98 @@ class DataPlane:
         while True:
             try:
                 stream, _ = self._listener.accept()
-            except OSError:
-                return  # the listener is closed: the server is going down
-            threading.Thread(target=self._serve, args=(stream,), name="connection", daemon=True).start()
+            except OSError as error:
+                if self._listener.fileno() < 0 or error.errno in (errno.EBADF, errno.EINVAL):
+                    return  # the listener is closed: the server is going down
+                log.warning("accept_failed", problem=str(error))
+                self._pause.wait(_ACCEPT_PAUSE_SECONDS)
+                continue
+            try:
+                threading.Thread(target=self._serve, args=(stream,), name="connection", daemon=True).start()
+            except RuntimeError as error:  # no more threads
+                log.warning("accept_failed", problem=str(error))
+                stream.close()
+                self._pause.wait(_ACCEPT_PAUSE_SECONDS)
 
     def _serve(self, stream: socket.socket) -> None:
         try:
-            connection = accept_connection(stream, self._context, _HANDSHAKE_SECONDS)
+            connection = accept_connection(stream, self._context)
         except OSError as error:
-            log.warning("no_handshake", problem=str(error))
+            log.warning("connection_refused", reason=str(error))
+            stream.close()
             return
-        _Session(connection, self._state, self._token).run()
+        try:
+            with self._strangers.among(connection):
+                hello, payload = connection.receive_first(MAX_HELLO_BYTES, _STRANGER_SECONDS)
+                if hello.kind != Kind.HELLO or not tokens_match(payload[_SESSION.size :], self._token):
+                    raise WireError("the first frame must be HELLO with a session and the job's token")
+            connection.trust()
+            (session,) = _SESSION.unpack_from(payload)
+            _Session(connection, self._state, session, hello.worker).run()
+        except (ConnectionLostError, OSError) as error:
+            log.info("no_hello", problem=str(error))
+        except WireError as error:
+            log.warning("connection_refused", reason=str(error))
+            _refuse(connection, str(error))
+        finally:
+            connection.close()
+
+
+class _Strangers:
+    """The connections whose peers have not shown the token yet."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._connections: OrderedDict[int, Connection] = OrderedDict()
+
+    @contextlib.contextmanager
+    def among(self, connection: Connection) -> Iterator[None]:
+        """The connection counts while the context lasts."""
+        with self._lock:
+            if len(self._connections) >= self._most:
+                _, oldest = self._connections.popitem(last=False)
+                oldest.hang_up()
+            self._connections[id(connection)] = connection
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._connections.pop(id(connection), None)
 
 
 class _Session:
-    """One connection, from HELLO to its end."""
+    """One connection of a worker, from the answer to HELLO to its end."""
 
-    def __init__(self, connection: Connection, state: ServerState, token: str) -> None:
+    def __init__(self, connection: Connection, state: ServerState, session: int, worker: int) -> None:
         self._connection = connection
         self._state = state
-        self._token = token
-        self._answer = np.empty(1 << 14, dtype=np.float32)
+        self._session = session
+        self._worker = worker
+        self._answer = np.empty(0, dtype=np.float32)
 
     def run(self) -> None:
-        worker: int | None = None
+        self._state.connected(self._session)
         try:
-            hello, token = self._connection.receive()
-            if hello.kind != Kind.HELLO or not tokens_match(token.tobytes(), self._token):
-                self._refuse("the first frame must be HELLO with the job's token")
-                return
-            worker = hello.worker
             self._connection.send(Header(Status.OK))
             while True:
                 self._serve(*self._connection.receive())
         except ConnectionLostError:
             pass  # workers come and go; the master notices by their heartbeats
         except (WireError, ValueError) as error:
-            log.warning("connection_refused", worker=worker, reason=str(error))
-            self._refuse(str(error))
+            log.warning("request_refused", worker=self._worker, reason=str(error))
+            _refuse(self._connection, str(error))
+        except MemoryError as error:
+            log.error("out_of_memory", worker=self._worker, problem=str(error))
         finally:
-            self._connection.close()
-            if worker is not None:
-                self._state.disconnected(worker)
-
-    def _refuse(self, reason: str) -> None:
-        text = reason.encode()
-        with contextlib.suppress(ConnectionLostError):  # nobody may be left to hear it
-            self._connection.send(Header(Status.REFUSED, payload_bytes=len(text)), [text])
+            self._state.disconnected(self._session)
 
     def _serve(self, header: Header, payload: NDArray[np.uint8]) -> None:
         match header.kind:
             case Kind.ADMIT:
-                self._connection.send(Header(self._state.admit(header)))
+                self._connection.send(Header(self._state.admit(self._session, header)))
             case Kind.COMPLETE:
-                self._state.complete(header)
+                self._state.complete(self._session, header)
             case Kind.PULL | Kind.PUSH:
                 self._serve_rows(header, payload)
             case unknown:
@@ -109,38 +161,25 @@ class _Session:
         if len(payload) < stop:
             raise WireError("the payload ends within the keys")
         keys = payload[start:stop].view(np.int64)
-        expected = self._state.expected_values(counts)
-        if expected is None:
-            self._connection.send(Header(Status.REFRESH))
-        elif header.kind == Kind.PULL:
-            self._pull(header, counts, keys, *expected)
+        if header.kind == Kind.PULL:
+            status, weights = self._state.pull(header, counts, keys, self._room)
+            if weights is not None:
+                self._connection.send(Header(status, payload_bytes=weights.nbytes), [weights])
+                return
         else:
-            self._push(header, counts, keys, payload[stop:].view(np.float32), *expected)
-
-    def _pull(
-        self, header: Header, counts: NDArray[np.uint32], keys: NDArray[np.int64], row_values: int, dense_values: int
-    ) -> None:
-        wanted = row_values + (dense_values if header.flags & Flag.DENSE else 0)
-        if wanted > len(self._answer):
-            self._answer = np.empty(wanted * 5 // 4, dtype=np.float32)
-        answer = self._answer[:wanted]
-        dense = answer[row_values:] if header.flags & Flag.DENSE else None
-        status = self._state.pull(header, counts, keys, answer[:row_values], dense)
-        if status is Status.OK:
-            self._connection.send(Header(status, payload_bytes=answer.nbytes), [answer])
-        else:
-            self._connection.send(Header(status))
-
-    def _push(
-        self,
-        header: Header,
-        counts: NDArray[np.uint32],
-        keys: NDArray[np.int64],
-        values: NDArray[np.float32],
-        row_values: int,
-        dense_values: int,
-    ) -> None:
-        if len(values) != row_values + dense_values:
-            raise WireError(f"a push of {len(values)} gradients where {row_values} + {dense_values} are expected")
-        status = self._state.push(header, counts, keys, values[:row_values], values[row_values:])
+            status = self._state.push(self._session, header, counts, keys, payload[stop:].view(np.float32))
         self._connection.send(Header(status))
+
+    def _room(self, floats: int) -> NDArray[np.float32]:
+        """Memory for an answer, which the next answer uses again."""
+        if 4 * floats > MAX_PAYLOAD_BYTES:
+            raise WireError(f"an answer of {4 * floats} bytes is beyond the limit of a frame")
+        if floats > len(self._answer):
+            self._answer = np.empty(min(floats * 5 // 4, MAX_PAYLOAD_BYTES // 4), dtype=np.float32)
+        return self._answer[:floats]
+
+
+def _refuse(connection: Connection, reason: str) -> None:
+    text = reason.encode()
+    with contextlib.suppress(ConnectionLostError):  # nobody may be left to hear it
+        connection.send(Header(Status.REFUSED, payload_bytes=len(text)), [text])

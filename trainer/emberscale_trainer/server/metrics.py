@@ -15,8 +15,10 @@ class ServerMetrics(Collector):
 
     def __init__(self, state: ServerState, registry: CollectorRegistry) -> None:
         self._state = state
-        self._cut_pause = Histogram(
-            metrics.CUT_PAUSE_SECONDS, "Seconds for which pushes waited while a cut was copied", registry=registry
+        self._snapshot_pause = Histogram(
+            metrics.SNAPSHOT_PAUSE_SECONDS,
+            "Seconds for which pushes were held beyond settling, for a snapshot",
+            registry=registry,
         )
         self._checkpoint = Histogram(
             metrics.CHECKPOINT_SECONDS,
@@ -27,12 +29,12 @@ class ServerMetrics(Collector):
         self._checkpoint_bytes = Counter(metrics.CHECKPOINT_BYTES, "Bytes written into checkpoints", registry=registry)
         registry.register(self)
 
-    def cut_taken(self, pause_seconds: float) -> None:
-        """A cut was copied."""
-        self._cut_pause.observe(pause_seconds)
+    def snapshot_taken(self, pause_seconds: float) -> None:
+        """A snapshot was begun."""
+        self._snapshot_pause.observe(pause_seconds)
 
     def checkpoint_written(self, seconds: float, size: int) -> None:
-        """A cut was written."""
+        """A snapshot was written."""
         self._checkpoint.observe(seconds)
         self._checkpoint_bytes.inc(size)
 
@@ -48,23 +50,23 @@ class ServerMetrics(Collector):
         for stage, seconds in stage_seconds(self._state).items():
             stages.add_metric([stage], seconds)
         yield stages
+        figures = self._state.figures()
         rows = GaugeMetricFamily(metrics.TABLE_ROWS, "Rows held, by table", labels=["table"])
-        for table, count in self._state.rows().items():
+        for table, count in figures.rows.items():
             rows.add_metric([table], count)
         yield rows
-        yield GaugeMetricFamily(metrics.TABLE_BYTES, "Memory of the tables", value=self._state.table_bytes())
+        yield GaugeMetricFamily(metrics.TABLE_BYTES, "Memory of the tables", value=figures.table_bytes)
 
 
 def stage_seconds(state: ServerState) -> dict[str, float]:
     """Seconds by stage.
 
-    Under the lock, so that they add up to no more than the time: `pull` gathers rows, `push` steps them, `dense` steps
-    the dense slice. `hold` is waiting for a cut or the staleness bound, summed over the requests that wait.
+    Under the lock, so that they add up to no more than the time: `pull` gathers rows, `push` steps them. `hold` is
+    waiting for a barrier or the staleness bound, summed over the requests that wait.
     """
     totals = state.totals
     return {
         "pull": totals.pull_seconds,
         "push": totals.push_seconds,
-        "dense": totals.dense_seconds,
         "hold": totals.hold_seconds,
     }

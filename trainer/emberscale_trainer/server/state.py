@@ -1,9 +1,9 @@
-"""The state of one parameter server, and everything that may happen to it, under one lock."""
+"""The rows of one parameter server, and the lock under which its core decides what may happen to them."""
 
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,36 +11,48 @@ import structlog
 from numpy.typing import NDArray
 
 from emberscale_api.wire import Header, Status
-from emberscale_trainer.partition import Cut, Partition
-from emberscale_trainer.server.staleness import StalenessBound, Ticket
-from emberscale_trainer.table import require_finite
+from emberscale_trainer.partition import AppliedBatches, Ownership
+from emberscale_trainer.server.core import Assigning, Assignment, Decision, Outcome, ServerCore
+from emberscale_trainer.server.staleness import StalenessBound
+from emberscale_trainer.table import NonFiniteGradientError, TableStore, require_finite
 
 log = structlog.get_logger()
-
-FREEZE_SECONDS = 10.0
-"""A frozen server goes on by itself after this: the master that froze it may have died."""
 
 Clock = Callable[[], float]
 
 Fatal = Callable[[BaseException], None]
 """Ends the process, because its state is half changed."""
 
+_FIGURES_SECONDS = 0.1
+"""How long a report waits for the lock before it tells the figures of the time before."""
+
 
 @dataclass(frozen=True)
 class Totals:
-    """What a server has done since it started."""
+    """What a server has done since it started.
+
+    `pull_seconds` and `push_seconds` are spent under the lock; `hold_seconds` waiting for a barrier, the staleness
+    bound or a switch, summed over the requests that waited.
+    """
 
     pulls: int = 0
     pushes: int = 0
     repeated: int = 0
     pull_seconds: float = 0.0
     push_seconds: float = 0.0
-    dense_seconds: float = 0.0
     hold_seconds: float = 0.0
 
 
-class CutRefusedError(Exception):
-    """A cut that was not prepared, or for which a batch that others have applied did not come in time."""
+@dataclass(frozen=True)
+class Figures:
+    """Rows of each embedding table, and the bytes that all tables take."""
+
+    rows: dict[str, int]
+    table_bytes: int
+
+
+class NotSettledError(Exception):
+    """A batch that other servers have applied did not come in time."""
 
 
 def end_process(cause: BaseException) -> None:
@@ -51,253 +63,238 @@ def end_process(cause: BaseException) -> None:
         os._exit(1)
 
 
-def _ticket(header: Header) -> Ticket:
-    return (header.worker, header.epoch, header.batch)
-
-
 class ServerState:
-    """Rows, dense slice and applied batches, from one `adopt` to the next.
-
-    Threads call in freely. A pull or push whose routing epoch is not the server's is answered REFRESH.
-    """
+    """Carries out what a ServerCore decides. Threads call in freely, and wait here while the core says Wait."""
 
     def __init__(self, clock: Clock = time.monotonic, fatal: Fatal = end_process) -> None:
         self._fatal = fatal
-        self._changed = threading.Condition()
         self._clock = clock
-        self._partition: Partition | None = None
-        self._bound: StalenessBound | None = None
-        self._newest_token: dict[tuple[int, int], int] = {}
-        self._frozen: tuple[int, float] | None = None
-        self._settling: set[tuple[int, int]] = set()
+        self._changed = threading.Condition()
+        self._core = ServerCore()
+        self._tables: TableStore | None = None
         self._totals = Totals()
+        self._figures = Figures({}, 0)
 
     @property
-    def routing_epoch(self) -> int:
-        """The epoch that is served; 0 before the first `adopt` and during one."""
-        partition = self._partition
-        return 0 if partition is None else partition.routing_epoch
+    def known(self) -> tuple[int, int]:
+        """Generation and version of the table that was adopted last; (0, 0) before the first."""
+        return self._core.known
+
+    @property
+    def owned(self) -> Ownership:
+        """What the server owns. Raises NotHeldError where nothing is served."""
+        return self._core.owned
 
     @property
     def totals(self) -> Totals:
         """Counters since the start of the process."""
         return self._totals
 
-    def leave(self) -> None:
-        """Serves nothing until the next `adopt`: all requests, held ones too, are answered REFRESH."""
+    def figures(self) -> Figures:
+        """The figures of this moment, or those of the last call where the lock is not free soon."""
+        if self._changed.acquire(timeout=_FIGURES_SECONDS):
+            try:
+                tables = self._tables
+                self._figures = Figures({}, 0) if tables is None else Figures(tables.rows(), tables.allocated_bytes)
+            finally:
+                self._changed.release()
+        return self._figures
+
+    # Assignment
+
+    def assign(self, wanted: Assignment) -> Assigning:
+        """As `ServerCore.assign`; where there is something to load, the rows are dropped and nothing is served."""
         with self._changed:
-            self._partition = None
-            self._frozen = None
-            self._bound = None
-            self._newest_token.clear()
+            assigning = self._core.assign(wanted)
+            if assigning is Assigning.LOAD:
+                self._tables = None
+                self._changed.notify_all()
+            return assigning
+
+    def adopt(
+        self,
+        wanted: Assignment,
+        tables: TableStore,
+        owned: Ownership,
+        applied: AppliedBatches,
+        bound: StalenessBound | None,
+    ) -> bool:
+        """As `ServerCore.adopt`: serves these rows from now on, unless another assignment has replaced this one."""
+        with self._changed:
+            adopted = self._core.adopt(wanted, owned, applied, bound)
+            if adopted:
+                self._tables = tables
+                self._changed.notify_all()
+            return adopted
+
+    def give_up(self, wanted: Assignment) -> None:
+        """As `ServerCore.give_up`."""
+        with self._changed:
+            self._core.give_up(wanted)
+
+    # Sessions and leases
+
+    def connected(self, session: int) -> None:
+        """A connection of a session was opened."""
+        with self._changed:
+            self._core.connected(session)
+
+    def disconnected(self, session: int) -> None:
+        """A connection of a session ended."""
+        with self._changed:
+            self._core.disconnected(session)
             self._changed.notify_all()
 
-    def adopt(self, partition: Partition, bound: StalenessBound | None) -> None:
-        """Serves this partition from now on; `bound` is None on all servers but the one that keeps it."""
+    def leases(self, generation: int, live: Iterable[int], next_token: int) -> None:
+        """The master says which lease tokens are in force; all others below `next_token` are dead."""
         with self._changed:
-            self._partition = partition
-            self._bound = bound
+            self._core.leases(generation, live, next_token)
             self._changed.notify_all()
 
-    def rows(self) -> dict[str, int]:
-        """Rows by table."""
-        with self._changed:
-            return {} if self._partition is None else self._partition.tables.rows()
+    # Requests
 
-    def table_bytes(self) -> int:
-        """Memory that the tables have allocated, in bytes."""
-        with self._changed:
-            return 0 if self._partition is None else self._partition.tables.allocated_bytes
-
-    def expected_values(self, counts: NDArray[np.uint32]) -> tuple[int, int] | None:
-        """How many floats the rows of a request and the dense slice take; None where nothing is served."""
-        partition = self._partition
-        if partition is None:
-            return None
-        return partition.tables.values_per_request(counts), len(partition.dense)
-
-    def admit(self, header: Header) -> Status:
+    def admit(self, session: int, header: Header) -> Status:
         """Waits until the staleness bound admits the pull of a batch for training."""
         with self._changed:
-            started = self._clock()
-            while True:
-                if self._partition is None or self._partition.routing_epoch != header.routing_epoch:
-                    return Status.REFRESH
-                if self._bound is None or self._bound.may_pull():
-                    break
-                self._changed.wait()
-            if self._bound is not None:
-                self._bound.pulled(_ticket(header))
-            self._count(hold_seconds=self._clock() - started)
-            return Status.OK
+            return self._decided(lambda _: self._core.admit(session, header))
 
-    def complete(self, header: Header) -> None:
+    def complete(self, session: int, header: Header) -> None:
         """Takes note that all servers have applied a batch."""
         with self._changed:
-            serving = self._partition is not None and self._partition.routing_epoch == header.routing_epoch
-            if serving and self._bound is not None:
-                self._bound.completed(_ticket(header))
-                self._changed.notify_all()
+            self._core.complete(session, header)
+            self._changed.notify_all()
 
     def pull(
         self,
         header: Header,
         counts: NDArray[np.uint32],
         keys: NDArray[np.int64],
-        rows: NDArray[np.float32],
-        dense: NDArray[np.float32] | None,
-    ) -> Status:
-        """Fills `rows` and `dense`."""
+        room: Callable[[int], NDArray[np.float32]],
+    ) -> tuple[Status, NDArray[np.float32] | None]:
+        """The weights of the keys, float32, in what `room` gives for so many of them, where the status is OK.
+
+        Raises ValueError for a request that does not fit the tables.
+        """
+        arrived = self._clock()
         with self._changed:
-            started = self._clock()
-            partition = self._partition
-            if partition is None or partition.routing_epoch != header.routing_epoch:
-                return Status.REFRESH
-            partition.tables.pull(counts, keys, rows)
-            if dense is not None:
-                dense[:] = partition.dense.values
-            self._count(pulls=1, pull_seconds=self._clock() - started)
-            return Status.OK
+            status = self._decided(lambda now: self._core.pull(header, counts, keys, arrived, now))
+            tables = self._tables
+            if status is not Status.OK or tables is None:
+                return status, None
+            began = self._clock()
+            values = room(tables.values_per_request(counts))
+            self._check_pieces(counts, keys)
+            tables.pull(counts, keys, values)
+            self._count(pulls=1, pull_seconds=self._clock() - began)
+            return status, values
 
     def push(
         self,
+        session: int,
         header: Header,
         counts: NDArray[np.uint32],
         keys: NDArray[np.int64],
         gradients: NDArray[np.float32],
-        dense: NDArray[np.float32],
     ) -> Status:
-        """Applies a batch unless it is applied already; waits while a cut or the staleness bound holds it.
+        """Applies a batch unless it is applied already; waits while a barrier or the staleness bound holds it.
 
         A batch is applied whole or not at all: what can fail happens before the batch is recorded, and a failure after
         it is fatal. Raises NonFiniteGradientError, ValueError and MemoryError, nothing being done.
         """
-        require_finite(gradients, "rows")
-        require_finite(dense, "dense parameters")
-        batch = (header.epoch, header.batch)
-        ticket = _ticket(header)
+        arrived = self._clock()
+        problem = _not_finite(gradients)
         with self._changed:
-            started = self._clock()
-            while True:
-                partition = self._partition
-                if partition is None or partition.routing_epoch != header.routing_epoch:
-                    return Status.REFRESH
-                refusal = self._refusal(partition, header, batch)
-                if refusal is not None:
-                    if self._bound is not None:
-                        self._bound.forget(ticket)
-                    self._changed.notify_all()
-                    return refusal
-                thaw_in = self._held_for(batch)
-                if thaw_in is None and (self._bound is None or self._bound.may_push(ticket)):
-                    break
-                self._changed.wait(thaw_in)
-            admitted = self._clock()
-            partition.dense.check(dense)
-            partition.tables.reserve(counts, keys, gradients)
-            partition.applied.record(*batch)
+            status = self._decided(lambda now: self._core.push(session, header, arrived, now))
+            tables = self._tables
+            if status is not Status.OK or tables is None:
+                self._count(repeated=int(status is Status.REPEATED))
+                self._changed.notify_all()  # the refusal may have ended what others wait for
+                return status
+            if problem is not None:
+                raise problem
+            began = self._clock()
+            tables.reserve(counts, keys, gradients)
+            self._check_pieces(counts, keys)
+            self._core.record(session, header, began)
             try:
-                partition.tables.push(counts, keys, gradients)
-                updated = self._clock()
-                partition.dense.step(dense)
+                tables.push(counts, keys, gradients)
             except BaseException as error:
                 self._fatal(error)
                 raise
-            if self._bound is not None:
-                self._bound.pushed(ticket)
-            self._count(
-                pushes=1,
-                push_seconds=updated - admitted,
-                dense_seconds=self._clock() - updated,
-                hold_seconds=admitted - started,
-            )
+            self._count(pushes=1, push_seconds=self._clock() - began)
             self._changed.notify_all()
-            return Status.OK
+            return status
 
-    def disconnected(self, worker: int) -> None:
-        """A worker's connection broke: what it has pulled will not be pushed, nor completed what it has pushed."""
+    # Barriers
+
+    def hold(self, generation: int, number: int, seconds: float) -> AppliedBatches:
+        """Holds pushes; returns everything that is applied. Raises LaterError and NotHeldError, as do all of these."""
         with self._changed:
-            if self._bound is not None:
-                self._bound.forget_worker(worker)
-            self._changed.notify_all()
+            return self._core.hold(generation, number, seconds, self._clock())
 
-    def freeze(self, cut: int, asked: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-        """Holds pushes from now on; returns those of the asked (epoch, first, stop) ranges of batches that are applied.
-
-        Raises CutRefusedError where nothing is served.
-        """
-        with self._changed:
-            partition = self._serving()
-            self._frozen = (cut, self._clock() + FREEZE_SECONDS)
-            self._settling = set()
-            return [
-                (epoch, max(first, start), min(stop, end))
-                for epoch, start, end in asked
-                for first, stop in partition.applied.ranges(epoch)
-                if max(first, start) < min(stop, end)
-            ]
-
-    def cut(
+    def settle(
         self,
+        generation: int,
         number: int,
-        settle: Sequence[tuple[int, int, int]],
-        settle_seconds: float,
-        hold_seconds: float = 0.0,
-    ) -> tuple[Cut, float]:
-        """Lets the batches to settle through, copies the partition, and goes on.
+        batches: Sequence[tuple[int, int, int]],
+        seconds: float,
+        wait_seconds: float,
+    ) -> AppliedBatches:
+        """Lets batches through that other servers have applied, and waits for them; returns everything applied.
 
-        With `hold_seconds`, pushes wait for so long after the copy, unless the cut is thawed or the server leaves.
-        Returns the copy and the seconds that it took. Raises CutRefusedError.
+        Raises NotSettledError after `wait_seconds`.
         """
         with self._changed:
-            if self._frozen is None or self._frozen[0] != number:
-                raise CutRefusedError(f"cut {number} is not prepared here")
-            self._settling = {(epoch, batch) for epoch, first, stop in settle for batch in range(first, stop)}
+            deadline = self._clock() + wait_seconds
+            self._core.settle(generation, number, batches, seconds, self._clock())
             self._changed.notify_all()
-            if not self._changed.wait_for(self._settled, timeout=settle_seconds):
-                raise CutRefusedError(f"a batch that others have applied did not come within {settle_seconds:g} s")
-            partition = self._serving()
-            started = self._clock()
-            taken = partition.cut()
-            self._frozen = (number, self._clock() + hold_seconds) if hold_seconds > 0 else None
-            self._settling = set()
-            self._changed.notify_all()
-            return taken, self._clock() - started
+            while True:
+                now = self._clock()
+                applied = self._core.settled(generation, number, now)
+                if applied is not None:
+                    return applied
+                if now >= deadline:
+                    raise NotSettledError(f"a batch that others have applied did not come within {wait_seconds:g} s")
+                self._changed.wait(deadline - now)
 
-    def thaw(self, cut: int) -> None:
-        """Gives up a cut; held pushes go through."""
+    def snapshot(self, generation: int, number: int, take: Callable[[Outcome, TableStore], None]) -> Outcome:
+        """Ends a barrier; `take` gets the rows as of it, once, even if the call is made again."""
         with self._changed:
-            if self._frozen is not None and self._frozen[0] == cut:
-                self._frozen = None
-                self._changed.notify_all()
+            outcome = self._core.snapshot(generation, number, self._clock())
+            if self._tables is not None and not outcome.repeated:
+                take(outcome, self._tables)
+            self._changed.notify_all()
+            return outcome
 
-    def _serving(self) -> Partition:
-        if self._partition is None:
-            raise CutRefusedError("the server holds no partition")
-        return self._partition
+    def switch(self, generation: int, number: int, version: int, owned: Ownership) -> Outcome:
+        """Ends a barrier with the next version of the routing table."""
+        with self._changed:
+            outcome = self._core.switch(generation, number, version, owned, self._clock())
+            self._changed.notify_all()
+            return outcome
 
-    def _settled(self) -> bool:
-        return self._partition is None or all(batch in self._partition.applied for batch in self._settling)
+    def resume(self, generation: int, number: int) -> None:
+        """Gives up a barrier; held pushes go through."""
+        with self._changed:
+            self._core.resume(generation, number)
+            self._changed.notify_all()
 
-    def _refusal(self, partition: Partition, header: Header, batch: tuple[int, int]) -> Status | None:
-        shard = (header.epoch, header.shard)
-        if header.token < self._newest_token.get(shard, 0):
-            return Status.FENCED
-        self._newest_token[shard] = header.token
-        if batch in partition.applied:
-            self._count(repeated=1)
-            return Status.REPEATED
-        return None
+    def _decided(self, decide: Callable[[float], Decision]) -> Status:
+        """Asks until there is a decision, after every change and when the time comes."""
+        began = self._clock()
+        now = began
+        while True:
+            decision = decide(now)
+            if isinstance(decision, Status):
+                if now > began:
+                    self._count(hold_seconds=now - began)
+                return decision
+            self._changed.wait(None if decision.until is None else max(0.0, decision.until - now))
+            now = self._clock()
 
-    def _held_for(self, batch: tuple[int, int]) -> float | None:
-        """Seconds for which a cut holds this batch at most; None if none does."""
-        if self._frozen is None or batch in self._settling:
-            return None
-        left = self._frozen[1] - self._clock()
-        if left > 0:
-            return left
-        self._frozen = None
-        return None
+    def _check_pieces(self, counts: NDArray[np.uint32], keys: NDArray[np.int64]) -> None:
+        if not self._core.owned.owns_pieces(keys[len(keys) - int(counts[-1]) :]):
+            raise ValueError("the request names dense pieces that this server does not own")
 
     def _count(
         self,
@@ -306,7 +303,6 @@ class ServerState:
         repeated: int = 0,
         pull_seconds: float = 0.0,
         push_seconds: float = 0.0,
-        dense_seconds: float = 0.0,
         hold_seconds: float = 0.0,
     ) -> None:
         totals = self._totals
@@ -316,6 +312,14 @@ class ServerState:
             totals.repeated + repeated,
             totals.pull_seconds + pull_seconds,
             totals.push_seconds + push_seconds,
-            totals.dense_seconds + dense_seconds,
             totals.hold_seconds + hold_seconds,
         )
+
+
+def _not_finite(gradients: NDArray[np.float32]) -> NonFiniteGradientError | None:
+    """What is wrong with gradients; it is raised only if they are to be applied."""
+    try:
+        require_finite(gradients, "push")
+    except NonFiniteGradientError as error:
+        return error
+    return None

@@ -4,6 +4,7 @@ import socket
 from pathlib import Path
 
 _BUFFER_BYTES = 4 << 20
+_STRANGER_BUFFER_BYTES = 64 << 10
 _BACKLOG = 1024
 
 
@@ -21,7 +22,6 @@ def listen(address: str) -> tuple[socket.socket, str]:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, int(port)))
         actual = f"tcp://{host}:{listener.getsockname()[1]}"
-    _enlarge(listener)
     listener.listen(_BACKLOG)
     return listener, actual
 
@@ -31,20 +31,24 @@ def connect(address: str, timeout: float) -> socket.socket:
     scheme, location = _split(address)
     if scheme == "unix":
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        _enlarge(connection)
         connection.settimeout(timeout)
         connection.connect(location)
     else:
         host, port = location.rsplit(":", 1)
         connection = socket.create_connection((host, int(port)), timeout)
-        _enlarge(connection)
     prepare(connection)
     return connection
+
+
+def restrict(connection: socket.socket) -> None:
+    """Has the kernel keep little of what an accepted peer sends, until it is trusted and `prepare` is called."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _STRANGER_BUFFER_BYTES)
 
 
 def prepare(connection: socket.socket) -> None:
     """Makes a connection blocking, quick to send, and quick to notice a dead peer."""
     connection.settimeout(None)
+    _enlarge(connection)
     if connection.family == socket.AF_INET:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -1,6 +1,5 @@
 """Frames over TLS, between processes of different machines; Unix sockets stay plain."""
 
-import contextlib
 import socket
 import ssl
 from collections.abc import Sequence
@@ -8,7 +7,7 @@ from collections.abc import Sequence
 from emberscale_api.certificates import SERVER_NAME
 from emberscale_api.wire import HEADER_BYTES, Header
 from emberscale_trainer.transport.connection import Buffer, Connection, ConnectionLostError, as_bytes
-from emberscale_trainer.transport.sockets import connect, prepare
+from emberscale_trainer.transport.sockets import connect, restrict
 
 _RECORD_BYTES = 1 << 14
 
@@ -17,6 +16,10 @@ class SecureConnection(Connection):
     """A Connection over TLS: the same frames, which OpenSSL cuts into records."""
 
     _receive_flags = 0  # SSLSocket takes no others
+
+    def __init__(self, stream: ssl.SSLSocket) -> None:
+        super().__init__(stream)
+        self._secure = stream
 
     def send(self, header: Header, buffers: Sequence[Buffer] = ()) -> None:
         """As `Connection.send`; what is small travels with what comes before it, in one record."""
@@ -37,12 +40,13 @@ class SecureConnection(Connection):
         except OSError as error:
             raise ConnectionLostError(f"the connection broke while sending: {error}") from error
 
-    def close(self) -> None:
-        """As `Connection.close`. Nothing is said to the peer: a frame that is cut off is noticed by its length."""
-        with contextlib.suppress(OSError):
-            # SSLSocket's own would make a plain socket of it, on which another thread might still send
-            socket.socket.shutdown(self._stream, socket.SHUT_RDWR)
-        self._stream.close()
+    def handshake(self, seconds: float) -> None:
+        """As `Connection.handshake`."""
+        try:
+            self._secure.settimeout(seconds)
+            self._secure.do_handshake()
+        except OSError as error:
+            raise ConnectionLostError(f"no TLS handshake: {error}") from error
 
 
 def open_connection(address: str, context: ssl.SSLContext | None, timeout: float) -> Connection:
@@ -54,18 +58,14 @@ def open_connection(address: str, context: ssl.SSLContext | None, timeout: float
     if context is None or stream.family == socket.AF_UNIX:
         return Connection(stream)
     stream.settimeout(timeout)
-    return _prepared(context.wrap_socket(stream, server_hostname=SERVER_NAME))
+    connection = SecureConnection(context.wrap_socket(stream, server_hostname=SERVER_NAME))
+    connection.trust()
+    return connection
 
 
-def accept_connection(stream: socket.socket, context: ssl.SSLContext | None, timeout: float) -> Connection:
-    """The other end of `open_connection`: blocks for the handshake, and no longer than `timeout`. Raises OSError."""
+def accept_connection(stream: socket.socket, context: ssl.SSLContext | None) -> Connection:
+    """The other end of `open_connection`, before the handshake and not trusted yet. Raises OSError."""
+    restrict(stream)
     if context is None or stream.family == socket.AF_UNIX:
-        prepare(stream)
         return Connection(stream)
-    stream.settimeout(timeout)
-    return _prepared(context.wrap_socket(stream, server_side=True))
-
-
-def _prepared(stream: ssl.SSLSocket) -> SecureConnection:
-    prepare(stream)
-    return SecureConnection(stream)
+    return SecureConnection(context.wrap_socket(stream, server_side=True, do_handshake_on_connect=False))

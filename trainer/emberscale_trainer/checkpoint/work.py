@@ -1,0 +1,84 @@
+"""Work on checkpoint storage that goes on behind a call: how far it is, what it waits for, and how it is ended."""
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+import structlog
+import tenacity
+
+log = structlog.get_logger()
+
+PATIENCE_SECONDS = 600.0
+"""How long an operation of the storage is tried again."""
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 20.0
+
+_Result = TypeVar("_Result")
+
+
+class StorageUnreachableError(Exception):
+    """The storage has refused an operation for too long; nothing is known about what it holds."""
+
+
+class AbandonedError(Exception):
+    """Nobody wants the work any more."""
+
+
+class Work:
+    """What reading or writing a checkpoint tells whoever waits for it. Threads may look at it while it goes on.
+
+    * `moved_bytes`: read or written so far.
+    * `problem`: what is being tried again, for people; empty where nothing is.
+    """
+
+    def __init__(self, patience_seconds: float = PATIENCE_SECONDS) -> None:
+        self._patience_seconds = patience_seconds
+        self._abandoned = threading.Event()
+        self.moved_bytes = 0
+        self.problem = ""
+
+    def abandon(self) -> None:
+        """Has the work end soon, with AbandonedError."""
+        self._abandoned.set()
+
+    def advance(self, count: int) -> None:
+        """So many more bytes are read or written. Raises AbandonedError."""
+        self.moved_bytes += count
+        if self._abandoned.is_set():
+            raise AbandonedError
+
+    def patiently(self, what: str, operation: Callable[[], _Result]) -> _Result:
+        """What `operation` returns, which is tried again while it raises OSError; `what` is what errors call it.
+
+        FileNotFoundError passes: a storage that says so has answered. Raises AbandonedError, and
+        StorageUnreachableError when the patience is over.
+        """
+
+        def note(state: tenacity.RetryCallState) -> None:
+            error = state.outcome.exception() if state.outcome is not None else None
+            self.problem = f"{what}: {error}; trying again"
+            log.warning("storage_failed", what=what, problem=str(error), attempt=state.attempt_number)
+
+        def pause(seconds: float) -> None:
+            if self._abandoned.wait(seconds):
+                raise AbandonedError
+
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception(_may_pass),
+            wait=tenacity.wait_random_exponential(multiplier=_FIRST_PAUSE, max=_LONGEST_PAUSE),
+            stop=tenacity.stop_after_delay(self._patience_seconds),
+            before_sleep=note,
+            sleep=pause,
+        )
+        try:
+            result = retrying(operation)
+        except tenacity.RetryError as error:
+            cause = error.last_attempt.exception()
+            raise StorageUnreachableError(f"{what}: {cause}") from cause
+        self.problem = ""
+        return result
+
+
+def _may_pass(error: BaseException) -> bool:
+    return isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
