@@ -431,3 +431,16 @@ def numbers(applied: AppliedBatches) -> set[int]:
 
 Interleavings.TestCase.settings = settings(max_examples=200, stateful_step_count=40)
 TestInterleavings = Interleavings.TestCase
+
+
+def test_a_repeated_push_is_under_way_until_it_is_complete() -> None:
+    core = serving(bound=StalenessBound(0))
+    assert core.admit(1, header(0)) is Status.OK
+    assert push(core, header(0), session=1) is Status.OK
+    core.connected(1)
+    core.disconnected(1)  # before the other servers got the push
+    assert core.admit(2, header(0)) is Status.OK
+    assert push(core, header(0), session=2) is Status.REPEATED
+    assert core.admit(3, header(1, shard=1)) == Wait(None)  # its pull might miss what the other servers still lack
+    core.complete(2, header(0))
+    assert core.admit(3, header(1, shard=1)) is Status.OK

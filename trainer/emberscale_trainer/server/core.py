@@ -229,18 +229,20 @@ class ServerCore:
             return Status.REFRESH
         if serving.version != header.version:
             return _moved(header, serving, arrived, now)
-        batch = (header.epoch, header.batch)
-        status = Status.FENCED if self._fenced(header) else Status.REPEATED if batch in serving.applied else None
-        if status is not None:
-            if serving.bound is not None:
-                serving.bound.forget(_ticket(session, header))
-            return status
-        held_until = self._barrier.held_until(batch, now)
-        if held_until is not None:
+        batch, ticket, bound = (header.epoch, header.batch), _ticket(session, header), serving.bound
+        if self._fenced(header):
+            if bound is not None:
+                bound.forget(ticket)
+            return Status.FENCED
+        repeated = batch in serving.applied
+        if not repeated and (held_until := self._barrier.held_until(batch, now)) is not None:
             return Wait(held_until)
-        if serving.bound is not None and not serving.bound.may_push(_ticket(session, header)):
-            return Wait(None)
-        return Status.OK
+        if bound is not None and not (repeated and bound.is_under_way(ticket)):
+            if not bound.may_push(ticket):
+                return Wait(None)
+            if repeated:  # it may be new to the servers that are pushed to next
+                bound.pushed(ticket, header.token)
+        return Status.REPEATED if repeated else Status.OK
 
     def record(self, session: int, header: Header, now: float) -> None:
         """Notes a batch as applied. Raises RuntimeError if it is applied already or held, a defect of the caller."""

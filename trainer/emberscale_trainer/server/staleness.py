@@ -99,6 +99,10 @@ class StalenessBound:
         self._under_way[ticket] = _Outstanding(ticket, token, seen)
         return staleness
 
+    def is_under_way(self, ticket: Ticket) -> bool:
+        """Whether a push is applied here and perhaps not everywhere."""
+        return ticket in self._under_way
+
     def completed(self, ticket: Ticket) -> None:
         """Notes that all servers have applied a push."""
         self._under_way.pop(ticket, None)

@@ -21,8 +21,11 @@ from emberscale_trainer.worker.routes import Routes
 from emberscale_trainer.worker.servers import BatchName, MakePlanner, ParameterServers, Pulled
 from emberscale_trainer.worker.statistics import Span, WorkerStatistics
 
-NextTask = Callable[[], master_pb2.Task]
-"""Waits for the next TRAIN or EVALUATE task; raises JobOverError when none will come."""
+NextTask = Callable[[Callable[[], bool]], master_pb2.Task]
+"""Waits for the next TRAIN or EVALUATE task.
+
+Raises JobOverError when none will come, and ChannelClosedError once the argument says that none is wanted any more.
+"""
 
 
 @dataclass(frozen=True)
@@ -133,7 +136,7 @@ class Pipeline:
         routing = self._routes.table
         planner = self._make_planner(routing)
         while True:
-            task = next_task()
+            task = next_task(lambda: self._failure is not None)
             split = master_pb2.TRAINING_DATA if task.kind == master_pb2.TRAIN else master_pb2.EVALUATION_DATA
             batches = self._source.batches(split, task.epoch, task.start, task.stop)
             while True:

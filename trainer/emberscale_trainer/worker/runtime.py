@@ -22,7 +22,7 @@ from emberscale_trainer.worker.compute import ModelReplica, NonFiniteLossError
 from emberscale_trainer.worker.cores import ComputeThreads
 from emberscale_trainer.worker.keys import KeyPlanner, RequestTooLargeError
 from emberscale_trainer.worker.leases import LeaseBook
-from emberscale_trainer.worker.pipeline import Pipeline
+from emberscale_trainer.worker.pipeline import NextTask, Pipeline
 from emberscale_trainer.worker.routes import Routes
 from emberscale_trainer.worker.servers import (
     HistoryChangedError,
@@ -208,12 +208,10 @@ def _rest(task: master_pb2.Task, committed: int) -> master_pb2.Task:
     return rest
 
 
-def _resumed_then(
-    resumed: list[master_pb2.Task], next_task: Callable[[], master_pb2.Task]
-) -> Callable[[], master_pb2.Task]:
+def _resumed_then(resumed: list[master_pb2.Task], next_task: NextTask) -> NextTask:
     """First the leases that an earlier pipeline left unfinished, then new ones."""
 
-    def following() -> master_pb2.Task:
-        return resumed.pop(0) if resumed else next_task()
+    def following(unwanted: Callable[[], bool]) -> master_pb2.Task:
+        return resumed.pop(0) if resumed else next_task(unwanted)
 
     return following

@@ -1,12 +1,14 @@
 """Asking the master for work."""
 
 import threading
+from collections.abc import Callable
 
 from emberscale_api.job import DataSpec
 from emberscale_api.rpc import master_pb2
 from emberscale_trainer.data.files import expand
 from emberscale_trainer.data.formats import record_format
 from emberscale_trainer.membership import JobOverError, MasterClient
+from emberscale_trainer.worker.channel import ChannelClosedError
 from emberscale_trainer.worker.leases import LeaseBook
 
 _IDLE_WAIT_SECONDS = 5.0
@@ -23,20 +25,22 @@ class TaskFeed:
         self._format = record_format(data)
         self._stopping = stopping
 
-    def next(self) -> master_pb2.Task:
+    def next(self, unwanted: Callable[[], bool] = lambda: False) -> master_pb2.Task:
         """The next TRAIN or EVALUATE task, which the lease book then holds. Reports finished ones on the way.
 
-        Raises JobOverError, SupersededError, DataUnavailableError.
+        Raises ChannelClosedError once the task is `unwanted`, JobOverError, SupersededError, DataUnavailableError.
         """
         while True:
-            task = self._acquire()
+            task = self._acquire(unwanted)
             if task.kind in (master_pb2.TRAIN, master_pb2.EVALUATE):
                 self._leases.hold(task)
                 return task
             self._leases.finish(self._prepare(task))
 
-    def _acquire(self) -> master_pb2.Task:
+    def _acquire(self, unwanted: Callable[[], bool]) -> master_pb2.Task:
         while not self._stopping.is_set():
+            if unwanted():  # what is held may never be finished by who waits here, so there may never be more
+                raise ChannelClosedError
             # With batches still on their way their results must be reported soon, so the master is not left to wait.
             busy = bool(self._leases.held())
             request = master_pb2.AcquireTaskRequest(

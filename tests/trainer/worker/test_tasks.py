@@ -1,0 +1,39 @@
+"""Waiting for work."""
+
+import threading
+from typing import Any, cast
+
+import pytest
+
+from emberscale_api.job import DataSpec
+from emberscale_api.rpc import master_pb2
+from emberscale_trainer.membership import MasterClient
+from emberscale_trainer.worker.channel import ChannelClosedError
+from emberscale_trainer.worker.leases import LeaseBook
+from emberscale_trainer.worker.tasks import TaskFeed
+
+
+class MasterWithoutWork:
+    """Has nothing more for this worker, and counts how often it is asked."""
+
+    member = master_pb2.Member(role=master_pb2.WORKER, incarnation="w")
+
+    def __init__(self) -> None:
+        self.stub = self
+        self.asked = 0
+
+    def AcquireTask(self) -> None:  # noqa: N802 - as the stub calls it
+        raise NotImplementedError
+
+    def call(self, method: Any, request: Any, waits: float = 0.0) -> master_pb2.AcquireTaskReply:
+        self.asked += 1
+        return master_pb2.AcquireTaskReply()
+
+
+def test_a_pipeline_that_is_torn_down_waits_for_no_further_lease() -> None:
+    leases, master = LeaseBook(), MasterWithoutWork()
+    leases.hold(master_pb2.Task(kind=master_pb2.TRAIN, token=1, stop=8))
+    feed = TaskFeed(cast(MasterClient, master), leases, DataSpec(train=["x"]), threading.Event())
+    with pytest.raises(ChannelClosedError):
+        feed.next(lambda: master.asked == 2)
+    assert [task.token for task, _ in leases.held()] == [1]
