@@ -6,12 +6,11 @@ from numpy.typing import NDArray
 from torch import nn
 
 from emberscale_api.job import OptimizerSpec, OptimizerType, Pooling, ResolvedModel, TrainingJob, resolve_model
-from emberscale_api.routing import PsAddress, RoutingTable, spread_evenly
+from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable, spread_evenly
 from emberscale_trainer.data.source import Batch
 from emberscale_trainer.models import build_model
 from emberscale_trainer.models.flat import flat_copy
-from emberscale_trainer.partition import DenseSlice
-from emberscale_trainer.table import TableStore
+from emberscale_trainer.table import DensePieces, TableStore
 from emberscale_trainer.worker.compute import ModelReplica
 from emberscale_trainer.worker.keys import KeyPlan, KeyPlanner
 from emberscale_trainer.worker.servers import Pulled
@@ -21,24 +20,28 @@ class InProcessTraining:
     """One worker and some parameter servers, strictly one batch after another."""
 
     def __init__(self, job: TrainingJob, servers: int = 2) -> None:
-        self._routing = RoutingTable(
-            1, tuple(PsAddress(index, "", "", "") for index in range(servers)), spread_evenly(servers)
-        )
         self._replica = ModelReplica(job)
-        self._planner = KeyPlanner(self._routing, self._replica.tables)
         initial = flat_copy(build_model(job.spec.model, resolve_model(job.spec), job.spec.training.seed)).numpy()
-        self._slices = [self._routing.dense_slice(server, len(initial)) for server in range(servers)]
-        self._dense = [DenseSlice(initial[start:stop], job.spec.optimizers.dense) for start, stop in self._slices]
-        self.stores = [TableStore(self._replica.tables) for _ in range(servers)]
+        routing = RoutingTable(
+            generation=1,
+            version=1,
+            servers=tuple(PsAddress(index, "", "", "") for index in range(servers)),
+            bucket_owners=spread_evenly(BUCKETS, servers),
+            piece_owners=spread_evenly(DENSE_PIECES, servers),
+        )
+        self._planner = KeyPlanner(routing, self._replica.tables, len(initial))
+        pieces = DensePieces.of(initial, job.spec.optimizers.dense)
+        self._dense_length = pieces.initial.size
+        self.stores = [TableStore(self._replica.tables, pieces) for _ in range(servers)]
 
     def train(self, batch: Batch) -> float:
         """Trains on a batch; its mean loss before the step."""
         plan = self._planner.plan(batch.ids, batch.lists)
         gradients, predictions = self._replica.train(batch, plan, self._pull(plan))
         for server, store in enumerate(self.stores):
-            first, stop = plan.value_edges[server : server + 2]
-            store.push(plan.counts[server], plan.keys[server], gradients.rows[first:stop])
-            self._dense[server].step(gradients.dense[slice(*self._slices[server])].copy())
+            pieces = [gradients.dense[start:stop] for start, stop in plan.dense_runs[server]]
+            values = np.concatenate([gradients.rows[plan.values_of(server)], *pieces])
+            store.push(plan.counts[server], plan.keys[server], values)
         return predictions.loss_sum / max(1, len(batch.labels))
 
     def predict(self, batch: Batch) -> NDArray[np.float32]:
@@ -48,10 +51,17 @@ class InProcessTraining:
 
     def _pull(self, plan: KeyPlan) -> Pulled:
         rows = np.empty(plan.values, dtype=np.float32)
+        dense = np.empty(self._dense_length, dtype=np.float32)
         for server, store in enumerate(self.stores):
-            part = rows[plan.value_edges[server] : plan.value_edges[server + 1]]
-            store.pull(plan.counts[server], plan.keys[server], part)
-        return Pulled(rows, np.concatenate([part.values for part in self._dense]))
+            answer = np.empty(store.values_per_request(plan.counts[server]), dtype=np.float32)
+            store.pull(plan.counts[server], plan.keys[server], answer)
+            part = rows[plan.values_of(server)]
+            part[:] = answer[: len(part)]
+            read = len(part)
+            for start, stop in plan.dense_runs[server]:
+                dense[start:stop] = answer[read : read + stop - start]
+                read += stop - start
+        return Pulled(rows, dense)
 
 
 class PlainTraining:

@@ -23,24 +23,27 @@ from emberscale.serving.sorted_rows import RowSorter
 from emberscale.serving.table_file import TableFile
 from emberscale_api.checkpoint import CheckpointManifest
 from emberscale_api.job import ResolvedModel, TableSpec, resolve_model
-from emberscale_trainer.checkpoint import CheckpointFiles, read_dense, read_records
+from emberscale_trainer.checkpoint import CheckpointFiles, StorageUnreachableError, Work, read_dense, read_records
 from emberscale_trainer.checkpoint.layout import PartitionFile
 from emberscale_trainer.data.records import MISSING_ID
 from emberscale_trainer.models import build_model
 from emberscale_trainer.models.entrypoint import OwnModel
 from emberscale_trainer.models.flat import flat_copy, load_flat
-from emberscale_trainer.table.layout import RowLayout
+from emberscale_trainer.table import DensePieces, RowLayout
 
 ABOUT, PROGRAM, DENSE = "model.json", "model.pt2", "dense.safetensors"
 _BYTES_IN_MEMORY = 256 << 20
 """Rows of this size are sorted at once; reading and writing take about as much again."""
+
+_PATIENCE_SECONDS = 30.0
+"""How long a storage that does not answer is asked again."""
 
 Advance = Callable[[int], None]
 """Is told how many more bytes of rows have been read."""
 
 
 class ExportError(Exception):
-    """The folder cannot be written."""
+    """The checkpoint cannot be read, or the folder cannot be written."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class ExportedModel:
 
 def rows_bytes(manifest: CheckpointManifest) -> int:
     """Bytes of rows that an export of the checkpoint reads."""
-    return sum(file.bytes for file in manifest.files if file.path.endswith(".rows"))
+    return sum(file.bytes for file in manifest.files if "/table-" in file.path)
 
 
 def export_checkpoint(uri: str, out: Path, advance: Advance, bytes_in_memory: int = _BYTES_IN_MEMORY) -> ExportedModel:
@@ -68,10 +71,12 @@ def export_checkpoint(uri: str, out: Path, advance: Advance, bytes_in_memory: in
     try:
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(parents=True)
-        exported = _export(CheckpointFiles(uri), beside, advance, bytes_in_memory)
+        exported = _export(CheckpointFiles(uri, Work(_PATIENCE_SECONDS)), beside, advance, bytes_in_memory)
         if out.exists():
             shutil.rmtree(out)
         beside.rename(out)
+    except StorageUnreachableError as error:
+        raise ExportError(f"cannot be read: {error}") from error
     except OSError as error:
         raise ExportError(f"{out}: cannot be written: {error.strerror or error}") from error
     finally:
@@ -83,9 +88,10 @@ def _export(files: CheckpointFiles, folder: Path, advance: Advance, bytes_in_mem
     spec = files.manifest.job.spec
     resolved = resolve_model(spec)
     model = build_model(spec.model, resolved, spec.training.seed)
-    parameters = len(flat_copy(model))
-    parts = files.partitions(resolved.tables, parameters)
-    load_flat(model, torch.from_numpy(read_dense(files, parts, 0, parameters)["values"]))
+    initial = flat_copy(model).numpy()
+    dense = DensePieces.of(initial, spec.optimizers.dense).table(len(resolved.tables))
+    parts = files.partitions((*resolved.tables, dense), len(initial))
+    load_flat(model, torch.from_numpy(read_dense(files, parts, initial)))
     save_model(model.inner if isinstance(model, OwnModel) else model, str(folder / DENSE))
     refusal = _write_program(model, resolved, folder / PROGRAM)
     rows = [_write_table(files, parts, table, folder, advance, bytes_in_memory) for table in resolved.tables]
@@ -125,7 +131,8 @@ def _write_table(
         advance(records.nbytes)
 
     for part in parts:
-        read_records(files, f"ps-{part.index}", part.tables[table.number], take)
+        for records in read_records(files, part, part.tables[table.number]):
+            take(records)
     rows = sum(part.tables[table.number].rows for part in parts)
     with TableFile(folder / table_file_name(table), max(1, rows), table.dimension) as file:
         for piece in sorter.sorted():

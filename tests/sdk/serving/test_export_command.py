@@ -15,13 +15,12 @@ from emberscale.cli import app
 from emberscale.run_folder import open_run
 from emberscale_api.checkpoint import CheckpointFile, CheckpointManifest
 from emberscale_api.job import parse_manifest, resolve_model
-from emberscale_api.routing import PsAddress, RoutingTable, buckets_of, spread_evenly
-from emberscale_trainer.checkpoint import write_cut
-from emberscale_trainer.checkpoint.writer import WrittenFile
+from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable, buckets_of, spread_evenly
+from emberscale_trainer.checkpoint import Share, Work, WrittenFile, write_snapshot
 from emberscale_trainer.models import build_model
 from emberscale_trainer.models.flat import flat_copy
-from emberscale_trainer.partition import AppliedBatches, DenseSlice, Partition
-from emberscale_trainer.table import TableStore
+from emberscale_trainer.partition import AppliedBatches, Ownership
+from emberscale_trainer.table import DensePieces, TableStore
 
 SERVERS = 2
 KEYS = np.random.default_rng(0).integers(-(2**62), 2**62, 3000)
@@ -71,7 +70,8 @@ class TrainedRun:
     def checkpoint(self, cut: int) -> Path:
         """Saves rows of all keys for `user` and none for `item/id`, by two servers."""
         folder = self.root / "checkpoints" / f"{cut:08}"
-        table = RoutingTable(1, tuple(PsAddress(i, "i", "", "") for i in range(SERVERS)), spread_evenly(SERVERS))
+        addresses = tuple(PsAddress(i, "i", "", "") for i in range(SERVERS))
+        table = RoutingTable(1, 1, addresses, spread_evenly(BUCKETS, SERVERS), spread_evenly(DENSE_PIECES, SERVERS))
         files = []
         for index in range(SERVERS):
             files += [
@@ -104,12 +104,11 @@ class TrainedRun:
         spec = self.job.spec
         resolved = resolve_model(spec)
         dense = flat_copy(build_model(spec.model, resolved, seed=0)).numpy()
-        start, stop = table.dense_slice(index, len(dense))
-        store = TableStore(resolved.tables)
-        mine = KEYS[np.array(table.owners)[buckets_of(KEYS)] == index]
-        store.push(np.array([len(mine), 0], np.uint32), mine, np.full(4 * len(mine), gradient, np.float32))
-        partition = Partition(1, store, DenseSlice(dense[start:stop], spec.optimizers.dense), AppliedBatches())
-        return write_cut(partition.cut(), str(folder), index, table, resolved.tables, len(dense))
+        store = TableStore(resolved.tables, DensePieces.of(dense, spec.optimizers.dense))
+        share = Share(index, Ownership.of(table, index), AppliedBatches(), len(dense))
+        mine = KEYS[share.owned.buckets[buckets_of(KEYS)]]
+        store.push(np.array([len(mine), 0, 0], np.uint32), mine, np.full(4 * len(mine), gradient, np.float32))
+        return write_snapshot(store.snapshot(), store.specs, share, str(folder), Work())
 
 
 @pytest.fixture
@@ -147,11 +146,11 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_taken(
     trained: TrainedRun, export: Export
 ) -> None:
     trained.checkpoint(1)
-    rows = trained.checkpoint(2) / "ps-1" / "table-0.rows"
+    rows = trained.checkpoint(2) / "ps-1" / "table-0-0.rows"
     rows.write_bytes(rows.read_bytes()[:-1] + b"?")
     result = export(trained.root, "--output", "json")
     assert json.loads(result.stdout)["checkpoint"] == "00000001"
-    assert "ps-1/table-0.rows was altered" in result.stderr
+    assert "ps-1/table-0-0.rows was altered" in result.stderr
 
 
 def test_the_model_folder_does_when_the_checkpoints_are_gone(trained: TrainedRun, export: Export) -> None:

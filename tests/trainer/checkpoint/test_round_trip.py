@@ -1,61 +1,83 @@
-"""A cut written by some servers, loaded by as many or others."""
+"""A snapshot written by some servers, loaded by as many or others."""
 
+import errno
+import os
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 from hypothesis import given, settings
 
 from emberscale_api.checkpoint import CheckpointFile, CheckpointManifest, DamagedCheckpointError
 from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec, parse_manifest
-from emberscale_api.routing import PsAddress, RoutingTable, buckets_of, spread_evenly
-from emberscale_trainer.checkpoint import load_partition, write_cut
-from emberscale_trainer.partition import AppliedBatches, DenseSlice, Partition
-from emberscale_trainer.table import TableStore
+from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable, buckets_of, spread_evenly
+from emberscale_trainer.checkpoint import (
+    AbandonedError,
+    CheckpointFiles,
+    Share,
+    StorageUnreachableError,
+    Work,
+    load_partition,
+    read_dense,
+    work,
+    write_snapshot,
+    writer,
+)
+from emberscale_trainer.partition import AppliedBatches, Ownership
+from emberscale_trainer.table import DensePieces, TableStore
 
 ADAM = OptimizerSpec(type=OptimizerType.ADAM, learning_rate=0.1)
 SPECS = (
     TableSpec(0, "C1", 0, 4, OptimizerSpec(type=OptimizerType.ROW_WISE_ADAGRAD), InitializerSpec(), seed=3),
     TableSpec(1, "C2", 1, 8, ADAM, InitializerSpec(), seed=3),
 )
-PARAMETERS = 11
+INITIAL = np.arange(1000, dtype=np.float32)
+DENSE = DensePieces.of(INITIAL, ADAM)
+
+Contents = dict[tuple[int, int], bytes]
 
 
-def routing(servers: int) -> RoutingTable:
-    return RoutingTable(1, tuple(PsAddress(index, "i", "", "") for index in range(servers)), spread_evenly(servers))
+def store() -> TableStore:
+    return TableStore(SPECS, DENSE)
 
 
-def trained(servers: int, keys: list[int]) -> list[Partition]:
-    """What `servers` servers hold after two batches over `keys`."""
-    table = routing(servers)
+def owned(servers: int, index: int) -> Ownership:
+    addresses = tuple(PsAddress(number, "i", "", "") for number in range(servers))
+    table = RoutingTable(1, 1, addresses, spread_evenly(BUCKETS, servers), spread_evenly(DENSE_PIECES, servers))
+    return Ownership.of(table, index)
+
+
+def trained(servers: int, keys: list[int]) -> list[tuple[TableStore, Share]]:
+    """What `servers` servers hold after two batches over `keys` and all dense pieces."""
     distinct = np.unique(np.array(keys, dtype=np.int64))
     partitions = []
     for index in range(servers):
-        start, stop = table.dense_slice(index, PARAMETERS)
-        dense = DenseSlice(np.arange(start, stop, dtype=np.float32), ADAM)
-        tables, applied = TableStore(SPECS), AppliedBatches()
-        mine = distinct[[table.owners[bucket] == index for bucket in buckets_of(distinct)]]
+        share = Share(index, owned(servers, index), AppliedBatches(), len(INITIAL))
+        tables = store()
+        mine = distinct[share.owned.buckets[buckets_of(distinct)]]
+        pieces = np.flatnonzero(share.owned.pieces)
+        counts = np.array([len(mine), len(mine), len(pieces)], dtype=np.uint32)
         for batch in range(2):
-            counts = np.array([len(mine), len(mine)], dtype=np.uint32)
-            tables.push(counts, np.concatenate([mine, mine]), np.full(len(mine) * 12, batch + 1, dtype=np.float32))
-            dense.step(np.full(stop - start, batch + 1, dtype=np.float32))
-            applied.record(0, batch)
-        partitions.append(Partition(1, tables, dense, applied))
+            gradients = np.full(tables.values_per_request(counts), batch + 1, dtype=np.float32)
+            tables.push(counts, np.concatenate([mine, mine, pieces]), gradients)
+            share.applied.record(0, batch)
+        partitions.append((tables, share))
     return partitions
 
 
-def save(partitions: list[Partition], folder: Path) -> str:
+def save(partitions: list[tuple[TableStore, Share]], folder: Path, progress: Work | None = None) -> str:
     """Writes a checkpoint as servers and master do together."""
-    table = routing(len(partitions))
     files = []
-    for index, partition in enumerate(partitions):
-        written = write_cut(partition.cut(), str(folder), index, table, SPECS, PARAMETERS)
+    for tables, share in partitions:
+        written = write_snapshot(tables.snapshot(), tables.specs, share, str(folder), progress or Work())
         files += [CheckpointFile(path=file.path, bytes=file.bytes, crc32=file.crc32) for file in written]
     manifest = CheckpointManifest(
         id="00000001",
-        cut=1,
+        number=1,
         created=datetime.now(UTC),
         job_uid="u",
         job=parse_manifest(
@@ -67,7 +89,8 @@ def save(partitions: list[Partition], folder: Path) -> str:
             }
         ),
         ps_count=len(partitions),
-        routing_epoch=1,
+        generation=1,
+        routing_version=1,
         epoch=0,
         batch_size=1,
         training_records=2,
@@ -82,14 +105,20 @@ def save(partitions: list[Partition], folder: Path) -> str:
     return str(folder)
 
 
-def contents(tables: TableStore) -> dict[tuple[str, int], bytes]:
+def contents(tables: TableStore) -> Contents:
     """Every record by table and key."""
     return {
-        (snapshot.name, int(record[:8].view(np.int64)[0])): record.tobytes()
-        for snapshot in tables.snapshot()
+        (number, int(record[:8].view(np.int64)[0])): record.tobytes()
+        for number, snapshot in enumerate(tables.snapshot())
         for chunk in snapshot.chunks()
         for record in chunk
     }
+
+
+def load(uri: str, servers: int = 1, index: int = 0, progress: Work | None = None) -> tuple[Contents, AppliedBatches]:
+    tables = store()
+    applied = load_partition(uri, owned(servers, index), tables, len(INITIAL), progress or Work())
+    return contents(tables), applied
 
 
 @settings(max_examples=20)
@@ -99,27 +128,38 @@ def test_every_row_and_parameter_comes_back_with_any_number_of_servers(
 ) -> None:
     partitions = trained(writers, keys)
     uri = save(partitions, tmp_path_factory.mktemp("checkpoint"))
-    rows: dict[tuple[str, int], bytes] = {}
-    dense = []
+    rows: Contents = {}
     for index in range(readers):
-        tables = TableStore(SPECS)
-        loaded = load_partition(uri, routing(readers), index, SPECS, tables, PARAMETERS)
-        mine = contents(tables)
+        mine, applied = load(uri, readers, index)
         assert not rows.keys() & mine.keys()
-        assert all(routing(readers).owners[bucket_of(key)] == index for _, key in mine)
+        share = owned(readers, index)
+        assert all(share.pieces[key] if table == 2 else share.buckets[bucket_of(key)] for table, key in mine)
         rows |= mine
-        dense.append(loaded.dense)
-        assert loaded.applied.ranges(0) == [(0, 2)]
-    assert rows == {key: record for partition in partitions for key, record in contents(partition.tables).items()}
-    for name in ("values", "exp_avg", "exp_avg_sq"):
-        np.testing.assert_array_equal(
-            np.concatenate([state[name] for state in dense]),
-            np.concatenate([partition.dense.state()[name] for partition in partitions]),
-        )
+        assert applied.ranges(0) == [(0, 2)]
+    assert rows == {key: record for tables, _ in partitions for key, record in contents(tables).items()}
 
 
 def bucket_of(key: int) -> int:
     return int(buckets_of(np.array([key], dtype=np.int64))[0])
+
+
+def test_a_table_of_several_files_comes_back_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "_PART_BYTES", 1000)
+    partitions = trained(2, list(range(300)))
+    uri = save(partitions, tmp_path)
+    assert len(list((tmp_path / "ps-0").glob("table-0-*.rows"))) > 3
+    assert load(uri)[0] == {key: record for tables, _ in partitions for key, record in contents(tables).items()}
+
+
+def test_the_dense_vector_is_read_back_with_its_untouched_pieces(tmp_path: Path) -> None:
+    partitions = trained(1, [1])
+    some = TableStore(SPECS, DENSE)
+    stepped = np.array([1, 3], dtype=np.int64)
+    some.push(np.array([0, 0, 2], dtype=np.uint32), stepped, np.ones(2 * DENSE.initial.shape[1], dtype=np.float32))
+    files = CheckpointFiles(save([(some, partitions[0][1])], tmp_path))
+    values = read_dense(files, files.partitions(some.specs, len(INITIAL)), INITIAL)
+    changed = np.flatnonzero(values != INITIAL) // DENSE.initial.shape[1]
+    assert set(changed.tolist()) == {1, 3}
 
 
 def damage_cut_short(file: Path) -> None:
@@ -137,22 +177,112 @@ def damage_longer(file: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [damage_cut_short, damage_altered, damage_longer, Path.unlink])
-@pytest.mark.parametrize("name", ["table-0.rows", "dense-values.npy", "applied.json", "partition.json"])
-def test_a_damaged_file_is_refused_by_name(tmp_path: Path, damage: object, name: str) -> None:
+@pytest.mark.parametrize("name", ["table-0-0.rows", "dense-0.rows", "applied.json", "partition.json"])
+def test_a_damaged_file_is_refused_by_name(tmp_path: Path, damage: Callable[[Path], None], name: str) -> None:
     uri = save(trained(2, list(range(50))), tmp_path)
-    damage(tmp_path / "ps-1" / name)  # type: ignore[operator]  # a function on paths, parametrised
+    damage(tmp_path / "ps-1" / name)
     with pytest.raises(DamagedCheckpointError, match=f"ps-1/{name}"):
-        load_partition(uri, routing(1), 0, SPECS, TableStore(SPECS), PARAMETERS)
+        load(uri)
 
 
 def test_a_checkpoint_without_its_manifest_is_refused(tmp_path: Path) -> None:
     uri = save(trained(1, [1]), tmp_path)
     (tmp_path / "manifest.json").unlink()
     with pytest.raises(DamagedCheckpointError, match=r"manifest\.json"):
-        load_partition(uri, routing(1), 0, SPECS, TableStore(SPECS), PARAMETERS)
+        load(uri)
 
 
-def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "other",
+    [TableStore(SPECS[:1], DENSE), TableStore(SPECS, DensePieces.of(INITIAL, OptimizerSpec()))],
+    ids=["tables", "dense optimizer"],
+)
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, other: TableStore) -> None:
     uri = save(trained(1, [1]), tmp_path)
     with pytest.raises(DamagedCheckpointError, match="another model"):
-        load_partition(uri, routing(1), 0, SPECS[:1], TableStore(SPECS[:1]), PARAMETERS)
+        load_partition(uri, owned(1, 0), other, len(INITIAL), Work())
+
+
+class Failing:
+    """Has every operation of a kind on local files fail some times with an error, each file anew."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+        monkeypatch.setattr(work, "_FIRST_PAUSE", 0.001)
+        self.left: dict[str, int] = {}
+        self.times = times
+        self.failures = 0
+
+    def fail(self, path: str) -> None:
+        left = self.left.setdefault(path, self.times)
+        if left:
+            self.left[path] = left - 1
+            self.failures += 1
+            raise OSError(errno.EIO, "Input/output error", path)
+
+
+def reads_fail(monkeypatch: pytest.MonkeyPatch, times: int) -> Failing:
+    failing, opened = Failing(monkeypatch, times), LocalFileSystem.open
+
+    def open_file(self: LocalFileSystem, path: str, *arguments: object, **options: object) -> object:
+        failing.fail(path)
+        return opened(self, path, *arguments, **options)
+
+    monkeypatch.setattr(LocalFileSystem, "open", open_file)
+    return failing
+
+
+def test_reading_goes_on_after_errors_that_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    partitions = trained(2, list(range(50)))
+    uri = save(partitions, tmp_path)
+    failing, progress = reads_fail(monkeypatch, 3), Work()
+    rows, _ = load(uri, progress=progress)
+    assert failing.failures > 20
+    assert rows == {key: record for tables, _ in partitions for key, record in contents(tables).items()}
+    assert progress.problem == ""
+    assert progress.moved_bytes > 0
+
+
+def test_a_storage_that_stays_away_is_unreachable_and_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = save(trained(1, [1]), tmp_path)
+    reads_fail(monkeypatch, 10**9)
+    progress = Work(patience_seconds=0.05)
+    with pytest.raises(StorageUnreachableError, match="Input/output error"):
+        load(uri, progress=progress)
+    assert "trying again" in progress.problem
+
+
+def test_work_that_is_abandoned_ends_although_the_storage_stays_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = save(trained(1, [1]), tmp_path)
+    reads_fail(monkeypatch, 10**9)
+    progress = Work()
+    progress.abandon()
+    with pytest.raises(AbandonedError):
+        load(uri, progress=progress)
+
+
+def test_writing_goes_on_after_errors_that_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = Failing(monkeypatch, 2)
+    flush = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        failing.fail(os.readlink(f"/proc/self/fd/{descriptor}"))
+        flush(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    partitions = trained(1, list(range(50)))
+    uri = save(partitions, tmp_path)
+    assert failing.failures >= 10
+    assert load(uri)[0] == contents(partitions[0][0])
+
+
+def test_all_files_and_their_folders_are_flushed_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: set[str] = set()
+    monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.add(os.readlink(f"/proc/self/fd/{descriptor}")))
+    folder = tmp_path / "checkpoints" / "00000001"
+    save(trained(1, [1, 2]), folder)
+    written = {str(file) for file in (folder / "ps-0").iterdir()}
+    assert written | {str(folder / "ps-0"), str(folder), str(folder.parent)} <= flushed

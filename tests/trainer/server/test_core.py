@@ -207,6 +207,9 @@ class TestBarriers:
         assert core.switch(1, 2, 2, EVERYTHING, 6).repeated
         with pytest.raises(LaterError):
             core.switch(1, 2, 1, EVERYTHING, 6)
+        with pytest.raises(NotHeldError):
+            core.switch(1, 2, 3, EVERYTHING, 6)
+        assert core.known == (1, 2)
 
     def test_a_barrier_of_another_generation_is_refused(self) -> None:
         core = serving(generation=2, version=2)

@@ -21,7 +21,8 @@ from emberscale_trainer.server.state import ServerState
 from emberscale_trainer.transport import Connection, ConnectionLostError, accept_connection, listen, open_connection
 
 SECONDS = 20.0
-HELLO = Header(Kind.HELLO, payload_bytes=6)
+HELLO = Header(Kind.HELLO, payload_bytes=14)
+SESSION = bytes(8)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,7 @@ def ends(ours: Certificates, held: ExitStack) -> tuple[Connection, Connection]:
     """A client's end of a connection and the server's."""
     listener, address = listen("tcp://127.0.0.1:0")
     with listener, ThreadPoolExecutor(1) as thread:
-        accepted = thread.submit(lambda: accept_connection(listener.accept()[0], ours.server_context, SECONDS))
+        accepted = thread.submit(accept, listener, ours)
         client = open_connection(address, ours.client_context, SECONDS)
         server = accepted.result(SECONDS)
     held.callback(client.close)
@@ -63,9 +64,17 @@ def server(ours: Certificates, held: ExitStack) -> str:
     return address
 
 
+def accept(listener: socket.socket, ours: Certificates) -> Connection:
+    """The server's end of the next connection, after the handshake."""
+    connection = accept_connection(listener.accept()[0], ours.server_context)
+    connection.handshake(SECONDS)
+    connection.trust()
+    return connection
+
+
 def greet(connection: Connection) -> int:
     """The status of the answer to HELLO."""
-    connection.send(HELLO, [b"secret"])
+    connection.send(HELLO, [SESSION, b"secret"])
     return connection.receive_header().kind
 
 
@@ -112,11 +121,11 @@ def test_what_travels_is_encrypted(ours: Certificates) -> None:
                 back.result(SECONDS)
 
         between = threads.submit(middle)
-        accepted = threads.submit(lambda: accept_connection(listener.accept()[0], ours.server_context, SECONDS))
+        accepted = threads.submit(accept, listener, ours)
         client = open_connection(f"tcp://127.0.0.1:{proxy.getsockname()[1]}", ours.client_context, SECONDS)
         server = accepted.result(SECONDS)
-        client.send(HELLO, [b"secret"])
-        assert server.receive()[1].tobytes() == b"secret"
+        client.send(HELLO, [SESSION, b"secret"])
+        assert server.receive()[1].tobytes() == SESSION + b"secret"
         client.close()
         server.close()
         between.result(SECONDS)
@@ -153,7 +162,7 @@ def test_closing_an_end_wakes_the_thread_that_waits_on_it(ends: tuple[Connection
 def test_a_data_plane_with_certificates_lets_in_who_knows_the_token(server: str, ours: Certificates) -> None:
     assert greet(open_connection(server, ours.client_context, SECONDS)) == Status.OK
     stranger = open_connection(server, ours.client_context, SECONDS)
-    stranger.send(HELLO, [b"guess!"])
+    stranger.send(HELLO, [SESSION, b"guess!"])
     assert stranger.receive_header().kind == Status.REFUSED
 
 
@@ -201,7 +210,7 @@ def test_a_peer_that_dies_in_the_handshake_holds_up_nobody(server: str, ours: Ce
 def test_a_peer_that_says_nothing_holds_up_nobody_and_is_hung_up_on(
     server: str, ours: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dataplane, "_HANDSHAKE_SECONDS", 0.3)
+    monkeypatch.setattr(dataplane, "_STRANGER_SECONDS", 0.3)
     host, port = server.removeprefix("tcp://").split(":")
     with socket.create_connection((host, int(port))) as silent:
         assert greet(open_connection(server, ours.client_context, SECONDS)) == Status.OK

@@ -8,7 +8,7 @@ and the rows are stepped. An error between the second and the third must end the
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import numpy as np
@@ -278,15 +278,18 @@ class ServerCore:
 
     def snapshot(self, generation: int, number: int, now: float) -> Outcome:
         """Lets go of a settled barrier; the rows as they are now are the snapshot."""
-        return self._finish(generation, number, "snapshot", now)
+        serving = self._of(generation)
+        return self._again(number, "snapshot") or self._finish(serving, number, "snapshot", now)
 
     def switch(self, generation: int, number: int, version: int, owned: Ownership, now: float) -> Outcome:
         """Lets go of a settled barrier, and owns what the next version says."""
         serving = self._of(generation)
-        done = self._finished is not None and self._finished[:2] == (number, "switch")
-        if version < serving.version or (version == serving.version and not done):
+        again = self._again(number, "switch")
+        if again is not None and version == serving.version:
+            return again
+        if version <= serving.version:
             raise LaterError(f"version {serving.version} is served, and {version} is asked for")
-        outcome = self._finish(generation, number, "switch", now)
+        outcome = self._finish(serving, number, "switch", now)
         serving.version, serving.owned = version, owned
         self._known = (generation, version)
         return outcome
@@ -296,11 +299,13 @@ class ServerCore:
         if self._serving is not None and self._serving.generation == generation:
             self._barrier.resume(number)
 
-    def _finish(self, generation: int, number: int, what: str, now: float) -> Outcome:
-        serving = self._of(generation)
-        if self._finished is not None and self._finished[:2] == (number, what):
-            past = self._finished[2]
-            return Outcome(past.applied, past.held_seconds, past.settled_seconds, repeated=True)
+    def _again(self, number: int, what: str) -> Outcome | None:
+        """The outcome of a barrier that ended with the same call, or None."""
+        if self._finished is None or self._finished[:2] != (number, what):
+            return None
+        return replace(self._finished[2], repeated=True)
+
+    def _finish(self, serving: _Serving, number: int, what: str, now: float) -> Outcome:
         times = self._barrier.finish(number, now)
         outcome = Outcome(serving.applied.copy(), times.held, times.settled)
         self._finished = (number, what, outcome)

@@ -66,11 +66,13 @@ def end_process(cause: BaseException) -> None:
 class ServerState:
     """Carries out what a ServerCore decides. Threads call in freely, and wait here while the core says Wait."""
 
-    def __init__(self, clock: Clock = time.monotonic, fatal: Fatal = end_process) -> None:
+    def __init__(
+        self, clock: Clock = time.monotonic, fatal: Fatal = end_process, core: ServerCore | None = None
+    ) -> None:
         self._fatal = fatal
         self._clock = clock
         self._changed = threading.Condition()
-        self._core = ServerCore()
+        self._core = ServerCore() if core is None else core
         self._tables: TableStore | None = None
         self._totals = Totals()
         self._figures = Figures({}, 0)

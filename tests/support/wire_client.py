@@ -1,0 +1,80 @@
+"""One connection to a parameter server that says what a test has it say, frame by frame."""
+
+import struct
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emberscale_api.wire import Header, Kind, Status, counts_bytes
+from emberscale_trainer.transport import open_connection
+
+
+class WireClient:
+    """A worker's connection, after HELLO."""
+
+    def __init__(self, address: str, token: str = "secret", session: int = 1, generation: int = 1) -> None:
+        self.connection = open_connection(address, None, 20)
+        self._generation = generation
+        hello = [struct.pack("<Q", session), token.encode()]
+        self.connection.send(Header(Kind.HELLO, payload_bytes=sum(map(len, hello))), hello)
+        status, reason = self._answer()
+        if status is not Status.OK:
+            raise PermissionError(reason)
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def admit(self, batch: int, token: int = 1, shard: int = 0) -> Status:
+        """The answer to ADMIT."""
+        self._send(Kind.ADMIT, batch, token, shard, 1, [])
+        return self._answer()[0]
+
+    def complete(self, batch: int, token: int = 1, shard: int = 0) -> None:
+        """Sends COMPLETE, which is not answered."""
+        self._send(Kind.COMPLETE, batch, token, shard, 1, [])
+
+    def pull(self, keys: list[list[int]], version: int = 1) -> tuple[Status, NDArray[np.float32]]:
+        """The answer to a pull of keys, table by table: its status, and the weights."""
+        self._send(Kind.PULL, 0, 0, 0, version, keys)
+        status, payload = self._answer()
+        return status, np.frombuffer(payload, np.float32) if status is Status.OK else np.empty(0, np.float32)
+
+    def push(
+        self,
+        batch: int,
+        keys: list[list[int]],
+        gradients: NDArray[np.float32],
+        token: int = 1,
+        shard: int = 0,
+        version: int = 1,
+    ) -> Status:
+        """The answer to a push; where it is REFUSED, raises ValueError with the reason."""
+        self._send(Kind.PUSH, batch, token, shard, version, keys, gradients)
+        status, reason = self._answer()
+        if status is Status.REFUSED:
+            raise ValueError(reason.decode())
+        return status
+
+    def _send(
+        self, kind: Kind, batch: int, token: int, shard: int, version: int, keys: list[list[int]], *values: Any
+    ) -> None:
+        counts = np.array([len(table) for table in keys], np.uint32)
+        buffers = [counts, bytes(counts_bytes(len(counts)) - counts.nbytes)]
+        buffers += [np.array([key for table in keys for key in table], np.int64), *values]
+        size = sum(memoryview(buffer).nbytes for buffer in buffers)  # type: ignore[arg-type]  # arrays are buffers
+        header = Header(
+            kind,
+            generation=self._generation,
+            version=version,
+            tables=len(keys),
+            batch=batch,
+            shard=shard,
+            token=token,
+            payload_bytes=size,
+        )
+        self.connection.send(header, buffers)
+
+    def _answer(self) -> tuple[Status, bytes]:
+        header, payload = self.connection.receive()
+        return Status(header.kind), payload.tobytes()

@@ -1,0 +1,170 @@
+"""The data plane against peers that do not know the token, and a system that has run out of something."""
+
+import errno
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+import pytest
+
+from certificates import certificates
+from emberscale_api.certificates import Certificates
+from emberscale_api.wire import HEADER_BYTES, MAX_HELLO_BYTES, MAX_PAYLOAD_BYTES, Header, Kind, Status
+from emberscale_trainer.server import dataplane
+from emberscale_trainer.server.dataplane import DataPlane
+from emberscale_trainer.server.state import ServerState
+from emberscale_trainer.transport import listen
+from wire_client import WireClient
+
+SECONDS = 60.0
+MEGABYTE = 1 << 20
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> Iterator[str]:
+    listener, address = listen(f"unix://{tmp_path}/ps.sock")
+    with listener:
+        DataPlane(listener, ServerState(), "secret").start()
+        yield address
+
+
+@pytest.fixture
+def held() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def dial(address: str, held: ExitStack) -> socket.socket:
+    stream = held.enter_context(socket.socket(socket.AF_UNIX))
+    stream.settimeout(SECONDS)
+    stream.connect(address.removeprefix("unix://"))
+    return stream
+
+
+def answer(stream: socket.socket) -> tuple[Status, str]:
+    """What is answered before the server hangs up."""
+    received = b""
+    while data := stream.recv(4096):
+        received += data
+    header = Header.unpack(received)
+    return Status(header.kind), received[HEADER_BYTES:].decode()
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def drip(stream: socket.socket, data: bytes) -> None:
+    """Sends a byte at a time."""
+    for byte in data:
+        stream.sendall(bytes([byte]))
+        time.sleep(0.02)
+
+
+def serving_threads() -> int:
+    return sum(thread.name.startswith("connection") for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("size", [MAX_HELLO_BYTES + 1, MAX_PAYLOAD_BYTES])
+def test_a_stranger_cannot_have_memory_reserved(address: str, held: ExitStack, size: int) -> None:
+    before = psutil.Process().memory_info().vms
+    strangers = [dial(address, held) for _ in range(20)]
+    for stream in strangers:
+        stream.sendall(Header(Kind.HELLO, payload_bytes=size).pack())
+    for stream in strangers:
+        status, reason = answer(stream)
+        assert status is Status.REFUSED
+        assert "more than 4096" in reason
+    assert psutil.Process().memory_info().vms - before < 300 * MEGABYTE  # the stacks of threads, not of 20 GiB
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        b"GET / HTTP/1.1\r\nHost: ps\r\n\r\n".ljust(HEADER_BYTES),
+        Header(Kind.PUSH, payload_bytes=0).pack(),
+        Header(Kind.HELLO, payload_bytes=3).pack() + b"abc",
+        Header(Kind.HELLO, payload_bytes=14).pack() + bytes(8) + b"Secret",
+    ],
+    ids=["http", "no hello", "too short", "another token"],
+)
+def test_garbage_is_refused_and_hung_up_on(address: str, held: ExitStack, first: bytes) -> None:
+    stream = dial(address, held)
+    stream.sendall(first)
+    assert answer(stream)[0] is Status.REFUSED
+
+
+def test_silent_and_slow_strangers_are_hung_up_on_in_time(
+    address: str, held: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dataplane, "_STRANGER_SECONDS", 0.3)
+    before = serving_threads()
+    silent, slow = dial(address, held), dial(address, held)
+    hello = Header(Kind.HELLO, payload_bytes=14).pack() + struct.pack("<Q", 1) + b"secret"
+    began = time.monotonic()
+    with pytest.raises((BrokenPipeError, ConnectionResetError)):
+        drip(slow, hello * 20)
+    assert time.monotonic() - began < SECONDS
+    assert silent.recv(1) == b""
+    eventually(lambda: serving_threads() <= before)
+
+
+def test_a_crowd_of_silent_strangers_costs_little_and_keeps_nobody_out(address: str, held: ExitStack) -> None:
+    WireClient(address).close()
+    before, threads = psutil.Process().memory_info().rss, serving_threads()
+    crowd = [dial(address, held) for _ in range(300)]
+    for number in range(3):
+        WireClient(address, session=number).close()
+    eventually(lambda: serving_threads() - threads <= dataplane._MOST_STRANGERS + 3)
+    grown = psutil.Process().memory_info().rss - before
+    assert grown < len(crowd) * MEGABYTE / 4, f"{grown / len(crowd):.0f} bytes a peer"
+    assert crowd[0].recv(1) == b"", "the first made way"
+
+
+def test_over_tls_strangers_are_no_dearer(held: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataplane, "_STRANGER_SECONDS", 0.3)
+    ours: Certificates = certificates(tmp_path / "ours")
+    listener, address = listen("tcp://127.0.0.1:0")
+    held.callback(listener.close)
+    before = serving_threads()
+    DataPlane(listener, ServerState(), "secret", ours.server_context).start()
+    host, port = address.removeprefix("tcp://").split(":")
+    silent = [held.enter_context(socket.create_connection((host, int(port)), SECONDS)) for _ in range(80)]
+    garbage = held.enter_context(socket.create_connection((host, int(port)), SECONDS))
+    garbage.sendall(os.urandom(100_000))
+    for stream in silent:
+        assert stream.recv(1) == b""
+    eventually(lambda: serving_threads() <= before)
+
+
+class FailingListener:
+    """A listening socket whose first accepts fail, as they do for want of descriptors or when a peer gives up."""
+
+    def __init__(self, listener: socket.socket, errors: list[int]) -> None:
+        self._listener = listener
+        self._errors = errors
+
+    def accept(self) -> tuple[socket.socket, object]:
+        if self._errors:
+            raise OSError(self._errors.pop(0), "refused by the test")
+        return self._listener.accept()
+
+    def fileno(self) -> int:
+        return self._listener.fileno()
+
+
+def test_the_acceptor_survives_errors_that_pass(tmp_path: Path) -> None:
+    listener, address = listen(f"unix://{tmp_path}/ps.sock")
+    with listener:
+        failing = FailingListener(listener, [errno.EMFILE, errno.ECONNABORTED, errno.ENFILE, errno.ENOBUFS])
+        DataPlane(failing, ServerState(), "secret").start()  # type: ignore[arg-type]  # it has all that is used
+        WireClient(address).close()
