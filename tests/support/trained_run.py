@@ -1,0 +1,93 @@
+"""The folder of a run with checkpoints in it, made without training."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+from emberscale.run_folder import open_run
+from emberscale_api.checkpoint import CheckpointFile, CheckpointManifest
+from emberscale_api.job import parse_manifest, resolve_model
+from emberscale_api.routing import PsAddress, RoutingTable, buckets_of, spread_evenly
+from emberscale_trainer.checkpoint import write_cut
+from emberscale_trainer.checkpoint.writer import WrittenFile
+from emberscale_trainer.models import build_model
+from emberscale_trainer.models.flat import flat_copy
+from emberscale_trainer.partition import AppliedBatches, DenseSlice, Partition
+from emberscale_trainer.table import TableStore
+
+SERVERS = 2
+KEYS = np.random.default_rng(0).integers(-(2**62), 2**62, 3000)
+TWO_COLUMNS: Mapping[str, object] = {
+    "format": "Parquet",
+    "train": ["train.parquet"],
+    "columns": {"label": "y", "dense": ["a"], "categorical": ["user", "item/id"]},
+}
+
+
+class TrainedRun:
+    """The folder of a run that has saved checkpoints: by default of DCN-v2 over two columns."""
+
+    def __init__(self, root: Path, data: Mapping[str, object] = TWO_COLUMNS, **model: object) -> None:
+        self.root = root
+        job = parse_manifest(
+            {
+                "apiVersion": "emberscale.io/v1alpha1",
+                "kind": "TrainingJob",
+                "metadata": {"name": "trained"},
+                "spec": {
+                    "data": dict(data),
+                    "model": {"embeddings": {"dimension": 4}, **(model or {"architecture": "DCNv2"})},
+                },
+            }
+        )
+        with open_run(root, job, resume=False, overwrite=False) as held:
+            held.save()
+            self.uid, self.job = held.record.uid, held.job
+
+    def checkpoint(self, cut: int) -> Path:
+        """Saves rows of all keys for the first table and none for the others, by two servers."""
+        folder = self.root / "checkpoints" / f"{cut:08}"
+        table = RoutingTable(1, tuple(PsAddress(i, "i", "", "") for i in range(SERVERS)), spread_evenly(SERVERS))
+        files = []
+        for index in range(SERVERS):
+            files += [
+                CheckpointFile(path=file.path, bytes=file.bytes, crc32=file.crc32)
+                for file in self._write(folder, index, table, cut)
+            ]
+        manifest = CheckpointManifest(
+            id=folder.name,
+            cut=cut,
+            created=datetime.now(UTC),
+            job_uid=self.uid,
+            job=self.job,
+            ps_count=SERVERS,
+            routing_epoch=1,
+            epoch=0,
+            batch_size=1,
+            training_records=1,
+            applied=(),
+            evaluations=(),
+            training_files=(),
+            evaluation_files=(),
+            training_seconds=1.0,
+            files=tuple(files),
+        )
+        (folder / "manifest.json").write_text(manifest.to_json())
+        return folder
+
+    def _write(self, folder: Path, index: int, table: RoutingTable, gradient: float) -> list[WrittenFile]:
+        spec = self.job.spec
+        resolved = resolve_model(spec)
+        dense = flat_copy(build_model(spec.model, resolved, seed=0)).numpy()
+        start, stop = table.dense_slice(index, len(dense))
+        store = TableStore(resolved.tables)
+        mine = KEYS[np.array(table.owners)[buckets_of(KEYS)] == index]
+        store.push(
+            np.array([len(mine), *[0] * (len(resolved.tables) - 1)], np.uint32),
+            mine,
+            np.full(4 * len(mine), gradient, np.float32),
+        )
+        partition = Partition(1, store, DenseSlice(dense[start:stop], spec.optimizers.dense), AppliedBatches())
+        return write_cut(partition.cut(), str(folder), index, table, resolved.tables, len(dense))
