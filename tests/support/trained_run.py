@@ -1,6 +1,7 @@
 """The folder of a run with checkpoints in it, made without training."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,12 +11,12 @@ from emberscale.run_folder import open_run
 from emberscale_api.checkpoint import CheckpointFile, CheckpointManifest
 from emberscale_api.job import parse_manifest, resolve_model
 from emberscale_api.routing import PsAddress, RoutingTable, buckets_of, spread_evenly
-from emberscale_trainer.checkpoint import write_cut
+from emberscale_trainer.checkpoint import write_snapshot
 from emberscale_trainer.checkpoint.writer import WrittenFile
 from emberscale_trainer.models import build_model
 from emberscale_trainer.models.flat import flat_copy
 from emberscale_trainer.partition import AppliedBatches, DenseSlice, Partition
-from emberscale_trainer.table import TableStore
+from emberscale_trainer.table import Reader, TableStore
 
 SERVERS = 2
 KEYS = np.random.default_rng(0).integers(-(2**62), 2**62, 3000)
@@ -90,4 +91,5 @@ class TrainedRun:
             np.full(4 * len(mine), gradient, np.float32),
         )
         partition = Partition(1, store, DenseSlice(dense[start:stop], spec.optimizers.dense), AppliedBatches())
-        return write_cut(partition.cut(), str(folder), index, table, resolved.tables, len(dense))
+        snapshot = partition.snapshot(Reader.CHECKPOINT, nullcontext())
+        return write_snapshot(snapshot, str(folder), index, table, resolved.tables, len(dense))

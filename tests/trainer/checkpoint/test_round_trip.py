@@ -1,5 +1,6 @@
 """A cut written by some servers, loaded by as many or others."""
 
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -11,9 +12,11 @@ from hypothesis import given, settings
 from emberscale_api.checkpoint import CheckpointFile, CheckpointManifest, DamagedCheckpointError
 from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec, parse_manifest
 from emberscale_api.routing import PsAddress, RoutingTable, buckets_of, spread_evenly
-from emberscale_trainer.checkpoint import load_partition, write_cut
+from emberscale_trainer.checkpoint import load_partition, write_snapshot
+from emberscale_trainer.checkpoint.writer import WrittenFile
 from emberscale_trainer.partition import AppliedBatches, DenseSlice, Partition
-from emberscale_trainer.table import TableStore
+from emberscale_trainer.table import Reader, TableStore
+from snapshots import drained
 
 ADAM = OptimizerSpec(type=OptimizerType.ADAM, learning_rate=0.1)
 SPECS = (
@@ -49,10 +52,14 @@ def trained(servers: int, keys: list[int]) -> list[Partition]:
 def save(partitions: list[Partition], folder: Path) -> str:
     """Writes a checkpoint as servers and master do together."""
     table = routing(len(partitions))
-    files = []
+    files: list[WrittenFile] = []
     for index, partition in enumerate(partitions):
-        written = write_cut(partition.cut(), str(folder), index, table, SPECS, PARAMETERS)
-        files += [CheckpointFile(path=file.path, bytes=file.bytes, crc32=file.crc32) for file in written]
+        snapshot = partition.snapshot(Reader.CHECKPOINT, nullcontext())
+        files += write_snapshot(snapshot, str(folder), index, table, SPECS, PARAMETERS)
+    return write_manifest(folder, len(partitions), files)
+
+
+def write_manifest(folder: Path, servers: int, files: list[WrittenFile]) -> str:
     manifest = CheckpointManifest(
         id="00000001",
         cut=1,
@@ -66,7 +73,7 @@ def save(partitions: list[Partition], folder: Path) -> str:
                 "spec": {"data": {"train": ["train.tsv"]}},
             }
         ),
-        ps_count=len(partitions),
+        ps_count=servers,
         routing_epoch=1,
         epoch=0,
         batch_size=1,
@@ -76,7 +83,7 @@ def save(partitions: list[Partition], folder: Path) -> str:
         training_files=(),
         evaluation_files=(),
         training_seconds=1.0,
-        files=tuple(files),
+        files=tuple(CheckpointFile(path=file.path, bytes=file.bytes, crc32=file.crc32) for file in files),
     )
     (folder / "manifest.json").write_text(manifest.to_json())
     return str(folder)
@@ -84,10 +91,11 @@ def save(partitions: list[Partition], folder: Path) -> str:
 
 def contents(tables: TableStore) -> dict[tuple[str, int], bytes]:
     """Every record by table and key."""
+    snapshot = tables.snapshot(Reader.CHECKPOINT, nullcontext())
     return {
-        (snapshot.name, int(record[:8].view(np.int64)[0])): record.tobytes()
-        for snapshot in tables.snapshot()
-        for chunk in snapshot.chunks()
+        (spec.name, int(record[:8].view(np.int64)[0])): record.tobytes()
+        for number, spec in enumerate(SPECS)
+        for chunk in snapshot.drain(number)
         for record in chunk
     }
 
@@ -116,6 +124,36 @@ def test_every_row_and_parameter_comes_back_with_any_number_of_servers(
             np.concatenate([state[name] for state in dense]),
             np.concatenate([partition.dense.state()[name] for partition in partitions]),
         )
+
+
+def test_what_is_pushed_while_a_checkpoint_is_written_is_not_in_it(tmp_path: Path) -> None:
+    (partition,) = trained(1, list(range(1000)))
+    expected = contents(partition.tables)
+    snapshot = partition.snapshot(Reader.CHECKPOINT, nullcontext())
+    keys = np.concatenate([np.arange(500, 1500)] * 2)
+    partition.tables.push(np.array([1000, 1000], np.uint32), keys, np.ones(12_000, np.float32))
+    partition.tables.retire(1, np.arange(20))
+    partition.dense.step(np.ones(PARAMETERS, np.float32))
+    partition.applied.record(0, 2)
+    files = write_snapshot(snapshot, str(tmp_path), 0, routing(1), SPECS, PARAMETERS)
+    uri = write_manifest(tmp_path, 1, files)
+    tables = TableStore(SPECS)
+    loaded = load_partition(uri, routing(1), 0, SPECS, tables, PARAMETERS)
+    assert contents(tables) == expected
+    assert loaded.applied.ranges(0) == [(0, 2)]
+    np.testing.assert_array_equal(loaded.dense["values"], snapshot.dense["values"])
+
+
+def test_a_checkpoint_that_is_not_written_gives_its_changes_back(tmp_path: Path) -> None:
+    (partition,) = trained(1, list(range(100)))
+    partition.tables.track(Reader.CHECKPOINT)
+    partition.tables.push(np.array([2, 0], np.uint32), np.array([7, 8]), np.ones(8, np.float32))
+    (tmp_path / "ps-0").touch()  # where a folder is to be
+    snapshot = partition.snapshot(Reader.CHECKPOINT, nullcontext())
+    with pytest.raises(OSError, match="ps-0"):
+        write_snapshot(snapshot, str(tmp_path), 0, routing(1), SPECS, PARAMETERS)
+    taken = partition.tables.take(Reader.CHECKPOINT, nullcontext())
+    assert set(drained(taken, 0)) == {7, 8}
 
 
 def bucket_of(key: int) -> int:

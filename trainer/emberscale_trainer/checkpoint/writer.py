@@ -1,4 +1,4 @@
-"""Writes a cut's files; the training goes on meanwhile (Check-N-Run, section 4: decoupled checkpointing)."""
+"""Writes a snapshot's files; the training goes on meanwhile (Check-N-Run, section 4: decoupled checkpointing)."""
 
 import io
 import zlib
@@ -18,7 +18,8 @@ from emberscale_trainer.checkpoint.layout import (
     TablePart,
     owned_ranges,
 )
-from emberscale_trainer.partition import Cut
+from emberscale_trainer.partition import PartitionSnapshot
+from emberscale_trainer.table import RowLayout
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,35 @@ class WrittenFile:
     crc32: int
 
 
-def write_cut(
-    cut: Cut, uri: str, index: int, routing: RoutingTable, specs: tuple[TableSpec, ...], parameters: int
+def write_snapshot(
+    snapshot: PartitionSnapshot,
+    uri: str,
+    index: int,
+    routing: RoutingTable,
+    specs: tuple[TableSpec, ...],
+    parameters: int,
 ) -> list[WrittenFile]:
-    """Writes one server's files below the checkpoint's folder `uri`. Raises OSError."""
+    """Writes one server's files below the checkpoint's folder `uri`, straight from its segments.
+
+    Commits the snapshot when all is written, or else gives it back. Raises OSError and SnapshotAbandonedError.
+    """
+    try:
+        written = _write(snapshot, uri, index, routing, specs, parameters)
+    except BaseException:
+        snapshot.tables.give_back()
+        raise
+    snapshot.tables.commit()
+    return written
+
+
+def _write(
+    snapshot: PartitionSnapshot,
+    uri: str,
+    index: int,
+    routing: RoutingTable,
+    specs: tuple[TableSpec, ...],
+    parameters: int,
+) -> list[WrittenFile]:
     filesystem, root = fsspec.core.url_to_fs(uri)
     folder = f"ps-{index}"
     filesystem.makedirs(f"{root}/{folder}", exist_ok=True)
@@ -50,24 +76,26 @@ def write_cut(
         return name
 
     tables = []
-    for spec, snapshot in zip(specs, cut.tables, strict=True):
+    for number, spec in enumerate(specs):
+        stride = RowLayout.of(spec).stride
+        file = write(f"table-{spec.number}.rows", (records.data.cast("B") for records in snapshot.tables.drain(number)))
         tables.append(
             TablePart(
                 name=spec.name,
-                file=write(f"table-{spec.number}.rows", (chunk.data.cast("B") for chunk in snapshot.chunks())),
-                rows=snapshot.rows,
+                file=file,
+                rows=written[-1].bytes // stride,
                 dimension=spec.dimension,
                 optimizer=spec.optimizer.type,
-                stride=snapshot.layout.stride,
+                stride=stride,
             )
         )
     dense = {}
-    for name, values in cut.dense.items():
+    for name, values in snapshot.dense.items():
         buffer = io.BytesIO()
         np.save(buffer, values, allow_pickle=False)
         dense[name] = write(f"dense-{name}.npy", [buffer.getvalue()])
     applied = AppliedFile(
-        epochs=[EpochRuns(epoch=epoch, runs=cut.applied.runs(epoch)) for epoch in cut.applied.epochs()]
+        epochs=[EpochRuns(epoch=epoch, runs=snapshot.applied.runs(epoch)) for epoch in snapshot.applied.epochs()]
     )
     write("applied.json", [applied.model_dump_json().encode()])
     start, stop = routing.dense_slice(index, parameters)

@@ -2,6 +2,6 @@
 
 from emberscale_trainer.partition.applied import AppliedBatches
 from emberscale_trainer.partition.dense import DenseSlice, DenseState
-from emberscale_trainer.partition.partition import Cut, Partition
+from emberscale_trainer.partition.partition import Partition, PartitionSnapshot
 
-__all__ = ["AppliedBatches", "Cut", "DenseSlice", "DenseState", "Partition"]
+__all__ = ["AppliedBatches", "DenseSlice", "DenseState", "Partition", "PartitionSnapshot"]

@@ -1,17 +1,21 @@
-"""A partition, and a copy of one."""
+"""A partition, and a snapshot of one."""
 
 from dataclasses import dataclass
 
 from emberscale_trainer.partition.applied import AppliedBatches
 from emberscale_trainer.partition.dense import DenseSlice, DenseState
-from emberscale_trainer.table import TableSnapshot, TableStore
+from emberscale_trainer.table import Lock, Reader, Snapshot, TableStore
 
 
 @dataclass(frozen=True)
-class Cut:
-    """A copy of a partition at one moment; later pushes do not change it."""
+class PartitionSnapshot:
+    """A partition at one moment; later pushes do not change it.
 
-    tables: tuple[TableSnapshot, ...]
+    `dense` and `applied` are copies. The rows are not: a push that changes one saves its old bytes until `tables` is
+    drained and ended.
+    """
+
+    tables: Snapshot
     dense: DenseState
     applied: AppliedBatches
 
@@ -25,6 +29,6 @@ class Partition:
     dense: DenseSlice
     applied: AppliedBatches
 
-    def cut(self) -> Cut:
-        """Copies everything in memory; this is all that a checkpoint makes the training wait for."""
-        return Cut(self.tables.snapshot(), self.dense.state(), self.applied.copy())
+    def snapshot(self, reader: Reader, lock: Lock) -> PartitionSnapshot:
+        """Everything as it is now; `lock` is the one that is held. It takes no longer where there are more rows."""
+        return PartitionSnapshot(self.tables.snapshot(reader, lock), self.dense.state(), self.applied.copy())

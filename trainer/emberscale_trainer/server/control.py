@@ -13,18 +13,17 @@ from emberscale_api.checkpoint import DamagedCheckpointError
 from emberscale_api.job import ResolvedModel, TrainingJob, resolve_model
 from emberscale_api.routing import RoutingTable
 from emberscale_api.rpc import master_pb2, master_pb2_grpc
-from emberscale_trainer import partition as partitions
-from emberscale_trainer.checkpoint import load_partition, write_cut
+from emberscale_trainer.checkpoint import load_partition, write_snapshot
 from emberscale_trainer.checkpoint.writer import WrittenFile
 from emberscale_trainer.membership.routing import routing_from_proto
 from emberscale_trainer.models import build_model
 from emberscale_trainer.models.entrypoint import EntrypointError
 from emberscale_trainer.models.flat import flat_copy
-from emberscale_trainer.partition import AppliedBatches, DenseSlice, Partition
+from emberscale_trainer.partition import AppliedBatches, DenseSlice, Partition, PartitionSnapshot
 from emberscale_trainer.server.metrics import ServerMetrics
 from emberscale_trainer.server.staleness import StalenessBound
 from emberscale_trainer.server.state import CutRefusedError, ServerState
-from emberscale_trainer.table import TableStore
+from emberscale_trainer.table import SnapshotAbandonedError, TableStore
 
 log = structlog.get_logger()
 
@@ -117,23 +116,25 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
     def Cut(  # noqa: N802 - the name is the proto's
         self, request: master_pb2.CutRequest, context: grpc.ServicerContext
     ) -> master_pb2.CutReply:
-        """Copies the state once the asked batches are in, and begins to write it."""
+        """Takes a snapshot once the asked batches are in, and begins to write it."""
         assignment = self._assignment
         if assignment is None:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "nothing is assigned to this server")
         try:
-            cut, pause = self._state.cut(
+            snapshot, pause = self._state.cut(
                 request.cut, list(_ranges(request.settle)), request.settle_seconds, request.hold_seconds
             )
         except CutRefusedError as error:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         self._metrics.cut_taken(pause)
-        self._saves = {request.cut: self._writer.submit(self._write, cut, request.uri, assignment)}
-        return master_pb2.CutReply(applied=_applied_to_proto(cut.applied), pause_seconds=pause)
+        self._saves = {request.cut: self._writer.submit(self._write, snapshot, request.uri, assignment)}
+        return master_pb2.CutReply(applied=_applied_to_proto(snapshot.applied), pause_seconds=pause)
 
-    def _write(self, cut: partitions.Cut, uri: str, assignment: _Assignment) -> list[WrittenFile]:
+    def _write(self, snapshot: PartitionSnapshot, uri: str, assignment: _Assignment) -> list[WrittenFile]:
         started = time.monotonic()
-        files = write_cut(cut, uri, self._index, assignment.routing, assignment.resolved.tables, assignment.parameters)
+        files = write_snapshot(
+            snapshot, uri, self._index, assignment.routing, assignment.resolved.tables, assignment.parameters
+        )
         self._metrics.checkpoint_written(time.monotonic() - started, sum(file.bytes for file in files))
         return files
 
@@ -146,7 +147,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
             context.abort(grpc.StatusCode.NOT_FOUND, f"cut {request.cut} was not taken here")
         try:
             files = save.result()
-        except OSError as error:
+        except (OSError, SnapshotAbandonedError) as error:
             log.error("checkpoint_not_written", problem=str(error))
             context.abort(grpc.StatusCode.INTERNAL, f"the checkpoint cannot be written: {error}")
         return master_pb2.AwaitSavedReply(

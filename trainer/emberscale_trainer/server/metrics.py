@@ -16,7 +16,7 @@ class ServerMetrics(Collector):
     def __init__(self, state: ServerState, registry: CollectorRegistry) -> None:
         self._state = state
         self._cut_pause = Histogram(
-            metrics.CUT_PAUSE_SECONDS, "Seconds for which pushes waited while a cut was copied", registry=registry
+            metrics.CUT_PAUSE_SECONDS, "Seconds for which pushes waited while a snapshot began", registry=registry
         )
         self._checkpoint = Histogram(
             metrics.CHECKPOINT_SECONDS,

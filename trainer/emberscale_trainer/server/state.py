@@ -11,9 +11,9 @@ import structlog
 from numpy.typing import NDArray
 
 from emberscale_api.wire import Header, Status
-from emberscale_trainer.partition import Cut, Partition
+from emberscale_trainer.partition import Partition, PartitionSnapshot
 from emberscale_trainer.server.staleness import StalenessBound, Ticket
-from emberscale_trainer.table import require_finite
+from emberscale_trainer.table import Reader, require_finite
 
 log = structlog.get_logger()
 
@@ -243,11 +243,11 @@ class ServerState:
         settle: Sequence[tuple[int, int, int]],
         settle_seconds: float,
         hold_seconds: float = 0.0,
-    ) -> tuple[Cut, float]:
-        """Lets the batches to settle through, copies the partition, and goes on.
+    ) -> tuple[PartitionSnapshot, float]:
+        """Lets the batches to settle through, begins a snapshot of the partition, and goes on.
 
-        With `hold_seconds`, pushes wait for so long after the copy, unless the cut is thawed or the server leaves.
-        Returns the copy and the seconds that it took. Raises CutRefusedError.
+        With `hold_seconds`, pushes wait for so long after that, unless the cut is thawed or the server leaves.
+        Returns the snapshot, and the seconds for which its beginning held pushes. Raises CutRefusedError.
         """
         with self._changed:
             if self._frozen is None or self._frozen[0] != number:
@@ -258,7 +258,7 @@ class ServerState:
                 raise CutRefusedError(f"a batch that others have applied did not come within {settle_seconds:g} s")
             partition = self._serving()
             started = self._clock()
-            taken = partition.cut()
+            taken = partition.snapshot(Reader.CHECKPOINT, self._changed)
             self._frozen = (number, self._clock() + hold_seconds) if hold_seconds > 0 else None
             self._settling = set()
             self._changed.notify_all()
