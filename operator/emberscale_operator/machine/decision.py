@@ -37,6 +37,7 @@ def decide(
     job: JobIntent, standing: JobStanding, master: MasterReport, instances: Sequence[Instance], now: float
 ) -> Decision:
     """Decides what follows from where the job stood, what its master says and what is observed at `now`, in seconds."""
+    instances = sorted(instances, key=lambda instance: instance.id)
     before = _remember(job, standing, instances)
     following = _stand(job, before, master, instances, now)
     demands = _demands(job, following, master)
