@@ -1,5 +1,8 @@
-"""Makes what runs equal to what a job's plan asks for.
+"""Makes what runs equal to what a job needs.
 
-`reconcile`  the decision, pure: plan and observed instances in, actions out
-`local`      instances as processes of this machine
+`machine`      the decision, pure: intent, standing, the master's report and observed instances in, actions out
+`master_link`  the conversation with a job's master
+`controller`   one job's loop over a backend: observe, decide, report, act
+`kubernetes`   the backend of pods, and the operator around it
+`local`        the backend of processes on this machine
 """

@@ -33,15 +33,13 @@ def test_the_documented_script_predicts_what_the_job_evaluated(
     assert exported.exit_code == 0, exported.stderr
     (script,) = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
     (tmp_path / "predict.py").write_text(script)
-    with (dataset / "evaluation.tsv").open() as records:
-        served = subprocess.run(
-            [sys.executable, "-c", WITHOUT_EMBERSCALE, "served"],
-            cwd=tmp_path,
-            stdin=records,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+    served = subprocess.run(
+        [sys.executable, "-c", WITHOUT_EMBERSCALE, "served", str(dataset / "evaluation.tsv")],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert served.returncode == 0, served.stderr
     probabilities = np.array(served.stdout.split(), dtype=np.float64)
     labels = np.array([float(line[0]) for line in (dataset / "evaluation.tsv").read_text().splitlines()])

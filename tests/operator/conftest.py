@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from emberscale_api.job import TrainingJob, parse_manifest
-from emberscale_operator.local.backend import Launch, LocalBackend
+from emberscale_operator.local.processes import JobProcesses, Launch
 from emberscale_operator.machine import InstanceId, Resources, Role
 
 Eventually = Callable[[Callable[[], object]], None]
@@ -31,15 +31,15 @@ def eventually() -> Eventually:
 
 
 @pytest.fixture
-def make_backend(tmp_path: Path) -> Iterator[Callable[..., LocalBackend]]:
+def make_backend(tmp_path: Path) -> Iterator[Callable[..., JobProcesses]]:
     """Makes backends whose instances all run one piece of Python; what they start is ended with the test."""
-    backends: list[LocalBackend] = []
+    backends: list[JobProcesses] = []
 
-    def make(code: str, stop_grace: float = 10.0) -> LocalBackend:
+    def make(code: str, stop_grace: float = 10.0) -> JobProcesses:
         def launch(instance: InstanceId, resources: Resources) -> Launch:
             return Launch((sys.executable, "-S", "-c", code), {}, f"life-{instance.incarnation}")
 
-        backend = LocalBackend(launch, tmp_path, stop_grace)
+        backend = JobProcesses(launch, tmp_path, stop_grace)
         backends.append(backend)
         return backend
 

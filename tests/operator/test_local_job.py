@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from emberscale_api.job import TrainingJob
+from emberscale_api.job import TrainingJob, parse_manifest
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.local import (
     LocalJob,
@@ -33,11 +33,14 @@ def folder(tmp_path: Path) -> RunFolder:
 def make_local(job: TrainingJob, folder: RunFolder, stand_ins: Commands) -> MakeJob:
     def make(**options: object) -> LocalJob:
         settings: dict[str, object] = {
+            "job": job,
+            "uid": "uid-1",
+            "folder": folder,
             "commands": stand_ins,
             "policy": Policy(Backoff(base=0.1), backoff_limit=1, stop_grace=2.0),
             **options,
         }
-        return LocalJob(job, "uid-1", folder, **settings)  # type: ignore[arg-type] # options by name, for brevity
+        return LocalJob(**settings)  # type: ignore[arg-type] # options by name, for brevity
 
     return make
 
@@ -200,10 +203,15 @@ def test_members_that_do_not_listen_are_killed_after_the_grace(
     assert watch.left() == []
 
 
-def test_the_plan_sets_the_number_of_workers(make_local: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plan_sets_the_number_of_workers_that_the_manifest_leaves_open(
+    job: TrainingJob, make_local: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("STAND_IN_WORKERS", "3")
     monkeypatch.setenv("STAND_IN_SAMPLES", "1000000000")
-    local = make_local()
+    document = job.model_dump(mode="json", by_alias=True, exclude_none=True)
+    document["spec"]["worker"] |= {"minReplicas": 2, "maxReplicas": 4}
+    del document["spec"]["worker"]["replicas"]
+    local = make_local(job=parse_manifest(document))
     third = Watch(
         lambda snapshot: any(process.name == "worker-2" for process in snapshot.processes), lambda _: local.suspend()
     )

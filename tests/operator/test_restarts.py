@@ -54,8 +54,15 @@ def test_an_end_that_was_asked_for_counts_nothing() -> None:
 
 
 def test_restarts_are_counted_by_role() -> None:
-    history = advance(History(), [ended(4, 0.0, 1.0)], BACKOFF)
-    assert (history.restarts(Role.WORKER), history.restarts(Role.PS)) == (3, 0)
+    history = History()
+    for incarnation, reason in ((1, ExitReason.ERROR), (2, ExitReason.KILLED), (3, ExitReason.COMPLETED)):
+        history = advance(history, [ended(incarnation, 0.0, 1.0, reason)], BACKOFF)
+    assert (history.restarts(Role.WORKER), history.restarts(Role.PS)) == (2, 0)
+
+
+def test_no_end_counts_once_the_job_rests() -> None:
+    lives = advance(History(), [ended(1, 0.0, 1.0)], BACKOFF, wanted=False).of(Role.WORKER, 0)
+    assert (lives.restarts, lives.faults, lives.last_incarnation) == (0, 0, 1)
 
 
 def test_what_is_reported_is_forgotten_with_the_instance() -> None:

@@ -40,9 +40,7 @@ def worker(done: float) -> dict[str, float]:
 
 
 def server(done: float) -> dict[str, float]:
-    return {
-        f"{STAGE} {stage}": share * done for stage, share in {"pull": 0.2, "push": 0.2, "hold": 3}.items()
-    }
+    return {f"{STAGE} {stage}": share * done for stage, share in {"pull": 0.2, "push": 0.2, "hold": 3}.items()}
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from emberscale_api.job import TrainingJobSpec, parse_manifest
+
 
 def job_body(name: str = "ctr", uid: str = "job-uid", generation: int = 1, **spec: Any) -> dict[str, Any]:
     return {
@@ -16,3 +18,10 @@ def job_body(name: str = "ctr", uid: str = "job-uid", generation: int = 1, **spe
         },
         "spec": {"data": {"train": ["/data/train.tsv"]}, **spec},
     }
+
+
+def training_spec(**spec: Any) -> TrainingJobSpec:
+    """The spec of a small job; its data is never read."""
+    body = job_body(**spec)
+    document = {**body, "metadata": {"name": body["metadata"]["name"]}}
+    return parse_manifest(document).spec

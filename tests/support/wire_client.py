@@ -1,13 +1,12 @@
 """One connection to a parameter server that says what a test has it say, frame by frame."""
 
 import struct
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from emberscale_api.wire import Header, Kind, Status, counts_bytes
-from emberscale_trainer.transport import open_connection
+from emberscale_trainer.transport import Buffer, open_connection
 
 
 class WireClient:
@@ -57,12 +56,20 @@ class WireClient:
         return status
 
     def _send(
-        self, kind: Kind, batch: int, token: int, shard: int, version: int, keys: list[list[int]], *values: Any
+        self,
+        kind: Kind,
+        batch: int,
+        token: int,
+        shard: int,
+        version: int,
+        keys: list[list[int]],
+        *values: NDArray[np.float32],
     ) -> None:
         counts = np.array([len(table) for table in keys], np.uint32)
-        buffers = [counts, bytes(counts_bytes(len(counts)) - counts.nbytes)]
-        buffers += [np.array([key for table in keys for key in table], np.int64), *values]
-        size = sum(memoryview(buffer).nbytes for buffer in buffers)  # type: ignore[arg-type]  # arrays are buffers
+        named = np.array([key for table in keys for key in table], np.int64)
+        padding = bytes(counts_bytes(len(counts)) - counts.nbytes)
+        buffers: list[Buffer] = [counts, padding, named, *values]
+        size = len(padding) + counts.nbytes + named.nbytes + sum(array.nbytes for array in values)
         header = Header(
             kind,
             generation=self._generation,

@@ -124,7 +124,12 @@ _RULES: Mapping[str, list[dict[str, str]]] = {
             "rule": "(has(self.categorical) && size(self.categorical) > 0) || "
             "(has(self.lists) && size(self.lists) > 0)",
             "message": "name at least one column in categorical or lists: without ids there is nothing to embed",
-        }
+        },
+        {
+            "rule": "!has(self.denseTransforms) || (has(self.dense) && "
+            "self.denseTransforms.all(name, name in self.dense))",
+            "message": "denseTransforms names a column that dense does not",
+        },
     ],
     "RoleSpec": [
         {

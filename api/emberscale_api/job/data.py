@@ -60,6 +60,14 @@ class ColumnMapping(ManifestPart):
     dense_transform: DenseTransform = Field(
         default=DenseTransform.NONE, description="Log1p makes log(1 + max(x, 0)) of each dense feature x"
     )
+    dense_transforms: dict[ColumnName, DenseTransform] = Field(
+        default_factory=dict, max_length=256, description="By dense column, what differs from denseTransform"
+    )
+
+    @property
+    def transforms(self) -> tuple[DenseTransform, ...]:
+        """What each dense column goes through."""
+        return tuple(self.dense_transforms.get(name, self.dense_transform) for name in self.dense)
 
     @property
     def id_columns(self) -> tuple[str, ...]:
@@ -72,6 +80,9 @@ class ColumnMapping(ManifestPart):
         twice = [name for name, times in names.items() if times > 1]
         if twice:
             raise ValueError(f"each column can be used once, but {', '.join(twice)} is there more often")
+        strange = [name for name in self.dense_transforms if name not in self.dense]
+        if strange:
+            raise ValueError(f"denseTransforms names {', '.join(strange)}, which dense does not")
         if not self.id_columns:
             raise ValueError("name at least one column in categorical or lists: without ids there is nothing to embed")
         return self

@@ -144,7 +144,11 @@ class MemberStatus(_Status):
 
 
 class TrainingJobStatus(_Status):
-    """The whole. `applied_ps` is the number of parameter servers that the job last ran with."""
+    """The whole.
+
+    `active_since` is when the job started, moved on by the time that it rested. `applied_ps` is the number of parameter
+    servers that it last ran with.
+    """
 
     phase: JobPhase = JobPhase.PENDING
     reason: str = ""
@@ -155,6 +159,7 @@ class TrainingJobStatus(_Status):
         Field(json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),
     ] = ()
     start_time: datetime | None = None
+    active_since: datetime | None = None
     completion_time: datetime | None = None
     progress: Progress | None = None
     plan: PlanStatus | None = None

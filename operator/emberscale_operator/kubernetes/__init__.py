@@ -1,5 +1,5 @@
-"""TrainingJobs on a Kubernetes cluster: pods under the same reconciler as processes.
+"""TrainingJobs on a Kubernetes cluster: pods under the same job machine as processes.
 
-Pure: `settings`, `names`, `job`, `pod_spec`, `pod_state`, `demands`, `record`, `status`. Edges: `client`, `recorder`,
-`master_link`, `decision`, `actuator`, `controller`, `fleet`, `lease`, `health`, `operator`.
+Pure: `settings`, `names`, `job`, `pod_spec`, `pod_state`, `quantities`, `record`, `status`. Edges: `client`,
+`creation`, `recorder`, `observation`, `actuator`, `backend`, `fleet`, `census`, `lease`, `health`, `operator`.
 """

@@ -1,28 +1,35 @@
-"""Carries out what the reconciler has decided on for one job."""
+"""Carries out on pods what the job machine has decided for one job."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from emberscale_api.job.status import JobPhase
-from emberscale_operator.kubernetes import stories
-from emberscale_operator.kubernetes.client import STRATEGIC_PATCH, ApiClient, ApiError, core
+from emberscale_operator.kubernetes import names, stories
+from emberscale_operator.kubernetes.client import STRATEGIC_PATCH, ApiClient, ApiError, core, group
 from emberscale_operator.kubernetes.creation import ObjectMaker, RefusedError
 from emberscale_operator.kubernetes.job import Job
-from emberscale_operator.kubernetes.master_link import MasterLink
 from emberscale_operator.kubernetes.observation import Observation
 from emberscale_operator.kubernetes.pod_spec import JobObjects, limits_of, requests_of, role_spec
 from emberscale_operator.kubernetes.pod_state import PodView
 from emberscale_operator.kubernetes.recorder import Recorder
-from emberscale_operator.kubernetes.status import ENDED
-from emberscale_operator.machine import Action, Create, Delete, ReportExit, Resize, Resources, Role, Wait
+from emberscale_operator.machine import (
+    Action,
+    Create,
+    Delete,
+    DeleteJob,
+    Forget,
+    InstanceId,
+    Kill,
+    Resize,
+    Resources,
+    Role,
+)
 
 _PREPARING_SECONDS = 3.0
 _REFUSED_SECONDS = 5.0
-_UNHEARD_SECONDS = 1.0
-_ENDING_SECONDS = 30.0
+_KILL_GRACE_SECONDS = 1
 
 
 class Actuator:
-    """Creates, deletes and resizes pods, and tells the master of those that ended.
+    """Creates, deletes and resizes pods.
 
     `problems` are the reasons and messages for which pods could not be created.
     """
@@ -33,23 +40,14 @@ class Actuator:
         self._observation = observation
         self._recorder = recorder
         self._refused_resizes: set[tuple[str, Resources]] = set()
-        self._told_to_end: dict[str, float] = {}
         self.problems: dict[tuple[Role, int], tuple[str, str]] = {}
 
     async def act(
-        self,
-        job: Job,
-        objects: JobObjects,
-        actions: Sequence[Action],
-        views: Sequence[PodView],
-        link: MasterLink | None,
-        phase: JobPhase,
-        now: float,
+        self, job: Job, objects: JobObjects, actions: Sequence[Action], views: Mapping[InstanceId, PodView]
     ) -> float | None:
         """Acts; returns the seconds until there may be more to do, None if nothing is expected."""
-        by_id = {view.id: view for view in views}
         # a pod that is being prepared for long has a reason that no watch brings
-        preparing = any(not view.running and view.instance.live for view in views)
+        preparing = any(not view.running and view.instance.live for view in views.values())
         delays = [_PREPARING_SECONDS] if preparing else []
         refused: set[Role] = set()
         slots = {(action.id.role, action.id.index) for action in actions if isinstance(action, Create)}
@@ -57,62 +55,50 @@ class Actuator:
         for action in actions:
             match action:
                 case Create(instance, resources):
-                    if instance.role in refused:
-                        continue
-                    try:
-                        pod = await self._makes.pod(job, objects, instance, resources)
-                    except RefusedError as error:
-                        refused.add(instance.role)
-                        self.problems[instance.role, instance.index] = (error.reason, str(error))
-                        stories.tell_refusal(self._recorder, job, instance, error.reason, str(error))
-                        delays.append(_REFUSED_SECONDS)
-                        continue
-                    self._observation.made(pod)
-                    delays.append(0.0)
+                    if instance.role not in refused:
+                        delays.append(await self._create(job, objects, instance, resources, refused))
                 case Resize(instance, resources):
-                    await self._resize(job, by_id[instance], resources)
+                    await self._resize(job, views[instance], resources)
                 case Delete(instance):
-                    view = by_id[instance]
-                    if _keeps_logs(job, view, phase) and await self._ends_by_itself(view, link, now):
-                        delays.append(_PREPARING_SECONDS)
-                    else:
-                        await self._delete(job, view, phase)
-                case ReportExit(instance):
-                    view = by_id[instance]
-                    if link is not None and link.answers and await _report(link, view):
-                        self._observation.history = self._observation.history.with_reported(instance)
-                        delays.append(0.0)
-                    else:
-                        delays.append(_UNHEARD_SECONDS)
-                case Wait(until):
-                    delays.append(max(0.1, until - now))
+                    await self._delete(job, views[instance], None)
+                case Kill(instance, why):
+                    stories.tell_kill(self._recorder, job, views[instance], why)
+                    await self._delete(job, views[instance], _KILL_GRACE_SECONDS)
+                case Forget(instance):
+                    if not self._observation.forget(views[instance]):
+                        await self._delete_pod(job, views[instance], 0)
+                case DeleteJob():
+                    path = group(names.API_VERSION, job.key.namespace, names.PLURAL, job.key.name)
+                    await self._client.delete(path, job.uid)
+        await self._recorder.flush()
         return min(delays, default=None)
 
-    async def _ends_by_itself(self, view: PodView, link: MasterLink | None, now: float) -> bool:
-        """Whether a master ends, or will: for a while after it has gone its pod still seems to run."""
-        told_at = self._told_to_end.get(view.uid)
-        if told_at is None and link is not None and await link.shut_down():
-            told_at = self._told_to_end[view.uid] = now
-        return told_at is not None and now < told_at + _ENDING_SECONDS
+    async def _create(
+        self, job: Job, objects: JobObjects, instance: InstanceId, resources: Resources, refused: set[Role]
+    ) -> float:
+        try:
+            pod = await self._makes.pod(job, objects, instance, resources)
+        except RefusedError as error:
+            refused.add(instance.role)
+            self.problems[instance.role, instance.index] = (error.reason, str(error))
+            stories.tell_refusal(self._recorder, job, instance, error.reason, str(error))
+            return _REFUSED_SECONDS
+        self._observation.made(pod)
+        return 0.0
 
-    async def _delete(self, job: Job, view: PodView, phase: JobPhase) -> None:
-        ended = view.instance.exit is not None
-        if self._observation.forget(view):
-            return
-        if ended and not view.lost and _stays(job, phase):
-            return
-        if not ended:
-            # before it is done: of a pod that is gone nobody can tell why
-            stories.tell_deletion(self._recorder, job, view)
-            await self._recorder.flush()
-        await self._client.delete(
-            core(job.key.namespace, "pods", view.name), view.uid, grace_seconds=0 if ended else None
-        )
+    async def _delete(self, job: Job, view: PodView, grace_seconds: int | None) -> None:
+        # before it is done: of a pod that is gone nobody can tell why
+        stories.tell_deletion(self._recorder, job, view)
+        await self._recorder.flush()
+        await self._delete_pod(job, view, grace_seconds)
+
+    async def _delete_pod(self, job: Job, view: PodView, grace_seconds: int | None) -> None:
+        await self._client.delete(core(job.key.namespace, "pods", view.name), view.uid, grace_seconds=grace_seconds)
 
     async def _resize(self, job: Job, view: PodView, resources: Resources) -> None:
         """In place, without a restart; a pod that cannot be resized so keeps what it has until it is started anew."""
         attempt = (view.uid, resources)
-        if attempt in self._refused_resizes or not view.running:
+        if attempt in self._refused_resizes:
             return
         requirements = role_spec(job, view.id.role).resources
         container = {
@@ -128,18 +114,3 @@ class Actuator:
         except ApiError as error:
             self._refused_resizes.add(attempt)
             stories.tell_refused_resize(self._recorder, job, view, str(error))
-
-
-def _stays(job: Job, phase: JobPhase) -> bool:
-    """Whether pods that have ended are left, for their logs."""
-    return phase in ENDED and job.spec.run_policy.clean_pod_policy != "All"
-
-
-def _keeps_logs(job: Job, view: PodView, phase: JobPhase) -> bool:
-    """Whether a running master is to end by itself: a pod that is deleted takes its log along."""
-    return view.id.role is Role.MASTER and view.running and _stays(job, phase)
-
-
-async def _report(link: MasterLink, view: PodView) -> bool:
-    ended = view.instance.exit
-    return ended is not None and await link.report_exit(view.id, view.uid, ended, view.cause)

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from emberscale_operator.kubernetes.controller import JobController
+from emberscale_operator.controller import JobController
 from emberscale_operator.kubernetes.job import JobKey
 
 _PATIENCE_SECONDS = 300.0
@@ -37,7 +37,7 @@ class Fleet:
         self._current[key] = uid
         if (key, uid) not in self._tasks:
             controller = self.controllers[key, uid] = self._make(key, uid)
-            task = asyncio.create_task(self._run(controller), name=str(key))
+            task = asyncio.create_task(self._run(key, uid, controller), name=str(key))
             self._tasks[key, uid] = task
             task.add_done_callback(lambda _: self._forget(key, uid))
         self.controllers[key, uid].wake()
@@ -67,17 +67,17 @@ class Fleet:
         if self._current.get(key) == uid:
             del self._current[key]
 
-    async def _run(self, controller: JobController) -> None:
+    async def _run(self, key: JobKey, uid: str, controller: JobController) -> None:
         """A defect in one job's way must not end the others': it is logged whole, counted, and tried again."""
         while True:
             try:
                 await controller.run()
-                await self._bury(controller.uid)
+                await self._bury(uid)
             except asyncio.CancelledError:
                 raise
             except Exception:  # noqa: BLE001 - the outermost edge of a task that must not end silently
                 self.defects += 1
-                _log.exception("defect", job=str(controller.key))
+                _log.exception("defect", job=str(key))
                 await asyncio.sleep(10)
             else:
                 return

@@ -27,7 +27,7 @@ class OperatorMetrics(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         """Everything, as of now."""
         phases = GaugeMetricFamily("emberscale_jobs", "TrainingJobs by phase", labels=["phase"])
-        counts = Tally(controller.phase for controller in self._fleet.controllers.values())
+        counts = Tally(controller.standing.phase for controller in self._fleet.controllers.values())
         for phase in JobPhase:
             phases.add_metric([phase], counts[phase])
         yield phases

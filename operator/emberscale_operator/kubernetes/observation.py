@@ -7,7 +7,6 @@ from typing import Any
 from emberscale_api.job import cpu_cores, memory_bytes
 from emberscale_api.job.status import MemberStatus, PlanStatus
 from emberscale_api.rpc import master_pb2 as pb
-from emberscale_operator.kubernetes.demands import NUMBERS
 from emberscale_operator.kubernetes.names import is_owned_by
 from emberscale_operator.kubernetes.pod_state import PodView, view_pod
 from emberscale_operator.kubernetes.record import DELETING
@@ -21,33 +20,30 @@ from emberscale_operator.machine import (
     Resources,
     Role,
 )
+from emberscale_operator.master_link import ROLES
 
 _UNSEEN_SECONDS = 30.0
 """For so long a pod that was made is believed to be there without being seen."""
 
 
 class Observation:
-    """The state of one job's pods as far as it is known, with `history`, `restarts` and `grown` to be kept."""
+    """The state of one job's pods as far as it is known."""
 
     def __init__(self) -> None:
-        self.history = History()
-        self.restarts: dict[tuple[Role, int], int] = {}
-        self.grown: dict[Role, int] = {}
         self._seen: dict[str, PodView] = {}
         self._ghosts: dict[str, PodView] = {}
         self._made: dict[str, tuple[float, Mapping[str, Any]]] = {}
         self._deleted: set[str] = set()
+        self._killed: set[str] = set()
         self._now = 0.0
 
-    def take_over(self, history: History, members: Iterable[MemberStatus]) -> None:
+    def take_over(self, members: Iterable[MemberStatus]) -> None:
         """Goes on from what another operator wrote; what it saw alive and is gone by now has vanished."""
-        self.history = history
         for member in members:
-            self.restarts[Role(member.role), member.index] = member.restarts
             if member.uid and member.state in ("Running", "Pending", "Terminating", DELETING):
                 identity = InstanceId(Role(member.role), member.index, member.incarnation)
-                instance = Instance(identity, InstanceState.RUNNING, Resources(), started_at=0.0)
-                self._seen[member.uid] = PodView(member.pod, member.uid, member.node, "", instance, False, False)
+                instance = Instance(identity, InstanceState.PENDING, Resources(), started_at=0.0, name=member.uid)
+                self._seen[member.uid] = PodView(member.pod, member.uid, member.node, "", instance)
             if member.state == DELETING:
                 self._deleted.add(member.uid)
 
@@ -66,6 +62,7 @@ class Observation:
                 self._ghosts[name] = self._vanished(self._seen[name], now)
         self._seen = {name: view for name, view in views.items() if name not in self._made}
         self._deleted &= views.keys() | self._ghosts.keys()
+        self._killed &= views.keys() | self._ghosts.keys()
         return (*(self._asked(view) for view in views.values()), *self._ghosts.values())
 
     def made(self, body: Mapping[str, Any]) -> None:
@@ -75,6 +72,10 @@ class Observation:
     def deletes(self, view: PodView) -> None:
         """The end of a pod is asked for."""
         self._deleted.add(view.uid)
+
+    def kills(self, view: PodView) -> None:
+        """A pod is ended because it does not answer: its end counts as one that nobody asked for."""
+        self._killed.add(view.uid)
 
     @property
     def asked_to_end(self) -> frozenset[str]:
@@ -90,7 +91,7 @@ class Observation:
         ready = dict.fromkeys((Role.MASTER, Role.PS, Role.WORKER), 0)
         heard = {entry.member.incarnation for entry in status.members if entry.alive} if status is not None else None
         for view in views:
-            if not view.ready:
+            if not view.instance.ready:
                 continue
             if view.id.role is Role.MASTER or heard is None or view.uid in heard:
                 ready[view.id.role] += 1
@@ -123,25 +124,24 @@ class Observation:
         return None
 
     def _asked(self, view: PodView) -> PodView:
-        """What was deleted by the operator ended because it was asked to."""
+        """What was deleted by the operator ended because it was asked to, and what was killed because it was silent."""
         ended = view.instance.exit
-        if ended is None or view.uid not in self._deleted or ended.deleted:
+        if ended is None:
+            return view
+        if view.uid in self._killed:
+            ended = replace(ended, reason=ExitReason.KILLED, deleted=False)
+            return replace(
+                view, instance=replace(view.instance, exit=ended), cause="Silent", detail="it did not answer"
+            )
+        if view.uid not in self._deleted or ended.deleted:
             return view
         return replace(view, instance=replace(view.instance, exit=replace(ended, deleted=True)))
 
     def _vanished(self, view: PodView, now: float) -> PodView:
         ended = InstanceExit(ExitReason.KILLED, -9, at=now, deleted=view.uid in self._deleted)
-        instance = replace(view.instance, state=InstanceState.EXITED, exit=ended)
-        return replace(
-            view,
-            instance=instance,
-            ready=False,
-            running=False,
-            waiting=None,
-            cause="Deleted",
-            detail="",
-            mounting=False,
-        )
+        instance = replace(view.instance, state=InstanceState.EXITED, exit=ended, ready=False, holds_log=False)
+        view = replace(view, instance=instance, waiting=None, cause="Deleted", detail="", mounting=False)
+        return self._asked(view)
 
 
 def plan_of(written: PlanStatus | None) -> pb.Plan | None:
@@ -159,7 +159,7 @@ def plan_of(written: PlanStatus | None) -> pb.Plan | None:
     for role, part in ((Role.PS, written.ps), (Role.WORKER, written.worker)):
         if part is not None:
             plan.roles.add(
-                role=NUMBERS[role],
+                role=ROLES[role],
                 replicas=part.replicas,
                 cpu_cores=cpu_cores(part.cpu) if part.cpu else 0.0,
                 memory_bytes=memory_bytes(part.memory) if part.memory else 0,

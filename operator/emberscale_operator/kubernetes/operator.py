@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import signal
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,9 +15,9 @@ from prometheus_client import CollectorRegistry
 from emberscale_api.events import configure_logging
 from emberscale_api.process_metrics import ProcessMetrics
 from emberscale_operator.kubernetes import names
+from emberscale_operator.kubernetes.backend import KubernetesBackend, control
 from emberscale_operator.kubernetes.census import TRAINING_JOB, Census, Kind
 from emberscale_operator.kubernetes.client import ApiClient, ApiError, ApiUnavailableError
-from emberscale_operator.kubernetes.controller import JobController
 from emberscale_operator.kubernetes.fleet import Fleet
 from emberscale_operator.kubernetes.health import OperatorMetrics, serve
 from emberscale_operator.kubernetes.job import JobKey
@@ -94,8 +95,11 @@ async def _run(settings: Settings) -> int:
     warnings = PodWarnings(client)
     states = JobStateStore(settings.redis_url)
     fleet = Fleet(
-        lambda key, uid: JobController(
-            key, uid, cluster, client, Recorder(client, settings.identity), warnings, tallies, settings
+        lambda key, uid: control(
+            KubernetesBackend(
+                key, uid, cluster, client, Recorder(client, settings.identity), warnings, tallies, settings
+            ),
+            time.time,
         ),
         bury=states.remove,
     )

@@ -1,4 +1,4 @@
-"""What a pod is to the reconciler, and what it waits for."""
+"""What a pod is to the job machine, and what it waits for."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -49,11 +49,14 @@ class Waiting:
 
 @dataclass(frozen=True)
 class PodView:
-    """One pod of a job. `cause` and `detail` say how it ended; `mounting` that it has been preparing for a while.
+    """One pod of a job.
 
-    `restart_key` is of what the manifest was when the pod was made. `limits` are those that its running container has,
-    which after a resize differ for a while from those in `instance`, None where nobody says; `resizing` is what keeps
-    it from those.
+    cause, detail:  How it ended: a CamelCase reason, and what it said last.
+    waiting:        Why it does not run yet.
+    mounting:       It has been preparing for a while, and its status does not say why.
+    limits:         Those that its running container has, which after a resize differ for a while from those in
+                    `instance`; None where nobody says.
+    resizing:       What keeps it from the limits in `instance`.
     """
 
     name: str
@@ -61,14 +64,10 @@ class PodView:
     node: str
     address: str
     instance: Instance
-    ready: bool
-    running: bool
     waiting: Waiting | None = None
     cause: str = ""
     detail: str = ""
     mounting: bool = False
-    lost: bool = False
-    restart_key: str = ""
     limits: Resources | None = None
     resizing: Waiting | None = None
 
@@ -76,6 +75,11 @@ class PodView:
     def id(self) -> InstanceId:
         """Which life of which member it is."""
         return self.instance.id
+
+    @property
+    def running(self) -> bool:
+        """Whether its process runs, and nobody asked it to end."""
+        return self.instance.state is InstanceState.RUNNING
 
 
 def view_pod(pod: Mapping[str, Any], now: float) -> PodView | None:
@@ -85,38 +89,47 @@ def view_pod(pod: Mapping[str, Any], now: float) -> PodView | None:
     if identity is None:
         return None
     ended = _exit(metadata, status, now)
-    lost = ended is not None and ended.cause == "NodeLost"
-    if ended is not None:
-        state = InstanceState.EXITED
-    else:
-        state = InstanceState.TERMINATING if "deletionTimestamp" in metadata else InstanceState.RUNNING
+    state = _state(metadata, status, ended is not None)
+    going_on = state in (InstanceState.PENDING, InstanceState.RUNNING)
     created = parse_time(metadata["creationTimestamp"])
-    waiting = _waiting(status) if state is InstanceState.RUNNING else None
+    waiting = _waiting(status) if going_on else None
     return PodView(
         name=metadata["name"],
         uid=metadata["uid"],
         node=spec.get("nodeName") or "",
         address=status.get("podIP") or "",
         instance=Instance(
-            identity, state, _resources(spec["containers"][0]), _started(status, created), ended.exit if ended else None
+            identity,
+            state,
+            _resources(spec["containers"][0]),
+            _started(status, created),
+            ended.exit if ended else None,
+            name=metadata["uid"],
+            revision=(metadata.get("annotations") or {}).get(MANIFEST_ANNOTATION, ""),
+            ready=going_on and _condition(status, "Ready").get("status") == "True",
+            holds_log=ended is None or ended.exit.reason is not ExitReason.NODE_LOST,
         ),
-        ready=state is InstanceState.RUNNING and _condition(status, "Ready").get("status") == "True",
-        running=state is InstanceState.RUNNING and status.get("phase") == "Running",
         waiting=waiting,
         cause=ended.cause if ended else "",
         detail=ended.detail if ended else "",
         mounting=(
             waiting is None
-            and state is InstanceState.RUNNING
+            and going_on
             and status.get("phase", "Pending") == "Pending"
             and bool(spec.get("nodeName"))
             and now - created > 3.0
         ),
-        lost=lost,
-        restart_key=(metadata.get("annotations") or {}).get(MANIFEST_ANNOTATION, ""),
-        limits=_limits(status) if state is InstanceState.RUNNING else None,
-        resizing=_resizing(status) if state is InstanceState.RUNNING else None,
+        limits=_limits(status) if going_on else None,
+        resizing=_resizing(status) if going_on else None,
     )
+
+
+def _state(metadata: Mapping[str, Any], status: Mapping[str, Any], ended: bool) -> InstanceState:
+    if ended:
+        return InstanceState.EXITED
+    if "deletionTimestamp" in metadata:
+        return InstanceState.TERMINATING
+    return InstanceState.RUNNING if status.get("phase") == "Running" else InstanceState.PENDING
 
 
 @dataclass(frozen=True)
@@ -131,7 +144,7 @@ def _exit(metadata: Mapping[str, Any], status: Mapping[str, Any], now: float) ->
     if status.get("phase") not in ("Succeeded", "Failed"):
         if deletion is None or now < parse_time(deletion) + LOST_SECONDS:
             return None
-        ended = InstanceExit(ExitReason.KILLED, -_SIGKILL, at=parse_time(deletion))
+        ended = InstanceExit(ExitReason.NODE_LOST, -_SIGKILL, at=parse_time(deletion))
         return _Exit(ended, "NodeLost", "its node does not answer")
     terminated = _terminated(status)
     at = parse_time(terminated["finishedAt"]) if terminated.get("finishedAt") else now

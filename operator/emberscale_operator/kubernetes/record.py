@@ -1,25 +1,48 @@
-"""What must outlive the operator: the past lives of a job's members, kept in the job's status."""
+"""What must outlive the operator: where a job stands and the past lives of its members, kept in its status."""
 
 from collections.abc import Container, Iterable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from emberscale_api.job import memory_bytes
-from emberscale_api.job.status import MemberStatus
-from emberscale_operator.kubernetes.demands import quantities
+from emberscale_api.job.status import MemberStatus, TrainingJobStatus
 from emberscale_operator.kubernetes.pod_state import PodView
-from emberscale_operator.machine import History, InstanceState, Role
-from emberscale_operator.machine.restarts import Lives
+from emberscale_operator.kubernetes.quantities import quantities
+from emberscale_operator.machine import RESTING, History, Instance, JobStanding, Lives, Role
 
 DELETING = "Deleting"
 """The state of a member whose end the operator asks for: written before it is, so that a next one knows of it."""
 
 
-def history_of(members: Iterable[MemberStatus]) -> History:
-    """The history as it was written."""
+def standing_of(status: TrainingJobStatus) -> JobStanding:
+    """Where the job stood when its status was written."""
+    parts = {Role.MASTER: status.master, Role.PS: status.ps, Role.WORKER: status.worker}
+    return JobStanding(
+        phase=status.phase,
+        reason=status.reason,
+        message=status.message,
+        active_since=status.active_since.timestamp() if status.active_since else None,
+        rested_at=_rested_at(status),
+        applied_ps=status.applied_ps,
+        grown={role: part.memory_bytes for role, part in parts.items() if part and part.memory_bytes},
+        history=_history_of(status.members),
+    )
+
+
+def _rested_at(status: TrainingJobStatus) -> float | None:
+    if status.phase not in RESTING:
+        return None
+    if status.completion_time is not None:
+        return status.completion_time.timestamp()
+    return max((condition.last_transition_time.timestamp() for condition in status.conditions), default=None)
+
+
+def _history_of(members: Iterable[MemberStatus]) -> History:
     lives = {
         (Role(member.role), member.index): Lives(
             last_incarnation=member.incarnation,
             counted=member.counted,
+            restarts=member.restarts,
             streak=member.streak,
             ready_at=member.not_before.timestamp() if member.not_before else 0.0,
             faults=member.faults,
@@ -32,22 +55,21 @@ def history_of(members: Iterable[MemberStatus]) -> History:
 def members_of(
     history: History,
     views: Iterable[PodView],
-    restarts: Mapping[tuple[Role, int], int],
     problems: Mapping[tuple[Role, int], tuple[str, str]],
     before: Iterable[MemberStatus],
     deleting: Container[str],
 ) -> tuple[MemberStatus, ...]:
     """Every member as it is to be written.
 
-    `restarts` counts the ends that nobody asked for. `problems` are reasons and messages of what keeps a member from
-    having a pod; they go before what its pod says. `deleting` are uids of pods whose end the operator asks for.
+    `problems` are reasons and messages of what keeps a member from having a pod; they go before what its pod says.
+    `deleting` are uids of pods whose end the operator asks for.
     """
     newest: dict[tuple[Role, int], PodView] = {}
     for view in sorted(views, key=lambda view: view.id):
         newest[view.id.role, view.id.index] = view
     old = {(Role(member.role), member.index): member for member in before}
     return tuple(
-        _member(slot, lives, newest.get(slot), restarts.get(slot, 0), problems.get(slot), old.get(slot), deleting)
+        _member(slot, lives, newest.get(slot), problems.get(slot), old.get(slot), deleting)
         for slot, lives in sorted(history.lives.items())
     )
 
@@ -56,7 +78,6 @@ def _member(
     slot: tuple[Role, int],
     lives: Lives,
     view: PodView | None,
-    restarts: int,
     problem: tuple[str, str] | None,
     before: MemberStatus | None,
     deleting: Container[str],
@@ -85,7 +106,7 @@ def _member(
         memory=memory,
         incarnation=lives.last_incarnation,
         counted=lives.counted,
-        restarts=restarts,
+        restarts=lives.restarts,
         streak=lives.streak,
         faults=lives.faults,
         not_before=rounded(lives.ready_at) if lives.ready_at else None,
@@ -97,19 +118,19 @@ def _state(view: PodView | None, deleting: Container[str]) -> str:
         return "Absent"
     if view.instance.live and view.uid in deleting:
         return DELETING
-    if view.instance.state is InstanceState.RUNNING:
-        return "Running" if view.running else "Pending"
     return str(view.instance.state)
 
 
-def memory_limit_of(view: PodView, members: Iterable[MemberStatus]) -> int | None:
-    """The limit of memory, in bytes, that a pod which has ended ran with.
+def with_limits(instance: Instance, members: Iterable[MemberStatus]) -> Instance:
+    """The instance of a pod, with the limit of memory that it ran with once it has ended.
 
     `members` are as its last look while it ran left them. Its manifest may have been edited since, by a resize that
     came too late for the container; only of a pod that was never seen running does the manifest tell.
     """
-    seen = next((member.memory for member in members if member.uid == view.uid), "")
-    return memory_bytes(seen) if seen else view.instance.resources.memory_bytes
+    seen = next((member.memory for member in members if member.uid == instance.name), "")
+    if instance.live or not seen:
+        return instance
+    return replace(instance, resources=replace(instance.resources, memory_bytes=memory_bytes(seen)))
 
 
 def rounded(seconds: float) -> datetime:

@@ -19,55 +19,40 @@ from emberscale_api.job.status import (
     TrainingJobStatus,
 )
 from emberscale_api.rpc import master_pb2 as pb
-from emberscale_operator.kubernetes.demands import quantities
 from emberscale_operator.kubernetes.names import JOB_LABEL, ROLE_LABEL
+from emberscale_operator.kubernetes.quantities import quantities
 from emberscale_operator.kubernetes.record import rounded
-from emberscale_operator.machine import Demand, Role
-
-_PHASES = {
-    pb.PENDING: JobPhase.PENDING,
-    pb.PREPARING: JobPhase.PREPARING,
-    pb.RESTORING: JobPhase.RESTORING,
-    pb.TRAINING: JobPhase.TRAINING,
-    pb.EVALUATING: JobPhase.EVALUATING,
-    pb.SAVING: JobPhase.SAVING,
-    pb.SUSPENDED: JobPhase.SUSPENDED,
-    pb.COMPLETE: JobPhase.COMPLETE,
-    pb.FAILED: JobPhase.FAILED,
-}
-ENDED = frozenset({JobPhase.COMPLETE, JobPhase.FAILED})
-"""Phases that nothing follows."""
-RESTING = ENDED | {JobPhase.SUSPENDED}
-"""Phases in which no pod is wanted."""
+from emberscale_operator.machine import ENDED, RESTING, Demand, JobStanding, Role
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a status is made of; `now` in seconds since 1970.
+    """What a status is made of.
 
-    `ready` counts the ready pods of each role, `restarts` and `grown` are as in the status. `blocked` is the reason
-    and message of what a job that does not train waits for.
+    standing:  Where the job stands; `reason` and `message` are its, or those of what its pods wait for.
+    members:   Every member as it is to be written.
+    now:       Seconds since 1970.
+    ready:     Counts the ready pods of each role.
+    blocked:   Reason and message of what a job that does not train waits for.
     """
 
     name: str
     generation: int
-    phase: JobPhase
+    standing: JobStanding
     reason: str
     message: str
     demands: Sequence[Demand]
     members: tuple[MemberStatus, ...]
     now: float
     ready: Mapping[Role, int] = field(default_factory=dict)
-    grown: Mapping[Role, int] = field(default_factory=dict)
     blocked: tuple[str, str] | None = None
     master: pb.JobStatus | None = None
     plan: pb.Plan | None = None
-    applied_ps: int | None = None
 
-
-def phase_of(number: "pb.Phase.ValueType") -> JobPhase | None:
-    """The phase that a master's message names."""
-    return _PHASES.get(number)
+    @property
+    def phase(self) -> JobPhase:
+        """Where the job stands."""
+        return self.standing.phase
 
 
 def build_status(before: TrainingJobStatus, facts: Facts) -> TrainingJobStatus:
@@ -82,6 +67,7 @@ def build_status(before: TrainingJobStatus, facts: Facts) -> TrainingJobStatus:
         observed_generation=facts.generation,
         conditions=_conditions(before.conditions, facts),
         start_time=started,
+        active_since=rounded(facts.standing.active_since) if facts.standing.active_since is not None else None,
         completion_time=(before.completion_time or rounded(facts.now)) if ended else None,
         progress=_progress(facts.master, ended) if facts.master is not None else before.progress,
         plan=plan or before.plan,
@@ -89,7 +75,7 @@ def build_status(before: TrainingJobStatus, facts: Facts) -> TrainingJobStatus:
         ps=_role(Role.PS, facts),
         worker=_role(Role.WORKER, facts),
         members=facts.members,
-        applied_ps=facts.applied_ps,
+        applied_ps=facts.standing.applied_ps,
         selector=f"{JOB_LABEL}={facts.name},{ROLE_LABEL}={Role.WORKER}",
     )
 
@@ -246,5 +232,5 @@ def _role(role: Role, facts: Facts) -> RoleStatus:
         ready=ready,
         restarts=sum(member.restarts for member in facts.members if member.role == role),
         summary=f"{ready}/{wanted}",
-        memory_bytes=facts.grown.get(role),
+        memory_bytes=facts.standing.grown.get(role),
     )

@@ -2,9 +2,9 @@
 
 from emberscale_api.job.status import JobPhase, MemberStatus, TrainingJobStatus
 from emberscale_api.rpc import master_pb2 as pb
-from emberscale_operator.kubernetes.demands import quantities, quantity
 from emberscale_operator.kubernetes.job import Job
 from emberscale_operator.kubernetes.pod_state import PodView
+from emberscale_operator.kubernetes.quantities import quantities, quantity
 from emberscale_operator.kubernetes.recorder import Recorder
 from emberscale_operator.machine import InstanceId, Role
 
@@ -69,6 +69,11 @@ def tell_refusal(recorder: Recorder, job: Job, instance: InstanceId, reason: str
 def tell_deletion(recorder: Recorder, job: Job, view: PodView) -> None:
     """A pod that still runs is deleted."""
     recorder.normal(job, f"Deleted{_NOUNS[view.id.role]}Pod", f"deleted pod {view.name}", view.name)
+
+
+def tell_kill(recorder: Recorder, job: Job, view: PodView, why: str) -> None:
+    """A pod that does not answer is ended."""
+    recorder.warning(job, f"Killed{_NOUNS[view.id.role]}Pod", f"killed pod {view.name}: {why}", view.name)
 
 
 def tell_exit(recorder: Recorder, job: Job, view: PodView) -> None:

@@ -1,9 +1,8 @@
-"""A job on this machine: processes for pods, under the same reconciler."""
+"""A job on this machine: processes for pods, under the same job machine."""
 
 from emberscale_operator.local.brain import BrainAddress, EmbeddedBrain
 from emberscale_operator.local.errors import PortUnavailableError, RedisUnavailableError, StartError
 from emberscale_operator.local.folder import RunFolder
-from emberscale_operator.local.plan import initial_demands
 from emberscale_operator.local.runner import LocalJob
 from emberscale_operator.local.snapshot import MemberExit, Outcome, Snapshot
 
@@ -18,5 +17,4 @@ __all__ = [
     "RunFolder",
     "Snapshot",
     "StartError",
-    "initial_demands",
 ]

@@ -1,179 +1,202 @@
-"""Processes for pods: what the reconciler decides, done on this machine."""
+"""One job's processes as a backend of the job machine."""
 
-import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from emberscale_operator.local.cpu_quota import find_cpu_quotas
-from emberscale_operator.local.placement import loads_of, place
-from emberscale_operator.local.process import TetheredProcess
-from emberscale_operator.local.starters import EXECUTION, Starter
+import psutil
+
+from emberscale_api.job import TrainingJobSpec
+from emberscale_api.job.status import JobPhase
+from emberscale_api.rpc import master_pb2 as pb
+from emberscale_operator.controller import News, Observed
+from emberscale_operator.local.embedded_redis import RedisWatch
+from emberscale_operator.local.environment import JobEnvironment
+from emberscale_operator.local.processes import JobProcesses
+from emberscale_operator.local.snapshot import MemberExit, Outcome, Snapshot
 from emberscale_operator.machine import (
+    RESTING,
+    Action,
+    Create,
+    Delete,
+    Demand,
+    ExitReason,
+    Forget,
+    History,
     Instance,
-    InstanceExit,
     InstanceId,
     InstanceState,
-    Resources,
+    JobIntent,
+    JobStanding,
+    Kill,
+    Policy,
+    Resize,
     Role,
 )
+from emberscale_operator.master_link import PHASES, MasterAddress
 
-
-@dataclass(frozen=True)
-class Launch:
-    """How to start an instance: the command, its environment, the name of its incarnation, and who starts it."""
-
-    command: Sequence[str]
-    environment: Mapping[str, str]
-    incarnation: str
-    starter: Starter = EXECUTION
-
-
-@dataclass(frozen=True)
-class ProcessView:
-    """One process as people see it; memory in bytes."""
-
-    name: str
-    pid: int
-    state: InstanceState
-    cores: tuple[int, ...] | None
-    resident_bytes: int
+_TICK_SECONDS = 0.1
+_START_SILENCE_SECONDS = 30.0
+_SUSPEND_SECONDS = 120.0
+_RESTING_PHASES = frozenset(PHASES[phase] for phase in RESTING)
 
 
 @dataclass
-class _Entry:
-    process: TetheredProcess
-    resources: Resources
-    cores: tuple[int, ...] | None
-    started_at: float
-    exit: InstanceExit | None = None
-    has_quota: bool = False
+class StopRequests:
+    """What people asked for. Plain flags: signal handlers set them, and may wait for no lock."""
+
+    suspend: bool = False
+    kill: bool = False
+
+
+def policy_of(spec: TrainingJobSpec) -> Policy:
+    """Patience on this machine, with the limits that the manifest sets."""
+    return Policy(
+        backoff_limit=spec.run_policy.backoff_limit,
+        start_silence=_START_SILENCE_SECONDS,
+        suspend_limit=_SUSPEND_SECONDS,
+    )
 
 
 class LocalBackend:
-    """The processes of one job.
+    """Everything that is known of one job's processes, and done to them; `observer` is told about ten times a second.
 
-    All calls come from one thread, and the processes die with it. `launch_of` says how an instance starts.
+    `has_brain` says, at each look, whether the machine's brain is to run beside this job.
     """
 
     def __init__(
-        self, launch_of: Callable[[InstanceId, Resources], Launch], logs: Path, stop_grace: float = 10.0
+        self,
+        spec: TrainingJobSpec,
+        policy: Policy,
+        processes: JobProcesses,
+        environment: JobEnvironment,
+        master: MasterAddress,
+        redis: RedisWatch | None,
+        stop: StopRequests,
+        logs: Path,
+        has_brain: Callable[[], bool],
+        observer: Callable[[Snapshot], None],
     ) -> None:
-        self._launch_of = launch_of
+        self._spec = spec
+        self._policy = policy
+        self._processes = processes
+        self._environment = environment
+        self._master = master
+        self._redis = redis
+        self._stop = stop
         self._logs = logs
-        self._stop_grace = stop_grace
-        self._quotas = find_cpu_quotas()
-        self._usable_cores = frozenset(os.sched_getaffinity(0))
-        self._entries: dict[InstanceId, _Entry] = {}
-        self._newest: dict[tuple[Role, int], int] = {}
-        self._peaks: dict[str, int] = {}
+        self._has_brain = has_brain
+        self._observer = observer
+        self._started_at = time.monotonic()
+        self._observed: tuple[Instance, ...] = ()
+        self._standing = JobStanding()
+        self._exits: dict[InstanceId, MemberExit] = {}
+        self._status: pb.JobStatus | None = None
+        self._plan: pb.Plan | None = None
 
-    def create(self, instance: InstanceId, resources: Resources, now: float) -> None:
-        """Starts an incarnation, unless it or a newer one was started before."""
-        slot = (instance.role, instance.index)
-        if instance.incarnation <= self._newest.get(slot, 0):
-            return
-        self._newest[slot] = instance.incarnation
-        cores = place(resources.cpu_cores, self._loads())
-        launch = self._launch_of(instance, resources)
-        process = TetheredProcess(
-            starter=launch.starter,
-            name=instance.member,
-            command=launch.command,
-            environment=launch.environment,
-            log=self._logs / f"{instance.member}.log",
-            cores=cores,
-            incarnation=launch.incarnation,
-        )
-        self._entries[instance] = _Entry(process, resources, cores, started_at=now)
+    async def observe(self, now: float) -> Observed | None:
+        """Returns the processes; None once the job has ended and none is left, or nobody waits for that.
 
-    def resize(self, instance: InstanceId, resources: Resources) -> None:
-        """Gives a running instance other cores and another limit of memory.
-
-        One that is being killed for want of memory keeps the limit that it was above.
+        Raises RedisUnavailableError if the job's own Redis does not start.
         """
-        entry = self._entries.get(instance)
-        if entry is None or entry.exit is not None or entry.process.out_of_memory:
-            return
-        if resources.cpu_cores != entry.resources.cpu_cores:
-            entry.cores = place(resources.cpu_cores, self._loads(without=instance))
-            entry.process.set_cores(entry.cores if entry.cores is not None else tuple(self._usable_cores))
-            entry.has_quota = False
-        entry.resources = resources
+        instances = self._processes.observe(now)
+        if self._stop.kill or (self._standing.rests and not instances):
+            return None
+        if self._redis is not None:
+            instances = self._redis.watch(instances, now)
+        self._observed = instances
+        masters = (i.id for i in instances if i.id.role is Role.MASTER and i.state is InstanceState.RUNNING)
+        return Observed(self._intent(), instances, max(masters, default=None))
 
-    def delete(self, instance: InstanceId, now: float) -> None:
-        """Asks a live instance to end, and forgets one that has ended."""
-        entry = self._entries.get(instance)
-        if entry is None:
-            return
-        if entry.exit is not None:
-            del self._entries[instance]
-        else:
-            entry.process.stop(now, self._stop_grace)
+    async def recall(self) -> tuple[JobStanding, pb.Plan | None]:
+        """Returns where every run begins: the masters, not the processes, know of those before."""
+        return JobStanding(), None
 
-    def observe(self, now: float) -> tuple[Instance, ...]:
-        """What there is; on the way, memory limits are enforced and overdue stops ended."""
-        for instance, entry in self._entries.items():
-            self._refresh(instance, entry, now)
-        return tuple(
-            Instance(instance, _state(entry), entry.resources, entry.started_at, entry.exit)
-            for instance, entry in self._entries.items()
+    async def address_of(self, master: InstanceId) -> MasterAddress:
+        """Returns the one address that all masters of the run listen on."""
+        return self._master
+
+    async def report(self, news: News, now: float) -> float:
+        """Tells the observer."""
+        self._standing, self._status = news.decision.standing, news.status
+        if news.plan is not None and news.plan.phase not in _RESTING_PHASES:
+            self._plan = news.plan
+        if not news.before.rests:
+            self._note_exits()
+        self._observer(self._snapshot(now))
+        return _TICK_SECONDS
+
+    async def act(self, actions: Sequence[Action], now: float) -> float | None:
+        """Starts, resizes and ends processes."""
+        for action in actions:
+            match action:
+                case Create(instance, resources):
+                    self._processes.create(instance, resources, now)
+                case Resize(instance, resources):
+                    self._processes.resize(instance, resources)
+                case Delete(instance) | Forget(instance):
+                    self._processes.delete(instance, now)
+                case Kill(instance):
+                    self._processes.kill(instance)
+        return None
+
+    def outcome(self) -> Outcome:
+        """How the run ended."""
+        standing = self._standing
+        # a job that rests without its master's doing was stopped before its state could be saved
+        saved = standing.rests and (standing.told or standing.phase is not JobPhase.SUSPENDED)
+        reason, message = "Interrupted", "stopped before its state could be saved"
+        if saved and standing.told:
+            reason, message = (self._status.reason, self._status.message) if self._status is not None else ("", "")
+        elif saved:
+            reason, message = standing.reason, f"{standing.message}; see {self._logs}"
+        elif standing.phase is JobPhase.SUSPENDED:
+            message = f"{message}: {standing.message}"
+        return Outcome(
+            phase=PHASES[standing.phase] if saved else pb.PHASE_UNSPECIFIED,
+            reason=reason,
+            message=message,
+            status=self._status,
+            peak_memory=self._processes.peak_memory(),
+            restarts=_restarts(standing.history),
+            seconds=time.monotonic() - self._started_at,
+            plan=self._plan,
         )
 
-    def processes(self) -> tuple[ProcessView, ...]:
-        """Every process that exists and is not forgotten, as of the last observation."""
-        return tuple(
-            ProcessView(instance.member, pid, _state(entry), entry.cores, entry.process.resident_bytes)
-            for instance, entry in sorted(self._entries.items())
-            if (pid := entry.process.pid) is not None
+    def _intent(self) -> JobIntent:
+        redis = (Demand(Role.REDIS, 1),) if self._redis is not None else ()
+        brain = (Demand(Role.BRAIN, 1),) if self._has_brain() else ()
+        return JobIntent(
+            spec=self._spec,
+            suspend=self._stop.suspend,
+            policy=self._policy,
+            own=(*redis, *brain),
+            awaits_store=self._redis is not None,
+            planned=bool(self._environment.brain_address),
+            memory_ceiling=psutil.virtual_memory().total,
         )
 
-    def peak_memory(self) -> dict[str, int]:
-        """The most resident bytes of each member over all its incarnations."""
-        return dict(self._peaks)
+    def _note_exits(self) -> None:
+        for instance in self._observed:
+            ended = instance.exit
+            if ended is None or ended.deleted or instance.id in self._exits:
+                continue
+            limit = instance.resources.memory_bytes
+            grows = ended.reason is ExitReason.OOM_KILLED and limit is not None
+            grown = self._standing.grown.get(instance.id.role) if grows else None
+            self._exits[instance.id] = MemberExit(instance.id.member, ended.reason, ended.code, limit, grown)
 
-    def kill_all(self) -> None:
-        """SIGKILL to all, and waits until the kernel has taken them away."""
-        for entry in self._entries.values():
-            entry.process.kill()
-        for entry in self._entries.values():
-            entry.process.wait(seconds=30)
-        for instance in self._entries:
-            self._forget_limit(instance.member)
-        self._entries.clear()
-
-    def _refresh(self, instance: InstanceId, entry: _Entry, now: float) -> None:
-        if entry.exit is not None:
-            return
-        process = entry.process
-        if self._quotas is not None and not entry.has_quota and process.pid is not None:
-            self._quotas.limit(process.pid, instance.member, entry.resources.cpu_cores)
-            entry.has_quota = True
-        process.watch_memory(entry.resources.memory_bytes)
-        process.end_overdue(now)
-        peak = max(self._peaks.get(instance.member, 0), process.peak_bytes)
-        self._peaks[instance.member] = peak
-        code = process.exit_code()
-        if code is not None:
-            entry.exit = InstanceExit(process.exit_reason(code), code, at=now, deleted=process.stop_asked)
-            self._forget_limit(instance.member)
-
-    def _forget_limit(self, member: str) -> None:
-        if self._quotas is not None:
-            self._quotas.forget(member)
-
-    def _loads(self, without: InstanceId | None = None) -> dict[int, float]:
-        return loads_of(
-            {
-                str(instance): (entry.resources.cpu_cores, entry.cores)
-                for instance, entry in self._entries.items()
-                if entry.exit is None and instance != without
-            },
-            self._usable_cores,
+    def _snapshot(self, now: float) -> Snapshot:
+        return Snapshot(
+            seconds=now - self._started_at,
+            status=self._status,
+            processes=tuple(view for view in self._processes.processes() if view.state is not InstanceState.EXITED),
+            restarts=_restarts(self._standing.history),
+            exits=tuple(self._exits.values()),
+            suspending=self._stop.suspend,
         )
 
 
-def _state(entry: _Entry) -> InstanceState:
-    if entry.exit is not None:
-        return InstanceState.EXITED
-    return InstanceState.TERMINATING if entry.process.stop_asked else InstanceState.RUNNING
+def _restarts(history: History) -> Mapping[str, int]:
+    return {str(role): history.restarts(role) for role in (Role.MASTER, Role.PS, Role.WORKER)}

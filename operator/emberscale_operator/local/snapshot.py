@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from emberscale_api.rpc import master_pb2 as pb
-from emberscale_operator.local.backend import ProcessView
+from emberscale_operator.local.processes import ProcessView
 from emberscale_operator.machine import ExitReason
 
 

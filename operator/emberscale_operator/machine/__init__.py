@@ -1,5 +1,24 @@
-"""The reconciler: a pure function from what is wanted and what is observed to what is to be done."""
+"""The job machine: pure, and whole.
 
+`decide` takes what is wanted of a job (`intent`), where it stood (`standing`), what its master says, and the instances
+that are observed, and returns where the job stands now and what is to be done (`actions`). `kubernetes/` and `local/`
+carry that out; nothing else decides anything about a job.
+"""
+
+from emberscale_operator.machine.actions import (
+    Action,
+    Create,
+    Delete,
+    DeleteJob,
+    Forget,
+    Kill,
+    ReportExit,
+    Resize,
+    ShutDown,
+    Suspend,
+    Wait,
+)
+from emberscale_operator.machine.decision import Decision, decide
 from emberscale_operator.machine.instances import (
     ExitReason,
     Instance,
@@ -9,43 +28,44 @@ from emberscale_operator.machine.instances import (
     Resources,
     Role,
 )
-from emberscale_operator.machine.memory import grown_memory
-from emberscale_operator.machine.reconciler import (
-    Action,
-    Create,
-    Delete,
-    Demand,
-    Desired,
-    Fail,
-    Policy,
-    ReportExit,
-    Resize,
-    Wait,
-    reconcile,
-)
-from emberscale_operator.machine.restarts import Backoff, History, advance
+from emberscale_operator.machine.intent import Demand, JobIntent, Policy, RoleSize, demands_of, grown_memory
+from emberscale_operator.machine.restarts import Backoff, History, Lives, advance
+from emberscale_operator.machine.standing import ENDED, RESTING, JobStanding, MasterReport, PhaseNews
 
 __all__ = [
+    "ENDED",
+    "RESTING",
     "Action",
     "Backoff",
     "Create",
+    "Decision",
     "Delete",
+    "DeleteJob",
     "Demand",
-    "Desired",
     "ExitReason",
-    "Fail",
+    "Forget",
     "History",
     "Instance",
     "InstanceExit",
     "InstanceId",
     "InstanceState",
+    "JobIntent",
+    "JobStanding",
+    "Kill",
+    "Lives",
+    "MasterReport",
+    "PhaseNews",
     "Policy",
     "ReportExit",
     "Resize",
     "Resources",
     "Role",
+    "RoleSize",
+    "ShutDown",
+    "Suspend",
     "Wait",
     "advance",
+    "decide",
+    "demands_of",
     "grown_memory",
-    "reconcile",
 ]

@@ -40,20 +40,22 @@ class Resources:
 
 
 class InstanceState(StrEnum):
-    """`TERMINATING`: it was deleted and has not ended yet."""
+    """`PENDING`: it was created and does not run yet. `TERMINATING`: it was asked to end and has not ended yet."""
 
+    PENDING = "Pending"
     RUNNING = "Running"
     TERMINATING = "Terminating"
     EXITED = "Exited"
 
 
 class ExitReason(StrEnum):
-    """Why an instance ended, in the words of Kubernetes. `KILLED`: by a signal that somebody else sent."""
+    """Why an instance ended, in the words of Kubernetes. `KILLED`: by a signal that was not the job's own doing."""
 
     COMPLETED = "Completed"
     ERROR = "Error"
     OOM_KILLED = "OOMKilled"
     KILLED = "Killed"
+    NODE_LOST = "NodeLost"
 
 
 @dataclass(frozen=True)
@@ -71,15 +73,35 @@ class InstanceExit:
 
 @dataclass(frozen=True)
 class Instance:
-    """One observed instance; `exit` is set exactly when its state is `EXITED`. It is seen until it is deleted."""
+    """One observed instance, seen until it is forgotten. Times are in seconds, on the clock of the decision.
+
+    resources:         The limits that it was given, or runs with.
+    exit:              Set exactly when the state is `EXITED`.
+    name:              The incarnation under which the master knows it.
+    revision:          What of the manifest it was created from; empty where no edit makes it outdated.
+    ready:             It serves.
+    unanswered_since:  When it first left a call unanswered, if it has not answered one since; None for one that answers
+                       and for one that is not called.
+    holds_log:         Its log goes when it is forgotten.
+    """
 
     id: InstanceId
     state: InstanceState
     resources: Resources
     started_at: float
     exit: InstanceExit | None = None
+    name: str = ""
+    revision: str = ""
+    ready: bool = False
+    unanswered_since: float | None = None
+    holds_log: bool = False
 
     @property
     def live(self) -> bool:
-        """Whether something of it still runs."""
+        """Whether something of it still runs, or will."""
         return self.state is not InstanceState.EXITED
+
+    @property
+    def ending(self) -> bool:
+        """Whether it has ended or was asked to."""
+        return self.state in (InstanceState.TERMINATING, InstanceState.EXITED)

@@ -33,12 +33,17 @@ class Backoff:
 class Lives:
     """What is known of all incarnations of one role and index.
 
-    `counted` is the newest incarnation whose exit is in the other numbers; `ready_at` is when the next may start;
-    `faults` counts errors of the job's own, in contrast to kills from outside.
+    last_incarnation:  The newest that was seen; 0 before the first.
+    counted:           The newest whose exit is in the numbers below.
+    restarts:          Ends that nobody asked for, completions aside.
+    streak:            Ends in a row, each after a short life.
+    ready_at:          When the next may start, in seconds.
+    faults:            Errors of the job's own, in contrast to kills from outside.
     """
 
     last_incarnation: int = 0
     counted: int = 0
+    restarts: int = 0
     streak: int = 0
     ready_at: float = 0.0
     faults: int = 0
@@ -65,12 +70,15 @@ class History:
         return replace(self, reported=self.reported | {instance})
 
     def restarts(self, role: Role) -> int:
-        """How often an instance of the role was started in place of one that had ended."""
-        return sum(lives.last_incarnation - 1 for (of, _), lives in self.lives.items() if of is role)
+        """How often an instance of the role ended though it was wanted, completions aside."""
+        return sum(lives.restarts for (of, _), lives in self.lives.items() if of is role)
 
 
-def advance(history: History, observed: Iterable[Instance], backoff: Backoff) -> History:
-    """Folds what is observed into the history; folding the same observation again changes nothing."""
+def advance(history: History, observed: Iterable[Instance], backoff: Backoff, wanted: bool = True) -> History:
+    """Folds what is observed into the history; folding the same observation again changes nothing.
+
+    Of a job that rests no instance is `wanted`, and no end counts.
+    """
     instances = sorted(observed, key=lambda instance: instance.id)
     lives = dict(history.lives)
     for instance in instances:
@@ -78,19 +86,20 @@ def advance(history: History, observed: Iterable[Instance], backoff: Backoff) ->
         past = lives.get(slot, Lives())
         past = replace(past, last_incarnation=max(past.last_incarnation, instance.id.incarnation))
         if instance.exit is not None and instance.id.incarnation > past.counted:
-            past = _count_exit(past, instance, instance.exit, backoff)
+            past = _count_exit(past, instance, instance.exit, backoff, wanted)
         lives[slot] = past
     seen = frozenset(instance.id for instance in instances)
     return History(MappingProxyType(lives), history.reported & seen)
 
 
-def _count_exit(past: Lives, instance: Instance, ended: InstanceExit, backoff: Backoff) -> Lives:
+def _count_exit(past: Lives, instance: Instance, ended: InstanceExit, backoff: Backoff, wanted: bool) -> Lives:
     counted = replace(past, counted=instance.id.incarnation, last_exit=ended)
-    if ended.deleted:
+    if ended.deleted or not wanted:
         return counted
     streak = 1 if ended.at - instance.started_at >= backoff.reset_after else past.streak + 1
     return replace(
         counted,
+        restarts=past.restarts + (ended.reason is not ExitReason.COMPLETED),
         streak=streak,
         ready_at=ended.at + backoff.delay(streak, ended.reason),
         faults=past.faults + (ended.reason in _FAULTS),

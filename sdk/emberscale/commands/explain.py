@@ -11,8 +11,7 @@ from rich.table import Table
 
 from emberscale.commands.options import ManifestFile, Overrides, bad_input_exits, paragraphs
 from emberscale_api.job import InitializerType, RoleSpec, TableSpec, TrainingJob, load_manifest, resolve_model
-from emberscale_operator.local import initial_demands
-from emberscale_operator.machine import Role
+from emberscale_operator.machine import Role, demands_of
 
 HELP = paragraphs("""\
 Shows what a manifest resolves to: every default filled in, the embedding tables, the processes that would start with
@@ -74,7 +73,7 @@ def processes_of(job: TrainingJob) -> Table:
         table.add_row("brain-0", "any", "none")
         table.caption = "planned: chosen by the brain within the bounds, and anew while the job trains"
         table.caption_justify = "left"
-    for demand in initial_demands(spec):
+    for demand in demands_of(spec):
         role = {Role.PS: spec.ps, Role.WORKER: spec.worker}.get(demand.role)
         names = [f"{demand.role}-{index}" for index in range(demand.replicas)]
         open_cores, open_memory = "any", "none"

@@ -6,6 +6,7 @@
 <out>/table-<n>.safetensors     keys int64 [rows], ascending, and weights float32 [rows, dimension]
 """
 
+import io
 import json
 import shutil
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_model
 from torch import nn
 
@@ -92,13 +94,23 @@ def _export(files: CheckpointFiles, folder: Path, advance: Advance, bytes_in_mem
     dense = DensePieces.of(initial, spec.optimizers.dense).table(len(resolved.tables))
     parts = files.partitions((*resolved.tables, dense), len(initial))
     load_flat(model, torch.from_numpy(read_dense(files, parts, initial)))
-    save_model(model.inner if isinstance(model, OwnModel) else model, str(folder / DENSE))
+    _write_dense(model.inner if isinstance(model, OwnModel) else model, folder / DENSE)
     refusal = _write_program(model, resolved, folder / PROGRAM)
     rows = [_write_table(files, parts, table, folder, advance, bytes_in_memory) for table in resolved.tables]
     about = _about(files.manifest, resolved, rows, refusal is None)
     (folder / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
     written = sum(file.stat().st_size for file in folder.iterdir())
     return ExportedModel(files.manifest.id, sum(rows), written, refusal)
+
+
+def _write_dense(model: nn.Module, path: Path) -> None:
+    path.touch()  # with the mode of every other file; the library makes files for their owner alone
+    mode = path.stat().st_mode
+    try:
+        save_model(model, str(path))
+    except SafetensorError as error:
+        raise ExportError(f"{path.name}: cannot be written: {error}") from error
+    path.chmod(mode)
 
 
 def _write_program(model: nn.Module, resolved: ResolvedModel, path: Path) -> str | None:
@@ -108,7 +120,10 @@ def _write_program(model: nn.Module, resolved: ResolvedModel, path: Path) -> str
     except Exception as error:  # noqa: BLE001 - torch.export raises what the person's model makes it raise
         return str(error).strip().partition("\n")[0] or type(error).__name__
     program.example_inputs = None  # they would be written too, pickled
-    torch.export.save(program, path)
+    # by way of memory: torch ends the process where it cannot write to the disk
+    content = io.BytesIO()
+    torch.export.save(program, content)
+    path.write_bytes(content.getbuffer())
     return None
 
 
@@ -162,10 +177,14 @@ def _about(
         "data_format": str(spec.data.format),
         "label": columns.label,
         "dense": list(columns.dense),
-        "dense_transform": str(columns.dense_transform),
+        "dense_transforms": [str(transform) for transform in columns.transforms],
         "categorical": list(columns.categorical),
-        "lists": [column.name for column in columns.lists],
+        "lists": [
+            {"name": column.name, "max_length": column.max_length, "kept": "first", "overflow": str(column.overflow)}
+            for column in columns.lists
+        ],
         "missing_id": MISSING_ID,
+        "csv": spec.data.csv.model_dump(mode="json"),
         "tables": [
             {
                 "name": table.name,

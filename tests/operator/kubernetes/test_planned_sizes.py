@@ -8,13 +8,13 @@ import pytest
 from emberscale_api.job.status import JobPhase, TrainingJobStatus
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.kubernetes import stories
-from emberscale_operator.kubernetes.demands import demands_of
 from emberscale_operator.kubernetes.job import Job, read_job
 from emberscale_operator.kubernetes.observation import plan_of
 from emberscale_operator.kubernetes.pod_spec import JobObjects, build_pod, build_store_secret
 from emberscale_operator.kubernetes.settings import Settings, SettingsError, read_settings
 from emberscale_operator.kubernetes.status import Facts, build_status
-from emberscale_operator.machine import InstanceId, Resources, Role
+from emberscale_operator.machine import InstanceId, JobStanding, Resources, Role, demands_of
+from emberscale_operator.master_link import sizes_of
 from training_jobs import job_body
 
 
@@ -36,7 +36,7 @@ def plan(workers: int, ps: int, cpu: float = 2.0, scalings: int = 0) -> pb.Plan:
 def counts(job: Job, given: pb.Plan | None, planned_by_brain: bool = True) -> dict[Role, int]:
     return {
         demand.role: demand.replicas
-        for demand in demands_of(job.spec, given, None, {}, planned_by_brain=planned_by_brain)
+        for demand in demands_of(job.spec, sizes_of(given) if given else None, planned=planned_by_brain)
     }
 
 
@@ -78,11 +78,11 @@ def test_an_address_without_a_token_is_refused() -> None:
 
 def test_the_status_says_which_plan_is_in_force_and_why(open_job: Job) -> None:
     given = plan(6, 2, scalings=2)
-    demands = demands_of(open_job.spec, given, None, {}, planned_by_brain=True)
+    demands = demands_of(open_job.spec, sizes_of(given), planned=True)
     facts = Facts(
         name="toy",
         generation=1,
-        phase=JobPhase.TRAINING,
+        standing=JobStanding(JobPhase.TRAINING),
         reason="Training",
         message="",
         demands=demands,

@@ -53,7 +53,7 @@ def test_a_running_pod_lives() -> None:
     assert seen.instance.state is InstanceState.RUNNING
     assert seen.instance.resources == Resources(1.5, 1 << 30)
     assert seen.instance.started_at == NOW - 70
-    assert seen.ready
+    assert seen.instance.ready
 
 
 @pytest.mark.parametrize(
@@ -97,9 +97,9 @@ def test_a_pod_that_is_being_deleted_still_lives() -> None:
 
 def test_a_pod_that_outlives_its_deletion_is_on_a_lost_node() -> None:
     seen = view({"phase": "Running"}, deletion="2026-01-01T00:01:35Z", now=NOW + LOST_SECONDS)
-    assert seen.lost
+    assert not seen.instance.holds_log
     assert seen.instance.exit is not None
-    assert (seen.instance.exit.reason, seen.cause) == (ExitReason.KILLED, "NodeLost")
+    assert (seen.instance.exit.reason, seen.cause) == (ExitReason.NODE_LOST, "NodeLost")
 
 
 @pytest.mark.parametrize(
@@ -169,6 +169,6 @@ statuses = st.fixed_dictionaries(
 def test_every_status_has_a_meaning(status: dict[str, Any], deletion: str | None, later: float) -> None:
     seen = view(status, deletion, now=NOW + later)
     assert (seen.instance.exit is not None) is (seen.instance.state is InstanceState.EXITED)
-    assert not (seen.ready and not seen.instance.live)
+    assert not (seen.instance.ready and not seen.instance.live)
     if status.get("phase") in ("Succeeded", "Failed"):
         assert seen.instance.state is InstanceState.EXITED

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from emberscale_api.job.status import JobPhase, TrainingJobStatus
 from emberscale_api.rpc import master_pb2 as pb
-from emberscale_operator.kubernetes.demands import demands_of, wanted_replicas
 from emberscale_operator.kubernetes.job import read_job
 from emberscale_operator.kubernetes.status import Facts, build_status, in_words, merge_patch, to_document
-from emberscale_operator.machine import Demand, Resources, Role, grown_memory
+from emberscale_operator.machine import Demand, JobStanding, Resources, Role, RoleSize, demands_of, grown_memory
+from emberscale_operator.machine.intent import replicas_of
 from training_jobs import job_body
 
 NOW = 1_767_225_600.0
@@ -22,7 +22,7 @@ def facts(phase: JobPhase, now: float = NOW, **more: Any) -> Facts:
     return Facts(
         name="ctr",
         generation=3,
-        phase=phase,
+        standing=JobStanding(phase),
         reason=str(phase),
         message="",
         demands=demands,
@@ -107,18 +107,18 @@ def test_times_are_short(seconds: float, words: str) -> None:
 @given(st.integers(0, 50), st.integers(1, 20), st.integers(0, 20))
 def test_a_plan_never_leaves_the_manifests_bounds(planned: int, least: int, span: int) -> None:
     role = read_job(job_body(worker={"minReplicas": least, "maxReplicas": least + span})).spec.worker
-    assert least <= wanted_replicas(role, pb.RolePlan(replicas=planned)) <= least + span
+    assert least <= replicas_of(role, RoleSize(planned)) <= least + span
 
 
 def test_an_edit_of_replicas_goes_before_an_older_plan() -> None:
     spec = read_job(job_body(worker={"replicas": 5})).spec
-    plan = pb.Plan(roles=[pb.RolePlan(role=pb.WORKER, replicas=2), pb.RolePlan(role=pb.PS, replicas=1)])
-    counts = {demand.role: demand.replicas for demand in demands_of(spec, plan, None, {})}
+    sizes = {Role.WORKER: RoleSize(2), Role.PS: RoleSize(1)}
+    counts = {demand.role: demand.replicas for demand in demands_of(spec, sizes)}
     assert counts[Role.WORKER] == 5
 
 
 def test_memory_that_grew_is_asked_for() -> None:
     spec = read_job(job_body(ps={"resources": {"limits": {"memory": "1Gi"}}})).spec
     grown = grown_memory(1 << 30)
-    resources = {demand.role: demand.resources for demand in demands_of(spec, None, None, {Role.PS: grown})}
+    resources = {demand.role: demand.resources for demand in demands_of(spec, grown={Role.PS: grown})}
     assert resources[Role.PS] == Resources(None, 1536 << 20)

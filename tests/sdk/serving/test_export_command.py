@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -12,18 +11,8 @@ from safetensors.numpy import load_file
 from typer.testing import CliRunner, Result
 
 from emberscale.cli import app
-from emberscale.run_folder import open_run
-from emberscale_api.checkpoint import CheckpointFile, CheckpointManifest
-from emberscale_api.job import parse_manifest, resolve_model
-from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable, buckets_of, spread_evenly
-from emberscale_trainer.checkpoint import Share, Work, WrittenFile, write_snapshot
-from emberscale_trainer.models import build_model
-from emberscale_trainer.models.flat import flat_copy
-from emberscale_trainer.partition import AppliedBatches, Ownership
-from emberscale_trainer.table import DensePieces, TableStore
+from trained_run import KEYS, TrainedRun
 
-SERVERS = 2
-KEYS = np.random.default_rng(0).integers(-(2**62), 2**62, 3000)
 UNTRACEABLE = """
 import torch
 
@@ -39,76 +28,6 @@ class Model(torch.nn.Module):
 def factory(features):
     return Model()
 """
-
-
-class TrainedRun:
-    """The folder of a run that has saved checkpoints of DCN-v2 over two columns."""
-
-    def __init__(self, root: Path, **model: object) -> None:
-        self.root = root
-        data = root.with_name("train.parquet")
-        data.touch()
-        job = parse_manifest(
-            {
-                "apiVersion": "emberscale.io/v1alpha1",
-                "kind": "TrainingJob",
-                "metadata": {"name": "trained"},
-                "spec": {
-                    "data": {
-                        "format": "Parquet",
-                        "train": [str(data)],
-                        "columns": {"label": "y", "dense": ["a"], "categorical": ["user", "item/id"]},
-                    },
-                    "model": {"embeddings": {"dimension": 4}, **(model or {"architecture": "DCNv2"})},
-                },
-            }
-        )
-        with open_run(root, job, resume=False, overwrite=False) as held:
-            held.save()
-            self.uid, self.job = held.record.uid, held.job
-
-    def checkpoint(self, cut: int) -> Path:
-        """Saves rows of all keys for `user` and none for `item/id`, by two servers."""
-        folder = self.root / "checkpoints" / f"{cut:08}"
-        addresses = tuple(PsAddress(i, "i", "", "") for i in range(SERVERS))
-        table = RoutingTable(1, 1, addresses, spread_evenly(BUCKETS, SERVERS), spread_evenly(DENSE_PIECES, SERVERS))
-        files = []
-        for index in range(SERVERS):
-            files += [
-                CheckpointFile(path=file.path, bytes=file.bytes, crc32=file.crc32)
-                for file in self._write(folder, index, table, cut)
-            ]
-        manifest = CheckpointManifest(
-            id=folder.name,
-            number=cut,
-            created=datetime.now(UTC),
-            job_uid=self.uid,
-            job=self.job,
-            ps_count=SERVERS,
-            generation=1,
-            routing_version=1,
-            epoch=0,
-            batch_size=1,
-            training_records=1,
-            applied=(),
-            evaluations=(),
-            training_files=(),
-            evaluation_files=(),
-            training_seconds=1.0,
-            files=tuple(files),
-        )
-        (folder / "manifest.json").write_text(manifest.to_json())
-        return folder
-
-    def _write(self, folder: Path, index: int, table: RoutingTable, gradient: float) -> list[WrittenFile]:
-        spec = self.job.spec
-        resolved = resolve_model(spec)
-        dense = flat_copy(build_model(spec.model, resolved, seed=0)).numpy()
-        store = TableStore(resolved.tables, DensePieces.of(dense, spec.optimizers.dense))
-        share = Share(index, Ownership.of(table, index), AppliedBatches(), len(dense))
-        mine = KEYS[share.owned.buckets[buckets_of(KEYS)]]
-        store.push(np.array([len(mine), 0, 0], np.uint32), mine, np.full(4 * len(mine), gradient, np.float32))
-        return write_snapshot(store.snapshot(), store.specs, share, str(folder), Work())
 
 
 @pytest.fixture
@@ -140,6 +59,8 @@ def test_rows_of_all_servers_are_there_in_the_order_of_their_keys(
     assert np.array_equal(table["keys"], np.sort(KEYS))
     assert table["weights"].shape == (len(KEYS), 4)
     assert (tmp_path / "out" / "model.pt2").exists()
+    modes = {file.stat().st_mode for file in (tmp_path / "out").iterdir()}
+    assert len(modes) == 1, "whoever may read one file may read all"
 
 
 def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_taken(

@@ -10,7 +10,7 @@ from emberscale.serving.initial_weights import InitialWeights
 from emberscale.serving.program import ServingModel, exported_program
 from emberscale_api.job import TrainingJob, parse_manifest, resolve_model
 from emberscale_api.job.model import InitializerType
-from emberscale_api.routing import BUCKETS, PsAddress, RoutingTable
+from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable
 from emberscale_trainer.data.records import IdLists
 from emberscale_trainer.data.source import Batch
 from emberscale_trainer.models import build_model
@@ -20,7 +20,7 @@ from emberscale_trainer.worker.compute import ModelReplica
 from emberscale_trainer.worker.keys import KeyPlanner
 from emberscale_trainer.worker.servers import Pulled
 
-ROUTING = RoutingTable(1, (PsAddress(0, "a", "", ""),), (0,) * BUCKETS)
+ROUTING = RoutingTable(1, 1, (PsAddress(0, "a", "", ""),), (0,) * BUCKETS, (0,) * DENSE_PIECES)
 SAMPLES = 40
 
 
@@ -81,12 +81,13 @@ def test_the_program_predicts_what_a_worker_evaluates(model: dict[str, Any], lis
         store.pull(counts, trained, values.reshape(-1))
         tables[table.name] = {"keys": torch.from_numpy(trained), "weights": torch.from_numpy(values)}
     batch = make_batch(job, random)
-    plan = KeyPlanner(ROUTING, resolved.tables).plan(batch.ids, batch.lists)
-    rows = np.empty(plan.values, np.float32)
-    store.pull(plan.counts[0], plan.keys[0], rows)
     dense_model = build_model(job.spec.model, resolved, 0)
+    dense = flat_copy(dense_model).numpy()
+    plan = KeyPlanner(ROUTING, resolved.tables, len(dense)).plan(batch.ids, batch.lists)
+    rows = np.empty(plan.values, np.float32)
+    store.pull(plan.counts[0][:-1], plan.keys[0][: plan.distinct], rows)
     replica = ModelReplica(job)
-    evaluated = replica.evaluate(batch, plan, Pulled(rows, flat_copy(dense_model).numpy())).probabilities
+    evaluated = replica.evaluate(batch, plan, Pulled(rows, dense)).probabilities
 
     program = exported_program(ServingModel(dense_model, resolved), resolved).module()
     arguments: list[Any] = [torch.from_numpy(batch.dense), torch.from_numpy(batch.ids), tables]

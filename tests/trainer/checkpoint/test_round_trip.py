@@ -3,6 +3,7 @@
 import errno
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from emberscale_trainer.checkpoint import (
     Share,
     StorageUnreachableError,
     Work,
+    WrittenFile,
     load_partition,
     read_dense,
     work,
@@ -28,7 +30,8 @@ from emberscale_trainer.checkpoint import (
     writer,
 )
 from emberscale_trainer.partition import AppliedBatches, Ownership
-from emberscale_trainer.table import DensePieces, TableStore
+from emberscale_trainer.table import DensePieces, Reader, TableStore
+from snapshots import drained
 
 ADAM = OptimizerSpec(type=OptimizerType.ADAM, learning_rate=0.1)
 SPECS = (
@@ -71,10 +74,15 @@ def trained(servers: int, keys: list[int]) -> list[tuple[TableStore, Share]]:
 
 def save(partitions: list[tuple[TableStore, Share]], folder: Path, progress: Work | None = None) -> str:
     """Writes a checkpoint as servers and master do together."""
-    files = []
+    files: list[WrittenFile] = []
     for tables, share in partitions:
-        written = write_snapshot(tables.snapshot(), tables.specs, share, str(folder), progress or Work())
-        files += [CheckpointFile(path=file.path, bytes=file.bytes, crc32=file.crc32) for file in written]
+        snapshot = tables.snapshot(Reader.CHECKPOINT, nullcontext())
+        written = write_snapshot(snapshot, tables.specs, share, str(folder), progress or Work())
+        files += written
+    return write_manifest(folder, len(partitions), files)
+
+
+def write_manifest(folder: Path, servers: int, files: list[WrittenFile]) -> str:
     manifest = CheckpointManifest(
         id="00000001",
         number=1,
@@ -88,7 +96,7 @@ def save(partitions: list[tuple[TableStore, Share]], folder: Path, progress: Wor
                 "spec": {"data": {"train": ["train.tsv"]}},
             }
         ),
-        ps_count=len(partitions),
+        ps_count=servers,
         generation=1,
         routing_version=1,
         epoch=0,
@@ -99,7 +107,7 @@ def save(partitions: list[tuple[TableStore, Share]], folder: Path, progress: Wor
         training_files=(),
         evaluation_files=(),
         training_seconds=1.0,
-        files=tuple(files),
+        files=tuple(CheckpointFile(path=file.path, bytes=file.bytes, crc32=file.crc32) for file in files),
     )
     (folder / "manifest.json").write_text(manifest.to_json())
     return str(folder)
@@ -107,11 +115,11 @@ def save(partitions: list[tuple[TableStore, Share]], folder: Path, progress: Wor
 
 def contents(tables: TableStore) -> Contents:
     """Every record by table and key."""
+    snapshot = tables.snapshot(Reader.CHECKPOINT, nullcontext())
     return {
-        (number, int(record[:8].view(np.int64)[0])): record.tobytes()
-        for number, snapshot in enumerate(tables.snapshot())
-        for chunk in snapshot.chunks()
-        for record in chunk
+        (number, key): record
+        for number in range(len(tables.specs))
+        for key, record in drained(snapshot, number).items()
     }
 
 
@@ -139,15 +147,40 @@ def test_every_row_and_parameter_comes_back_with_any_number_of_servers(
     assert rows == {key: record for tables, _ in partitions for key, record in contents(tables).items()}
 
 
+def test_what_is_pushed_while_a_checkpoint_is_written_is_not_in_it(tmp_path: Path) -> None:
+    ((tables, share),) = trained(1, list(range(1000)))
+    expected, applied = contents(tables), share.applied.copy()
+    snapshot = tables.snapshot(Reader.CHECKPOINT, nullcontext())
+    counts = np.array([1000, 1000, 64], np.uint32)
+    keys = np.concatenate([*[np.arange(500, 1500)] * 2, np.arange(64)])
+    tables.push(counts, keys, np.ones(tables.values_per_request(counts), np.float32))
+    tables.retire(1, np.arange(20))
+    files = write_snapshot(snapshot, tables.specs, share, str(tmp_path), Work())
+    rows, loaded = load(write_manifest(tmp_path, 1, files))
+    assert rows == expected
+    assert loaded.ranges(0) == applied.ranges(0)
+
+
+def test_a_checkpoint_that_is_not_written_gives_its_changes_back(tmp_path: Path) -> None:
+    ((tables, share),) = trained(1, list(range(100)))
+    tables.track(Reader.CHECKPOINT)
+    tables.push(np.array([2, 0, 0], np.uint32), np.array([7, 8]), np.ones(8, np.float32))
+    (tmp_path / "ps-0").touch()  # where a folder is to be
+    snapshot = tables.snapshot(Reader.CHECKPOINT, nullcontext())
+    with pytest.raises(StorageUnreachableError, match="ps-0"):
+        write_snapshot(snapshot, tables.specs, share, str(tmp_path), Work(patience_seconds=0))
+    assert set(drained(tables.take(Reader.CHECKPOINT, nullcontext()))) == {7, 8}
+
+
 def bucket_of(key: int) -> int:
     return int(buckets_of(np.array([key], dtype=np.int64))[0])
 
 
 def test_a_table_of_several_files_comes_back_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "_PART_BYTES", 1000)
-    partitions = trained(2, list(range(300)))
+    monkeypatch.setattr(writer, "_PART_BYTES", 4 << 20)
+    partitions = trained(2, list(range(400_000)))
     uri = save(partitions, tmp_path)
-    assert len(list((tmp_path / "ps-0").glob("table-0-*.rows"))) > 3
+    assert len(list((tmp_path / "ps-0").glob("table-0-*.rows"))) > 1
     assert load(uri)[0] == {key: record for tables, _ in partitions for key, record in contents(tables).items()}
 
 

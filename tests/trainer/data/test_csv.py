@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from emberscale_api.job import ColumnMapping, CSVSpec, DenseTransform, ListColum
 from emberscale_api.rpc.master_pb2 import DataFile
 from emberscale_trainer.data.csv_text import CSV
 from emberscale_trainer.data.errors import DataUnavailableError
-from emberscale_trainer.data.hashing import hash_text
+from emberscale_trainer.data.hashing import hash_text, is_utf8
 from emberscale_trainer.data.index import LineIndexer
 from emberscale_trainer.data.records import Columns, empty_columns
 
@@ -194,3 +195,58 @@ def test_a_quote_that_is_never_closed_does_not_fill_the_memory(tmp_path: Path, m
     path.write_text(HEADER + '1,1,"u,\n' + "0,1,v,\n" * 1000)
     with pytest.raises(DataUnavailableError, match=r"a\.csv: is not a file of lines.*is a quote left open"):
         CSV(MAPPING).index_file(DataFile(uri=str(path), bytes=path.stat().st_size), 0, 10)
+
+
+@given(st.binary(max_size=6) | st.text(max_size=4).map(lambda text: text.encode("utf-8", "surrogatepass")))
+def test_utf8_is_what_python_decodes(data: bytes) -> None:
+    try:
+        data.decode("utf-8")
+        valid = True
+    except UnicodeDecodeError:
+        valid = False
+    assert is_utf8(np.frombuffer(data, dtype=np.uint8), 0, len(data)) == valid
+
+
+def test_a_text_in_another_encoding_is_malformed_by_its_column(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    lines = ["1,2,M\u00fcller,a|b", "1,2,Meier,caf\u00e9", "1,2,Schulz,c"]
+    path.write_bytes((HEADER + "\n".join(lines) + "\n").encode("latin-1"))
+    file = DataFile(uri=str(path), bytes=path.stat().st_size)
+    reader = CSV(MAPPING)
+    (block,) = reader.index_file(file, 0, 1000)
+    room = empty_columns(block.records, MAPPING)
+    good, bad = reader.read_block(file, block).read(np.arange(block.records), room)
+    assert good == 1
+    assert [str(record) for record in bad] == [f"{path}:2: u is not UTF-8 text", f"{path}:3: h is not UTF-8 text"]
+    with pytest.raises(DataUnavailableError, match=r"is not UTF-8 text: line 2 has the byte 0xfc; .*iconv"):
+        reader.check_file(file)
+
+
+def test_each_dense_column_may_have_a_transform_of_its_own(tmp_path: Path) -> None:
+    mapping = ColumnMapping(
+        label="y",
+        dense=("a", "b"),
+        categorical=("u",),
+        dense_transform=DenseTransform.LOG1P,
+        dense_transforms={"b": DenseTransform.NONE},
+    )
+    columns, _ = read(tmp_path / "a.csv", "y,a,b,u\n1,7,7,1\n", mapping)
+    assert columns.dense.tolist() == [[pytest.approx(math.log1p(7)), 7.0]]
+    raw, _ = read(tmp_path / "a.csv", "y,a,b,u\n1,7,7,1\n", mapping, raw=True)
+    assert raw.dense.tolist() == [[7.0, 7.0]]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"PAR1\x15\x04", "is a Parquet file: set spec.data.format to Parquet"),
+        ("y,x\n1,2\n".encode("utf-16"), "is UTF-16 text: convert it"),
+        (b"y,x\n\0\0\0\n", "is a binary file, not text"),
+        (b"\x1f\x8b\x08", "is compressed with gzip: give it a name that ends in .gz"),
+    ],
+)
+def test_a_file_that_is_no_text_is_named_for_what_it_is(tmp_path: Path, content: bytes, words: str) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(content)
+    with pytest.raises(DataUnavailableError, match=re.escape(words)):
+        CSV(MAPPING).check_file(DataFile(uri=str(path), bytes=len(content)))

@@ -233,3 +233,24 @@ def test_a_large_row_group_is_never_decoded_whole(tmp_path: Path, monkeypatch: p
         found += room.ids[:, 0].tolist()
     assert found == list(range(5000))
     assert len({reader.entry_point(file, block) for block in blocks}) == 1
+
+
+def test_row_groups_without_rows_are_no_obstacle(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    rows = pa.table({"y": [1, 0], "x": [2.0, 3.0], "u": [7, 8], "h": [[1], []]})
+    with pq.ParquetWriter(path, rows.schema) as writer:
+        for part in (rows[:0], rows, rows[:0]):
+            writer.write_table(part)
+    columns = ColumnMapping(label="y", dense=("x",), categorical=("u",), lists=(ListColumn(name="h"),))
+    for block_records in (1, 100):
+        reader, file = Parquet(columns), DataFile(uri=str(path), bytes=path.stat().st_size)
+        ids = []
+        for block in reader.index_file(file, 0, block_records):
+            room = empty_columns(block.records, columns)
+            good, _ = reader.read_block(file, block).read(np.arange(block.records), room)
+            ids += room.ids[:good, 0].tolist()
+        assert ids == [7, 8]
+    pq.write_table(rows[:0], path)
+    empty = DataFile(uri=str(path), bytes=path.stat().st_size)
+    Parquet(columns).check_file(empty)
+    assert Parquet(columns).index_file(empty, 0, 100) == []

@@ -21,9 +21,10 @@ from emberscale_trainer.server.core import Assignment, Decision, Outcome, Server
 from emberscale_trainer.server.dataplane import DataPlane
 from emberscale_trainer.server.staleness import StalenessBound
 from emberscale_trainer.server.state import NotSettledError, ServerState
-from emberscale_trainer.table import DensePieces, TableStore
+from emberscale_trainer.table import DensePieces, RowLayout, Snapshot, TableStore
 from emberscale_trainer.transport import ConnectionLostError, listen
 from memory_limit import refused_beyond
+from snapshots import drained
 from wire_client import WireClient
 
 SECONDS = 60.0
@@ -232,9 +233,11 @@ def test_a_barrier_waits_for_what_others_have_applied_and_holds_everything_else(
     ]
     assert served.state.settle(1, 1, [(0, 0, 1), (0, 2, 3)], 60, SECONDS).ranges(0) == [(0, 1), (2, 3)]
     seen: list[float] = []
+    store = tables()
 
-    def take(outcome: Outcome, store: TableStore) -> None:
-        seen.append(float(store.snapshot()[2].records.view(np.float32)[:, 2].min()))
+    def take(outcome: Outcome, snapshot: Snapshot) -> None:
+        records = b"".join(drained(snapshot, 2).values())
+        seen.append(float(np.frombuffer(records, RowLayout.of(store.specs[2]).dtype)["weights"][0, 0]))
 
     outcome = served.state.snapshot(1, 1, take)
     assert outcome.applied.ranges(0) == [(0, 1), (2, 3)]
@@ -336,7 +339,7 @@ def test_a_report_does_not_wait_for_a_lock_that_is_held_for_long(served: Served)
     before = served.state.figures()
     release, taken = threading.Event(), threading.Event()
 
-    def take(outcome: Outcome, store: TableStore) -> None:
+    def take(outcome: Outcome, snapshot: Snapshot) -> None:
         taken.set()
         release.wait(SECONDS)
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,7 +12,8 @@ from numpy.typing import NDArray
 from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
 from emberscale_api.job.model import InitializerType
 from emberscale_api.routing import mix64
-from emberscale_trainer.table import TableStore
+from emberscale_trainer.table import Reader, TableStore
+from snapshots import drained
 
 GAMMA = 0x9E3779B97F4A7C15
 
@@ -103,17 +105,11 @@ def initial_weights() -> Callable[[TableSpec, int], NDArray[np.float32]]:
 
 @pytest.fixture(scope="session")
 def rows_of() -> Callable[..., dict[int, tuple[NDArray[np.float32], NDArray[np.float32], int]]]:
-    """What a snapshot holds of one table: key -> (weights, state, pushes)."""
+    """All rows of one table: key -> (weights, state, pushes)."""
 
-    def read(
-        store: TableStore, table: int = 0, **options: Any
-    ) -> dict[int, tuple[NDArray[np.float32], NDArray[np.float32], int]]:
-        snapshot = store.snapshot(**options)[table]
-        found = {}
-        for chunk in snapshot.chunks():
-            for record in snapshot.layout.fields(chunk):
-                found[int(record["key"])] = (record["weights"].copy(), record["state"].copy(), int(record["pushes"]))
-        assert len(found) == snapshot.rows
-        return found
+    def read(store: TableStore, table: int = 0) -> dict[int, tuple[NDArray[np.float32], NDArray[np.float32], int]]:
+        records = drained(store.snapshot(Reader.PARITY, nullcontext()), table)
+        fields = [store.layouts[table].fields(np.frombuffer(record, np.uint8)[None]) for record in records.values()]
+        return {int(f["key"][0]): (f["weights"][0], f["state"][0], int(f["pushes"][0])) for f in fields}
 
     return read

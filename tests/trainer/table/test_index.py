@@ -4,6 +4,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from emberscale_api.routing import MIX_1, MIX_2, bucket_of, mix64
 from emberscale_trainer.table import TableStore
@@ -43,3 +45,26 @@ def test_keys_with_one_fingerprint_in_one_bucket_are_told_apart(
     assert np.array_equal(pull(store, known[::-1]).reshape(-1, 3), stepped[::-1])
     assert np.array_equal(pull(store, unknown).reshape(-1, 3), expected[250:])
     assert store.rows() == {"C1": 250}
+
+
+@given(data=st.data())
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_keys_that_leave_one_by_one_hide_no_other(make_spec: Any, data: st.DataObject) -> None:
+    """A bucket whose keys probe through each other, some of them from the end of the index into its beginning."""
+    fingerprints = [0, 1, 0x1000_0000, 0x7FFF_FFFF, 0xE000_0000, 0xF000_0000, 0xFFFF_FFFE, 0xFFFF_FFFF]
+    keys = [key_with_hash(fingerprint << 32 | middle << 10 | 3) for fingerprint in fingerprints for middle in range(4)]
+    store, held = TableStore([make_spec(dimension=1)]), dict[int, int]()
+    one, step = np.array([1], np.uint32), np.ones(1, np.float32)
+    for key, push in data.draw(st.lists(st.tuples(st.sampled_from(keys), st.booleans()), max_size=120)):
+        if push:
+            store.push(one, np.array([key]), step)
+            held[key] = held.get(key, 0) + 1
+        else:
+            assert store.retire(0, np.array([key])) == (held.pop(key, None) is not None)
+        fields = store.layouts[0].fields(store.records_of_bucket(0, 3))
+        assert dict(zip(fields["key"].tolist(), fields["pushes"].tolist(), strict=True)) == held
+    for key in keys:  # each is found where it is, and nowhere else
+        store.push(one, np.array([key]), step)
+        held[key] = held.get(key, 0) + 1
+    fields = store.layouts[0].fields(store.records_of_bucket(0, 3))
+    assert dict(zip(fields["key"].tolist(), fields["pushes"].tolist(), strict=True)) == held

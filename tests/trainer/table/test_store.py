@@ -1,5 +1,6 @@
 import gc
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 
 from emberscale_api.job import OptimizerType
 from emberscale_api.routing import BUCKETS, bucket_of
-from emberscale_trainer.table import NonFiniteGradientError, RowLayout, TableStore, Tracker, require_finite
+from emberscale_trainer.table import NonFiniteGradientError, Reader, TableStore, require_finite
 from memory_limit import refused_beyond
 
 Pull = Callable[..., NDArray[np.float32]]
@@ -206,7 +207,8 @@ def test_the_same_requests_give_the_same_bytes(make_spec: Any, pull: Pull, push:
             keys = [random.choice(500, 100, replace=False) for _ in store.specs]
             pull(store, *keys)
             push(store, *((table, random.standard_normal((100, 10))) for table in keys))
-        return [chunk.tobytes() for snapshot in store.snapshot() for chunk in snapshot.chunks()]
+        snapshot = store.snapshot(Reader.CHECKPOINT, nullcontext())
+        return [chunk.tobytes() for table in range(len(store.specs)) for chunk in snapshot.drain(table)]
 
     assert train() == train()
 
@@ -282,6 +284,9 @@ def test_tables_and_buckets_that_do_not_exist_are_refused(make_spec: Any, table:
     for call in (store.records_of_bucket, store.remove_bucket):
         with pytest.raises(IndexError, match="there is no"):
             call(table, bucket)
+    if table:
+        with pytest.raises(IndexError, match="there is no"):
+            store.retire(table, np.zeros(1, np.int64))
 
 
 @pytest.mark.parametrize("table", [1, -1])
@@ -290,38 +295,15 @@ def test_records_for_a_table_that_does_not_exist_are_refused(make_spec: Any, tab
         TableStore([make_spec()]).load(table, np.zeros((0, 32), np.uint8))
 
 
-def test_a_snapshot_does_not_see_what_comes_later(make_spec: Any, pull: Pull, push: Push) -> None:
-    store = TableStore([make_spec()])
-    push(store, ([1, 2], np.ones(8)))
-    before = pull(store, [1, 2])
-    (snapshot,) = store.snapshot()
-    push(store, ([1, 3], np.ones(8)))
-    store.remove_bucket(0, bucket_of(2))
-    fields = snapshot.layout.fields(np.concatenate(list(snapshot.chunks())))
-    assert sorted(fields["key"]) == [1, 2]
-    assert np.array_equal(fields[np.argsort(fields["key"])]["weights"].ravel(), before)
-
-
-def test_a_snapshot_describes_itself(make_spec: Any, push: Push) -> None:
-    store = TableStore([make_spec(0, 4, OptimizerType.ADAM), make_spec(1, 7)])
-    push(store, (range(100_000), np.ones(400_000)), ([1], np.ones(7)))
-    large, small = store.snapshot()
-    assert (large.name, large.layout, large.rows) == ("C1", RowLayout(4, 9), 100_000)
-    assert large.bytes == 100_000 * large.layout.stride
-    assert (small.name, small.rows) == ("C2", 1)
-    chunks = list(large.chunks(rows=1000))
-    assert max(map(len, chunks)) == 1000
-    assert all(chunk.flags.c_contiguous and chunk.shape[1] == large.layout.stride for chunk in chunks)
-
-
 def test_what_a_snapshot_holds_can_be_loaded(make_spec: Any, pull: Pull, push: Push) -> None:
     specs = [make_spec(0, 6, OptimizerType.ADAM), make_spec(1, 16, OptimizerType.FTRL)]
     store, other = TableStore(specs), TableStore(specs)
     keys = range(100_000)
     push(store, (keys, np.ones(600_000)), (keys, np.ones(1_600_000)))
     push(other, ([5], np.ones(6)), ([], []))  # is replaced
-    for table, snapshot in enumerate(store.snapshot()):
-        for chunk in snapshot.chunks():
+    snapshot = store.snapshot(Reader.CHECKPOINT, nullcontext())
+    for table in range(2):
+        for chunk in snapshot.drain(table):
             other.load(table, chunk)
     assert other.rows() == store.rows()
     again = (keys, np.full(600_000, 0.5)), (keys, np.full(1_600_000, 0.5))
@@ -376,6 +358,18 @@ def test_a_removed_row_begins_again(make_spec: Any, pull: Pull, push: Push, rows
     assert pushes == 1
 
 
+def test_single_rows_can_be_retired(make_spec: Any, pull: Pull, push: Push, rows_of: Rows) -> None:
+    store = TableStore([make_spec(), make_spec(1)])
+    push(store, (range(1000), np.ones(4000)), (range(10), np.ones(40)))
+    initial = pull(TableStore(store.specs), [7], [])
+    assert store.retire(0, np.array([7, 7, 5000, 8], np.int64)) == 2
+    assert set(rows_of(store)) == set(range(1000)) - {7, 8}
+    assert len(rows_of(store, 1)) == 10
+    assert np.array_equal(pull(store, [7], []), initial)
+    push(store, ([7], np.ones(4)), ([], []))
+    assert rows_of(store)[7][2] == 1
+
+
 def test_slots_that_were_given_back_are_used_again(make_spec: Any, push: Push) -> None:
     store = TableStore([make_spec(dimension=8)])
     gradients = np.ones(400_000)
@@ -403,27 +397,6 @@ def test_allocated_bytes_follow_the_rows(make_spec: Any, push: Push) -> None:
     push(store, (range(200_000), np.ones(200_000 * 16)))
     per_row = (store.allocated_bytes - empty) / 200_000
     assert store.layouts[0].stride < per_row <= 1.3 * (8 + 64 + 4 + 16)
-
-
-def test_a_tracker_sees_the_rows_that_changed_since_it_forgot(
-    make_spec: Any, pull: Pull, push: Push, rows_of: Rows
-) -> None:
-    store = TableStore([make_spec()])
-    push(store, (range(1000), np.ones(4000)))
-    assert set(rows_of(store, changed_for=Tracker.CHECKPOINT)) == set(range(1000))
-    store.forget_changes(Tracker.CHECKPOINT)
-    assert rows_of(store, changed_for=Tracker.CHECKPOINT) == {}
-    pull(store, [1, 2])  # reading is no change
-    push(store, ([3, 500], np.ones(8)))
-    push(store, ([5000], np.ones(4)))  # a new row is one
-    store.load(0, store.records_of_bucket(0, bucket_of(7)))
-    neighbours = {key for key in range(1000) if bucket_of(key) == bucket_of(7)}
-    assert set(rows_of(store, changed_for=Tracker.CHECKPOINT)) == {3, 500, 5000} | neighbours
-    store.remove_bucket(0, bucket_of(3))
-    assert set(rows_of(store, changed_for=Tracker.CHECKPOINT)) == {
-        key for key in {3, 500, 5000} | neighbours if bucket_of(key) != bucket_of(3)
-    }
-    assert set(rows_of(store)) == {key for key in {*range(1000), 5000} if bucket_of(key) != bucket_of(3)}
 
 
 def test_a_store_that_is_dropped_gives_its_memory_back(make_spec: Any, push: Push) -> None:

@@ -1,118 +1,222 @@
-"""TableStore against a dict of rows, under any sequence of calls."""
+"""TableStore against dicts of rows, under any sequence of calls: what it holds, and what its readers get."""
 
+from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
-from emberscale_api.job import OptimizerType, TableSpec
+from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
 from emberscale_api.routing import bucket_of
-from emberscale_trainer.table import TableStore, Tracker
+from emberscale_trainer.table import Reader, Snapshot, SnapshotAbandonedError, TableStore
 
 RATE = np.float32(0.1)
-DIMENSIONS = (3, 8)
+WIDE = 2048
+"""So wide that a segment holds some 500 rows, and a drain goes on over several of them."""
 
 # few keys, so that calls meet the same rows; some of them in one bucket
 SHARED_BUCKET = [key for key in range(20_000) if bucket_of(key) == 5][:12]
 KEYS = st.one_of(st.sampled_from(SHARED_BUCKET), st.integers(-20, 20))
 REQUEST = st.tuples(st.lists(KEYS, max_size=8), st.lists(KEYS, max_size=8))
-CALLS = st.lists(
-    st.one_of(
-        st.tuples(st.just("pull"), REQUEST),
-        st.tuples(st.just("push"), REQUEST),
-        st.tuples(st.just("load"), REQUEST),
-        st.tuples(st.just("remove"), KEYS),
-        st.tuples(st.just("forget"), st.none()),
-    ),
-    max_size=25,
-)
+READERS = st.sampled_from([Reader.CHECKPOINT, Reader.MOVE])
+TABLES = range(2)
+
+Rows = dict[int, bytes]
 
 
-class Model:
-    """What a store of SGD tables must do, row by row in numpy."""
-
-    def __init__(self, specs: list[TableSpec], initial_weights: Any) -> None:
-        self.specs = specs
-        self.initial_weights = initial_weights
-        self.rows: list[dict[int, tuple[NDArray[np.float32], int]]] = [{} for _ in specs]
-        self.changed: list[set[int]] = [set() for _ in specs]
-
-    def weights(self, table: int, key: int) -> NDArray[np.float32]:
-        row = self.rows[table].get(key)
-        weights: NDArray[np.float32] = self.initial_weights(self.specs[table], key) if row is None else row[0]
-        return weights
-
-    def step(self, table: int, key: int, gradient: NDArray[np.float32]) -> None:
-        _, pushes = self.rows[table].get(key, (None, 0))
-        self.put(table, key, self.weights(table, key) - RATE * gradient, pushes + 1)
-
-    def put(self, table: int, key: int, weights: NDArray[np.float32], pushes: int) -> None:
-        self.rows[table][key] = (weights, pushes)
-        self.changed[table].add(key)
-
-    def remove(self, bucket: int) -> None:
-        for rows, changed in zip(self.rows, self.changed, strict=True):
-            for key in [key for key in rows if bucket_of(key) == bucket]:
-                del rows[key]
-                changed.discard(key)
+def specs() -> list[TableSpec]:
+    optimizer = OptimizerSpec(type=OptimizerType.SGD, learning_rate=float(RATE))
+    return [TableSpec(n, f"C{n}", n, size, optimizer, InitializerSpec(), seed=7) for n, size in enumerate((3, WIDE))]
 
 
-@pytest.fixture
-def specs(make_spec: Any) -> list[TableSpec]:
-    return [
-        make_spec(number, dimension, OptimizerType.SGD, learning_rate=float(RATE))
-        for number, dimension in enumerate(DIMENSIONS)
-    ]
+class Book:
+    """What a reader should know, and what it does."""
+
+    def __init__(self) -> None:
+        self.tracked = False
+        self.told: list[Rows] | None = None
+        """The rows that the reader can put together of what it has committed; None before its first full snapshot."""
+        self.taken: list[Rows] = [{}, {}]
+        """The rows as of the open snapshot."""
+        self.snapshot: Snapshot | None = None
+        self.whole = False
+        self.drains: list[Iterator[Any]] = []
+        self.got: list[Rows] = [{}, {}]
 
 
-@given(calls=CALLS, seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_store_behaves_like_a_dict_of_rows(
-    specs: list[TableSpec], initial_weights: Any, rows_of: Any, calls: list[tuple[str, Any]], seed: int
-) -> None:
-    store, model, random = TableStore(specs), Model(specs, initial_weights), np.random.default_rng(seed)
-    for call, argument in calls:
-        if call in ("pull", "push"):
-            counts = np.array([len(keys) for keys in argument], np.uint32)
-            keys = np.array([key for table in argument for key in table], np.int64)
-            values = random.standard_normal(store.values_per_request(counts)).astype(np.float32)
-            named = [(table, key) for table, keys_of_table in enumerate(argument) for key in keys_of_table]
-            ends = np.cumsum([DIMENSIONS[table] for table, _ in named])
-            if call == "push":
-                store.push(counts, keys, values)
-                for (table, key), gradient in zip(named, np.split(values, ends[:-1]), strict=bool(named)):
-                    model.step(table, key, gradient)
-            else:
-                store.pull(counts, keys, values)
-                for (table, key), answer in zip(named, np.split(values, ends[:-1]), strict=bool(named)):
-                    assert np.array_equal(answer, model.weights(table, key))
-        elif call == "load":
-            for table, keys_of_table in enumerate(argument):
-                layout = store.layouts[table]
-                records = layout.empty(len(keys_of_table))
-                fields = layout.fields(records)
-                fields["key"] = keys_of_table
-                fields["weights"] = random.standard_normal(fields["weights"].shape)
-                fields["pushes"] = 7
-                store.load(table, records)
-                for record in fields:
-                    model.put(table, int(record["key"]), record["weights"].copy(), 7)
-        elif call == "remove":
-            for table in range(len(specs)):
-                store.remove_bucket(table, bucket_of(argument))
-            model.remove(bucket_of(argument))
+class StoreMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.store = TableStore(specs())
+        self.rows: list[Rows] = [{}, {}]
+        self.books = {reader: Book() for reader in (Reader.CHECKPOINT, Reader.MOVE)}
+
+    @initialize(rows=st.integers(0, 1200))
+    def begin(self, rows: int) -> None:
+        """Rows over several segments, and holes among them."""
+        self.push(([], list(range(1000, 1000 + rows))), 1)
+        self.retire(1, list(range(1000, 1000 + rows, 7)))
+
+    # what changes rows
+
+    @rule(request=REQUEST, seed=st.integers(0, 2**32 - 1))
+    def push(self, request: tuple[list[int], list[int]], seed: int) -> None:
+        counts = np.array([len(keys) for keys in request], np.uint32)
+        keys = np.array([key for table in request for key in table], np.int64)
+        gradients = np.random.default_rng(seed).standard_normal(self.store.values_per_request(counts), np.float32)
+        before = self.pulled(counts, keys)
+        self.store.push(counts, keys, gradients)
+        first = 0
+        for table, keys_of_table in enumerate(request):
+            size = self.store.specs[table].dimension
+            for key in keys_of_table:
+                values = slice(first, first + size)
+                layout = self.store.layouts[table]
+                record = bytearray(self.rows[table].get(key, bytes(layout.stride)))
+                fields = np.frombuffer(record, layout.dtype)[0]
+                if not fields["pushes"]:
+                    fields["key"], fields["weights"] = key, before[values]
+                fields["weights"] -= RATE * gradients[values]
+                fields["pushes"] += 1
+                self.rows[table][key] = bytes(record)
+                first += size
+
+    @rule(table=st.sampled_from(TABLES), first=st.integers(990, 2200), seed=st.integers(0, 2**32 - 1))
+    def push_many(self, table: int, first: int, seed: int) -> None:
+        keys = list(range(first, first + 100))
+        self.push((keys, []) if table == 0 else ([], keys), seed)
+
+    @rule(request=REQUEST, pushes=st.integers(1, 9))
+    def load(self, request: tuple[list[int], list[int]], pushes: int) -> None:
+        for table, keys in enumerate(request):
+            layout = self.store.layouts[table]
+            records = layout.empty(len(keys))
+            fields = layout.fields(records)
+            fields["key"], fields["weights"], fields["pushes"] = keys, pushes / 8, pushes
+            self.store.load(table, records)
+            self.rows[table] |= {key: record.tobytes() for key, record in zip(keys, records, strict=True)}
+
+    @rule(table=st.sampled_from(TABLES), keys=st.lists(st.one_of(KEYS, st.integers(1000, 2200)), max_size=6))
+    def retire(self, table: int, keys: list[int]) -> None:
+        there = {key for key in keys if self.rows[table].pop(key, None) is not None}
+        assert self.store.retire(table, np.array(keys, np.int64)) == len(there)
+
+    @rule(key=KEYS)
+    def remove_bucket(self, key: int) -> None:
+        for table, rows in enumerate(self.rows):
+            gone = [other for other in rows if bucket_of(other) == bucket_of(key)]
+            assert self.store.remove_bucket(table, bucket_of(key)) == len(gone)
+            for other in gone:
+                del rows[other]
+
+    # what readers do
+
+    @rule(reader=READERS)
+    def track(self, reader: Reader) -> None:
+        book = self.books[reader]
+        if book.tracked:
+            self.store.untrack(reader)
+            book.told = None
         else:
-            store.forget_changes(Tracker.CHECKPOINT)
-            model.changed = [set() for _ in specs]
+            self.store.track(reader)
+        book.tracked = not book.tracked
 
-    for table, spec in enumerate(specs):
-        assert store.rows()[spec.name] == len(model.rows[table])
-        assert set(rows_of(store, table, changed_for=Tracker.CHECKPOINT)) == model.changed[table]
-        found = rows_of(store, table)
-        assert set(found) == set(model.rows[table])
-        for key, (weights, pushes) in model.rows[table].items():
-            assert np.array_equal(found[key][0], weights)
-            assert found[key][2] == pushes
+    @rule(reader=READERS)
+    def begin_snapshot(self, reader: Reader) -> None:
+        self.begin_reading(reader, whole=True)
+
+    @rule(reader=READERS)
+    def take(self, reader: Reader) -> None:
+        if self.books[reader].tracked and self.books[reader].told is not None:
+            self.begin_reading(reader, whole=False)
+        elif not self.books[reader].tracked:
+            with pytest.raises(ValueError, match="no changes are tracked"):
+                self.store.take(reader, nullcontext())
+
+    def begin_reading(self, reader: Reader, *, whole: bool) -> None:
+        book = self.books[reader]
+        superseded = book.snapshot
+        book.snapshot = (self.store.snapshot if whole else self.store.take)(reader, nullcontext())
+        if superseded is not None:
+            with pytest.raises(SnapshotAbandonedError):
+                superseded.commit()
+            superseded.give_back()  # does no harm
+        book.whole, book.taken, book.got = whole, [dict(rows) for rows in self.rows], [{}, {}]
+        book.drains = [book.snapshot.drain(table) for table in TABLES]
+
+    @rule(reader=READERS, table=st.sampled_from(TABLES), steps=st.integers(1, 3))
+    def drain(self, reader: Reader, table: int, steps: int) -> None:
+        book = self.books[reader]
+        for _ in range(steps if book.snapshot is not None else 0):
+            for records in [chunk.copy() for chunk in [next(book.drains[table], None)] if chunk is not None]:
+                for record in records:
+                    key = int(record[:8].view(np.int64)[0])
+                    assert key not in book.got[table], "a row came twice"
+                    book.got[table][key] = record.tobytes()
+
+    @rule(reader=READERS)
+    def commit(self, reader: Reader) -> None:
+        book = self.books[reader]
+        if book.snapshot is None:
+            return
+        for table in TABLES:
+            self.drain(reader, table, 100)
+        book.snapshot.commit()
+        if book.whole:
+            assert book.got == book.taken
+            assert not any(len(keys) for keys in book.snapshot.retired)
+        else:
+            assert book.told is not None
+            for told, got, keys in zip(book.told, book.got, book.snapshot.retired, strict=True):
+                for key in keys.tolist():
+                    told.pop(key, None)
+                told |= got
+            assert book.told == book.taken
+        book.told = book.taken if book.tracked else None
+        book.snapshot = None
+
+    @rule(reader=READERS)
+    def give_back(self, reader: Reader) -> None:
+        book = self.books[reader]
+        if book.snapshot is not None:
+            book.snapshot.give_back()
+            with pytest.raises(SnapshotAbandonedError):
+                list(book.snapshot.drain(0))
+            book.snapshot = None
+
+    # what must hold
+
+    def pulled(self, counts: Any, keys: Any) -> Any:
+        out = np.empty(self.store.values_per_request(counts), np.float32)
+        self.store.pull(counts, keys, out)
+        return out
+
+    @invariant()
+    def counts_rows(self) -> None:
+        assert list(self.store.rows().values()) == [len(rows) for rows in self.rows]
+
+    def teardown(self) -> None:
+        """Whatever has happened, all rows are there, and every reader ends with what it should know."""
+        snapshot = self.store.snapshot(Reader.PARITY, nullcontext())
+        for table, rows in enumerate(self.rows):
+            assert {r[:8].tobytes(): r.tobytes() for c in snapshot.drain(table) for r in c} == {
+                record[:8]: record for record in rows.values()
+            }
+        for reader in self.books:
+            self.commit(reader)
+            self.take(reader)
+            self.commit(reader)
+
+
+def test_a_store_and_its_readers_behave_like_dicts_of_rows() -> None:
+    run_state_machine_as_test(StoreMachine, settings=settings(max_examples=100, stateful_step_count=30, deadline=None))

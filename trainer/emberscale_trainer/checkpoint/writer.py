@@ -2,7 +2,7 @@
 
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from emberscale_api.job import TableSpec
 from emberscale_trainer.checkpoint.layout import AppliedFile, EpochRuns, PartitionFile, TablePart, ranges_of
-from emberscale_trainer.checkpoint.work import Work
+from emberscale_trainer.checkpoint.work import AbandonedError, Work
 from emberscale_trainer.partition import AppliedBatches, Ownership
-from emberscale_trainer.table import TableSnapshot
+from emberscale_trainer.table import RowLayout, Snapshot, SnapshotAbandonedError
 
-_PART_BYTES = 32 << 20
-"""Bytes of records in one file at most: what is kept in memory until the storage has it."""
+_PART_BYTES = 16 << 20
+"""A file of records ends with the chunk that reaches this size: it is kept in memory until the storage has it."""
 
 
 @dataclass(frozen=True)
@@ -45,15 +45,26 @@ class Share:
 
 
 def write_snapshot(
-    snapshots: Sequence[TableSnapshot], specs: Sequence[TableSpec], share: Share, uri: str, work: Work
+    snapshot: Snapshot, specs: Sequence[TableSpec], share: Share, uri: str, work: Work
 ) -> list[WrittenFile]:
-    """Writes one server's files below the checkpoint's folder `uri`; the dense table is the last of `snapshots`.
+    """Writes one server's files below the checkpoint's folder `uri`; the dense table is the last of `specs`.
 
-    All of it is on disk when this returns, where the folder is local. Raises StorageUnreachableError and
-    AbandonedError.
+    All of it is on disk when this returns, where the folder is local. Commits the snapshot then, or else gives it
+    back. Raises StorageUnreachableError and AbandonedError.
     """
-    folder = _Folder(uri, f"ps-{share.index}", work)
-    tables = [_write_table(folder, spec, snapshot) for spec, snapshot in zip(specs, snapshots, strict=True)]
+    try:
+        written = _write(snapshot, specs, share, _Folder(uri, f"ps-{share.index}", work))
+        snapshot.commit()
+    except SnapshotAbandonedError as error:
+        raise AbandonedError from error
+    except BaseException:
+        snapshot.give_back()
+        raise
+    return written
+
+
+def _write(snapshot: Snapshot, specs: Sequence[TableSpec], share: Share, folder: "_Folder") -> list[WrittenFile]:
+    tables = [_write_table(folder, spec, snapshot.drain(number)) for number, spec in enumerate(specs)]
     epochs = [EpochRuns(epoch=epoch, runs=share.applied.runs(epoch)) for epoch in share.applied.epochs()]
     folder.write("applied.json", AppliedFile(epochs=epochs).model_dump_json().encode())
     partition = PartitionFile(
@@ -69,24 +80,35 @@ def write_snapshot(
     return folder.written
 
 
-def _write_table(folder: "_Folder", spec: TableSpec, snapshot: TableSnapshot) -> TablePart:
+def _write_table(folder: "_Folder", spec: TableSpec, chunks: Iterable[NDArray[np.uint8]]) -> TablePart:
     stem = "dense" if spec.column < 0 else f"table-{spec.number}"
-    files, rows = [], 0
-    for part, records in enumerate(_parts(snapshot)):
-        files.append(folder.write(f"{stem}-{part}.rows", records.data.cast("B")))
-        rows += len(records)
+    stride = RowLayout.of(spec).stride
+    files, size = [], 0
+    for part, content in enumerate(_parts(chunks)):
+        files.append(folder.write(f"{stem}-{part}.rows", content))
+        size += len(content)
     return TablePart(
         name=spec.name,
         files=files,
-        rows=rows,
+        rows=size // stride,
         dimension=spec.dimension,
         optimizer=spec.optimizer.type,
-        stride=snapshot.layout.stride,
+        stride=stride,
     )
 
 
-def _parts(snapshot: TableSnapshot) -> Iterator[NDArray[np.uint8]]:
-    return snapshot.chunks(max(1, _PART_BYTES // snapshot.layout.stride))
+def _parts(chunks: Iterable[NDArray[np.uint8]]) -> Iterator[bytes]:
+    """The records of some chunks each, uint8 [n, stride], until they are _PART_BYTES or more."""
+    gathered: list[bytes] = []
+    size = 0
+    for chunk in chunks:
+        gathered.append(chunk.tobytes())
+        size += chunk.nbytes
+        if size >= _PART_BYTES:
+            yield b"".join(gathered)
+            gathered, size = [], 0
+    if gathered:
+        yield b"".join(gathered)
 
 
 class _Folder:

@@ -96,9 +96,9 @@ def decode(table: pa.Table, columns: ColumnMapping, raw: bool, file: str, first_
         shown = "missing" if np.isnan(labels[record]) else f"{labels[record]:g}, neither 0 nor 1"
         problems[record] = f"the label, {columns.label}, is {shown}"
     dense = np.empty((len(columns.dense), records), dtype=np.float64 if raw else np.float32)
-    for row, name in zip(dense, columns.dense, strict=True):
+    for row, name, transform in zip(dense, columns.dense, columns.transforms, strict=True):
         array = _whole(table, name)
-        _decode_dense(array, columns.dense_transform, raw, row)
+        _decode_dense(array, transform, raw, row)
         if not kinds.is_integer(array.type):
             for record in _not_finite(array, row):
                 problems.setdefault(record, f"{name} is {array[record].as_py()}, not a finite number of 32 bits")

@@ -15,7 +15,7 @@ from emberscale_api.job.resolved import CRITEO_CATEGORICAL, CRITEO_COLUMNS, CRIT
 from emberscale_api.rpc.master_pb2 import Block, DataFile
 from emberscale_trainer.data.compiled import kernel, prefetch
 from emberscale_trainer.data.errors import BadRecord, DataUnavailableError
-from emberscale_trainer.data.first_records import refuse_if_all_malformed
+from emberscale_trainer.data.first_records import refuse_unreadable_head
 from emberscale_trainer.data.index import index_lines
 from emberscale_trainer.data.lines import find_lines
 from emberscale_trainer.data.records import MISSING_ID, Columns
@@ -115,7 +115,7 @@ class CriteoTSV:
 
     def check_file(self, file: DataFile) -> None:
         """Raises DataUnavailableError for a file whose first lines are all malformed."""
-        refuse_if_all_malformed(file, self)
+        refuse_unreadable_head(file, self)
 
     def index_file(self, file: DataFile, file_number: int, block_records: int) -> list[Block]:
         """The blocks of one file. Raises DataUnavailableError."""

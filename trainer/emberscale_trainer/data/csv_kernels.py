@@ -4,16 +4,16 @@ import numpy as np
 import numpy.typing as npt
 
 from emberscale_trainer.data.compiled import kernel
-from emberscale_trainer.data.hashing import xxh64
+from emberscale_trainer.data.hashing import is_utf8, xxh64
 from emberscale_trainer.data.lines import QUOTE
 from emberscale_trainer.data.records import MISSING_ID
 from emberscale_trainer.data.transform import LOG1P_TABLE
 
-# Problems of a record. One of a column is 1 + KINDS * its role + its kind; roles count the label, the dense columns and
-# the list columns.
+# Problems of a record. One of a column is 1 + KINDS * its role + its kind; roles count the label, the dense columns,
+# the categorical columns and the list columns.
 GOOD, BLANK, BAD_QUOTES, WRONG_FIELDS = 0, -1, -2, -3
-KINDS = 4
-NOT_A_NUMBER, NOT_FINITE, NOT_A_LABEL, TOO_LONG = range(KINDS)
+KINDS = 5
+NOT_A_NUMBER, NOT_FINITE, NOT_A_LABEL, TOO_LONG, NOT_UTF8 = range(KINDS)
 
 _RETURN, _SPACE, _PLUS, _MINUS, _POINT, _ZERO, _NINE = 13, 32, 43, 45, 46, 48, 57
 _LOWER = 32
@@ -170,15 +170,19 @@ def _integer(data: npt.NDArray[np.uint8], begin: int, end: int) -> tuple[bool, n
 
 
 @kernel
-def _id(data: npt.NDArray[np.uint8], begin: int, end: int, doubled: int) -> np.int64:
-    """The id of a field: an integer as it is, any other text by its hash, MISSING_ID if it is empty."""
+def _id(data: npt.NDArray[np.uint8], begin: int, end: int, doubled: int) -> tuple[np.int64, bool]:
+    """The id of a field: an integer as it is, any other text by its hash, MISSING_ID if it is empty.
+
+    And whether it has one: a text that is not UTF-8 has none.
+    """
     if begin == end:
-        return np.int64(MISSING_ID)
+        return np.int64(MISSING_ID), True
     is_integer, value = _integer(data, begin, end)
     if is_integer:
-        return value
+        return value, True
+    valid = is_utf8(data, begin, end)
     if not doubled:
-        return xxh64(data, begin, end)
+        return xxh64(data, begin, end), valid
     text = np.empty(end - begin, dtype=np.uint8)
     length = 0
     place = begin
@@ -186,7 +190,7 @@ def _id(data: npt.NDArray[np.uint8], begin: int, end: int, doubled: int) -> np.i
         text[length] = data[place]
         length += 1
         place += 2 if data[place] == QUOTE else 1
-    return xxh64(text, 0, length)
+    return xxh64(text, 0, length), valid
 
 
 @kernel
@@ -221,7 +225,7 @@ def parse_items(
             while place < end and data[place] != separator:
                 place += 1
             if place > first:
-                values[filled] = _id(data, first, place, doubled)
+                values[filled], _ = _id(data, first, place, doubled)
                 filled += 1
             place += 1
 
@@ -239,7 +243,7 @@ def parse_records(
     lists_at: npt.NDArray[np.int64],
     longest: npt.NDArray[np.int64],
     missing: float,
-    log1p: bool,
+    log1p: npt.NDArray[np.bool_],
     labels: npt.NDArray[np.float32],
     dense: npt.NDArray[np.floating],
     ids: npt.NDArray[np.int64],
@@ -250,8 +254,9 @@ def parse_records(
     """Parses records to rows without gaps; returns their number. `problems` says what is wrong with each record.
 
     `numbers_at` are the places of the label and the dense columns among the `fields`, `ids_at` and `lists_at` those of
-    the categorical and the list columns. A list of more than `longest[i]` ids is malformed. Lists are marked in
-    `list_marks` [lists, rows, 3], for `parse_items`, and their ids counted in `list_lengths` [lists, rows].
+    the categorical and the list columns; `log1p[i]` says whether dense column i becomes its logarithm. A list of more
+    than `longest[i]` ids is malformed. Lists are marked in `list_marks` [lists, rows, 3], for `parse_items`, and their
+    ids counted in `list_lengths` [lists, rows].
     """
     row = 0
     marks = np.empty((fields, 3), dtype=np.int64)
@@ -280,7 +285,7 @@ def parse_records(
             elif kind == _EMPTY:
                 dense[row, role - 1] = missing
             else:
-                if not log1p:
+                if not log1p[role - 1]:
                     dense[row, role - 1] = value
                 elif value <= 0:
                     dense[row, role - 1] = 0.0
@@ -294,12 +299,18 @@ def parse_records(
         if problem == GOOD:
             for column in range(ids_at.size):
                 place = ids_at[column]
-                ids[row, column] = _id(data, marks[place, 0], marks[place, 1], marks[place, 2])
+                ids[row, column], valid = _id(data, marks[place, 0], marks[place, 1], marks[place, 2])
+                if problem == GOOD and not valid:
+                    problem = 1 + KINDS * (numbers_at.size + column) + NOT_UTF8
             for column in range(lists_at.size):
                 place = lists_at[column]
                 length = _count_items(data, marks[place, 0], marks[place, 1], separator)
-                if length > longest[column] and problem == GOOD:
-                    problem = 1 + KINDS * (numbers_at.size + column) + TOO_LONG
+                if problem == GOOD:
+                    role = numbers_at.size + ids_at.size + column
+                    if length > longest[column]:
+                        problem = 1 + KINDS * role + TOO_LONG
+                    elif not is_utf8(data, marks[place, 0], marks[place, 1]):
+                        problem = 1 + KINDS * role + NOT_UTF8
                 for number_of_mark in range(3):
                     list_marks[column, row, number_of_mark] = marks[place, number_of_mark]
                 list_lengths[column, row] = length

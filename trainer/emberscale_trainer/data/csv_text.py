@@ -20,12 +20,13 @@ from emberscale_trainer.data.csv_kernels import (
     NOT_A_LABEL,
     NOT_A_NUMBER,
     NOT_FINITE,
+    NOT_UTF8,
     WRONG_FIELDS,
     parse_items,
     parse_records,
 )
 from emberscale_trainer.data.errors import BadRecord, DataUnavailableError
-from emberscale_trainer.data.first_records import refuse_if_all_malformed
+from emberscale_trainer.data.first_records import refuse_unreadable_head
 from emberscale_trainer.data.index import index_lines
 from emberscale_trainer.data.lines import find_lines, find_quoted_lines
 from emberscale_trainer.data.records import Columns
@@ -77,7 +78,9 @@ class CSVBlock:
             self.places.lists,
             np.array(longest, dtype=np.int64),
             np.nan if layout.raw else 0.0,
-            layout.columns.dense_transform is DenseTransform.LOG1P and not layout.raw,
+            np.array(
+                [one is DenseTransform.LOG1P and not layout.raw for one in layout.columns.transforms], dtype=np.bool_
+            ),
             into.labels,
             into.dense,
             into.ids,
@@ -112,8 +115,10 @@ class CSVBlock:
         role, kind = divmod(problem - 1, KINDS)
         columns = self.layout.columns
         numbers = (columns.label, *columns.dense)
+        if kind == NOT_UTF8:
+            return f"{(*numbers, *columns.id_columns)[role]} is not UTF-8 text"
         if role >= len(numbers):
-            column = columns.lists[role - len(numbers)]
+            column = columns.lists[role - len(numbers) - len(columns.categorical)]
             return f"{column.name} has more ids than maxLength {column.max_length:,}"
         shown = repr(fields[int(self.places.numbers[role])][:_SHOWN_CHARACTERS])
         if kind == NOT_A_LABEL or role == 0:
@@ -137,7 +142,7 @@ class CSV:
         """Raises DataUnavailableError for a file that lacks a column, or whose first records are all malformed."""
         if file.bytes or self.csv.header:
             self._find_columns(file.uri)
-            refuse_if_all_malformed(file, self, self.csv.delimiter, self.csv.header)
+            refuse_unreadable_head(file, self, self.csv.delimiter, self.csv.header)
 
     def index_file(self, file: DataFile, file_number: int, block_records: int) -> list[Block]:
         """The blocks of one file. Raises DataUnavailableError."""

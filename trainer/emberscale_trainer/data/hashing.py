@@ -93,6 +93,36 @@ def xxh64(data: npt.NDArray[np.uint8], begin: int, end: int) -> np.int64:
 
 
 @kernel
+def is_utf8(data: npt.NDArray[np.uint8], begin: int, end: int) -> bool:
+    """Whether the bytes [begin, end) are UTF-8 (RFC 3629): the same text in another encoding has another id."""
+    place = begin
+    while place < end:
+        lead = data[place]
+        place += 1
+        if lead < 0x80:
+            continue
+        low, high = 0x80, 0xBF
+        if 0xC2 <= lead <= 0xDF:
+            more = 1
+        elif 0xE0 <= lead <= 0xEF:
+            more = 2
+            low, high = 0xA0 if lead == 0xE0 else 0x80, 0x9F if lead == 0xED else 0xBF
+        elif 0xF0 <= lead <= 0xF4:
+            more = 3
+            low, high = 0x90 if lead == 0xF0 else 0x80, 0x8F if lead == 0xF4 else 0xBF
+        else:
+            return False
+        if place + more > end:
+            return False
+        for _ in range(more):
+            if data[place] < low or data[place] > high:
+                return False
+            low, high = 0x80, 0xBF
+            place += 1
+    return True
+
+
+@kernel
 def _hash_all(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.integer], into: npt.NDArray[np.int64]) -> None:
     for number in range(into.size):
         into[number] = xxh64(data, offsets[number], offsets[number + 1])

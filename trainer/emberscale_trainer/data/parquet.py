@@ -127,7 +127,8 @@ class _OpenFile:
         for number in range(metadata.num_row_groups):
             group = metadata.row_group(number)
             chunks = [group.column(column) for column in range(group.num_columns)]
-            begins = [min(x for x in (c.dictionary_page_offset, c.data_page_offset) if x) for c in chunks]
+            # a row group without rows has columns without pages
+            begins = [min((x for x in (c.dictionary_page_offset, c.data_page_offset) if x), default=0) for c in chunks]
             yield group.num_rows, min(begins, default=0), sum(chunk.total_compressed_size for chunk in chunks)
 
     def read(self, names: list[str], first: int, records: int) -> pa.Table:

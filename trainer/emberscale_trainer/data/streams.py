@@ -16,13 +16,25 @@ from emberscale_trainer.data.errors import DataUnavailableError
 from emberscale_trainer.data.files import open_filesystem, read_range
 
 _SUFFIXES = {".gz": "gzip", ".zst": "zstd"}
-_MAGIC = {
+_COMPRESSED = {
     b"\x1f\x8b": "gzip",
     b"\x28\xb5\x2f\xfd": "zstd",
     b"BZh": "bzip2",
     b"\xfd7zXZ": "xz",
     b"PK\x03\x04": "zip",
 }
+_RECODE = "convert it to UTF-8, for example with `iconv -f UTF-16 -t UTF-8`"
+_NO_TEXT = {
+    b"PAR1": ("a Parquet file", "set spec.data.format to Parquet (or pass --from parquet)"),
+    b"ARROW1": ("an Arrow file", "write Parquet or CSV instead"),
+    b"ORC": ("an ORC file", "write Parquet or CSV instead"),
+    b"Obj\x01": ("an Avro file", "write Parquet or CSV instead"),
+    b"\x89HDF": ("an HDF5 file", "write Parquet or CSV instead"),
+    b"\x93NUMPY": ("a NumPy file", "write Parquet or CSV instead"),
+    b"\xff\xfe": ("UTF-16 text", _RECODE),
+    b"\xfe\xff": ("UTF-16 text", _RECODE),
+}
+_LOOKED_AT = 4096
 _OPEN_STREAMS = 2
 _SKIPPED_BYTES = 4 << 20
 
@@ -73,8 +85,8 @@ class TextStream:
             raise DataUnavailableError(
                 self._uri, f"is no sound {self._compression} file, after {self.position:,} bytes of text: {error}"
             ) from error
-        if not self.position and self._compression is None:
-            _refuse_compressed(self._uri, data)
+        if not self.position:
+            _refuse_binary(self._uri, data, self._compression)
         self.position += len(data)
         return data
 
@@ -129,9 +141,17 @@ def _decompressing(filesystem: Any, path: str, compression: str) -> Any:
     return pa.input_stream(source, compression=compression)
 
 
-def _refuse_compressed(uri: str, begin: bytes) -> None:
-    for magic, name in _MAGIC.items():
+def _refuse_binary(uri: str, begin: bytes, compression: str | None) -> None:
+    """Raises DataUnavailableError for a file that is no text, by how it begins."""
+    for magic, name in _COMPRESSED.items():
         if begin.startswith(magic):
             suffix = next((suffix for suffix, known in _SUFFIXES.items() if known == name), None)
             advice = f"give it a name that ends in {suffix}" if suffix else "only gzip and zstd can be read"
+            if compression is not None:
+                advice = "compress it once only"
             raise DataUnavailableError(uri, f"is compressed with {name}: {advice}")
+    for magic, (name, advice) in _NO_TEXT.items():
+        if begin.startswith(magic):
+            raise DataUnavailableError(uri, f"is {name}: {advice}")
+    if b"\0" in begin[:_LOOKED_AT]:
+        raise DataUnavailableError(uri, "is a binary file, not text: it holds bytes of value 0")

@@ -10,7 +10,7 @@ import grpc
 import structlog
 
 from emberscale_api.checkpoint import DamagedCheckpointError
-from emberscale_api.job import TrainingJob, resolve_model
+from emberscale_api.job import TableSpec, TrainingJob, resolve_model
 from emberscale_api.routing import RoutingTable
 from emberscale_api.rpc import master_pb2, master_pb2_grpc
 from emberscale_trainer.checkpoint import (
@@ -34,6 +34,7 @@ from emberscale_trainer.server.metrics import ServerMetrics
 from emberscale_trainer.server.staleness import StalenessBound
 from emberscale_trainer.server.state import NotSettledError, ServerState
 from emberscale_trainer.table import DensePieces, TableStore
+from emberscale_trainer.table import Snapshot as TablesSnapshot
 
 log = structlog.get_logger()
 
@@ -53,8 +54,9 @@ _TOLD = tuple(_STATUS)
 
 @dataclass(frozen=True)
 class _Loaded:
-    """What an assignment ended with; `parameters` is the length of the dense vector."""
+    """What an assignment ended with: its tables, the dense one last, and `parameters` floats of dense vector."""
 
+    specs: tuple[TableSpec, ...]
     parameters: int
     rows: dict[str, int]
     applied: AppliedBatches
@@ -121,7 +123,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
             owned, applied = Ownership.of(routing, self._index), AppliedBatches()
             if wanted.checkpoint:
                 applied = load_partition(wanted.checkpoint, owned, tables, len(initial), work)
-            loaded = _Loaded(len(initial), tables.rows(), applied.copy())
+            loaded = _Loaded(tables.specs, len(initial), tables.rows(), applied.copy())
             bound = _staleness_bound(job, applied) if self._index == 0 else None
             if not self._state.adopt(wanted, tables, owned, applied, bound):
                 raise AbandonedError
@@ -170,8 +172,8 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         """Ends a barrier with a snapshot, and begins to write it."""
         barrier = request.barrier
 
-        def take(outcome: Outcome, tables: TableStore) -> None:
-            self._save(barrier, request.uri, outcome, tables)
+        def take(outcome: Outcome, snapshot: TablesSnapshot) -> None:
+            self._save(barrier, request.uri, outcome, snapshot)
 
         with _told(context):
             outcome = self._state.snapshot(barrier.generation, barrier.number, take)
@@ -183,19 +185,18 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
             settled_seconds=outcome.settled_seconds,
         )
 
-    def _save(self, barrier: master_pb2.Barrier, uri: str, outcome: Outcome, tables: TableStore) -> None:
+    def _save(self, barrier: master_pb2.Barrier, uri: str, outcome: Outcome, snapshot: TablesSnapshot) -> None:
         """Called at the moment of the snapshot, before any other push."""
         loaded = None if self._loading is None else self._loading.result(0)
         if loaded is None:
             raise RuntimeError("a snapshot is taken of rows that were not loaded")
         share = Share(self._index, self._state.owned, outcome.applied, loaded.parameters)
-        snapshots = tables.snapshot()
         if self._saving is not None:
             self._saving.background.abandon()
 
         def write(work: Work) -> list[WrittenFile]:
             began = time.monotonic()
-            files = write_snapshot(snapshots, tables.specs, share, uri, work)
+            files = write_snapshot(snapshot, loaded.specs, share, uri, work)
             self._metrics.checkpoint_written(time.monotonic() - began, sum(file.bytes for file in files))
             return files
 

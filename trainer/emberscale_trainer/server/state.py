@@ -14,7 +14,7 @@ from emberscale_api.wire import Header, Status
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server.core import Assigning, Assignment, Decision, Outcome, ServerCore
 from emberscale_trainer.server.staleness import StalenessBound
-from emberscale_trainer.table import NonFiniteGradientError, TableStore, require_finite
+from emberscale_trainer.table import NonFiniteGradientError, Reader, Snapshot, TableStore, require_finite
 
 log = structlog.get_logger()
 
@@ -74,6 +74,7 @@ class ServerState:
         self._changed = threading.Condition()
         self._core = ServerCore() if core is None else core
         self._tables: TableStore | None = None
+        self._given_away: list[int] = []
         self._totals = Totals()
         self._figures = Figures({}, 0)
 
@@ -110,6 +111,7 @@ class ServerState:
             assigning = self._core.assign(wanted)
             if assigning is Assigning.LOAD:
                 self._tables = None
+                self._given_away = []
                 self._changed.notify_all()
             return assigning
 
@@ -249,6 +251,8 @@ class ServerState:
         with self._changed:
             deadline = self._clock() + wait_seconds
             self._core.settle(generation, number, batches, seconds, self._clock())
+            while self._given_away:
+                self._retire_one()
             self._changed.notify_all()
             while True:
                 now = self._clock()
@@ -259,21 +263,45 @@ class ServerState:
                     raise NotSettledError(f"a batch that others have applied did not come within {wait_seconds:g} s")
                 self._changed.wait(deadline - now)
 
-    def snapshot(self, generation: int, number: int, take: Callable[[Outcome, TableStore], None]) -> Outcome:
+    def snapshot(self, generation: int, number: int, take: Callable[[Outcome, Snapshot], None]) -> Outcome:
         """Ends a barrier; `take` gets the rows as of it, once, even if the call is made again."""
         with self._changed:
             outcome = self._core.snapshot(generation, number, self._clock())
             if self._tables is not None and not outcome.repeated:
-                take(outcome, self._tables)
+                take(outcome, self._tables.snapshot(Reader.CHECKPOINT, self._changed))
             self._changed.notify_all()
             return outcome
 
     def switch(self, generation: int, number: int, version: int, owned: Ownership) -> Outcome:
-        """Ends a barrier with the next version of the routing table."""
+        """Ends a barrier with the next version of the routing table.
+
+        Rows that are given away are retired: dense pieces at once, the rest bucket by bucket, and all of them before
+        another barrier is settled.
+        """
         with self._changed:
+            before = self._core.owned
             outcome = self._core.switch(generation, number, version, owned, self._clock())
             self._changed.notify_all()
+            if self._tables is not None and not outcome.repeated:
+                pieces = np.flatnonzero(before.pieces & ~owned.pieces)
+                self._tables.retire(len(self._tables.specs) - 1, pieces)
+                self._given_away = np.flatnonzero(before.buckets & ~owned.buckets).tolist()
+                threading.Thread(target=self._retire, args=(self._tables,), name="retire", daemon=True).start()
             return outcome
+
+    def _retire(self, tables: TableStore) -> None:
+        """Retires the rows of the buckets that were given away, one bucket at a time."""
+        while True:
+            with self._changed:
+                if self._tables is not tables or not self._given_away:
+                    return
+                self._retire_one()
+
+    def _retire_one(self) -> None:
+        bucket = self._given_away.pop()
+        if self._tables is not None:
+            for table in range(len(self._tables.specs) - 1):
+                self._tables.remove_bucket(table, bucket)
 
     def resume(self, generation: int, number: int) -> None:
         """Gives up a barrier; held pushes go through."""

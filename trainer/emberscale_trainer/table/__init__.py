@@ -1,6 +1,6 @@
 """The embedding tables of a parameter server: dynamic hash tables with fused optimizers, in compiled kernels.
 
-`store`      TableStore: pull, push, load, snapshot; the only module that holds arrays
+`store`      TableStore: pull, push, load, retire     `snapshot`, `changes`  what readers take while training goes on
 `layout`     the bytes of a row                      `slab`, `descriptor`  where rows live, and what kernels know of it
 `dense`      the dense parameters as rows
 `rows`       the one place where rows change         `index`, `hashing`    from key to slot
@@ -10,18 +10,20 @@
 
 from emberscale_trainer.table.compiled import warm_up
 from emberscale_trainer.table.dense import DensePieces
+from emberscale_trainer.table.descriptor import Reader
 from emberscale_trainer.table.layout import RowLayout
-from emberscale_trainer.table.rows import Tracker
-from emberscale_trainer.table.snapshot import TableSnapshot
+from emberscale_trainer.table.snapshot import Lock, Snapshot, SnapshotAbandonedError
 from emberscale_trainer.table.store import NonFiniteGradientError, TableStore, require_finite
 
 __all__ = [
     "DensePieces",
+    "Lock",
     "NonFiniteGradientError",
+    "Reader",
     "RowLayout",
-    "TableSnapshot",
+    "Snapshot",
+    "SnapshotAbandonedError",
     "TableStore",
-    "Tracker",
     "require_finite",
     "warm_up",
 ]

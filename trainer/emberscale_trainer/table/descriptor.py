@@ -1,9 +1,34 @@
 """What a kernel knows of a table: one fixed-size entry each, written by TableStore and by the kernels."""
 
+from enum import IntEnum
+
 import numpy as np
+
+
+class Reader(IntEnum):
+    """Who follows the changes of rows and takes snapshots of them; each goes its own pace."""
+
+    CHECKPOINT = 0
+    FLASH = 1
+    MOVE = 2
+    PARITY = 3
+
 
 PARAMETERS = 8
 """Hyperparameters a table; see `optimizers.parameters_of`."""
+
+READER = np.dtype(
+    [
+        ("changed", "<i8"),  # address of the bitmap of rows that changed, one bit a slot; 0: nobody tracks changes
+        ("passed", "<i8"),  # address of the bitmap of rows that the open snapshot has already; 0: none is open
+        ("scope", "<i8"),  # address of the bitmap of rows that the open snapshot is of; 0: it is of all
+        ("end", "<i8"),  # the first slot that had never been given out when the snapshot began
+        ("saved", "<i8"),  # address of old records, those of the rows that changed before the snapshot came to them
+        ("saved_count", "<i8"),
+        ("saved_room", "<i8"),  # records for which there is memory at `saved`
+    ]
+)
+"""A reader of one table."""
 
 TABLE = np.dtype(
     [
@@ -13,7 +38,6 @@ TABLE = np.dtype(
         ("segment_count", "<i8"),
         ("segment_rows", "<i8"),  # rows of one segment
         ("slot_bits", "<i8"),  # a slot is `segment << slot_bits | row`
-        ("bitmaps", "<i8"),  # offset in a segment of its bitmaps, see `rows`
         ("next_slot", "<i8"),  # the first slot that was never given out; its segment may not be there yet
         ("free", "<i8"),  # address of uint32[]: slots that were given back
         ("free_count", "<i8"),
@@ -25,14 +49,15 @@ TABLE = np.dtype(
         ("seed", "<i8"),
         ("scale", "<f8"),
         ("parameters", "<f8", (PARAMETERS,)),
+        ("readers", READER, (len(Reader),)),
     ]
 )
 
 
-def _offset(field: str) -> int:
-    fields = TABLE.fields
+def _offset(field: str, entry: np.dtype[np.void] = TABLE) -> int:
+    fields = entry.fields
     if fields is None:
-        raise TypeError("TABLE has no fields")
+        raise TypeError(f"{entry} has no fields")
     return int(fields[field][1])
 
 
@@ -43,7 +68,6 @@ SEGMENTS = _offset("segments")
 SEGMENT_COUNT = _offset("segment_count")
 SEGMENT_ROWS = _offset("segment_rows")
 SLOT_BITS = _offset("slot_bits")
-BITMAPS = _offset("bitmaps")
 NEXT_SLOT = _offset("next_slot")
 FREE = _offset("free")
 FREE_COUNT = _offset("free_count")
@@ -55,3 +79,13 @@ INITIALIZER = _offset("initializer")
 SEED = _offset("seed")
 SCALE = _offset("scale")
 PARAMETERS_AT = _offset("parameters")
+READERS_AT = _offset("readers")
+
+READER_BYTES = READER.itemsize
+CHANGED = _offset("changed", READER)
+PASSED = _offset("passed", READER)
+SCOPE = _offset("scope", READER)
+END = _offset("end", READER)
+SAVED = _offset("saved", READER)
+SAVED_COUNT = _offset("saved_count", READER)
+SAVED_ROOM = _offset("saved_room", READER)

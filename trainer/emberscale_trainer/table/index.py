@@ -1,8 +1,8 @@
 """From key to slot: one small open-addressing table a bucket.
 
 An entry is 8 bytes, `fingerprint << 32 | slot + 1`; 0 is empty. Probing is linear and begins at the fingerprint's
-highest bits, so growth needs no keys, and touches one bucket's entries only: 1/1024 of the table. Rows leave bucket by
-bucket, never alone, so there are no tombstones.
+highest bits, so growth needs no keys, and touches one bucket's entries only: 1/1024 of the table. Where an entry
+leaves, those behind it that probing could then no longer find move up, so there are no tombstones.
 
 The directory holds one number a bucket: the address of its entries, a multiple of 64, plus the binary logarithm of
 their count; 0 where the bucket has none yet.
@@ -163,6 +163,35 @@ def insert(table: int, key_hash: int, slot: int) -> None:
     _put(entries & ~_BITS_MASK, mask, _home(entries, key_hash), entry)
     rows = load_int64(table + BUCKET_ROWS) + 4 * bucket
     store_uint32(rows, load_uint32(rows) + 1)
+
+
+@routine
+def remove(table: int, key: int, key_hash: int) -> int:
+    """Takes a key out; returns the slot that it had, or NOT_FOUND."""
+    bucket = key_hash & BUCKET_MASK
+    entries = load_int64(load_int64(table + DIRECTORY) + 8 * bucket)
+    slot = find(table, key, key_hash)
+    if slot == NOT_FOUND:
+        return NOT_FOUND
+    bits = entries & _BITS_MASK
+    first, mask = entries & ~_BITS_MASK, (1 << bits) - 1
+    gap = _home(entries, key_hash)
+    while load_int64(first + ENTRY_BYTES * gap) & _SLOT_MASK != slot + 1:
+        gap = (gap + 1) & mask
+    position = (gap + 1) & mask
+    while True:
+        entry = load_int64(first + ENTRY_BYTES * position)
+        if entry == 0:
+            break
+        home = shift_right(entry, 64 - bits)
+        if (position - home) & mask >= (position - gap) & mask:  # probing for it passes the gap
+            store_int64(first + ENTRY_BYTES * gap, entry)
+            gap = position
+        position = (position + 1) & mask
+    store_int64(first + ENTRY_BYTES * gap, 0)
+    rows = load_int64(table + BUCKET_ROWS) + 4 * bucket
+    store_uint32(rows, load_uint32(rows) - 1)
+    return slot
 
 
 @routine

@@ -20,6 +20,7 @@ from emberscale_trainer.table.index import (
     make_room,
     prefetch_entry,
     probable_slot,
+    remove,
     row_address,
     slots_of_bucket,
 )
@@ -32,12 +33,23 @@ from emberscale_trainer.table.memory import (
     load_float32,
     load_float64,
     load_int64,
+    load_uint8,
     load_uint32,
     prefetch,
     store_float32,
     store_int64,
+    store_uint32,
 )
-from emberscale_trainer.table.rows import NO_SLOT, make_row, put_row, retire_row, room_of, step_rows, take_slot
+from emberscale_trainer.table.rows import (
+    NO_SLOT,
+    make_row,
+    put_row,
+    retire_row,
+    room_for_changes,
+    room_of,
+    step_rows,
+    take_slot,
+)
 from emberscale_trainer.table.vector import VECTOR_BYTES, WHOLE, load8, splat8, store8, sum8
 
 BLOCK = 64
@@ -153,18 +165,19 @@ def _write_initial_weights(table: int, key: int, key_hash: int, target: int) -> 
 
 @entry
 def lacking(tables: int, table_count: int, counts: int, key_count: int, value_count: int) -> int:
-    """The first table that has not room for `counts` more rows; NONE if all have, or MISMATCH."""
+    """The first table that has not room for `counts` new rows, and as many changes; NONE if all have, or MISMATCH."""
     if not _fits(tables, table_count, counts, key_count, value_count):
         return MISMATCH
     for number in range(table_count):
-        if room_of(tables + TABLE_BYTES * number) < load_uint32(counts + 4 * number):
+        table = tables + TABLE_BYTES * number
+        if min(room_of(table), room_for_changes(table)) < load_uint32(counts + 4 * number):
             return number
     return NONE
 
 
 @entry
 def room(table: int) -> int:
-    """How many more rows a table has room for."""
+    """How many new rows a table has room for."""
     return room_of(table)
 
 
@@ -269,13 +282,64 @@ def read_bucket(table: int, bucket: int, slots: int, records: int) -> int:
 
 
 @entry
-def remove_bucket(table: int, bucket: int, slots: int) -> int:
-    """Gives back all rows of a bucket and its sub-index; returns their number. `slots` has room for all."""
-    count = slots_of_bucket(table, bucket, slots)
-    for number in range(count):
-        retire_row(table, load_int64(slots + 8 * number))
+def retire_bucket(table: int, bucket: int, keys: int) -> int:
+    """Retires all rows of a bucket and its sub-index; writes their keys to `keys`, and returns their number."""
+    geometry = geometry_of(table)
+    count = slots_of_bucket(table, bucket, keys)
+    for at in range(keys, keys + 8 * count, 8):
+        slot = load_int64(at)
+        store_int64(at, load_int64(row_address(geometry, slot)))
+        retire_row(table, slot)
     drop_bucket(table, bucket)
     return count
+
+
+@entry
+def retire(table: int, keys: int, count: int, retired: int) -> int:
+    """Retires the rows of keys; writes the keys that had one to `retired`, and returns their number."""
+    found = 0
+    for at in range(0, 8 * count, 8):
+        key = load_int64(keys + at)
+        slot = remove(table, key, mix64(key))
+        if slot != NOT_FOUND:
+            retire_row(table, slot)
+            store_int64(retired + 8 * found, key)
+            found += 1
+    return found
+
+
+@entry
+def read_rows(rows: int, count: int, stride: int, pushes: int, scope: int, records: int, places: int) -> int:
+    """Copies the live ones of `count` slots, and the number of each slot to `places: uint32[]`; returns how many.
+
+    `scope` is the address of a bitmap of the slots to read, or 0. Others may change rows meanwhile: what is copied of
+    such a row is not to be used.
+    """
+    found = 0
+    for number in range(count):
+        if scope != 0:
+            bits = load_uint8(scope + (number >> 3))
+            if not bits & (1 << (number & 7)):
+                continue
+        row = rows + stride * number
+        if load_uint32(row + pushes) != 0:
+            copy(records + stride * found, row, stride)
+            store_uint32(places + 4 * found, number)
+            found += 1
+    return found
+
+
+@entry
+def drop_records(records: int, count: int, stride: int, places: int, dropped: int) -> int:
+    """Moves the records whose place has no bit in `dropped` together; returns how many are left."""
+    left = 0
+    for number in range(count):
+        place = load_uint32(places + 4 * number)
+        if not load_uint8(dropped + (place >> 3)) & (1 << (place & 7)):
+            if left != number:
+                copy(records + stride * left, records + stride * number, stride)
+            left += 1
+    return left
 
 
 @entry

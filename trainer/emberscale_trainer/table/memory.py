@@ -18,10 +18,17 @@ import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]  # it ships none
 from numba import types
 from numba.core import cgutils
+from numpy.typing import NDArray
 
 from emberscale_trainer.table.compiled import instruction
 
 CACHE_LINE = 64
+
+
+def address_of(array: NDArray[np.generic]) -> int:
+    """Where the elements of an array begin; the caller keeps it alive while the address is in use."""
+    return int(array.__array_interface__["data"][0])
+
 
 _POINTER = ir.IntType(8).as_pointer()
 _INT32 = ir.IntType(32)

@@ -1,40 +1,49 @@
 """The one place where the bytes of a row change.
 
 Nothing else writes to a segment. A row is made for the gradient that steps it next (`make_row`), stepped by a gradient
-(`step_rows`), replaced by a record that was saved or sent (`put_row`) or given back (`retire_row`). Each of the four
-sees the row's old bytes before it writes and the new ones after, and marks the change. What must know of every change
-belongs here: the parity delta `old ^ new` is to be taken around the write.
+(`step_rows`), replaced by a record that was saved or sent (`put_row`) or given back (`retire_row`). Each of the last
+three tells the readers first, while the row has its old bytes: what must know of every change belongs there.
 
 Between calls of a kernel, a row has counted a push or more, and a slot without a row is all zero: the bytes of a slot
 say by themselves whether it is live.
 
-A segment ends with bitmaps, one bit a slot and one bitmap a tracker: a change sets the row's bit in each, and the
-tracker clears it when it has seen the row.
+Each reader of a table costs nothing until it is active. One that tracks changes has a bitmap of them, one bit a slot.
+One with an open snapshot gets a copy of a row's old bytes, unless it has passed the row or the row is not in its scope;
+room for the copies is made before the change, as room for rows is.
 """
 
 from collections.abc import Callable
-from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any
 
 from emberscale_trainer.table import optimizers
 from emberscale_trainer.table.compiled import part, routine
 from emberscale_trainer.table.descriptor import (
-    BITMAPS,
+    CHANGED,
     DIMENSION,
+    END,
     FREE,
     FREE_COUNT,
     INITIALIZER,
     NEXT_SLOT,
     OPTIMIZER,
     PARAMETERS_AT,
+    PASSED,
     PUSHES,
+    READER_BYTES,
+    READERS_AT,
+    SAVED,
+    SAVED_COUNT,
+    SAVED_ROOM,
     SCALE,
+    SCOPE,
     SEED,
     SEGMENT_COUNT,
     SEGMENT_ROWS,
     SLOT_BITS,
+    STRIDE,
+    Reader,
 )
-from emberscale_trainer.table.index import Geometry, geometry_of, row_address, segment_of
+from emberscale_trainer.table.index import geometry_of, row_address
 from emberscale_trainer.table.initializers import initial_weights
 from emberscale_trainer.table.layout import FLOAT_BYTES, KEY_BYTES
 from emberscale_trainer.table.memory import (
@@ -49,48 +58,73 @@ from emberscale_trainer.table.memory import (
     zero,
 )
 
-
-class Tracker(IntEnum):
-    """Who follows the changes of rows. Another one is another member here, and a bit a row."""
-
-    CHECKPOINT = 0
-
-
-BITMAPS_PER_SEGMENT = len(Tracker)
 NO_SLOT = -1
 MOST_PUSHES = 0xFFFFFFFF
 """Where the counter of a row stays: a live row never counts zero."""
 
-
-def bitmap_bytes(segment_rows: int) -> int:
-    """Bytes of one bitmap of a segment; the number of rows is a multiple of 8."""
-    return segment_rows // 8
-
-
-class _Marks(NamedTuple):
-    """What it takes to find the bits of a slot."""
-
-    geometry: Geometry
-    bitmaps: int
-    bitmap_bytes: int
+_READERS = len(Reader)
+_PLENTY = 1 << 62
 
 
 @part
-def _marks_of(table: int) -> _Marks:
-    return _Marks(geometry_of(table), load_int64(table + BITMAPS), load_int64(table + SEGMENT_ROWS) >> 3)
+def _mark(changed: int, slot: int) -> None:
+    at = changed + (slot >> 3)
+    store_uint8(at, load_uint8(at) | (1 << (slot & 7)))
 
 
 @part
-def _set_bit(marks: _Marks, bitmap: int, slot: int) -> None:
-    row = slot & marks.geometry.row_mask
-    at = segment_of(marks.geometry, slot) + marks.bitmaps + bitmap * marks.bitmap_bytes + (row >> 3)
-    store_uint8(at, load_uint8(at) | (1 << (row & 7)))
+def _save(table: int, reader: int, slot: int, row: int) -> None:
+    """Keeps the old bytes of a row for the reader's snapshot, if it will still ask for them."""
+    if slot >= load_int64(reader + END):
+        return
+    byte, bit = slot >> 3, 1 << (slot & 7)
+    at = load_int64(reader + PASSED) + byte
+    passed = load_uint8(at)
+    scope = load_int64(reader + SCOPE)
+    if passed & bit or (scope != 0 and not load_uint8(scope + byte) & bit):
+        return
+    store_uint8(at, passed | bit)
+    if load_uint32(row + load_int64(table + PUSHES)) != 0:  # else the slot held no row
+        stride = load_int64(table + STRIDE)
+        saved = load_int64(reader + SAVED_COUNT)
+        copy(load_int64(reader + SAVED) + stride * saved, row, stride)
+        store_int64(reader + SAVED_COUNT, saved + 1)
 
 
-@part
-def _mark_changed(marks: _Marks, slot: int) -> None:
-    for bitmap in range(BITMAPS_PER_SEGMENT):
-        _set_bit(marks, bitmap, slot)
+@routine
+def _tell_readers(table: int, slots: int, rows: int, count: int) -> None:
+    """`slots` and `rows` are addresses of int64[count]: slots, and where their rows begin. They are about to change."""
+    for number in range(_READERS):
+        reader = table + READERS_AT + READER_BYTES * number
+        if load_int64(reader + PASSED) != 0:
+            for at in range(0, 8 * count, 8):
+                _save(table, reader, load_int64(slots + at), load_int64(rows + at))
+        changed = load_int64(reader + CHANGED)
+        if changed != 0:
+            for at in range(0, 8 * count, 8):
+                _mark(changed, load_int64(slots + at))
+
+
+@routine
+def _tell_readers_of_one(table: int, slot: int, row: int) -> None:
+    for number in range(_READERS):
+        reader = table + READERS_AT + READER_BYTES * number
+        if load_int64(reader + PASSED) != 0:
+            _save(table, reader, slot, row)
+        changed = load_int64(reader + CHANGED)
+        if changed != 0:
+            _mark(changed, slot)
+
+
+@routine
+def room_for_changes(table: int) -> int:
+    """Rows that may change before an open snapshot needs more memory for their old bytes."""
+    room = _PLENTY
+    for number in range(_READERS):
+        reader = table + READERS_AT + READER_BYTES * number
+        if load_int64(reader + PASSED) != 0:
+            room = min(room, load_int64(reader + SAVED_ROOM) - load_int64(reader + SAVED_COUNT))
+    return room
 
 
 @routine
@@ -123,8 +157,7 @@ def room_of(table: int) -> int:
 @routine
 def make_row(table: int, slot: int, key: int, key_hash: int) -> None:
     """Writes initial weights and state into a slot that held no row; `step_rows` must follow, which makes it live."""
-    marks = _marks_of(table)
-    row = row_address(marks.geometry, slot)
+    row = row_address(geometry_of(table), slot)
     dimension = load_int64(table + DIMENSION)
     store_int64(row, key)
     initial_weights(
@@ -137,48 +170,40 @@ def make_row(table: int, slot: int, key: int, key_hash: int) -> None:
         key_hash,
     )
     optimizers.initial_state(load_int64(table + OPTIMIZER), row + KEY_BYTES, dimension, table + PARAMETERS_AT)
-    _mark_changed(marks, slot)
 
 
 @routine
 def put_row(table: int, slot: int, record: int) -> None:
     """Replaces a row, or fills a slot that held none, by a live record."""
-    marks = _marks_of(table)
-    copy(row_address(marks.geometry, slot), record, marks.geometry.stride)
-    _mark_changed(marks, slot)
+    row = row_address(geometry_of(table), slot)
+    _tell_readers_of_one(table, slot, row)
+    copy(row, record, load_int64(table + STRIDE))
 
 
 @routine
 def retire_row(table: int, slot: int) -> None:
     """Zeroes a row and gives its slot back; the list of free slots has room for it."""
-    marks = _marks_of(table)
-    zero(row_address(marks.geometry, slot), marks.geometry.stride)
-    row = slot & marks.geometry.row_mask
-    for bitmap in range(BITMAPS_PER_SEGMENT):
-        at = segment_of(marks.geometry, slot) + marks.bitmaps + bitmap * marks.bitmap_bytes + (row >> 3)
-        store_uint8(at, load_uint8(at) & ~(1 << (row & 7)))
+    row = row_address(geometry_of(table), slot)
+    _tell_readers_of_one(table, slot, row)
+    zero(row, load_int64(table + STRIDE))
     free = load_int64(table + FREE_COUNT)
     store_uint32(load_int64(table + FREE) + 4 * free, slot)
     store_int64(table + FREE_COUNT, free + 1)
 
 
-def _stepper(
-    load_parameters: Callable[[int], Any], apply: Callable[..., None]
-) -> Callable[[int, int, int, int, int], None]:
+def _stepper(load_parameters: Callable[[int], Any], apply: Callable[..., None]) -> Callable[[int, int, int, int], None]:
     """The loop of `step_rows` for one rule, so that nothing is decided row by row."""
 
     @routine
-    def step_with_rule(table: int, slots: int, rows: int, count: int, gradients: int) -> None:
+    def step_with_rule(table: int, rows: int, count: int, gradients: int) -> None:
         parameters = load_parameters(table + PARAMETERS_AT)
         dimension = load_int64(table + DIMENSION)
         pushes_offset = load_int64(table + PUSHES)
-        marks = _marks_of(table)
         for at in range(0, 8 * count, 8):
             row = load_int64(rows + at)
             apply(row + KEY_BYTES, gradients, dimension, parameters)
             pushes = load_uint32(row + pushes_offset)
             store_uint32(row + pushes_offset, pushes + (pushes < MOST_PUSHES))
-            _mark_changed(marks, load_int64(slots + at))
             gradients += FLOAT_BYTES * dimension
 
     return step_with_rule
@@ -199,18 +224,19 @@ def step_rows(table: int, slots: int, rows: int, count: int, gradients: int) -> 
 
     `slots` and `rows` are the addresses of int64[count]: slots, and where their rows begin.
     """
+    _tell_readers(table, slots, rows, count)
     optimizer = load_int64(table + OPTIMIZER)
     if optimizer == optimizers.ROW_WISE_ADAGRAD:
-        _step_row_wise_adagrad(table, slots, rows, count, gradients)
+        _step_row_wise_adagrad(table, rows, count, gradients)
     elif optimizer == optimizers.ADAGRAD:
-        _step_adagrad(table, slots, rows, count, gradients)
+        _step_adagrad(table, rows, count, gradients)
     elif optimizer == optimizers.ADAM:
-        _step_adam(table, slots, rows, count, gradients)
+        _step_adam(table, rows, count, gradients)
     elif optimizer == optimizers.DENSE_ADAM:
-        _step_dense_adam(table, slots, rows, count, gradients)
+        _step_dense_adam(table, rows, count, gradients)
     elif optimizer == optimizers.FTRL:
-        _step_ftrl(table, slots, rows, count, gradients)
+        _step_ftrl(table, rows, count, gradients)
     elif optimizer == optimizers.MOMENTUM:
-        _step_momentum(table, slots, rows, count, gradients)
+        _step_momentum(table, rows, count, gradients)
     else:
-        _step_sgd(table, slots, rows, count, gradients)
+        _step_sgd(table, rows, count, gradients)

@@ -14,15 +14,15 @@ MAX_SLOTS = (1 << 32) - 1
 
 
 class Segment:
-    """Zeroed memory of one segment: `rows: uint8[rows, stride]`, then `bitmaps: uint8[bitmaps, rows / 8]`.
+    """Zeroed memory of one segment: `rows: uint8[rows, stride]`.
 
     Pages are committed when they are first touched; with `huge`, 2 MiB at a time, which spares the processor most of
     its address translation where rows are spread over gigabytes. The kernel gives huge pages to private memory only,
     and to whole aligned pages of it.
     """
 
-    def __init__(self, segment_rows: int, stride: int, bitmaps: int, *, huge: bool) -> None:
-        size = max(SEGMENT_BYTES, segment_rows * stride + bitmaps * segment_rows // 8)
+    def __init__(self, segment_rows: int, stride: int, *, huge: bool) -> None:
+        size = max(SEGMENT_BYTES, segment_rows * stride)
         slack = HUGE_PAGE_BYTES if huge else 0
         try:
             memory = mmap.mmap(-1, size + slack, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -35,20 +35,14 @@ class Segment:
                 memory.madvise(mmap.MADV_HUGEPAGE, start, size)
         whole = mapped[start : start + size]
         self._page_bytes = HUGE_PAGE_BYTES if huge else mmap.PAGESIZE
-        end = segment_rows * stride
         self.address: int = whole.ctypes.data
-        self.rows = whole[:end].reshape(segment_rows, stride)
-        self.bitmaps = whole[end : end + bitmaps * segment_rows // 8].reshape(bitmaps, segment_rows // 8)
+        self.rows = whole[: segment_rows * stride].reshape(segment_rows, stride)
 
     def touched_bytes(self, rows: int) -> int:
         """Bytes of the pages that the first `rows` rows lie on."""
         return -(-rows * self.rows.shape[1] // self._page_bytes) * self._page_bytes
 
-    def bits(self, bitmap: int, rows: int) -> NDArray[np.bool_]:
-        """The bits of the first `rows` rows in a bitmap: bool[rows]."""
-        return np.unpackbits(self.bitmaps[bitmap], count=rows, bitorder="little").view(np.bool_)
 
-
-def rows_per_segment(stride: int, bitmaps: int) -> int:
-    """Rows of `stride` bytes, with their bits, that fit into a segment: a multiple of 8, and at least 8."""
-    return max(1, SEGMENT_BYTES // (8 * stride + bitmaps)) * 8
+def rows_per_segment(stride: int) -> int:
+    """Rows of `stride` bytes in a segment: a positive multiple of 8, so that segments divide bitmaps at bytes."""
+    return max(1, SEGMENT_BYTES // (8 * stride)) * 8

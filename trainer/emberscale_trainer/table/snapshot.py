@@ -1,55 +1,200 @@
-"""A copy of a table's rows, for a checkpoint that is written while training goes on."""
+"""The rows as they were at one moment, read while training goes on.
+
+A snapshot copies nothing when it begins. A *drain* walks the segments of a table and copies their rows without the
+caller's lock; a push that changes a row before the drain has passed it saves the row's old bytes first (`rows`). Per
+segment the drain takes the lock for a moment, to learn which rows have changed meanwhile, whose copies it drops, and to
+declare the rest passed. So pushes wait for microseconds, however many rows there are, and the memory that a snapshot
+takes is that of the rows that change while it is drained.
+"""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from emberscale_trainer.table import kernels
+from emberscale_trainer.table.changes import Changes
 from emberscale_trainer.table.layout import RowLayout
-from emberscale_trainer.table.rows import Tracker
+from emberscale_trainer.table.memory import address_of
 from emberscale_trainer.table.slab import Segment
 
+Records = NDArray[np.uint8]
+Lock = AbstractContextManager[Any]
 
-@dataclass(frozen=True)
-class TableSnapshot:
-    """The rows of one table as they were: `records: uint8[rows, stride]`, contiguous, in no particular order."""
+_SAVED_BYTES = 1 << 20
+"""Memory for the old bytes of rows grows by so much at a time."""
 
-    name: str
-    layout: RowLayout
-    records: NDArray[np.uint8]
 
-    @classmethod
-    def of(
-        cls,
-        name: str,
+class SnapshotAbandonedError(Exception):
+    """The snapshot was given back, or its reader has begun another."""
+
+
+class TableShare:
+    """One table's part of a snapshot. `entry` is the reader's entry in the table's descriptor."""
+
+    def __init__(
+        self,
+        entry: np.void,
         layout: RowLayout,
         segments: Sequence[Segment],
-        used: Sequence[int],
-        changed_for: Tracker | None,
-    ) -> "TableSnapshot":
-        """Copies the rows of segments, of whose slots the first `used` each were given out."""
-        chosen = []
-        for segment, count in zip(segments, used, strict=False):
-            rows = segment.rows[:count]
-            wanted = layout.fields(rows)["pushes"] != 0
-            if changed_for is not None:
-                wanted &= segment.bits(changed_for, len(rows))
-            chosen.append(rows if wanted.all() else rows[wanted])
-        # one block for all: numpy asks for huge pages, which halves the time
-        return cls(name, layout, np.concatenate([*chosen, layout.empty(0)]))
+        used_rows: Sequence[int],
+        slot_bits: int,
+        next_slot: int,
+        scope: NDArray[np.uint8] | None,
+    ) -> None:
+        """Begins to save old bytes. Of `segments`, which others extend, the first slots are in use: `used_rows`."""
+        self.layout = layout
+        self.drained = False
+        self._entry = entry
+        self._segments = segments
+        self._used_rows = used_rows
+        self._segment_bytes = 1 << slot_bits >> 3
+        self._scope = scope
+        self._passed = np.zeros((next_slot + 7) // 8 + 1, np.uint8)
+        self._saved = layout.empty(0)
+        self._full: list[Records] = []
+        entry["scope"] = 0 if scope is None else address_of(scope)
+        entry["end"] = next_slot
+        entry["saved_count"] = entry["saved_room"] = 0
+        entry["passed"] = address_of(self._passed)
+
+    def make_room(self, rows: int) -> None:
+        """Sees that the old bytes of so many rows can be saved. Raises MemoryError, nothing being done."""
+        if not self._entry["passed"] or self._entry["saved_room"] - self._entry["saved_count"] >= rows:
+            return
+        saved = self.layout.empty(max(rows, _SAVED_BYTES // self.layout.stride))
+        self._full += self._take_saved()
+        self._saved = saved
+        self._entry["saved"] = address_of(saved)
+        self._entry["saved_room"] = len(saved)
+
+    def close(self) -> list[Records]:
+        """Saves no more; returns the records that were saved and not taken yet."""
+        left = self._full + self._take_saved()
+        self._entry["passed"] = self._entry["scope"] = 0
+        self._full, self._saved, self._passed, self._scope = [], self.layout.empty(0), np.zeros(0, np.uint8), None
+        return left
+
+    def take_full(self) -> list[Records]:
+        """The saved records for which the memory is full; they are the caller's now."""
+        full, self._full = self._full, []
+        return full
+
+    def passed_in(self, segment: int, rows: int) -> NDArray[np.uint8]:
+        """Declares the first rows of a segment passed; returns the bitmap of those that were so before."""
+        first = segment * self._segment_bytes
+        bits = self._passed[first : first + (rows + 7) // 8]
+        before = bits.copy()
+        bits[:] = 0xFF
+        return before
 
     @property
-    def rows(self) -> int:
-        """Rows in the snapshot."""
-        return len(self.records)
+    def most_rows(self) -> int:
+        """Rows of the segment that has most of them."""
+        return max(self._used_rows)
+
+    def segments(self) -> Iterator[tuple[int, Segment, int, int]]:
+        """The number of each segment with rows in scope, the segment, its rows, and the address of their scope or 0."""
+        for number, rows in enumerate(self._used_rows):
+            scope = 0
+            if self._scope is not None:
+                bits = self._scope[number * self._segment_bytes :][: (rows + 7) // 8]
+                if not bits.any():
+                    continue
+                scope = address_of(bits)
+            if rows:
+                yield number, self._segments[number], rows, scope
+
+    def _take_saved(self) -> list[Records]:
+        count = int(self._entry["saved_count"])
+        self._entry["saved_count"] = self._entry["saved_room"] = 0
+        return [self._saved[:count]] if count else []
+
+
+class Snapshot:
+    """What a reader gets: all rows, or those that changed since its last take, and the keys that were retired.
+
+    It stays open, and pushes save old bytes for it, until it is drained or given back. Then it ends: with `commit` when
+    the reader has put it where it belongs, or with `give_back`, and the reader's next take brings the changes again.
+    """
+
+    def __init__(
+        self, shares: Sequence[TableShare], lock: Lock, changes: Changes | None, current: Changes | None, *, whole: bool
+    ) -> None:
+        """`changes` are those that the snapshot takes away, `current` are those to which they may have to return."""
+        self._shares = shares
+        self._lock = lock
+        self._changes = changes
+        self._current = current
+        self._ended = False
+        nothing: list[NDArray[np.int64]] = [np.zeros(0, np.int64) for _ in shares]
+        self.retired = tuple(nothing if whole or changes is None else changes.retired_keys())
+        """By table, the keys whose rows were retired: int64[]. To be applied before the records, which may have made
+        a key anew. None in a snapshot of all rows."""
+
+    def drain(self, table: int) -> Iterator[Records]:
+        """Yields the rows of a table as `uint8[n, stride]`, in no particular order; the next chunk overwrites each.
+
+        To be called once for each table, without the lock. Raises SnapshotAbandonedError.
+        """
+        share = self._shares[table]
+        stride, pushes = share.layout.stride, share.layout.pushes_offset
+        records = np.empty((share.most_rows, stride), np.uint8)
+        places = np.empty(len(records), np.uint32)
+        for number, segment, rows, scope in share.segments():
+            count = kernels.read_rows(
+                segment.address, rows, stride, pushes, scope, address_of(records), address_of(places)
+            )
+            with self._lock:
+                self._check_open()
+                changed = share.passed_in(number, rows)
+                saved = share.take_full()
+            count = kernels.drop_records(address_of(records), count, stride, address_of(places), address_of(changed))
+            if count:
+                yield records[:count]
+            yield from saved
+        with self._lock:
+            self._check_open()
+            saved = share.close()
+            share.drained = True
+        yield from saved
+
+    def commit(self) -> None:
+        """Ends the snapshot: the reader has it safe.
+
+        Raises SnapshotAbandonedError, and RuntimeError before all tables are drained.
+        """
+        with self._lock:
+            self._check_open()
+            if not all(share.drained for share in self._shares):
+                raise RuntimeError("a snapshot is committed when all of its tables are drained")
+            self._end()
+
+    def give_back(self) -> None:
+        """Ends the snapshot: what it took away is among the reader's changes again. Does nothing once it has ended."""
+        with self._lock:
+            if not self._ended:
+                if self._changes is not None and self._current is not None:
+                    self._current.merge(self._changes)
+                self._end()
+
+    def make_room(self, table: int, rows: int) -> None:
+        """Sees that so many rows of a table can change, for the store. Raises MemoryError."""
+        self._shares[table].make_room(rows)
 
     @property
-    def bytes(self) -> int:
-        """Bytes of all records."""
-        return self.records.nbytes
+    def ended(self) -> bool:
+        """Whether it was committed or given back."""
+        return self._ended
 
-    def chunks(self, rows: int = 1 << 16) -> Iterator[NDArray[np.uint8]]:
-        """All records as contiguous `uint8[n, stride]`, n being at most `rows`; no copies."""
-        for start in range(0, len(self.records), rows):
-            yield self.records[start : start + rows]
+    def _check_open(self) -> None:
+        if self._ended:
+            raise SnapshotAbandonedError("the snapshot was given back, or its reader has begun another")
+
+    def _end(self) -> None:
+        for share in self._shares:
+            share.close()
+        self._ended = True
+        self._changes = self._current = None

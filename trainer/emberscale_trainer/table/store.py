@@ -9,17 +9,15 @@ from numpy.typing import NDArray
 from emberscale_api.job import TableSpec
 from emberscale_api.routing import BUCKETS
 from emberscale_trainer.table import initializers, kernels, optimizers
+from emberscale_trainer.table.changes import Changes
 from emberscale_trainer.table.compiled import warm_up
 from emberscale_trainer.table.dense import DensePieces
-from emberscale_trainer.table.descriptor import TABLE
+from emberscale_trainer.table.descriptor import TABLE, Reader
 from emberscale_trainer.table.index import ENTRY_BYTES
 from emberscale_trainer.table.layout import RowLayout
-from emberscale_trainer.table.memory import CACHE_LINE
-from emberscale_trainer.table.rows import BITMAPS_PER_SEGMENT, Tracker
+from emberscale_trainer.table.memory import CACHE_LINE, address_of
 from emberscale_trainer.table.slab import MAX_SLOTS, Segment, rows_per_segment
-from emberscale_trainer.table.snapshot import TableSnapshot
-
-Records = NDArray[np.uint8]
+from emberscale_trainer.table.snapshot import Lock, Records, Snapshot, TableShare
 
 
 class NonFiniteGradientError(ValueError):
@@ -28,7 +26,7 @@ class NonFiniteGradientError(ValueError):
 
 def require_finite(gradients: NDArray[np.float32], of: str) -> None:
     """Raises NonFiniteGradientError if any of `gradients`, a contiguous float32 vector, is NaN or infinite."""
-    if not kernels.all_finite(_address(gradients), len(gradients)):
+    if not kernels.all_finite(address_of(gradients), len(gradients)):
         where = int(np.argmin(np.isfinite(gradients)))
         raise NonFiniteGradientError(f"gradient {where} of {len(gradients)} of the {of} is {gradients[where]}")
 
@@ -58,9 +56,11 @@ class TableStore:
         self._segments: list[list[Segment]] = [[] for _ in self.specs]
         self._segment_addresses = [np.zeros(8, np.int64) for _ in self.specs]
         self._free = [np.zeros(0, np.uint32) for _ in self.specs]
+        self._changes: dict[Reader, Changes] = {}
+        self._snapshots: dict[Reader, Snapshot] = {}
         self._scratch = np.zeros(kernels.SCRATCH_BYTES, np.uint8)
-        self._tables_address = _address(self._tables)
-        self._scratch_address = _address(self._scratch)
+        self._tables_address = address_of(self._tables)
+        self._scratch_address = address_of(self._scratch)
         self._dimensions = np.array([spec.dimension for spec in self.specs], np.int64)
         for number, (spec, layout) in enumerate(zip(self.specs, self.layouts, strict=True)):
             self._describe(number, spec, layout)
@@ -71,13 +71,12 @@ class TableStore:
 
     def _describe(self, number: int, spec: TableSpec, layout: RowLayout) -> None:
         table = self._tables[number]
-        segment_rows = rows_per_segment(layout.stride, BITMAPS_PER_SEGMENT)
-        table["directory"] = _address(self._directories[number])
-        table["bucket_rows"] = _address(self._bucket_rows[number])
-        table["segments"] = _address(self._segment_addresses[number])
+        segment_rows = rows_per_segment(layout.stride)
+        table["directory"] = address_of(self._directories[number])
+        table["bucket_rows"] = address_of(self._bucket_rows[number])
+        table["segments"] = address_of(self._segment_addresses[number])
         table["segment_rows"] = segment_rows
         table["slot_bits"] = (segment_rows - 1).bit_length()
-        table["bitmaps"] = segment_rows * layout.stride
         table["dimension"] = spec.dimension
         table["stride"] = layout.stride
         table["pushes"] = layout.pushes_offset
@@ -92,7 +91,7 @@ class TableStore:
         table = self._tables[-1]
         table["optimizer"] = optimizers.DENSE_CODES[dense.optimizer.type]
         table["initializer"] = initializers.GIVEN
-        table["seed"] = _address(dense.initial)
+        table["seed"] = address_of(dense.initial)
 
     def values_per_request(self, counts: NDArray[np.uint32]) -> int:
         """The float32 numbers in the answer to a pull of so many keys a table. Raises ValueError for another shape."""
@@ -114,7 +113,7 @@ class TableStore:
         self._check(counts, keys, out, "out")
         if not out.flags.writeable:
             raise ValueError("out is read-only")
-        addresses = (_address(counts), _address(keys), len(keys), _address(out), len(out))
+        addresses = (address_of(counts), address_of(keys), len(keys), address_of(out), len(out))
         if kernels.pull(self._tables_address, len(counts), *addresses, self._scratch_address) == kernels.MISMATCH:
             raise self._mismatch()
 
@@ -126,12 +125,12 @@ class TableStore:
         """
         self._check(counts, keys, gradients, "gradients")
         while True:
-            table = kernels.lacking(self._tables_address, len(counts), _address(counts), len(keys), len(gradients))
+            table = kernels.lacking(self._tables_address, len(counts), address_of(counts), len(keys), len(gradients))
             if table == kernels.NONE:
                 return
             if table == kernels.MISMATCH:
                 raise self._mismatch()
-            self._add_segment(table)
+            self._make_room(table, int(counts[table]), int(counts[table]))
 
     def push(self, counts: NDArray[np.uint32], keys: NDArray[np.int64], gradients: NDArray[np.float32]) -> None:
         """Steps the rows of the keys by `gradients: float32[values_per_request(counts)]`, making missing rows first.
@@ -141,7 +140,7 @@ class TableStore:
         done: the store must not be used any more.
         """
         self.reserve(counts, keys, gradients)
-        addresses = (_address(counts), _address(keys), len(keys), _address(gradients), len(gradients))
+        addresses = (address_of(counts), address_of(keys), len(keys), address_of(gradients), len(gradients))
         done = kernels.push(self._tables_address, len(counts), *addresses, self._scratch_address)
         if done == kernels.NO_MEMORY:
             raise MemoryError("no memory for the index of the embedding rows")
@@ -158,9 +157,8 @@ class TableStore:
         records = np.ascontiguousarray(records)
         if len(records) and not self.layouts[table].fields(records)["pushes"].all():
             raise ValueError(f"a record of table {table} counts no pushes, so it is not a row")
-        while kernels.room(descriptor) < len(records):
-            self._add_segment(table)
-        if kernels.load(descriptor, _address(records), len(records)) == kernels.NO_MEMORY:
+        self._make_room(table, len(records), len(records))
+        if kernels.load(descriptor, address_of(records), len(records)) == kernels.NO_MEMORY:
             raise MemoryError("no memory for the index of the embedding rows")
 
     def rows(self) -> dict[str, int]:
@@ -169,7 +167,10 @@ class TableStore:
 
     @property
     def allocated_bytes(self) -> int:
-        """Bytes of memory that rows, bitmaps and indexes take: what was touched, not what was merely reserved."""
+        """Bytes of memory that rows, indexes and recorded changes take: what was touched, not what was reserved.
+
+        The old bytes that an open snapshot saves are not counted.
+        """
         total = self._directories.nbytes + self._bucket_rows.nbytes
         for number in range(len(self.specs)):
             used = self._used_rows(number)
@@ -177,52 +178,106 @@ class TableStore:
                 segment.touched_bytes(rows) for segment, rows in zip(self._segments[number], used, strict=False)
             )
             total += self._free[number].nbytes + self._segment_addresses[number].nbytes
+        total += sum(changes.allocated_bytes for changes in self._changes.values())
         used = self._directories[self._directories != 0]
         return total + int((np.int64(ENTRY_BYTES) << (used & (CACHE_LINE - 1))).sum())
 
-    def snapshot(self, changed_for: Tracker | None = None) -> tuple[TableSnapshot, ...]:
-        """Copies all rows, or those that changed since `forget_changes` of a tracker; one snapshot a table, in order.
+    def track(self, reader: Reader) -> None:
+        """Records from now on what changes, for `take`; raises ValueError where that is done already."""
+        if reader in self._changes:
+            raise ValueError(f"changes are tracked for {reader.name} already")
+        self._changes[reader] = self._new_changes(reader)
 
-        Later calls do not alter a snapshot. A full one takes as much memory as the rows, until it is dropped.
+    def untrack(self, reader: Reader) -> None:
+        """Forgets the recorded changes of a reader, and records no more."""
+        self._changes.pop(reader).stop()
+
+    def snapshot(self, reader: Reader, lock: Lock) -> Snapshot:
+        """All rows as they are now. The reader's recorded changes, if they are tracked, begin anew.
+
+        `lock` is the caller's, who holds it now; the snapshot takes it again, for moments, and drains without it.
+        This takes a time that follows the number of segments, not of rows. A reader has one snapshot at a time: one
+        that has not ended is given back. Several readers may have theirs at once.
         """
-        return tuple(
-            TableSnapshot.of(
-                spec.name,
+        return self._begin(reader, lock, whole=True)
+
+    def take(self, reader: Reader, lock: Lock) -> Snapshot:
+        """The rows, as they are now, that changed since the reader's last snapshot, and the keys retired since.
+
+        As `snapshot` in all else. Raises ValueError for a reader whose changes are not tracked.
+        """
+        if reader not in self._changes:
+            raise ValueError(f"no changes are tracked for {reader.name}")
+        return self._begin(reader, lock, whole=False)
+
+    def _begin(self, reader: Reader, lock: Lock, *, whole: bool) -> Snapshot:
+        if reader in self._snapshots:
+            self._snapshots[reader].give_back()
+        taken, current = self._changes.get(reader), None
+        if taken is not None:
+            self._changes[reader] = current = self._new_changes(reader)
+        shares = [
+            TableShare(
+                self._entry(number, reader),
                 layout,
                 self._segments[number],
                 self._used_rows(number),
-                changed_for,
+                int(self._tables[number]["slot_bits"]),
+                int(self._tables[number]["next_slot"]),
+                None if whole or taken is None else taken.bitmap(number),
             )
-            for number, (spec, layout) in enumerate(zip(self.specs, self.layouts, strict=True))
-        )
+            for number, layout in enumerate(self.layouts)
+        ]
+        self._snapshots[reader] = Snapshot(shares, lock, taken, current, whole=whole)
+        return self._snapshots[reader]
 
-    def forget_changes(self, tracker: Tracker) -> None:
-        """From now on `snapshot(tracker)` leaves out the rows that do not change again.
+    def _new_changes(self, reader: Reader) -> Changes:
+        tables = range(len(self.specs))
+        return Changes([self._entry(number, reader) for number in tables], [self._slots(number) for number in tables])
 
-        Call it under the lock that covered the snapshot, or changes in between are lost to the tracker.
-        """
-        for segments in self._segments:
-            for segment in segments:
-                segment.bitmaps[tracker] = 0
+    def _entry(self, table: int, reader: Reader) -> np.void:
+        """A view of what the kernels know of a reader of a table."""
+        entry: np.void = self._tables[table]["readers"][reader]
+        return entry
 
     def records_of_bucket(self, table: int, bucket: int) -> Records:
         """The rows of a bucket as `uint8[n, stride]`, in no particular order."""
         slots = self._bucket_slots(table, bucket)
         records = self.layouts[table].empty(len(slots))
-        kernels.read_bucket(self._descriptor(table), bucket, _address(slots), _address(records))
+        kernels.read_bucket(self._descriptor(table), bucket, address_of(slots), address_of(records))
         return records
 
     def remove_bucket(self, table: int, bucket: int) -> int:
-        """Removes the rows of a bucket; returns how many there were. Their slots are used again."""
-        slots = self._bucket_slots(table, bucket)
+        """Retires the rows of a bucket; returns how many there were. Their slots are used again."""
+        keys = self._bucket_slots(table, bucket)
+        self._make_room_to_retire(table, len(keys))
+        retired = kernels.retire_bucket(self._descriptor(table), bucket, address_of(keys))
+        self._note_retired(table, keys)
+        return retired
+
+    def retire(self, table: int, keys: NDArray[np.int64]) -> int:
+        """Retires the rows of keys, `int64[n]`; returns how many had one. Their slots are used again."""
+        descriptor = self._descriptor(table)
+        keys = np.ascontiguousarray(keys, np.int64)
+        retired = np.empty_like(keys)
+        self._make_room_to_retire(table, len(keys))
+        count = kernels.retire(descriptor, address_of(keys), len(keys), address_of(retired))
+        self._note_retired(table, retired[:count])
+        return count
+
+    def _make_room_to_retire(self, table: int, rows: int) -> None:
+        self._make_room(table, 0, rows)
         descriptor, free = self._tables[table], self._free[table]
-        needed = int(descriptor["free_count"]) + len(slots)
+        needed = int(descriptor["free_count"]) + rows
         if needed > len(free):
             grown = np.zeros(max(needed, 2 * len(free)), np.uint32)
             grown[: len(free)] = free
             self._free[table] = grown
-            descriptor["free"] = _address(grown)
-        return kernels.remove_bucket(self._descriptor(table), bucket, _address(slots))
+            descriptor["free"] = address_of(grown)
+
+    def _note_retired(self, table: int, keys: NDArray[np.int64]) -> None:
+        for changes in self._changes.values():
+            changes.retire(table, keys)
 
     def _descriptor(self, table: int) -> int:
         if not 0 <= table < len(self.specs):
@@ -238,6 +293,10 @@ class TableStore:
 
     def _rows(self, table: int) -> int:
         return sum(self._used_rows(table)) - int(self._tables[table]["free_count"])
+
+    def _slots(self, table: int) -> int:
+        """Slots of all segments, those between the segments included."""
+        return len(self._segments[table]) << int(self._tables[table]["slot_bits"])
 
     def _used_rows(self, table: int) -> list[int]:
         """How many slots of each segment hold a row or held one; later segments were never used."""
@@ -260,29 +319,32 @@ class TableStore:
         dimensions = [spec.dimension for spec in self.specs]
         return ValueError(f"the counts do not add up to the keys and values: the tables' dimensions are {dimensions}")
 
+    def _make_room(self, table: int, new: int, changed: int) -> None:
+        """Sees that so many rows of a table can come into being, and so many change. Raises MemoryError."""
+        while kernels.room(self._descriptor(table)) < new:
+            self._add_segment(table)
+        for snapshot in self._snapshots.values():
+            snapshot.make_room(table, changed)
+
     def _add_segment(self, table: int) -> None:
         descriptor, segments = self._tables[table], self._segments[table]
         if (len(segments) + 1) << int(descriptor["slot_bits"]) > MAX_SLOTS:
             raise MemoryError(f"table {self.specs[table].name} has as many rows as a table can have")
         # small tables stay small: huge pages begin with the second segment
-        segment = Segment(
-            int(descriptor["segment_rows"]), self.layouts[table].stride, BITMAPS_PER_SEGMENT, huge=bool(segments)
-        )
+        segment = Segment(int(descriptor["segment_rows"]), self.layouts[table].stride, huge=bool(segments))
+        for changes in self._changes.values():
+            changes.make_room(table, (len(segments) + 1) << int(descriptor["slot_bits"]))
         addresses = self._segment_addresses[table]
         if len(segments) == len(addresses):
             addresses = np.concatenate([addresses, np.zeros_like(addresses)])
             self._segment_addresses[table] = addresses
-            descriptor["segments"] = _address(addresses)
+            descriptor["segments"] = address_of(addresses)
         addresses[len(segments)] = segment.address
         segments.append(segment)
         descriptor["segment_count"] = len(segments)
 
 
-def _address(array: NDArray[np.generic]) -> int:
-    return int(array.__array_interface__["data"][0])
-
-
 def _free_indexes(tables: NDArray[np.void], directories: NDArray[np.int64], bucket_rows: NDArray[np.uint32]) -> None:
     """Frees all sub-indexes; the descriptors point to the two other arrays, which this keeps alive."""
     for number in range(len(tables)):
-        kernels.drop_index(_address(tables) + TABLE.itemsize * number, BUCKETS)
+        kernels.drop_index(address_of(tables) + TABLE.itemsize * number, BUCKETS)

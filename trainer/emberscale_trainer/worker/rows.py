@@ -7,6 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emberscale_api.job import Pooling, TableSpec
+from emberscale_trainer.table.layout import FLOAT_BYTES
+from emberscale_trainer.table.memory import load_float32, store_float32
+from emberscale_trainer.table.vector import VECTOR_BYTES, WHOLE, load8, store8
 from emberscale_trainer.worker.keys import KeyPlan
 
 
@@ -31,7 +34,8 @@ class EmbeddingLayout:
     def gather(self, rows: NDArray[np.float32], plan: KeyPlan) -> NDArray[np.float32]:
         """Embeddings float32 [batch, width] from `rows` float32 [plan.values]."""
         embeddings = np.empty((len(plan.offsets), self.width), dtype=np.float32)
-        _gather(rows, plan.offsets, self._dimensions, self._starts, embeddings)
+        places = (plan.offsets, self._dimensions, self._starts)
+        _gather(_address(rows), *places, _address(embeddings), FLOAT_BYTES * self.width)
         for (start, dimension, mean), lists in zip(self._pooled, plan.lists, strict=True):
             _pool(rows, lists.rows, lists.edges, start, dimension, mean, embeddings)
         return embeddings
@@ -39,7 +43,8 @@ class EmbeddingLayout:
     def scatter(self, gradients: NDArray[np.float32], plan: KeyPlan) -> NDArray[np.float32]:
         """Gradients of the rows, float32 [plan.values], from those of the embeddings: ids of one row add up."""
         rows = np.zeros(plan.values, dtype=np.float32)
-        _scatter(gradients, plan.offsets, self._dimensions, self._starts, rows)
+        places = (plan.offsets, self._dimensions, self._starts)
+        _scatter(_address(gradients), *places, _address(rows), FLOAT_BYTES * self.width)
         for (start, dimension, mean), lists in zip(self._pooled, plan.lists, strict=True):
             _unpool(gradients, lists.rows, lists.edges, start, dimension, mean, rows)
         return rows
@@ -63,26 +68,41 @@ def _relay(values, old, new, dimensions, moved):  # type: ignore[no-untyped-def]
                 moved[new[row, table] + element] = values[old[row, table] + element]
 
 
-@numba.njit("void(f4[::1], i4[:, ::1], i8[::1], i8[::1], f4[:, ::1])", nogil=True, cache=True)
-def _gather(rows, offsets, dimensions, starts, embeddings):  # type: ignore[no-untyped-def]
-    # Numba types this from the signature above.
+def _address(array: NDArray[np.float32]) -> int:
+    """Where the kernels find the floats of an array. Raises ValueError for one of another type or layout."""
+    if array.dtype != np.float32 or not array.flags.c_contiguous:
+        raise ValueError(f"rows and embeddings are contiguous float32, not {array.dtype} with strides {array.strides}")
+    return array.ctypes.data
+
+
+@numba.njit("void(i8, i4[:, ::1], i8[::1], i8[::1], i8, i8)", nogil=True, cache=True)
+def _gather(rows, offsets, dimensions, starts, embeddings, width):  # type: ignore[no-untyped-def]
+    # Numba types this from the signature above. `rows` and `embeddings` are addresses, `width` is in bytes.
     batch, tables = offsets.shape
     for row in range(batch):
         for table in range(tables):
-            start, column = offsets[row, table], starts[table]
-            for element in range(dimensions[table]):
-                embeddings[row, column + element] = rows[start + element]
+            source = rows + FLOAT_BYTES * offsets[row, table]
+            target = embeddings + width * row + FLOAT_BYTES * starts[table]
+            whole = FLOAT_BYTES * (dimensions[table] & WHOLE)
+            for at in range(0, whole, VECTOR_BYTES):
+                store8(target + at, load8(source + at))
+            for at in range(whole, FLOAT_BYTES * dimensions[table], FLOAT_BYTES):
+                store_float32(target + at, load_float32(source + at))
 
 
-@numba.njit("void(f4[:, ::1], i4[:, ::1], i8[::1], i8[::1], f4[::1])", nogil=True, cache=True)
-def _scatter(gradients, offsets, dimensions, starts, rows):  # type: ignore[no-untyped-def]
-    # Numba types this from the signature above.
+@numba.njit("void(i8, i4[:, ::1], i8[::1], i8[::1], i8, i8)", nogil=True, cache=True)
+def _scatter(gradients, offsets, dimensions, starts, rows, width):  # type: ignore[no-untyped-def]
+    # Numba types this from the signature above. `gradients` and `rows` are addresses, `width` is in bytes.
     batch, tables = offsets.shape
     for row in range(batch):
         for table in range(tables):
-            start, column = offsets[row, table], starts[table]
-            for element in range(dimensions[table]):
-                rows[start + element] += gradients[row, column + element]
+            source = gradients + width * row + FLOAT_BYTES * starts[table]
+            target = rows + FLOAT_BYTES * offsets[row, table]
+            whole = FLOAT_BYTES * (dimensions[table] & WHOLE)
+            for at in range(0, whole, VECTOR_BYTES):
+                store8(target + at, load8(target + at) + load8(source + at))
+            for at in range(whole, FLOAT_BYTES * dimensions[table], FLOAT_BYTES):
+                store_float32(target + at, load_float32(target + at) + load_float32(source + at))
 
 
 @numba.njit("void(f4[::1], i4[::1], i8[::1], i8, i8, b1, f4[:, ::1])", nogil=True, cache=True)

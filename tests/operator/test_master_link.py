@@ -1,7 +1,8 @@
 """The operator's conversation with a master that comes late, goes, and comes back."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import grpc
@@ -13,7 +14,7 @@ from certificates import certificates
 from emberscale_api.certificates import Certificates
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc import tls
-from emberscale_operator.kubernetes.master_link import MasterLink, retry_seconds
+from emberscale_operator.master_link import MasterAddress, MasterLink, retry_pause
 
 TLS_HANDSHAKE = b"\x16"
 """The first byte of a client with TLS."""
@@ -43,6 +44,10 @@ async def start(version: int, port: int = 0, shown: Certificates | None = None) 
     return server, port
 
 
+def open_link(port: int, wake: Callable[[], None], authority: bytes | None = None) -> MasterLink:
+    return MasterLink(MasterAddress(f"127.0.0.1:{port}", "token", authority), wake, time.monotonic, status_seconds=0.5)
+
+
 async def until_plan(link: MasterLink, woken: asyncio.Event, version: int) -> None:
     while not (link.answers and link.plan is not None and link.plan.version == version):
         woken.clear()
@@ -54,7 +59,7 @@ def test_a_master_that_comes_late_and_again_is_heard() -> None:
         first, port = await start(1)
         await first.stop(None)  # nobody is there yet, at a port that is free
         woken = asyncio.Event()
-        link = MasterLink(f"127.0.0.1:{port}", "token", woken.set, 0.5)
+        link = open_link(port, woken.set)
         try:
             await link.refresh_status()
             assert not link.answers
@@ -77,11 +82,8 @@ def test_a_master_with_tls_is_heard_by_who_knows_its_authority(tmp_path: Path) -
         ours, theirs = certificates(tmp_path / "ours"), certificates(tmp_path / "theirs")
         server, port = await start(1, shown=ours)
         woken = asyncio.Event()
-        link = MasterLink(f"127.0.0.1:{port}", "token", woken.set, 0.5, ours.authority)
-        strangers = [
-            MasterLink(f"127.0.0.1:{port}", "token", asyncio.Event().set, 0.5, authority)
-            for authority in (theirs.authority, None)
-        ]
+        link = open_link(port, woken.set, ours.authority)
+        strangers = [open_link(port, asyncio.Event().set, authority) for authority in (theirs.authority, None)]
         try:
             await until_plan(link, woken, 1)
             for stranger in (*strangers, *strangers):
@@ -116,7 +118,7 @@ def test_masters_that_fall_silent_in_a_handshake_keep_nothing_else_waiting(monke
 
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        links = [MasterLink(f"127.0.0.1:{port}", "token", lambda: None, 0.5) for _ in range(40)]
+        links = [open_link(port, lambda: None) for _ in range(40)]
         try:
             async with asyncio.timeout(30):
                 for _ in links:
@@ -133,4 +135,45 @@ def test_masters_that_fall_silent_in_a_handshake_keep_nothing_else_waiting(monke
 
 @pytest.mark.parametrize(("silent", "seconds"), [(0.0, 1.0), (8.0, 1.0), (32.0, 4.0), (3600.0, 8.0)])
 def test_a_master_is_asked_less_often_the_longer_it_is_silent(silent: float, seconds: float) -> None:
-    assert retry_seconds(silent) == seconds
+    assert retry_pause(silent) == seconds
+
+
+def test_an_answer_that_was_long_under_way_hides_no_later_one() -> None:
+    async def scenario() -> None:
+        times, asked, answers = 0, asyncio.Event(), asyncio.Event()
+
+        async def status(request: pb.GetStatusRequest, context: object) -> pb.JobStatus:
+            nonlocal times
+            times += 1
+            mine = times
+            asked.set()
+            if mine == 1:
+                await answers.wait()
+            return pb.JobStatus(samples=mine)
+
+        server = grpc.aio.server()
+        handler = grpc.unary_unary_rpc_method_handler(
+            status, pb.GetStatusRequest.FromString, pb.JobStatus.SerializeToString
+        )
+        name = pb.DESCRIPTOR.services_by_name["Master"].full_name
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, {"GetStatus": handler}),))
+        port = tls.bind(server, "127.0.0.1:0", None)
+        await server.start()
+        link = open_link(port, lambda: None)
+        try:
+            await asyncio.wait_for(asked.wait(), 20)  # by the task that follows the status
+            later = asyncio.create_task(link.refresh_status())
+            await asyncio.wait({later}, timeout=0.3)  # it waits for its turn
+            answers.set()
+            seen: list[int] = []
+            while not seen or seen[-1] < 4:
+                if link.status is not None:
+                    seen.append(link.status.samples)
+                await asyncio.sleep(0.01)
+            await later
+            assert seen == sorted(seen)
+        finally:
+            await link.close()
+            await server.stop(None)
+
+    asyncio.run(scenario())

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from emberscale_operator.local.backend import LocalBackend
 from emberscale_operator.local.process import list_threads
+from emberscale_operator.local.processes import JobProcesses
 from emberscale_operator.machine import ExitReason, Instance, InstanceId, InstanceState, Resources, Role
 
-MakeBackend = Callable[..., LocalBackend]
+MakeBackend = Callable[..., JobProcesses]
 Eventually = Callable[[Callable[[], object]], None]
 
 WORKER = InstanceId(Role.WORKER, 0, 1)
@@ -23,15 +23,15 @@ EAT = f"eaten = b'1' * (300 << 20); {SLEEP}"
 DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); {SLEEP}"
 
 
-def observe(backend: LocalBackend) -> dict[InstanceId, Instance]:
+def observe(backend: JobProcesses) -> dict[InstanceId, Instance]:
     return {instance.id: instance for instance in backend.observe(time.monotonic())}
 
 
-def pid_of(backend: LocalBackend) -> int:
+def pid_of(backend: JobProcesses) -> int:
     return backend.processes()[0].pid
 
 
-def ended(backend: LocalBackend, instance: InstanceId = WORKER) -> bool:
+def ended(backend: JobProcesses, instance: InstanceId = WORKER) -> bool:
     return observe(backend)[instance].state is InstanceState.EXITED
 
 

@@ -1,4 +1,4 @@
-"""Whatever happens to the instances, and however many of its actions are lost, the reconciler gets there."""
+"""Whatever happens to the instances, and however many of its actions are lost, the job machine gets there."""
 
 from dataclasses import dataclass, field, replace
 
@@ -6,27 +6,33 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from emberscale_api.job.status import JobPhase
 from emberscale_operator.machine import (
     Action,
     Backoff,
     Create,
+    Decision,
     Delete,
-    Demand,
-    Desired,
     ExitReason,
-    History,
+    Forget,
     Instance,
     InstanceExit,
     InstanceId,
     InstanceState,
+    JobIntent,
+    JobStanding,
+    Kill,
+    MasterReport,
+    PhaseNews,
     Policy,
     ReportExit,
     Resize,
     Resources,
     Role,
-    advance,
-    reconcile,
+    ShutDown,
+    decide,
 )
+from training_jobs import training_spec
 
 POLICY = Policy(Backoff(base=1.0, limit=30.0, reset_after=60.0), backoff_limit=1_000_000, stop_grace=10.0)
 ROLES = (Role.MASTER, Role.PS, Role.WORKER)
@@ -45,17 +51,19 @@ class SimulatedBackend:
             case Create(id=new, resources=resources):
                 if new not in self.ever:
                     self.ever.add(new)
-                    self.instances[new] = Instance(new, InstanceState.RUNNING, resources, now)
+                    name = str(new.incarnation)
+                    self.instances[new] = Instance(new, InstanceState.RUNNING, resources, now, name=name)
             case Resize(id=old, resources=resources):
                 if old in self.instances:
                     self.instances[old] = replace(self.instances[old], resources=resources)
-            case Delete(id=old):
-                instance = self.instances.get(old)
-                if instance is None:
-                    return
-                if instance.live:
-                    self.instances[old] = replace(instance, state=InstanceState.TERMINATING)
-                else:
+            case Delete(id=old) | ShutDown(id=old):
+                if old in self.instances and self.instances[old].live:
+                    self.instances[old] = replace(self.instances[old], state=InstanceState.TERMINATING)
+            case Kill(id=old):
+                if old in self.instances and self.instances[old].live:
+                    self.end(old, ExitReason.KILLED, now)
+            case Forget(id=old):
+                if old in self.instances and not self.instances[old].live:
                     del self.instances[old]
             case ReportExit(id=gone):
                 self.reported.append(gone)
@@ -70,44 +78,47 @@ class SimulatedBackend:
         return [instance for instance in self.instances.values() if instance.live]
 
 
-class Reconciliation(RuleBasedStateMachine):
+class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.backend = SimulatedBackend()
-        self.history = History()
+        self.standing = JobStanding()
+        self.master = MasterReport(answers=True, plan_heard=True, status=PhaseNews(JobPhase.TRAINING))
         self.now = 0.0
-        self.desired = Desired(())
+        self.wanted = {Role.PS: 0, Role.WORKER: 0}
+        self.cores = 1.0
 
     @initialize(ps=st.integers(1, 3), workers=st.integers(1, 3))
     def plan(self, ps: int, workers: int) -> None:
-        self.desired = Desired(self.demands(ps, workers, Resources(1.0)))
+        self.wanted = {Role.PS: ps, Role.WORKER: workers}
 
-    def demands(self, ps: int, workers: int, resources: Resources) -> tuple[Demand, ...]:
-        return (Demand(Role.MASTER, 1), Demand(Role.PS, ps, resources), Demand(Role.WORKER, workers, resources))
+    def intent(self) -> JobIntent:
+        limits = {"limits": {"cpu": self.cores}}
+        ps, workers = ({"minReplicas": self.wanted[role], "resources": limits} for role in (Role.PS, Role.WORKER))
+        return JobIntent(training_spec(ps=ps, worker=workers, master={"resources": limits}), policy=POLICY)
 
-    def decide(self) -> tuple[Action, ...]:
-        observed = tuple(self.backend.instances.values())
-        self.history = advance(self.history, observed, POLICY.backoff)
-        actions = reconcile(POLICY, self.desired, observed, self.history, self.now)
-        again = advance(self.history, observed, POLICY.backoff)
-        assert reconcile(POLICY, self.desired, observed, again, self.now) == actions
-        return actions
+    def decide(self) -> Decision:
+        observed, job = tuple(self.backend.instances.values()), self.intent()
+        decision = decide(job, self.standing, self.master, observed, self.now)
+        again = decide(job, decision.standing, self.master, observed, self.now)
+        assert (again.standing, again.actions) == (decision.standing, decision.actions)
+        self.standing = decision.standing
+        return decision
 
     def apply(self, action: Action) -> None:
         self.backend.apply(action, self.now)
         if isinstance(action, ReportExit):
-            self.history = self.history.with_reported(action.id)
+            self.standing = replace(self.standing, history=self.standing.history.with_reported(action.id))
 
     @rule(data=st.data())
     def some_actions_are_applied_in_any_order(self, data: st.DataObject) -> None:
-        actions = self.decide()
-        for action in data.draw(st.permutations(actions)):
+        for action in data.draw(st.permutations(self.decide().actions)):
             if data.draw(st.booleans()):
                 self.apply(action)
 
     @rule()
     def all_actions_are_applied_twice(self) -> None:
-        for action in self.decide() * 2:
+        for action in self.decide().actions * 2:
             self.apply(action)
 
     @precondition(lambda self: bool(self.backend.live()))
@@ -119,15 +130,21 @@ class Reconciliation(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
 
-    @precondition(lambda self: self.desired.ended_at is None)
-    @rule(ps=st.integers(0, 4), workers=st.integers(0, 4), cores=st.sampled_from([1.0, 2.0]))
-    def the_plan_changes(self, ps: int, workers: int, cores: float) -> None:
-        self.desired = Desired(self.demands(ps, workers, Resources(cores)))
+    @precondition(lambda self: not self.standing.rests)
+    @rule(ps=st.integers(1, 4), workers=st.integers(1, 4), cores=st.sampled_from([1.0, 2.0]))
+    def the_manifest_changes(self, ps: int, workers: int, cores: float) -> None:
+        self.wanted, self.cores = {Role.PS: ps, Role.WORKER: workers}, cores
 
-    @precondition(lambda self: self.desired.ended_at is None)
+    @precondition(lambda self: not self.standing.rests)
     @rule()
     def the_job_ends(self) -> None:
-        self.desired = replace(self.desired, ended_at=self.now)
+        self.master = replace(self.master, end=PhaseNews(JobPhase.COMPLETE))
+
+    @precondition(lambda self: not self.standing.rests and bool(self.backend.live()))
+    @rule(data=st.data())
+    def the_master_gives_a_member_up(self, data: st.DataObject) -> None:
+        silent = data.draw(st.sampled_from(self.backend.live())).id
+        self.master = replace(self.master, silent=frozenset({(silent.role, silent.index, str(silent.incarnation))}))
 
     @invariant()
     def a_member_has_one_life_at_a_time(self) -> None:
@@ -136,27 +153,29 @@ class Reconciliation(RuleBasedStateMachine):
 
     @invariant()
     def only_what_is_wanted_is_created(self) -> None:
-        wanted = {} if self.desired.ended_at is not None else {d.role: d.replicas for d in self.desired.demands}
-        for action in self.decide():
+        wanted = {} if self.standing.rests else {**self.wanted, Role.MASTER: 1}
+        for action in self.decide().actions:
             if isinstance(action, Create):
                 assert action.id.index < wanted.get(action.id.role, 0)
                 assert action.id not in self.backend.ever
 
     def teardown(self) -> None:
         self.settle()
-        if self.desired.ended_at is not None:
+        if self.standing.rests:
             assert not self.backend.instances
             return
-        wanted = {(d.role, index): d.resources for d in self.desired.demands for index in range(d.replicas)}
+        wanted = {
+            (role, index) for role, replicas in {**self.wanted, Role.MASTER: 1}.items() for index in range(replicas)
+        }
         found = {(i.id.role, i.id.index): i.resources for i in self.backend.instances.values()}
-        assert found == wanted
+        assert found == dict.fromkeys(wanted, Resources(self.cores))
         assert all(instance.state is InstanceState.RUNNING for instance in self.backend.instances.values())
-        assert not [action for action in self.decide() if not isinstance(action, Delete)]
+        assert not self.decide().actions
 
     def settle(self) -> None:
         """Applies everything, lets what was asked to end do so, and lets time pass, until nothing is left to do."""
         for _ in range(20):
-            for action in self.decide():
+            for action in self.decide().actions:
                 self.apply(action)
             for instance in self.backend.live():
                 if instance.state is InstanceState.TERMINATING:
@@ -164,5 +183,5 @@ class Reconciliation(RuleBasedStateMachine):
             self.now += POLICY.backoff.limit
 
 
-TestReconciliation = Reconciliation.TestCase
-TestReconciliation.settings = settings(max_examples=100, stateful_step_count=25)
+TestMachine = Machine.TestCase
+TestMachine.settings = settings(max_examples=100, stateful_step_count=25)

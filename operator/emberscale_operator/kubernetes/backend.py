@@ -1,0 +1,338 @@
+"""One job's pods as a backend of the job machine: the API server's objects in, status, Events and calls out.
+
+What an action needs to be known for later is written to the job's status before the action is taken, and every object
+has a name that follows from that: to do it again is a conflict, not a second object.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Protocol
+
+import structlog
+
+from emberscale_api.job import CleanPodPolicy
+from emberscale_api.job.status import JobPhase, TrainingJobStatus
+from emberscale_api.rpc import master_pb2 as pb
+from emberscale_operator.controller import BackendUnavailableError, JobController, News, Observed, Pause
+from emberscale_operator.kubernetes import names, stories
+from emberscale_operator.kubernetes.actuator import Actuator
+from emberscale_operator.kubernetes.client import ApiClient, ApiError, ApiUnavailableError, group
+from emberscale_operator.kubernetes.creation import NamespaceEndsError, ObjectMaker
+from emberscale_operator.kubernetes.job import Job, JobKey, UnreadableJobError, read_job, read_status
+from emberscale_operator.kubernetes.observation import Observation, plan_of
+from emberscale_operator.kubernetes.pod_spec import JobObjects
+from emberscale_operator.kubernetes.pod_state import PodView
+from emberscale_operator.kubernetes.record import members_of, standing_of, with_limits
+from emberscale_operator.kubernetes.recorder import Recorder
+from emberscale_operator.kubernetes.settings import Settings
+from emberscale_operator.kubernetes.status import (
+    Facts,
+    build_status,
+    merge_patch,
+    to_document,
+    without_progress,
+)
+from emberscale_operator.kubernetes.tallies import Tallies
+from emberscale_operator.kubernetes.warnings import PodWarnings
+from emberscale_operator.machine import (
+    ENDED,
+    Action,
+    Delete,
+    InstanceId,
+    JobIntent,
+    JobStanding,
+    Kill,
+    Policy,
+    Role,
+)
+from emberscale_operator.master_link import MasterAddress, MasterLink
+
+STATUS_SECONDS = 3.0
+"""How often a master is asked for its status."""
+_PROGRESS_SECONDS = 5.0
+_RETRY_SECONDS = 5.0
+_TRAINS = (JobPhase.TRAINING, JobPhase.EVALUATING, JobPhase.SAVING)
+_log = structlog.get_logger()
+
+
+class ClusterView(Protocol):
+    """What is known of the cluster without asking it."""
+
+    def job(self, key: JobKey) -> Mapping[str, Any] | None:
+        """The TrainingJob as it was last seen; None if there is none."""
+
+    def pods(self, key: JobKey) -> Sequence[Mapping[str, Any]]:
+        """The pods that carry the job's label."""
+
+
+class KubernetesBackend:
+    """Everything that the operator knows of one job's objects, and does to them."""
+
+    def __init__(
+        self,
+        key: JobKey,
+        uid: str,
+        cluster: ClusterView,
+        client: ApiClient,
+        recorder: Recorder,
+        warnings: PodWarnings,
+        tallies: Tallies,
+        settings: Settings,
+        policy: Policy | None = None,
+    ) -> None:
+        self.key = key
+        self.uid = uid
+        self._cluster = cluster
+        self._client = client
+        self._recorder = recorder
+        self._warnings = warnings
+        self._tallies = tallies
+        self._settings = settings
+        self._policy = policy
+        self._makes = ObjectMaker(client, settings)
+        self._observation = Observation()
+        self._actuator = Actuator(client, self._makes, self._observation, recorder)
+        self._status: TrainingJobStatus | None = None
+        self._written: dict[str, Any] = {}
+        self._progress_at = 0.0
+        self._namespace_ends = False
+        self._views: dict[InstanceId, PodView] = {}
+        self._job: Job | None = None
+        self._objects: JobObjects | None = None
+
+    async def observe(self, now: float) -> Observed | Pause | None:
+        """Returns the job's pods; None once there is no job of this uid."""
+        with self._calls():
+            return await self._observe(now)
+
+    async def recall(self) -> tuple[JobStanding, pb.Plan | None]:
+        """Returns what the operator before this one wrote."""
+        status = self._known()
+        return standing_of(status), plan_of(status.plan)
+
+    async def address_of(self, master: InstanceId) -> MasterAddress:
+        """Returns the address of a master's pod, with what the job's Secret holds."""
+        with self._calls():
+            known = await self._makes.credentials(self._current())
+        return MasterAddress(f"{self._views[master].address}:{names.MASTER_PORT}", known.token, known.authority)
+
+    async def report(self, news: News, now: float) -> float:
+        """Writes status and Events if they say something new; progress alone waits."""
+        job, before, after = self._current(), news.before, news.decision.standing
+        ended: list[PodView] = []
+        if not before.rests:
+            self._tell_of_pods(job)
+            ended = self._tell_of_exits(job, before, after)
+        if news.plan is not None and news.plan is not news.plan_before:
+            stories.tell_scaling(self._recorder, job, news.plan_before, news.plan)
+        for action in news.decision.actions:
+            if isinstance(action, Delete):
+                self._observation.deletes(self._views[action.id])
+            elif isinstance(action, Kill):
+                self._observation.kills(self._views[action.id])
+        with self._calls():
+            delay = await self._write(job, self._facts(job, news, now), now)
+        for view in ended:
+            self._tallies.pod_ended(view)
+        if after.phase is not before.phase and after.phase in ENDED and self._status is not None:
+            self._tallies.job_ended(self._status)
+        return delay
+
+    async def act(self, actions: Sequence[Action], now: float) -> float | None:
+        """Creates, deletes and resizes pods."""
+        if self._objects is None:
+            return None
+        try:
+            with self._calls():
+                return await self._actuator.act(self._current(), self._objects, actions, self._views)
+        except NamespaceEndsError as error:
+            # a namespace never comes back from this, and deletes the job like everything else
+            self._namespace_ends = True
+            _log.info("namespace is being deleted", job=str(self.key), said=str(error))
+            return self._settings.resync
+
+    async def _observe(self, now: float) -> Observed | Pause | None:
+        body = self._cluster.job(self.key)
+        if body is None or body["metadata"]["uid"] != self.uid:
+            return None
+        if self._namespace_ends or "deletionTimestamp" in body["metadata"]:
+            return Pause(self._settings.resync)
+        if self._status is None:
+            self._take_over(body)
+        try:
+            self._job = job = read_job(body)
+        except UnreadableJobError as error:
+            await self._refuse(body, str(error), now)
+            return Pause(self._settings.resync)
+        self._tallies.job_reconciled()
+        self._objects = JobObjects.of(job, self._settings)
+        views = await self._with_warnings(self._observation.observe(self._cluster.pods(self.key), self.uid, now), now)
+        self._views = {view.id: view for view in views}
+        masters = [view for view in views if view.id.role is Role.MASTER and view.running and view.address]
+        members = self._known().members
+        return Observed(
+            job=self._intent(job, self._objects),
+            instances=tuple(with_limits(view.instance, members) for view in views),
+            master=max((view.id for view in masters), default=None),
+        )
+
+    def _intent(self, job: Job, objects: JobObjects) -> JobIntent:
+        run_policy = job.spec.run_policy
+        return JobIntent(
+            spec=job.spec,
+            suspend=job.spec.suspend,
+            policy=self._policy or Policy(backoff_limit=run_policy.backoff_limit),
+            planned=bool(self._settings.brain_address),
+            revisions=objects.restart_keys,
+            keeps_ended=run_policy.clean_pod_policy is not CleanPodPolicy.ALL,
+            ttl=run_policy.ttl_after_finished,
+        )
+
+    def _take_over(self, body: Mapping[str, Any]) -> None:
+        """Goes on from what an operator before this one left."""
+        self._status = read_status(body)
+        self._written = to_document(self._status) if body.get("status") else {}
+        self._observation.take_over(self._status.members)
+
+    def _known(self) -> TrainingJobStatus:
+        return self._status or TrainingJobStatus()
+
+    def _current(self) -> Job:
+        if self._job is None:
+            raise ValueError("the job was not observed yet")
+        return self._job
+
+    async def _refuse(self, body: Mapping[str, Any], problem: str, now: float) -> None:
+        """A spec that the API server took and that cannot run: says so, until it is edited."""
+        status = self._known()
+        facts = Facts(
+            name=self.key.name,
+            generation=body["metadata"].get("generation", 1),
+            standing=standing_of(status),
+            reason="InvalidSpec",
+            message=problem,
+            demands=(),
+            members=status.members,
+            now=now,
+            blocked=("InvalidSpec", problem),
+        )
+        await self._send(build_status(status, facts))
+
+    def _tell_of_pods(self, job: Job) -> None:
+        """Tells of pods that the status does not know yet, or knows with other limits."""
+        known = {(Role(member.role), member.index): member for member in self._known().members}
+        for view in self._views.values():
+            member = known.get((view.id.role, view.id.index))
+            if member is None or member.incarnation < view.id.incarnation:
+                stories.tell_creation(self._recorder, job, view)
+            elif member.uid == view.uid:
+                stories.tell_resize(self._recorder, job, view, member)
+
+    def _tell_of_exits(self, job: Job, before: JobStanding, after: JobStanding) -> list[PodView]:
+        """Tells of ends that nobody asked for, and of the memory that those who ran out of it get; returns the pods."""
+        told = []
+        for view in self._views.values():
+            ended = view.instance.exit
+            counted = before.history.of(view.id.role, view.id.index).counted
+            if ended is None or ended.deleted or counted >= view.id.incarnation:
+                continue
+            stories.tell_exit(self._recorder, job, view)
+            told.append(view)
+            grown = after.grown.get(view.id.role, 0)
+            limit = with_limits(view.instance, self._known().members).resources.memory_bytes
+            if limit is not None and grown > before.grown.get(view.id.role, 0):
+                stories.tell_growth(self._recorder, job, view, limit, grown)
+        return told
+
+    async def _with_warnings(self, views: Sequence[PodView], now: float) -> tuple[PodView, ...]:
+        """With what keeps the first pod that is slow to be prepared."""
+        slow = next((view for view in views if view.mounting), None)
+        if slow is None:
+            return tuple(views)
+        waiting = await self._warnings.last(self.key.namespace, slow.uid, now)
+        return tuple(replace(view, waiting=waiting) if view is slow else view for view in views)
+
+    def _facts(self, job: Job, news: News, now: float) -> Facts:
+        standing, demands, status = news.decision.standing, news.decision.demands, self._known()
+        views = tuple(self._views.values())
+        slots = {(demand.role, index) for demand in demands for index in range(demand.replicas)}
+        problems = {slot: problem for slot, problem in self._actuator.problems.items() if slot in slots}
+        real = [view for view in views if view.name]
+        members = members_of(standing.history, real, problems, status.members, self._observation.asked_to_end)
+        if not standing.rests:
+            members = tuple(
+                member
+                for member in members
+                if (Role(member.role), member.index) in slots or member.pod or member.counted
+            )
+        waits = self._observation.waits(views, slots, problems, status.members, standing.history, now)
+        reason, message, trains = standing.reason, standing.message, standing.phase in _TRAINS
+        if waits and not standing.rests:
+            message = f"{message}; {waits[1]}" if trains and message else waits[1]
+            if not trains:
+                reason = waits[0]
+        return Facts(
+            name=self.key.name,
+            generation=job.generation,
+            standing=standing,
+            reason=reason,
+            message=message,
+            demands=demands,
+            members=members,
+            now=now,
+            ready=self._observation.ready(views, news.status if news.answers else None),
+            blocked=waits if waits and not trains else None,
+            master=news.status,
+            plan=news.plan,
+        )
+
+    async def _write(self, job: Job, facts: Facts, now: float) -> float:
+        before = self._known()
+        status = build_status(before, facts)
+        document = to_document(status)
+        if without_progress(document) == without_progress(self._written):
+            self._status = status
+            if document == self._written:
+                return self._settings.resync
+            wait = self._progress_at + _PROGRESS_SECONDS - now
+            if wait > 0:
+                return wait
+        self._progress_at = now
+        if status.phase is not before.phase:
+            stories.tell_phase(self._recorder, job, before.phase, status)
+        stories.tell_waiting(self._recorder, job, facts.blocked, facts.generation)
+        await self._recorder.flush()
+        await self._send(status)
+        return self._settings.resync
+
+    async def _send(self, status: TrainingJobStatus) -> None:
+        document = to_document(status)
+        patch = merge_patch(self._written, document)
+        if patch:
+            path = group(names.API_VERSION, self.key.namespace, names.PLURAL, self.key.name) + "/status"
+            try:
+                await self._client.patch(path, {"metadata": {"uid": self.uid}, "status": patch})
+            except ApiError as error:
+                if error.status not in (404, 409):  # gone, or another job of the same name: the watch will tell
+                    raise
+        self._written, self._status = document, status
+
+    @contextmanager
+    def _calls(self) -> Iterator[None]:
+        """Calls to the API server: what it does not answer, or refuses, is tried again after a while."""
+        try:
+            yield
+        except ApiUnavailableError as error:
+            _log.warning("API server unavailable", job=str(self.key), problem=str(error))
+            raise BackendUnavailableError(str(error), _RETRY_SECONDS) from error
+        except ApiError as error:
+            _log.error("API server refuses", job=str(self.key), status=error.status, problem=str(error))
+            raise BackendUnavailableError(str(error), 2 * _RETRY_SECONDS) from error
+
+
+def control(backend: KubernetesBackend, clock: Callable[[], float]) -> JobController:
+    """Returns what drives a job's pods; `clock` is in seconds since 1970."""
+    return JobController(
+        backend, clock, lambda master, wake: MasterLink(master, wake, clock, status_seconds=STATUS_SECONDS)
+    )

@@ -1,0 +1,187 @@
+"""The processes of a job on this machine: started, limited, watched and ended."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from emberscale_operator.local.cpu_quota import find_cpu_quotas
+from emberscale_operator.local.placement import loads_of, place
+from emberscale_operator.local.process import TetheredProcess
+from emberscale_operator.local.starters import EXECUTION, Starter
+from emberscale_operator.machine import (
+    Instance,
+    InstanceExit,
+    InstanceId,
+    InstanceState,
+    Resources,
+    Role,
+)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How to start an instance: the command, its environment, the name of its incarnation, and who starts it."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    incarnation: str
+    starter: Starter = EXECUTION
+
+
+@dataclass(frozen=True)
+class ProcessView:
+    """One process as people see it; memory in bytes."""
+
+    name: str
+    pid: int
+    state: InstanceState
+    cores: tuple[int, ...] | None
+    resident_bytes: int
+
+
+@dataclass
+class _Entry:
+    process: TetheredProcess
+    resources: Resources
+    cores: tuple[int, ...] | None
+    started_at: float
+    exit: InstanceExit | None = None
+    has_quota: bool = False
+
+
+class JobProcesses:
+    """The processes of one job.
+
+    All calls come from one thread, and the processes die with it. `launch_of` says how an instance starts.
+    """
+
+    def __init__(
+        self, launch_of: Callable[[InstanceId, Resources], Launch], logs: Path, stop_grace: float = 10.0
+    ) -> None:
+        self._launch_of = launch_of
+        self._logs = logs
+        self._stop_grace = stop_grace
+        self._quotas = find_cpu_quotas()
+        self._usable_cores = frozenset(os.sched_getaffinity(0))
+        self._entries: dict[InstanceId, _Entry] = {}
+        self._newest: dict[tuple[Role, int], int] = {}
+        self._peaks: dict[str, int] = {}
+
+    def create(self, instance: InstanceId, resources: Resources, now: float) -> None:
+        """Starts an incarnation, unless it or a newer one was started before."""
+        slot = (instance.role, instance.index)
+        if instance.incarnation <= self._newest.get(slot, 0):
+            return
+        self._newest[slot] = instance.incarnation
+        cores = place(resources.cpu_cores, self._loads())
+        launch = self._launch_of(instance, resources)
+        process = TetheredProcess(
+            starter=launch.starter,
+            name=instance.member,
+            command=launch.command,
+            environment=launch.environment,
+            log=self._logs / f"{instance.member}.log",
+            cores=cores,
+            incarnation=launch.incarnation,
+        )
+        self._entries[instance] = _Entry(process, resources, cores, started_at=now)
+
+    def resize(self, instance: InstanceId, resources: Resources) -> None:
+        """Gives a running instance other cores and another limit of memory.
+
+        One that is being killed for want of memory keeps the limit that it was above.
+        """
+        entry = self._entries.get(instance)
+        if entry is None or entry.exit is not None or entry.process.out_of_memory:
+            return
+        if resources.cpu_cores != entry.resources.cpu_cores:
+            entry.cores = place(resources.cpu_cores, self._loads(without=instance))
+            entry.process.set_cores(entry.cores if entry.cores is not None else tuple(self._usable_cores))
+            entry.has_quota = False
+        entry.resources = resources
+
+    def delete(self, instance: InstanceId, now: float) -> None:
+        """Asks a live instance to end, and forgets one that has ended."""
+        entry = self._entries.get(instance)
+        if entry is None:
+            return
+        if entry.exit is not None:
+            del self._entries[instance]
+        else:
+            entry.process.stop(now, self._stop_grace)
+
+    def kill(self, instance: InstanceId) -> None:
+        """SIGKILL, as of somebody else: also to one that is stopped, and hears of nothing."""
+        entry = self._entries.get(instance)
+        if entry is not None:
+            entry.process.kill()
+
+    def observe(self, now: float) -> tuple[Instance, ...]:
+        """What there is; on the way, memory limits are enforced and overdue stops ended."""
+        for instance, entry in self._entries.items():
+            self._refresh(instance, entry, now)
+        return tuple(
+            Instance(
+                instance, _state(entry), entry.resources, entry.started_at, entry.exit, name=entry.process.incarnation
+            )
+            for instance, entry in self._entries.items()
+        )
+
+    def processes(self) -> tuple[ProcessView, ...]:
+        """Every process that exists and is not forgotten, as of the last observation."""
+        return tuple(
+            ProcessView(instance.member, pid, _state(entry), entry.cores, entry.process.resident_bytes)
+            for instance, entry in sorted(self._entries.items())
+            if (pid := entry.process.pid) is not None
+        )
+
+    def peak_memory(self) -> dict[str, int]:
+        """The most resident bytes of each member over all its incarnations."""
+        return dict(self._peaks)
+
+    def kill_all(self) -> None:
+        """SIGKILL to all, and waits until the kernel has taken them away."""
+        for entry in self._entries.values():
+            entry.process.kill()
+        for entry in self._entries.values():
+            entry.process.wait(seconds=30)
+        for instance in self._entries:
+            self._forget_limit(instance.member)
+        self._entries.clear()
+
+    def _refresh(self, instance: InstanceId, entry: _Entry, now: float) -> None:
+        if entry.exit is not None:
+            return
+        process = entry.process
+        if self._quotas is not None and not entry.has_quota and process.pid is not None:
+            self._quotas.limit(process.pid, instance.member, entry.resources.cpu_cores)
+            entry.has_quota = True
+        process.watch_memory(entry.resources.memory_bytes)
+        process.end_overdue(now)
+        peak = max(self._peaks.get(instance.member, 0), process.peak_bytes)
+        self._peaks[instance.member] = peak
+        code = process.exit_code()
+        if code is not None:
+            entry.exit = InstanceExit(process.exit_reason(code), code, at=now, deleted=process.stop_asked)
+            self._forget_limit(instance.member)
+
+    def _forget_limit(self, member: str) -> None:
+        if self._quotas is not None:
+            self._quotas.forget(member)
+
+    def _loads(self, without: InstanceId | None = None) -> dict[int, float]:
+        return loads_of(
+            {
+                str(instance): (entry.resources.cpu_cores, entry.cores)
+                for instance, entry in self._entries.items()
+                if entry.exit is None and instance != without
+            },
+            self._usable_cores,
+        )
+
+
+def _state(entry: _Entry) -> InstanceState:
+    if entry.exit is not None:
+        return InstanceState.EXITED
+    return InstanceState.TERMINATING if entry.process.stop_asked else InstanceState.RUNNING

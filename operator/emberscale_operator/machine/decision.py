@@ -1,0 +1,214 @@
+"""The job machine: one pure function that decides everything about a job.
+
+`decide` is called on every event and on a timer. Its caller observes, calls it, makes the new standing durable, and
+carries out the actions; it adds nothing to them and takes nothing away.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from emberscale_api.job.status import JobPhase
+from emberscale_operator.machine.actions import Action, DeleteJob, Suspend, Wait
+from emberscale_operator.machine.convergence import (
+    converge,
+    kill_silent,
+    replace_outdated,
+    report_exits,
+    wind_down,
+)
+from emberscale_operator.machine.instances import ExitReason, Instance, Role
+from emberscale_operator.machine.intent import Demand, JobIntent, Policy, demands_of, grown_memory
+from emberscale_operator.machine.restarts import History, advance
+from emberscale_operator.machine.standing import ENDED, JobStanding, MasterReport
+
+_WAITING = "WaitingForMaster"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Where the job stands now, the instances that it needs, and what is to be done; its `Wait` comes last."""
+
+    standing: JobStanding
+    demands: tuple[Demand, ...]
+    actions: tuple[Action, ...]
+
+
+def decide(
+    job: JobIntent, standing: JobStanding, master: MasterReport, instances: Sequence[Instance], now: float
+) -> Decision:
+    """Decides what follows from where the job stood, what its master says and what is observed at `now`, in seconds."""
+    instances = sorted(instances, key=lambda instance: instance.id)
+    before = _remember(job, standing, instances)
+    following = _stand(job, before, master, instances, now)
+    demands = _demands(job, following, master)
+    actions = _earliest_wait(_actions(job, following, master, demands, instances, now))
+    return Decision(following, demands, actions)
+
+
+def _remember(job: JobIntent, standing: JobStanding, instances: Sequence[Instance]) -> JobStanding:
+    """Folds what is observed into what is remembered; folding it twice changes nothing."""
+    wanted = not standing.rests
+    grown = dict(standing.grown)
+    for instance in instances:
+        ended, limit, role = instance.exit, instance.resources.memory_bytes, instance.id.role
+        counted = standing.history.of(role, instance.id.index).counted >= instance.id.incarnation
+        if wanted and not counted and ended is not None and not ended.deleted and limit is not None:  # noqa: SIM102
+            if ended.reason is ExitReason.OOM_KILLED:
+                grown[role] = max(grown.get(role, 0), grown_memory(limit, job.memory_ceiling))
+    return replace(
+        standing,
+        history=advance(standing.history, instances, job.policy.backoff, wanted),
+        grown=grown,
+        store_ready=standing.store_ready or any(i.id.role is Role.REDIS and i.ready for i in instances),
+    )
+
+
+def _stand(
+    job: JobIntent, before: JobStanding, master: MasterReport, instances: Sequence[Instance], now: float
+) -> JobStanding:
+    if before.phase in ENDED:
+        return before
+    live = any(instance.live for instance in instances)
+    if before.phase is JobPhase.SUSPENDED:
+        if job.suspend or live:
+            return before
+        after = _resumed(before, now)
+    else:
+        after = _move(job, before, master, live, now)
+    if not after.rests and (failure := _exceeded(job.policy, after.history)):
+        after = after.resting(JobPhase.FAILED, "BackoffLimitExceeded", failure, now, told=False)
+    if after.phase is JobPhase.SUSPENDED:
+        return replace(after, applied_ps=None)
+    active_since = now if after.active_since is None else after.active_since
+    if after.rests or after.applied_ps is not None:
+        return replace(after, active_since=active_since)
+    return replace(after, active_since=active_since, applied_ps=job.spec.ps.replicas)
+
+
+def _move(job: JobIntent, before: JobStanding, master: MasterReport, live: bool, now: float) -> JobStanding:
+    """From one phase of an active job to the next."""
+    if master.end is not None:
+        end = master.end
+        # its status may know more than its plan
+        told = master.status if master.status is not None and master.status.phase is end.phase else end
+        reason, message = told.reason, told.message
+        if end.phase is JobPhase.SUSPENDED:
+            reason, message = _why_suspended(job, message)
+        return before.resting(end.phase, reason, message, now, told=True)
+    if job.suspend or _reshapes(job, before):
+        return _suspend(job, before, master, live, now)
+    deadline = job.spec.run_policy.active_deadline
+    # a master that answers counts the time itself
+    if deadline is not None and not master.answers and now > _active_since(before, now) + deadline:
+        text = f"the job did not end within spec.runPolicy.activeDeadline ({deadline:g}s)"
+        return before.resting(JobPhase.FAILED, "DeadlineExceeded", text, now, told=False)
+    if master.status is not None and master.answers:
+        return before.at(master.status.phase, master.status.reason, master.status.message)
+    if before.phase in (JobPhase.PENDING, JobPhase.SUSPENDING):
+        return before.at(JobPhase.PENDING, _WAITING, "the master is being started")
+    return before.at(before.phase, _WAITING, "the master is away; parameter servers and workers go on")
+
+
+def _active_since(standing: JobStanding, now: float) -> float:
+    return now if standing.active_since is None else standing.active_since
+
+
+def _resumed(before: JobStanding, now: float) -> JobStanding:
+    """Time at rest does not count against the deadline."""
+    rested = now - (now if before.rested_at is None else before.rested_at)
+    since = None if before.active_since is None else before.active_since + rested
+    return replace(before.at(JobPhase.PENDING, "Resumed", "the instances are being created"), active_since=since)
+
+
+def _reshapes(job: JobIntent, standing: JobStanding) -> bool:
+    """Whether the number of parameter servers was edited: they change it by way of a checkpoint."""
+    wanted, applied = job.spec.ps.replicas, standing.applied_ps
+    return wanted is not None and applied is not None and wanted != applied
+
+
+def _suspend(job: JobIntent, before: JobStanding, master: MasterReport, live: bool, now: float) -> JobStanding:
+    """Rests once the master has taken a checkpoint, or where there is none to be had."""
+
+    def rest(message: str, told: bool) -> JobStanding:
+        return before.resting(JobPhase.SUSPENDED, *_why_suspended(job, message), now, told)
+
+    if not live or (before.phase is JobPhase.PENDING and not master.answers):
+        return rest("no checkpoint had to be taken", told=False)
+    if master.suspended:
+        return rest(master.status.message if master.status else "", told=True)
+    since, limit = _suspending_since(before, now), job.policy.suspend_limit
+    if now >= max(since, master.heard_at or since) + job.policy.suspend_silence:
+        return rest(
+            f"the master has not answered for {job.policy.suspend_silence:g}s: goes on from its last checkpoint",
+            told=False,
+        )
+    if limit is not None and now >= since + limit:
+        return rest(f"no checkpoint was complete within {limit:g}s: goes on from the last one", told=False)
+    at = before.at(JobPhase.SUSPENDING, "TakingCheckpoint", "the job rests once its checkpoint is complete")
+    return replace(at, suspending_since=since)
+
+
+def _suspending_since(standing: JobStanding, now: float) -> float:
+    return now if standing.suspending_since is None else standing.suspending_since
+
+
+def _why_suspended(job: JobIntent, message: str) -> tuple[str, str]:
+    if job.suspend:
+        return "JobSuspended", message
+    return "ScalingPS", f"goes on with {job.spec.ps.replicas or 'other'} parameter servers; {message}"
+
+
+def _exceeded(policy: Policy, history: History) -> str:
+    """Which member ended too often by errors of its own; empty where none did."""
+    for (role, index), lives in sorted(history.lives.items()):
+        if role is not Role.BRAIN and lives.faults > policy.backoff_limit and lives.last_exit is not None:
+            last = lives.last_exit
+            how = "for want of memory" if last.reason is ExitReason.OOM_KILLED else f"with exit code {last.code}"
+            return (
+                f"{role}-{index} ended {lives.faults} times by errors of its own, the last time {how}; "
+                f"spec.runPolicy.backoffLimit allows {policy.backoff_limit}"
+            )
+    return ""
+
+
+def _demands(job: JobIntent, standing: JobStanding, master: MasterReport) -> tuple[Demand, ...]:
+    if standing.rests:
+        return ()
+    if job.awaits_store and not standing.store_ready:
+        return job.own
+    return (*job.own, *demands_of(job.spec, master.sizes, standing.applied_ps, standing.grown, job.planned))
+
+
+def _actions(
+    job: JobIntent,
+    standing: JobStanding,
+    master: MasterReport,
+    demands: Sequence[Demand],
+    instances: Sequence[Instance],
+    now: float,
+) -> Iterable[Action]:
+    if standing.rests:
+        if job.ttl is not None and standing.phase in ENDED and now >= (standing.rested_at or 0.0) + job.ttl:
+            yield DeleteJob()
+        else:
+            yield from wind_down(job, standing, instances, master, now)
+        return
+    if standing.phase is JobPhase.SUSPENDING:
+        yield Suspend()
+        yield Wait(now + 1.0)
+    else:
+        yield from replace_outdated(job, instances)
+    yield from kill_silent(job.policy, instances, master, now)
+    yield from report_exits(instances, standing.history)
+    yield from converge(demands, instances, standing.history, master.plan_heard, now)
+
+
+def _earliest_wait(actions: Iterable[Action]) -> tuple[Action, ...]:
+    waits: list[float] = []
+    others: list[Action] = []
+    for action in actions:
+        if isinstance(action, Wait):
+            waits.append(action.until)
+        else:
+            others.append(action)
+    return (*others, Wait(min(waits))) if waits else tuple(others)

@@ -1,0 +1,130 @@
+"""What people want of a job, and the instances that it needs for that."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from emberscale_api.job import ResourceRequirements, RoleSpec, TrainingJobSpec
+from emberscale_operator.machine.instances import Resources, Role
+from emberscale_operator.machine.restarts import Backoff
+
+_GROWTH = 1.5
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Policy:
+    """When the machine waits, and when it gives up.
+
+    backoff:          Waits before restarts.
+    backoff_limit:    Errors that each role and index may have. The master, which knows more, is mostly first to give up
+                      on its members, but it cannot count its own errors.
+    stop_grace:       Seconds that members may take to end by themselves once the job has ended.
+    silence:          Seconds that an instance may leave calls unanswered before it is killed.
+    start_silence:    Seconds that a running master may take until its first answer; None leaves that to others.
+    suspend_silence:  Seconds without an answer of the master after which a job rests without a new checkpoint.
+    suspend_limit:    Seconds that a suspension may take in all; None for no limit.
+    """
+
+    backoff: Backoff = field(default_factory=Backoff)
+    backoff_limit: int = 6
+    stop_grace: float = 10.0
+    silence: float = 15.0
+    start_silence: float | None = None
+    suspend_silence: float = 300.0
+    suspend_limit: float | None = None
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Instances `0 .. replicas - 1` of a role are wanted, each with these resources."""
+
+    role: Role
+    replicas: int
+    resources: Resources = field(default_factory=Resources)
+
+
+@dataclass(frozen=True)
+class JobIntent:
+    """What is wanted of a job.
+
+    spec:            Its manifest.
+    suspend:         It is to rest.
+    policy:          Patience and limits.
+    own:             Instances that serve this job alone, such as its Redis. They start first and end last.
+    awaits_store:    The others start only once the job's own Redis has been ready.
+    planned:         A brain plans the sizes that the manifest leaves open.
+    revisions:       What of the manifest an instance of each role would be created from now.
+    keeps_ended:     Instances that ended with the job stay where they hold its logs.
+    ttl:             Seconds after its end at which the job is deleted; None keeps it.
+    memory_ceiling:  Bytes that no role's memory grows beyond; None for no bound.
+    """
+
+    spec: TrainingJobSpec
+    suspend: bool = False
+    policy: Policy = field(default_factory=Policy)
+    own: tuple[Demand, ...] = ()
+    awaits_store: bool = False
+    planned: bool = False
+    revisions: Mapping[Role, str] = field(default_factory=dict)
+    keeps_ended: bool = False
+    ttl: float | None = None
+    memory_ceiling: int | None = None
+
+
+@dataclass(frozen=True)
+class RoleSize:
+    """What a plan gives a role; 0 leaves a number as the manifest has it. Memory is in bytes."""
+
+    replicas: int = 0
+    cpu_cores: float = 0.0
+    memory_bytes: int = 0
+
+
+def demands_of(
+    spec: TrainingJobSpec,
+    sizes: Mapping[Role, RoleSize] | None = None,
+    applied_ps: int | None = None,
+    grown: Mapping[Role, int] | None = None,
+    planned: bool = False,
+) -> tuple[Demand, ...]:
+    """Returns the master, PS and workers that are wanted.
+
+    sizes:       The master's plan, None until it was heard. The manifest bounds it: it may have been edited after the
+                 master read it.
+    applied_ps:  The number of PS that the job runs with until it goes through a checkpoint.
+    grown:       Bytes of memory that a role needs because it ran out of less.
+    planned:     A brain makes the first plan: a job that leaves sizes open begins with its master, which asks for it.
+    """
+    plan, memory_of = sizes or {}, grown or {}
+
+    def demand(role: Role, replicas: int, requirements: ResourceRequirements) -> Demand:
+        size = plan.get(role, RoleSize())
+        cpu = size.cpu_cores or requirements.cpu_limit
+        memory = size.memory_bytes or requirements.memory_limit
+        if memory is not None and role in memory_of:
+            memory = max(memory, memory_of[role])
+        return Demand(role, replicas, Resources(None if cpu is None else round(cpu, 3), memory))
+
+    master = demand(Role.MASTER, 1, spec.master.resources)
+    if planned and spec.leaves_sizes_open and not any(size.replicas for size in plan.values()):
+        return (master,)
+    return (
+        master,
+        demand(Role.PS, applied_ps or replicas_of(spec.ps, plan.get(Role.PS)), spec.ps.resources),
+        demand(Role.WORKER, replicas_of(spec.worker, plan.get(Role.WORKER)), spec.worker.resources),
+    )
+
+
+def replicas_of(role: RoleSpec, size: RoleSize | None) -> int:
+    """Returns the manifest's number if it gives one, otherwise the plan's within the manifest's bounds."""
+    if role.replicas is not None:
+        return role.replicas
+    replicas = size.replicas if size is not None and size.replicas else role.initial_replicas
+    replicas = max(replicas, role.min_replicas or 1)
+    return min(replicas, role.max_replicas) if role.max_replicas is not None else replicas
+
+
+def grown_memory(limit: int, ceiling: int | None = None) -> int:
+    """Returns bytes for a role of which one ran out of `limit` bytes: half as much again, in whole MiB."""
+    grown = -(-int(limit * _GROWTH) // _MIB) * _MIB
+    return grown if ceiling is None else min(grown, ceiling)

@@ -1,0 +1,95 @@
+"""Where a job stands, and what its master says: all that a decision knows besides the intent and the instances."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from emberscale_api.job.status import JobPhase
+from emberscale_operator.machine.instances import Role
+from emberscale_operator.machine.intent import RoleSize
+from emberscale_operator.machine.restarts import History
+
+ENDED = frozenset({JobPhase.COMPLETE, JobPhase.FAILED})
+"""Phases that nothing follows."""
+RESTING = ENDED | {JobPhase.SUSPENDED}
+"""Phases in which no instance is wanted."""
+
+
+@dataclass(frozen=True)
+class JobStanding:
+    """Where a job stands, and what must be remembered of its past. Times are in seconds, on the decision's clock.
+
+    active_since:      When it became active, moved on by the time that it rested; None before that.
+    rested_at:         When it came to rest; None while it does not.
+    told:              Its master brought it to rest, and tells its members.
+    suspending_since:  When its suspension began; None unless it is Suspending.
+    applied_ps:        The number of PS that it runs with; None while it rests and may go on with any.
+    store_ready:       Its own Redis has been ready.
+    grown:             Bytes of memory that a role needs because it ran out of less.
+    history:           The past lives of its instances.
+    """
+
+    phase: JobPhase = JobPhase.PENDING
+    reason: str = ""
+    message: str = ""
+    active_since: float | None = None
+    rested_at: float | None = None
+    told: bool = True
+    suspending_since: float | None = None
+    applied_ps: int | None = None
+    store_ready: bool = False
+    grown: Mapping[Role, int] = field(default_factory=dict)
+    history: History = field(default_factory=History)
+
+    @property
+    def rests(self) -> bool:
+        """Whether no instance is wanted."""
+        return self.phase in RESTING
+
+    def at(self, phase: JobPhase, reason: str, message: str) -> "JobStanding":
+        """Returns this standing in an active phase."""
+        return replace(self, phase=phase, reason=reason, message=message, rested_at=None, suspending_since=None)
+
+    def resting(self, phase: JobPhase, reason: str, message: str, now: float, told: bool) -> "JobStanding":
+        """Returns this standing once the job has come to rest."""
+        return replace(
+            self, phase=phase, reason=reason, message=message, rested_at=now, told=told, suspending_since=None
+        )
+
+
+@dataclass(frozen=True)
+class PhaseNews:
+    """A phase, and why."""
+
+    phase: JobPhase
+    reason: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class MasterReport:
+    """What is known from the master.
+
+    sizes:             The newest plan; None until one was heard.
+    plan_heard:        The plan is of the master that runs now.
+    end:               How its plan says that the job came to rest; None while it did not.
+    status:            Where its status says that the job stands; None until it was heard.
+    silent:            Members that it has given up because they are silent, as (role, index, incarnation's name).
+    answers:           It answered the last call.
+    heard_at:          When it last answered, in seconds; None before it has.
+    unanswered_since:  When it first left a call unanswered, if it has not answered one since.
+    suspended:         It has answered the request to suspend.
+    told_to_end_at:    When it was told to end; None before that.
+    cannot_be_told:    It refused to be told to end.
+    """
+
+    sizes: Mapping[Role, RoleSize] | None = None
+    plan_heard: bool = False
+    end: PhaseNews | None = None
+    status: PhaseNews | None = None
+    silent: frozenset[tuple[Role, int, str]] = frozenset()
+    answers: bool = False
+    heard_at: float | None = None
+    unanswered_since: float | None = None
+    suspended: bool = False
+    told_to_end_at: float | None = None
+    cannot_be_told: bool = False

@@ -1,0 +1,250 @@
+"""The conversation with one job's master, which may come, go and come back."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+import structlog
+
+from emberscale_api.job.status import JobPhase
+from emberscale_api.rpc import master_pb2 as pb
+from emberscale_api.rpc import tls
+from emberscale_api.rpc.master_pb2_grpc import MasterStub
+from emberscale_api.rpc.tls import handshake_problem_async
+from emberscale_api.rpc.token import CHANNEL_OPTIONS
+from emberscale_operator.machine import (
+    RESTING,
+    InstanceExit,
+    InstanceId,
+    MasterReport,
+    PhaseNews,
+    Role,
+    RoleSize,
+)
+
+_CALL_SECONDS = 5.0
+_SUSPEND_SECONDS = 900.0
+_LONGEST_RETRY_SECONDS = 8.0
+_PATIENCE = 8
+_SIGNS_OF_TLS = ("SSL_ERROR", "Socket closed")
+"""In what gRPC says of a server that cannot be talked to."""
+_KEEPALIVE = (("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_timeout_ms", 5_000))
+
+ROLES: Mapping[Role, "pb.Role.ValueType"] = {Role.MASTER: pb.MASTER, Role.PS: pb.PS, Role.WORKER: pb.WORKER}
+"""Roles as the master's protocol numbers them."""
+_ROLE_NAMES = {number: role for role, number in ROLES.items()}
+PHASES: Mapping[JobPhase, "pb.Phase.ValueType"] = {
+    JobPhase.PENDING: pb.PENDING,
+    JobPhase.PREPARING: pb.PREPARING,
+    JobPhase.RESTORING: pb.RESTORING,
+    JobPhase.TRAINING: pb.TRAINING,
+    JobPhase.EVALUATING: pb.EVALUATING,
+    JobPhase.SAVING: pb.SAVING,
+    JobPhase.SUSPENDED: pb.SUSPENDED,
+    JobPhase.COMPLETE: pb.COMPLETE,
+    JobPhase.FAILED: pb.FAILED,
+}
+"""Phases as the master's protocol numbers them."""
+_PHASE_NAMES = {number: phase for phase, number in PHASES.items()}
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class MasterAddress:
+    """Where a master listens, and what opens it; `authority` (PEM) speaks for one that serves TLS.
+
+    `authority_source` says for people where that comes from.
+    """
+
+    address: str
+    token: str
+    authority: bytes | None = None
+    authority_source: str = "the authority in the job's Secret"
+
+
+class MasterLink:
+    """Follows the plan and the status of one master.
+
+    `wake` is called when there is news. `clock` is that of the decisions, in seconds. A status is asked for every
+    `status_seconds`; a master that is away is looked for every `retry_seconds`, less often the longer it is silent.
+    """
+
+    def __init__(
+        self,
+        master: MasterAddress,
+        wake: Callable[[], None],
+        clock: Callable[[], float],
+        status_seconds: float,
+        retry_seconds: float = 1.0,
+    ) -> None:
+        self._master = master
+        self._metadata = (("authorization", f"Bearer {master.token}"),)
+        self._channel = tls.connect_async(master.address, master.authority, [*CHANNEL_OPTIONS, *_KEEPALIVE])
+        self._stub: MasterStub = MasterStub(self._channel)
+        self._wake = wake
+        self._clock = clock
+        self._status_seconds = status_seconds
+        self._retry_seconds = retry_seconds
+        self._explained = False
+        self._suspension: asyncio.Task[bool] | None = None
+        self._opened_at = clock()
+        self._heard_at: float | None = None
+        self._unanswered_since: float | None = None
+        self._told_to_end_at: float | None = None
+        self._cannot_be_told = False
+        self._reached = asyncio.Event()
+        self._asking = asyncio.Lock()
+        self.plan: pb.Plan | None = None
+        self.status: pb.JobStatus | None = None
+        self._tasks = [asyncio.create_task(self._follow_plan()), asyncio.create_task(self._follow_status())]
+
+    @property
+    def answers(self) -> bool:
+        """Whether the last call was answered."""
+        return self._reached.is_set()
+
+    def report(self) -> MasterReport:
+        """What the master has said so far, as the job machine takes it."""
+        plan, status = self.plan, self.status
+        end = None
+        if plan is not None and (phase := _PHASE_NAMES.get(plan.phase)) in RESTING:
+            end = PhaseNews(phase, plan.reason, plan.message)
+        said = None
+        if status is not None and (phase := _PHASE_NAMES.get(status.phase)) is not None:
+            said = PhaseNews(phase, status.reason, status.message)
+        return MasterReport(
+            sizes=sizes_of(plan) if plan is not None else None,
+            plan_heard=plan is not None,
+            end=end,
+            status=said,
+            answers=self.answers,
+            heard_at=self._heard_at,
+            unanswered_since=self._unanswered_since,
+            suspended=self._suspended,
+            told_to_end_at=self._told_to_end_at,
+            cannot_be_told=self._cannot_be_told,
+        )
+
+    async def report_exit(self, instance: InstanceId, name: str, ended: InstanceExit) -> bool:
+        """Tells the master that a member is gone; False where it must be told again."""
+        member = pb.Member(role=ROLES[instance.role], index=instance.index, incarnation=name)
+        request = pb.ReportExitRequest(member=member, exit_code=ended.code, reason=str(ended.reason))
+        try:
+            await self._stub.ReportExit(request, timeout=_CALL_SECONDS, metadata=self._metadata)  # type: ignore[misc]
+        except grpc.aio.AioRpcError:
+            return False
+        return True
+
+    def suspend(self) -> None:
+        """Asks for a checkpoint and the end of the run, unless that is under way or done."""
+        if self._suspension is None or (self._suspension.done() and not self._suspended):
+            self._suspension = asyncio.create_task(self._suspend())
+            self._suspension.add_done_callback(lambda _: self._wake())
+
+    async def shut_down(self) -> None:
+        """Takes in the last status of a master whose job is over, then tells it to end."""
+        await self.refresh_status()
+        if not self.answers:
+            return
+        try:
+            await self._stub.Shutdown(  # type: ignore[misc]  # the stubs know of threads only
+                pb.ShutdownRequest(), timeout=_CALL_SECONDS, metadata=self._metadata
+            )
+        except grpc.aio.AioRpcError:
+            self._cannot_be_told = True
+        else:
+            self._told_to_end_at = self._clock()
+
+    async def refresh_status(self) -> None:
+        """Asks for the status now, if the master answers.
+
+        One caller at a time: the answer to an earlier one could come last, and hide how the job ended.
+        """
+        async with self._asking:
+            try:
+                self.status = await self._stub.GetStatus(  # type: ignore[misc]  # the stubs know of threads only
+                    pb.GetStatusRequest(), timeout=_CALL_SECONDS, metadata=self._metadata
+                )
+            except grpc.aio.AioRpcError as error:
+                self._reached.clear()
+                if self._unanswered_since is None:
+                    self._unanswered_since = self._clock()
+                await self._explain(error.details() or "")
+            else:
+                self._heard_at, self._unanswered_since = self._clock(), None
+                self._reached.set()
+
+    @property
+    def _suspended(self) -> bool:
+        task = self._suspension
+        return task is not None and task.done() and not task.cancelled() and task.result()
+
+    async def close(self) -> None:
+        """Ends the conversation."""
+        tasks = [*self._tasks, *([self._suspension] if self._suspension else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._channel.close(grace=None)
+
+    async def _explain(self, said: str) -> None:
+        """Tells once of a master that differs about TLS; one that is away comes back by itself."""
+        if self._explained or not any(sign in said for sign in _SIGNS_OF_TLS):
+            return
+        master = self._master
+        problem = await handshake_problem_async(master.address, master.authority, master.authority_source)
+        if problem is not None:
+            self._explained = True
+            _log.warning("a master cannot be talked to", problem=problem)
+
+    async def _suspend(self) -> bool:
+        try:
+            await self._stub.Suspend(  # type: ignore[misc]  # the stubs know of threads only
+                pb.SuspendRequest(), timeout=_SUSPEND_SECONDS, metadata=self._metadata
+            )
+        except grpc.aio.AioRpcError:
+            await asyncio.sleep(self._retry_seconds)
+            return False
+        await self.refresh_status()
+        return True
+
+    async def _follow_plan(self) -> None:
+        while True:
+            await self._reached.wait()
+            known = self.plan.version if self.plan else 0
+            try:
+                call = self._stub.WatchPlan(pb.WatchPlanRequest(newer_than=known), metadata=self._metadata)
+                async for plan in call:  # type: ignore[attr-defined]  # the stubs know of threads only
+                    self.plan = plan
+                    await self.refresh_status()
+                    self._wake()
+            except grpc.aio.AioRpcError:
+                self._reached.clear()
+            await asyncio.sleep(self._retry_seconds)
+            await self.refresh_status()
+
+    async def _follow_status(self) -> None:
+        while True:
+            answered = self.answers
+            await self.refresh_status()
+            if self.answers or answered:
+                self._wake()
+            silent = self._clock() - (self._heard_at or self._opened_at)
+            await asyncio.sleep(self._status_seconds if self.answers else retry_pause(silent, self._retry_seconds))
+
+
+def retry_pause(silent: float, shortest: float = 1.0) -> float:
+    """Returns when to ask a master again that was silent for so long, in seconds: hundreds are not to keep us busy."""
+    return min(max(shortest, silent / _PATIENCE), _LONGEST_RETRY_SECONDS)
+
+
+def sizes_of(plan: pb.Plan) -> dict[Role, RoleSize]:
+    """What a plan gives each role."""
+    return {
+        _ROLE_NAMES[role.role]: RoleSize(role.replicas, role.cpu_cores, role.memory_bytes)
+        for role in plan.roles
+        if role.role in _ROLE_NAMES
+    }

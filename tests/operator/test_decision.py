@@ -1,0 +1,368 @@
+"""The job machine, one decision at a time; whole stories are in `scenarios/`."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from emberscale_api.job.status import JobPhase
+from emberscale_operator.machine import (
+    Action,
+    Backoff,
+    Create,
+    Decision,
+    Delete,
+    DeleteJob,
+    Demand,
+    ExitReason,
+    Forget,
+    History,
+    Instance,
+    InstanceExit,
+    InstanceId,
+    InstanceState,
+    JobIntent,
+    JobStanding,
+    Kill,
+    MasterReport,
+    PhaseNews,
+    Policy,
+    ReportExit,
+    Resize,
+    Resources,
+    Role,
+    ShutDown,
+    Suspend,
+    Wait,
+    advance,
+    decide,
+)
+from training_jobs import training_spec
+
+POLICY = Policy(
+    Backoff(base=1.0, factor=2.0, limit=8.0, reset_after=60.0), backoff_limit=2, stop_grace=10.0, start_silence=30.0
+)
+SMALL, LARGE = Resources(1.0, 1 << 30), Resources(2.0, 2 << 30)
+HEARD = MasterReport(answers=True, plan_heard=True, heard_at=5.0)
+TRAINING = JobStanding(JobPhase.TRAINING, active_since=0.0)
+
+
+def running(role: Role, index: int = 0, incarnation: int = 1, resources: Resources | None = None) -> Instance:
+    wanted = Resources() if resources is None else resources
+    return Instance(InstanceId(role, index, incarnation), InstanceState.RUNNING, wanted, started_at=0.0)
+
+
+def exited(instance: Instance, reason: ExitReason = ExitReason.ERROR, code: int = 1, at: float = 5.0) -> Instance:
+    return replace(instance, state=InstanceState.EXITED, exit=InstanceExit(reason, code, at))
+
+
+def intent(suspend: bool = False, **more: Any) -> JobIntent:
+    spec: dict[str, Any] = {"ps": {"replicas": 1}, "worker": {"replicas": 1}}
+    known = ("revisions", "keeps_ended", "ttl", "own", "awaits_store")
+    options = {name: more.pop(name) for name in known if name in more}
+    return JobIntent(training_spec(**{**spec, **more}), suspend=suspend, policy=POLICY, **options)
+
+
+def limits(replicas: int, resources: Resources) -> dict[str, Any]:
+    of_role = {"cpu": resources.cpu_cores, "memory": str(resources.memory_bytes)}
+    return {"replicas": replicas, "resources": {"limits": of_role}}
+
+
+def look(
+    job: JobIntent,
+    observed: list[Instance],
+    now: float = 5.0,
+    standing: JobStanding = TRAINING,
+    master: MasterReport = HEARD,
+) -> Decision:
+    return decide(job, standing, master, observed, now)
+
+
+def actions(*args: Any, **options: Any) -> tuple[Action, ...]:
+    return look(*args, **options).actions
+
+
+MASTER, PS, WORKER = running(Role.MASTER), running(Role.PS), running(Role.WORKER)
+ALL = [MASTER, PS, WORKER]
+
+
+def ended(phase: JobPhase = JobPhase.COMPLETE, at: float = 5.0, told: bool = True) -> JobStanding:
+    return replace(TRAINING, phase=phase, rested_at=at, told=told)
+
+
+def test_what_is_wanted_and_missing_is_created() -> None:
+    job = intent(worker=limits(2, SMALL))
+    assert actions(job, [MASTER, PS, running(Role.WORKER, 1)]) == (
+        Create(InstanceId(Role.WORKER, 0, 1), SMALL),
+        Resize(InstanceId(Role.WORKER, 1, 1), SMALL),
+    )
+
+
+def test_what_is_as_wanted_is_left_alone() -> None:
+    assert actions(intent(), ALL) == ()
+
+
+def test_limits_that_nobody_asked_for_stay() -> None:
+    assert actions(intent(), [MASTER, PS, running(Role.WORKER, resources=SMALL)]) == ()
+
+
+def test_a_first_restart_is_immediate_and_has_the_next_incarnation() -> None:
+    assert Create(InstanceId(Role.MASTER, 0, 2), Resources()) in actions(intent(), [exited(MASTER), PS, WORKER])
+
+
+def test_a_second_restart_in_a_row_waits() -> None:
+    past = advance(History(), [exited(MASTER)], POLICY.backoff)
+    again = exited(running(Role.MASTER, incarnation=2), at=6.0)
+    standing = replace(TRAINING, history=past)
+    assert actions(intent(), [again, PS, WORKER], now=6.5, standing=standing) == (Forget(again.id), Wait(7.0))
+    assert Create(InstanceId(Role.MASTER, 0, 3), Resources()) in actions(
+        intent(), [again, PS, WORKER], now=7.0, standing=standing
+    )
+
+
+def test_one_that_is_terminating_is_waited_for() -> None:
+    assert actions(intent(), [MASTER, PS, replace(WORKER, state=InstanceState.TERMINATING)]) == ()
+
+
+def test_scaling_in_deletes_the_highest_indices() -> None:
+    workers = [running(Role.WORKER, index) for index in range(3)]
+    assert actions(intent(), [MASTER, PS, *workers]) == (Delete(workers[1].id), Delete(workers[2].id))
+
+
+def test_other_resources_are_a_resize_of_what_runs() -> None:
+    job, worker = intent(worker=limits(1, LARGE)), running(Role.WORKER, resources=SMALL)
+    assert actions(job, [MASTER, PS, worker]) == (Resize(worker.id, LARGE),)
+    assert actions(job, [MASTER, PS, replace(worker, state=InstanceState.PENDING)]) == ()
+
+
+def test_the_older_of_two_lives_of_one_member_is_deleted() -> None:
+    assert actions(intent(), [*ALL, running(Role.WORKER, 0, 2)]) == (Delete(WORKER.id),)
+
+
+def test_an_exit_is_reported_to_a_live_master_and_then_forgotten() -> None:
+    died = exited(WORKER)
+    assert died.exit is not None
+    assert ReportExit(died.id, died.exit) in actions(intent(), [MASTER, PS, died])
+    past = advance(History(), [died], POLICY.backoff).with_reported(died.id)
+    told = actions(intent(), [MASTER, PS, died], standing=replace(TRAINING, history=past))
+    assert Forget(died.id) in told
+    assert ReportExit(died.id, died.exit) not in told
+
+
+def test_an_exit_is_kept_while_there_is_no_master_to_hear_of_it() -> None:
+    died = exited(WORKER)
+    found = actions(intent(), [exited(MASTER), PS, died])
+    assert not any(isinstance(action, ReportExit) for action in found)
+    assert Forget(died.id) not in found
+
+
+def test_members_that_are_done_are_replaced_only_once_the_master_wants_any() -> None:
+    """They may be done because the job is, of which an operator that has just started knows nothing."""
+    done = exited(WORKER, ExitReason.COMPLETED, 0, at=0.0)
+    again = Create(InstanceId(Role.WORKER, 0, 2), Resources())
+    assert again not in actions(intent(), [MASTER, PS, done], master=MasterReport(answers=True))
+    assert again in actions(intent(), [MASTER, PS, done])
+
+
+def test_an_edit_replaces_the_master_and_what_does_not_run_yet() -> None:
+    job = intent(revisions={Role.MASTER: "new", Role.WORKER: "new", Role.PS: "new"})
+    master, ps = (replace(instance, revision="old") for instance in (MASTER, PS))
+    stuck = replace(WORKER, revision="old", state=InstanceState.PENDING)
+    assert actions(job, [master, ps, stuck]) == (Delete(master.id), Delete(stuck.id))
+
+
+def test_members_may_end_by_themselves_before_they_are_deleted() -> None:
+    observed = [MASTER, WORKER, running(Role.REDIS)]
+    assert actions(intent(), observed, now=12.0, standing=ended()) == (Wait(15.0),)
+    assert actions(intent(), observed, now=15.0, standing=ended()) == (Delete(WORKER.id),)
+
+
+def test_members_that_nobody_told_of_the_end_are_deleted_at_once() -> None:
+    assert actions(intent(), ALL, standing=ended(told=False)) == (Delete(PS.id), Delete(WORKER.id))
+
+
+def test_the_master_goes_after_its_members_and_the_store_after_the_master() -> None:
+    store = running(Role.REDIS)
+    assert actions(intent(), [MASTER, store], standing=ended()) == (ShutDown(MASTER.id),)
+    leaving = replace(MASTER, state=InstanceState.TERMINATING)
+    assert actions(intent(), [leaving, store], standing=ended()) == ()
+    assert actions(intent(), [store], standing=ended()) == (Delete(store.id),)
+
+
+@pytest.mark.parametrize(
+    ("master", "now", "expected"),
+    [
+        (HEARD, 6.0, ShutDown(MASTER.id)),
+        (replace(HEARD, told_to_end_at=6.0), 35.0, Wait(36.0)),
+        (replace(HEARD, told_to_end_at=6.0), 36.0, Delete(MASTER.id)),
+        (replace(HEARD, cannot_be_told=True), 6.0, Delete(MASTER.id)),
+        (MasterReport(), 14.0, Wait(15.0)),
+        (MasterReport(), 15.0, Delete(MASTER.id)),
+    ],
+)
+def test_a_master_ends_by_itself_where_it_can_be_told_to(master: MasterReport, now: float, expected: Action) -> None:
+    assert actions(intent(), [MASTER], now=now, standing=ended(), master=master) == (expected,)
+
+
+def test_pods_that_hold_the_logs_of_a_job_that_has_ended_stay_where_they_are_to() -> None:
+    holds, gone = replace(exited(WORKER), holds_log=True), exited(PS)
+    assert actions(intent(keeps_ended=True), [holds, gone], standing=ended()) == (Forget(gone.id),)
+    assert actions(intent(keeps_ended=True, suspend=True), [holds], standing=ended(JobPhase.SUSPENDED)) == (
+        Forget(holds.id),
+    )
+    assert actions(intent(), [holds], standing=ended()) == (Forget(holds.id),)
+
+
+def test_nothing_is_created_once_the_job_has_ended() -> None:
+    assert actions(intent(worker={"replicas": 3}), [], standing=ended()) == ()
+
+
+def test_the_rest_starts_once_the_jobs_own_store_was_ready() -> None:
+    job = intent(own=(Demand(Role.REDIS, 1),), awaits_store=True)
+    store = running(Role.REDIS)
+    assert actions(job, [], standing=JobStanding()) == (Create(InstanceId(Role.REDIS, 0, 1), Resources()),)
+    assert actions(job, [store], standing=JobStanding()) == ()
+    decision = look(job, [replace(store, ready=True)], standing=JobStanding())
+    assert Create(InstanceId(Role.MASTER, 0, 1), Resources()) in decision.actions
+    # it outlives restarts of the store
+    later = look(job, [exited(store), *ALL], standing=decision.standing)
+    assert later.actions == (Forget(store.id), Create(InstanceId(Role.REDIS, 0, 2), Resources()))
+
+
+@pytest.mark.parametrize(
+    ("reason", "code", "told"),
+    [(ExitReason.ERROR, 1, "exit code 1"), (ExitReason.OOM_KILLED, -9, "for want of memory")],
+)
+def test_a_member_that_keeps_failing_fails_the_job(reason: ExitReason, code: int, told: str) -> None:
+    standing = TRAINING
+    for incarnation in (1, 2, 3):
+        died = exited(running(Role.MASTER, incarnation=incarnation), reason, code)
+        standing = look(intent(), [died, PS, WORKER], standing=standing, master=MasterReport()).standing
+    assert (standing.phase, standing.reason, standing.told) == (JobPhase.FAILED, "BackoffLimitExceeded", False)
+    assert told in standing.message
+    assert "master-0" in standing.message
+
+
+def test_kills_from_outside_never_fail_the_job() -> None:
+    standing = TRAINING
+    for incarnation in range(1, 10):
+        died = exited(running(Role.WORKER, incarnation=incarnation), ExitReason.KILLED, -9)
+        standing = look(intent(), [MASTER, PS, died], standing=standing).standing
+    assert standing.phase is JobPhase.TRAINING
+    assert standing.history.of(Role.WORKER, 0).restarts == 9
+
+
+def test_the_phase_is_the_masters_while_it_answers() -> None:
+    said = replace(HEARD, status=PhaseNews(JobPhase.EVALUATING, "Evaluating", "epoch 1"))
+    standing = look(intent(), ALL, master=said).standing
+    assert (standing.phase, standing.reason, standing.message) == (JobPhase.EVALUATING, "Evaluating", "epoch 1")
+    away = look(intent(), ALL, standing=standing, master=replace(said, answers=False)).standing
+    assert (away.phase, away.reason) == (JobPhase.EVALUATING, "WaitingForMaster")
+
+
+def test_a_job_ends_as_its_master_says() -> None:
+    end = PhaseNews(JobPhase.COMPLETE, "Completed", "plan")
+    standing = look(intent(), ALL, master=replace(HEARD, end=end)).standing
+    assert (standing.phase, standing.reason, standing.rested_at) == (JobPhase.COMPLETE, "Completed", 5.0)
+    assert look(intent(), ALL, now=99.0, standing=standing, master=MasterReport()).standing == standing
+
+
+def test_a_suspension_asks_for_a_checkpoint_and_waits_for_it() -> None:
+    asked = look(intent(suspend=True), ALL)
+    assert asked.standing.phase is JobPhase.SUSPENDING
+    assert Suspend() in asked.actions
+    saved = replace(HEARD, suspended=True, status=PhaseNews(JobPhase.SUSPENDED, "Suspended", "resumes from 7"))
+    rests = look(intent(suspend=True), ALL, standing=asked.standing, master=saved).standing
+    assert (rests.phase, rests.reason, rests.message) == (JobPhase.SUSPENDED, "JobSuspended", "resumes from 7")
+
+
+def test_a_job_that_has_not_begun_rests_at_once() -> None:
+    assert look(intent(suspend=True), [], standing=JobStanding(), master=MasterReport()).standing.rests
+    assert look(intent(suspend=True), ALL, standing=JobStanding(), master=MasterReport()).standing.rests
+
+
+def test_a_suspension_whose_master_does_not_answer_rests_without_a_checkpoint_in_the_end() -> None:
+    silent = MasterReport(heard_at=5.0)
+    standing = look(intent(suspend=True), ALL, now=10.0, master=silent).standing
+    standing = look(intent(suspend=True), ALL, now=309.0, standing=standing, master=silent).standing
+    assert standing.phase is JobPhase.SUSPENDING
+    standing = look(intent(suspend=True), ALL, now=310.0, standing=standing, master=silent).standing
+    assert (standing.phase, standing.reason, standing.told) == (JobPhase.SUSPENDED, "JobSuspended", False)
+    assert "goes on from its last checkpoint" in standing.message
+
+
+def test_another_number_of_servers_goes_through_a_suspension() -> None:
+    standing = replace(TRAINING, applied_ps=1)
+    edited, saved = intent(ps={"replicas": 2}), replace(HEARD, suspended=True)
+    asked = look(edited, ALL, standing=standing)
+    assert Suspend() in asked.actions
+    rests = look(edited, ALL, standing=asked.standing, master=saved).standing
+    assert (rests.phase, rests.reason, rests.applied_ps) == (JobPhase.SUSPENDED, "ScalingPS", None)
+    goes_on = look(edited, [], standing=rests, master=MasterReport())
+    assert (goes_on.standing.phase, goes_on.standing.reason) == (JobPhase.PENDING, "Resumed")
+    assert Create(InstanceId(Role.PS, 1, 1), Resources()) in goes_on.actions
+    assert goes_on.standing.applied_ps == 2
+
+
+def test_a_suspended_job_rests_until_nothing_of_it_is_left_and_it_is_resumed() -> None:
+    rests = ended(JobPhase.SUSPENDED)
+    assert look(intent(), [MASTER], standing=rests).standing.phase is JobPhase.SUSPENDED
+    assert look(intent(suspend=True), [], standing=rests).standing.phase is JobPhase.SUSPENDED
+    assert look(intent(), [], standing=rests).standing.phase is JobPhase.PENDING
+
+
+def test_the_deadline_counts_while_the_master_is_away_and_not_while_the_job_rests() -> None:
+    job, away = intent(runPolicy={"activeDeadline": "100s"}), MasterReport()
+    assert look(job, ALL, now=100.0, master=away).standing.phase is JobPhase.TRAINING
+    assert look(job, ALL, now=101.0).standing.phase is JobPhase.TRAINING, "a master that answers counts itself"
+    late = look(job, ALL, now=101.0, master=away).standing
+    assert (late.phase, late.reason) == (JobPhase.FAILED, "DeadlineExceeded")
+    resumed = look(job, [], now=1000.0, standing=ended(JobPhase.SUSPENDED, at=60.0), master=away).standing
+    assert look(job, [], now=1040.0, standing=resumed, master=away).standing.phase is JobPhase.PENDING
+    assert look(job, [], now=1041.0, standing=resumed, master=away).standing.reason == "DeadlineExceeded"
+
+
+def test_a_job_is_deleted_when_its_time_is_over() -> None:
+    assert actions(intent(ttl=60.0), [], now=64.0, standing=ended()) == ()
+    assert actions(intent(ttl=60.0), [], now=65.0, standing=ended()) == (DeleteJob(),)
+
+
+def test_memory_grows_where_it_ran_out() -> None:
+    died = exited(replace(PS, resources=Resources(None, 1 << 30)), ExitReason.OOM_KILLED, -9)
+    job = intent(ps={"replicas": 1, "resources": {"limits": {"memory": "1Gi"}}})
+    decision = look(job, [MASTER, died, WORKER])
+    assert Create(InstanceId(Role.PS, 0, 2), Resources(None, 1536 << 20)) in decision.actions
+    again = look(job, [MASTER, died, WORKER], standing=decision.standing)
+    assert again.standing.grown == {Role.PS: 1536 << 20}, "the same end counts once"
+
+
+def killed(found: tuple[Action, ...]) -> list[InstanceId]:
+    return [action.id for action in found if isinstance(action, Kill)]
+
+
+def test_a_member_that_the_master_gave_up_is_killed() -> None:
+    worker = replace(WORKER, name="life-1")
+    silent = replace(HEARD, silent=frozenset({(Role.WORKER, 0, "life-1")}))
+    assert killed(actions(intent(), [MASTER, PS, worker], master=silent)) == [worker.id]
+    successor = replace(worker, id=InstanceId(Role.WORKER, 0, 2), name="life-2")
+    assert killed(actions(intent(), [MASTER, PS, successor], master=silent)) == []
+
+
+def test_a_master_that_falls_silent_is_killed() -> None:
+    silent = replace(HEARD, answers=False, unanswered_since=10.0)
+    assert actions(intent(), ALL, now=24.0, master=silent) == (Wait(25.0),)
+    assert killed(actions(intent(), ALL, now=25.0, master=silent)) == [MASTER.id]
+
+
+def test_a_master_that_never_answered_is_given_more_time() -> None:
+    never = MasterReport(unanswered_since=1.0)
+    assert killed(actions(intent(), ALL, now=29.0, master=never)) == []
+    assert killed(actions(intent(), ALL, now=30.0, master=never)) == [MASTER.id]
+
+
+def test_a_store_that_falls_silent_is_killed_and_the_master_that_waits_for_it_is_not() -> None:
+    job = intent(own=(Demand(Role.REDIS, 1),), awaits_store=True)
+    store = replace(running(Role.REDIS), ready=True, unanswered_since=10.0)
+    silent = replace(HEARD, answers=False, unanswered_since=8.0)
+    assert killed(actions(job, [store, *ALL], now=24.0, master=silent)) == []
+    assert killed(actions(job, [store, *ALL], now=25.0, master=silent)) == [store.id]

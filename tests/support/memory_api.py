@@ -1,0 +1,189 @@
+"""An API server in memory, and an operator of one job that may be killed at any call to it."""
+
+import asyncio
+import copy
+import itertools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from emberscale_operator.controller import JobController
+from emberscale_operator.kubernetes.backend import KubernetesBackend, control
+from emberscale_operator.kubernetes.client import ApiError, ApiUnavailableError
+from emberscale_operator.kubernetes.job import JobKey
+from emberscale_operator.kubernetes.recorder import Recorder
+from emberscale_operator.kubernetes.settings import Settings
+from emberscale_operator.kubernetes.tallies import Tallies
+from emberscale_operator.kubernetes.warnings import PodWarnings
+from emberscale_operator.machine import Backoff, Policy
+
+KEY = JobKey("team-a", "ctr")
+START = 1_767_225_600.0
+SETTINGS = Settings(image="emberscale:1", redis_url="redis://redis:6379/0", namespace="ops", identity="op-1")
+PATIENT = Policy(backoff=Backoff(base=0.0), backoff_limit=1000)
+
+
+class KilledError(Exception):
+    """The operator died in the middle of a call."""
+
+
+class MemoryApi:
+    """Objects by path. The view of it, `job` and `pods`, is as old as the last `sync`."""
+
+    def __init__(self, body: dict[str, Any]) -> None:
+        self.now = START
+        self.body = body
+        self.objects: dict[str, dict[str, Any]] = {}
+        self.writes: Counter[str] = Counter()
+        self.events: list[str] = []
+        self.kill_in = 1 << 30
+        self.kill_after = False
+        self.refusal: ApiError | ApiUnavailableError | None = None
+        self.most_live: Counter[str] = Counter()
+        self._numbers = itertools.count(1)
+        self._seen: list[dict[str, Any]] = []
+        self._seen_body = copy.deepcopy(body)
+
+    def job(self, key: JobKey) -> Mapping[str, Any] | None:
+        return self._seen_body
+
+    def pods(self, key: JobKey) -> Sequence[Mapping[str, Any]]:
+        return self._seen
+
+    def sync(self) -> None:
+        self._seen = [{**pod, "status": copy.copy(pod["status"])} for pod in self.all_pods()]
+        self._seen_body = {**self.body, "metadata": dict(self.body["metadata"]), "spec": dict(self.body["spec"])}
+
+    def all_pods(self) -> list[dict[str, Any]]:
+        return [body for path, body in self.objects.items() if "/pods/" in path]
+
+    def live_pods(self) -> list[dict[str, Any]]:
+        return [pod for pod in self.all_pods() if pod["status"]["phase"] in ("Pending", "Running")]
+
+    async def create(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        return self._call(lambda: self._create(path, body))
+
+    async def get(self, path: str, **query: str) -> dict[str, Any]:
+        if path.endswith("/events"):
+            return {"items": []}
+        if path.endswith("/pods"):
+            name = query["fieldSelector"].removeprefix("metadata.name=")
+            return {"items": [copy.deepcopy(pod) for pod in self.all_pods() if pod["metadata"]["name"] == name]}
+        if path not in self.objects:
+            return self._fail(404, "NotFound")
+        return copy.deepcopy(self.objects[path])
+
+    async def patch(self, path: str, body: dict[str, Any], kind: str = "") -> dict[str, Any]:
+        return self._call(lambda: self._patch(path, body))
+
+    async def delete(self, path: str, uid: str, grace_seconds: int | None = None) -> None:
+        self._call(lambda: self._delete(path, uid))
+
+    def _call(self, effect: Any) -> dict[str, Any]:
+        self.kill_in -= 1
+        if self.kill_in == 0 and not self.kill_after:
+            raise KilledError
+        answer: dict[str, Any] = effect()
+        if self.kill_in == 0:
+            raise KilledError
+        return answer
+
+    def _create(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        name = f"{path}/{body['metadata']['name']}"
+        if name in self.objects:
+            self._fail(409, "AlreadyExists")
+        if path.endswith("/events"):
+            self.events.append(body["reason"])
+        else:
+            if self.refusal is not None and path.endswith("/pods"):
+                raise self.refusal
+            self.writes["create"] += 1
+        made = copy.deepcopy(body)
+        made["metadata"] |= {"uid": f"uid-{next(self._numbers)}", "creationTimestamp": self._time()}
+        if path.endswith("/pods"):
+            made["status"] = {"phase": "Pending"}
+        self.objects[name] = made
+        for slot, count in Counter(slot_of(pod) for pod in self.live_pods()).items():
+            self.most_live[slot] = max(self.most_live[slot], count)
+        return dict(made)
+
+    def _patch(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        self.writes["patch"] += 1
+        if path.endswith("/status"):
+            self.body["status"] = merged(self.body.get("status", {}), body["status"])
+        return self.body
+
+    def _delete(self, path: str, uid: str) -> dict[str, Any]:
+        self.writes["delete"] += 1
+        if path in self.objects and self.objects[path]["metadata"]["uid"] == uid:
+            del self.objects[path]
+        return {}
+
+    def _fail(self, status: int, reason: str) -> dict[str, Any]:
+        raise ApiError(status, reason, reason)
+
+    def _time(self) -> str:
+        return datetime.fromtimestamp(self.now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+    def run_pods(self) -> None:
+        """What a kubelet does; the pods have no address, so that no master is called."""
+        for pod in self.all_pods():
+            if pod["status"]["phase"] == "Pending":
+                pod["status"] = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+
+    def end_pod(self, pod: dict[str, Any], code: int, reason: str = "Error") -> None:
+        terminated = {"exitCode": code, "reason": reason, "finishedAt": self._time()}
+        pod["status"] = {"phase": "Failed", "containerStatuses": [{"state": {"terminated": terminated}}]}
+
+
+def merged(old: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
+    result = dict(old)
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        elif isinstance(value, dict) and isinstance(result.get(key), dict):
+            result[key] = merged(result[key], value)
+        else:
+            result[key] = copy.deepcopy(value)
+    return result
+
+
+def slot_of(pod: Mapping[str, Any]) -> str:
+    labels = pod["metadata"]["labels"]
+    return f"{labels['emberscale.io/role']}-{labels['emberscale.io/index']}"
+
+
+class Operator:
+    """A controller that is started anew whenever it is killed."""
+
+    def __init__(self, api: MemoryApi, policy: Policy | None = PATIENT) -> None:
+        self.api = api
+        self.policy = policy
+        self.registry = CollectorRegistry()
+        self.tallies = Tallies(self.registry)
+        self.controller = self.start()
+
+    def start(self) -> JobController:
+        api: Any = self.api  # the calls that they make are there
+        recorder, warnings = Recorder(api, "op-1"), PodWarnings(api)
+        backend = KubernetesBackend(KEY, "job-uid", api, api, recorder, warnings, self.tallies, SETTINGS, self.policy)
+        return control(backend, lambda: self.api.now)
+
+    async def step(self, seconds: float = 1.0) -> None:
+        self.api.now += seconds
+        try:
+            await self.controller.step(self.api.now)
+        except KilledError:
+            self.api.kill_in = 1 << 30
+            self.controller = self.start()
+
+    async def settle(self, steps: int = 8, seconds: float = 1.0) -> None:
+        for _ in range(steps):
+            await self.step(seconds)
+            self.api.sync()
+            self.api.run_pods()
+            self.api.sync()
+        await asyncio.sleep(0)

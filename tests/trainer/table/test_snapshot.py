@@ -1,0 +1,236 @@
+"""Snapshots and change sets: what a reader gets while training goes on. `test_store_model` has them in any order."""
+
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from emberscale_api.job import OptimizerType
+from emberscale_api.routing import bucket_of
+from emberscale_trainer.table import Reader, SnapshotAbandonedError, TableStore
+from memory_limit import refused_beyond
+from snapshots import drained
+
+Pull = Callable[..., NDArray[np.float32]]
+Push = Callable[..., None]
+
+NO_LOCK = nullcontext()
+SEGMENTS = 5
+WIDE = 2048
+ROWS = SEGMENTS * 512
+"""Rows of one SGD table of that dimension over so many segments."""
+
+
+@pytest.fixture
+def store(make_spec: Any, push: Push) -> TableStore:
+    store = TableStore([make_spec(dimension=WIDE)])
+    push(store, (range(ROWS), np.ones(ROWS * WIDE)))
+    return store
+
+
+def rows_now(store: TableStore, table: int = 0) -> dict[int, bytes]:
+    return drained(store.snapshot(Reader.PARITY, NO_LOCK), table)
+
+
+def test_a_snapshot_is_of_the_moment_at_which_it_began(store: TableStore, push: Push) -> None:
+    expected = rows_now(store)
+    snapshot = store.snapshot(Reader.CHECKPOINT, NO_LOCK)
+    push(store, ([0, ROWS], np.ones(2 * WIDE)))
+    store.remove_bucket(0, bucket_of(ROWS - 1))
+    store.retire(0, np.array([1]))
+    push(store, ([1, 2], np.ones(2 * WIDE)))  # one is in a slot that another has left
+    assert drained(snapshot) == expected
+    snapshot.commit()
+    assert rows_now(store) != expected
+
+
+def test_rows_change_behind_the_drain_and_before_it(store: TableStore, push: Push) -> None:
+    expected = rows_now(store)
+    snapshot = store.snapshot(Reader.CHECKPOINT, NO_LOCK)
+    found: dict[int, bytes] = {}
+    for number, chunk in enumerate(snapshot.drain(0)):
+        found |= {int(record[:8].view(np.int64)[0]): record.tobytes() for record in chunk}
+        push(store, (range(number, ROWS, 7), np.ones((len(range(number, ROWS, 7)), WIDE))))
+    assert found == expected
+
+
+def test_two_readers_have_snapshots_at_once(store: TableStore, push: Push) -> None:
+    first, expected_first = store.snapshot(Reader.CHECKPOINT, NO_LOCK), rows_now(store)
+    push(store, ([5], np.ones(WIDE)))
+    second, expected_second = store.snapshot(Reader.FLASH, NO_LOCK), rows_now(store)
+    push(store, ([5, 6], np.ones(2 * WIDE)))
+    assert drained(second) == expected_second
+    assert drained(first) == expected_first
+
+
+def test_a_reader_that_begins_anew_gives_up_what_it_had_begun(store: TableStore, push: Push) -> None:
+    abandoned = store.snapshot(Reader.CHECKPOINT, NO_LOCK)
+    drain = abandoned.drain(0)
+    next(drain)
+    push(store, ([0, ROWS - 1], np.ones(2 * WIDE)))
+    snapshot, expected = store.snapshot(Reader.CHECKPOINT, NO_LOCK), rows_now(store)
+    push(store, ([0, ROWS - 1], np.ones(2 * WIDE)))
+    with pytest.raises(SnapshotAbandonedError):
+        next(drain)
+    abandoned.give_back()
+    assert drained(snapshot) == expected
+    with pytest.raises(SnapshotAbandonedError):
+        abandoned.commit()
+
+
+def test_a_snapshot_is_not_committed_before_it_is_drained(make_spec: Any, push: Push) -> None:
+    store = TableStore([make_spec(), make_spec(1)])
+    push(store, ([1], np.ones(4)), ([1], np.ones(4)))
+    snapshot = store.snapshot(Reader.CHECKPOINT, NO_LOCK)
+    drained(snapshot, 0)
+    with pytest.raises(RuntimeError, match="all of its tables"):
+        snapshot.commit()
+    drained(snapshot, 1)
+    snapshot.commit()
+
+
+def test_a_take_brings_what_changed_since_the_last_one(make_spec: Any, push: Push, pull: Pull) -> None:
+    store = TableStore([make_spec()])
+    store.track(Reader.CHECKPOINT)
+    push(store, (range(1000), np.ones(4000)))
+    first = store.take(Reader.CHECKPOINT, NO_LOCK)
+    assert set(drained(first)) == set(range(1000))
+    first.commit()
+    assert drained(store.take(Reader.CHECKPOINT, NO_LOCK)) == {}
+
+    pull(store, [1, 2])  # reading is no change
+    push(store, ([3, 500], np.ones(8)))
+    push(store, ([5000], np.ones(4)))
+    store.load(0, store.records_of_bucket(0, bucket_of(7)))
+    neighbours = {key for key in range(1000) if bucket_of(key) == bucket_of(7)}
+    store.retire(0, np.array([500, 501]))
+    second = store.take(Reader.CHECKPOINT, NO_LOCK)
+    assert set(drained(second)) == {3, 5000} | neighbours
+    assert second.retired[0].tolist() == [500, 501]
+
+
+def test_what_is_given_back_comes_again_with_what_changed_meanwhile(make_spec: Any, push: Push) -> None:
+    store = TableStore([make_spec()])
+    push(store, (range(10), np.ones(40)))
+    store.track(Reader.CHECKPOINT)
+    push(store, ([1, 2], np.ones(8)))
+    store.retire(0, np.array([3, 4]))
+    failed = store.take(Reader.CHECKPOINT, NO_LOCK)
+    next(failed.drain(0))
+    push(store, ([2, 5], np.ones(8)))
+    push(store, ([4], np.ones(4)))  # is there again
+    store.retire(0, np.array([1]))
+    failed.give_back()
+    taken = store.take(Reader.CHECKPOINT, NO_LOCK)
+    rows = drained(taken)
+    assert set(rows) == {2, 4, 5}
+    assert rows[4] == rows_now(store)[4]
+    assert taken.retired[0].tolist() == [1, 3, 4]
+
+
+def test_a_full_snapshot_that_is_given_back_loses_no_change_either(make_spec: Any, push: Push) -> None:
+    store = TableStore([make_spec()])
+    store.track(Reader.CHECKPOINT)
+    push(store, ([1], np.ones(4)))
+    store.retire(0, np.array([1]))
+    push(store, ([2], np.ones(4)))
+    store.snapshot(Reader.CHECKPOINT, NO_LOCK).give_back()
+    taken = store.take(Reader.CHECKPOINT, NO_LOCK)
+    assert (set(drained(taken)), taken.retired[0].tolist()) == ({2}, [1])
+
+
+def test_changes_are_tracked_reader_by_reader_and_only_when_asked(make_spec: Any, push: Push) -> None:
+    store = TableStore([make_spec()])
+    with pytest.raises(ValueError, match="no changes are tracked for FLASH"):
+        store.take(Reader.FLASH, NO_LOCK)
+    store.track(Reader.CHECKPOINT)
+    with pytest.raises(ValueError, match="already"):
+        store.track(Reader.CHECKPOINT)
+    push(store, ([1], np.ones(4)))
+    store.track(Reader.FLASH)
+    push(store, ([2], np.ones(4)))
+    assert set(drained(store.take(Reader.CHECKPOINT, NO_LOCK))) == {1, 2}
+    assert set(drained(store.take(Reader.FLASH, NO_LOCK))) == {2}
+    store.untrack(Reader.FLASH)
+    with pytest.raises(ValueError, match="no changes are tracked for FLASH"):
+        store.take(Reader.FLASH, NO_LOCK)
+
+
+def test_changes_are_tracked_through_growth(make_spec: Any, push: Push) -> None:
+    store = TableStore([make_spec(dimension=64)])
+    store.track(Reader.CHECKPOINT)
+    for first in range(0, 60_000, 20_000):
+        push(store, (range(first, first + 20_000), np.ones((20_000, 64))))
+    taken = store.take(Reader.CHECKPOINT, NO_LOCK)
+    push(store, (range(60_000, 100_000), np.ones((40_000, 64))))
+    assert set(drained(taken)) == set(range(60_000))
+    taken.give_back()
+    assert set(drained(store.take(Reader.CHECKPOINT, NO_LOCK))) == set(range(100_000))
+
+
+def test_a_push_whose_old_rows_cannot_be_saved_changes_nothing(store: TableStore) -> None:
+    before, snapshot = rows_now(store), store.snapshot(Reader.CHECKPOINT, NO_LOCK)
+    counts, keys = np.array([ROWS], np.uint32), np.arange(ROWS)
+    gradients = np.ones(ROWS * WIDE, np.float32)
+    with refused_beyond(4 << 20), pytest.raises(MemoryError):
+        store.push(counts, keys, gradients)
+    assert rows_now(store) == before
+    store.push(counts, keys, gradients)
+    assert drained(snapshot) == before
+
+
+def test_a_drain_beside_pushes_gives_the_rows_of_its_beginning(make_spec: Any) -> None:
+    """Threads push without a pause, and each drain waits for some of their pushes between its chunks."""
+    specs = [make_spec(0, 64, OptimizerType.ADAM), make_spec(1, 16, OptimizerType.ROW_WISE_ADAGRAD)]
+    store, lock, known = TableStore(specs), threading.Condition(), 60_000
+    pushes, stop = [0], threading.Event()
+
+    def push(random: np.random.Generator, keys: NDArray[np.int64]) -> None:
+        counts = np.array([len(keys), len(keys)], np.uint32)
+        gradients = random.standard_normal(80 * len(keys), np.float32)
+        with lock:
+            store.push(counts, np.concatenate([keys, keys]), gradients)
+            if random.random() < 0.2:
+                store.retire(int(random.integers(2)), random.integers(0, known, 20))
+            pushes[0] += 1
+            lock.notify_all()
+
+    def reached(count: int) -> bool:
+        return pushes[0] >= count
+
+    def train(seed: int) -> None:
+        random = np.random.default_rng(seed)
+        while not stop.is_set():
+            push(random, np.unique(random.integers(0, 2 * known, 500)))
+
+    push(np.random.default_rng(0), np.arange(known))
+    store.track(Reader.CHECKPOINT)
+    threads = [threading.Thread(target=train, args=[seed], daemon=True) for seed in (1, 2)]
+    for thread in threads:
+        thread.start()
+    try:
+        told: list[dict[int, bytes]] = []
+        for whole in (True, False, False, True, False):
+            with lock:
+                snapshot = (store.snapshot if whole else store.take)(Reader.CHECKPOINT, lock)
+                expected = [rows_now(store, table) for table in range(2)]
+            if whole:
+                told = [{}, {}]
+            for table in range(2):
+                for key in snapshot.retired[table].tolist():
+                    told[table].pop(key, None)
+                for chunk in snapshot.drain(table):
+                    told[table] |= {int(record[:8].view(np.int64)[0]): record.tobytes() for record in chunk}
+                    with lock:
+                        assert lock.wait_for(partial(reached, pushes[0] + 5), timeout=60)
+            snapshot.commit()
+            assert told == expected
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(30)
