@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TypeVar
 
 from emberscale_api.checkpoint import EvaluationResult
 from emberscale_api.job import TrainingJobSpec
@@ -45,7 +44,6 @@ class Phase(StrEnum):
     FAILED = "Failed"
 
 
-_Operation = TypeVar("_Operation", Checkpointing, Pruning)
 OVER = frozenset({Phase.SUSPENDED, Phase.COMPLETE, Phase.FAILED})
 
 
@@ -170,9 +168,11 @@ class JobState:
             case Restore():
                 return replace(self, restore=operation)
             case Checkpointing():
-                return replace(self, checkpointings=_with(self.checkpointings, operation))
+                checkpointings = {one.id: one for one in self.checkpointings} | {operation.id: operation}
+                return replace(self, checkpointings=tuple(checkpointings.values()))
             case Pruning():
-                return replace(self, prunings=_with(self.prunings, operation))
+                prunings = {one.id: one for one in self.prunings} | {operation.id: operation}
+                return replace(self, prunings=tuple(prunings.values()))
 
     def without(self, operation: Operation) -> "JobState":
         """The state without this operation."""
@@ -200,12 +200,6 @@ class JobState:
     def over(self) -> bool:
         """Whether no process has anything left to do."""
         return self.outcome is not None
-
-
-def _with(operations: tuple[_Operation, ...], operation: _Operation) -> tuple[_Operation, ...]:
-    if operation.id not in {one.id for one in operations}:
-        return (*operations, operation)
-    return tuple([operation if one.id == operation.id else one for one in operations])
 
 
 def _records(files: tuple[DataFile, ...]) -> int:

@@ -6,6 +6,7 @@ commands of the files in `scenarios/`, and says after each how the job stands.
 
 from collections import deque
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from pydantic import TypeAdapter
 from tests.jobmaster.fakes import BATCH, job
@@ -161,7 +162,7 @@ class Driven:
     def beat(self) -> None:
         """Every member that is not quiet sends a heartbeat."""
         for server in self.ps.values():
-            numbers = {"generation": server.generation, "version": server.version}
+            numbers: dict[str, Any] = {"generation": server.generation, "version": server.version}
             if self._speaks(server.member):
                 self.tell(Beat(now=self.now, member=server.member, **numbers))
             elif self._is_unknown(server.member):
@@ -291,7 +292,7 @@ class Driven:
     def _call(self, call: CallServer) -> Event | None:
         index, name = call.server.index, type(call.request).__name__.removesuffix("Call")
         server = self.ps[index]
-        where = {"now": self.now, "operation": call.operation, "serial": call.serial, "server": index}
+        where: dict[str, Any] = {"now": self.now, "operation": call.operation, "serial": call.serial, "server": index}
         fault = self._fault(name, index)
         if server.member.incarnation != call.server.incarnation or server.member.slot in self.quiet:
             if server.member.incarnation == call.server.incarnation and fault.code == "":
