@@ -47,9 +47,11 @@ HOLD_SECONDS = 10.0
 SETTLE_SECONDS = 2.0
 """How long servers wait for the batches that others have applied."""
 BARRIER_SECONDS = 15.0
-SAVE_SECONDS = 120.0
+SAVE_SECONDS = 60.0
 """How long a server may write its snapshot without any progress."""
-WRITE_SECONDS = 30.0
+STALLED_SECONDS = 15.0
+"""The same where a checkpoint that the job waits for could be begun instead."""
+WRITE_SECONDS = 15.0
 PRUNE_SECONDS = 30.0
 WAIT_SECONDS = 2.0
 CALL_SECONDS = 8.0
@@ -73,10 +75,15 @@ def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
     can_save = state.routing.ready and state.stage in _TRAINED and spec.checkpoint.uri is not None
     if state.suspending and not can_save:
         return suspended(state)
-    purpose = _due(state, spec, now) if can_save and state.checkpointing is None else None
+    purpose = _due(state, spec, now) if can_save else None
     trouble = state.troubles.get(purpose) if purpose is not None else None
     if purpose is None or (trouble is not None and now < trouble.next_at):
         return state
+    if any(_is_in_the_way(state, taking, purpose, now) for taking in state.checkpointings):
+        return state
+    for taking in state.checkpointings:
+        if taking.phase is CheckpointPhase.SAVE:
+            state = state.without(taking)
     table = state.routing.table
     operation = Checkpointing(
         id=state.next_operation,
@@ -268,6 +275,22 @@ def _due(state: JobState, spec: TrainingJobSpec, now: float) -> CheckpointPurpos
     if state.suspending:
         return CheckpointPurpose.SUSPENSION
     return CheckpointPurpose.PERIODIC if now - state.checkpointed_at >= interval(state, spec) else None
+
+
+def _is_in_the_way(state: JobState, taking: Checkpointing, purpose: CheckpointPurpose, now: float) -> bool:
+    """Whether a checkpoint that is being taken keeps one of this purpose from being begun.
+
+    What the job waits for does not wait for a periodic one whose files or manifest make no progress.
+    """
+    if purpose is CheckpointPurpose.PERIODIC or taking.purpose is not CheckpointPurpose.PERIODIC:
+        return True
+    match taking.phase:
+        case CheckpointPhase.BARRIER:
+            return True
+        case CheckpointPhase.SAVE:
+            return now < taking.deadline - SAVE_SECONDS + STALLED_SECONDS
+        case CheckpointPhase.WRITE:
+            return taking.purpose not in state.troubles
 
 
 def _request(operation: Checkpointing, whom: int) -> ServerRequest:

@@ -179,9 +179,7 @@ def _time_passed(state: MasterState, event: TimePassed, spec: TrainingJobSpec) -
     if job.stage not in PREPARATION:  # a worker does not mention what it prepares; its silence alone ends that
         forgotten = min(timeout, max(2.0, 5 * spec.sharding.heartbeat_interval))
         lapsed = seen.lapsed(job.ledger, timeout, forgotten)
-        stuck = [
-            member for member in seen.stuck(job.ledger, spec.training.batch_size, event.now) if member not in silent
-        ]
+        stuck = [member for member in seen.stuck(job.members, job.ledger) if member not in silent]
     job = lifecycle.silent(job, spec, silent)
     job = lifecycle.stuck(job, spec, stuck)
     job = lifecycle.leases_expired(job, lapsed)
@@ -289,7 +287,7 @@ def _storage_failed(state: MasterState, event: StorageFailed, spec: TrainingJobS
             job = job.without(operation)
         case _:
             return state, ()
-    return replace(state, job=job), (Noted("storage_failed", operation.kind, event.problem),)
+    return replace(state, job=job), (Noted("storage_failed", type(operation).__name__, event.problem),)
 
 
 def _waiting(job: JobState, number: int, whom: int, serial: int) -> Operation | None:
@@ -300,9 +298,9 @@ def _waiting(job: JobState, number: int, whom: int, serial: int) -> Operation | 
 
 def _can_move(job: JobState) -> bool:
     """Whether the leases of workers can move: not before the servers are ready, nor while a barrier may hold pushes."""
-    taking = job.checkpointing
-    held = taking is not None and (
+    held = any(
         taking.phase is CheckpointPhase.BARRIER or taking.purpose is CheckpointPurpose.RESHAPE
+        for taking in job.checkpointings
     )
     return job.routing.ready and job.stage in (Stage.TRAIN, Stage.EVALUATE) and not held
 
@@ -343,14 +341,15 @@ def _effects_between(before: JobState, after: JobState, spec: TrainingJobSpec) -
     """The calls that operations wait for now and did not before, and what those leave that were given up."""
     effects: list[Effect] = []
     earlier = {operation.id: operation for operation in before.operations}
+    left = {operation.id for operation in after.operations}
+    for operation in before.operations:
+        if operation.id not in left and isinstance(operation, Checkpointing):
+            effects += checkpointing.released(operation)
     for operation in after.operations:
-        known = earlier.pop(operation.id, None)
+        known = earlier.get(operation.id)
         for whom, serial in operation.pending.items():
             if known is None or known.pending.get(whom) != serial:
                 effects += _calls(after, spec, operation, whom, serial)
-    for operation in earlier.values():
-        if isinstance(operation, Checkpointing):
-            effects += checkpointing.released(operation)
     return effects
 
 

@@ -20,10 +20,11 @@ LONGEST_GAP_SECONDS = 2.0
 """The master looks more often than that; a longer pause is its own, and counts as this."""
 STUCK_SECONDS = 60.0
 """How long the leases of a worker may stand still at least."""
+STUCK_GAPS = 5.0
+"""The same in gaps between two moves, of the middle of all workers."""
 FIRST_BATCH_SECONDS = 180.0
-"""The same before the first commit of an incarnation, which builds its model and compiles its kernels first."""
-STUCK_BATCHES = 20.0
-"""The same in batches of the middle of all workers."""
+"""The same before an incarnation has moved, which builds its model and compiles its kernels first; twice, three times
+as long for the second, third incarnation of a slot: where the first batch takes that long, one comes through."""
 
 
 @dataclass(frozen=True)
@@ -66,13 +67,14 @@ class Sighting:
     """The last that was heard of the holder of a slot, and what the slot did in all.
 
     * `spoke_at`, `beat_at`: when it last called, and when its last heartbeat came; on the clock `watched`.
-    * `moved_at`: when its leases last moved, or it had none; on the clock `free`. `moved`: whether they ever did.
+    * `moved_at`: when its leases last moved, or it had none; on the clock `free`.
+    * `gap`: the longest time between two moves lately, in seconds; None before the first move.
     """
 
     incarnation: str
     spoke_at: float
     moved_at: float
-    moved: bool = False
+    gap: float | None = None
     beat_at: float | None = None
     sequence: int = 0
     vitals: Vitals = Vitals()
@@ -137,8 +139,8 @@ class Observations:
         """
         known = self.sightings[member.slot]
         peak = max(known.vitals.peak_memory_bytes, vitals.peak_memory_bytes)
-        if any(position > self.positions.get(token, 0) for token, position in leases.items()):
-            known = replace(known, moved_at=self.free, moved=known.moved or self._has_moved(leases))
+        if any(position > self.positions.get(token, position) for token, position in leases.items()):
+            known = self._moved(known)
         seen = self._with(member, replace(known, beat_at=self.watched, vitals=replace(vitals, peak_memory_bytes=peak)))
         return replace(
             seen,
@@ -149,7 +151,7 @@ class Observations:
     def finished(self, member: MemberId) -> "Observations":
         """A member has finished a task."""
         known = self.sightings[member.slot]
-        return self._with(member, replace(known, moved_at=self.free, moved=True))
+        return self._with(member, self._moved(known))
 
     def is_news(self, member: MemberId, sequence: int) -> bool:
         """Whether a worker's report of this number was not heard before."""
@@ -219,22 +221,22 @@ class Observations:
             or self._last_beat(lease.holder) - self.leases.get(token, self.watched) > forgotten
         ]
 
-    def stuck(self, ledger: Ledger, batch_size: int, now: float) -> list[MemberId]:
+    def stuck(self, members: Membership, ledger: Ledger) -> list[MemberId]:
         """Members that speak and hold leases, none of which has moved for much longer than batches take.
 
-        The bound follows the time that a batch takes the middle of all workers.
+        The bound follows the gaps between moves that are measured.
         """
-        holders = {lease.holder for lease in ledger.leases.values()}
-        speeds = [speed for holder in holders if (speed := self.speed(holder.slot, now))]
-        batch_seconds = batch_size / statistics.median(speeds) if speeds else 0.0
-        bound = max(STUCK_SECONDS, STUCK_BATCHES * batch_seconds)
-        return [
-            holder
-            for holder in sorted(holders, key=lambda one: one.slot)
-            if (seen := self.sightings.get(holder.slot)) is not None
-            and seen.incarnation == holder.incarnation
-            and self.free - seen.moved_at > (bound if seen.moved else max(bound, FIRST_BATCH_SECONDS))
-        ]
+        holders = sorted({lease.holder for lease in ledger.leases.values()}, key=lambda holder: holder.slot)
+        found = [(holder, seen) for holder in holders if (seen := self.sightings.get(holder.slot)) is not None]
+        gaps = [seen.gap for _, seen in found if seen.gap is not None]
+        bound = max(STUCK_SECONDS, STUCK_GAPS * statistics.median(gaps)) if gaps else STUCK_SECONDS
+        stuck = []
+        for holder, seen in found:
+            incarnations = members.slot(holder.role, holder.index).registrations
+            patience = bound if seen.gap is not None else max(bound, FIRST_BATCH_SECONDS * incarnations)
+            if seen.incarnation == holder.incarnation and self.free - seen.moved_at > patience:
+                stuck.append(holder)
+        return stuck
 
     def watching(self, members: Membership, ledger: Ledger) -> "Observations":
         """Starts the deadlines of members and leases that have none, and forgets leases that have ended."""
@@ -266,9 +268,10 @@ class Observations:
                     total[table] = total.get(table, 0) + rows
         return total
 
-    def _has_moved(self, leases: Mapping[int, int]) -> bool:
-        """Whether a position moved on from one that was told before, which is more than where its lease began."""
-        return any(position > self.positions.get(token, position) for token, position in leases.items())
+    def _moved(self, known: Sighting) -> Sighting:
+        """A member whose leases move now; gaps are forgotten slowly."""
+        gap = max(self.free - known.moved_at, 0.9 * (known.gap or 0.0))
+        return replace(known, moved_at=self.free, gap=gap)
 
     def _last_beat(self, member: MemberId) -> float:
         sighting = self.sightings.get(member.slot)

@@ -8,9 +8,7 @@ serial number whose answer counts. What an operation asks for follows from it al
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Annotated, Literal, TypeVar
-
-from pydantic import Field
+from typing import TypeVar
 
 from emberscale_api.checkpoint import EvaluationResult
 from emberscale_api.routing import PsAddress
@@ -67,7 +65,6 @@ class Restore:
     id: int
     phase: RestorePhase
     deadline: float
-    kind: Literal["Restore"] = "Restore"
     pending: Mapping[int, int] = field(default_factory=dict)
     source: Source | None = None
     loaded: Mapping[int, int] = field(default_factory=dict)
@@ -136,7 +133,6 @@ class Checkpointing:
     deadline: float
     barrier: DrivenBarrier
     image: Image
-    kind: Literal["Checkpointing"] = "Checkpointing"
     pending: Mapping[int, int] = field(default_factory=dict)
     held_seconds: float = 0.0
     written: Mapping[int, int] = field(default_factory=dict)
@@ -156,12 +152,11 @@ class Pruning:
 
     id: int
     deadline: float
-    kind: Literal["Pruning"] = "Pruning"
     pending: Mapping[int, int] = field(default_factory=dict)
     again_at: Mapping[int, float] = field(default_factory=dict)
 
 
-Operation = Annotated[Restore | Checkpointing | Pruning, Field(discriminator="kind")]
+Operation = Restore | Checkpointing | Pruning
 AnyOperation = TypeVar("AnyOperation", Restore, Checkpointing, Pruning)
 
 

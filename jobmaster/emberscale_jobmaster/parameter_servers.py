@@ -28,7 +28,7 @@ class ParameterServers:
     """Channels to the parameter servers of a job, one an address, kept open.
 
     `manifest` is the job's, as JSON; `uri_of` says where a checkpoint of an id is. `tell` is called with the answer to
-    each call that has a serial number, from any thread.
+    each call, from any thread.
     """
 
     def __init__(
@@ -53,8 +53,8 @@ class ParameterServers:
         """Begins a call."""
         method, request, read = self._translated(call)
         future = method.future(request, timeout=call.seconds)
-        if call.serial:
-            future.add_done_callback(lambda done: self._tell(self._event(call, done, read)))
+        # Even where nobody waits for the answer: gRPC cancels a call that nothing refers to.
+        future.add_done_callback(lambda done: self._tell(self._event(call, done, read)))
 
     def forget(self, keep: Sequence[PsAddress]) -> None:
         """Closes the channels to all but these servers."""

@@ -7,7 +7,7 @@ from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTabl
 from emberscale_jobmaster.evaluation import Tally
 from emberscale_jobmaster.ledger import Ledger
 from emberscale_jobmaster.membership import MemberId
-from emberscale_jobmaster.operations import CheckpointPurpose, Pruning, Restored
+from emberscale_jobmaster.operations import CheckpointPurpose, Restored
 from emberscale_jobmaster.recovery import Estimates, Failure, Protection, RollBack, choose
 from emberscale_jobmaster.sizes import within_manifest
 from emberscale_jobmaster.state import (
@@ -89,7 +89,8 @@ def unrouted(state: JobState, spec: TrainingJobSpec) -> JobState:
     state = replace(
         state,
         routing=Routing(following),
-        operations=tuple(operation for operation in state.operations if isinstance(operation, Pruning)),
+        restore=None,
+        checkpointings=(),
         ends_with=None,
     )
     if state.stage in PREPARATION or state.stage is Stage.READY:
@@ -174,7 +175,7 @@ def assigned(state: JobState, restored: Restored, checkpoint: str) -> JobState:
 def _following(state: JobState, spec: TrainingJobSpec) -> JobState:
     if state.over:
         return state
-    if state.ends_with is not None and not any(isinstance(one, Pruning) for one in state.operations):
+    if state.ends_with is not None and not state.prunings:
         return _ended_by(state, state.ends_with)
     match state.stage:
         case Stage.DISCOVER if state.ledger.complete:
@@ -265,4 +266,13 @@ def _unowned(generation: int, version: int) -> RoutingTable:
 
 
 def _ended(state: JobState, outcome: Outcome) -> JobState:
-    return replace(state, outcome=outcome, ledger=state.ledger.revoke_all(), operations=(), troubles={}, ends_with=None)
+    return replace(
+        state,
+        outcome=outcome,
+        ledger=state.ledger.revoke_all(),
+        restore=None,
+        checkpointings=(),
+        prunings=(),
+        troubles={},
+        ends_with=None,
+    )

@@ -10,7 +10,7 @@ from emberscale_api.routing import RoutingTable
 from emberscale_jobmaster.evaluation import Tally
 from emberscale_jobmaster.ledger import Ledger
 from emberscale_jobmaster.membership import Membership, Process, Role
-from emberscale_jobmaster.operations import Checkpointing, CheckpointPurpose, Operation, Restore, Restored
+from emberscale_jobmaster.operations import Checkpointing, CheckpointPurpose, Operation, Pruning, Restore, Restored
 from emberscale_jobmaster.retry import Trouble
 from emberscale_jobmaster.sizes import Scaling, Sizes, combined, manifest_sizes
 
@@ -100,7 +100,9 @@ class Clock:
 class JobState:
     """Everything that must survive the master. Immutable; `machine.step` makes one of another.
 
-    * `operations`: what is being done to the parameter servers and the checkpoints; troubles are by kind of operation.
+    * `restore`, `checkpointings`, `prunings`: the operations under way, on the parameter servers and the checkpoints.
+      All checkpoints but the last one have their snapshots.
+    * `troubles`: what is tried again, by `restoring.KIND` or the purpose of a checkpoint.
     * `checkpoint`: the newest complete one.
     * `checkpointed_at`: when, on the job's clock, the interval to the next checkpoint began.
     * `damaged`: checkpoints that failed their checksums, and how.
@@ -129,7 +131,9 @@ class JobState:
     next_serial: int = 1
     next_barrier: int = 1
     next_checkpoint: int = 1
-    operations: tuple[Operation, ...] = ()
+    restore: Restore | None = None
+    checkpointings: tuple[Checkpointing, ...] = ()
+    prunings: tuple[Pruning, ...] = ()
     troubles: Mapping[str, Trouble] = field(default_factory=dict)
     checkpoint: str = ""
     checkpointed_at: float = 0.0
@@ -153,25 +157,32 @@ class JobState:
         return _records(self.evaluation_files)
 
     @property
-    def restore(self) -> Restore | None:
-        """The restore under way."""
-        return next((one for one in self.operations if isinstance(one, Restore)), None)
-
-    @property
-    def checkpointing(self) -> Checkpointing | None:
-        """The checkpoint that is being taken."""
-        return next((one for one in self.operations if isinstance(one, Checkpointing)), None)
+    def operations(self) -> tuple[Operation, ...]:
+        """All operations under way."""
+        restores = () if self.restore is None else (self.restore,)
+        return (*restores, *self.checkpointings, *self.prunings)
 
     def having(self, operation: Operation) -> "JobState":
         """The state with this operation, in the place of what it was before, or as a new one."""
-        if all(one.id != operation.id for one in self.operations):
-            return replace(self, operations=(*self.operations, operation))
-        operations = tuple(operation if one.id == operation.id else one for one in self.operations)
-        return replace(self, operations=operations)
+        match operation:
+            case Restore():
+                return replace(self, restore=operation)
+            case Checkpointing():
+                checkpointings = {one.id: one for one in self.checkpointings} | {operation.id: operation}
+                return replace(self, checkpointings=tuple(checkpointings.values()))
+            case Pruning():
+                prunings = {one.id: one for one in self.prunings} | {operation.id: operation}
+                return replace(self, prunings=tuple(prunings.values()))
 
     def without(self, operation: Operation) -> "JobState":
         """The state without this operation."""
-        return replace(self, operations=tuple(one for one in self.operations if one.id != operation.id))
+        match operation:
+            case Restore():
+                return replace(self, restore=None)
+            case Checkpointing():
+                return replace(self, checkpointings=tuple(one for one in self.checkpointings if one.id != operation.id))
+            case Pruning():
+                return replace(self, prunings=tuple(one for one in self.prunings if one.id != operation.id))
 
     def asking(self, operation: Operation, *whom: int) -> "JobState":
         """The state with this operation, which waits for answers of `whom` to calls that are made now."""

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import redis
@@ -127,6 +127,9 @@ def from_wire(entries: Any) -> Applied:
 
 
 AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+
+
+_Reply = TypeVar("_Reply")
 
 
 class FakePs(rpc.ParameterServerServicer):
@@ -297,7 +300,10 @@ class FakePs(rpc.ParameterServerServicer):
             except FaultError as error:
                 context.abort(error.code, str(error))
 
-    def _answer(self, name: str, reply: Any) -> Any:
+    def Switch(self, request: pb.SwitchRequest, context: grpc.ServicerContext) -> pb.SwitchReply:  # noqa: N802
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "no master asks for it")
+
+    def _answer(self, name: str, reply: _Reply) -> _Reply:
         if after := self.after.get(name):
             after()
         return reply

@@ -1,4 +1,4 @@
-"""Cuts against parameter servers that fail at every step, and what is left behind."""
+"""Checkpoints against parameter servers that fail at every step, and what is left behind."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import grpc
 import pytest
 from tests.jobmaster.conftest import Cluster
-from tests.jobmaster.fakes import FaultError, wait_for
+from tests.jobmaster.fakes import FakePs, FaultError, wait_for
 
 from emberscale_api.checkpoint import CheckpointManifest
 from emberscale_api.rpc import master_pb2 as pb
@@ -18,6 +18,11 @@ def complete(folder: Path) -> list[Path]:
 
 def manifest(place: Path) -> CheckpointManifest:
     return CheckpointManifest.from_json(place.read_text(), str(place))
+
+
+def snapshot_of(server: FakePs, place: Path) -> dict[int, set[int]]:
+    """What a server's rows had seen in its snapshot for a checkpoint."""
+    return next(applied for uri, applied in server.snapshots.values() if Path(uri) == place.parent)
 
 
 def after(calls: int, error: FaultError) -> Callable[[], None]:
@@ -48,7 +53,7 @@ def test_checkpoints_are_taken_behind_training_and_only_the_newest_kept(cluster:
     assert sum(ps.repeated for ps in cluster.servers) == 0
 
 
-def test_the_manifest_says_what_every_server_had_applied_at_the_cut(cluster: Cluster) -> None:
+def test_the_manifest_says_what_every_server_had_applied_at_the_barrier(cluster: Cluster) -> None:
     cluster.configure(checkpoint={"interval": 0.3, "keep": 100})
     cluster.start_master()
     cluster.start_servers()
@@ -59,7 +64,7 @@ def test_the_manifest_says_what_every_server_had_applied_at_the_cut(cluster: Clu
     assert len(places) > 1
     for place in places:
         found = manifest(place)
-        held = [ps.cuts[found.cut][1].get(0, set()) for ps in cluster.servers]
+        held = [snapshot_of(ps, place)[0] for ps in cluster.servers]
         said = {batch for entry in found.applied for first, stop in entry.ranges for batch in range(first, stop)}
         assert held == [said, said]
         assert (found.ps_count, found.batch_size, found.training_records) == (2, 10, 1500)
@@ -67,7 +72,7 @@ def test_the_manifest_says_what_every_server_had_applied_at_the_cut(cluster: Clu
         assert [(file.uri, file.bytes) for file in found.training_files] == [("/data/day_0", 1 << 20)]
 
 
-@pytest.mark.parametrize("step", ["Freeze", "Cut", "AwaitSaved"])
+@pytest.mark.parametrize("step", ["Hold", "Settle", "Snapshot", "GetSaved"])
 def test_a_server_that_fails_at_a_step_leaves_no_checkpoint_and_training_goes_on(cluster: Cluster, step: str) -> None:
     cluster.configure(checkpoint={"interval": 0.2})
     cluster.start_master()
@@ -81,8 +86,8 @@ def test_a_server_that_fails_at_a_step_leaves_no_checkpoint_and_training_goes_on
     status = cluster.until_phase(pb.SAVING)
 
     assert failing.applied == {0: set(range(60))}
-    assert "Thaw" in failing.steps
-    assert "Thaw" in cluster.servers[0].steps
+    for server in cluster.servers:
+        wait_for(lambda: "Resume" in server.steps, "the end of the barrier")  # noqa: B023
     assert complete(cluster.checkpoints) == []
     assert list(cluster.checkpoints.glob("*")) in ([], [*cluster.checkpoints.glob("*")][:1])
     del failing.faults[step]
@@ -91,53 +96,96 @@ def test_a_server_that_fails_at_a_step_leaves_no_checkpoint_and_training_goes_on
     assert [place.parent.name for place in complete(cluster.checkpoints)] == [status.checkpoint]
 
 
-def test_a_job_whose_model_cannot_be_saved_fails_and_says_why(cluster: Cluster) -> None:
-    cluster.start_master()
-    cluster.start_servers()
-    for server in cluster.servers:
-        server.faults["AwaitSaved"] = after(1000, FaultError(grpc.StatusCode.INTERNAL, "the disk is full"))
-    cluster.start_worker(0, records=50)
-    status = cluster.until_phase(pb.COMPLETE, pb.FAILED)
-    assert (status.phase, status.reason) == (pb.FAILED, "CheckpointFailed")
-    assert "the disk is full" in status.message
-    assert complete(cluster.checkpoints) == []
-
-
-def test_a_place_that_cannot_be_written_fails_the_job_by_its_uri(cluster: Cluster) -> None:
+def test_a_place_that_cannot_be_written_is_told_by_its_uri_and_tried_again(cluster: Cluster) -> None:
     blocked = cluster.folder / "a-file"
     blocked.write_text("not a folder")
     cluster.configure(checkpoint={"uri": str(blocked / "checkpoints")})
     cluster.start_master()
     cluster.start_servers()
-    cluster.start_worker(0, records=50)
-    status = cluster.until_phase(pb.COMPLETE, pb.FAILED)
-    assert status.phase == pb.FAILED
+    status = cluster.until(lambda status: status.reason == "CheckpointUnreachable", "the trouble in the status")
     assert str(blocked) in status.message
+    blocked.unlink()
+    cluster.start_worker(0, records=50)
+    assert cluster.until_phase(pb.COMPLETE, pb.FAILED).phase == pb.COMPLETE
 
 
-def test_a_batch_that_only_some_servers_have_is_settled_before_the_cut(cluster: Cluster) -> None:
-    """The push of a live worker has reached one server when pushes are held; the cut lets it through to the other."""
+def test_a_batch_that_only_some_servers_have_is_settled_before_the_snapshot(cluster: Cluster) -> None:
+    """The push of a live worker has reached one server when pushes are held; it is let through to the other."""
     cluster.configure(checkpoint={"interval": 0.2, "keep": 50}, worker={"replicas": 1})
     cluster.start_master()
     cluster.start_servers()
     first, second = cluster.servers
-    first.faults["Freeze"] = lambda: wait_for(lambda: len(first.applied.get(0, ())) > 3, "some batches")
+    first.faults["Hold"] = lambda: wait_for(lambda: len(first.applied.get(0, ())) > 3, "some batches")
     cluster.start_worker(0, records=1000, pace=0.005)
     cluster.until_phase(pb.COMPLETE)
+    places = complete(cluster.checkpoints)
+    assert len(places) > 1
+    for place in places:
+        assert snapshot_of(first, place) == snapshot_of(second, place)
+
+
+@pytest.mark.parametrize("step", ["Settle", "Snapshot"])
+def test_a_barrier_into_which_a_push_slips_is_void(cluster: Cluster, step: str) -> None:
+    """One server lets go of the barrier, and a push is applied there, while the other goes on to hold."""
+    cluster.configure(checkpoint={"interval": 0.2, "keep": 50}, worker={"replicas": 1})
+    cluster.start_master()
+    cluster.start_servers()
+    first, second = cluster.servers
+    slipped: list[int] = []
+
+    def slip() -> None:
+        if len(slipped) < 2:
+            slipped.append(len(slipped))
+            first.lapse()
+            batch = max(first.applied.get(0, {0})) + 1
+            first.apply(0, batch)
+
+    second.faults[step] = slip
+    cluster.start_worker(0, records=1000, pace=0.03)
+    status = cluster.until_phase(pb.COMPLETE, pb.FAILED)
+    assert (status.phase, status.samples) == (pb.COMPLETE, 1000), status.message
+    assert len(slipped) == 2
     for place in complete(cluster.checkpoints):
-        number = manifest(place).cut
-        assert first.cuts[number][1] == second.cuts[number][1]
+        assert snapshot_of(first, place) == snapshot_of(second, place)
 
 
-def test_no_server_stays_frozen_after_a_cut_that_was_given_up(cluster: Cluster) -> None:
+@pytest.mark.parametrize("step", ["Hold", "Settle", "Snapshot"])
+def test_an_answer_that_comes_after_the_barrier_lapsed_counts_for_nothing(cluster: Cluster, step: str) -> None:
+    cluster.configure(checkpoint={"interval": 0.2, "keep": 50}, worker={"replicas": 1})
+    cluster.start_master()
+    cluster.start_servers()
+    first, second = cluster.servers
+    second.after[step] = lapses_twice(first)
+    cluster.start_worker(0, records=1000, pace=0.03)
+    status = cluster.until_phase(pb.COMPLETE, pb.FAILED)
+    assert (status.phase, status.samples) == (pb.COMPLETE, 1000), status.message
+    for place in complete(cluster.checkpoints):
+        assert snapshot_of(first, place) == snapshot_of(second, place)
+
+
+def lapses_twice(server: FakePs) -> Callable[[], None]:
+    """Lets the barrier of a server lapse, and pushes go on for a moment, the first two times."""
+    calls: list[None] = []
+
+    def lapse() -> None:
+        calls.append(None)
+        if len(calls) <= 2:
+            before = len(server.applied.get(0, ()))
+            server.lapse()
+            wait_for(lambda: len(server.applied.get(0, ())) > before or len(calls) > 2, "a push that goes on", 1.0)
+
+    return lapse
+
+
+def test_no_server_holds_pushes_after_a_checkpoint_that_was_given_up(cluster: Cluster) -> None:
     cluster.configure(checkpoint={"interval": 0.2})
     cluster.start_master()
     cluster.start_servers()
-    cluster.servers[1].faults["Cut"] = after(2, FaultError(grpc.StatusCode.FAILED_PRECONDITION, "not settled"))
+    cluster.servers[1].faults["Snapshot"] = after(2, FaultError(grpc.StatusCode.FAILED_PRECONDITION, "not held"))
     cluster.start_worker(0, records=800, pace=0.005)
     status = cluster.until_phase(pb.COMPLETE, pb.FAILED)
     assert status.phase == pb.COMPLETE, status.message
-    assert [ps.frozen for ps in cluster.servers] == [None, None]
+    assert [ps.holds for ps in cluster.servers] == [False, False]
 
 
 def test_without_a_place_for_checkpoints_a_job_completes_all_the_same(cluster: Cluster) -> None:

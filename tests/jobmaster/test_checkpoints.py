@@ -133,7 +133,7 @@ def test_any_fsspec_uri_will_do() -> None:
     folder = CheckpointFolder("memory://checkpoints-of-a-test")
     assert folder.complete() == []
     folder.write(manifest("00000001", files=()))
-    assert folder.read("00000001").cut == 1
+    assert folder.read("00000001").number == 1
     folder.delete("00000001")
     assert folder.complete() == []
 

@@ -2,15 +2,15 @@
 
 import uuid
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
+from tests.jobmaster.driven import Driven
 from tests.jobmaster.fakes import RedisServer, job
-from tests.jobmaster.pure import TRAINING, WORKER, Pure
+from tests.jobmaster.pure import TRAINING, WORKER
 
-from emberscale_jobmaster import lifecycle, tasks
-from emberscale_jobmaster.membership import MemberId, Process, Role
-from emberscale_jobmaster.observations import Vitals
+from emberscale_jobmaster.effects import Granted
+from emberscale_jobmaster.events import Beat, Registered, SuspensionWanted, TaskFinished, TaskWanted, TimePassed
+from emberscale_jobmaster.membership import MemberId, Process, Role, UnknownMemberError
 from emberscale_jobmaster.runtime import JobRuntime
 from emberscale_jobmaster.state import JobState, Phase
 from emberscale_jobmaster.store import JobStore
@@ -29,16 +29,14 @@ class Clocked:
         )
         store = JobStore(redis_server.url, uuid.uuid4().hex)
         self.runtime = JobRuntime(
-            manifest, "uid", store, on_deposed=lambda: None, clock=lambda: self.now, wall=lambda: self.now
+            manifest, "uid", store, on_deposed=lambda: None, clock=lambda: self.now, wall=lambda: 1e9
         )
         self.runtime.take_over()
         self.runtime.start()
         for role in (Role.PS, Role.WORKER):
             member = MemberId(role, 0, "w" if role is Role.WORKER else "p")
             process = Process(member.incarnation, "tcp://a", "b:1", "", 1, "h")
-            with self.runtime.changing() as change:
-                change.state = lifecycle.registered(change.state, self.runtime.spec, member, process)
-                change.observed = change.observed.heard(member, self.now)
+            self.runtime.handle(Registered(now=self.now, member=member, process=process))
 
     @property
     def state(self) -> JobState:
@@ -49,16 +47,14 @@ class Clocked:
         for _ in range(int(seconds)):
             self.now += 1.0
             for member in speaking:
-                self.runtime.hear(member)
-                with self.runtime.changing() as change:
-                    change.observed = change.observed.beat(member, Vitals(), [], self.now)
-            self.runtime.tick()
+                self.runtime.handle(Beat(now=self.now, member=member))
+            self.runtime.note(TimePassed(now=self.now))
 
     def acquire(self) -> Task:
-        with self.runtime.changing() as change:
-            change.state, task = tasks.acquire(change.state, self.runtime.spec, WORKER, 4)
-        assert task is not None
-        return task
+        handled = self.runtime.handle(TaskWanted(now=self.now, member=WORKER))
+        (granted,) = handled.answers
+        assert isinstance(granted, Granted)
+        return granted.task
 
     def alive(self, role: Role) -> bool:
         return self.state.members.process(role, 0) is not None
@@ -77,7 +73,7 @@ def test_who_is_silent_for_too_long_is_given_up_and_may_come_back(clocked: Clock
     clocked.pass_time(2)
     assert not clocked.alive(Role.WORKER)
     assert not clocked.alive(Role.PS)
-    clocked.runtime.update(lambda state: lifecycle.heard(state, clocked.runtime.spec, WORKER))
+    clocked.runtime.handle(Beat(now=clocked.now, member=WORKER))
     assert clocked.alive(Role.WORKER)
 
 
@@ -92,7 +88,7 @@ def test_a_file_may_take_longer_to_index_than_a_lease_lives(clocked: Clocked) ->
 def test_nobody_is_given_up_for_a_pause_of_the_master(clocked: Clocked) -> None:
     task = clocked.acquire()
     clocked.now += 10 * SPEC_TIMEOUT
-    clocked.runtime.tick()
+    clocked.runtime.note(TimePassed(now=clocked.now))
     assert clocked.alive(Role.WORKER)
     assert clocked.alive(Role.PS)
     assert task.token in clocked.state.ledger.leases
@@ -110,36 +106,59 @@ def test_a_job_that_is_active_for_too_long_fails(clocked: Clocked) -> None:
 
 def test_once_the_job_is_over_silence_means_nothing(clocked: Clocked) -> None:
     task = clocked.acquire()
-    clocked.runtime.update(lambda state: tasks.finish(state, WORKER, task.token, Discovered((), (TRAINING,))))
+    finding = Discovered((), (TRAINING,))
+    clocked.runtime.handle(TaskFinished(now=clocked.now, member=WORKER, token=task.token, finding=finding))
     assert clocked.state.outcome is not None
     assert clocked.state.outcome.phase is Phase.FAILED
     clocked.pass_time(3 * SPEC_TIMEOUT)
     assert clocked.alive(Role.WORKER)
 
 
-def test_a_change_that_raises_changes_nothing(clocked: Clocked) -> None:
-    def broken(state: JobState) -> JobState:
-        raise RuntimeError
-
+def test_an_event_that_is_refused_changes_nothing(clocked: Clocked) -> None:
     before = clocked.state
-    with pytest.raises(RuntimeError):
-        clocked.runtime.update(broken)
+    with pytest.raises(UnknownMemberError):
+        clocked.runtime.handle(TaskWanted(now=clocked.now, member=MemberId(Role.WORKER, 7, "stranger")))
     assert clocked.state == before
 
 
-def test_training_is_timed_from_when_it_can_begin_to_its_last_commit(clocked: Clocked) -> None:
-    pure = Pure()  # which knows what prepares a job
-    pure.start_training(records=4)
-    clocked.now += 0.3
-    clocked.runtime.update(
-        lambda state: replace(
-            pure.state, clock=state.clock, next_token=state.next_token, members=state.members, plan_version=1
-        )
+def test_a_wall_clock_that_jumps_harms_nothing(redis_server: RedisServer) -> None:
+    wall = 1e9
+    store = JobStore(redis_server.url, uuid.uuid4().hex)
+    runtime = JobRuntime(
+        job(runPolicy={"activeDeadline": 500}), "uid", store, lambda: None, clock=lambda: 10.0, wall=lambda: wall
     )
-    clocked.now += 0.4
-    task = clocked.acquire()
-    clocked.runtime.update(lambda state: tasks.finish(state, WORKER, task.token, None))
-    clocked.now += 5.0
-    clocked.runtime.tick()
-    assert clocked.state.outcome is not None
-    assert clocked.state.clock.training_seconds == pytest.approx(0.4)
+    runtime.take_over()
+    wall += 1e6
+    runtime.note(TimePassed(now=12.0))
+    wall -= 2e6
+    runtime.note(TimePassed(now=14.0))
+    state, _ = runtime.snapshot()
+    assert not state.over
+    assert state.clock.active_seconds == 4.0
+
+
+def test_training_is_timed_from_when_it_can_begin_to_its_last_commit() -> None:
+    driven = Driven(records=40)
+    driven.pass_time(3)
+    driven.start()
+    driven.now += 0.4
+    driven.train(2)
+    driven.now += 0.2
+    driven.train(2)
+    driven.now += 5.0
+    driven.tell(TimePassed(now=driven.now))
+    assert driven.job.outcome is not None
+    assert driven.job.clock.training_seconds == pytest.approx(0.6)
+    assert driven.job.clock.active_seconds == pytest.approx(3.6)
+
+
+def test_time_in_which_the_job_rests_is_no_part_of_any_deadline() -> None:
+    driven = Driven()
+    driven.start()
+    driven.pass_time(5)
+    driven.tell(SuspensionWanted(now=driven.now))
+    driven.now += 1e6
+    driven.tell(TimePassed(now=driven.now))
+    driven.master_dies()
+    assert driven.job.clock.active_seconds == pytest.approx(5.0)
+    assert driven.state.clock(driven.now + 2) == pytest.approx(7.0)

@@ -19,6 +19,7 @@ from emberscale_jobmaster import lifecycle, progress, ranges, tasks
 from emberscale_jobmaster.applied import Applied, on_all
 from emberscale_jobmaster.evaluation import Tally
 from emberscale_jobmaster.membership import MemberId, Role
+from emberscale_jobmaster.operations import CheckpointPurpose
 from emberscale_jobmaster.state import JobState, Phase, Stage, committed_samples
 from emberscale_jobmaster.tasks import Discovered, Finding, Indexed, Task
 
@@ -35,7 +36,7 @@ class Worker:
     """A process that may have been given up long ago and goes on all the same."""
 
     member: MemberId
-    routing_epoch: int
+    generation: int
     tasks: dict[int, tuple[Task, int]] = field(default_factory=dict)
     """Each with the batch that is pushed next."""
 
@@ -94,7 +95,7 @@ class JobMachine(RuleBasedStateMachine):
         )
 
     def _push(self, worker: Worker, epoch: int, batch: int, servers: list[Holding]) -> bool:
-        if worker.routing_epoch != self.pure.state.routing.table.epoch:
+        if worker.generation != self.pure.state.routing.table.generation:
             return False
         for server in servers:
             server.setdefault(epoch, set()).add(batch)
@@ -110,7 +111,7 @@ class JobMachine(RuleBasedStateMachine):
 
     def _join(self, index: int) -> None:
         member = self.pure.register(Role.WORKER, index, self._name())
-        self.workers.append(Worker(member, self.pure.state.routing.table.epoch))
+        self.workers.append(Worker(member, self.pure.state.routing.table.generation))
 
     @precondition(lambda self: self.workers)
     @rule(data=st.data(), batches=st.integers(1, 5))
@@ -122,7 +123,7 @@ class JobMachine(RuleBasedStateMachine):
         if task is not None:
             assert task.token > self.largest_token
             self.largest_token = task.token
-            worker.routing_epoch = self.pure.state.routing.table.epoch
+            worker.generation = self.pure.state.routing.table.generation
             worker.tasks[task.token] = (task, task.start // BATCH)
 
     @precondition(lambda self: any(worker.tasks for worker in self.workers))
@@ -183,28 +184,20 @@ class JobMachine(RuleBasedStateMachine):
         self._assign()
 
     @precondition(lambda self: self.pure.state.routing.ready and not self.pure.state.over)
-    @rule(completes=st.booleans(), master_dies=st.booleans())
-    def a_checkpoint_is_taken(self, completes: bool, master_dies: bool) -> None:
-        self.pure.apply(progress.cut_begun(self.pure.state, self.pure.state.next_cut))
-        state = self.pure.state
-        assert state.cut is not None
-        asked = {batch for start, stop in state.ledger.under_way for batch in range(start, stop)}
-        if state.stage is Stage.TRAIN:
-            anywhere = set.union(*(server.get(state.epoch, set()) for server in self.servers)) & asked
+    @rule(master_dies=st.booleans())
+    def a_checkpoint_is_taken(self, master_dies: bool) -> None:
+        """A barrier settles what only one server has, whatever the books say of it."""
+        for epoch in {epoch for server in self.servers for epoch in server}:
+            anywhere = set.union(*(server.get(epoch, set()) for server in self.servers))
             for server in self.servers:
-                server.setdefault(state.epoch, set()).update(anywhere)
-        copies = [{epoch: set(batches) for epoch, batches in server.items() if batches} for server in self.servers]
-        assert copies[0] == copies[1]
-        number = state.cut.number
-        self.pure.apply(progress.cut_made(state, number))
-        if completes:
-            self.saved = Saved(copies[0], state.evaluations)
+                server.setdefault(epoch, set()).update(anywhere)
+        state = self.pure.state
+        held = {epoch: set(batches) for epoch, batches in self.servers[0].items() if batches}
+        self.saved = Saved(held, state.evaluations)
         if master_dies:
             self.the_master_is_restarted()
-        if completes:
-            self.pure.apply(progress.cut_saved(self.pure.state, number, f"{number:08d}"))
-        else:
-            self.pure.apply(progress.cut_abandoned(self.pure.state, number))
+        if state.stage is Stage.SAVE:
+            self.pure.checkpointed(CheckpointPurpose.FINAL)
 
     @rule()
     def the_master_is_restarted(self) -> None:
@@ -222,6 +215,10 @@ class JobMachine(RuleBasedStateMachine):
             assert done <= server.get(state.epoch, set())
             for epoch in range(state.epoch):
                 assert server[epoch] == set(range(BATCHES))
+
+    @invariant()
+    def every_batch_is_in_one_place(self) -> None:
+        self.pure.state.ledger.check()
 
     @invariant()
     def phases_come_in_order(self) -> None:

@@ -77,7 +77,7 @@ def test_a_job_that_is_over_stays_over_in_the_next_master(cluster: Cluster) -> N
     assert (after.phase, after.samples, after.checkpoint) == (pb.COMPLETE, 50, before.checkpoint)
 
 
-def test_a_cut_that_the_master_did_not_survive_is_thawed(cluster: Cluster) -> None:
+def test_a_barrier_that_the_master_did_not_survive_is_undone(cluster: Cluster) -> None:
     cluster.configure(checkpoint={"interval": 0.3})
     cluster.start_master_process()
     wait_for(cluster.answers, "the master")
@@ -89,13 +89,14 @@ def test_a_cut_that_the_master_did_not_survive_is_thawed(cluster: Cluster) -> No
             cluster.kill_master_process()
             reached.set()
 
-    cluster.servers[1].faults["Cut"] = die
+    cluster.servers[1].faults["Snapshot"] = die
     cluster.start_worker(0, records=500, pace=0.01)
     assert reached.wait(30)
     cluster.start_master_process()
     status = cluster.until_phase(pb.COMPLETE, pb.FAILED)
     assert status.phase == pb.COMPLETE, status.message
-    assert all("Thaw" in ps.steps for ps in cluster.servers)
+    for ps in cluster.servers:
+        assert "Resume" in ps.steps, ps.steps
     assert all(ps.applied == {0: set(range(50))} for ps in cluster.servers)
     assert all((folder / "manifest.json").exists() for folder in cluster.checkpoints.iterdir())
 

@@ -53,14 +53,26 @@ def test_an_incarnation_whose_end_was_seen_is_refused_even_if_it_never_registere
 
 
 def test_silence_is_forgiven_and_the_end_is_not() -> None:
-    members = Membership().register(Role.WORKER, 0, process("a")).set_alive(member("a"), alive=False)
+    members = Membership().register(Role.WORKER, 0, process("a")).silent(member("a"))
     assert members.process(Role.WORKER, 0) is None
-    members = members.set_alive(member("a"), alive=True)
+    assert members.given_up() == (member("a"),)
+    members = members.spoke(member("a"))
     assert members.process(Role.WORKER, 0) is not None
+    assert members.given_up() == ()
     members = members.exited(member("a"))
     assert members.process(Role.WORKER, 0) is None
     with pytest.raises(SupersededError):
-        members.set_alive(member("a"), alive=True)
+        members.spoke(member("a"))
+
+
+@pytest.mark.parametrize("end", ["registration", "exit"])
+def test_who_is_given_up_is_named_until_it_is_replaced_or_gone(end: str) -> None:
+    members = Membership().register(Role.WORKER, 0, process("a")).expelled(member("a"))
+    assert members.given_up() == (member("a"),)
+    with pytest.raises(SupersededError):
+        members.spoke(member("a"))
+    members = members.exited(member("a")) if end == "exit" else members.register(Role.WORKER, 0, process("b"))
+    assert members.given_up() == ()
 
 
 def test_the_end_of_an_old_incarnation_leaves_the_new_one_alone() -> None:

@@ -30,45 +30,93 @@ def leased() -> Ledger:
     return granted[0]
 
 
+def later(seen: Observations, seconds: float, can_move: bool = True) -> Observations:
+    """So much later, the master having looked all the time."""
+    for _ in range(round(10 * seconds)):
+        seen = seen.counted(0.1, can_move)
+    return seen
+
+
 def test_a_member_is_silent_only_after_the_whole_timeout() -> None:
-    seen = Observations().heard(WORKER, now=100.0)
-    assert seen.silent(members(), now=110.0, timeout=10.0) == []
-    assert seen.silent(members(), now=110.1, timeout=10.0) == [WORKER]
-    assert seen.heard(WORKER, now=109.0).silent(members(), now=118.0, timeout=10.0) == []
+    seen = Observations().heard(WORKER)
+    assert later(seen, 9.9).silent(members(), timeout=10.0) == []
+    assert later(seen, 10.2).silent(members(), timeout=10.0) == [WORKER]
+    assert later(later(seen, 9.0).heard(WORKER), 9.0).silent(members(), timeout=10.0) == []
 
 
 def test_after_a_restart_of_the_master_every_deadline_starts_anew() -> None:
-    seen = Observations().watching(members(), leased(), now=500.0)
-    assert seen.silent(members(), now=509.0, timeout=10.0) == []
-    assert seen.lapsed(leased(), now=509.0, timeout=10.0, forgotten=2.0) == []
-    assert seen.silent(members(), now=511.0, timeout=10.0) == [WORKER]
-    assert seen.lapsed(leased(), now=511.0, timeout=10.0, forgotten=2.0) == [1]
+    seen = Observations().watching(members(), leased())
+    assert later(seen, 9).silent(members(), timeout=10.0) == []
+    assert later(seen, 9).lapsed(leased(), timeout=10.0, forgotten=2.0) == []
+    assert later(seen, 11).silent(members(), timeout=10.0) == [WORKER]
+    assert later(seen, 11).lapsed(leased(), timeout=10.0, forgotten=2.0) == [1]
 
 
 def test_a_lease_lives_while_its_holder_mentions_it() -> None:
-    seen = Observations().heard(WORKER, 0.0).watching(members(), leased(), now=0.0)
-    for now in range(1, 40):
-        seen = seen.heard(WORKER, now).beat(WORKER, Vitals(), [1], now)
-        assert seen.lapsed(leased(), now, timeout=10.0, forgotten=2.0) == []
+    seen = Observations().heard(WORKER).watching(members(), leased())
+    for _ in range(40):
+        seen = later(seen, 1).heard(WORKER).beat(WORKER, Vitals(), {1: 0})
+        assert seen.lapsed(leased(), timeout=10.0, forgotten=2.0) == []
 
 
 def test_a_holder_that_speaks_of_other_things_loses_the_lease_sooner() -> None:
-    seen = Observations().heard(WORKER, 0.0).watching(members(), leased(), now=0.0)
-    seen = seen.heard(WORKER, 1.5).beat(WORKER, Vitals(), [], now=1.5)
-    assert seen.lapsed(leased(), now=1.6, timeout=10.0, forgotten=2.0) == []
-    seen = seen.heard(WORKER, 2.5).beat(WORKER, Vitals(), [], now=2.5)
-    assert seen.lapsed(leased(), now=2.6, timeout=10.0, forgotten=2.0) == [1]
+    seen = Observations().heard(WORKER).watching(members(), leased())
+    seen = later(seen, 1.5).heard(WORKER).beat(WORKER, Vitals(), {})
+    assert seen.lapsed(leased(), timeout=10.0, forgotten=2.0) == []
+    seen = later(seen, 1.0).heard(WORKER).beat(WORKER, Vitals(), {})
+    assert seen.lapsed(leased(), timeout=10.0, forgotten=2.0) == [1]
 
 
 def test_nobody_is_blamed_for_a_pause_of_the_master() -> None:
-    seen = Observations().heard(WORKER, 0.0).watching(members(), leased(), now=0.0)
-    seen = seen.excused(pause=60.0)
-    assert seen.silent(members(), now=61.0, timeout=10.0) == []
-    assert seen.lapsed(leased(), now=61.0, timeout=10.0, forgotten=2.0) == []
+    seen = Observations().heard(WORKER).watching(members(), leased())
+    seen = seen.counted(3600.0, can_move=True)
+    assert seen.silent(members(), timeout=10.0) == []
+    assert seen.lapsed(leased(), timeout=10.0, forgotten=2.0) == []
+    assert later(seen, 11).silent(members(), timeout=10.0) == [WORKER]
+
+
+def working(seen: Observations, seconds: int, batch_seconds: int, can_move: bool = True) -> Observations:
+    """A worker sends heartbeats, and commits a batch of ten samples every so often."""
+    for second in range(1, seconds + 1):
+        before = max(seen.positions.values(), default=0)
+        position = before + 10 * (second % batch_seconds == 0)
+        seen = later(seen, 1, can_move).heard(WORKER).beat(WORKER, Vitals(), {1: position})
+        seen = seen.worked(WORKER, int(seen.watched), report(samples=position - before), now=seen.watched)
+    return seen
+
+
+def stuck(seen: Observations) -> list[MemberId]:
+    return seen.stuck(members(), leased())
+
+
+def test_a_worker_that_speaks_and_does_not_move_is_stuck() -> None:
+    moving = working(Observations().heard(WORKER).watching(members(), leased()), 100, batch_seconds=1)
+    assert stuck(moving) == []
+    assert stuck(working(moving, 55, batch_seconds=1000)) == []
+    assert stuck(working(moving, 65, batch_seconds=1000)) == [WORKER]
+
+
+def test_a_worker_may_take_long_over_its_first_batch() -> None:
+    seen = Observations().heard(WORKER).watching(members(), leased())
+    assert stuck(working(seen, 170, batch_seconds=1000)) == []
+    assert stuck(working(seen, 190, batch_seconds=1000)) == [WORKER]
+
+
+def test_long_batches_are_no_sign_of_a_stuck_worker() -> None:
+    seen = working(Observations().heard(WORKER).watching(members(), leased()), 210, batch_seconds=70)
+    assert stuck(working(seen, 340, batch_seconds=1000)) == []
+    assert stuck(working(seen, 360, batch_seconds=1000)) == [WORKER]
+
+
+def test_time_in_which_training_cannot_move_is_not_held_against_a_worker() -> None:
+    moving = working(Observations().heard(WORKER).watching(members(), leased()), 100, batch_seconds=1)
+    held = working(moving, 300, batch_seconds=1000, can_move=False)
+    assert stuck(held) == []
+    assert stuck(working(held, 65, batch_seconds=1000)) == [WORKER]
 
 
 def test_a_report_that_is_repeated_counts_once() -> None:
-    seen = Observations().heard(WORKER, 0.0)
+    seen = Observations().heard(WORKER)
     for sequence in (1, 2, 2, 1):
         seen = seen.worked(WORKER, sequence, report(stages={"pull": 1.5 * sequence}), now=float(sequence))
     assert seen.sightings["worker-0"].stage_seconds == {"pull": 3.0}
@@ -76,19 +124,19 @@ def test_a_report_that_is_repeated_counts_once() -> None:
 
 
 def test_a_new_incarnation_reports_from_one_and_keeps_the_slots_totals() -> None:
-    seen = Observations().heard(WORKER, 0.0).beat(WORKER, Vitals(5, 50, 1.0), [], 0.0)
+    seen = Observations().heard(WORKER).beat(WORKER, Vitals(5, 50, 1.0), {})
     seen = seen.worked(WORKER, 9, report(stages={"pull": 1.0}), now=1.0)
     after = MemberId(Role.WORKER, 0, "again")
-    seen = seen.heard(after, 2.0).worked(after, 1, report(stages={"pull": 2.0}), now=3.0)
+    seen = seen.heard(after).worked(after, 1, report(stages={"pull": 2.0}), now=3.0)
     assert seen.sightings["worker-0"].stage_seconds == {"pull": 3.0}
     assert seen.sightings["worker-0"].vitals.peak_memory_bytes == 50
 
 
 def test_rows_are_summed_over_servers_and_repeats_over_their_incarnations() -> None:
     other, again = MemberId(Role.PS, 1, "q"), MemberId(Role.PS, 0, "p2")
-    seen = Observations().heard(SERVER, 0.0).served(SERVER, served(10, repeated=3))
-    seen = seen.heard(other, 0.0).served(other, served(20, repeated=1))
-    seen = seen.heard(again, 1.0).served(again, served(7, repeated=2))
+    seen = Observations().heard(SERVER).served(SERVER, served(10, repeated=3))
+    seen = seen.heard(other).served(other, served(20, repeated=1))
+    seen = seen.heard(again).served(again, served(7, repeated=2))
     assert seen.rows() == {"C1": 27}
     assert seen.repeated_batches() == 6
 
@@ -140,6 +188,6 @@ def test_a_fast_job_is_judged_by_its_last_samples() -> None:
 
 
 def test_a_new_master_learns_what_stages_took_before_it_came() -> None:
-    seen = Observations().heard(WORKER, 0.0)
+    seen = Observations().heard(WORKER)
     seen = seen.worked(WORKER, 41, report(stages={"pull": 100.0}), now=1.0)
     assert seen.sightings["worker-0"].stage_seconds == {"pull": 100.0}

@@ -24,7 +24,7 @@ def seen_after(reports: list[tuple[MemberId, float, int]]) -> Observations:
     """Each report is (who, when, samples)."""
     seen = Observations()
     for member in MEMBERS:
-        seen = seen.heard(member, 0.0).beat(member, Vitals(memory_bytes=1 << 20), (), 0.0)
+        seen = seen.heard(member).beat(member, Vitals(memory_bytes=1 << 20), {})
     for sequence, (member, at, samples) in enumerate(reports):
         work = WorkReport(samples, 0.0, (), (), {"compute": 0.5})
         seen = seen.worked(member, sequence + 1, work, at)

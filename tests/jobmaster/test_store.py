@@ -5,12 +5,29 @@ import pytest
 import redis
 from tests.jobmaster.fakes import RedisServer, free_port, job, wait_for
 
+from emberscale_api.routing import PsAddress
 from emberscale_jobmaster import progress
+from emberscale_jobmaster.barrier import BarrierPhase, DrivenBarrier
 from emberscale_jobmaster.evaluation import Tally
+from emberscale_jobmaster.events import SuspensionWanted
 from emberscale_jobmaster.ledger import Ledger
 from emberscale_jobmaster.membership import MemberId, Process, Role
+from emberscale_jobmaster.operations import (
+    STORAGE,
+    Checkpointing,
+    CheckpointPhase,
+    CheckpointPurpose,
+    Image,
+    Pruning,
+    Restore,
+    Restored,
+    RestorePhase,
+    SnapshotFile,
+    Source,
+)
+from emberscale_jobmaster.retry import Trouble
 from emberscale_jobmaster.runtime import JobRuntime
-from emberscale_jobmaster.state import BadRecord, Cut, DataFile, JobState, Restored, Stage
+from emberscale_jobmaster.state import BadRecord, DataFile, JobState, Stage
 from emberscale_jobmaster.store import DeposedError, JobStore, StoreUnavailableError, UnreadableStateError, redacted
 
 
@@ -31,7 +48,52 @@ def rich_state() -> JobState:
         evaluations=(Tally(samples=4, loss_sum=1.0, label_sum=1).result(0),),
         tally=Tally(samples=2, positives=(1,), negatives=(1,)),
         bad_record_samples=(BadRecord("/d/0", 7, "no label"),),
-        cut=Cut(3, freezing=True),
+        restore=_restore(),
+        checkpointings=(_checkpointing(),),
+        prunings=(Pruning(3, deadline=4.5, pending={STORAGE: 10}),),
+        troubles={"Restore": Trouble("CheckpointUnreachable", "EIO", 1.5, 2.5, 2)},
+        damaged={"00000001": "checksum differs"},
+        ends_with=CheckpointPurpose.FINAL,
+    )
+
+
+def _restore() -> Restore:
+    restored = Restored({0: ((0, 4),)}, (), (("/d/0", 9),), 3.5)
+    return Restore(
+        1,
+        RestorePhase.LOAD,
+        deadline=60.5,
+        pending={0: 7, 1: 8},
+        source=Source("00000002", restored),
+        loaded={0: 5},
+        applied={1: {0: ((0, 4),)}},
+        again_at={1: 3.5},
+    )
+
+
+def _checkpointing() -> Checkpointing:
+    barrier = DrivenBarrier(
+        number=12500,
+        generation=2,
+        servers=(PsAddress(0, "p", "tcp://a", "b:1"),),
+        phase=BarrierPhase.SETTLE,
+        held={0: {0: ((0, 4),)}},
+        said={},
+        settled={1: ((2, 3),)},
+    )
+    return Checkpointing(
+        id=2,
+        checkpoint="00000003",
+        purpose=CheckpointPurpose.FINAL,
+        phase=CheckpointPhase.SAVE,
+        began_at=1.5,
+        deadline=9.5,
+        barrier=barrier,
+        image=Image(0, (Tally(samples=1).result(0),), 2.5, 2, 3),
+        pending={STORAGE: 9},
+        written={0: 4},
+        problems={0: "EIO"},
+        files={0: (SnapshotFile("ps-0/rows", 4, 9),)},
     )
 
 
@@ -58,7 +120,7 @@ def test_of_two_masters_only_the_newer_writes(redis_server: RedisServer) -> None
     new.confirm()
     found = JobStore(redis_server.url, uid).open()
     assert found is not None
-    assert found.clock.wall == 3.0
+    assert found.next_token == 3000
 
 
 def test_a_deposed_master_says_so_and_answers_nobody_any_more(redis_server: RedisServer) -> None:
@@ -70,7 +132,7 @@ def test_a_deposed_master_says_so_and_answers_nobody_any_more(redis_server: Redi
     JobStore(redis_server.url, uid).open()
 
     with pytest.raises(Exception, match="the master is stopping"):
-        runtime.update(lambda state: replace(state, epoch=1))
+        runtime.handle(SuspensionWanted(now=1.0))
 
     wait_for(lambda: deposed, "the deposed master's notice")
     runtime.close()

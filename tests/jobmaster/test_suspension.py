@@ -1,6 +1,4 @@
-import grpc
 from tests.jobmaster.conftest import Cluster
-from tests.jobmaster.fakes import FaultError
 
 from emberscale_api.rpc import master_pb2 as pb
 
@@ -47,21 +45,3 @@ def test_a_job_that_is_over_stays_what_it_is(cluster: Cluster) -> None:
     done = cluster.until_phase(pb.COMPLETE)
     assert suspend(cluster) == done.checkpoint
     assert cluster.status().phase == pb.COMPLETE
-
-
-def test_a_cut_that_cannot_be_settled_does_not_keep_a_job_from_resting(cluster: Cluster) -> None:
-    """The last checkpoint is what it rests at then."""
-
-    def refuse() -> None:
-        raise FaultError(grpc.StatusCode.FAILED_PRECONDITION, "not settled")
-
-    cluster.configure(checkpoint={"interval": 0.3})
-    cluster.start_master()
-    cluster.start_servers()
-    cluster.start_worker(0, records=5000, pace=0.01)
-    cluster.until(lambda status: status.checkpoint, "a checkpoint")
-    for server in cluster.servers:
-        server.faults["Cut"] = refuse
-    before = cluster.status().checkpoint
-    assert suspend(cluster) >= before
-    assert cluster.status().phase == pb.SUSPENDED

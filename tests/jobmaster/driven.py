@@ -1,0 +1,475 @@
+"""A whole job around the master's machine, in this thread: servers, a checkpoint folder, workers and a clock.
+
+Everything that the machine asks for is done at once, in order, unless a fault says otherwise. `Scenario` reads the
+commands of the files in `scenarios/`, and says after each how the job stands.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pydantic import TypeAdapter
+from tests.jobmaster.fakes import BATCH, job
+
+from emberscale_jobmaster import progress, ranges
+from emberscale_jobmaster.applied import Applied
+from emberscale_jobmaster.effects import (
+    AssignCall,
+    CallServer,
+    DeleteCheckpoint,
+    Effect,
+    FindCheckpoint,
+    Granted,
+    HoldCall,
+    PruneCheckpoints,
+    ResumeCall,
+    SavedCall,
+    SettleCall,
+    SnapshotCall,
+    StartedUp,
+    WriteManifest,
+)
+from emberscale_jobmaster.events import (
+    Beat,
+    CheckpointFound,
+    Event,
+    Exited,
+    Loaded,
+    ManifestWritten,
+    PruningDone,
+    Registered,
+    Said,
+    Saved,
+    ServerAnswered,
+    ServerFailed,
+    StorageFailed,
+    SuspensionWanted,
+    TakenOver,
+    TaskFinished,
+    TaskWanted,
+    TimePassed,
+)
+from emberscale_jobmaster.machine import MasterState, step
+from emberscale_jobmaster.membership import MemberId, Process, Role
+from emberscale_jobmaster.operations import Checkpointing, Restore, Restored, SnapshotFile, Source
+from emberscale_jobmaster.state import DataFile, JobState, Stage, phase_of
+from emberscale_jobmaster.tasks import Discovered, Finding, Indexed, Task
+
+Holding = dict[int, set[int]]
+_state_json = TypeAdapter(JobState)
+TICK = 0.25
+
+
+def as_ranges(holding: Holding) -> Applied:
+    return {
+        epoch: ranges.normalised((batch, batch + 1) for batch in batches)
+        for epoch, batches in holding.items()
+        if batches
+    }
+
+
+@dataclass
+class ServerDouble:
+    """A parameter server that remembers what it has applied."""
+
+    member: MemberId
+    generation: int = 0
+    version: int = 0
+    applied: Holding = field(default_factory=dict)
+    held: int | None = None
+    over: int = 0
+    snapshots: dict[int, tuple[str, Holding]] = field(default_factory=dict)
+
+
+@dataclass
+class Fault:
+    """What becomes of a call: it fails with `code`, is never answered (`hangs`), or a batch slips in after it."""
+
+    code: str = ""
+    hangs: bool = False
+    lapses: bool = False
+    batch: int | None = None
+    times: int = 1
+
+
+@dataclass
+class Driven:
+    """One job. `now` is the clock; `saves` are the durable states, the last of which a new master begins with."""
+
+    records: int = 500
+    servers: int = 2
+    interval: float = 1000.0
+    lease_timeout: float = 15.0
+    now: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.spec = job(
+            ps={"replicas": self.servers},
+            worker={"replicas": 2},
+            sharding={"minBatches": 1, "maxBatches": 4, "leaseTimeout": self.lease_timeout, "heartbeatInterval": 1},
+            checkpoint={"uri": "/checkpoints", "interval": self.interval, "keep": 2},
+        ).spec
+        self.ps: dict[int, ServerDouble] = {}
+        self.workers: dict[int, MemberId] = {}
+        self.tasks: dict[MemberId, Task] = {}
+        self.committed: dict[int, int] = {}
+        self.names = 0
+        self.quiet: set[str] = set()
+        self.faults: dict[tuple[str, int], Fault] = {}
+        self.storage = "works"
+        self.checkpoints: dict[str, tuple[Holding, bool]] = {}
+        self.unanswered: list[Effect] = []
+        self.start_ups: list[StartedUp] = []
+        self.log: list[str] = []
+        self.saves: deque[bytes] = deque(maxlen=50)
+        self.state = MasterState(progress.initial(wall=0.0))
+        self.tell(TakenOver(now=self.now, wall=1000.0))
+
+    @property
+    def job(self) -> JobState:
+        return self.state.job
+
+    # The machine
+
+    def tell(self, event: Event) -> Task | None:
+        """Tells the machine, and does everything that it asks for, and what follows from that."""
+        todo: deque[Event] = deque([event])
+        task = None
+        while todo:
+            self.state, effects = step(self.state, todo.popleft(), self.spec)
+            self.saves.append(_state_json.dump_json(self.state.job))
+            for effect in effects:
+                if isinstance(effect, Granted):
+                    task = effect.task
+                elif (answer := self._carry_out(effect)) is not None:
+                    todo.append(answer)
+        return task
+
+    def master_dies(self, lost_writes: int = 0) -> None:
+        """A new master begins with what is durable, but for so many of the last writes."""
+        kept = list(self.saves)[: len(self.saves) - lost_writes]
+        self.state = MasterState(_state_json.validate_json(kept[-1]))
+        self.tell(TakenOver(now=self.now, wall=2000.0 + self.now))
+
+    def pass_time(self, seconds: float) -> None:
+        """Time passes, in which members that are not quiet send heartbeats."""
+        for tick in range(round(seconds / TICK)):
+            self.now += TICK
+            self.tell(TimePassed(now=self.now))
+            if tick % 4 == 3:
+                self.beat()
+
+    def beat(self) -> None:
+        """Every member that is not quiet sends a heartbeat."""
+        for server in self.ps.values():
+            numbers: dict[str, Any] = {"generation": server.generation, "version": server.version}
+            if self._speaks(server.member):
+                self.tell(Beat(now=self.now, member=server.member, **numbers))
+            elif self._is_unknown(server.member):
+                process = _process(server.member)
+                self.tell(Registered(now=self.now, member=server.member, process=process, **numbers))
+        for worker in self.workers.values():
+            if self._speaks(worker):
+                task = self.tasks.get(worker)
+                leases = {task.token: self.committed[task.token]} if task is not None else {}
+                self.tell(Beat(now=self.now, member=worker, leases=leases))
+
+    def _speaks(self, member: MemberId) -> bool:
+        slot = self.job.members.slot(member.role, member.index)
+        known = slot.process is not None and slot.process.incarnation == member.incarnation
+        return known and member.slot not in self.quiet
+
+    def _is_unknown(self, member: MemberId) -> bool:
+        slot = self.job.members.slot(member.role, member.index)
+        known = slot.process is not None and slot.process.incarnation == member.incarnation
+        return not known and member.incarnation not in slot.past and member.slot not in self.quiet
+
+    # Members
+
+    def join(self, role: Role, index: int) -> MemberId:
+        self.names += 1
+        member = MemberId(role, index, f"{role.value}-{index}-{self.names}")
+        self.quiet.discard(member.slot)
+        if role is Role.PS:
+            self.ps[index] = ServerDouble(member)
+        else:
+            self.workers[index] = member
+        self.tell(Registered(now=self.now, member=member, process=_process(member)))
+        return member
+
+    def start(self) -> None:
+        """All members join, and the data is prepared."""
+        for index in range(self.servers):
+            self.join(Role.PS, index)
+        worker = self.join(Role.WORKER, 0)
+        for finding in (Discovered((DataFile("/data/day_0", 1000),), ()), Indexed(self.records)):
+            self._finish(worker, self._ask(worker), finding)
+
+    def kill(self, role: Role, index: int) -> None:
+        member = self.ps[index].member if role is Role.PS else self.workers[index]
+        self.quiet.add(member.slot)
+        self.tell(Exited(now=self.now, member=member, exit_code=137, reason="Killed"))
+
+    def train(self, batches: int, worker: int = 0) -> None:
+        """A worker trains so many batches, each on every server."""
+        member = self.workers[worker]
+        for _ in range(batches):
+            task = self.tasks.get(member) or self._take(member)
+            batch = self.committed[task.token] // BATCH
+            for server in self.ps.values():
+                server.applied.setdefault(task.epoch, set()).add(batch)
+            self.committed[task.token] = min((batch + 1) * BATCH, task.stop)
+            if self.committed[task.token] == task.stop:
+                del self.tasks[member]
+                self._finish(member, task, None)
+            else:
+                self.tell(Beat(now=self.now, member=member, leases={task.token: self.committed[task.token]}))
+
+    def train_all(self) -> None:
+        while self.job.stage is Stage.TRAIN:
+            self.train(1)
+
+    def _take(self, member: MemberId) -> Task:
+        task = self._ask(member)
+        self.tasks[member] = task
+        self.committed[task.token] = task.start
+        return task
+
+    def _ask(self, member: MemberId) -> Task:
+        task = self.tell(TaskWanted(now=self.now, member=member))
+        assert task is not None, f"no task for {member.slot}"
+        return task
+
+    def _finish(self, member: MemberId, task: Task, finding: Finding) -> None:
+        self.tell(TaskFinished(now=self.now, member=member, token=task.token, finding=finding))
+
+    # What the machine asks for
+
+    def _carry_out(self, effect: Effect) -> Event | None:
+        match effect:
+            case CallServer():
+                return self._call(effect)
+            case FindCheckpoint(operation=operation, serial=serial):
+                if (failed := self._storage_fails(effect, operation, serial)) is not None:
+                    return failed[0]
+                return self._find(effect)
+            case WriteManifest(operation=operation, serial=serial):
+                if (failed := self._storage_fails(effect, operation, serial)) is not None:
+                    return failed[0]
+                applied = {epoch: _numbers(batches) for epoch, batches in effect.applied.items()}
+                self.checkpoints[effect.checkpoint] = (applied, True)
+                return ManifestWritten(now=self.now, operation=operation, serial=serial)
+            case PruneCheckpoints(operation=operation, serial=serial):
+                if (failed := self._storage_fails(effect, operation, serial)) is not None:
+                    return failed[0]
+                for identifier in sorted(self.checkpoints)[: -effect.keep]:
+                    del self.checkpoints[identifier]
+                return PruningDone(now=self.now, operation=operation, serial=serial)
+            case DeleteCheckpoint(checkpoint=identifier):
+                self.checkpoints.pop(identifier, None)
+            case StartedUp():
+                self.start_ups.append(effect)
+        return None
+
+    def _storage_fails(self, effect: Effect, operation: int, serial: int) -> tuple[Event | None] | None:
+        if self.storage == "works":
+            return None
+        if self.storage == "hangs":
+            self.unanswered.append(effect)
+            return (None,)
+        return (StorageFailed(now=self.now, operation=operation, serial=serial, problem="EIO"),)
+
+    def _find(self, effect: FindCheckpoint) -> Event:
+        sound = [name for name, (_, whole) in self.checkpoints.items() if whole and name not in effect.refused]
+        source = None
+        if sound:
+            source = Source(max(sound), Restored(data=(("/data/day_0", 1000),)))
+        newest = max(map(int, self.checkpoints), default=0)
+        return CheckpointFound(
+            now=self.now, operation=effect.operation, serial=effect.serial, source=source, newest=newest
+        )
+
+    def _call(self, call: CallServer) -> Event | None:
+        index, name = call.server.index, type(call.request).__name__.removesuffix("Call")
+        server = self.ps[index]
+        where: dict[str, Any] = {"now": self.now, "operation": call.operation, "serial": call.serial, "server": index}
+        fault = self._fault(name, index)
+        if server.member.incarnation != call.server.incarnation or server.member.slot in self.quiet:
+            if server.member.incarnation == call.server.incarnation and fault.code == "":
+                self.unanswered.append(call)
+                return None
+            return ServerFailed(code="UNAVAILABLE", problem="connection refused", **where)
+        if fault.hangs:
+            self.unanswered.append(call)
+            return None
+        if fault.code:
+            return ServerFailed(code=fault.code, problem=f"{name} failed", **where)
+        if fault.lapses:
+            self._let_go(server)
+        answer = self._answer(server, call)
+        if fault.batch is not None:
+            server.applied.setdefault(0, set()).add(fault.batch)
+        if call.serial == 0 or answer is None:
+            return None
+        if isinstance(answer, str):
+            return ServerFailed(code="FAILED_PRECONDITION", problem=answer, **where)
+        return ServerAnswered(answer=answer, **where)
+
+    def _fault(self, name: str, index: int) -> Fault:
+        fault = self.faults.get((name, index))
+        if fault is None:
+            return Fault()
+        left = replace(fault, times=fault.times - 1)
+        if left.times:
+            self.faults[name, index] = left
+        else:
+            del self.faults[name, index]
+        return fault
+
+    def _answer(self, server: ServerDouble, call: CallServer) -> Loaded | Said | Saved | str | None:
+        match call.request:
+            case AssignCall(table=table, checkpoint=checkpoint):
+                if (table.generation, table.version) != (server.generation, server.version):
+                    server.generation, server.version = table.generation, table.version
+                    held = self.checkpoints[checkpoint][0] if checkpoint else {}
+                    server.applied = {epoch: set(batches) for epoch, batches in held.items()}
+                    self._let_go(server)
+                return Loaded(done=True, loaded_bytes=1, applied=as_ranges(server.applied))
+            case HoldCall(barrier=number):
+                if number <= server.over:
+                    return f"barrier {number} is over"
+                server.held = number
+                return Said(as_ranges(server.applied))
+            case SettleCall(barrier=number, settle=settle):
+                if server.held != number:
+                    return f"barrier {number} is not held"
+                for epoch, batches in settle.items():
+                    server.applied.setdefault(epoch, set()).update(_numbers(batches))
+                return Said(as_ranges(server.applied))
+            case SnapshotCall(barrier=number, checkpoint=checkpoint):
+                if server.held != number:
+                    return f"barrier {number} is not held"
+                copy = {epoch: set(batches) for epoch, batches in server.applied.items()}
+                server.snapshots[number] = (checkpoint, copy)
+                self._let_go(server)
+                return Said(as_ranges(copy), held_seconds=0.01)
+            case SavedCall(barrier=number):
+                checkpoint, copy = server.snapshots[number]
+                self.checkpoints.setdefault(checkpoint, (copy, False))
+                files = (SnapshotFile(f"ps-{server.member.index}/rows", 10, 1),)
+                return Saved(done=True, written_bytes=10, files=files)
+            case ResumeCall(barrier=number):
+                server.over = max(server.over, number)
+                if server.held is not None and server.held <= number:
+                    server.held = None
+                return None
+
+    def _let_go(self, server: ServerDouble) -> None:
+        if server.held is not None:
+            server.over = max(server.over, server.held)
+        server.held = None
+
+    # For people
+
+    def describe(self) -> str:
+        state = self.job
+        table = state.routing.table
+        ledger = state.ledger
+        done = f"{ledger.done_count} of {ledger.batches}" if state.stage is Stage.TRAIN else str(state.stage)
+        parts = [f"{phase_of(state, self.spec)}, generation {table.generation}, version {table.version}, {done}"]
+        if state.checkpoint:
+            parts.append(f"checkpoint {int(state.checkpoint)}")
+        parts += [_described(operation) for operation in state.operations]
+        for trouble in state.troubles.values():
+            parts.append(f"{trouble.reason}: {trouble.message} ({trouble.attempts})")
+        if given_up := state.members.given_up():
+            parts.append("silent: " + ", ".join(sorted(member.slot for member in given_up)))
+        if held := [server.member.slot for server in self.ps.values() if server.held is not None]:
+            parts.append("held: " + ", ".join(held))
+        if state.outcome is not None:
+            parts.append(f"{state.outcome.reason}: {state.outcome.message}")
+        return "\n  ".join(parts)
+
+
+def _described(operation: object) -> str:
+    match operation:
+        case Restore(phase=phase):
+            return f"restore: {phase}"
+        case Checkpointing(checkpoint=checkpoint, phase=phase, purpose=purpose):
+            return f"{purpose} checkpoint {int(checkpoint)}: {phase}"
+        case _:
+            return "pruning"
+
+
+def _process(member: MemberId) -> Process:
+    return Process(member.incarnation, f"tcp://{member.slot}", f"{member.slot}:1", "", 1, "h")
+
+
+def _numbers(batches: ranges.Ranges) -> set[int]:
+    return {batch for start, stop in batches for batch in range(start, stop)}
+
+
+class Scenario:
+    """Carries out commands, each a line of words."""
+
+    def __init__(self) -> None:
+        self.driven = Driven()
+
+    def run(self, line: str) -> None:
+        """One command. Raises ValueError for one that is not known."""
+        driven = self.driven
+        match line.split():
+            case ["job", *settings]:
+                values = dict(setting.split("=") for setting in settings)
+                self.driven = Driven(
+                    records=10 * int(values.get("batches", 50)),
+                    servers=int(values.get("ps", 2)),
+                    interval=float(values.get("interval", 1000)),
+                )
+            case ["start"]:
+                driven.start()
+            case ["train", "all"]:
+                driven.train_all()
+            case ["train", batches]:
+                driven.train(int(batches))
+            case ["push", batch, "to", member]:
+                driven.ps[_index(member)].applied.setdefault(0, set()).add(int(batch))
+            case ["snapshot"]:
+                driven.pass_time(max(0.0, driven.job.checkpointed_at + driven.interval - driven.now) + 2)
+            case ["pass", seconds]:
+                driven.pass_time(float(seconds))
+            case ["kill", member]:
+                driven.kill(*_slot(member))
+            case ["start", member]:
+                driven.join(*_slot(member))
+            case ["hang", member]:
+                driven.quiet.add(member)
+            case ["wake", member]:
+                driven.quiet.discard(member)
+            case ["fail", call, "on", member, "with", code, *times]:
+                driven.faults[call, _index(member)] = Fault(code=code, times=int(times[1]) if times else 1)
+            case ["hang", call, "on", member]:
+                driven.faults[call, _index(member)] = Fault(hangs=True)
+            case ["lapse", "before", call, "on", member]:
+                driven.faults[call, _index(member)] = Fault(lapses=True)
+            case ["slip", "in", batch, "after", call, "on", member]:
+                driven.faults[call, _index(member)] = Fault(batch=int(batch))
+            case ["storage", "works" | "hangs" | "fails" as how]:
+                driven.storage = how
+            case ["master", "dies"]:
+                driven.master_dies()
+            case ["master", "dies", "without", "its", "last", writes, "writes"]:
+                driven.master_dies(int(writes))
+            case ["suspend"]:
+                driven.tell(SuspensionWanted(now=driven.now))
+            case _:
+                raise ValueError(f"unknown command: {line}")
+
+
+def _slot(member: str) -> tuple[Role, int]:
+    role, _, index = member.partition("-")
+    return Role(role), int(index)
+
+
+def _index(member: str) -> int:
+    return _slot(member)[1]

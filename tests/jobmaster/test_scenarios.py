@@ -1,0 +1,29 @@
+"""Replays the scenarios: commands, and after `----` how the job stands then.
+
+To write down anew what comes of the commands: `REWRITE=1 pytest tests/jobmaster/test_scenarios.py`, and read the diff.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+from tests.jobmaster.driven import Scenario
+
+SCENARIOS = sorted((Path(__file__).parent / "scenarios").glob("*.txt"))
+
+
+@pytest.mark.parametrize("file", SCENARIOS, ids=lambda file: file.stem)
+def test_a_scenario_goes_as_it_is_written(file: Path) -> None:
+    scenario = Scenario()
+    replayed = []
+    for block in file.read_text().rstrip("\n").split("\n\n"):
+        commands = block.split("\n----")[0].splitlines()
+        for command in commands:
+            if command and not command.startswith("#"):
+                scenario.run(command)
+        says = any(not command.startswith("#") for command in commands)
+        replayed.append("\n".join(commands) + (f"\n----\n{scenario.driven.describe()}" if says else ""))
+    text = "\n\n".join(replayed) + "\n"
+    if os.environ.get("REWRITE"):
+        file.write_text(text)
+    assert text == file.read_text()
