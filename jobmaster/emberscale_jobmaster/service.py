@@ -167,10 +167,7 @@ class MasterService(rpc.MasterServicer):
     @_answering
     def GetStatus(self, request: pb.GetStatusRequest, context: grpc.ServicerContext) -> pb.JobStatus:  # noqa: N802
         """Everything about the job."""
-        state, seen = self._runtime.snapshot()
-        answer = status.job_status(state, seen, self._spec, self._runtime.now())
-        answer.members.insert(0, self._own_status())
-        return answer
+        return self._status()
 
     def WatchPlan(self, request: pb.WatchPlanRequest, context: grpc.ServicerContext) -> Iterator[pb.Plan]:  # noqa: N802
         """Every plan newer than the one that the caller knows, as it comes."""
@@ -242,4 +239,15 @@ class MasterService(rpc.MasterServicer):
         return (state.over or tasks.acquire(state, self._spec, member, 1)[1] is not None) or None
 
     def _newer_plan(self, known: int, state: JobState) -> pb.Plan | None:
-        return status.plan(state, self._spec) if state.plan_version > known else None
+        if state.plan_version <= known:
+            return None
+        plan = status.plan(state, self._spec)
+        if state.over:
+            plan.final.CopyFrom(self._status())
+        return plan
+
+    def _status(self) -> pb.JobStatus:
+        state, seen = self._runtime.snapshot()
+        answer = status.job_status(state, seen, self._spec, self._runtime.now())
+        answer.members.insert(0, self._own_status())
+        return answer

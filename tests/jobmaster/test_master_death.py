@@ -66,6 +66,28 @@ def test_sigterm_ends_the_master_at_once_and_costs_nothing(cluster: Cluster) -> 
     assert all(ps.applied == {0: set(range(100))} for ps in cluster.servers)
 
 
+def last_plan(cluster: Cluster) -> pb.Plan:
+    plans = cluster.caller().stub.WatchPlan(pb.WatchPlanRequest(), timeout=30, wait_for_ready=True)
+    return next(plan for plan in plans if plan.phase in (pb.COMPLETE, pb.FAILED))
+
+
+@pytest.mark.parametrize("successor", [False, True])
+def test_the_plan_that_tells_of_the_end_says_what_the_job_came_to(cluster: Cluster, successor: bool) -> None:
+    """The master may be killed right after it has told of the end, and nobody starts another then."""
+    cluster.configure(training={"epochs": 2})
+    cluster.start_master()
+    cluster.start_servers()
+    cluster.start_worker(0, records=57)
+    plan = last_plan(cluster)
+    if successor:
+        cluster.stop_master()
+        cluster.start_master()
+        plan = last_plan(cluster)
+    assert plan.final.phase == plan.phase == pb.COMPLETE
+    assert plan.final.samples == plan.final.expected_samples == 114
+    assert plan.final.checkpoint
+
+
 def test_a_job_that_is_over_stays_over_in_the_next_master(cluster: Cluster) -> None:
     cluster.start_master()
     cluster.start_servers()

@@ -37,7 +37,7 @@ class ShardingSpec(ManifestPart):
     min_batches: int = Field(default=8, ge=1)
     max_batches: int = Field(default=64, ge=1)
     lease_timeout: Seconds = Field(
-        default=30.0, gt=0, description="A worker that is silent for this long loses its leases"
+        default=15.0, gt=0, description="A worker or PS that is silent for this long is given up and replaced"
     )
     heartbeat_interval: Seconds = Field(default=1.0, gt=0)
 

@@ -1337,6 +1337,7 @@ class Plan(_message.Message):
     PHASE_FIELD_NUMBER: _builtins.int
     SIZING_FIELD_NUMBER: _builtins.int
     SILENT_FIELD_NUMBER: _builtins.int
+    FINAL_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     reason: _builtins.str
     """CamelCase"""
@@ -1351,6 +1352,10 @@ class Plan(_message.Message):
     def silent(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]:
         """incarnations that the master has given up because they are silent: replace them"""
 
+    @_builtins.property
+    def final(self) -> Global___JobStatus:
+        """with a phase in which the job is over: what it came to. The master may be gone next"""
+
     def __init__(
         self,
         *,
@@ -1361,10 +1366,11 @@ class Plan(_message.Message):
         phase: Global___Phase.ValueType = ...,
         sizing: Global___Sizing | None = ...,
         silent: _abc.Iterable[Global___Member] | None = ...,
+        final: Global___JobStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sizing", b"sizing"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["final", b"final", "sizing", b"sizing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "phase", b"phase", "reason", b"reason", "roles", b"roles", "silent", b"silent", "sizing", b"sizing", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["final", b"final", "message", b"message", "phase", b"phase", "reason", b"reason", "roles", b"roles", "silent", b"silent", "sizing", b"sizing", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
