@@ -1,0 +1,174 @@
+"""The checkpoint folder at the master's edge: what hangs there holds up nothing else, and what passes is no damage."""
+
+import queue
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from tests.jobmaster.fakes import job
+from tests.jobmaster.test_checkpoints import manifest
+
+from emberscale_jobmaster.checkpoints import CheckpointFolder
+from emberscale_jobmaster.effects import DeleteCheckpoint, FindCheckpoint, PruneCheckpoints, WriteManifest
+from emberscale_jobmaster.events import CheckpointFound, Event, ManifestWritten, PruningDone, StorageFailed
+from emberscale_jobmaster.operations import Image, SnapshotFile
+from emberscale_jobmaster.storage import CheckpointStorage
+
+
+class MoodyFileSystem(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """In memory; a call hangs or fails if the test says so."""
+
+    protocol = "moody"
+    store: dict[str, Any] = {}  # noqa: RUF012  # as MemoryFileSystem has it
+    pseudo_dirs = [""]  # noqa: RUF012
+    moods: dict[str, Any] = {}  # noqa: RUF012
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
+        self._mood("write")
+        super().pipe_file(path, value, mode, **options)
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:
+        self._mood("read")
+        content: bytes = super().cat_file(path, start, end, **options)
+        return content
+
+    def ls(self, path: str, detail: bool = True, **options: Any) -> Any:
+        self._mood("list")
+        return super().ls(path, detail, **options)
+
+    def _mood(self, call: str) -> None:
+        mood = self.moods.get(call)
+        if isinstance(mood, threading.Event):
+            mood.wait(30)
+        elif mood is not None:
+            raise mood
+
+
+fsspec.register_implementation("moody", MoodyFileSystem, clobber=True)
+
+
+class NoStore:
+    """Nobody deposes this master."""
+
+    def confirm(self) -> None:
+        pass
+
+
+class Stored:
+    """A storage, and what it tells."""
+
+    def __init__(self) -> None:
+        self.events: queue.Queue[Event] = queue.Queue()
+        self.folder = CheckpointFolder("moody://checkpoints")
+        store: Any = NoStore()
+        self.storage = CheckpointStorage(self.folder, job(), "uid", store, self.events.put, now=lambda: 1.0)
+
+    def event(self) -> Event:
+        return self.events.get(timeout=20)
+
+
+@pytest.fixture
+def stored() -> Iterator[Stored]:
+    MoodyFileSystem.store.clear()
+    MoodyFileSystem.moods.clear()
+    yield Stored()
+    for mood in MoodyFileSystem.moods.values():
+        if isinstance(mood, threading.Event):
+            mood.set()
+    for thread in threading.enumerate():
+        if thread.name == "checkpoint-storage":  # what hung would write into the next test's folder
+            thread.join(20)
+
+
+def write(checkpoint: str = "00000001", serial: int = 1) -> WriteManifest:
+    return WriteManifest(
+        operation=1,
+        serial=serial,
+        checkpoint=checkpoint,
+        image=Image(0, (), 1.5, 2, 3),
+        servers=1,
+        applied={0: ((0, 4),)},
+        files=(SnapshotFile("ps-0/rows", 4, 9),),
+        training_records=40,
+        training_files=(("/day", 5),),
+        evaluation_files=(),
+    )
+
+
+def test_a_call_that_hangs_holds_up_no_other(stored: Stored) -> None:
+    MoodyFileSystem.moods["write"] = threading.Event()
+    stored.storage.start(write())
+    stored.storage.start(PruneCheckpoints(operation=2, serial=2, keep=1, damaged=()))
+    stored.storage.start(FindCheckpoint(operation=3, serial=3, refused=()))
+    told = {type(stored.event()), type(stored.event())}
+    assert told == {PruningDone, CheckpointFound}
+    MoodyFileSystem.moods["write"].set()
+    assert stored.event() == ManifestWritten(now=1.0, operation=1, serial=1)
+
+
+def test_where_everything_hangs_further_calls_fail_at_once(stored: Stored) -> None:
+    MoodyFileSystem.moods["write"] = threading.Event()
+    for serial in range(32):
+        stored.storage.start(write(serial=serial))
+    stored.storage.start(write(serial=99))
+    event = stored.event()
+    assert isinstance(event, StorageFailed)
+    assert event.serial == 99
+    assert "earlier calls have not come back" in event.problem
+
+
+@pytest.mark.parametrize("call", ["list", "read"])
+def test_a_checkpoint_that_cannot_be_read_now_is_not_damaged(stored: Stored, call: str) -> None:
+    stored.folder.write(manifest("00000001", files=()))
+    MoodyFileSystem.moods[call] = OSError("503 Slow Down")
+    stored.storage.start(FindCheckpoint(operation=1, serial=1, refused=()))
+    event = stored.event()
+    assert isinstance(event, StorageFailed)
+    assert event.problem == "spec.checkpoint.uri (moody://checkpoints) cannot be used: OSError: 503 Slow Down"
+    MoodyFileSystem.moods.clear()
+    stored.storage.start(FindCheckpoint(operation=1, serial=2, refused=()))
+    found = stored.event()
+    assert isinstance(found, CheckpointFound)
+    assert found.source is not None
+    assert (found.source.checkpoint, found.damaged) == ("00000001", {})
+
+
+def test_the_newest_sound_checkpoint_is_found_and_damaged_ones_are_named(stored: Stored) -> None:
+    for number in (1, 2, 3, 4):
+        stored.folder.write(manifest(f"{number:08d}", files=()))
+    filesystem, root = fsspec.core.url_to_fs("moody://checkpoints")
+    path = f"{root}/00000003/manifest.json"
+    filesystem.pipe_file(path, filesystem.cat_file(path).replace(b'"epoch": 1', b'"epoch": 2', 1))
+    stored.storage.start(FindCheckpoint(operation=1, serial=1, refused=("00000004",)))
+    found = stored.event()
+    assert isinstance(found, CheckpointFound)
+    assert found.source is not None
+    assert (found.source.checkpoint, found.newest, list(found.damaged)) == ("00000002", 4, ["00000003"])
+
+
+def test_a_manifest_reads_back_with_everything_that_the_master_knew(stored: Stored) -> None:
+    stored.storage.start(write("00000007"))
+    stored.event()
+    filesystem, root = fsspec.core.url_to_fs("moody://checkpoints")
+    text = filesystem.cat_file(f"{root}/00000007/manifest.json")
+    found = type(manifest("00000007")).from_json(text, "it")
+    assert (found.id, found.number, found.generation, found.routing_version) == ("00000007", 7, 2, 3)
+    assert [(entry.epoch, entry.ranges) for entry in found.applied] == [(0, ((0, 4),))]
+    assert [(file.path, file.bytes, file.crc32) for file in found.files] == [("ps-0/rows", 4, 9)]
+
+
+def test_a_checkpoint_that_came_to_nothing_is_removed(tmp_path: Path) -> None:
+    events: queue.Queue[Event] = queue.Queue()
+    folder = CheckpointFolder(str(tmp_path))
+    (tmp_path / "00000003" / "ps-0").mkdir(parents=True)
+    store: Any = NoStore()
+    storage = CheckpointStorage(folder, job(), "uid", store, events.put, now=lambda: 1.0)
+    storage.start(DeleteCheckpoint("00000003"))
+    storage.start(FindCheckpoint(operation=1, serial=1, refused=()))
+    found = events.get(timeout=20)
+    assert isinstance(found, CheckpointFound)
+    assert found.source is None
