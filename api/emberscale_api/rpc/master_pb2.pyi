@@ -1280,6 +1280,7 @@ class Plan(_message.Message):
     ROLES_FIELD_NUMBER: _builtins.int
     PHASE_FIELD_NUMBER: _builtins.int
     SIZING_FIELD_NUMBER: _builtins.int
+    SILENT_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     reason: _builtins.str
     """CamelCase"""
@@ -1290,6 +1291,10 @@ class Plan(_message.Message):
     def roles(self) -> _containers.RepeatedCompositeFieldContainer[Global___RolePlan]: ...
     @_builtins.property
     def sizing(self) -> Global___Sizing: ...
+    @_builtins.property
+    def silent(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]:
+        """incarnations that the master has given up because they are silent: replace them"""
+
     def __init__(
         self,
         *,
@@ -1299,10 +1304,11 @@ class Plan(_message.Message):
         roles: _abc.Iterable[Global___RolePlan] | None = ...,
         phase: Global___Phase.ValueType = ...,
         sizing: Global___Sizing | None = ...,
+        silent: _abc.Iterable[Global___Member] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sizing", b"sizing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "phase", b"phase", "reason", b"reason", "roles", b"roles", "sizing", b"sizing", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "phase", b"phase", "reason", b"reason", "roles", b"roles", "silent", b"silent", "sizing", b"sizing", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
