@@ -45,8 +45,9 @@ def test_health_fails_when_a_watch_is_dead_and_recovers_with_it(place: Place, tm
             operator = OutsideOperator(proxy, tmp_path, place.namespace, LEASE, EMBERSCALE_RESYNC="1s")
             operator.start()
             try:
+                eventually("it watches pods", lambda: "pods" in proxy.watched or None, seconds=60)
                 apply(pod_of_no_job("seen", place), namespace=place.namespace)
-                eventually("it is healthy", lambda: health()[0] == 200 or None, seconds=60)
+                assert health() == (200, "ok\n")
                 proxy.silent.add("pods")
                 apply(pod_of_no_job("missed", place), namespace=place.namespace)
                 said = eventually("health fails", lambda: health() if health()[0] == 503 else None, seconds=30)

@@ -1,7 +1,7 @@
 """Every call carries the job's token, and a call without it is refused."""
 
 import hmac
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc
@@ -21,6 +21,7 @@ else:  # generic in the stubs only
     StreamInterceptor = grpc.UnaryStreamClientInterceptor
 
 _METADATA_KEY = "authorization"
+_SCHEME = "Bearer "
 MAX_MESSAGE_BYTES = 256 << 20
 CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -45,7 +46,7 @@ class TokenCheck(ServerInterceptor):
     """Refuses, with UNAUTHENTICATED, every call that does not carry the token."""
 
     def __init__(self, token: str) -> None:
-        self._expected = f"Bearer {token}"
+        self._expected = token
 
         def refuse(request: object, context: grpc.ServicerContext) -> None:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "the call carries no valid token of this job")
@@ -54,32 +55,16 @@ class TokenCheck(ServerInterceptor):
 
     def intercept_service(self, continuation: Callable[[Any], Any], handler_call_details: Any) -> Any:
         """Passes a call with the token on, and answers any other itself."""
-        if _carries(handler_call_details, self._expected):
+        if tokens_match(bearer_token(handler_call_details), self._expected):
             return continuation(handler_call_details)
         return self._refusal
 
 
-class AsyncTokenCheck(AsyncServerInterceptor):
-    """TokenCheck for a server on asyncio."""
-
-    def __init__(self, token: str) -> None:
-        self._expected = f"Bearer {token}"
-
-        async def refuse(request: object, context: Any) -> None:
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the call carries no valid token")
-
-        self._refusal = grpc.unary_unary_rpc_method_handler(refuse)
-
-    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
-        """Passes a call with the token on, and answers any other itself."""
-        if _carries(handler_call_details, self._expected):
-            return await continuation(handler_call_details)
-        return self._refusal
-
-
-def _carries(handler_call_details: Any, expected: str) -> bool:
-    metadata = dict(handler_call_details.invocation_metadata)
-    return tokens_match(metadata.get(_METADATA_KEY, ""), expected)
+def bearer_token(handler_call_details: Any) -> str:
+    """The token that a call carries; empty where it carries none."""
+    value = dict(handler_call_details.invocation_metadata).get(_METADATA_KEY, "")
+    text = value if isinstance(value, str) else ""
+    return text.removeprefix(_SCHEME) if text.startswith(_SCHEME) else ""
 
 
 class _CallDetails(NamedTuple):
@@ -93,7 +78,7 @@ class _CallDetails(NamedTuple):
 
 class _TokenGiver(UnaryInterceptor, StreamInterceptor):
     def __init__(self, token: str) -> None:
-        self._entry = (_METADATA_KEY, f"Bearer {token}")
+        self._entry = (_METADATA_KEY, f"{_SCHEME}{token}")
 
     def _with_token(self, details: Any) -> _CallDetails:
         return _CallDetails(

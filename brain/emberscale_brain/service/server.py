@@ -12,10 +12,11 @@ import grpc.aio
 from emberscale_api.certificates import Certificates
 from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_api.rpc import brain_pb2_grpc, tls
-from emberscale_api.rpc.token import CHANNEL_OPTIONS, AsyncTokenCheck
+from emberscale_api.rpc.token import CHANNEL_OPTIONS
 from emberscale_brain.history.changes import ProfileReported
 from emberscale_brain.planner.types import JobId
 from emberscale_brain.service.brain import Brain
+from emberscale_brain.service.callers import CallerCheck
 from emberscale_brain.service.checks import Refusal
 from emberscale_brain.service.messages import (
     job_from,
@@ -183,8 +184,11 @@ async def _not_found(context: Context, job: str) -> NoReturn:
 async def serve(
     brain: Brain, settings: BrainSettings, token: str, certificates: Certificates | None
 ) -> tuple[grpc.aio.Server, int]:
-    """A started server and its port; without certificates it serves no TLS. Raises OSError for an address in use."""
-    server = grpc.aio.server(interceptors=[AsyncTokenCheck(token)], options=CHANNEL_OPTIONS)
+    """A started server and its port; without certificates it serves no TLS. Raises OSError for an address in use.
+
+    `token` opens every call, and signs the tokens of jobs.
+    """
+    server = grpc.aio.server(interceptors=[CallerCheck(token)], options=CHANNEL_OPTIONS)
     brain_pb2_grpc.add_BrainServicer_to_server(BrainServicer(brain, settings, asyncio.get_running_loop()), server)
     try:
         port = tls.bind(server, settings.listen, certificates)
