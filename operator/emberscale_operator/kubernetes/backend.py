@@ -67,7 +67,10 @@ class ClusterView(Protocol):
 
 
 class KubernetesBackend:
-    """Everything that the operator knows of one job's objects, and does to them."""
+    """Everything that the operator knows of one job's objects, and does to them.
+
+    `admit` is told the job's uid and its password for Redis.
+    """
 
     def __init__(
         self,
@@ -79,6 +82,7 @@ class KubernetesBackend:
         warnings: PodWarnings,
         tallies: Tallies,
         settings: Settings,
+        admit: Callable[[str, str], None],
         policy: Policy | None = None,
     ) -> None:
         self.key = key
@@ -90,7 +94,7 @@ class KubernetesBackend:
         self._tallies = tallies
         self._settings = settings
         self._policy = policy
-        self._makes = ObjectMaker(client, settings)
+        self._makes = ObjectMaker(client, settings, admit)
         self._observation = Observation()
         self._actuator = Actuator(client, self._makes, self._observation, recorder)
         self._status: TrainingJobStatus | None = None

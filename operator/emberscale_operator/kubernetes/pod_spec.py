@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from emberscale_api import environment
@@ -16,10 +16,12 @@ from emberscale_api.job import (
     cpu_cores,
     memory_bytes,
 )
+from emberscale_api.rpc.job_token import JobClaims, job_token
 from emberscale_operator.kubernetes import names
 from emberscale_operator.kubernetes.certificate import CertificatePair
 from emberscale_operator.kubernetes.job import Job
 from emberscale_operator.kubernetes.settings import Settings
+from emberscale_operator.kubernetes.tenants import user_name, user_url
 from emberscale_operator.machine import InstanceId, Resources, Role
 
 COMMANDS: Mapping[Role, Sequence[str]] = {
@@ -29,10 +31,23 @@ COMMANDS: Mapping[Role, Sequence[str]] = {
 }
 _USER = 65532
 _FOLDER = "/run/emberscale"
+TOKEN_KEY, STORE_PASSWORD_KEY = "token", "store-password"
 _BRAIN_TOKEN_KEY, _BRAIN_CA_KEY = "brain-token", "brain-ca"
 _GRACE_SECONDS = 15
 _NODE_LOSS_SECONDS = 30
 _THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """What a job's processes show to each other, to the operator and to Redis.
+
+    Without an authority, in PEM, they serve no TLS.
+    """
+
+    token: str = field(repr=False)
+    store_password: str = field(repr=False)
+    authority: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -81,20 +96,22 @@ def _seen_by_master(policy: RunPolicy) -> RunPolicy:
     return RunPolicy(backoff_limit=policy.backoff_limit, active_deadline=policy.active_deadline)
 
 
-def build_token_secret(job: Job, token: str, pair: CertificatePair | None) -> dict[str, Any]:
-    """The Secret that all pods of a job mount; without a certificate they serve no TLS."""
-    data = {"token": token}
+def build_token_secret(job: Job, credentials: Credentials, pair: CertificatePair | None) -> dict[str, Any]:
+    """The Secret with what the job is known by. Its pods mount the token and the certificate, if there is one."""
+    data = {TOKEN_KEY: credentials.token, STORE_PASSWORD_KEY: credentials.store_password}
     if pair is not None:
         certificate = pair.certificate.decode("ascii")
         data |= {AUTHORITY_FILE: certificate, CHAIN_FILE: certificate, KEY_FILE: pair.key.decode("ascii")}
     return _object("v1", "Secret", job, names.token_secret_name(job.key.name), immutable=True, stringData=data)
 
 
-def build_store_secret(job: Job, objects: JobObjects, settings: Settings) -> dict[str, Any]:
-    """The Secret that only the master gets."""
+def build_store_secret(job: Job, objects: JobObjects, settings: Settings, credentials: Credentials) -> dict[str, Any]:
+    """The Secret that only the master gets: a Redis user and a brain token that are of no use for another job."""
+    user = user_name(settings.installation, job.uid)
+    claims = JobClaims(job.uid, job.key.namespace)
     data = {
-        "redis-url": settings.redis_url,
-        _BRAIN_TOKEN_KEY: settings.brain_token,
+        "redis-url": user_url(settings.redis_url, user, credentials.store_password),
+        _BRAIN_TOKEN_KEY: job_token(settings.brain_token, claims) if settings.brain_token else "",
         _BRAIN_CA_KEY: settings.brain_authority,
     }
     return _object(
@@ -275,7 +292,7 @@ def _environment(
 
 
 def _volumes(job: Job, objects: JobObjects, role: Role, tls: bool) -> list[dict[str, Any]]:
-    files = ["token", *((AUTHORITY_FILE, CHAIN_FILE, KEY_FILE) if tls else ())]
+    files = [TOKEN_KEY, *((AUTHORITY_FILE, CHAIN_FILE, KEY_FILE) if tls else ())]
     items = [{"key": file, "path": file} for file in files]
     sources: list[dict[str, Any]] = [{"secret": {"name": names.token_secret_name(job.key.name), "items": items}}]
     if role is Role.MASTER:
