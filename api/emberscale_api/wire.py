@@ -116,8 +116,13 @@ class Header:
         (magic, version, kind, flags, routing_epoch, batch, epoch, tables, shard, token, payload, worker) = (
             _HEADER.unpack_from(buffer)
         )
-        if magic != MAGIC or version != VERSION:
-            raise WireError(f"not an Emberscale frame of version {VERSION}")
+        if magic != MAGIC:
+            raise WireError("not a frame of Emberscale")
+        if version != VERSION:
+            raise WireError(
+                f"this process speaks version {VERSION} of the data plane, and the other side version {version}: give "
+                "parameter servers and workers one image"
+            )
         if payload > MAX_PAYLOAD_BYTES or tables > MAX_TABLES:
             raise WireError(f"frame of {payload} bytes for {tables} tables is beyond the limits")
         return cls(kind, flags, routing_epoch, batch, epoch, tables, shard, token, payload, worker)

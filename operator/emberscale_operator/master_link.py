@@ -13,7 +13,7 @@ from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc import tls
 from emberscale_api.rpc.master_pb2_grpc import MasterStub
 from emberscale_api.rpc.tls import handshake_problem_async
-from emberscale_api.rpc.token import CHANNEL_OPTIONS
+from emberscale_api.rpc.token import CHANNEL_OPTIONS, call_metadata
 from emberscale_operator.machine import (
     RESTING,
     InstanceExit,
@@ -81,7 +81,7 @@ class MasterLink:
         retry_seconds: float = 1.0,
     ) -> None:
         self._master = master
-        self._metadata = (("authorization", f"Bearer {master.token}"),)
+        self._metadata = call_metadata(master.token)
         self._channel = tls.connect_async(master.address, master.authority, [*CHANNEL_OPTIONS, *_KEEPALIVE])
         self._stub: MasterStub = MasterStub(self._channel)
         self._wake = wake

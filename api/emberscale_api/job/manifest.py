@@ -86,9 +86,13 @@ def apply_overrides(document: Mapping[str, Any], overrides: Sequence[str]) -> di
 
 
 def parse_manifest(
-    document: Mapping[str, Any], source: str = "manifest", unknown: Literal["forbid", "ignore"] = "forbid"
+    document: Mapping[str, Any], source: str = "manifest", unknown: Literal["forbid", "allow"] = "forbid"
 ) -> TrainingJob:
-    """Checks a manifest and fills in its defaults. Raises ManifestError, also for `unknown` fields if forbidden."""
+    """Checks a manifest and fills in its defaults.
+
+    `unknown` says what becomes of fields that this version does not know: people's own are refused, those of a manifest
+    that a newer version has accepted are kept. Raises ManifestError.
+    """
     given = {key: value for key, value in document.items() if key != "status"}
     try:
         job = TrainingJob.model_validate(given, extra=unknown)

@@ -147,7 +147,8 @@ class TrainingJobStatus(_Status):
     """The whole.
 
     `active_since` is when the job started, moved on by the time that it rested. `applied_ps` is the number of parameter
-    servers that it last ran with.
+    servers that it last ran with. `image` is that of the operator that created the job: the job's pods have it to the
+    end, unless their template names another.
     """
 
     phase: JobPhase = JobPhase.PENDING
@@ -171,4 +172,5 @@ class TrainingJobStatus(_Status):
         Field(json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["role", "index"]}),
     ] = ()
     applied_ps: int | None = None
+    image: str = ""
     selector: str = ""

@@ -1,4 +1,4 @@
-"""Every call carries the job's token, and a call without it is refused."""
+"""Every call carries the job's token and its sender's version; one without the token is refused."""
 
 import hmac
 from collections.abc import Callable
@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc
 import grpc.aio
+import structlog
 
 from emberscale_api.rpc import tls
+from emberscale_api.version import VERSION, spoken_version, version_problem
 
 if TYPE_CHECKING:
     ServerInterceptor = grpc.ServerInterceptor[Any, Any]
@@ -21,6 +23,7 @@ else:  # generic in the stubs only
     StreamInterceptor = grpc.UnaryStreamClientInterceptor
 
 _METADATA_KEY = "authorization"
+_VERSION_KEY = "emberscale-version"
 _SCHEME = "Bearer "
 MAX_MESSAGE_BYTES = 256 << 20
 CHANNEL_OPTIONS = (
@@ -33,6 +36,9 @@ CHANNEL_OPTIONS = (
 )
 
 
+_log = structlog.get_logger()
+
+
 def tokens_match(given: str | bytes, expected: str | bytes) -> bool:
     """Compares in constant time."""
     return hmac.compare_digest(_as_bytes(given), _as_bytes(expected))
@@ -43,21 +49,43 @@ def _as_bytes(token: str | bytes) -> bytes:
 
 
 class TokenCheck(ServerInterceptor):
-    """Refuses, with UNAUTHENTICATED, every call that does not carry the token."""
+    """Refuses calls without the token (UNAUTHENTICATED), and of a version that is too far (FAILED_PRECONDITION)."""
 
     def __init__(self, token: str) -> None:
         self._expected = token
-
-        def refuse(request: object, context: grpc.ServicerContext) -> None:
-            context.abort(grpc.StatusCode.UNAUTHENTICATED, "the call carries no valid token of this job")
-
-        self._refusal = grpc.unary_unary_rpc_method_handler(refuse)
+        self._versions = CallerVersions()
 
     def intercept_service(self, continuation: Callable[[Any], Any], handler_call_details: Any) -> Any:
         """Passes a call with the token on, and answers any other itself."""
-        if tokens_match(bearer_token(handler_call_details), self._expected):
-            return continuation(handler_call_details)
-        return self._refusal
+        if not tokens_match(bearer_token(handler_call_details), self._expected):
+            return _refusal(grpc.StatusCode.UNAUTHENTICATED, "the call carries no valid token of this job")
+        problem = self._versions.problem(handler_call_details)
+        if problem is not None:
+            return _refusal(grpc.StatusCode.FAILED_PRECONDITION, problem)
+        return continuation(handler_call_details)
+
+
+def _refusal(code: grpc.StatusCode, problem: str) -> Any:
+    def refuse(request: object, context: grpc.ServicerContext) -> None:
+        context.abort(code, problem)
+
+    return grpc.unary_unary_rpc_method_handler(refuse)
+
+
+class CallerVersions:
+    """What callers say of their versions; each that differs from this process's is logged once."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def problem(self, handler_call_details: Any) -> str | None:
+        """Why the caller's version is too far from this one, in words; None where they work together."""
+        spoken = str(dict(handler_call_details.invocation_metadata).get(_VERSION_KEY, ""))
+        problem = version_problem(spoken)
+        if spoken and spoken != spoken_version() and spoken not in self._told:
+            self._told.add(spoken)
+            _log.info("a caller has another version", caller=spoken, version=VERSION, refused=problem is not None)
+        return problem
 
 
 def bearer_token(handler_call_details: Any) -> str:
@@ -76,15 +104,20 @@ class _CallDetails(NamedTuple):
     compression: Any
 
 
+def call_metadata(token: str) -> tuple[tuple[str, str], ...]:
+    """What every call carries."""
+    return (_METADATA_KEY, f"{_SCHEME}{token}"), (_VERSION_KEY, spoken_version())
+
+
 class _TokenGiver(UnaryInterceptor, StreamInterceptor):
     def __init__(self, token: str) -> None:
-        self._entry = (_METADATA_KEY, f"{_SCHEME}{token}")
+        self._entries = call_metadata(token)
 
     def _with_token(self, details: Any) -> _CallDetails:
         return _CallDetails(
             details.method,
             details.timeout,
-            [*(details.metadata or ()), self._entry],
+            [*(details.metadata or ()), *self._entries],
             details.credentials,
             details.wait_for_ready,
             details.compression,

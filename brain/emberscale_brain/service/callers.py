@@ -7,7 +7,7 @@ import grpc
 import grpc.aio
 
 from emberscale_api.rpc.job_token import JobClaims, claims_of
-from emberscale_api.rpc.token import AsyncServerInterceptor, bearer_token, tokens_match
+from emberscale_api.rpc.token import AsyncServerInterceptor, CallerVersions, bearer_token, tokens_match
 
 
 class CallerCheck(AsyncServerInterceptor):
@@ -19,22 +19,24 @@ class CallerCheck(AsyncServerInterceptor):
 
     def __init__(self, key: str) -> None:
         self._key = key
+        self._versions = CallerVersions()
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
         """Passes the call on as far as the token reaches, and answers it with a refusal otherwise."""
         token = bearer_token(handler_call_details)
-        if tokens_match(token, self._key):
-            return await continuation(handler_call_details)
         claims = claims_of(self._key, token)
-        if claims is None:
-            return _refusal()
+        if claims is None and not tokens_match(token, self._key):
+            return _refusal(grpc.StatusCode.UNAUTHENTICATED, "the call carries no valid token")
+        problem = self._versions.problem(handler_call_details)
+        if problem is not None:
+            return _refusal(grpc.StatusCode.FAILED_PRECONDITION, problem)
         handler = await continuation(handler_call_details)
-        return _scoped(handler, claims) if handler is not None else None
+        return handler if claims is None or handler is None else _scoped(handler, claims)
 
 
-def _refusal() -> Any:
+def _refusal(code: grpc.StatusCode, problem: str) -> Any:
     async def refuse(request: object, context: Any) -> None:
-        await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the call carries no valid token")
+        await context.abort(code, problem)
 
     return grpc.unary_unary_rpc_method_handler(refuse)
 

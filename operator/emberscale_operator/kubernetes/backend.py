@@ -170,7 +170,7 @@ class KubernetesBackend:
             await self._refuse(body, str(error), now)
             return Pause(self._settings.resync)
         self._tallies.job_reconciled()
-        self._objects = JobObjects.of(job, self._settings)
+        self._objects = JobObjects.of(job, self._settings, self._known().image)
         views = await self._with_warnings(self._observation.observe(self._cluster.pods(self.key), self.uid, now), now)
         self._views = {view.id: view for view in views}
         masters = [view for view in views if view.id.role is Role.MASTER and view.running and view.address]
@@ -289,6 +289,7 @@ class KubernetesBackend:
             blocked=waits if waits and not trains else None,
             master=news.status,
             plan=news.plan,
+            image=self._settings.image,
         )
 
     async def _write(self, job: Job, facts: Facts, now: float) -> float:

@@ -1,5 +1,6 @@
 """The objects that a job's processes run in, as they are sent to the API server."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from emberscale_api.job import (
     ResourceRequirements,
     RoleSpec,
     RunPolicy,
+    TrainingJob,
     cpu_cores,
     memory_bytes,
 )
@@ -54,33 +56,37 @@ class Credentials:
 class JobObjects:
     """What a job's pods refer to: names of objects, and the text of the manifest that a new master reads.
 
-    `restart_keys` name, for each role, what of the manifest a pod must be replaced for.
+    `restart_keys` name, for each role, what of the manifest a pod must be replaced for: of what differs from the
+    defaults, so that a version with more fields has the same keys. `image` is the job's, from first pod to last.
     """
 
+    image: str
     manifest: str
     manifest_name: str
     restart_keys: Mapping[Role, str]
     store_secret: str
 
     @classmethod
-    def of(cls, job: Job, settings: Settings) -> "JobObjects":
-        """The objects for the job as it is now."""
+    def of(cls, job: Job, settings: Settings, image: str = "") -> "JobObjects":
+        """The objects for the job as it is now; a job that has no image yet gets the operator's."""
         spec, name = job.spec, job.key.name
         bare = {"template": PodTemplate()}
         roles = {"worker": spec.worker, "ps": spec.ps, "master": spec.master}
-        text = _with_spec(
+        manifest = _with_spec(
             job, {"suspend": False, **{role: part.model_copy(update=bare) for role, part in roles.items()}}
         )
+        text = manifest.to_json()
         unsized = {role: part.model_copy(update={**bare, "replicas": None}) for role, part in roles.items()}
         unsized["master"] = MasterSpec()
         key = _with_spec(job, {"suspend": False, "run_policy": _seen_by_master(spec.run_policy), **unsized})
         return cls(
+            image=image or settings.image,
             manifest=text,
             manifest_name=names.manifest_name(name, text),
             restart_keys={
-                Role.MASTER: names.digest(key + settings.brain_authority),
-                Role.PS: names.digest(spec.ps.template.model_dump_json()),
-                Role.WORKER: names.digest(spec.worker.template.model_dump_json()),
+                Role.MASTER: names.digest(_said_in(key) + settings.brain_authority),
+                Role.PS: names.digest(_said_in(spec.ps.template)),
+                Role.WORKER: names.digest(_said_in(spec.worker.template)),
             },
             store_secret=names.store_secret_name(
                 name, settings.redis_url, settings.brain_token, settings.brain_authority
@@ -88,8 +94,13 @@ class JobObjects:
         )
 
 
-def _with_spec(job: Job, changes: Mapping[str, Any]) -> str:
-    return job.manifest.model_copy(update={"spec": job.spec.model_copy(update=changes)}).to_json()
+def _with_spec(job: Job, changes: Mapping[str, Any]) -> TrainingJob:
+    return job.manifest.model_copy(update={"spec": job.spec.model_copy(update=changes)})
+
+
+def _said_in(part: TrainingJob | PodTemplate) -> str:
+    """What a part of the manifest says beyond its defaults, whichever fields this version knows."""
+    return json.dumps(part.model_dump(mode="json", by_alias=True, exclude_defaults=True), sort_keys=True)
 
 
 def _seen_by_master(policy: RunPolicy) -> RunPolicy:
@@ -227,7 +238,7 @@ def _container(
     ]
     container = {
         "name": str(instance.role),
-        "image": template.image or settings.image,
+        "image": template.image or objects.image,
         "imagePullPolicy": settings.image_pull_policy,
         "command": list(COMMANDS[instance.role]),
         "env": _environment(job, objects, instance, resources, settings, tls),

@@ -47,6 +47,22 @@ def test_a_condition_keeps_its_time_until_its_status_changes() -> None:
     assert build_status(third, facts(JobPhase.COMPLETE, NOW + 99)).completion_time == third.completion_time
 
 
+def test_a_condition_of_a_newer_version_stays() -> None:
+    first = build_status(TrainingJobStatus(), facts(JobPhase.PENDING))
+    foreign = first.conditions[0].model_copy(update={"type": "Audited"})
+    before = first.model_copy(update={"conditions": (foreign, *first.conditions)})
+    assert [one.type for one in build_status(before, facts(JobPhase.COMPLETE)).conditions] == [
+        "Progressing",
+        "Complete",
+        "Audited",
+    ]
+
+
+def test_a_job_keeps_the_image_of_the_operator_that_created_it() -> None:
+    first = build_status(TrainingJobStatus(), facts(JobPhase.PENDING, image="emberscale:1"))
+    assert build_status(first, facts(JobPhase.TRAINING, image="emberscale:2")).image == "emberscale:1"
+
+
 def test_the_same_facts_give_the_same_status_later() -> None:
     first = build_status(TrainingJobStatus(), facts(JobPhase.TRAINING))
     assert build_status(first, facts(JobPhase.TRAINING, NOW + 1000)) == first
