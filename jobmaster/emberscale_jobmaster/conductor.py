@@ -16,7 +16,7 @@ from emberscale_api.checkpoint import CheckpointManifest, DamagedCheckpointError
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.routing import PsAddress
 from emberscale_api.rpc import master_pb2 as pb
-from emberscale_jobmaster import messages, progress
+from emberscale_jobmaster import lifecycle, messages, progress
 from emberscale_jobmaster.applied import Applied, on_all
 from emberscale_jobmaster.checkpoints import CheckpointFolder, checkpoint_id, incompatibility
 from emberscale_jobmaster.cut import CutTaker
@@ -207,6 +207,7 @@ class Conductor:
     def _refuse(self, identifier: str, problem: str) -> None:
         _log.error("checkpoint is damaged and refused", checkpoint=identifier, problem=problem)
         self._damaged[identifier] = problem
+        self._runtime.apply(lambda now: lifecycle.checkpoint_refused(now, problem))
 
     def _assignment_failed(self, reason: str, problem: str, counts: bool = True) -> None:
         self._failures += counts
@@ -260,7 +261,8 @@ class Conductor:
         if hold_seconds:
             self._runtime.update(lambda now: reshaped(now, self._spec, number, manifest.id))
         else:
-            self._runtime.update(lambda now: progress.cut_saved(now, number, manifest.id))
+            applied = {one.epoch: one.ranges for one in manifest.applied}
+            self._runtime.update(lambda now: progress.cut_saved(now, number, manifest.id, applied))
         self._failures = 0
         self._rest_until_due()
 

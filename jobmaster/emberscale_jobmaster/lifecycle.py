@@ -89,6 +89,13 @@ def lists_truncated(state: JobState, lists: int) -> JobState:
     return replace(state, truncated_lists=state.truncated_lists + lists)
 
 
+def checkpoint_refused(state: JobState, problem: str) -> JobState:
+    """A checkpoint is damaged; an older one will be used."""
+    if problem in state.refused_checkpoints:
+        return state
+    return replace(state, refused_checkpoints=(*state.refused_checkpoints, problem))
+
+
 def time_passed(state: JobState, spec: TrainingJobSpec, wall: float) -> JobState:
     """Counts time, unless the job is over; `wall` is in seconds since 1970. A job past its deadline fails."""
     if state.over:

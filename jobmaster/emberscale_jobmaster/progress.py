@@ -1,9 +1,11 @@
 """From stage to stage: what begins when something is done, and what a lost parameter server undoes."""
 
 from dataclasses import replace
+from types import MappingProxyType
 
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.routing import PsAddress, RoutingTable, spread_evenly
+from emberscale_jobmaster.applied import Applied
 from emberscale_jobmaster.evaluation import Tally
 from emberscale_jobmaster.ledger import Ledger
 from emberscale_jobmaster.membership import MemberId
@@ -160,10 +162,12 @@ def cut_abandoned(state: JobState, number: int) -> JobState:
     return replace(state, cut=None)
 
 
-def cut_saved(state: JobState, number: int, checkpoint: str) -> JobState:
-    """The checkpoint is complete. The final one ends the job, unless a server was lost meanwhile.
+def cut_saved(state: JobState, number: int, checkpoint: str, applied: Applied = MappingProxyType({})) -> JobState:
+    """The checkpoint is complete; `applied` are the batches that it holds. The final one ends the job, unless a server
+    was lost meanwhile.
 
-    A job that is to rest does so at a checkpoint that was begun after it was told to, or at the final one.
+    A job that is to rest does so at a checkpoint that was begun after it was told to, or at the final one. What it has
+    trained is then what the checkpoint holds: workers may not have told of the last batches, and will not.
     """
     state = replace(state, checkpoint=checkpoint)
     cut = state.cut
@@ -172,7 +176,11 @@ def cut_saved(state: JobState, number: int, checkpoint: str) -> JobState:
     state = replace(state, cut=None, trouble=None)
     if cut.final and state.stage is Stage.SAVE:
         return completed(state)
-    return suspended(state) if cut.suspends and state.suspending else state
+    if not (cut.suspends and state.suspending):
+        return state
+    if state.stage is Stage.TRAIN:
+        state = replace(state, ledger=Ledger.fresh(state.ledger.batches, applied.get(state.epoch, state.ledger.done)))
+    return suspended(state)
 
 
 def _step(state: JobState, spec: TrainingJobSpec) -> JobState:

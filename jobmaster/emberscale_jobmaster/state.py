@@ -153,6 +153,8 @@ class JobState:
     next_cut: int = 1
     cut: Cut | None = None
     checkpoint: str = ""
+    refused_checkpoints: tuple[str, ...] = ()
+    """Why each damaged checkpoint that was met was not used."""
     suspending: bool = False
     outcome: Outcome | None = None
     trouble: Trouble | None = None

@@ -351,3 +351,12 @@ def test_the_first_failure_stands() -> None:
     pure.apply(progress.failed(pure.state, "BadRecords", "later"))
     assert pure.state.outcome is not None
     assert pure.state.outcome.reason == "NonFiniteLoss"
+
+
+def test_a_suspended_job_has_trained_what_its_checkpoint_holds() -> None:
+    pure = Pure(checkpoint={"uri": "/somewhere"})
+    pure.start_training(records=1000)
+    pure.apply(progress.suspension_begun(pure.state))
+    pure.apply(progress.cut_begun(pure.state, 1))
+    pure.apply(progress.cut_saved(pure.state, 1, "00000001", {0: ((0, 7),)}))
+    assert committed_samples(pure.state, pure.spec) == 7 * pure.spec.training.batch_size

@@ -64,7 +64,10 @@ class EvaluationResult(_Status):
 
 
 class Progress(_Status):
-    """How far training is. `loss` and `auc` are over a recent window; `percent` and `eta` are for people."""
+    """How far training is. `loss` and `auc` are over a recent window; `percent` and `eta` are for people.
+
+    `warnings` are signs that the job is not what was wanted, each with what to do.
+    """
 
     samples: int = 0
     expected_samples: int = 0
@@ -80,6 +83,7 @@ class Progress(_Status):
     recoveries: int = 0
     bad_records: int = 0
     truncated_lists: int = 0
+    warnings: tuple[str, ...] = ()
 
 
 class RolePlan(_Status):

@@ -188,6 +188,7 @@ def _progress(status: pb.JobStatus, ended: bool) -> Progress:
         recoveries=status.recoveries,
         bad_records=status.bad_records,
         truncated_lists=status.truncated_lists,
+        warnings=tuple(warning[:1024] for warning in status.warnings),
     )
 
 

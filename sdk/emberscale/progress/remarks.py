@@ -16,7 +16,11 @@ def remarks(before: Snapshot | None, after: Snapshot) -> list[str]:
     lines.extend(exit_remark(ended) for ended in after.exits[known:])
     old = before.status if before is not None else None
     new = after.status
-    if new is None or old is None:
+    if new is None:
+        return lines
+    known_warnings = old.warnings if old is not None else ()
+    lines.extend(f"warning: {warning}" for warning in new.warnings if warning not in known_warnings)
+    if old is None:
         return lines
     if new.sizing.message != old.sizing.message and new.sizing.plan_version and _changes_shape(old, new):
         lines.append(f"plan: {new.sizing.message}")

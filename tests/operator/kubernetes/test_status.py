@@ -138,3 +138,10 @@ def test_memory_that_grew_is_asked_for() -> None:
     grown = grown_memory(1 << 30)
     resources = {demand.role: demand.resources for demand in demands_of(spec, grown={Role.PS: grown})}
     assert resources[Role.PS] == Resources(None, 1536 << 20)
+
+
+def test_signs_that_a_job_is_not_what_was_wanted_are_in_the_status() -> None:
+    told = pb.JobStatus(samples=1, expected_samples=1, warnings=["spec.training.batchSize is larger than the data"])
+    status = build_status(TrainingJobStatus(), facts(JobPhase.COMPLETE, master=told))
+    assert status.progress is not None
+    assert status.progress.warnings == ("spec.training.batchSize is larger than the data",)
