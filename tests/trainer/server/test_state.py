@@ -18,7 +18,7 @@ from emberscale_trainer.partition import AppliedBatches, DenseSlice, Partition
 from emberscale_trainer.server.dataplane import DataPlane
 from emberscale_trainer.server.staleness import StalenessBound
 from emberscale_trainer.server.state import CutRefusedError, ServerState
-from emberscale_trainer.table import TableStore
+from emberscale_trainer.table import SnapshotAbandonedError, TableStore
 from emberscale_trainer.transport import ConnectionLostError, listen
 from emberscale_trainer.worker.keys import KeyPlan, KeyPlanner
 from emberscale_trainer.worker.servers import (
@@ -354,3 +354,12 @@ def test_a_held_cut_that_is_thawed_goes_on(served: Served) -> None:
     served.state.thaw(1)
     servers.push(plan, batch(0), ones(plan), DENSE_ONES)
     assert served.state.totals.pushes == 1
+
+
+def test_a_server_that_leaves_gives_up_the_checkpoint_that_it_writes(served: Served) -> None:
+    served.connect().push(served.plan([[1, 2]]), batch(0), np.ones(8, np.float32), DENSE_ONES)
+    served.state.freeze(1, [])
+    snapshot, _ = served.state.cut(1, [], settle_seconds=0)
+    served.state.leave()
+    with pytest.raises(SnapshotAbandonedError):
+        list(snapshot.tables.drain(0))

@@ -86,6 +86,8 @@ class ServerState:
     def leave(self) -> None:
         """Serves nothing until the next `adopt`: all requests, held ones too, are answered REFRESH."""
         with self._changed:
+            if self._partition is not None:
+                self._partition.tables.abandon_snapshots()
             self._partition = None
             self._frozen = None
             self._bound = None
