@@ -23,13 +23,13 @@ class Good(nn.Module):
     def forward(self, dense, embeddings):
         return self.linear(torch.cat([dense, *embeddings.values()], dim=1))[:, 0]
 
-class Probabilities(Good):
-    def forward(self, dense, embeddings):
-        return torch.sigmoid(super().forward(dense, embeddings))
-
 class OneColumn(Good):
     def forward(self, dense, embeddings):
         return self.linear.bias + embeddings["c"].sum(dim=1)
+
+class Probabilities(Good):
+    def forward(self, dense, embeddings):
+        return torch.sigmoid(super().forward(dense, embeddings))
 
 class Column(Good):
     def forward(self, dense, embeddings):
