@@ -4,9 +4,11 @@ The folder of a checkpoint is `<spec.checkpoint.uri>/<id>/`. Parameter server i 
 master writes the manifest last. A folder without a manifest, or with one that does not verify, is no checkpoint.
 """
 
+import json
 import zlib
+from collections.abc import Mapping
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -20,7 +22,7 @@ class DamagedCheckpointError(Exception):
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
+    model_config = ConfigDict(extra="allow", frozen=True, ser_json_inf_nan="strings")
 
 
 class CheckpointFile(_Part):
@@ -57,7 +59,11 @@ class EvaluationResult(_Part):
 
 
 class CheckpointManifest(_Part):
-    """The content of `manifest.json`. `seal` is the CRC-32 of the manifest itself, with `seal` being 0."""
+    """The content of `manifest.json`.
+
+    `seal` is the CRC-32 of the manifest itself, with `seal` being 0, its keys sorted and no space between: of what is
+    written, and not of what a version knows of it. Fields of a newer version are kept.
+    """
 
     format_version: Literal[1] = 1
     id: str
@@ -81,21 +87,22 @@ class CheckpointManifest(_Part):
 
     def to_json(self) -> str:
         """The sealed manifest as text."""
-        return self._sealed().model_dump_json(indent=1, by_alias=True)
+        document = json.loads(self.model_dump_json(by_alias=True))
+        return json.dumps({**document, "seal": _seal(document)}, indent=1)
 
     @classmethod
     def from_json(cls, text: str | bytes, name: str) -> "CheckpointManifest":
         """Reads a manifest; `name` is what errors call it. Raises DamagedCheckpointError."""
         try:
-            manifest = cls.model_validate_json(text)
+            manifest = cls.model_validate_json(text, extra="allow")
         except ValidationError as error:
             problem = error.errors()[0]
             where = ".".join(str(part) for part in problem["loc"]) or "content"
             raise DamagedCheckpointError(f"{name}: {where}: {problem['msg']}") from error
-        if manifest._sealed().seal != manifest.seal:
+        if _seal(json.loads(text)) != manifest.seal:
             raise DamagedCheckpointError(f"{name}: was altered after it was written (its seal does not match)")
         return manifest
 
-    def _sealed(self) -> "CheckpointManifest":
-        unsealed = self.model_copy(update={"seal": 0})
-        return self.model_copy(update={"seal": zlib.crc32(unsealed.model_dump_json(by_alias=True).encode())})
+
+def _seal(document: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps({**document, "seal": 0}, sort_keys=True, separators=(",", ":")).encode())

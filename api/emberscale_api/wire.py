@@ -6,13 +6,13 @@ ends the connection.
 
 The dense parameters travel like rows: they are one more table, the last, whose keys are the numbers of dense pieces
 (`routing.DENSE_PIECES`) and whose dimension is `routing.piece_length(parameters)`. A pull's payload is
-`counts: uint32[tables]`, padded to a multiple of 8 bytes, then `keys: int64[sum(counts)]`, table by table. Its answer is
-the weights of the rows, `float32`, in the order of the keys. A push's payload is a pull's, followed by the gradients in
-the layout of a pull's answer.
+`counts: uint32[tables]`, padded to a multiple of 8 bytes, then `keys: int64[sum(counts)]`, table by table. Its answer
+is the weights of the rows, `float32`, in the order of the keys. A push's payload is a pull's, followed by the gradients
+in the layout of a pull's answer.
 
-Every request carries the `generation` and `version` of the routing table that planned it. A pull is answered by a server
-of the same generation that owns everything asked for. A push is applied only under the version that the server has: a
-server applies a batch once, so the push must name all that the batch changes there.
+Every request carries the `generation` and `version` of the routing table that planned it. A pull is answered by a
+server of the same generation that owns everything asked for. A push is applied only under the version that the server
+has: a server applies a batch once, so the push must name all that the batch changes there.
 
 Server 0 alone bounds the staleness of gradients. A worker that wants to pull a batch for training first asks it with
 ADMIT, which is answered when the bound allows the pull; then it pulls from all servers at once. It pushes to server 0
@@ -129,8 +129,13 @@ class Header:
         (magic, wire_version, kind, flags, generation, version, epoch, tables, batch, shard, token, payload, worker) = (
             _HEADER.unpack_from(buffer)
         )
-        if magic != MAGIC or wire_version != VERSION:
-            raise WireError(f"not an Emberscale frame of version {VERSION}")
+        if magic != MAGIC:
+            raise WireError("not a frame of Emberscale")
+        if wire_version != VERSION:
+            raise WireError(
+                f"this process speaks version {VERSION} of the data plane, and the other side version {wire_version}: "
+                "give parameter servers and workers one image"
+            )
         if payload > MAX_PAYLOAD_BYTES or tables > MAX_TABLES:
             raise WireError(f"frame of {payload} bytes for {tables} tables is beyond the limits")
         return cls(kind, flags, generation, version, epoch, tables, batch, shard, token, payload, worker)

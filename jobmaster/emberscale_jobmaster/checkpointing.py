@@ -29,6 +29,7 @@ from emberscale_jobmaster.effects import (
     WriteManifest,
 )
 from emberscale_jobmaster.events import Said, Saved
+from emberscale_jobmaster.ledger import Ledger
 from emberscale_jobmaster.operations import (
     STORAGE,
     Checkpointing,
@@ -191,6 +192,11 @@ def written(
         case CheckpointPurpose.RESHAPE:
             state = scaling.reshaped(state, spec, operation.began_at)
             return state, (taken, *(_resume(operation) if state.routing.ready else ()))
+        case CheckpointPurpose.SUSPENSION if state.stage is Stage.TRAIN:
+            # It has trained what the checkpoint holds: workers may not have told of the last batches, and will not.
+            done = operation.barrier.settled.get(state.epoch, ())
+            ledger = Ledger.fresh(state.ledger.batches, done)
+            return replace(state, ledger=ledger, ends_with=operation.purpose), (taken,)
         case CheckpointPurpose.FINAL | CheckpointPurpose.SUSPENSION:
             return replace(state, ends_with=operation.purpose), (taken,)
         case CheckpointPurpose.PERIODIC:

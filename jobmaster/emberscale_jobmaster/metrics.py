@@ -24,10 +24,6 @@ class JobMetrics(Collector):
         state, seen = self._runtime.snapshot()
         spec = self._runtime.spec
         current = phase_of(state, spec)
-        phases = GaugeMetricFamily(metrics.JOB_PHASE, "1 for the phase that the job is in", labels=["phase"])
-        for phase in Phase:
-            phases.add_metric([phase.value], float(phase is current))
-        yield phases
         alive = GaugeMetricFamily(metrics.MEMBERS_ALIVE, "Members that are heard of, by role", labels=["role"])
         for role in (Role.PS, Role.WORKER):
             slots = (slot for slot in state.members.slots.values() if slot.role is role)

@@ -211,7 +211,8 @@ def _ended_by(state: JobState, purpose: CheckpointPurpose) -> JobState:
 def _training_begun(state: JobState, spec: TrainingJobSpec) -> JobState:
     """Training from what the servers hold: the first epoch with something left to do."""
     if changed := _changed_file(state):
-        return failed(state, "DataChanged", f"{changed}; the checkpoint can go on only with the data that it saw")
+        advice = "restore the files, or start a new job with the new ones"
+        return failed(state, "DataChanged", f"{changed}; a job cannot continue on changed or added data yet: {advice}")
     batches = batches_of(state.training_records, spec.training.batch_size)
     books = [Ledger.fresh(batches, state.restored.applied.get(epoch, ())) for epoch in range(spec.training.epochs)]
     evaluated = {result.epoch for result in state.restored.evaluations}

@@ -23,6 +23,7 @@ from emberscale_jobmaster.state import (
     wanted_sizes,
 )
 from emberscale_jobmaster.statistics import eta_seconds
+from emberscale_jobmaster.warning_signs import warning_signs
 
 
 def job_status(state: JobState, seen: Observations, spec: TrainingJobSpec, now: float) -> pb.JobStatus:
@@ -58,6 +59,7 @@ def job_status(state: JobState, seen: Observations, spec: TrainingJobSpec, now: 
         repeated_batches=seen.repeated_batches(),
         sizing=_sizing(state),
         truncated_lists=state.truncated_lists,
+        warnings=warning_signs(state, seen, spec),
     )
 
 

@@ -1,7 +1,7 @@
 """The conversation with one job's master, which may come, go and come back."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import grpc
@@ -13,7 +13,7 @@ from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc import tls
 from emberscale_api.rpc.master_pb2_grpc import MasterStub
 from emberscale_api.rpc.tls import handshake_problem_async
-from emberscale_api.rpc.token import CHANNEL_OPTIONS
+from emberscale_api.rpc.token import CHANNEL_OPTIONS, call_metadata
 from emberscale_operator.machine import (
     RESTING,
     InstanceExit,
@@ -81,7 +81,7 @@ class MasterLink:
         retry_seconds: float = 1.0,
     ) -> None:
         self._master = master
-        self._metadata = (("authorization", f"Bearer {master.token}"),)
+        self._metadata = call_metadata(master.token)
         self._channel = tls.connect_async(master.address, master.authority, [*CHANNEL_OPTIONS, *_KEEPALIVE])
         self._stub: MasterStub = MasterStub(self._channel)
         self._wake = wake
@@ -120,6 +120,7 @@ class MasterLink:
             plan_heard=plan is not None,
             end=end,
             status=said,
+            silent=frozenset(_silent_of(plan)) if plan is not None else frozenset(),
             answers=self.answers,
             heard_at=self._heard_at,
             unanswered_since=self._unanswered_since,
@@ -248,3 +249,9 @@ def sizes_of(plan: pb.Plan) -> dict[Role, RoleSize]:
         for role in plan.roles
         if role.role in _ROLE_NAMES
     }
+
+
+def _silent_of(plan: pb.Plan) -> Iterator[tuple[Role, int, str]]:
+    for member in plan.silent:
+        if member.role in _ROLE_NAMES:
+            yield _ROLE_NAMES[member.role], member.index, member.incarnation

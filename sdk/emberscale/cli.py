@@ -1,5 +1,6 @@
 """The `emberscale` command."""
 
+import sys
 from typing import Annotated
 
 import typer
@@ -23,6 +24,7 @@ from emberscale.commands import (
 )
 from emberscale.commands.data import data_app
 from emberscale.commands.options import paragraphs
+from emberscale.errors import disk_problem
 
 HELP = paragraphs("""\
 Trains deep-learning recommendation models on parameter servers.
@@ -93,4 +95,11 @@ def about(
 
 def main() -> None:
     """The entry point of the console script."""
-    app()
+    try:
+        app()
+    except OSError as error:
+        problem = disk_problem(error)
+        if problem is None:
+            raise
+        typer.echo(f"error: {error.filename or 'a file'}: cannot be written: {problem}", err=True)
+        sys.exit(1)

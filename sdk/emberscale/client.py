@@ -54,7 +54,8 @@ class TrainingJobClient:
         try:
             _load(configuration)
         except (config.ConfigException, OSError) as error:
-            raise ClusterError(f"no cluster: {error}; set KUBECONFIG") from error
+            problem = str(error).rstrip(".")
+            raise ClusterError(f"no cluster: {problem}; set KUBECONFIG to the file of one") from error
         self.namespace = namespace or _context_namespace()
         api = client.ApiClient(configuration)
         self._jobs = client.CustomObjectsApi(api)

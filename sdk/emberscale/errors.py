@@ -1,4 +1,8 @@
-"""What a person can get wrong."""
+"""What a person can get wrong, and what a disk can."""
+
+import errno
+
+_OF_DISKS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO})
 
 
 class BadInputError(Exception):
@@ -10,3 +14,12 @@ class BadInputError(Exception):
     def __init__(self, problems: str, trace: str = "") -> None:
         super().__init__(problems)
         self.trace = trace
+
+
+class UnwritableError(Exception):
+    """Files could not be written after something had been started; the text is one line that says which and why."""
+
+
+def disk_problem(error: OSError) -> str | None:
+    """What is wrong with the disk, such as that it is full; None for an error of another kind."""
+    return error.strerror if error.errno in _OF_DISKS else None

@@ -27,6 +27,16 @@ def export_model(uri: str, checkpoint: str, model: Path) -> None:
             filesystem, path = fsspec.core.url_to_fs(uri)
             filesystem.get(f"{path}/{checkpoint}/", f"{beside}/", recursive=True)
     except (OSError, shutil.Error) as error:
-        raise ModelUnavailableError(f"{model}: checkpoint {checkpoint} in {uri} cannot be copied: {error}") from error
+        shutil.rmtree(beside, ignore_errors=True)
+        raise ModelUnavailableError(
+            f"{model}: checkpoint {checkpoint} in {uri} cannot be copied: {_first_problem(error)}"
+        ) from error
     shutil.rmtree(model, ignore_errors=True)
     beside.rename(model)
+
+
+def _first_problem(error: OSError) -> str:
+    """`shutil` gathers what went wrong with each file: (source, target, problem)."""
+    if isinstance(error, shutil.Error) and isinstance(error.args[0], list):
+        return str(error.args[0][0][2])
+    return error.strerror or str(error)

@@ -9,6 +9,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
+import fsspec
+
 from emberscale.errors import BadInputError
 from emberscale_api.job import DataSpec, TrainingJob
 
@@ -24,12 +26,14 @@ def local_path(uri: str) -> Path | None:
 
 
 def check_data(job: TrainingJob) -> None:
-    """Raises BadInputError for a local path or glob that names no readable file; remote URIs are left to the job."""
+    """Raises BadInputError for a local path or glob that names no readable file, and for a URI that no file system
+    here can read; what is at a remote URI is left to the job.
+    """
     problems = []
     for field, uris in (("train", job.spec.data.train), ("evaluation", job.spec.data.evaluation)):
         for number, uri in enumerate(uris):
             path = local_path(uri)
-            problem = None if path is None else _problem(path)
+            problem = _problem_with_uri(uri) if path is None else _problem(path)
             if problem is not None:
                 problems.append(f"spec.data.{field}.{number}: {uri}: {problem}")
     if problems:
@@ -54,6 +58,16 @@ def check_columns(data: DataSpec) -> None:
                     reader.check_file(file)
     except DataUnavailableError as error:
         raise BadInputError(str(error)) from error
+
+
+def _problem_with_uri(uri: str) -> str | None:
+    try:
+        fsspec.core.url_to_fs(uri)
+    except ImportError as error:
+        return f"no file system for it is installed: {error}"
+    except ValueError as error:
+        return f"no file system for it: {error}"
+    return None
 
 
 def _problem(path: Path) -> str | None:

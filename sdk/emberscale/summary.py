@@ -21,7 +21,8 @@ class Summary:
     mean label, `calibration` the mean prediction relative to the mean label; `evaluations` has one entry an epoch.
     `samples_per_second` is over the time spent training. `stages` are seconds summed over workers; `peak_memory_bytes`
     by process; `restarts` by role. `truncated_lists` counts lists of ids that were cut to their maxLength.
-    `plan` is the shape that the job ended with and why.
+    `warnings` are signs that the job is not what was wanted, each with what to do. `plan` is the shape that the job
+    ended with and why.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Summary:
     bad_records: int
     truncated_lists: int
     recoveries: int
+    warnings: tuple[str, ...]
     checkpoint: str | None
     evaluations: tuple[Mapping[str, float], ...]
     plan: Mapping[str, Any]
@@ -98,6 +100,7 @@ def summarize(name: str, outcome: Outcome, wall_seconds: float) -> Summary:
         bad_records=status.bad_records,
         truncated_lists=status.truncated_lists,
         recoveries=status.recoveries,
+        warnings=tuple(status.warnings),
         checkpoint=status.checkpoint or None,
         evaluations=tuple(
             {

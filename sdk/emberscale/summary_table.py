@@ -62,7 +62,8 @@ def _lines(summary: Summary) -> list[tuple[str, str | tuple[str, ...]]]:
         troubles.append(f"{summary.bad_records:,} malformed records")
     if summary.truncated_lists:
         lines.append(("cut to maxLength", f"{summary.truncated_lists:,} lists"))
-    lines.append(("troubles", ", ".join(troubles) or "none"))
+    counted = [", ".join(troubles)] if troubles else []
+    lines.append(("troubles", "\n".join([*counted, *summary.warnings]) or "none"))
     if summary.plan.get("version"):
         scalings = summary.plan["scalings"]
         lines.append(

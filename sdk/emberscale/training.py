@@ -14,7 +14,7 @@ import typer
 
 from emberscale.brain_choice import choose_brain
 from emberscale.checkpoints import CheckpointFolder
-from emberscale.errors import BadInputError
+from emberscale.errors import BadInputError, UnwritableError, disk_problem
 from emberscale.interruption import Interruption
 from emberscale.model_folder import ModelUnavailableError, export_model
 from emberscale.preflight import check_columns, check_data, check_model, ensure_writable, local_path
@@ -23,7 +23,7 @@ from emberscale.recorder import Recorder
 from emberscale.run_folder import CompleteAlreadyError, Run, open_run
 from emberscale.run_record import RunPaths, RunStatus, write_atomically
 from emberscale.summary import Summary, finite_json, summarize
-from emberscale_api.job import API_VERSION, KIND, TrainingJob, load_manifest, parse_manifest
+from emberscale_api.job import API_VERSION, KIND, ManifestError, TrainingJob, load_manifest, parse_manifest
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.local import BrainAddress, EmbeddedBrain, LocalJob, Snapshot, StartError
 
@@ -77,9 +77,26 @@ def train(
         training.summary.auc
 
     Ctrl-C, or interrupting the notebook's kernel, takes a checkpoint, stops every process, and raises
-    KeyboardInterrupt. Raises TrainingFailedError, and for what is wrong with the input BadInputError, ManifestError or
-    StartError.
+    KeyboardInterrupt. Raises TrainingFailedError, UnwritableError for a disk that is full, and for what is wrong with
+    the input BadInputError, ManifestError or StartError.
     """
+    try:
+        return _train_here(manifest, name, workdir, resume, overwrite, brain)
+    except (BadInputError, ManifestError, StartError, TrainingFailedError, UnwritableError, KeyboardInterrupt) as error:
+        if isinstance(error, BadInputError) and error.trace:
+            error.add_note(error.trace)
+        # where in here it came to light helps nobody: what is shown is the caller's line and the message
+        raise error.with_traceback(None) from None
+
+
+def _train_here(
+    manifest: Path | str | Mapping[str, Any],
+    name: str | None,
+    workdir: Path | str | None,
+    resume: bool,
+    overwrite: bool,
+    brain: str,
+) -> Training:
     if resume and overwrite:
         raise BadInputError("resume and overwrite contradict each other: give one of them")
     job = parse_manifest(_whole(manifest, name)) if isinstance(manifest, Mapping) else load_manifest(Path(manifest))
@@ -124,7 +141,7 @@ def run_job(
     """Trains a job in a folder, and leaves there what came of it; a run that is Complete is left as it is.
 
     While a Complete run is in the folder, a new one is written to `next` in it, and takes its place once it is Complete
-    too. Raises BadInputError and StartError.
+    too. Raises BadInputError, StartError, and UnwritableError for a disk that is full.
     """
     check_data(job)
     check_columns(job.spec.data)
@@ -133,7 +150,15 @@ def run_job(
     _check_checkpoint_uri(job, resume)
     try:
         with open_run(root, job, resume, overwrite) as held:
-            return _train(held, redis, master_port, brain, interruption)
+            try:
+                return _train(held, redis, master_port, brain, interruption)
+            except OSError as error:
+                problem = disk_problem(error)
+                if problem is None:
+                    raise
+                raise UnwritableError(
+                    f"{held.paths.root}: cannot be written: {problem}; make room, then go on with --resume"
+                ) from error
     except CompleteAlreadyError:
         _warn(f"{root}: the run is Complete; there is nothing to resume")
         return Training(_summary_of(RunPaths(root)), root)

@@ -17,7 +17,8 @@ import pytest
 from certificates import certificates
 from emberscale_api.certificates import Certificates
 from emberscale_api.rpc import tls
-from emberscale_api.rpc.token import CHANNEL_OPTIONS, AsyncTokenCheck, TokenCheck, open_channel
+from emberscale_api.rpc.token import CHANNEL_OPTIONS, TokenCheck, open_channel
+from emberscale_brain.service.callers import CallerCheck
 
 TOKEN = "secret"
 SECONDS = 20.0
@@ -57,7 +58,7 @@ def asyncio_server(shown: Certificates | None) -> Iterator[str]:
     thread.start()
 
     async def start() -> tuple[grpc.aio.Server, int]:
-        server = grpc.aio.server(interceptors=[AsyncTokenCheck(TOKEN)])
+        server = grpc.aio.server(interceptors=[CallerCheck(TOKEN)])
         server.add_generic_rpc_handlers((echo(),))
         port = tls.bind(server, "127.0.0.1:0", shown)
         await server.start()

@@ -1,13 +1,15 @@
 """The job's stages as pure functions: what follows what, and what undoes it."""
 
 import pytest
+from tests.jobmaster.driven import Driven
 from tests.jobmaster.pure import TRAINING, WORKER, Pure
 
 from emberscale_jobmaster import lifecycle, progress, tasks
 from emberscale_jobmaster.evaluation import Tally
+from emberscale_jobmaster.events import SuspensionWanted
 from emberscale_jobmaster.membership import MemberId, Role
 from emberscale_jobmaster.operations import CheckpointPurpose
-from emberscale_jobmaster.state import Phase, Stage, committed_samples
+from emberscale_jobmaster.state import Phase, Stage, committed_samples, phase_of
 from emberscale_jobmaster.tasks import Discovered, Indexed, InvalidReportError
 
 
@@ -205,7 +207,10 @@ def test_changed_data_is_refused_by_the_file() -> None:
 
     assert pure.state.outcome is not None
     assert pure.state.outcome.reason == "DataChanged"
-    assert "/data/day_0 has 1000 bytes, and had 999" in pure.state.outcome.message
+    assert pure.state.outcome.message == (
+        "/data/day_0 has 1000 bytes, and had 999; a job cannot continue on changed or added data yet: "
+        "restore the files, or start a new job with the new ones"
+    )
 
 
 @pytest.mark.parametrize(
@@ -296,3 +301,15 @@ def test_the_first_failure_stands() -> None:
     pure.apply(progress.failed(pure.state, "BadRecords", "later"))
     assert pure.state.outcome is not None
     assert pure.state.outcome.reason == "NonFiniteLoss"
+
+
+def test_a_suspended_job_has_trained_what_its_checkpoint_holds() -> None:
+    """Not what its workers have told of: the last of it they will never tell."""
+    driven = Driven()
+    driven.start()
+    driven.train(5)
+    for server in driven.ps.values():
+        server.applied[0].update((5, 6))
+    driven.tell(SuspensionWanted(now=driven.now))
+    assert phase_of(driven.job, driven.spec) is Phase.SUSPENDED
+    assert committed_samples(driven.job, driven.spec) == 7 * driven.spec.training.batch_size

@@ -1,5 +1,6 @@
 from tests.jobmaster.conftest import Cluster
 
+from emberscale_api.checkpoint import CheckpointManifest
 from emberscale_api.rpc import master_pb2 as pb
 
 
@@ -18,6 +19,9 @@ def test_a_suspended_job_rests_at_a_checkpoint_of_now_and_goes_on_from_it(cluste
     status = cluster.status()
     assert status.phase == pb.SUSPENDED
     assert status.checkpoint == checkpoint != ""
+    held = CheckpointManifest.from_json((cluster.checkpoints / checkpoint / "manifest.json").read_bytes(), checkpoint)
+    (applied,) = held.applied
+    assert status.samples == held.batch_size * sum(stop - start for start, stop in applied.ranges)
     for worker in workers:
         worker.join()
     cluster.stop_master()

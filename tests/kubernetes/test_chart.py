@@ -141,6 +141,51 @@ def test_the_crd_stays_unless_told_otherwise() -> None:
     assert of_kind(render("crds.enabled=false"), "CustomResourceDefinition") == []
 
 
+def test_no_password_is_an_argument_of_a_process() -> None:
+    """Whoever sees the processes of a node sees their arguments."""
+    for spec in pod_specs(render("tls.enabled=true")):
+        for container in spec["containers"]:
+            secret = {entry["name"] for entry in container.get("env", ()) if "secretKeyRef" in str(entry)}
+            words = " ".join([*container.get("command", ()), *container.get("args", ())])
+            assert not [name for name in secret if f"$({name})" in words], container["name"]
+
+
+def admits(policy: dict[str, Any], pod: dict[str, str], namespace: dict[str, str]) -> bool:
+    """Whether a policy of the namespace `system` lets a pod of these labels in, of a namespace of those."""
+    return any(
+        matches(peer.get("podSelector", {}), pod)
+        and (
+            matches(peer["namespaceSelector"], namespace)
+            if "namespaceSelector" in peer
+            else namespace["kubernetes.io/metadata.name"] == "system"
+        )
+        for rule in policy["spec"]["ingress"]
+        for peer in rule.get("from", ())
+    )
+
+
+def matches(selector: dict[str, Any], labels: dict[str, str]) -> bool:
+    equal = all(labels.get(key) == value for key, value in selector.get("matchLabels", {}).items())
+    return equal and all(labels.get(one["key"]) in one["values"] for one in selector.get("matchExpressions", ()))
+
+
+@pytest.mark.parametrize("component", ["redis", "brain", "postgresql"])
+def test_labels_of_a_pod_open_nothing_from_another_namespace(component: str) -> None:
+    """Whoever may create a pod gives it the labels that they like; those of namespaces are set by administrators."""
+    documents = render("networkPolicy.enabled=true", "operator.watchNamespaces={ads,search}")
+    policies = of_kind(documents, "NetworkPolicy")
+    (policy,) = (one for one in policies if one["metadata"]["name"].endswith(component))
+    mine = [spec["metadata"]["labels"] for spec in documents if spec["kind"] in ("Deployment", "StatefulSet", "Pod")]
+    disguises = [{"emberscale.io/role": "master", "emberscale.io/job-name": "job"}, *mine, {}]
+    reached = {
+        (name, number): admits(policy, labels, {"kubernetes.io/metadata.name": name, "team": "ads"})
+        for name in ("ads", "foreign")
+        for number, labels in enumerate(disguises)
+    }
+    assert not [who for who, reaches in reached.items() if who[0] == "foreign" and reaches]
+    assert {reaches for who, reaches in reached.items() if who[0] == "ads"} == {component != "postgresql"}
+
+
 def test_a_redis_of_ones_own_replaces_the_bundled_one() -> None:
     documents = render("redis.enabled=false", "redis.external.url=redis://:pw@redis.example:6379/0")
     assert "release-emberscale-redis" not in {document["metadata"]["name"] for document in documents}

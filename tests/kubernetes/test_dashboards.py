@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster import Job, Place, eventually, kubectl, manifest, submit
-from faults import ProcessKiller, running
-from installation import OPERATOR
+from cluster import Job, Place, eventually, kubectl, manifest, run, submit
+from faults import ProcessKiller, delete_pod
+from installation import RELEASE, SYSTEM
 from prometheus_server import (
     CHART,
     DASHBOARDS,
@@ -23,9 +23,12 @@ from prometheus_server import (
     Query,
     prometheus_that_scrapes,
     queries,
+    scrape_configs,
 )
 
 pytestmark = pytest.mark.timeout(600)
+
+BROKEN = "broken"
 
 
 def expressions_of_rules(kind: str) -> list[str]:
@@ -37,7 +40,7 @@ def expressions_of_rules(kind: str) -> list[str]:
 def prometheus(
     tmp_path_factory: pytest.TempPathFactory, installed: str, shared_folder: str, killer: ProcessKiller
 ) -> Iterator[Prometheus]:
-    """A Prometheus that scrapes a running job under the labels that the chart's PodMonitor gives, and the operator.
+    """A Prometheus that scrapes a running job and the operator as the chart's monitors say.
 
     A job has completed before, and a worker was killed.
     """
@@ -55,7 +58,7 @@ def prometheus(
         eventually("the worker is back", lambda: (job.status().get("worker") or {}).get("restarts") or None, seconds=60)
         eventually("all are ready", lambda: len(ready(job)) == 5 or None, seconds=120)
         folder = tmp_path_factory.mktemp("prometheus")
-        with prometheus_that_scrapes(targets_of(job), folder) as found:
+        with prometheus_that_scrapes(scrape_configs(monitors(), SYSTEM), folder) as found:
             eventually("Prometheus is up", lambda: found.is_up() or None, seconds=60)
             seen = (
                 "increase(emberscale_checkpoint_seconds_count[1m]) > 0",
@@ -71,21 +74,13 @@ def ready(job: Job) -> list[Any]:
     return [pod for role in ("master", "ps", "worker") for pod in job.running(role)]
 
 
-def targets_of(job: Job) -> list[dict[str, Any]]:
-    """The pods, labelled as the PodMonitor and the ServiceMonitor label them."""
-    targets: list[dict[str, Any]] = [
-        {
-            "targets": [f"{pod['status']['podIP']}:9090"],
-            "labels": {
-                "namespace": NAMESPACE,
-                "training_job": JOB,
-                "component": pod["metadata"]["labels"]["emberscale.io/role"],
-                "index": pod["metadata"]["labels"]["emberscale.io/index"],
-            },
-        }
-        for pod in ready(job)
-    ]
-    return [*targets, {"targets": [f"{running(OPERATOR)['status']['podIP']}:9090"], "labels": {"job": "operator"}}]
+def monitors() -> list[dict[str, Any]]:
+    """The chart's, as they are installed."""
+    text = run(
+        *("helm", "template", RELEASE, str(CHART), "-n", SYSTEM, "--show-only=templates/monitors.yaml"),
+        *("--kube-version=1.33", "--set=metrics.serviceMonitor.enabled=true"),
+    )
+    return [document for document in yaml.safe_load_all(text) if document]
 
 
 @pytest.mark.parametrize("query", queries(), ids=str)
@@ -107,9 +102,76 @@ def test_a_recording_rule_records(expression: str, prometheus: Prometheus) -> No
 def test_an_alert_does_not_fire_on_a_healthy_job_but_looks_at_metrics_that_exist(
     expression: str, prometheus: Prometheus
 ) -> None:
-    assert prometheus.ask(expression) == []
+    assert [found for found in prometheus.ask(expression) if found["metric"].get("training_job") == JOB] == []
     for name in set(re.findall(r"\b(?:namespace_job:)?emberscale_[a-z0-9_:]+", expression)):
         assert prometheus.ask(name), f"nothing serves {name}"
+
+
+@pytest.fixture(scope="module")
+def broken(prometheus: Prometheus, shared_folder: str, killer: ProcessKiller) -> Iterator[None]:
+    """Jobs that each have what an alert is for."""
+    kubectl("delete", "trainingjob", JOB, "-n", NAMESPACE, "--wait=false")
+    place = Place(BROKEN, shared_folder)
+    kubectl("create", "namespace", BROKEN)
+    documents = {name: manifest(name, place) for name in ("late", "stalled", "starved", "straggling")}
+    for document in documents.values():
+        document["spec"]["training"]["epochs"] = 1000
+    documents["late"]["spec"]["runPolicy"]["activeDeadline"] = "2s"
+    documents["stalled"]["spec"]["ps"]["replicas"] = 4
+    documents["starved"]["spec"]["ps"]["resources"]["limits"]["cpu"] = "50m"
+    documents["straggling"]["spec"]["training"] |= {"maxStaleness": 256, "stalenessWarmup": 1}
+    documents["straggling"]["spec"]["worker"]["replicas"] = 3
+    try:
+        jobs = {name: submit(document, place) for name, document in documents.items()}
+        stalled, straggling = jobs["stalled"], jobs["straggling"]
+        straggling.wait_for_samples(1)
+        with killer.slowed(straggling.running("worker")[2]):
+            stalled.wait_for_samples(1)
+            lose_servers(stalled, killer)
+            lose_workers(stalled, place)
+            yield
+    finally:
+        kubectl("delete", "namespace", BROKEN, "--wait=false")
+
+
+def lose_servers(job: Job, killer: ProcessKiller) -> None:
+    """Each once, so that none waits for long before it is started again."""
+    for number in range(4):
+        killer.kill(job.running("ps")[number])
+
+        def recovered(before: int = number) -> bool:
+            return job.status()["progress"].get("recoveries", 0) > before and len(job.running("ps")) == 4
+
+        eventually("it went back to a checkpoint", lambda: recovered() or None, seconds=120)
+
+
+def lose_workers(job: Job, place: Place) -> None:
+    """All of them, and no node is good enough for others."""
+    nowhere = {"spec": {"worker": {"template": {"nodeSelector": {"no-node": "has-this"}}}}}
+    kubectl("patch", "tj", job.name, "-n", place.namespace, "--type=merge", "-p", json.dumps(nowhere))
+    for pod in job.running("worker"):
+        delete_pod(pod)
+
+
+@pytest.mark.parametrize(
+    ("alert", "job"),
+    [
+        ("EmberscaleJobFailed", "late"),
+        ("EmberscaleRecoversOften", "stalled"),
+        ("EmberscaleTrainingStalled", "stalled"),
+        ("EmberscaleParameterServersSaturated", "starved"),
+        ("EmberscaleWorkerStraggles", "straggling"),
+    ],
+)
+def test_an_alert_is_raised_by_what_it_is_for(alert: str, job: str, broken: None, prometheus: Prometheus) -> None:
+    eventually(f"{alert} of {job}", lambda: prometheus.alert(alert, job), seconds=150)
+
+
+def test_each_alert_is_broken_on_purpose() -> None:
+    (mark,) = test_an_alert_is_raised_by_what_it_is_for.pytestmark  # type: ignore[attr-defined]  # set by the decorator
+    groups = yaml.safe_load(RULES.read_text())["groups"]
+    alerts = {rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule}
+    assert {alert for alert, _ in mark.args[1]} == alerts
 
 
 def test_prometheus_accepts_the_rules() -> None:

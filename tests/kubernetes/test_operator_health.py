@@ -18,14 +18,16 @@ pytestmark = pytest.mark.timeout(300)
 LEASE = "emberscale-outside"
 
 
-def health() -> tuple[int, str]:
+def health_is(status: int, operator: OutsideOperator) -> str | None:
+    """What the operator says of its health if that has this status."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{HEALTH_PORT}/healthz", timeout=5) as answer:
-            return answer.status, answer.read().decode()
+            found, said = answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
+        found, said = error.code, error.read().decode()
     except OSError as error:
-        return 0, str(error)
+        pytest.fail(f"{error}\n{operator.last_words()}")
+    return str(said) if found == status else None
 
 
 def pod_of_no_job(name: str, place: Place) -> dict[str, Any]:
@@ -45,15 +47,16 @@ def test_health_fails_when_a_watch_is_dead_and_recovers_with_it(place: Place, tm
             operator = OutsideOperator(proxy, tmp_path, place.namespace, LEASE, EMBERSCALE_RESYNC="1s")
             operator.start()
             try:
+                eventually("it watches pods", lambda: "pods" in proxy.watched or None, seconds=60)
                 apply(pod_of_no_job("seen", place), namespace=place.namespace)
-                eventually("it is healthy", lambda: health()[0] == 200 or None, seconds=60)
+                assert health_is(200, operator)
                 proxy.silent.add("pods")
                 apply(pod_of_no_job("missed", place), namespace=place.namespace)
-                said = eventually("health fails", lambda: health() if health()[0] == 503 else None, seconds=30)
-                assert "the watch of pods has missed a change for" in said[1]
+                said = eventually("health fails", lambda: health_is(503, operator), seconds=30)
+                assert "the watch of pods has missed a change for" in said
                 proxy.silent.clear()
                 # kopf opens a watch anew where nothing has come for 70 s, bookmarks included
-                eventually("health recovers", lambda: health()[0] == 200 or None, seconds=120)
+                eventually("health recovers", lambda: health_is(200, operator), seconds=120)
             finally:
                 operator.ends()
     finally:

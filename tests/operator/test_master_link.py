@@ -14,21 +14,31 @@ from certificates import certificates
 from emberscale_api.certificates import Certificates
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc import tls
+from emberscale_operator import master_link
+from emberscale_operator.machine import Role
 from emberscale_operator.master_link import MasterAddress, MasterLink, retry_pause
 
 TLS_HANDSHAKE = b"\x16"
 """The first byte of a client with TLS."""
 
 
-async def start(version: int, port: int = 0, shown: Certificates | None = None) -> tuple[grpc.aio.Server, int]:
-    """A master whose plan has this version, and that says that it trains."""
+async def start(
+    version: int,
+    port: int = 0,
+    shown: Certificates | None = None,
+    silent: pb.Member | None = None,
+    hangs: asyncio.Event | None = None,
+) -> tuple[grpc.aio.Server, int]:
+    """A master whose plan has this version, and that says that it trains; it does not while it `hangs`."""
 
     async def status(request: pb.GetStatusRequest, context: object) -> pb.JobStatus:
+        if hangs is not None and hangs.is_set():
+            await asyncio.Event().wait()
         return pb.JobStatus(phase=pb.TRAINING)
 
     async def plans(request: pb.WatchPlanRequest, context: object) -> AsyncIterator[pb.Plan]:
         if request.newer_than < version:
-            yield pb.Plan(version=version)
+            yield pb.Plan(version=version, silent=[silent] if silent is not None else [])
         await asyncio.Event().wait()
 
     server = grpc.aio.server()
@@ -73,6 +83,49 @@ def test_a_master_that_comes_late_and_again_is_heard() -> None:
             await third.stop(None)
         finally:
             await link.close()
+
+    asyncio.run(scenario())
+
+
+def test_members_that_the_master_gave_up_are_passed_on() -> None:
+    async def scenario() -> None:
+        silent = pb.Member(role=pb.PS, index=1, incarnation="life-4")
+        server, port = await start(1, silent=silent)
+        woken = asyncio.Event()
+        link = open_link(port, woken.set)
+        try:
+            await until_plan(link, woken, 1)
+            assert link.report().silent == {(Role.PS, 1, "life-4")}
+        finally:
+            await link.close()
+            await server.stop(None)
+
+    asyncio.run(scenario())
+
+
+def test_a_master_that_leaves_calls_unanswered_is_told_from_one_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(master_link, "_CALL_SECONDS", 0.3)
+
+    async def scenario() -> None:
+        hangs = asyncio.Event()
+        server, port = await start(1, hangs=hangs)
+        woken = asyncio.Event()
+        link = open_link(port, woken.set)
+        try:
+            await until_plan(link, woken, 1)
+            assert link.report().unanswered_since is None
+            hangs.set()
+            await link.refresh_status()
+            since = link.report().unanswered_since
+            await link.refresh_status()
+            assert since is not None
+            assert link.report().unanswered_since == since, "the first of the calls in a row counts"
+            hangs.clear()
+            await link.refresh_status()
+            assert link.report().unanswered_since is None
+        finally:
+            await link.close()
+            await server.stop(None)
 
     asyncio.run(scenario())
 

@@ -1,6 +1,7 @@
 """What the tests of the command line share."""
 
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -38,7 +39,13 @@ Start = Callable[..., "subprocess.Popen[str]"]
 def start(tmp_path: Path) -> Start:
     """Starts the real command, with stand-ins for what trains, in the folder of the manifest."""
 
-    def begin(*arguments: str, environment: Mapping[str, str] | None = None) -> "subprocess.Popen[str]":
+    def begin(
+        *arguments: str, environment: Mapping[str, str] | None = None, largest_file: int | None = None
+    ) -> "subprocess.Popen[str]":
+        def limit() -> None:
+            if largest_file is not None:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
+
         return subprocess.Popen(
             [sys.executable, str(WITH_STAND_INS), *arguments],
             cwd=tmp_path,
@@ -46,6 +53,7 @@ def start(tmp_path: Path) -> Start:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=limit,
         )
 
     return begin

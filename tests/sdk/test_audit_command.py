@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from emberscale.audit import Runs
 from emberscale.cli import app
 from emberscale.run_folder import open_run
+from emberscale.run_record import RunStatus
 from emberscale_api.checkpoint import CheckpointFile, CheckpointManifest
 from emberscale_api.job import TrainingJob, load_manifest
 
@@ -21,10 +22,10 @@ EXACT: Runs = [(0, 16, 1)]
 class Run:
     """A run's folder with checkpoints in it."""
 
-    def __init__(self, root: Path, job: TrainingJob) -> None:
+    def __init__(self, root: Path, job: TrainingJob, status: RunStatus = RunStatus.COMPLETE) -> None:
         self.root = root
         with open_run(root, job, resume=False, overwrite=False) as held:
-            held.save()
+            held.save(status=status)
             self.uid, self.job = held.record.uid, held.job
 
     def checkpoint(self, cut: int, servers: list[Runs], uid: str | None = None) -> Path:
@@ -85,6 +86,24 @@ def test_a_missing_or_repeated_sample_fails_the_audit(run: Run, runs: Runs) -> N
     code, printed, _ = audit(run)
     assert code == 1
     assert "not exactly once" in printed
+
+
+@pytest.mark.parametrize(
+    ("runs", "verdict"),
+    [
+        ([(0, 8, 1)], "unfinished: 512 of 1,000 samples are applied, each exactly once; --resume trains the rest"),
+        ([(0, 8, 2)], "not exactly once: 488 missing, 512 repeated"),
+        (EXACT, "every sample exactly once"),
+    ],
+)
+def test_an_unfinished_run_is_called_so_unless_something_is_repeated(
+    manifest: Path, tmp_path: Path, runs: Runs, verdict: str
+) -> None:
+    job = load_manifest(manifest, [f"spec.training.batchSize={BATCH}"])
+    run = Run(tmp_path / "run", job, RunStatus.SUSPENDED)
+    run.checkpoint(1, [runs])
+    _, printed, _ = audit(run)
+    assert verdict in " ".join(printed.split())
 
 
 def test_the_newest_complete_checkpoint_counts(run: Run) -> None:

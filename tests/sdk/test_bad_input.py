@@ -27,7 +27,7 @@ def _in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("override", "expected"),
     [
         ("spec.trainin.epochs=1", ["spec.trainin", "unknown field", "allowed here", "training"]),
-        ("spec.training.batchSize=many", ["spec.training.batchSize", "integer"]),
+        ("spec.training.batchSize=many", ["spec.training.batchSize", "whole number"]),
         ("spec.worker={minReplicas: 4, maxReplicas: 2}", ["spec.worker", "minReplicas", "maxReplicas"]),
         ("spec.ps.replicas=0", ["spec.ps.replicas", "greater than or equal to 1"]),
         ("spec.training.epochs", ["--set", "dotted.path=value"]),
@@ -107,7 +107,7 @@ def test_data_that_is_elsewhere_does_not_make_a_manifest_invalid(manifest: Path)
     result = CliRunner().invoke(app, ["validate", str(manifest), "--set", "spec.data.train=[gone.tsv]"])
     assert result.exit_code == 0
     assert "note: spec.data.train.0: gone.tsv: no such file" in result.stderr
-    remote = CliRunner().invoke(app, ["validate", str(manifest), "--set", "spec.data.train=['s3://bucket/x.tsv']"])
+    remote = CliRunner().invoke(app, ["validate", str(manifest), "--set", "spec.data.train=['memory://bucket/x.tsv']"])
     assert (remote.exit_code, remote.stderr) == (0, "")
 
 

@@ -114,6 +114,15 @@ def test_a_malformed_record_is_told_with_its_file_and_line() -> None:
     assert "a.tsv:7: 40 fields expected" in line
 
 
+def test_a_warning_is_told_once_also_if_it_is_there_from_the_first() -> None:
+    status = training()
+    status.warnings.append("a damaged checkpoint was left out")
+    warned = snapshot(status)
+    assert remarks(None, warned) == ["warning: a damaged checkpoint was left out"]
+    assert remarks(snapshot(training()), warned) == ["warning: a damaged checkpoint was left out"]
+    assert remarks(warned, warned) == []
+
+
 def test_an_evaluation_is_told() -> None:
     status = training()
     status.evaluations.add(epoch=0, auc=0.79, logloss=0.44, normalized_entropy=0.88, calibration=1.02)

@@ -212,6 +212,15 @@ def test_a_complete_run_is_not_resumed_as_another(start: Start, manifest: Path) 
     assert len(err.splitlines()) == 1
 
 
+def test_a_disk_that_takes_no_more_is_told_in_a_line(start: Start, manifest: Path) -> None:
+    # a limit on the size of files stands for a full disk: the first file that grows past it is the run's record
+    code, out, err = finish(start("run", str(manifest), largest_file=1500))
+    assert (code, out) == (1, "")
+    told = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert told == ["error: runs/toy: cannot be written: File too large; make room, then go on with --resume"]
+    assert "Traceback" not in err
+
+
 def test_a_port_that_is_taken_is_named(start: Start, manifest: Path, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

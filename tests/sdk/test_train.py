@@ -87,6 +87,9 @@ def test_what_is_wrong_is_raised_before_anything_starts(tmp_path: Path) -> None:
         emberscale.train("nowhere.yaml")
     with pytest.raises(BadInputError, match=r"spec.data.train.0: x: no such file"):
         emberscale.train({"data": {"train": ["x"]}})
+    with pytest.raises(ManifestError) as refused:
+        emberscale.train("nowhere.yaml")
+    assert len(refused.traceback) == 2, "the caller's line, and one of ours"
     with pytest.raises(BadInputError, match="contradict"):
         emberscale.train({"data": {"train": ["x"]}}, resume=True, overwrite=True)
     assert not (tmp_path / "runs").exists()

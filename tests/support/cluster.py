@@ -181,15 +181,31 @@ open("/dev/termination-log", "w").write(json.dumps(report.as_document() if repor
 """
 
 
-def run_in_pod(name: str, place: Place, command: Sequence[str], user: int = 65532, seconds: float = 240) -> str:
+def run_in_pod(
+    name: str,
+    place: Place,
+    command: Sequence[str],
+    user: int = 65532,
+    seconds: float = 240,
+    labels: Mapping[str, str] | None = None,
+    files: str = "",
+) -> str:
     """Runs a command in a pod of the image, with the shared folder at /shared; what it wrote to /dev/termination-log.
 
-    The message comes from the pod's status, which outlives its logs.
+    `files` names a ConfigMap, which is then a folder of that name. The message comes from the pod's status, which
+    outlives its logs.
     """
+    mounts = [{"name": "shared", "mountPath": "/shared"}]
+    volumes: list[dict[str, Any]] = [
+        {"name": "shared", "hostPath": {"path": place.folder, "type": "DirectoryOrCreate"}},
+    ]
+    if files:
+        mounts.append({"name": "files", "mountPath": f"/{files}"})
+        volumes.append({"name": "files", "configMap": {"name": files}})
     pod = {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": name},
+        "metadata": {"name": name, "labels": dict(labels or {})},
         "spec": {
             "restartPolicy": "Never",
             "automountServiceAccountToken": False,
@@ -200,11 +216,11 @@ def run_in_pod(name: str, place: Place, command: Sequence[str], user: int = 6553
                     "image": setting(IMAGE),
                     "imagePullPolicy": "IfNotPresent",
                     "command": list(command),
-                    "volumeMounts": [{"name": "shared", "mountPath": "/shared"}],
+                    "volumeMounts": mounts,
                     "terminationMessagePolicy": "FallbackToLogsOnError",
                 }
             ],
-            "volumes": [{"name": "shared", "hostPath": {"path": place.folder, "type": "DirectoryOrCreate"}}],
+            "volumes": volumes,
         },
     }
     apply(pod, namespace=place.namespace)

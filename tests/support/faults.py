@@ -1,6 +1,7 @@
 """Harm done to what runs on the cluster: processes killed on their node, pods deleted, Redis emptied."""
 
 import json
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,8 +10,10 @@ from cluster import IMAGE, eventually, get, kubectl, setting
 from installation import REDIS, SYSTEM
 
 _NAME = "emberscale-e2e-killer"
+_SLOWED_SECONDS, _RUNNING_SECONDS = 0.95, 0.05
 _KILL = """
-import os, signal, sys
+import os, select, signal, sys
+pids = []
 for pid in filter(str.isdigit, os.listdir("/proc")):
     try:
         cgroup, name = open(f"/proc/{pid}/cgroup").read(), open(f"/proc/{pid}/comm").read().strip()
@@ -20,7 +23,16 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
     except (FileNotFoundError, ProcessLookupError):
         continue
     if found:
+        pids.append(int(pid))
         print(pid)
+while sys.argv[1] == "slow":
+    for number, seconds in ((signal.SIGSTOP, float(sys.argv[3])), (signal.SIGCONT, float(sys.argv[4]))):
+        for pid in pids:
+            os.kill(pid, number)
+        if select.select([sys.stdin], [], [], seconds)[0]:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+            sys.exit()
 """
 
 
@@ -38,11 +50,25 @@ class ProcessKiller:
         """Ids of the processes on its node that belong to a pod, whether or not Kubernetes still knows it."""
         return [int(line) for line in self._run("list", pod).split()]
 
+    @contextmanager
+    def slowed(self, pod: Any) -> Iterator[None]:
+        """Lets a pod's processes run for a twentieth of the time while the body runs."""
+        more = (str(_SLOWED_SECONDS), str(_RUNNING_SECONDS))
+        slows = subprocess.Popen(["kubectl", *self._command("slow", pod, *more)], stdin=subprocess.PIPE)
+        try:
+            yield
+        finally:
+            slows.communicate(timeout=30)
+
     def _run(self, what: str, pod: Any) -> str:
+        return kubectl(*self._command(what, pod))
+
+    def _command(self, what: str, pod: Any, *more: str) -> list[str]:
+        """Arguments of kubectl; what runs there ends with its standard input."""
         node = pod["spec"]["nodeName"]
         here = next(entry for entry in _killers() if entry["spec"]["nodeName"] == node)
-        command = ["python3", "-c", _KILL, what, pod["metadata"]["uid"]]
-        return kubectl("exec", "-n", SYSTEM, here["metadata"]["name"], "--", *command)
+        script = ["python3", "-c", _KILL, what, pod["metadata"]["uid"], *more]
+        return ["exec", "-i", "-n", SYSTEM, here["metadata"]["name"], "--", *script]
 
 
 def _killers() -> list[Any]:

@@ -55,6 +55,12 @@ class OutsideOperator:
         self._process.terminate()
         self._process.wait(30)
 
+    def last_words(self) -> str:
+        """What it said, once it has ended by itself."""
+        assert self._process is not None
+        self._process.wait(30)
+        return self.said
+
     @property
     def said(self) -> str:
         return self._log.read_text()[-4000:]

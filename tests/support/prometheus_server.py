@@ -1,6 +1,8 @@
 """A real Prometheus, and the queries of the dashboards that are asked of it."""
 
 import json
+import os
+import re
 import shutil
 import socket
 import subprocess
@@ -68,6 +70,11 @@ class Prometheus:
         except urllib.error.HTTPError as error:
             pytest.fail(f"{query}: {error.read().decode()}")
 
+    def alert(self, name: str, job: str) -> str | None:
+        """The state of an alert about a job, pending or firing; None where it is neither."""
+        found = self.ask(f'ALERTS{{alertname="{name}", training_job="{job}"}}')
+        return str(found[0]["metric"]["alertstate"]) if found else None
+
     def is_up(self) -> bool:
         try:
             with urllib.request.urlopen(f"{self.url}/-/ready", timeout=1):
@@ -76,15 +83,64 @@ class Prometheus:
             return False
 
 
+def scrape_configs(monitors: Sequence[dict[str, Any]], namespace: str) -> list[dict[str, Any]]:
+    """What the Prometheus operator makes of the chart's monitors, as far as they use it.
+
+    `namespace` is the release's, where the ServiceMonitors look.
+    """
+    (jobs,) = (monitor["spec"] for monitor in monitors if monitor["kind"] == "PodMonitor")
+    (endpoint,) = jobs["podMetricsEndpoints"]
+    (service,) = (
+        monitor["spec"]
+        for monitor in monitors
+        if monitor["kind"] == "ServiceMonitor" and monitor["metadata"]["name"].endswith("-operator")
+    )
+    (served,) = service["endpoints"]
+    component = service["selector"]["matchLabels"]["app.kubernetes.io/component"]
+    return [
+        {
+            "job_name": "jobs",
+            "kubernetes_sd_configs": [_discovery()],
+            "relabel_configs": [
+                _keep("__meta_kubernetes_pod_labelpresent_emberscale_io_job_name", "true"),
+                _keep("__meta_kubernetes_pod_container_port_name", endpoint["port"]),
+                *(_snake_case(relabeling) for relabeling in endpoint["relabelings"]),
+            ],
+        },
+        {
+            "job_name": component,
+            "honor_labels": served.get("honorLabels", False),
+            "kubernetes_sd_configs": [_discovery(namespaces={"names": [namespace]})],
+            "relabel_configs": [
+                _keep("__meta_kubernetes_pod_label_app_kubernetes_io_component", component),
+                _keep("__meta_kubernetes_pod_container_port_name", served["port"]),
+                {"source_labels": ["__meta_kubernetes_namespace"], "target_label": "namespace"},
+            ],
+        },
+    ]
+
+
+def _discovery(**more: Any) -> dict[str, Any]:
+    return {"role": "pod", "kubeconfig_file": os.environ["KUBECONFIG"], **more}
+
+
+def _keep(label: str, value: str) -> dict[str, Any]:
+    return {"action": "keep", "source_labels": [label], "regex": value}
+
+
+def _snake_case(relabeling: dict[str, Any]) -> dict[str, Any]:
+    return {re.sub("([A-Z])", lambda found: f"_{found[1].lower()}", key): value for key, value in relabeling.items()}
+
+
 @contextmanager
-def prometheus_that_scrapes(targets: Sequence[dict[str, Any]], folder: Path) -> Iterator[Prometheus]:
-    """Runs a Prometheus over static targets, once a second, with the chart's rules."""
+def prometheus_that_scrapes(configs: Sequence[dict[str, Any]], folder: Path) -> Iterator[Prometheus]:
+    """Runs a Prometheus that scrapes once a second, with the chart's rules."""
     if shutil.which("prometheus") is None:
         pytest.skip("NOT RUN: there is no `prometheus` on the path (Debian's package prometheus)")
     config = {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
         "rule_files": [str(RULES)],
-        "scrape_configs": [{"job_name": "jobs", "static_configs": list(targets)}],
+        "scrape_configs": list(configs),
     }
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     with socket.create_server(("127.0.0.1", 0)) as reserved:

@@ -24,7 +24,7 @@ class RecordingProxy:
 
     `before` and `after` are called around each call that changes something, leases aside, with its method and path,
     `after` with the status of the answer, too. What either of them raises ends the connection without an answer.
-    Watches of the plurals in `silent` stay open and bring nothing.
+    Watches of the plurals in `silent` stay open and bring nothing; `watched` are those that were ever opened.
     """
 
     def __init__(self, token: str) -> None:
@@ -32,6 +32,7 @@ class RecordingProxy:
         self.before: Hook = lambda method, path: None
         self.after: Answered = lambda method, path, status: None
         self.silent: set[str] = set()
+        self.watched: set[str] = set()
         self.url = ""
         self._configuration = client.Configuration()
         config.load_config(client_configuration=self._configuration)  # type: ignore[no-untyped-call]
@@ -107,6 +108,7 @@ class RecordingProxy:
                 await response.write(await answer.read())
             else:
                 watched = request.path.rpartition("/")[2] if "watch" in request.query else ""
+                self.watched.add(watched)
                 async for chunk in answer.content.iter_any():
                     if watched not in self.silent:
                         await response.write(chunk)

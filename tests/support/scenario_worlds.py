@@ -247,6 +247,7 @@ class KubernetesWorld:
             PodWarnings(api),
             Tallies(CollectorRegistry()),
             SETTINGS,
+            lambda job_uid, password: None,
             POLICY,
         )
 

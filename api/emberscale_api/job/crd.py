@@ -46,8 +46,6 @@ _DURATIONS = {
 
 _EXTRA: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("ModelSpec", "entrypoint"): {"pattern": ENTRYPOINT},
-    ("DataSpec", "train"): {"items": {"minLength": 1}},
-    ("DataSpec", "evaluation"): {"items": {"minLength": 1}},
     ("TrainingSpec", "seed"): {"exclusiveMaximum": None},
     ("EmbeddingSpec", "tables"): {"maxProperties": 64},
 }

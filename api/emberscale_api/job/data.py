@@ -1,14 +1,26 @@
 """Where the records are and how they are read."""
 
+import re
 from collections import Counter
 from enum import StrEnum
 from typing import Annotated, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from emberscale_api.job.schema import ManifestPart
 
 _ASCII = r"^[\t !#-~]$"
+
+
+def _one_character(text: str) -> str:
+    if not re.fullmatch(_ASCII, text):
+        raise ValueError("must be one ASCII character other than a quote, such as a comma or a tab")
+    return text
+
+
+Separator = Annotated[
+    str, AfterValidator(_one_character), Field(json_schema_extra={"pattern": _ASCII, "minLength": 1, "maxLength": 1})
+]
 
 
 class DataFormat(StrEnum):
@@ -22,6 +34,7 @@ class DataFormat(StrEnum):
     CSV = "CSV"
 
 
+DataPath = Annotated[str, Field(min_length=1)]
 ColumnName = Annotated[str, Field(min_length=1, max_length=128)]
 
 
@@ -91,20 +104,12 @@ class ColumnMapping(ManifestPart):
 class CSVSpec(ManifestPart):
     """How fields are told apart; read for the format `CSV` only."""
 
-    delimiter: str = Field(
-        default=",",
-        min_length=1,
-        max_length=1,
-        pattern=_ASCII,
-        description="One character, such as a comma or a tab",
-    )
+    delimiter: Separator = Field(default=",", description="One character, such as a comma or a tab")
     header: bool = Field(
         default=True,
         description="The first line of each file names its columns; without it they are column_1, column_2, ...",
     )
-    list_separator: str = Field(
-        default="|", min_length=1, max_length=1, pattern=_ASCII, description="Between the ids of a list"
-    )
+    list_separator: Separator = Field(default="|", description="Between the ids of a list")
 
     @model_validator(mode="after")
     def _distinct(self) -> Self:
@@ -124,8 +129,8 @@ class DataSpec(ManifestPart):
     """Paths are local files, globs, or fsspec URIs; relative ones start at the working directory."""
 
     format: DataFormat = DataFormat.CRITEO_TSV
-    train: tuple[str, ...] = Field(min_length=1)
-    evaluation: tuple[str, ...] = ()
+    train: tuple[DataPath, ...] = Field(min_length=1)
+    evaluation: tuple[DataPath, ...] = ()
     columns: ColumnMapping | None = Field(
         default=None, description="What the columns mean; needed for Parquet and CSV, fixed for CriteoTSV"
     )

@@ -1,14 +1,32 @@
 """From YAML to a TrainingJob, with errors that name the field and what is allowed there."""
 
+import re
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from emberscale_api.job.resolved import UnresolvableModelError, resolve_model
 from emberscale_api.job.training_job import TrainingJob
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is there twice: of two sections `worker` the first would be lost without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = key_node.value
+            if key in seen and key_node.tag != "tag:yaml.org,2002:merge":
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{key!r} is there twice in one mapping", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)
 
 
 class ManifestError(ValueError):
@@ -27,16 +45,21 @@ def load_manifest(path: Path, overrides: Sequence[str] = ()) -> TrainingJob:
     except UnicodeDecodeError as error:
         raise ManifestError(f"{path}: is not UTF-8 text") from error
     try:
-        document = yaml.safe_load(text)
+        document = yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark is not None else str(path)
-        raise ManifestError(f"{where}: is not valid YAML: {getattr(error, 'problem', None) or error}") from error
+        raise ManifestError(f"{where}: is not valid YAML: {_yaml_problem(error)}") from error
     if not isinstance(document, dict):
         raise ManifestError(
             f"{path}: holds no TrainingJob: expected a mapping with apiVersion, kind, metadata and spec"
         )
     return parse_manifest(apply_overrides(document, overrides), source=str(path))
+
+
+def _yaml_problem(error: yaml.YAMLError) -> str:
+    context, problem = getattr(error, "context", None), getattr(error, "problem", None)
+    return " ".join(part for part in (context, problem) if part) or str(error)
 
 
 def apply_overrides(document: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -55,16 +78,21 @@ def apply_overrides(document: Mapping[str, Any], overrides: Sequence[str]) -> di
         for depth, key in enumerate(keys[:-1]):
             child = target.setdefault(key, {})
             if not isinstance(child, dict):
-                raise ManifestError(f"--set {override!r}: {'.'.join(keys[: depth + 1])} is not a mapping")
+                what = "is a list: replace it as a whole" if isinstance(child, list) else "is no mapping of fields"
+                raise ManifestError(f"--set {override!r}: {'.'.join(keys[: depth + 1])} {what}")
             target = child
         target[keys[-1]] = value
     return result
 
 
 def parse_manifest(
-    document: Mapping[str, Any], source: str = "manifest", unknown: Literal["forbid", "ignore"] = "forbid"
+    document: Mapping[str, Any], source: str = "manifest", unknown: Literal["forbid", "allow"] = "forbid"
 ) -> TrainingJob:
-    """Checks a manifest and fills in its defaults. Raises ManifestError, also for `unknown` fields if forbidden."""
+    """Checks a manifest and fills in its defaults.
+
+    `unknown` says what becomes of fields that this version does not know: people's own are refused, those of a manifest
+    that a newer version has accepted are kept. Raises ManifestError.
+    """
     given = {key: value for key, value in document.items() if key != "status"}
     try:
         job = TrainingJob.model_validate(given, extra=unknown)
@@ -85,19 +113,81 @@ def _copy(value: Any) -> Any:
 
 
 def _problems(error: ValidationError) -> list[str]:
-    lines = []
-    for problem in error.errors():
-        field = ".".join(str(part) for part in problem["loc"]) or "manifest"
-        if problem["type"] == "extra_forbidden":
-            lines.append(f"{field}: unknown field; allowed here: {', '.join(_siblings(problem['loc']))}")
-        elif problem["type"] == "missing":
-            lines.append(f"{field}: is required")
-        else:
-            message = problem["msg"].removeprefix("Value error, ")
-            given = problem["input"]
-            shown = "" if isinstance(given, dict | list | BaseModel) else f" (got {given!r})"
-            lines.append(f"{field}: {message[0].lower()}{message[1:]}{shown}")
-    return lines
+    return [
+        f"{'.'.join(str(part) for part in one['loc']) or 'manifest'}: {_problem(one)}"
+        for one in error.errors()
+        if not _follows_from_another(one)
+    ]
+
+
+def _follows_from_another(error: ErrorDetails) -> bool:
+    """A list is called too short as well where one of its items is malformed."""
+    return error["type"] == "too_short" and len(error["input"]) >= error["ctx"]["min_length"]
+
+
+def _problem(error: ErrorDetails) -> str:
+    """What is wrong with a field and what is allowed there, for people."""
+    kind, given, context = error["type"], error["input"], error.get("ctx", {})
+    if kind == "extra_forbidden":
+        allowed, name = _siblings(error["loc"]), str(error["loc"][-1])
+        meant = _closest(name, allowed)
+        hints = [meant] if meant else _places_of(name)
+        hint = f" (did you mean {' or '.join(hints)}?)" if hints else ""
+        return f"unknown field{hint}; allowed here: {', '.join(allowed)}"
+    if kind == "missing":
+        return "is required"
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        fields = _siblings((*error["loc"], ""))
+        return f"must be a mapping of fields{_got(given)}" + (f"; allowed here: {', '.join(fields)}" if fields else "")
+    if kind == "tuple_type":
+        example = "..." if isinstance(given, dict | None) else given
+        return f"must be a list, such as [{example}]{_got(given)}"
+    if kind in ("too_short", "too_long") and context.get("field_type") == "Tuple":
+        bound = f"least {context['min_length']}" if kind == "too_short" else f"most {context['max_length']}"
+        return f"must have at {bound} item{'' if bound.endswith(' 1') else 's'}, and has {len(given)}"
+    if kind in ("string_too_short", "string_too_long"):
+        bound = f"least {context['min_length']}" if kind == "string_too_short" else f"most {context['max_length']}"
+        return f"must have at {bound} character{'' if bound.endswith(' 1') else 's'}{_got(given)}"
+    if kind in ("int_parsing", "int_from_float", "int_type"):
+        return f"must be a whole number{_got(given)}"
+    if kind in ("float_parsing", "float_type"):
+        return f"must be a number{_got(given)}"
+    if kind in ("bool_parsing", "bool_type"):
+        return f"must be true or false{_got(given)}"
+    if kind == "string_type" and isinstance(given, bool | int | float):
+        return f"must be text: write it in quotes{_got(given)}"
+    message = error["msg"].removeprefix("Value error, ")
+    message = f"{message[0].lower()}{message[1:]}".replace("input should be", "must be")
+    if kind in ("enum", "literal_error"):
+        allowed = re.findall(r"'([^']*)'", str(context["expected"]))
+        return message + _got(given, _closest(str(given), allowed))
+    return message if repr(given) in message else f"{message}{_got(given)}"
+
+
+def _got(given: Any, meant: str = "") -> str:
+    if given is None:
+        return " (it is empty)"
+    hint = f"; did you mean {meant}?" if meant else ""
+    return "" if isinstance(given, dict | list | tuple | BaseModel) else f" (got {given!r}{hint})"
+
+
+def _closest(given: str, allowed: Sequence[str]) -> str:
+    """The one of the allowed words that a person seems to have meant; empty where none is close."""
+    plain = {word.lower(): word for word in allowed}
+    meant = get_close_matches(re.sub(r"[-_ ]", "", given.lower()), plain, n=1, cutoff=0.7)
+    return plain[meant[0]] if meant else ""
+
+
+def _places_of(name: str, part: type[BaseModel] = TrainingJob, path: str = "") -> list[str]:
+    """Where a manifest has a field of this name, at most three places."""
+    found = []
+    for key, field in part.model_fields.items():
+        here = f"{path}{field.alias or key}"
+        if (field.alias or key) == name:
+            found.append(here)
+        for model in models_in(field.annotation) if get_origin(field.annotation) not in (dict, tuple) else ():
+            found += _places_of(name, model, f"{here}.")
+    return found[:3]
 
 
 def _siblings(location: tuple[int | str, ...]) -> list[str]:
@@ -107,7 +197,9 @@ def _siblings(location: tuple[int | str, ...]) -> list[str]:
         field = next((info for name, info in part.model_fields.items() if (info.alias or name) == key), None)
         if field is None:
             continue
-        part = next((kind for kind in models_in(field.annotation)), part)
+        part = next((kind for kind in models_in(field.annotation)), None)
+        if part is None:
+            return []
     return sorted(info.alias or name for name, info in part.model_fields.items())
 
 

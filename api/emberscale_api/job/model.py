@@ -16,6 +16,11 @@ ENTRYPOINT = r"^[A-Za-z_][A-Za-z0-9_]*([.][A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Z
 def _entrypoint(text: str) -> str:
     if not re.match(ENTRYPOINT, text):
         raise ValueError("must name a module and a function in it, such as package.module:factory")
+    if text.startswith("__main__:"):
+        raise ValueError(
+            "names a function of the notebook or script itself, which no other process can import: put the function "
+            "into a file beside it, such as model.py, and write model:factory"
+        )
     return text
 
 

@@ -26,9 +26,11 @@ _QUANTITY = re.compile(r"^(?P<number>\d+(\.\d+)?|\.\d+)(?P<suffix>m|k|M|G|T|P|Ki
 def _parse(quantity: str) -> Decimal:
     match = _QUANTITY.match(quantity)
     if match is None:
+        bytes_of = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKmMgGtTpP])i?[bB]", quantity)
+        meant = f"; did you mean {bytes_of[1]}{bytes_of[2].upper()}i?" if bytes_of else ""
         raise ValueError(
             f"{quantity!r} is not a Kubernetes quantity, such as 500m or 2Gi: "
-            "a number and m, k, M, G, T, P, Ki, Mi, Gi, Ti or Pi"
+            f"a number and m, k, M, G, T, P, Ki, Mi, Gi, Ti or Pi{meant}"
         )
     return Decimal(match["number"]) * _SUFFIXES[match["suffix"] or ""]
 

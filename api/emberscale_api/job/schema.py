@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer, model_validator
 from pydantic.alias_generators import to_camel
 
 
@@ -11,7 +11,8 @@ class ManifestPart(BaseModel):
     """A frozen section of the manifest: camelCase in YAML, snake_case in Python, unknown fields refused.
 
     A mapping that names some fields of a section keeps the defaults of all others, also where the section's default is
-    not that of its type: `optimizers.sparse: {learningRate: 0.1}` changes the rate and nothing else.
+    not that of its type: `optimizers.sparse: {learningRate: 0.1}` changes the rate and nothing else. A reader that
+    validates with `extra="allow"` keeps unknown fields, and they are written as they were read.
     """
 
     model_config = ConfigDict(
@@ -22,6 +23,11 @@ class ManifestPart(BaseModel):
         frozen=True,
         use_enum_values=False,
     )
+
+    @model_serializer(mode="wrap")
+    def _with_unknown_fields(self, known: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A section that refuses unknown fields would not write those that it was read with."""
+        return {**known(self), **(self.__pydantic_extra__ or {})}
 
     @model_validator(mode="before")
     @classmethod

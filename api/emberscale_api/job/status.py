@@ -64,7 +64,10 @@ class EvaluationResult(_Status):
 
 
 class Progress(_Status):
-    """How far training is. `loss` and `auc` are over a recent window; `percent` and `eta` are for people."""
+    """How far training is. `loss` and `auc` are over a recent window; `percent` and `eta` are for people.
+
+    `warnings` are signs that the job is not what was wanted, each with what to do.
+    """
 
     samples: int = 0
     expected_samples: int = 0
@@ -80,6 +83,7 @@ class Progress(_Status):
     recoveries: int = 0
     bad_records: int = 0
     truncated_lists: int = 0
+    warnings: tuple[str, ...] = ()
 
 
 class RolePlan(_Status):
@@ -147,7 +151,8 @@ class TrainingJobStatus(_Status):
     """The whole.
 
     `active_since` is when the job started, moved on by the time that it rested. `applied_ps` is the number of parameter
-    servers that it last ran with.
+    servers that it last ran with. `image` is that of the operator that created the job: the job's pods have it to the
+    end, unless their template names another.
     """
 
     phase: JobPhase = JobPhase.PENDING
@@ -171,4 +176,5 @@ class TrainingJobStatus(_Status):
         Field(json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["role", "index"]}),
     ] = ()
     applied_ps: int | None = None
+    image: str = ""
     selector: str = ""

@@ -79,10 +79,10 @@ class TrainingJob(ManifestPart):
     spec: TrainingJobSpec
 
     def to_json(self) -> str:
-        """The manifest with its defaults filled in, as it travels to the job's processes."""
+        """The manifest with its defaults filled in, as it travels to the job's processes; unknown fields stay in it."""
         return self.model_dump_json(by_alias=True, exclude_none=True)
 
     @classmethod
     def from_json(cls, text: str) -> "TrainingJob":
-        """The inverse of `to_json`."""
-        return cls.model_validate_json(text)
+        """The inverse of `to_json`. Fields that this version does not know are kept: the writer may be newer."""
+        return cls.model_validate_json(text, extra="allow")

@@ -1178,6 +1178,7 @@ class JobStatus(_message.Message):
     REPEATED_BATCHES_FIELD_NUMBER: _builtins.int
     SIZING_FIELD_NUMBER: _builtins.int
     TRUNCATED_LISTS_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
     phase: Global___Phase.ValueType
     reason: _builtins.str
     message: _builtins.str
@@ -1220,6 +1221,10 @@ class JobStatus(_message.Message):
     def bad_record_samples(self) -> _containers.RepeatedCompositeFieldContainer[Global___BadRecord]: ...
     @_builtins.property
     def sizing(self) -> Global___Sizing: ...
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """signs that the job is not what was wanted, each with what to do"""
+
     def __init__(
         self,
         *,
@@ -1248,10 +1253,11 @@ class JobStatus(_message.Message):
         repeated_batches: _builtins.int = ...,
         sizing: Global___Sizing | None = ...,
         truncated_lists: _builtins.int = ...,
+        warnings: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sizing", b"sizing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["auc", b"auc", "bad_record_samples", b"bad_record_samples", "bad_records", b"bad_records", "checkpoint", b"checkpoint", "epoch", b"epoch", "epochs", b"epochs", "eta_seconds", b"eta_seconds", "evaluated_samples", b"evaluated_samples", "evaluations", b"evaluations", "expected_samples", b"expected_samples", "generation", b"generation", "loss", b"loss", "members", b"members", "message", b"message", "phase", b"phase", "reason", b"reason", "recoveries", b"recoveries", "repeated_batches", b"repeated_batches", "routing_version", b"routing_version", "rows", b"rows", "samples", b"samples", "samples_per_second", b"samples_per_second", "sizing", b"sizing", "training_seconds", b"training_seconds", "truncated_lists", b"truncated_lists"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["auc", b"auc", "bad_record_samples", b"bad_record_samples", "bad_records", b"bad_records", "checkpoint", b"checkpoint", "epoch", b"epoch", "epochs", b"epochs", "eta_seconds", b"eta_seconds", "evaluated_samples", b"evaluated_samples", "evaluations", b"evaluations", "expected_samples", b"expected_samples", "generation", b"generation", "loss", b"loss", "members", b"members", "message", b"message", "phase", b"phase", "reason", b"reason", "recoveries", b"recoveries", "repeated_batches", b"repeated_batches", "routing_version", b"routing_version", "rows", b"rows", "samples", b"samples", "samples_per_second", b"samples_per_second", "sizing", b"sizing", "training_seconds", b"training_seconds", "truncated_lists", b"truncated_lists", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

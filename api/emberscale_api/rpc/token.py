@@ -1,13 +1,15 @@
-"""Every call carries the job's token, and a call without it is refused."""
+"""Every call carries the job's token and its sender's version; one without the token is refused."""
 
 import hmac
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc
 import grpc.aio
+import structlog
 
 from emberscale_api.rpc import tls
+from emberscale_api.version import VERSION, spoken_version, version_problem
 
 if TYPE_CHECKING:
     ServerInterceptor = grpc.ServerInterceptor[Any, Any]
@@ -21,6 +23,8 @@ else:  # generic in the stubs only
     StreamInterceptor = grpc.UnaryStreamClientInterceptor
 
 _METADATA_KEY = "authorization"
+_VERSION_KEY = "emberscale-version"
+_SCHEME = "Bearer "
 MAX_MESSAGE_BYTES = 256 << 20
 CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -30,6 +34,9 @@ CHANNEL_OPTIONS = (
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
+
+
+_log = structlog.get_logger()
 
 
 def tokens_match(given: str | bytes, expected: str | bytes) -> bool:
@@ -42,44 +49,50 @@ def _as_bytes(token: str | bytes) -> bytes:
 
 
 class TokenCheck(ServerInterceptor):
-    """Refuses, with UNAUTHENTICATED, every call that does not carry the token."""
+    """Refuses calls without the token (UNAUTHENTICATED), and of a version that is too far (FAILED_PRECONDITION)."""
 
     def __init__(self, token: str) -> None:
-        self._expected = f"Bearer {token}"
-
-        def refuse(request: object, context: grpc.ServicerContext) -> None:
-            context.abort(grpc.StatusCode.UNAUTHENTICATED, "the call carries no valid token of this job")
-
-        self._refusal = grpc.unary_unary_rpc_method_handler(refuse)
+        self._expected = token
+        self._versions = CallerVersions()
 
     def intercept_service(self, continuation: Callable[[Any], Any], handler_call_details: Any) -> Any:
         """Passes a call with the token on, and answers any other itself."""
-        if _carries(handler_call_details, self._expected):
-            return continuation(handler_call_details)
-        return self._refusal
+        if not tokens_match(bearer_token(handler_call_details), self._expected):
+            return _refusal(grpc.StatusCode.UNAUTHENTICATED, "the call carries no valid token of this job")
+        problem = self._versions.problem(handler_call_details)
+        if problem is not None:
+            return _refusal(grpc.StatusCode.FAILED_PRECONDITION, problem)
+        return continuation(handler_call_details)
 
 
-class AsyncTokenCheck(AsyncServerInterceptor):
-    """TokenCheck for a server on asyncio."""
+def _refusal(code: grpc.StatusCode, problem: str) -> Any:
+    def refuse(request: object, context: grpc.ServicerContext) -> None:
+        context.abort(code, problem)
 
-    def __init__(self, token: str) -> None:
-        self._expected = f"Bearer {token}"
-
-        async def refuse(request: object, context: Any) -> None:
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the call carries no valid token")
-
-        self._refusal = grpc.unary_unary_rpc_method_handler(refuse)
-
-    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
-        """Passes a call with the token on, and answers any other itself."""
-        if _carries(handler_call_details, self._expected):
-            return await continuation(handler_call_details)
-        return self._refusal
+    return grpc.unary_unary_rpc_method_handler(refuse)
 
 
-def _carries(handler_call_details: Any, expected: str) -> bool:
-    metadata = dict(handler_call_details.invocation_metadata)
-    return tokens_match(metadata.get(_METADATA_KEY, ""), expected)
+class CallerVersions:
+    """What callers say of their versions; each that differs from this process's is logged once."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def problem(self, handler_call_details: Any) -> str | None:
+        """Why the caller's version is too far from this one, in words; None where they work together."""
+        spoken = str(dict(handler_call_details.invocation_metadata).get(_VERSION_KEY, ""))
+        problem = version_problem(spoken)
+        if spoken and spoken != spoken_version() and spoken not in self._told:
+            self._told.add(spoken)
+            _log.info("a caller has another version", caller=spoken, version=VERSION, refused=problem is not None)
+        return problem
+
+
+def bearer_token(handler_call_details: Any) -> str:
+    """The token that a call carries; empty where it carries none."""
+    value = dict(handler_call_details.invocation_metadata).get(_METADATA_KEY, "")
+    text = value if isinstance(value, str) else ""
+    return text.removeprefix(_SCHEME) if text.startswith(_SCHEME) else ""
 
 
 class _CallDetails(NamedTuple):
@@ -91,15 +104,20 @@ class _CallDetails(NamedTuple):
     compression: Any
 
 
+def call_metadata(token: str) -> tuple[tuple[str, str], ...]:
+    """What every call carries."""
+    return (_METADATA_KEY, f"{_SCHEME}{token}"), (_VERSION_KEY, spoken_version())
+
+
 class _TokenGiver(UnaryInterceptor, StreamInterceptor):
     def __init__(self, token: str) -> None:
-        self._entry = (_METADATA_KEY, f"Bearer {token}")
+        self._entries = call_metadata(token)
 
     def _with_token(self, details: Any) -> _CallDetails:
         return _CallDetails(
             details.method,
             details.timeout,
-            [*(details.metadata or ()), self._entry],
+            [*(details.metadata or ()), *self._entries],
             details.credentials,
             details.wait_for_ready,
             details.compression,

@@ -126,7 +126,9 @@ class HistoryStore:
                             statement.on_conflict_do_update(index_elements=["job_uid", "version"], set_=values)
                         )
                     case JobEnded():
-                        session.execute(update(JobRow).where(JobRow.uid == change.job).values(**end_values(change)))
+                        ended = update(JobRow).where(JobRow.uid == change.job).values(**end_values(change))
+                        if not _count(session, ended):
+                            raise WriteRefusedError(f"job {change.job!r} is not in the database")
 
         self._write(insert_all)
 

@@ -1,43 +1,36 @@
 """The brain: what is asked is answered from memory; what changes is recorded, and planned with.
 
 Three things happen at once: callers ask and report, the recorder writes, and the planning thread has the planning
-process make plans. They meet in one `BrainState` under one lock, which is never held for more than a look at each job.
-What callers say is recorded under it, too: the database hears of a job before it hears of its profiles.
+process make plans. They meet in one `BrainRuntime`.
 """
 
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import structlog
 
 from emberscale_api.rpc import brain_pb2 as pb
-from emberscale_brain.history.changes import (
-    SILENT,
-    Change,
-    JobEnded,
-    JobSubmitted,
-    PlanMade,
-    ProfileReported,
-    StartUpObserved,
-)
+from emberscale_brain.history.changes import SILENT, Change, JobEnded, JobSubmitted, ProfileReported, StartUpObserved
 from emberscale_brain.history.claim import ClaimLostError
 from emberscale_brain.history.database import DatabaseAwayError, DatabaseUnusableError
 from emberscale_brain.history.store import HistoryStore
 from emberscale_brain.model.features import ModelConstants
 from emberscale_brain.planner.types import JobId, PlannedShape
-from emberscale_brain.service.adoption import Adoption, UnacceptablePlanError
-from emberscale_brain.service.checks import Refusal, Refused, check_profile, check_start_up
-from emberscale_brain.service.first_plan import FirstPlans
-from emberscale_brain.service.in_force import PlansInForce, refreshed, with_reasons
-from emberscale_brain.service.learning import Learning
-from emberscale_brain.service.messages import explanation_to, plan_to, summary_to
+from emberscale_brain.service import learning
+from emberscale_brain.service.adoption import UnacceptablePlanError
+from emberscale_brain.service.checks import Refusal
+from emberscale_brain.service.clock import SteadyClock
+from emberscale_brain.service.first_plan import WarmStarts
+from emberscale_brain.service.in_force import refreshed
+from emberscale_brain.service.messages import explanation_to, plan_to
 from emberscale_brain.service.meters import Meters
 from emberscale_brain.service.planning import PlanningFailedError
 from emberscale_brain.service.recorder import Recorder
 from emberscale_brain.service.rounds import PlanningRounds
+from emberscale_brain.service.runtime import BrainRuntime, Reported, UnknownJobError
 from emberscale_brain.service.settings import BrainSettings
 from emberscale_brain.service.state import BrainState
 
@@ -46,25 +39,8 @@ _PRUNE_SECONDS = 3600.0
 _MOST_BACKOFF = 16
 
 
-class UnknownJobError(Exception):
-    """A job that was never submitted, or has ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reported:
-    """What became of reported profiles, by sequence, and start-ups, by place.
-
-    `durable` resolves when the database has the accepted ones, or has not.
-    """
-
-    accepted: int
-    refused: tuple[tuple[int, Refused], ...]
-    refused_start_ups: tuple[tuple[int, Refused], ...]
-    durable: Future[bool]
-
-
 class Brain:
-    """Start it, ask it, stop it. `clock` gives seconds since the epoch.
+    """Start it, ask it, stop it. `clock` does not jump when the machine's clock is set.
 
     `on_superseded` hears on some thread, and maybe again, that another brain has the database: this one must stop.
     """
@@ -73,25 +49,14 @@ class Brain:
         self,
         settings: BrainSettings,
         store: HistoryStore,
-        clock: Callable[[], float] = time.time,
+        clock: SteadyClock | None = None,
         on_superseded: Callable[[str], object] = lambda why: None,
     ) -> None:
         self.meters = Meters()
+        self.clock = clock or SteadyClock()
         self._settings = settings
         self._store = store
-        self.clock = clock
         self._log = structlog.get_logger()
-        self._conditions = settings.conditions()
-        self._lock = threading.Lock()
-        self._state = BrainState(settings.planning.profiles_per_job, settings.planning.past_jobs)
-        self._rounds = PlanningRounds(settings, self._state, self._lock)
-        self._learning = Learning(store, settings.planning, self._state, self._lock, self._learned)
-        self._heard: dict[JobId, float] = {}
-        self._first_plans = FirstPlans(self._state, self._lock, self._conditions, settings.planner)
-        self._in_force = PlansInForce()
-        self._adoption = Adoption(
-            self._state, self._lock, self._conditions, self._in_force, settings.planner.name, self._take
-        )
         self._listeners: list[Callable[[JobId], None]] = []
         self._on_superseded = on_superseded
         self._recorder = Recorder(
@@ -99,7 +64,13 @@ class Brain:
             on_return=self._learn,
             on_lost=lambda why, count: self.meters.lost.labels(why).inc(count),
             on_superseded=on_superseded,
+            retell=self._retell,
         )
+        planning = settings.planning
+        state = BrainState(planning.profiles_per_job, planning.past_jobs)
+        self._runtime = BrainRuntime(state, settings.conditions(), self._recorder.record)
+        self._warm_starts = WarmStarts(settings.planner)
+        self._rounds = PlanningRounds(settings, self._runtime)
         self._stopping = threading.Event()
         self._wake = threading.Event()
         self._threads = [
@@ -108,7 +79,7 @@ class Brain:
         ]
         self.meters.backlog.set_function(lambda: self._recorder.backlog)
         self.meters.database_up.set_function(lambda: float(self._recorder.away is None))
-        self.meters.jobs.set_function(lambda: len(self._state.jobs))
+        self.meters.jobs.set_function(lambda: len(self._runtime.job_ids))
 
     # -- its life -------------------------------------------------------------------------------------------------
 
@@ -126,7 +97,7 @@ class Brain:
         for thread in self._threads:
             thread.start()
         self._wake.set()
-        self._log.info("brain started", jobs=len(self._state.jobs), past_jobs=len(self._state.history))
+        self._log.info("brain started", jobs=len(self._runtime.job_ids), past_jobs=len(self._runtime.past_jobs()))
 
     def stop(self) -> None:
         """Ends its threads and the planning process, and writes what it still has."""
@@ -155,67 +126,33 @@ class Brain:
         Looks at all past jobs: not for a thread that must not wait.
         """
         wants_plan = not submitted.fixed and submitted.current is None
-        started = self._first_plans.warm_start(submitted) if wants_plan else None
-        changes: list[Change] = []
-        with self._lock:
-            self._heard[submitted.job] = self.clock()
-            if submitted.job not in self._state.jobs:
-                changes.append(submitted)
-                if started is not None:
-                    changes.append(self._first_plans.make(submitted, started, self.clock()))
-                for change in changes:
-                    self._take(change)
-            plan = self._in_force.message(submitted.job)
-            durable = self._recorder.record(changes)
-        if changes:
+        started = self._warm_starts.find(submitted, self._runtime.past_jobs()) if wants_plan else None
+        answer = self._runtime.submit(submitted, started, self.clock())
+        if answer.first is not None:
+            self.meters.plans.labels(answer.first.planned.action.value).inc()
+        if answer.new:
             self._wake.set()
-        return plan, durable
+        return answer.plan, answer.durable
 
     def first_plan(self, submitted: JobSubmitted) -> pb.BrainPlan:
         """The plan that a job would start with; not for a thread that must not wait."""
-        started = self._first_plans.warm_start(submitted)
-        with self._lock:
-            return plan_to(replace(self._first_plans.make(submitted, started, self.clock()), version=0))
+        started = self._warm_starts.find(submitted, self._runtime.past_jobs())
+        return plan_to(replace(self._runtime.proposal(submitted, started, self.clock()), version=0))
 
     def report(self, job: JobId, reports: Sequence[ProfileReported], start_ups: Sequence[StartUpObserved]) -> Reported:
         """Takes in profiles and start-ups of a job, apart from those that make no sense."""
-        now, skew = self.clock(), self._settings.clock_skew
-        refused: list[tuple[int, Refused]] = []
-        refused_start_ups: list[tuple[int, Refused]] = []
-        new: list[Change] = []
-        with self._lock:
-            known = self._state.jobs.get(job)
-            if known is None:
-                unknown = Refused(Refusal.UNKNOWN_JOB, f"job {job!r} is not known here: submit it first")
-                refused = [(report.sequence, unknown) for report in reports]
-                refused_start_ups = [(place, unknown) for place in range(len(start_ups))]
-            else:
-                self._heard[job] = now
-                for report in reports:
-                    problem = check_profile(report.profile, known.submitted.metadata.batch_size, now, skew)
-                    if problem is not None:
-                        refused.append((report.sequence, problem))
-                    elif report.sequence > known.sequence:
-                        new.append(report)
-                        self._take(report)
-                for place, start_up in enumerate(start_ups):
-                    problem = check_start_up(start_up)
-                    if problem is not None:
-                        refused_start_ups.append((place, problem))
-                    else:
-                        new.append(start_up)
-                        self._take(start_up)
-            durable = self._recorder.record(new)
-        accepted = len(reports) - len(refused)
-        self.meters.profiles.labels("Accepted").inc(accepted)
-        for sequence, problem in refused:
+        reported = self._runtime.report(
+            job, reports, start_ups, self.clock(), self.clock.wall(), self._settings.clock_skew
+        )
+        self.meters.profiles.labels("Accepted").inc(reported.accepted)
+        for sequence, problem in reported.refused:
             self.meters.profiles.labels(problem.reason.value).inc()
             self._log.warning("profile refused", job=job, sequence=sequence, why=problem.reason, detail=problem.message)
-        self.meters.start_ups.labels("Accepted").inc(len(start_ups) - len(refused_start_ups))
-        for place, problem in refused_start_ups:
+        self.meters.start_ups.labels("Accepted").inc(len(start_ups) - len(reported.refused_start_ups))
+        for place, problem in reported.refused_start_ups:
             self.meters.start_ups.labels(problem.reason.value).inc()
             self._log.warning("start-up refused", job=job, place=place, why=problem.reason, detail=problem.message)
-        return Reported(accepted, tuple(refused), tuple(refused_start_ups), durable)
+        return reported
 
     def count_refused(self, reason: Refusal, count: int) -> None:
         """Counts profiles that were refused before they could be reported."""
@@ -223,20 +160,14 @@ class Brain:
 
     def plan(self, job: JobId) -> pb.BrainPlan:
         """The plan in force. Raises UnknownJobError."""
-        if job not in self._state.jobs:
-            raise UnknownJobError(job)
-        return self._in_force.message(job)
+        return self._runtime.plan(job)
 
     def explain(self, job: JobId) -> pb.PlanExplanation:
         """Why the plan in force is what it is; for a job that has ended, why its last was. Raises UnknownJobError.
 
         Reads earlier plans from the database: not for a thread that must not wait.
         """
-        with self._lock:
-            known = self._state.jobs.get(job)
-            made, latest = None if known is None else known.plan, self._in_force.latest(job)
-            profiles = [] if known is None else list(known.profiles)
-            remaining = 0 if known is None else known.remaining_samples
+        known = self._runtime.job_now(job)
         try:
             earlier = self._store.plans(job, _EARLIER_PLANS)
         except (DatabaseAwayError, DatabaseUnusableError):
@@ -245,84 +176,62 @@ class Brain:
             if not earlier:
                 raise UnknownJobError(job)
             return explanation_to(plan_to(earlier[0]), earlier[0], earlier[1:])
-        in_force = self.plan(job)
+        network = self._runtime.conditions.network_bytes_per_second
         return explanation_to(
-            in_force,
-            None if made is None else refreshed(made, latest),
-            [plan for plan in earlier if plan.version < in_force.version],
-            remaining_samples=remaining,
-            profiles=profiles,
-            constants=ModelConstants.of(known.submitted.metadata, self._conditions.network_bytes_per_second),
+            known.in_force,
+            None if known.made is None else refreshed(known.made, known.latest),
+            [plan for plan in earlier if plan.version < known.in_force.version],
+            remaining_samples=known.remaining_samples,
+            profiles=known.profiles,
+            constants=ModelConstants.of(known.metadata, network),
         )
 
     def end(self, ended: JobEnded) -> Future[bool]:
         """A job is over; what is not said of it is what was last known. Raises UnknownJobError."""
-        with self._lock:
-            known = self._state.jobs.get(ended.job)
-            if known is None:
-                raise UnknownJobError(ended.job)
-            latest = self._in_force.end(ended.job)
-            reasons = with_reasons(known.plan, latest)
-            complete = replace(
-                ended,
-                final_shape=ended.final_shape or known.shape,
-                fit=None if latest is None else latest.explanation.fit,
-                rows=ended.rows or known.rows,
-                metadata=known.submitted.metadata,
-            )
-            self._take(complete)
-            self._learning.ended(ended.job)
-            self._heard.pop(ended.job, None)
-            self._first_plans.history_changed()
-            durable = self._recorder.record([*reasons, complete])
+        durable = self._runtime.end(ended)
         self._wake.set()
         self._notify(ended.job)
         return durable
 
     def jobs(self) -> list[pb.JobSummary]:
         """Those that have not ended, by their submission."""
-        with self._lock:
-            known = sorted(self._state.jobs.items(), key=lambda item: item[1].submitted.submitted_at)
-            return [summary_to(entry, self._in_force.message(job)) for job, entry in known]
+        return self._runtime.summaries()
+
+    # -- inside ---------------------------------------------------------------------------------------------------
 
     def _end_silent(self) -> None:
         """Jobs of which nothing was heard for too long stop taking room; one that speaks again is known again."""
         now, silence = self.clock(), self._settings.planning.silence
-        with self._lock:
-            silent = [job for job in self._state.jobs if now - self._heard.get(job, now) > silence]
-        for job in silent:
+        for job in self._runtime.silent(now, silence):
             self._log.warning("job is silent", job=job, seconds=silence)
             try:
                 self.end(JobEnded(job, SILENT, now))
             except UnknownJobError:
                 continue
 
-    # -- inside ---------------------------------------------------------------------------------------------------
-
-    def _take(self, change: Change, message: pb.BrainPlan | None = None) -> None:
-        """A change, into the state and towards the planning process; under the lock."""
-        self._learned(change, message)
-        if isinstance(change, PlanMade):
-            self.meters.plans.labels(change.planned.action.value).inc()
-
-    def _learned(self, change: Change, message: pb.BrainPlan | None = None) -> None:
-        """The same for a change that was counted before, by this brain or another; under the lock."""
-        self._state.apply(change)
-        self._rounds.note(change)
-        if isinstance(change, PlanMade):
-            self._in_force.put(change, message)
-
     def _notify(self, job: JobId) -> None:
         for listener in self._listeners:
             listener(job)
 
+    def _retell(self, job: JobId) -> Sequence[Change]:
+        """What a database has to be told that does not know a job."""
+        return self._runtime.job_changes(job)
+
     def _learn(self) -> None:
         """What the database knows. Raises DatabaseAwayError and DatabaseUnusableError."""
-        if self._learning.learn(self.clock()):
+        now, planning = self.clock(), self._settings.planning
+        first = not self._runtime.knows_running
+        if first and not planning.take_over:
+            learning.close_running(self._store, self._runtime.job_ids, now)
+        learned = learning.read(
+            self._store,
+            running=first,
+            profiles_per_job=planning.profiles_per_job,
+            past_jobs=planning.past_jobs,
+            now=now,
+        )
+        if self._runtime.learn(learned, now):
             self._rounds.tell_anew()
-        with self._lock:
-            self._heard = dict.fromkeys(self._state.jobs, self.clock()) | self._heard
-            self._first_plans.history_changed()
         self._wake.set()
 
     def _plan_for_ever(self) -> None:
@@ -330,14 +239,14 @@ class Brain:
         while not self._stopping.is_set():
             self._wake.wait(self._settings.planning.interval * min(2**failures, _MOST_BACKOFF))
             self._wake.clear()
-            if self._stopping.is_set() or not self._state.jobs:
+            if self._stopping.is_set() or not self._runtime.job_ids:
                 continue
             began = time.monotonic()
             try:
                 self._end_silent()
-                planned = self._rounds.plan(self._conditions, self.clock())
+                planned = self._rounds.plan(self.clock())
                 failures = 0
-                self._in_force.stale_because = ""
+                self._runtime.stale("")
                 self._adopt(planned)
             except PlanningFailedError as error:
                 if self._stopping.is_set():
@@ -358,22 +267,22 @@ class Brain:
 
     def _no_plan(self, how: str, why: str) -> None:
         """The last good plans stand, and callers are told why."""
-        self._in_force.stale_because = why
+        self._runtime.stale(why)
         self.meters.planning_failures.labels(how).inc()
 
     def _adopt(self, planned: Mapping[JobId, PlannedShape]) -> None:
         """Puts a round's plans in force, and lets all know who want to."""
+        planner = self._settings.planner.name
         try:
-            made = self._adoption.adopt(planned, self._rounds.shown, self.clock())
+            made = self._runtime.adopt(planned, self._rounds.shown, planner, self.clock())
         except UnacceptablePlanError as error:
-            self._no_plan(
-                "unacceptable", f"the planner {self._settings.planner.name!r} planned what cannot be: {error}"
-            )
+            self._no_plan("unacceptable", f"the planner {planner!r} planned what cannot be: {error}")
             self._log.error("plan refused", reason=str(error))
             return
-        reasons = [] if self._recorder.away is not None else self._adoption.reasons_of_now()
+        reasons = [] if self._recorder.away is not None else self._runtime.reasons_of_now()
         self._recorder.record([*made, *reasons])
         for plan in made:
+            self.meters.plans.labels(plan.planned.action.value).inc()
             self._notify(plan.job)
         self._log.info("planned", jobs=len(planned), changed=len(made))
 

@@ -49,12 +49,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(json.dumps(settings.model_dump(mode="json", by_alias=True), indent=2))  # noqa: T201  # its output
             return 0
         token, certificates = _token(settings), mounted_certificates()
-        store = HistoryStore.open(settings.database, exclusive=settings.planning.take_over)
+        store = HistoryStore.open(_database(settings), exclusive=settings.planning.take_over)
     except (SettingsError, UnusableCertificateError, DatabaseUnusableError) as error:
         print(error, file=sys.stderr)  # noqa: T201  # before there is a log
         return 2
     configure_logging(job="", role="brain", index=0)
     return asyncio.run(_run(settings, token, certificates, store))
+
+
+def _database(settings: BrainSettings) -> str:
+    if settings.database_file is None:
+        return settings.database
+    try:
+        return settings.database_file.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise SettingsError(f"databaseFile: {settings.database_file} cannot be read: {error.strerror}") from error
 
 
 def _token(settings: BrainSettings) -> str:

@@ -12,34 +12,17 @@ from emberscale_brain.warm_start.similarity import HistoryIndex, NewJob
 from emberscale_brain.warm_start.start import WarmStart, warm_start
 
 
-class FirstPlans:
-    """`state` is read under `lock`."""
+class WarmStarts:
+    """Finds the shapes that past jobs speak for; keeps the index of one history."""
 
-    def __init__(
-        self, state: BrainState, lock: threading.Lock, conditions: Conditions, preferences: PlannerPreferences
-    ) -> None:
-        self._state = state
-        self._lock = lock
-        self._conditions = conditions
+    def __init__(self, preferences: PlannerPreferences) -> None:
         self._preferences = preferences
-        self._history: tuple[PastJob, ...] | None = None
         self._index = HistoryIndex(())
         self._comparing = threading.Lock()
 
-    def history_changed(self) -> None:
-        """More jobs are past; under the lock."""
-        self._history = None
-
-    def warm_start(self, submitted: JobSubmitted) -> WarmStart:
-        """The shape that past jobs speak for.
-
-        Takes long where there are many: without the lock, and not for a thread that must not wait.
-        """
+    def find(self, submitted: JobSubmitted, history: tuple[PastJob, ...]) -> WarmStart:
+        """A newcomer's warm start. Takes long where many jobs are past: not for a thread that must not wait."""
         with self._comparing:  # by one thread at a time: more would keep those that answer from the interpreter
-            with self._lock:
-                if self._history is None:
-                    self._history = tuple(self._state.history)
-                history = self._history
             if self._index.history is not history:
                 self._index = HistoryIndex(history)
             return warm_start(
@@ -50,11 +33,14 @@ class FirstPlans:
                 self._preferences.smoothing,
             )
 
-    def make(self, submitted: JobSubmitted, started: WarmStart, now: float) -> PlanMade:
-        """The plan of a job that is not known yet; under the lock."""
-        free = free_room(self._state, self._conditions, submitted.owner, now)
-        planned = _as_far_as_there_is_room(started, submitted.bounds, free, self._conditions.capacity)
-        return PlanMade(submitted.job, submitted.last_plan + 1, now, "warm start", planned)
+
+def first_plan(
+    state: BrainState, conditions: Conditions, submitted: JobSubmitted, started: WarmStart, now: float
+) -> PlanMade:
+    """The first plan of a job that the state does not know; pure."""
+    free = free_room(state, conditions, submitted.owner, now)
+    planned = _as_far_as_there_is_room(started, submitted.bounds, free, conditions.capacity)
+    return PlanMade(submitted.job, submitted.last_plan + 1, now, "warm start", planned)
 
 
 def _as_far_as_there_is_room(

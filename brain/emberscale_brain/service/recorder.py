@@ -10,16 +10,23 @@ import structlog
 
 from emberscale_brain.history.changes import Change, PlanMade, ProfileReported
 from emberscale_brain.history.claim import ClaimLostError
-from emberscale_brain.history.database import DatabaseAwayError, DatabaseUnusableError, WriteRefusedError
+from emberscale_brain.history.database import DatabaseAwayError, DatabaseUnusableError
 from emberscale_brain.history.store import HistoryStore
+from emberscale_brain.planner.types import JobId
 
 _BATCH = 5000
 _AT_ONCE = 20  # the share of what is kept that goes at once: to look through all for each newcomer would take long
 
 
+_REFUSED_REMEMBERED = 10_000
+
+
 @dataclass(frozen=True, slots=True)
 class _Entry:
+    """`repeated` are profiles that were recorded before, and whose fate their reporter asks for."""
+
     changes: tuple[Change, ...]
+    repeated: tuple[ProfileReported, ...]
     durable: Future[bool]
 
 
@@ -29,9 +36,11 @@ class Recorder:
     While the database is away, changes are kept in memory, up to `most_kept` of them (then the oldest profiles go, and
     after them plans that were followed by others), callers are told at once that theirs is not durable yet, and every
     `retry_seconds` it tries again. When the database is back, its schema is brought up to date, what was kept is
-    written, and `on_return` is called, which may find it away again. `on_lost` hears why how many changes were given
-    up: "Dropped" or "Refused". Once another brain has the database, nothing is written any more, and `on_superseded`
-    hears why.
+    written, and `on_return` is called, which may find it away again.
+
+    A change that the database refuses is written again after what `retell` says of its job: a database that was emptied
+    learns of running jobs that way. `on_lost` hears why how many changes were given up: "Dropped" or "Refused". Once
+    another brain has the database, nothing is written any more, and `on_superseded` hears why.
     """
 
     def __init__(
@@ -42,6 +51,7 @@ class Recorder:
         on_return: Callable[[], None] = lambda: None,
         on_lost: Callable[[str, int], None] = lambda why, count: None,
         on_superseded: Callable[[str], object] = lambda why: None,
+        retell: Callable[[JobId], Sequence[Change]] = lambda job: (),
     ) -> None:
         self._store = store
         self._retry_seconds = retry_seconds
@@ -49,10 +59,12 @@ class Recorder:
         self._on_return = on_return
         self._on_lost = on_lost
         self._on_superseded = on_superseded
+        self._retell = retell
         self._log = structlog.get_logger()
         self._condition = threading.Condition()
         self._waiting: deque[_Entry] = deque()
         self._kept: deque[Change] = deque()
+        self._refused: dict[tuple[JobId, int], None] = {}  # profiles, the oldest first
         self._away: str | None = None
         self._stopping = False
         self._thread = threading.Thread(target=self._work, name="recorder", daemon=True)
@@ -79,19 +91,20 @@ class Recorder:
         """Changes that are not in the database yet."""
         return len(self._kept)
 
-    def record(self, changes: Sequence[Change]) -> Future[bool]:
+    def record(self, changes: Sequence[Change], repeated: Sequence[ProfileReported] = ()) -> Future[bool]:
         """Whether they are in the database, once that is known; False while it is away, or if it refuses any of them.
 
-        No changes at all are asked about by who repeats what may have been written before.
+        `repeated` were recorded before; None of either is asked about by who repeats what may have been written before.
         """
         durable: Future[bool] = Future()
         with self._condition:
-            self._waiting.append(_Entry(tuple(changes), durable))
+            self._waiting.append(_Entry(tuple(changes), tuple(repeated), durable))
             self._condition.notify()
         return durable
 
     def _work(self) -> None:
-        while True:
+        stopping = False
+        while not stopping:
             with self._condition:
                 while not self._waiting and not self._stopping:
                     timeout = self._retry_seconds if self._away is not None else None
@@ -99,20 +112,29 @@ class Recorder:
                         break
                 entries, self._waiting = list(self._waiting), deque()
                 stopping = self._stopping
+            try:
+                self._turn(entries, stopping)
+            except Exception as error:  # noqa: BLE001  # without this thread nothing is written, and nobody is told
+                self._away = f"the recorder failed: {type(error).__name__}: {error}"
+                self._log.exception("recorder failed", kept=len(self._kept))
             for entry in entries:
-                self._keep(entry.changes)
-            if self._away is not None and not stopping:
-                # callers do not wait for an attempt to reach what was away a moment ago
-                for entry in entries:
+                if not entry.durable.done():
                     entry.durable.set_result(False)
-                entries = []
-            refused: list[Change] = []
-            written = self._write_kept(refused)
-            not_there = set(map(id, refused))
+
+    def _turn(self, entries: Sequence[_Entry], stopping: bool) -> None:
+        for entry in entries:
+            self._keep(entry.changes)
+        if self._away is not None and not stopping:
+            # callers do not wait for an attempt to reach what was away a moment ago
             for entry in entries:
-                entry.durable.set_result(written and not_there.isdisjoint(map(id, entry.changes)))
-            if stopping:
-                return
+                entry.durable.set_result(False)
+            entries = []
+        refused: list[Change] = []
+        written = self._write_kept(refused)
+        not_there = set(map(id, refused))
+        for entry in entries:
+            never = any((report.job, report.sequence) in self._refused for report in entry.repeated)
+            entry.durable.set_result(written and not never and not_there.isdisjoint(map(id, entry.changes)))
 
     def _keep(self, changes: Sequence[Change]) -> None:
         self._kept.extend(changes)
@@ -158,11 +180,31 @@ class Recorder:
     def _write(self, batch: Sequence[Change], refused: list[Change]) -> None:
         try:
             self._store.write(batch)
-        except WriteRefusedError:
+        except (DatabaseAwayError, DatabaseUnusableError, ClaimLostError):
+            raise
+        except Exception as error:  # noqa: BLE001  # whatever one change causes must not hold up all others
+            self._log.info("writing one by one", changes=len(batch), reason=str(error))
             for change in batch:
-                try:
-                    self._store.write([change])
-                except WriteRefusedError as error:
-                    refused.append(change)
-                    self._on_lost("Refused", 1)
-                    self._log.error("database refused", change=type(change).__name__, reason=str(error))
+                self._write_one(change, refused)
+
+    def _write_one(self, change: Change, refused: list[Change]) -> None:
+        """A change alone, and if it is refused after what else is known of its job."""
+        for earlier in ((), None):
+            told = self._retell(change.job) if earlier is None else earlier
+            if earlier is None and not told:
+                break
+            try:
+                self._store.write([*told, change])
+            except (DatabaseAwayError, DatabaseUnusableError, ClaimLostError):
+                raise
+            except Exception as error:  # noqa: BLE001  # as above
+                problem = error
+            else:
+                return
+        refused.append(change)
+        if isinstance(change, ProfileReported):
+            self._refused[change.job, change.sequence] = None
+            while len(self._refused) > _REFUSED_REMEMBERED:
+                del self._refused[next(iter(self._refused))]
+        self._on_lost("Refused", 1)
+        self._log.error("database refused", change=type(change).__name__, job=change.job, reason=str(problem))

@@ -3,7 +3,7 @@
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NoReturn
 
 import grpc
@@ -12,10 +12,11 @@ import grpc.aio
 from emberscale_api.certificates import Certificates
 from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_api.rpc import brain_pb2_grpc, tls
-from emberscale_api.rpc.token import CHANNEL_OPTIONS, AsyncTokenCheck
+from emberscale_api.rpc.token import CHANNEL_OPTIONS
 from emberscale_brain.history.changes import ProfileReported
 from emberscale_brain.planner.types import JobId
-from emberscale_brain.service.brain import Brain, UnknownJobError
+from emberscale_brain.service.brain import Brain
+from emberscale_brain.service.callers import CallerCheck
 from emberscale_brain.service.checks import Refusal
 from emberscale_brain.service.messages import (
     job_from,
@@ -25,10 +26,12 @@ from emberscale_brain.service.messages import (
     submission_from,
 )
 from emberscale_brain.service.plausible import MOST_PROFILES, MOST_START_UPS, MalformedRequestError, check_count
+from emberscale_brain.service.runtime import UnknownJobError
 from emberscale_brain.service.settings import BrainSettings
 
 _DURABLE_SECONDS = 5.0
 _LONGEST_SHOWN = 255
+_READERS, _COMPARERS = 4, 2
 
 Context = Any  # grpc.aio.ServicerContext, generic in the stubs only
 
@@ -42,6 +45,9 @@ class BrainServicer(brain_pb2_grpc.BrainServicer):
         self._clock = brain.clock
         self._watchers: defaultdict[JobId, set[asyncio.Event]] = defaultdict(set)
         self._loop = loop
+        # who waits for the database holds up nobody who compares a newcomer with past jobs, which needs no database
+        self._readers = ThreadPoolExecutor(_READERS, "reader")
+        self._comparers = ThreadPoolExecutor(_COMPARERS, "comparer")
         brain.on_plan(self._wake_from_thread)
 
     async def SubmitJob(self, request: pb.SubmitJobRequest, context: Context) -> pb.SubmitJobReply:  # noqa: N802
@@ -50,7 +56,7 @@ class BrainServicer(brain_pb2_grpc.BrainServicer):
             submitted = submission_from(request, self._bounds, self._clock())
         except MalformedRequestError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        plan, durable = await asyncio.to_thread(self._brain.submit, submitted)
+        plan, durable = await self._loop.run_in_executor(self._comparers, self._brain.submit, submitted)
         return pb.SubmitJobReply(plan=plan, durable=await _known_soon(durable))
 
     async def WarmStart(self, request: pb.SubmitJobRequest, context: Context) -> pb.BrainPlan:  # noqa: N802
@@ -59,7 +65,7 @@ class BrainServicer(brain_pb2_grpc.BrainServicer):
             submitted = submission_from(request, self._bounds, self._clock())
         except MalformedRequestError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        return await asyncio.to_thread(self._brain.first_plan, submitted)
+        return await self._loop.run_in_executor(self._comparers, self._brain.first_plan, submitted)
 
     async def ReportProfile(self, request: pb.ReportProfileRequest, context: Context) -> pb.ReportProfileReply:  # noqa: N802
         """Answers when the accepted profiles are in the database, or it is known that they are not."""
@@ -135,7 +141,7 @@ class BrainServicer(brain_pb2_grpc.BrainServicer):
         except MalformedRequestError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         try:
-            return await asyncio.to_thread(self._brain.explain, job)
+            return await self._loop.run_in_executor(self._readers, self._brain.explain, job)
         except UnknownJobError:
             await _not_found(context, request.job_uid)
 
@@ -178,8 +184,11 @@ async def _not_found(context: Context, job: str) -> NoReturn:
 async def serve(
     brain: Brain, settings: BrainSettings, token: str, certificates: Certificates | None
 ) -> tuple[grpc.aio.Server, int]:
-    """A started server and its port; without certificates it serves no TLS. Raises OSError for an address in use."""
-    server = grpc.aio.server(interceptors=[AsyncTokenCheck(token)], options=CHANNEL_OPTIONS)
+    """A started server and its port; without certificates it serves no TLS. Raises OSError for an address in use.
+
+    `token` opens every call, and signs the tokens of jobs.
+    """
+    server = grpc.aio.server(interceptors=[CallerCheck(token)], options=CHANNEL_OPTIONS)
     brain_pb2_grpc.add_BrainServicer_to_server(BrainServicer(brain, settings, asyncio.get_running_loop()), server)
     try:
         port = tls.bind(server, settings.listen, certificates)

@@ -148,6 +148,9 @@ class BrainSettings(ManifestPart):
     listen: Address = "127.0.0.1:50061"
     metrics: Address | None = "127.0.0.1:9461"
     database: Annotated[str, AfterValidator(_of_a_database)] = "sqlite:///emberscale-brain.db"
+    database_file: Path | None = Field(
+        default=None, description="A file with the URL of the database, instead of `database`: it may hold a password"
+    )
     token_file: Path | None = Field(default=None, description="Else EMBERSCALE_TOKEN_FILE names it")
     clock_skew: Seconds = Field(default=30.0, ge=0, description="How far ahead a reporter's clock may be")
     cluster: CapacitySettings = CapacitySettings()

@@ -134,7 +134,7 @@ class BrainState:
         submitted, current, fixed = known.submitted, known.shape, known.submitted.fixed
         planned = None if known.plan is None else known.plan.planned.shape
         if known.plan is not None and planned is not None and planned != current:
-            on_its_way = now - known.plan.made_at < settle_seconds
+            on_its_way = 0 <= now - known.plan.made_at < settle_seconds  # a clock set back must not freeze it
             if on_its_way or current is None:
                 current, fixed = planned, fixed or on_its_way
         return JobView(

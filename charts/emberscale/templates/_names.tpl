@@ -107,3 +107,18 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- define "emberscale.redisSecretKey" -}}
 {{- if .Values.redis.enabled -}}url{{- else -}}{{ .Values.redis.external.existingSecretKey }}{{- end -}}
 {{- end -}}
+
+{{/* Selects the namespaces of jobs, by labels that whoever may create pods in them cannot set. */}}
+{{- define "emberscale.jobNamespaces" -}}
+{{- if .Values.networkPolicy.jobNamespaces -}}
+{{- toYaml .Values.networkPolicy.jobNamespaces -}}
+{{- else if .Values.operator.watchNamespaces -}}
+matchExpressions:
+  - key: kubernetes.io/metadata.name
+    operator: In
+    values:
+      {{- toYaml .Values.operator.watchNamespaces | nindent 6 }}
+{{- else -}}
+{}
+{{- end -}}
+{{- end -}}

@@ -67,7 +67,10 @@ class ClusterView(Protocol):
 
 
 class KubernetesBackend:
-    """Everything that the operator knows of one job's objects, and does to them."""
+    """Everything that the operator knows of one job's objects, and does to them.
+
+    `admit` is told the job's uid and its password for Redis.
+    """
 
     def __init__(
         self,
@@ -79,6 +82,7 @@ class KubernetesBackend:
         warnings: PodWarnings,
         tallies: Tallies,
         settings: Settings,
+        admit: Callable[[str, str], None],
         policy: Policy | None = None,
     ) -> None:
         self.key = key
@@ -90,7 +94,7 @@ class KubernetesBackend:
         self._tallies = tallies
         self._settings = settings
         self._policy = policy
-        self._makes = ObjectMaker(client, settings)
+        self._makes = ObjectMaker(client, settings, admit)
         self._observation = Observation()
         self._actuator = Actuator(client, self._makes, self._observation, recorder)
         self._status: TrainingJobStatus | None = None
@@ -166,7 +170,7 @@ class KubernetesBackend:
             await self._refuse(body, str(error), now)
             return Pause(self._settings.resync)
         self._tallies.job_reconciled()
-        self._objects = JobObjects.of(job, self._settings)
+        self._objects = JobObjects.of(job, self._settings, self._known().image)
         views = await self._with_warnings(self._observation.observe(self._cluster.pods(self.key), self.uid, now), now)
         self._views = {view.id: view for view in views}
         masters = [view for view in views if view.id.role is Role.MASTER and view.running and view.address]
@@ -285,6 +289,7 @@ class KubernetesBackend:
             blocked=waits if waits and not trains else None,
             master=news.status,
             plan=news.plan,
+            image=self._settings.image,
         )
 
     async def _write(self, job: Job, facts: Facts, now: float) -> float:

@@ -1,7 +1,7 @@
 """What the API server holds against what the watches have brought: a watch that is dead does not say so."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -53,14 +53,22 @@ class Lag:
 class Census:
     """Lists the metadata of all TrainingJobs and pods once an `interval`, in seconds.
 
-    An empty list of namespaces stands for the whole cluster.
+    An empty list of namespaces stands for the whole cluster. `counted` follows each census with the uids of all jobs.
     """
 
-    def __init__(self, client: ApiClient, watched: Watched, namespaces: Sequence[str], interval: float) -> None:
+    def __init__(
+        self,
+        client: ApiClient,
+        watched: Watched,
+        namespaces: Sequence[str],
+        interval: float,
+        counted: Callable[[Collection[str]], Awaitable[None]],
+    ) -> None:
         self._client = client
         self._watched = watched
         self._namespaces = namespaces or ("",)
         self._interval = interval
+        self._counted = counted
         self._lags = {kind: Lag() for kind in (TRAINING_JOB, POD)}
 
     async def keep(self) -> None:
@@ -69,11 +77,13 @@ class Census:
         while True:
             await asyncio.sleep(self._interval)
             try:
-                for kind, lag in self._lags.items():
-                    held = await self._held(kind)
-                    lag.compare(held, self._watched.versions(kind), loop.time())
+                held = {kind: await self._held(kind) for kind in self._lags}
             except (ApiError, ApiUnavailableError) as error:
                 _log.warning("no census", problem=str(error))
+                continue
+            for kind, lag in self._lags.items():
+                lag.compare(held[kind], self._watched.versions(kind), loop.time())
+            await self._counted(held[TRAINING_JOB].keys())
 
     def behind(self, now: float) -> str | None:
         """The watch that has missed something for long, in words; None where none has."""

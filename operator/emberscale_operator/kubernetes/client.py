@@ -76,7 +76,8 @@ class ApiClient:
         query["limit"] = _PAGE
         while True:
             page = await self._call("GET", f"{path}?{urlencode(query)}", accept=_METADATA)
-            found |= {item["metadata"]["uid"]: item["metadata"]["resourceVersion"] for item in page["items"]}
+            items = page["items"] or ()  # null where there are none
+            found |= {item["metadata"]["uid"]: item["metadata"]["resourceVersion"] for item in items}
             query["continue"] = page["metadata"].get("continue") or ""
             if not query["continue"]:
                 return found

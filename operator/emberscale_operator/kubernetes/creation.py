@@ -2,7 +2,7 @@
 
 import base64
 import secrets
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 from emberscale_api.certificates import AUTHORITY_FILE
@@ -10,7 +10,7 @@ from emberscale_operator.kubernetes import names, pod_spec
 from emberscale_operator.kubernetes.certificate import self_signed
 from emberscale_operator.kubernetes.client import ApiClient, ApiError, ApiInternalError, core
 from emberscale_operator.kubernetes.job import Job
-from emberscale_operator.kubernetes.pod_spec import JobObjects
+from emberscale_operator.kubernetes.pod_spec import Credentials, JobObjects
 from emberscale_operator.kubernetes.settings import Settings
 from emberscale_operator.machine import InstanceId, Resources
 
@@ -27,20 +27,13 @@ class NamespaceEndsError(Exception):
     """The namespace is being deleted, and takes nothing new any more."""
 
 
-@dataclass(frozen=True)
-class Credentials:
-    """What a job's processes and the operator know each other by; without an authority, in PEM, they serve no TLS."""
-
-    token: str = field(repr=False)
-    authority: bytes | None = None
-
-
 class ObjectMaker:
-    """Makes the objects of one job."""
+    """Makes the objects of one job. `admit` is told the job's uid and its password for Redis."""
 
-    def __init__(self, client: ApiClient, settings: Settings) -> None:
+    def __init__(self, client: ApiClient, settings: Settings, admit: Callable[[str, str], None]) -> None:
         self._client = client
         self._settings = settings
+        self._admit = admit
         self._present: set[str] = set()
         self._credentials: Credentials | None = None
 
@@ -51,19 +44,26 @@ class ObjectMaker:
         """
         if self._credentials is None:
             pair = self_signed() if self._settings.job_tls else None
-            made = Credentials(secrets.token_hex(32), pair.certificate if pair is not None else None)
-            secret = await self._ensure(job, "secrets", pod_spec.build_token_secret(job, made.token, pair))
+            authority = pair.certificate if pair is not None else None
+            made = Credentials(secrets.token_hex(32), secrets.token_hex(32), authority)
+            secret = await self._ensure(job, "secrets", pod_spec.build_token_secret(job, made, pair))
             data = {name: base64.b64decode(value) for name, value in (secret.get("data") or {}).items()}
+            if data:
+                made = Credentials(
+                    data[pod_spec.TOKEN_KEY].decode(),
+                    data[pod_spec.STORE_PASSWORD_KEY].decode(),
+                    data.get(AUTHORITY_FILE),
+                )
+            self._admit(job.uid, made.store_password)
             self._credentials = made
-            if "token" in data:
-                self._credentials = Credentials(data["token"].decode(), data.get(AUTHORITY_FILE))
         return self._credentials
 
     async def pod(self, job: Job, objects: JobObjects, instance: InstanceId, resources: Resources) -> dict[str, Any]:
         """Creates a pod and whatever it refers to. Raises RefusedError and NamespaceEndsError."""
-        tls = (await self.credentials(job)).authority is not None
+        credentials = await self.credentials(job)
+        tls = credentials.authority is not None
         await self._once(job, "services", pod_spec.build_service(job, tls))
-        await self._once(job, "secrets", pod_spec.build_store_secret(job, objects, self._settings))
+        await self._once(job, "secrets", pod_spec.build_store_secret(job, objects, self._settings, credentials))
         await self._once(job, "configmaps", pod_spec.build_manifest(job, objects))
         body = pod_spec.build_pod(job, objects, instance, resources, self._settings, tls)
         return await self._ensure(job, "pods", body)

@@ -1,7 +1,6 @@
 """What the operator says of itself: probes that fail when it misses events or gets stuck, and Prometheus metrics."""
 
 import time
-from collections import Counter as Tally
 from collections.abc import Callable, Iterator, Sequence
 
 from aiohttp import web
@@ -9,7 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from emberscale_api.job.status import JobPhase
+from emberscale_api.metrics import JOB_PHASE
 from emberscale_operator.kubernetes.client import ApiClient
 from emberscale_operator.kubernetes.fleet import Fleet
 
@@ -18,7 +17,7 @@ Check = Callable[[float], str | None]
 
 
 class OperatorMetrics(Collector):
-    """Jobs by phase, and what the operator asked of the API server."""
+    """The phase of each job, whether or not it has a master, and what the operator asked of the API server."""
 
     def __init__(self, client: ApiClient, fleet: Fleet) -> None:
         self._client = client
@@ -26,10 +25,11 @@ class OperatorMetrics(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         """Everything, as of now."""
-        phases = GaugeMetricFamily("emberscale_jobs", "TrainingJobs by phase", labels=["phase"])
-        counts = Tally(controller.standing.phase for controller in self._fleet.controllers.values())
-        for phase in JobPhase:
-            phases.add_metric([phase], counts[phase])
+        phases = GaugeMetricFamily(
+            JOB_PHASE, "1 for the phase that a TrainingJob is in", labels=["namespace", "training_job", "phase"]
+        )
+        for (key, _), controller in self._fleet.controllers.items():
+            phases.add_metric([key.namespace, key.name, controller.standing.phase], 1.0)
         yield phases
         calls = CounterMetricFamily(
             "emberscale_operator_api_calls", "Calls to the API server", labels=["verb", "resource"]

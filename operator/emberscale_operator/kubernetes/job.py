@@ -47,7 +47,7 @@ def read_job(body: Mapping[str, Any]) -> Job:
     """The job in an object. Raises UnreadableJobError.
 
     The API server refuses fields that it does not know, so one that is unknown here is of a newer definition, such as
-    an upgrade installs before it replaces the operator.
+    an upgrade installs before it replaces the operator. It is kept, for the processes of the job may know it.
     """
     metadata = body["metadata"]
     key = JobKey(metadata["namespace"], metadata["name"])
@@ -58,7 +58,7 @@ def read_job(body: Mapping[str, Any]) -> Job:
         "spec": _plain(body.get("spec") or {}),
     }
     try:
-        manifest = parse_manifest(document, source="TrainingJob", unknown="ignore")
+        manifest = parse_manifest(document, source="TrainingJob", unknown="allow")
     except ManifestError as error:
         raise UnreadableJobError(str(error).replace("TrainingJob: ", "")) from error
     return Job(

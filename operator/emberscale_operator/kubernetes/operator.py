@@ -21,11 +21,11 @@ from emberscale_operator.kubernetes.client import ApiClient, ApiError, ApiUnavai
 from emberscale_operator.kubernetes.fleet import Fleet
 from emberscale_operator.kubernetes.health import OperatorMetrics, serve
 from emberscale_operator.kubernetes.job import JobKey
-from emberscale_operator.kubernetes.job_state import JobStateStore
 from emberscale_operator.kubernetes.lease import Lease, LeaseLostError, account_owner
 from emberscale_operator.kubernetes.recorder import Recorder
 from emberscale_operator.kubernetes.settings import Settings
 from emberscale_operator.kubernetes.tallies import Tallies
+from emberscale_operator.kubernetes.tenants import Tenants
 from emberscale_operator.kubernetes.warnings import PodWarnings
 
 _CRD_SECONDS = 5.0
@@ -93,17 +93,25 @@ async def _run(settings: Settings) -> int:
     registry = CollectorRegistry()
     tallies = Tallies(registry)
     warnings = PodWarnings(client)
-    states = JobStateStore(settings.redis_url)
+    tenants = Tenants(settings.redis_url, settings.installation)
     fleet = Fleet(
         lambda key, uid: control(
             KubernetesBackend(
-                key, uid, cluster, client, Recorder(client, settings.identity), warnings, tallies, settings
+                key,
+                uid,
+                cluster,
+                client,
+                Recorder(client, settings.identity),
+                warnings,
+                tallies,
+                settings,
+                tenants.admit,
             ),
             time.time,
         ),
-        bury=states.remove,
+        bury=tenants.remove,
     )
-    census = Census(client, cluster, settings.watch_namespaces, settings.resync)
+    census = Census(client, cluster, settings.watch_namespaces, settings.resync, tenants.sweep)
     registry.register(OperatorMetrics(client, fleet))
     registry.register(ProcessMetrics())
     web = await serve((fleet.stuck, census.behind), registry, settings.health_port, settings.metrics_port)
@@ -116,6 +124,7 @@ async def _run(settings: Settings) -> int:
             for coroutine in (
                 lease.keep(),
                 census.keep(),
+                tenants.keep(),
                 _watch(settings, cluster, fleet, stopping),
                 stopping.wait(),
             )
@@ -132,7 +141,7 @@ async def _run(settings: Settings) -> int:
         return 0
     finally:
         await web.cleanup()
-        await states.close()
+        await tenants.close()
         await lease.close()
         await client.close()
 

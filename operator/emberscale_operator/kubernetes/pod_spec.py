@@ -1,8 +1,9 @@
 """The objects that a job's processes run in, as they are sent to the API server."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from emberscale_api import environment
@@ -13,13 +14,16 @@ from emberscale_api.job import (
     ResourceRequirements,
     RoleSpec,
     RunPolicy,
+    TrainingJob,
     cpu_cores,
     memory_bytes,
 )
+from emberscale_api.rpc.job_token import JobClaims, job_token
 from emberscale_operator.kubernetes import names
 from emberscale_operator.kubernetes.certificate import CertificatePair
 from emberscale_operator.kubernetes.job import Job
 from emberscale_operator.kubernetes.settings import Settings
+from emberscale_operator.kubernetes.tenants import user_name, user_url
 from emberscale_operator.machine import InstanceId, Resources, Role
 
 COMMANDS: Mapping[Role, Sequence[str]] = {
@@ -29,6 +33,7 @@ COMMANDS: Mapping[Role, Sequence[str]] = {
 }
 _USER = 65532
 _FOLDER = "/run/emberscale"
+TOKEN_KEY, STORE_PASSWORD_KEY = "token", "store-password"
 _BRAIN_TOKEN_KEY, _BRAIN_CA_KEY = "brain-token", "brain-ca"
 _GRACE_SECONDS = 15
 _NODE_LOSS_SECONDS = 30
@@ -36,36 +41,52 @@ _THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", 
 
 
 @dataclass(frozen=True)
+class Credentials:
+    """What a job's processes show to each other, to the operator and to Redis.
+
+    Without an authority, in PEM, they serve no TLS.
+    """
+
+    token: str = field(repr=False)
+    store_password: str = field(repr=False)
+    authority: bytes | None = None
+
+
+@dataclass(frozen=True)
 class JobObjects:
     """What a job's pods refer to: names of objects, and the text of the manifest that a new master reads.
 
-    `restart_keys` name, for each role, what of the manifest a pod must be replaced for.
+    `restart_keys` name, for each role, what of the manifest a pod must be replaced for: of what differs from the
+    defaults, so that a version with more fields has the same keys. `image` is the job's, from first pod to last.
     """
 
+    image: str
     manifest: str
     manifest_name: str
     restart_keys: Mapping[Role, str]
     store_secret: str
 
     @classmethod
-    def of(cls, job: Job, settings: Settings) -> "JobObjects":
-        """The objects for the job as it is now."""
+    def of(cls, job: Job, settings: Settings, image: str = "") -> "JobObjects":
+        """The objects for the job as it is now; a job that has no image yet gets the operator's."""
         spec, name = job.spec, job.key.name
         bare = {"template": PodTemplate()}
         roles = {"worker": spec.worker, "ps": spec.ps, "master": spec.master}
-        text = _with_spec(
+        manifest = _with_spec(
             job, {"suspend": False, **{role: part.model_copy(update=bare) for role, part in roles.items()}}
         )
+        text = manifest.to_json()
         unsized = {role: part.model_copy(update={**bare, "replicas": None}) for role, part in roles.items()}
         unsized["master"] = MasterSpec()
         key = _with_spec(job, {"suspend": False, "run_policy": _seen_by_master(spec.run_policy), **unsized})
         return cls(
+            image=image or settings.image,
             manifest=text,
             manifest_name=names.manifest_name(name, text),
             restart_keys={
-                Role.MASTER: names.digest(key + settings.brain_authority),
-                Role.PS: names.digest(spec.ps.template.model_dump_json()),
-                Role.WORKER: names.digest(spec.worker.template.model_dump_json()),
+                Role.MASTER: names.digest(_said_in(key) + settings.brain_authority),
+                Role.PS: names.digest(_said_in(spec.ps.template)),
+                Role.WORKER: names.digest(_said_in(spec.worker.template)),
             },
             store_secret=names.store_secret_name(
                 name, settings.redis_url, settings.brain_token, settings.brain_authority
@@ -73,28 +94,35 @@ class JobObjects:
         )
 
 
-def _with_spec(job: Job, changes: Mapping[str, Any]) -> str:
-    return job.manifest.model_copy(update={"spec": job.spec.model_copy(update=changes)}).to_json()
+def _with_spec(job: Job, changes: Mapping[str, Any]) -> TrainingJob:
+    return job.manifest.model_copy(update={"spec": job.spec.model_copy(update=changes)})
+
+
+def _said_in(part: TrainingJob | PodTemplate) -> str:
+    """What a part of the manifest says beyond its defaults, whichever fields this version knows."""
+    return json.dumps(part.model_dump(mode="json", by_alias=True, exclude_defaults=True), sort_keys=True)
 
 
 def _seen_by_master(policy: RunPolicy) -> RunPolicy:
     return RunPolicy(backoff_limit=policy.backoff_limit, active_deadline=policy.active_deadline)
 
 
-def build_token_secret(job: Job, token: str, pair: CertificatePair | None) -> dict[str, Any]:
-    """The Secret that all pods of a job mount; without a certificate they serve no TLS."""
-    data = {"token": token}
+def build_token_secret(job: Job, credentials: Credentials, pair: CertificatePair | None) -> dict[str, Any]:
+    """The Secret with what the job is known by. Its pods mount the token and the certificate, if there is one."""
+    data = {TOKEN_KEY: credentials.token, STORE_PASSWORD_KEY: credentials.store_password}
     if pair is not None:
         certificate = pair.certificate.decode("ascii")
         data |= {AUTHORITY_FILE: certificate, CHAIN_FILE: certificate, KEY_FILE: pair.key.decode("ascii")}
     return _object("v1", "Secret", job, names.token_secret_name(job.key.name), immutable=True, stringData=data)
 
 
-def build_store_secret(job: Job, objects: JobObjects, settings: Settings) -> dict[str, Any]:
-    """The Secret that only the master gets."""
+def build_store_secret(job: Job, objects: JobObjects, settings: Settings, credentials: Credentials) -> dict[str, Any]:
+    """The Secret that only the master gets: a Redis user and a brain token that are of no use for another job."""
+    user = user_name(settings.installation, job.uid)
+    claims = JobClaims(job.uid, job.key.namespace)
     data = {
-        "redis-url": settings.redis_url,
-        _BRAIN_TOKEN_KEY: settings.brain_token,
+        "redis-url": user_url(settings.redis_url, user, credentials.store_password),
+        _BRAIN_TOKEN_KEY: job_token(settings.brain_token, claims) if settings.brain_token else "",
         _BRAIN_CA_KEY: settings.brain_authority,
     }
     return _object(
@@ -210,7 +238,7 @@ def _container(
     ]
     container = {
         "name": str(instance.role),
-        "image": template.image or settings.image,
+        "image": template.image or objects.image,
         "imagePullPolicy": settings.image_pull_policy,
         "command": list(COMMANDS[instance.role]),
         "env": _environment(job, objects, instance, resources, settings, tls),
@@ -275,7 +303,7 @@ def _environment(
 
 
 def _volumes(job: Job, objects: JobObjects, role: Role, tls: bool) -> list[dict[str, Any]]:
-    files = ["token", *((AUTHORITY_FILE, CHAIN_FILE, KEY_FILE) if tls else ())]
+    files = [TOKEN_KEY, *((AUTHORITY_FILE, CHAIN_FILE, KEY_FILE) if tls else ())]
     items = [{"key": file, "path": file} for file in files]
     sources: list[dict[str, Any]] = [{"secret": {"name": names.token_secret_name(job.key.name), "items": items}}]
     if role is Role.MASTER:

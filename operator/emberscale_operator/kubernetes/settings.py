@@ -43,6 +43,11 @@ class Settings:
     resync: float = 30.0
     log_level: int = logging.INFO
 
+    @property
+    def installation(self) -> str:
+        """Tells this operator from others of the cluster."""
+        return f"{self.namespace}/{self.lease_name}"
+
 
 def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
     """The settings that the environment gives. Raises SettingsError."""

@@ -34,6 +34,7 @@ class Facts:
     now:       Seconds since 1970.
     ready:     Counts the ready pods of each role.
     blocked:   Reason and message of what a job that does not train waits for.
+    image:     The operator's, which the job gets if it has none yet.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Facts:
     blocked: tuple[str, str] | None = None
     master: pb.JobStatus | None = None
     plan: pb.Plan | None = None
+    image: str = ""
 
     @property
     def phase(self) -> JobPhase:
@@ -76,6 +78,7 @@ def build_status(before: TrainingJobStatus, facts: Facts) -> TrainingJobStatus:
         worker=_role(Role.WORKER, facts),
         members=facts.members,
         applied_ps=facts.standing.applied_ps,
+        image=before.image or facts.image,
         selector=f"{JOB_LABEL}={facts.name},{ROLE_LABEL}={Role.WORKER}",
     )
 
@@ -152,8 +155,9 @@ def _conditions(before: Iterable[Condition], facts: Facts) -> tuple[Condition, .
         put(ConditionType.SUSPENDED, True, facts.reason or "JobSuspended", facts.message)
     elif ConditionType.SUSPENDED in conditions and phase is not JobPhase.SUSPENDING:
         put(ConditionType.SUSPENDED, False, "JobResumed", "the job goes on from its last checkpoint")
-    order = list(ConditionType)
-    return tuple(sorted(conditions.values(), key=lambda condition: order.index(ConditionType(condition.type))))
+    order = {str(kind): number for number, kind in enumerate(ConditionType)}
+    # others may have written conditions of types that this version does not know: they stay, behind its own
+    return tuple(sorted(conditions.values(), key=lambda condition: order.get(condition.type, len(order))))
 
 
 def _progress(status: pb.JobStatus, ended: bool) -> Progress:
@@ -184,6 +188,7 @@ def _progress(status: pb.JobStatus, ended: bool) -> Progress:
         recoveries=status.recoveries,
         bad_records=status.bad_records,
         truncated_lists=status.truncated_lists,
+        warnings=tuple(warning[:1024] for warning in status.warnings),
     )
 
 

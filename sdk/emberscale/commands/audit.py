@@ -8,11 +8,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from emberscale.audit import AuditReport
+from emberscale.audit import AuditReport, Counts
 from emberscale.checkpoints import CheckpointFolder, audit_checkpoints
 from emberscale.commands.options import Output, OutputFormat, bad_input_exits, paragraphs
 from emberscale.errors import BadInputError
-from emberscale.run_record import RunPaths, read_record
+from emberscale.run_record import RunPaths, RunRecord, RunStatus, read_record
 
 HELP = paragraphs("""\
 Proves that a run lost no sample and repeated none.
@@ -21,7 +21,8 @@ Every parameter server records how often it applied each batch, and saves that w
 checkpoint of the run this counts the samples of each epoch that some server never applied ([red]missing[/]), that
 every server applied exactly once, and that some server applied more often ([red]repeated[/]).
 
-Exit code [green]0[/] only if nothing is missing or repeated; what an unfinished run has not trained yet is missing.
+Exit code [green]0[/] only if nothing is missing or repeated. What an unfinished run has not trained yet is missing, and
+it is called unfinished if nothing is repeated.
 """)
 EXAMPLES = """\
 [bold]Examples[/]
@@ -38,15 +39,15 @@ def audit(
 ) -> None:
     """Proves that a run lost no sample and repeated none."""
     with bad_input_exits():
-        report = _audit(RunPaths(run_dir))
+        report, record = _audit(RunPaths(run_dir))
     if output is Output.JSON:
         typer.echo(json.dumps(report.as_document(), indent=2))
     else:
-        _print(report)
+        _print(report, record.status)
     raise typer.Exit(0 if report.total.exact else 1)
 
 
-def _audit(paths: RunPaths) -> AuditReport:
+def _audit(paths: RunPaths) -> tuple[AuditReport, RunRecord]:
     record = read_record(paths)
     uri = record.job(paths).spec.checkpoint.uri
     if uri is None:
@@ -59,10 +60,10 @@ def _audit(paths: RunPaths) -> AuditReport:
         raise BadInputError(
             f"{paths.root}: the run has no complete checkpoint in {uri}; let it finish, or go on with it"
         )
-    return report
+    return report, record
 
 
-def _print(report: AuditReport) -> None:
+def _print(report: AuditReport, status: RunStatus) -> None:
     table = Table(title=f"Samples applied, checkpoint {report.checkpoint}, {report.ps_count} parameter servers")
     for column in ("epoch", "missing", "once", "repeated"):
         table.add_column(column, justify="right")
@@ -73,4 +74,15 @@ def _print(report: AuditReport) -> None:
     table.add_row("all", f"{total.missing:,}", f"{total.once:,}", f"{total.repeated:,}", style="bold")
     console = Console()
     console.print(table)
-    console.print("[green]every sample exactly once[/]" if total.exact else "[red]not exactly once[/]")
+    console.print(_verdict(total, status))
+
+
+def _verdict(total: Counts, status: RunStatus) -> str:
+    if total.exact:
+        return "[green]every sample exactly once[/]"
+    if status is not RunStatus.COMPLETE and not total.repeated:
+        return (
+            f"[yellow]unfinished: {total.once:,} of {total.once + total.missing:,} samples are applied, each exactly "
+            "once; --resume trains the rest[/]"
+        )
+    return f"[red]not exactly once: {total.missing:,} missing, {total.repeated:,} repeated[/]"

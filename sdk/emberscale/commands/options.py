@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from emberscale.errors import BadInputError
+from emberscale.errors import BadInputError, UnwritableError
 from emberscale_api.job import ManifestError
 from emberscale_operator.local import StartError
 
@@ -42,7 +42,7 @@ OutputFormat = Annotated[
 
 @contextmanager
 def bad_input_exits() -> Iterator[None]:
-    """Turns what a person got wrong into lines on stderr and exit code 2."""
+    """Turns what a person got wrong into lines on stderr and exit code 2, and a disk that is full into exit code 1."""
     try:
         yield
     except (BadInputError, ManifestError, StartError) as error:
@@ -51,6 +51,9 @@ def bad_input_exits() -> Iterator[None]:
         for line in str(error).splitlines():
             typer.echo(f"error: {line}", err=True)
         raise typer.Exit(BAD_INPUT) from error
+    except UnwritableError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from error
 
 
 def paragraphs(text: str) -> str:

@@ -58,9 +58,10 @@ def render(name: str, status: TrainingJobStatus) -> Group:
         if progress.loss is not None:
             auc = f", AUC {progress.auc:.4f}" if progress.auc is not None else ""
             table.add_row("Loss", f"{progress.loss:.4f}{auc}")
+    warnings = [f"warning: {warning}" for warning in (progress.warnings if progress is not None else ())]
     waiting = [
         f"{member.role}-{member.index}: {member.reason} {member.message}".rstrip()
         for member in status.members
         if member.reason and member.state != "Running"
     ]
-    return Group(table, *(Text(line, style="yellow") for line in waiting[:10]))
+    return Group(table, *(Text(line, style="yellow") for line in (*warnings, *waiting[:10])))

@@ -4,15 +4,16 @@ import typer
 
 from emberscale.commands.options import ManifestFile, Overrides, bad_input_exits, paragraphs
 from emberscale.errors import BadInputError
-from emberscale.preflight import check_data, check_model
+from emberscale.preflight import check_columns, check_data, check_model
 from emberscale_api.job import load_manifest
 
 HELP = paragraphs("""\
 Checks a manifest without starting anything.
 
 Every problem is one line that names the field and says what is allowed there. Exit code [green]0[/] if there is none,
-[red]2[/] otherwise. Local data files that do not exist here are pointed out, and are no error: the manifest may be
-meant for another machine. A model of your own ([cyan]spec.model.entrypoint[/]) is loaded and takes a dry step.
+[red]2[/] otherwise. Local data files must have the columns that the manifest names; where they do not exist here that
+is pointed out and is no error, as the manifest may be meant for another machine. A model of your own
+([cyan]spec.model.entrypoint[/]) is loaded and takes a dry step.
 """)
 EXAMPLES = """\
 [bold]Examples[/]
@@ -32,6 +33,9 @@ def validate(file: ManifestFile, overrides: Overrides = None) -> None:
     except BadInputError as absent:
         for line in str(absent).splitlines():
             typer.echo(f"note: {line}", err=True)
+    else:
+        with bad_input_exits():
+            check_columns(job.spec.data)
     with bad_input_exits():
         for remark in check_model(job):
             typer.echo(f"note: {remark}", err=True)

@@ -16,7 +16,11 @@ def remarks(before: Snapshot | None, after: Snapshot) -> list[str]:
     lines.extend(exit_remark(ended) for ended in after.exits[known:])
     old = before.status if before is not None else None
     new = after.status
-    if new is None or old is None:
+    if new is None:
+        return lines
+    known_warnings = old.warnings if old is not None else ()
+    lines.extend(f"warning: {warning}" for warning in new.warnings if warning not in known_warnings)
+    if old is None:
         return lines
     if new.sizing.message != old.sizing.message and new.sizing.plan_version and _changes_shape(old, new):
         lines.append(f"plan: {new.sizing.message}")
@@ -25,7 +29,8 @@ def remarks(before: Snapshot | None, after: Snapshot) -> list[str]:
     if new.bad_records > old.bad_records:
         last = new.bad_record_samples[-1] if new.bad_record_samples else None
         where = f", the last at {last.file}:{last.line}: {last.problem}" if last is not None else ""
-        lines.append(f"{new.bad_records} malformed records were skipped so far{where}")
+        count = "1 malformed record was" if new.bad_records == 1 else f"{new.bad_records:,} malformed records were"
+        lines.append(f"{count} found so far{where}")
     lines.extend(
         f"epoch {evaluation.epoch + 1}: held-out AUC {evaluation.auc:.4f}, log loss {evaluation.logloss:.4f}, "
         f"normalised entropy {evaluation.normalized_entropy:.4f}, calibration {evaluation.calibration:.3f}"

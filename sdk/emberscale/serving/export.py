@@ -79,8 +79,8 @@ def export_checkpoint(uri: str, out: Path, advance: Advance, bytes_in_memory: in
         beside.rename(out)
     except StorageUnreachableError as error:
         raise ExportError(f"cannot be read: {error}") from error
-    except OSError as error:
-        raise ExportError(f"{out}: cannot be written: {error.strerror or error}") from error
+    except (OSError, SafetensorError) as error:
+        raise ExportError(f"{out}: cannot be written: {getattr(error, 'strerror', None) or error}") from error
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     return exported
@@ -106,10 +106,7 @@ def _export(files: CheckpointFiles, folder: Path, advance: Advance, bytes_in_mem
 def _write_dense(model: nn.Module, path: Path) -> None:
     path.touch()  # with the mode of every other file; the library makes files for their owner alone
     mode = path.stat().st_mode
-    try:
-        save_model(model, str(path))
-    except SafetensorError as error:
-        raise ExportError(f"{path.name}: cannot be written: {error}") from error
+    save_model(model, str(path))
     path.chmod(mode)
 
 

@@ -9,6 +9,7 @@ from brain_process import BrainProcess
 from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_brain.history.store import HistoryStore
 from emberscale_brain.service.brain import Brain
+from emberscale_brain.service.clock import SteadyClock
 from emberscale_brain.service.settings import load_settings
 
 DEFAULTS = ("cluster.cpu=100", "planner.name=growing", "planning.interval=0.2", "planning.settle=0")
@@ -125,9 +126,9 @@ def start_brain(tmp_path: Path, fake_planners: Path) -> Iterator[Callable[..., B
     """Starts a brain in this process, with `path=value` settings."""
     started: list[Brain] = []
 
-    def start(*overrides: str) -> Brain:
+    def start(*overrides: str, clock: SteadyClock | None = None) -> Brain:
         settings = load_settings(None, [f"database=sqlite:///{tmp_path / 'brain.db'}", *DEFAULTS, *overrides])
-        brain = Brain(settings, HistoryStore.open(settings.database, exclusive=settings.planning.take_over))
+        brain = Brain(settings, HistoryStore.open(settings.database, exclusive=settings.planning.take_over), clock)
         brain.start()
         started.append(brain)
         return brain

@@ -1,8 +1,10 @@
 import asyncio
 import math
+import sqlite3
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,14 +12,17 @@ import pytest
 from prometheus_client import generate_latest
 
 from emberscale_api.rpc import brain_pb2 as pb
-from emberscale_brain.history.changes import JobEnded, JobSubmitted, ProfileReported
+from emberscale_brain.history.changes import JobEnded, JobSubmitted, PlanMade, ProfileReported
 from emberscale_brain.history.store import HistoryStore
 from emberscale_brain.planner.types import GIB, JobId, JobMetadata, JobProfile, JobShape, ShapeBounds
 from emberscale_brain.service import first_plan
-from emberscale_brain.service.brain import Brain, UnknownJobError
+from emberscale_brain.service.brain import Brain
+from emberscale_brain.service.clock import SteadyClock
+from emberscale_brain.service.runtime import UnknownJobError
 from emberscale_brain.service.server import BrainServicer
 from emberscale_brain.service.settings import load_settings
 from emberscale_brain.warm_start.start import WarmStart, warm_start
+from eventually import eventually
 
 StartBrain = Callable[..., Brain]
 JOB = JobId("job-1")
@@ -40,9 +45,8 @@ def metrics(brain: Brain) -> str:
 
 
 def until(brain: Brain, holds: Callable[[pb.BrainPlan], bool]) -> pb.BrainPlan:
-    while not holds(plan := brain.plan(JOB)):
-        pass
-    return plan
+    eventually(lambda: holds(brain.plan(JOB)))
+    return brain.plan(JOB)
 
 
 def test_profiles_lead_to_a_plan_and_the_listener_hears_of_it(start_brain: StartBrain) -> None:
@@ -65,8 +69,7 @@ def test_a_fixed_job_counts_but_is_never_planned(start_brain: StartBrain) -> Non
     other, _ = brain.submit(submitted(JobId("other")))
     assert other.action == "Wait"
     brain.report(JOB, [profile(1)], ())
-    while "emberscale_brain_planning_seconds_count 0" in metrics(brain):
-        pass
+    eventually(lambda: "emberscale_brain_planning_seconds_count 0" not in metrics(brain))
     assert brain.plan(JOB).version == 0
 
 
@@ -120,8 +123,7 @@ def test_an_error_of_the_brain_itself_is_told_and_planning_goes_on(start_brain: 
     brain.on_plan(fail_once)
     brain.submit(submitted(current=TWO))
     brain.report(JOB, [profile(1)], ())
-    while 'how="internal"} 1.0' not in metrics(brain):
-        pass
+    eventually(lambda: 'how="internal"} 1.0' in metrics(brain))
     brain.report(JOB, [profile(2, workers=5)], ())
     assert until(brain, lambda plan: plan.shape.workers == 6 and not plan.stale_because).version == 2
 
@@ -201,11 +203,9 @@ def test_a_restarted_brain_says_of_a_plan_that_was_kept_what_it_said_before(
     plan = until(brain, lambda plan: plan.version == 1)
     assert (plan.action, plan.reason) == ("Scale", "1 profiles")
     brain.report(JOB, [profile(2, workers=3)], ())
-    while brain.explain(JOB).kept != "2 profiles":
-        pass
+    eventually(lambda: brain.explain(JOB).kept == "2 profiles")
     store = HistoryStore.open(f"sqlite:///{tmp_path / 'brain.db'}")
-    while store.plans(JOB, 1)[0].kept != "2 profiles":
-        pass
+    eventually(lambda: store.plans(JOB, 1)[0].kept == "2 profiles")
     store.close()
     before = brain.explain(JOB)
     brain.stop()
@@ -257,10 +257,9 @@ def test_what_a_job_learns_of_its_own_size_is_what_others_start_from(start_brain
 
 
 def test_a_job_that_says_nothing_stops_taking_room_and_may_come_back(start_brain: StartBrain) -> None:
-    brain = start_brain("planning.silence=200ms")
+    brain = start_brain("planning.silence=200ms", "planning.interval=0.05")
     brain.submit(submitted(current=TWO))
-    while brain.jobs():
-        brain._wake.set()
+    eventually(lambda: not brain.jobs())
     assert brain.report(JOB, [profile(1)], ()).refused[0][1].reason.value == "UnknownJob"
     brain.submit(submitted(current=TWO))
     assert brain.report(JOB, [profile(2)], ()).accepted == 1
@@ -308,8 +307,7 @@ def test_plans_of_a_job_that_comes_back_have_versions_above_those_that_it_follow
     other = JobId("other")
     brain.submit(submitted(other, current=TWO, last_plan=3))
     brain.report(other, [replace(profile(1), job=other)], ())
-    while brain.plan(other).version == 0:
-        pass
+    eventually(lambda: brain.plan(other).version > 0)
     assert brain.plan(other).version == 4
 
 
@@ -320,8 +318,7 @@ def test_the_database_knows_the_reasons_of_now_while_a_job_runs(start_brain: Sta
     version = until(brain, lambda plan: plan.shape.workers == 3).version
     brain.report(JOB, [profile(2)], ())
     store = HistoryStore.open(f"sqlite:///{tmp_path / 'brain.db'}")
-    while not any(plan.kept == "2 profiles" for plan in store.plans(JOB, 1)):
-        pass
+    eventually(lambda: any(plan.kept == "2 profiles" for plan in store.plans(JOB, 1)))
     assert store.plans(JOB, 1)[0].version == version == brain.plan(JOB).version
     store.close()
 
@@ -384,15 +381,87 @@ def test_a_brain_that_started_without_its_database_goes_on_with_the_jobs_in_it(
     again = start_brain("planning.interval=0.2", "planning.profilesPerJob=3")
     assert again.database_away is not None
     again.submit(submitted(current=TWO, last_plan=7))
+    until(again, lambda plan: plan.version == 8)  # the machine may plan before it hears of a profile, or after
     assert again.report(JOB, [profile(4)], ()).durable.result(timeout=20) is False
-    until(again, lambda plan: plan.version == 8 and plan.reason == "1 profiles")
+    away = until(again, lambda plan: plan.shape.workers == 3)
     again.submit(submitted(JobId("brief"), current=TWO))
     again.end(JobEnded(JobId("brief"), "Complete", time.time()))
     aside.replace(database)
-    while again.database_away is not None:
-        pass
+    eventually(lambda: again.database_away is None)
     assert again.plan(JobId("quiet")).version == 0
     assert {job.job_uid for job in again.jobs()} == {JOB, "quiet"}
     assert [point.profile.samples for point in again.explain(JOB).measured] == [2000, 3000, 4000]
     assert again.report(JOB, [profile(3), profile(5, workers=3)], ()).accepted == 2
-    assert until(again, lambda plan: plan.version == 9).reason == "3 profiles"
+    known = until(again, lambda plan: plan.shape.workers == 4)
+    assert known.version > away.version
+    assert known.reason == "3 profiles"
+
+
+def test_a_database_that_was_emptied_learns_of_running_jobs_again(start_brain: StartBrain, tmp_path: Path) -> None:
+    brain = start_brain("planning.interval=1h")
+    assert brain.submit(submitted(current=TWO))[1].result(timeout=20)
+    assert brain.submit(submitted(JobId("brief"), current=TWO))[1].result(timeout=20)
+    assert brain.report(JOB, [profile(1)], ()).durable.result(timeout=20)
+    with closing(sqlite3.connect(tmp_path / "brain.db")) as database:
+        database.execute("PRAGMA foreign_keys = ON")
+        database.execute("DELETE FROM jobs")
+        database.commit()
+    assert brain.report(JOB, [profile(2)], ()).durable.result(timeout=20)
+    store = HistoryStore.open(f"sqlite:///{tmp_path / 'brain.db'}")
+    assert [known.samples for known in store.profiles(JOB, 10)] == [1000, 2000]
+    ended = JobEnded(JobId("brief"), "Complete", time.time(), final_shape=TWO)
+    assert brain.end(ended).result(timeout=20)
+    assert [past.id for past in store.past_jobs(10)] == ["brief"]
+    store.close()
+
+
+@pytest.mark.parametrize("jump", [7 * 86_400.0, -7 * 86_400.0])
+def test_a_clock_that_is_set_neither_ends_a_job_nor_freezes_it(start_brain: StartBrain, jump: float) -> None:
+    set_by = [0.0]
+    brain = start_brain("planning.settle=1h", clock=SteadyClock(wall=lambda: time.time() + set_by[0]))
+    brain.submit(submitted(current=TWO))
+
+    def report(sequence: int, workers: int) -> None:
+        made = profile(sequence, workers)
+        at = replace(made.profile, time=time.time() + set_by[0])
+        assert brain.report(JOB, [replace(made, profile=at)], ()).accepted == 1
+
+    report(1, 2)
+    until(brain, lambda plan: plan.shape.workers == 3)
+    set_by[0] = jump
+    report(2, 3)  # it has taken the shape on
+    until(brain, lambda plan: plan.shape.workers == 4)
+    times = [point.profile.time for point in brain.explain(JOB).measured]
+    assert times == sorted(times)
+    assert times[-1] - times[0] < 3600
+    assert [job.job_uid for job in brain.jobs()] == [JOB]
+
+
+def test_newcomers_do_not_wait_behind_explanations_while_the_database_hangs(
+    start_brain: StartBrain, submission: Callable[..., pb.SubmitJobRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brain = start_brain("planning.interval=1h")
+    assert brain.submit(submitted(current=TWO))[1].result(timeout=20)
+    answers = threading.Event()
+
+    def hang(self: HistoryStore, job: JobId, limit: int) -> list[PlanMade]:
+        assert answers.wait(timeout=60)
+        return []
+
+    monkeypatch.setattr(HistoryStore, "plans", hang)
+
+    async def ask() -> pb.BrainPlan:
+        servicer = BrainServicer(brain, load_settings(None), asyncio.get_running_loop())
+        request = pb.ExplainPlanRequest(job_uid=JOB)
+        explanations = [asyncio.ensure_future(servicer.ExplainPlan(request, context=None)) for _ in range(64)]
+        await asyncio.sleep(0)
+        try:
+            reply = await asyncio.wait_for(servicer.SubmitJob(submission("newcomer"), context=None), 30)
+            asked = await asyncio.wait_for(servicer.WarmStart(submission("asker"), context=None), 30)
+            assert not any(explanation.done() for explanation in explanations)
+        finally:
+            answers.set()
+        await asyncio.gather(*explanations)
+        return asked if reply.plan.version == 1 else reply.plan
+
+    assert asyncio.run(ask()).action == "Start"

@@ -1,6 +1,6 @@
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from queue import Queue
 
@@ -8,7 +8,7 @@ import pytest
 
 from brain_process import BrainProcess
 from emberscale_api.rpc import brain_pb2 as pb
-from emberscale_brain.history.changes import Change, JobSubmitted, PlanMade, ProfileReported, StartUpObserved
+from emberscale_brain.history.changes import Change, JobEnded, JobSubmitted, PlanMade, ProfileReported, StartUpObserved
 from emberscale_brain.history.database import DatabaseAwayError, DatabaseUnusableError
 from emberscale_brain.history.store import HistoryStore
 from emberscale_brain.planner.types import (
@@ -22,6 +22,7 @@ from emberscale_brain.planner.types import (
     ShapeBounds,
 )
 from emberscale_brain.service.recorder import Recorder
+from eventually import eventually
 from postgres import PostgresServer, postgres_binaries
 
 SHAPE = JobShape(2, 1, 4, 4, GIB, GIB)
@@ -64,8 +65,7 @@ def test_what_waited_for_the_database_is_in_it_once_it_is_back(absent_store: His
     assert recorder.record([reported(1), reported(2)]).result(timeout=20) is False
     assert recorder.away is not None
     folder.mkdir()
-    while recorder.away is not None:
-        pass
+    eventually(lambda: recorder.away is None)
     assert recorder.record([reported(3)]).result(timeout=20) is True
     recorder.stop()
     assert came_back == [True]
@@ -79,8 +79,7 @@ def test_what_is_repeated_is_not_said_to_be_there_before_it_is(absent_store: His
     assert recorder.record([submitted()]).result(timeout=20) is False
     assert recorder.record([]).result(timeout=20) is False
     folder.mkdir()
-    while not recorder.record([]).result(timeout=20):
-        pass
+    eventually(lambda: recorder.record([]).result(timeout=20))
     recorder.stop()
     assert absent_store.running_jobs(10) == [submitted()]
 
@@ -125,6 +124,75 @@ def test_a_change_that_the_database_refuses_holds_up_nothing(folder: Path) -> No
     store.close()
 
 
+def test_a_profile_that_the_database_refused_is_not_said_to_be_there_when_it_is_repeated(folder: Path) -> None:
+    store = HistoryStore.open(f"sqlite:///{folder / 'brain.db'}")
+    store.migrate()
+    recorder = Recorder(store)
+    recorder.start()
+    assert recorder.record([reported(1)]).result(timeout=20) is False
+    assert recorder.record([], [reported(1)]).result(timeout=20) is False
+    assert recorder.record([submitted(), reported(2)]).result(timeout=20) is True
+    assert recorder.record([], [reported(2)]).result(timeout=20) is True
+    recorder.stop()
+    store.close()
+
+
+def test_a_change_of_a_job_that_the_database_lost_brings_the_job_back(folder: Path) -> None:
+    store = HistoryStore.open(f"sqlite:///{folder / 'brain.db'}")
+    store.migrate()
+    lost: Counter[str] = Counter()
+    recorder = Recorder(
+        store,
+        on_lost=lambda why, count: lost.update({why: count}),
+        retell=lambda job: [submitted(), reported(1)] if job == JOB else [],
+    )
+    recorder.start()
+    assert recorder.record([reported(2)]).result(timeout=20) is True
+    assert recorder.record([JobEnded(JobId("nobody"), "Failed", 0.0)]).result(timeout=20) is False
+    recorder.stop()
+    assert lost == {"Refused": 1}
+    assert store.running_jobs(10) == [submitted(), reported(1), reported(2)]
+    store.close()
+
+
+def test_a_change_that_cannot_be_written_at_all_ends_neither_the_recorder_nor_the_others(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = HistoryStore.open(f"sqlite:///{folder / 'brain.db'}")
+    store.migrate()
+    write = HistoryStore.write
+
+    def stumble(self: HistoryStore, changes: Sequence[Change]) -> None:
+        if any(change == reported(2) for change in changes):
+            raise ZeroDivisionError("no such luck")
+        write(self, changes)
+
+    monkeypatch.setattr(HistoryStore, "write", stumble)
+    recorder = Recorder(store)
+    fine, poisoned, later = (recorder.record(changes) for changes in ([submitted()], [reported(2)], [reported(3)]))
+    recorder.start()
+    assert [future.result(timeout=20) for future in (fine, poisoned, later)] == [True, False, True]
+    recorder.stop()
+    store.close()
+
+
+def test_an_error_of_the_recorder_itself_is_told_and_it_goes_on(absent_store: HistoryStore, folder: Path) -> None:
+    errors = [ZeroDivisionError("no such luck")]
+
+    def stumble() -> None:
+        if errors:
+            raise errors.pop()
+
+    recorder = Recorder(absent_store, retry_seconds=0.05, on_return=stumble)
+    recorder.start("it is not there")
+    folder.mkdir()
+    eventually(lambda: not errors)
+    eventually(lambda: recorder.record([submitted()]).result(timeout=20))
+    recorder.stop()
+    assert recorder.away is None
+    assert absent_store.running_jobs(10) == [submitted()]
+
+
 def test_a_database_that_goes_again_while_it_is_read_is_tried_again(absent_store: HistoryStore, folder: Path) -> None:
     trouble = [DatabaseAwayError("gone again"), DatabaseUnusableError("written by a newer Emberscale")]
 
@@ -135,8 +203,7 @@ def test_a_database_that_goes_again_while_it_is_read_is_tried_again(absent_store
     recorder = Recorder(absent_store, retry_seconds=0.05, on_return=read)
     recorder.start("it is not there")
     folder.mkdir()
-    while not recorder.record([submitted()]).result(timeout=20):
-        pass
+    eventually(lambda: recorder.record([submitted()]).result(timeout=20))
     recorder.stop()
     assert (recorder.away, trouble) == (None, [])
 

@@ -1,40 +1,68 @@
-import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 
-from emberscale_brain.history.changes import JobEnded, JobSubmitted, ProfileReported
+from emberscale_brain.history.changes import Change, JobEnded, JobSubmitted, ProfileReported
 from emberscale_brain.history.store import HistoryStore
-from emberscale_brain.planner.types import JobId, JobMetadata, JobProfile, JobShape, ShapeBounds
-from emberscale_brain.service.learning import Learning
-from emberscale_brain.service.settings import PlanningSettings
-from emberscale_brain.service.state import BrainState
+from emberscale_brain.planner.types import (
+    ClusterCapacity,
+    JobId,
+    JobMetadata,
+    JobProfile,
+    JobShape,
+    Prices,
+    ShapeBounds,
+)
+from emberscale_brain.service.learning import not_ahead, read
+from emberscale_brain.service.runtime import BrainRuntime
+from emberscale_brain.service.state import BrainState, Conditions
 
 SHAPE = JobShape(2, 1, 4, 4, 1 << 30, 1 << 30)
+CONDITIONS = Conditions(ClusterCapacity(100, 1 << 40), Prices(), {}, 1e9, settle_seconds=60.0)
 
 
 def submitted(job: str) -> JobSubmitted:
-    return JobSubmitted(JobId(job), "ann", JobMetadata("DLRM", 512, 1, 1, 1, 10**6), ShapeBounds(), 0.0)
+    return JobSubmitted(JobId(job), "ann", JobMetadata("DLRM", 512, 1, 1, 1, 10**6), ShapeBounds(), 0.0, SHAPE)
 
 
 def reported(job: str, sequence: int) -> ProfileReported:
-    return ProfileReported(JobId(job), sequence, JobProfile(float(sequence), SHAPE, 512, 0.1, 1000.0))
+    return ProfileReported(JobId(job), sequence, JobProfile(float(sequence), SHAPE, 512, 0.1, 10_240.0))
+
+
+def durable(changes: Sequence[Change], repeated: Sequence[ProfileReported]) -> Future[bool]:
+    done: Future[bool] = Future()
+    done.set_result(True)
+    return done
 
 
 def test_a_job_that_ended_before_the_database_heard_of_it_is_not_taken_up_again(tmp_path: Path) -> None:
     store = HistoryStore.open(f"sqlite:///{tmp_path / 'brain.db'}")
     store.migrate()
     store.write([submitted("over"), submitted("again"), reported("again", 1), submitted("quiet"), reported("quiet", 1)])
-    state = BrainState(10, 10)
-    learning = Learning(store, PlanningSettings(), state, threading.Lock(), state.apply)
+    runtime = BrainRuntime(BrainState(10, 10), CONDITIONS, durable)
     for job in ("over", "again"):
-        state.apply(submitted(job))
-        state.apply(JobEnded(JobId(job), "Failed", 5.0))
-        learning.ended(JobId(job))
-    state.apply(submitted("again"))
-    state.apply(reported("again", 2))
-    assert learning.learn(now=9.0)
-    assert {job: [profile.time for profile in known.profiles] for job, known in state.jobs.items()} == {
-        "again": [1.0, 2.0],
-        "quiet": [1.0],
-    }
-    assert not learning.learn(now=9.0)
+        runtime.submit(submitted(job), None, 0.0)
+        runtime.end(JobEnded(JobId(job), "Failed", 5.0))
+    runtime.submit(submitted("again"), None, 0.0)
+    runtime.report(JobId("again"), [reported("again", 2)], (), now=2.0, wall=2.0, clock_skew=0.0)
+    assert not runtime.knows_running
+    learned = read(store, running=True, profiles_per_job=10, past_jobs=10, now=9.0)
+    assert runtime.learn(learned, 9.0)
+    assert runtime.job_ids == {"again", "quiet"}
+    times = {}
+    for job in runtime.job_ids:
+        known = runtime.job_now(job)
+        assert known is not None
+        times[job] = [profile.time for profile in known.profiles]
+    assert times == {"again": [1.0, 2.0], "quiet": [1.0]}
+    assert runtime.knows_running
+    assert not runtime.learn(replace(learned, running=None), 9.0)
     store.close()
+
+
+def test_profiles_of_a_clock_that_was_set_back_since_are_moved_back_together() -> None:
+    ahead, early, behind = reported("a", 1000), reported("a", 900), reported("b", 5)
+    moved = not_ahead([submitted("a"), early, ahead, behind], now=100.0)
+    assert [change.profile.time for change in moved if isinstance(change, ProfileReported)] == [0.0, 100.0, 5.0]
+    assert moved[0] == submitted("a")

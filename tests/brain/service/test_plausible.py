@@ -24,7 +24,7 @@ Submission = Callable[..., pb.SubmitJobRequest]
         ({"description": pb.JobDescription(batch_size=1 << 31)}, "description.batch_size: must be from 0 to"),
         (
             {"description": pb.JobDescription(total_samples=1 << 61)},
-            "description.total_samples: must be from 0 to 1e+15",
+            "description.total_samples: must be from 0 to 1e.15",
         ),
         ({"description": pb.JobDescription(total_samples=(1 << 64) - 1)}, "description.total_samples: must be"),
         ({"limits": pb.ShapeLimits(most=pb.Shape(workers=(1 << 32) - 1))}, "limits.most.workers: must be from 0"),

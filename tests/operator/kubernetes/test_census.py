@@ -1,7 +1,8 @@
 """Whether a watch is dead, told from what it has not brought."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from emberscale_operator.kubernetes.census import TRAINING_JOB, Census, Kind, Lag
 
@@ -50,7 +51,13 @@ def test_a_dead_watch_is_reported_by_its_name_and_until_it_lives() -> None:
     async def scenario() -> list[str | None]:
         cluster = _Cluster()
         interval = 0.01
-        census = Census(_Client(cluster), cluster, (), interval)  # type: ignore[arg-type]  # the one call that it makes
+        counted: list[set[str]] = []
+
+        async def count(jobs: Collection[str]) -> None:
+            counted.append(set(jobs))
+
+        client: Any = _Client(cluster)
+        census = Census(client, cluster, (), interval, count)
         keeps = asyncio.create_task(census.keep())
         loop = asyncio.get_running_loop()
 
@@ -65,6 +72,7 @@ def test_a_dead_watch_is_reported_by_its_name_and_until_it_lives() -> None:
         cluster.seen = {"job": "2"}
         said.append(await until(failing=False))
         keeps.cancel()
+        assert counted[-1] == {"job"}
         return said
 
     before, dead, alive = asyncio.run(asyncio.wait_for(scenario(), 30))

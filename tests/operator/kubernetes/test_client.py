@@ -39,13 +39,13 @@ def test_an_error_behind_the_api_server_is_told_from_one_that_is_away(
 
 
 def test_versions_are_read_page_by_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pages = {"": (["a", "b"], "next"), "next": (["c"], "")}
+    pages = {"": (["a", "b"], "next"), "next": (["c"], "last"), "last": (None, "")}
     accepted = []
 
     async def handler(request: web.Request) -> web.StreamResponse:
         accepted.append(request.headers["Accept"])
         uids, following = pages[request.query.get("continue", "")]
-        items = [{"metadata": {"uid": uid, "resourceVersion": f"v-{uid}"}} for uid in uids]
+        items = [{"metadata": {"uid": uid, "resourceVersion": f"v-{uid}"}} for uid in uids] if uids else None
         return web.json_response({"metadata": {"continue": following}, "items": items})
 
     async def scenario() -> dict[str, str]:

@@ -16,11 +16,12 @@ from emberscale_operator.kubernetes.certificate import self_signed
 from emberscale_operator.kubernetes.client import ApiError
 from emberscale_operator.kubernetes.creation import ObjectMaker
 from emberscale_operator.kubernetes.job import Job
-from emberscale_operator.kubernetes.pod_spec import JobObjects, build_pod, build_store_secret
+from emberscale_operator.kubernetes.pod_spec import Credentials, JobObjects, build_pod, build_store_secret
 from emberscale_operator.kubernetes.settings import Settings, SettingsError, read_settings
 from emberscale_operator.machine import InstanceId, Resources, Role
 
 AUTHORITY = self_signed().certificate.decode()
+KNOWN = Credentials("token", "password")
 REQUIRED = {"EMBERSCALE_IMAGE": "i", "EMBERSCALE_REDIS_URL": "redis://r", "EMBERSCALE_NAMESPACE": "n"}
 
 
@@ -51,10 +52,15 @@ class Objects:
 
 def make_pod(api: Any, job: Job, settings: Settings, role: Role, incarnation: int = 1) -> dict[str, Any]:
     """A pod as an operator that has just started makes it."""
-    made = ObjectMaker(api, settings).pod(
+    made = ObjectMaker(api, settings, admit=lambda uid, password: None).pod(
         job, JobObjects.of(job, settings), InstanceId(role, 0, incarnation), Resources()
     )
     return asyncio.run(made)
+
+
+def credentials_of(api: Any, job: Job, settings: Settings) -> Credentials:
+    """The job's, as an operator that has just started gets them."""
+    return asyncio.run(ObjectMaker(api, settings, admit=lambda uid, password: None).credentials(job))
 
 
 def mounted(pod: dict[str, Any]) -> set[str]:
@@ -73,7 +79,7 @@ def test_a_job_has_no_tls_by_default(job: Job, settings: Settings) -> None:
     pod = make_pod(api, job, settings, Role.PS)
     assert mounted(pod) == {"token"}
     assert "EMBERSCALE_TLS_FOLDER" not in variables(pod)
-    assert api.secret("ctr-token").keys() == {"token"}
+    assert api.secret("ctr-token").keys() == {"token", "store-password"}
 
 
 @pytest.mark.parametrize("role", [Role.MASTER, Role.PS, Role.WORKER])
@@ -96,7 +102,7 @@ def test_with_tls_all_pods_of_a_job_mount_the_certificate_that_is_beside_its_tok
 def test_an_operator_that_starts_anew_takes_the_jobs_credentials_as_they_are(job: Job, settings: Settings) -> None:
     api: Any = Objects()
     secure = replace(settings, job_tls=True)
-    first, second = (asyncio.run(ObjectMaker(api, secure).credentials(job)) for _ in range(2))
+    first, second = (credentials_of(api, job, secure) for _ in range(2))
     assert first == second
     assert first.authority == api.secret("ctr-token")["ca.crt"]
     assert first.token == api.secret("ctr-token")["token"].decode()
@@ -110,15 +116,15 @@ def test_a_job_keeps_what_it_was_created_with_when_tls_is_switched(job: Job, set
     after = make_pod(api, job, switched, Role.MASTER, incarnation=2)
     assert mounted(after) == mounted(before)
     assert ("EMBERSCALE_TLS_FOLDER" in variables(after)) is secure
-    assert (asyncio.run(ObjectMaker(api, switched).credentials(job)).authority is not None) is secure
+    assert (credentials_of(api, job, switched).authority is not None) is secure
 
 
 def test_only_the_master_gets_the_brains_authority_and_is_replaced_for_another(job: Job, settings: Settings) -> None:
     plain = replace(settings, brain_address="brain:1", brain_token="hush")
     secure = replace(plain, brain_authority=AUTHORITY)
     objects = JobObjects.of(job, secure)
-    assert build_store_secret(job, objects, secure)["stringData"]["brain-ca"] == AUTHORITY
-    assert "brain-ca" not in build_store_secret(job, JobObjects.of(job, plain), plain)["stringData"]
+    assert build_store_secret(job, objects, secure, KNOWN)["stringData"]["brain-ca"] == AUTHORITY
+    assert "brain-ca" not in build_store_secret(job, JobObjects.of(job, plain), plain, KNOWN)["stringData"]
 
     def of_role(role: Role, given: Settings) -> dict[str, Any]:
         return variables(build_pod(job, JobObjects.of(job, given), InstanceId(role, 0, 1), Resources(), given))

@@ -7,10 +7,11 @@ import pytest
 
 from emberscale_api.job.status import JobPhase, TrainingJobStatus
 from emberscale_api.rpc import master_pb2 as pb
+from emberscale_api.rpc.job_token import JobClaims, claims_of
 from emberscale_operator.kubernetes import stories
 from emberscale_operator.kubernetes.job import Job, read_job
 from emberscale_operator.kubernetes.observation import plan_of
-from emberscale_operator.kubernetes.pod_spec import JobObjects, build_pod, build_store_secret
+from emberscale_operator.kubernetes.pod_spec import Credentials, JobObjects, build_pod, build_store_secret
 from emberscale_operator.kubernetes.settings import Settings, SettingsError, read_settings
 from emberscale_operator.kubernetes.status import Facts, build_status
 from emberscale_operator.machine import InstanceId, JobStanding, Resources, Role, demands_of
@@ -58,7 +59,9 @@ def test_only_the_master_gets_the_brains_token(open_job: Job, settings: Settings
     advised = replace(settings, brain_address="brain:50061", brain_token="hush")
     objects = JobObjects.of(open_job, advised)
     assert objects.store_secret != JobObjects.of(open_job, settings).store_secret
-    assert build_store_secret(open_job, objects, advised)["stringData"]["brain-token"] == "hush"
+    secret = build_store_secret(open_job, objects, advised, Credentials("token", "password"))["stringData"]
+    assert claims_of("hush", secret["brain-token"]) == JobClaims(open_job.uid, open_job.key.namespace)
+    assert "hush" not in str(secret)
 
     def variables(role: Role) -> dict[str, Any]:
         pod = build_pod(open_job, objects, InstanceId(role, 0, 1), Resources(), advised)

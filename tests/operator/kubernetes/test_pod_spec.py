@@ -1,7 +1,9 @@
 """The pods that a job runs in."""
 
+import json
 import pkgutil
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -144,3 +146,32 @@ def test_a_pod_that_cannot_start_is_replaced_when_its_template_is_edited(setting
 def test_a_manifest_of_another_content_has_another_name(settings: Settings) -> None:
     one, two = (JobObjects.of(read_job(job_body(ps={"replicas": count})), settings) for count in (1, 2))
     assert one.manifest_name != two.manifest_name
+
+
+def image_of(job: Job, settings: Settings, created_with: str = "") -> set[str]:
+    """The images of all roles."""
+    objects = JobObjects.of(job, settings, created_with)
+    roles = (Role.MASTER, Role.PS, Role.WORKER)
+    pods = [pod_spec.build_pod(job, objects, InstanceId(role, 0, 1), LIMITS, settings) for role in roles]
+    return {pod["spec"]["containers"][0]["image"] for pod in pods}
+
+
+def test_a_job_keeps_the_image_that_it_was_created_with(job: Job, settings: Settings) -> None:
+    assert image_of(job, settings) == {settings.image}
+    assert image_of(job, replace(settings, image="emberscale:2"), settings.image) == {settings.image}
+
+
+def test_what_a_newer_version_adds_replaces_no_pod(settings: Settings) -> None:
+    """Whether its definition fills in a default, or its operator knows a field that this one does not."""
+    plain = JobObjects.of(read_job(job_body()), settings)
+    spec = json.loads(plain.manifest)["spec"]
+    assert spec["training"]["batchSize"]
+    filled = job_body(**spec)
+    assert JobObjects.of(read_job(filled), settings).restart_keys == plain.restart_keys
+
+
+def test_an_edit_of_a_field_of_a_newer_version_reaches_its_processes(settings: Settings) -> None:
+    body = job_body()
+    body["spec"]["training"] = {"fromTheFuture": 3}
+    objects = JobObjects.of(read_job(body), settings)
+    assert json.loads(objects.manifest)["spec"]["training"]["fromTheFuture"] == 3

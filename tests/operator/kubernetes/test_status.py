@@ -47,6 +47,22 @@ def test_a_condition_keeps_its_time_until_its_status_changes() -> None:
     assert build_status(third, facts(JobPhase.COMPLETE, NOW + 99)).completion_time == third.completion_time
 
 
+def test_a_condition_of_a_newer_version_stays() -> None:
+    first = build_status(TrainingJobStatus(), facts(JobPhase.PENDING))
+    foreign = first.conditions[0].model_copy(update={"type": "Audited"})
+    before = first.model_copy(update={"conditions": (foreign, *first.conditions)})
+    assert [one.type for one in build_status(before, facts(JobPhase.COMPLETE)).conditions] == [
+        "Progressing",
+        "Complete",
+        "Audited",
+    ]
+
+
+def test_a_job_keeps_the_image_of_the_operator_that_created_it() -> None:
+    first = build_status(TrainingJobStatus(), facts(JobPhase.PENDING, image="emberscale:1"))
+    assert build_status(first, facts(JobPhase.TRAINING, image="emberscale:2")).image == "emberscale:1"
+
+
 def test_the_same_facts_give_the_same_status_later() -> None:
     first = build_status(TrainingJobStatus(), facts(JobPhase.TRAINING))
     assert build_status(first, facts(JobPhase.TRAINING, NOW + 1000)) == first
@@ -122,3 +138,10 @@ def test_memory_that_grew_is_asked_for() -> None:
     grown = grown_memory(1 << 30)
     resources = {demand.role: demand.resources for demand in demands_of(spec, grown={Role.PS: grown})}
     assert resources[Role.PS] == Resources(None, 1536 << 20)
+
+
+def test_signs_that_a_job_is_not_what_was_wanted_are_in_the_status() -> None:
+    told = pb.JobStatus(samples=1, expected_samples=1, warnings=["spec.training.batchSize is larger than the data"])
+    status = build_status(TrainingJobStatus(), facts(JobPhase.COMPLETE, master=told))
+    assert status.progress is not None
+    assert status.progress.warnings == ("spec.training.batchSize is larger than the data",)

@@ -200,7 +200,13 @@ def test_a_column_that_is_missing_or_of_the_wrong_type_is_named(
 
 @pytest.mark.parametrize(
     ("content", "problem"),
-    [(b"", "is no sound Parquet file"), (b"no parquet" * 10, "is no sound Parquet file"), (None, "cannot be read")],
+    [
+        (b"", "is empty"),
+        (b"no parquet" * 10, "is no Parquet file"),
+        (b"PAR1 and no end", "is a Parquet file that was cut short"),
+        (b"PAR1 and a wrong endPAR1", "is a damaged Parquet file"),
+        (None, "cannot be read"),
+    ],
 )
 def test_what_is_no_parquet_file_is_named(tmp_path: Path, content: bytes | None, problem: str) -> None:
     path = tmp_path / "a.parquet"

@@ -27,6 +27,10 @@ class OneColumn(Good):
     def forward(self, dense, embeddings):
         return self.linear.bias + embeddings["c"].sum(dim=1)
 
+class Probabilities(Good):
+    def forward(self, dense, embeddings):
+        return torch.sigmoid(super().forward(dense, embeddings))
+
 class Column(Good):
     def forward(self, dense, embeddings):
         return self.linear(torch.cat([dense, *embeddings.values()], dim=1))
@@ -113,6 +117,11 @@ def test_a_sound_model_passes(job: Callable[[str], TrainingJob]) -> None:
 
 def test_columns_that_a_model_does_not_use_are_remarked_on(job: Callable[[str], TrainingJob]) -> None:
     assert rehearse(job("own:OneColumn")) == ["the model does not use d"]
+
+
+def test_a_model_that_returns_probabilities_is_remarked_on(job: Callable[[str], TrainingJob]) -> None:
+    (remark,) = rehearse(job("own:Probabilities"))
+    assert "seems to return probabilities; return logits" in remark
 
 
 @pytest.mark.parametrize(

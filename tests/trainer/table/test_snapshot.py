@@ -83,6 +83,17 @@ def test_a_reader_that_begins_anew_gives_up_what_it_had_begun(store: TableStore,
         abandoned.commit()
 
 
+def test_a_store_abandons_the_snapshots_of_all_readers(store: TableStore, push: Push) -> None:
+    store.track(Reader.FLASH)
+    push(store, ([1], np.ones(WIDE)))
+    drains = [store.snapshot(Reader.CHECKPOINT, NO_LOCK).drain(0), store.take(Reader.FLASH, NO_LOCK).drain(0)]
+    store.abandon_snapshots()
+    for drain in drains:
+        with pytest.raises(SnapshotAbandonedError):
+            list(drain)
+    assert set(drained(store.take(Reader.FLASH, NO_LOCK))) == {1}
+
+
 def test_a_snapshot_is_not_committed_before_it_is_drained(make_spec: Any, push: Push) -> None:
     store = TableStore([make_spec(), make_spec(1)])
     push(store, ([1], np.ones(4)), ([1], np.ones(4)))
@@ -112,6 +123,17 @@ def test_a_take_brings_what_changed_since_the_last_one(make_spec: Any, push: Pus
     second = store.take(Reader.CHECKPOINT, NO_LOCK)
     assert set(drained(second)) == {3, 5000} | neighbours
     assert second.retired[0].tolist() == [500, 501]
+
+
+def test_a_take_holds_nothing_but_the_changes_though_others_change_while_it_is_drained(
+    store: TableStore, push: Push
+) -> None:
+    store.track(Reader.CHECKPOINT)
+    push(store, (range(0, ROWS, 100), np.ones((len(range(0, ROWS, 100)), WIDE))))
+    expected = {key: record for key, record in rows_now(store).items() if key % 100 == 0}
+    taken = store.take(Reader.CHECKPOINT, NO_LOCK)
+    push(store, (range(ROWS), np.ones((ROWS, WIDE))))
+    assert drained(taken) == expected
 
 
 def test_what_is_given_back_comes_again_with_what_changed_meanwhile(make_spec: Any, push: Push) -> None:

@@ -44,6 +44,8 @@ class Book:
 
     def __init__(self) -> None:
         self.tracked = False
+        self.tracked_at_begin = False
+        """Since before the open snapshot began, without a gap."""
         self.told: list[Rows] | None = None
         """The rows that the reader can put together of what it has committed; None before its first full snapshot."""
         self.taken: list[Rows] = [{}, {}]
@@ -126,7 +128,7 @@ class StoreMachine(RuleBasedStateMachine):
         book = self.books[reader]
         if book.tracked:
             self.store.untrack(reader)
-            book.told = None
+            book.told, book.tracked_at_begin = None, False
         else:
             self.store.track(reader)
         book.tracked = not book.tracked
@@ -151,6 +153,7 @@ class StoreMachine(RuleBasedStateMachine):
             with pytest.raises(SnapshotAbandonedError):
                 superseded.commit()
             superseded.give_back()  # does no harm
+        book.tracked_at_begin = book.tracked
         book.whole, book.taken, book.got = whole, [dict(rows) for rows in self.rows], [{}, {}]
         book.drains = [book.snapshot.drain(table) for table in TABLES]
 
@@ -175,14 +178,13 @@ class StoreMachine(RuleBasedStateMachine):
         if book.whole:
             assert book.got == book.taken
             assert not any(len(keys) for keys in book.snapshot.retired)
-        else:
-            assert book.told is not None
+        elif book.told is not None:
             for told, got, keys in zip(book.told, book.got, book.snapshot.retired, strict=True):
                 for key in keys.tolist():
                     told.pop(key, None)
                 told |= got
             assert book.told == book.taken
-        book.told = book.taken if book.tracked else None
+        book.told = book.taken if book.tracked_at_begin else None
         book.snapshot = None
 
     @rule(reader=READERS)

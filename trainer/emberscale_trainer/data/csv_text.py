@@ -187,6 +187,12 @@ def column_names(uri: str, spec: CSVSpec) -> list[str]:
     return first if spec.header else [f"column_{number}" for number in range(1, len(first) + 1)]
 
 
+def _other_delimiter(names: list[str]) -> str:
+    """Advice where all columns seem to be in one."""
+    found = [mark for mark in ";\t|," if len(names) == 1 and mark in names[0]]
+    return f": set spec.data.csv.delimiter to {found[0]!r}" if found else ""
+
+
 def _place(uri: str, names: list[str], columns: ColumnMapping) -> _Places:
     def place(role: str, name: str) -> int:
         if names.count(name) != 1:
@@ -194,7 +200,7 @@ def _place(uri: str, names: list[str], columns: ColumnMapping) -> _Places:
             raise DataUnavailableError(
                 uri,
                 f"has {names.count(name) or 'no'} column {name!r}, which spec.data.columns.{role} names; "
-                f"it has {', '.join(names[:_SHOWN_COLUMNS])}{more}",
+                f"it has {', '.join(names[:_SHOWN_COLUMNS])}{more}{_other_delimiter(names)}",
             )
         return names.index(name)
 

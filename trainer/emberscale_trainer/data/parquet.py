@@ -24,6 +24,7 @@ from emberscale_trainer.data.decoded import DecodedBlock
 from emberscale_trainer.data.errors import DataUnavailableError
 from emberscale_trainer.data.files import open_filesystem
 
+_MAGIC = b"PAR1"
 _OPEN_FILES = 8
 _OPEN_GROUPS = 2
 _BUFFER_BYTES = 1 << 20
@@ -184,12 +185,27 @@ class _OpenFiles:
                 raise DataUnavailableError(uri, f"cannot be read: {error.strerror or error}") from error
             except pa.ArrowException as error:
                 self._forget(uri)
-                raise DataUnavailableError(uri, f"is no sound Parquet file: {error}") from error
+                raise DataUnavailableError(uri, _unsound(uri, error)) from error
 
     def _forget(self, uri: str) -> None:
         opened: Any = self._open.pop(uri, None)
         if opened is not None:
             opened.close()
+
+
+def _unsound(uri: str, error: pa.ArrowException) -> str:
+    """What a file is that Arrow refuses to read."""
+    filesystem, path = open_filesystem(uri)
+    try:
+        if filesystem.size(path) == 0:
+            return "is empty: write or copy it again"
+        if filesystem.cat_file(path, start=0, end=len(_MAGIC)) != _MAGIC:
+            return "is no Parquet file: set spec.data.format to what it is, CSV or CriteoTSV"
+        if filesystem.cat_file(path, start=-len(_MAGIC)) != _MAGIC:
+            return "is a Parquet file that was cut short: write or copy it again"
+    except OSError as unreadable:
+        return f"cannot be read: {unreadable.strerror or unreadable}"
+    return f"is a damaged Parquet file, write or copy it again: {str(error).partition(chr(10))[0]}"
 
 
 def file_schema(uri: str) -> pa.Schema:

@@ -157,6 +157,8 @@ def _summary(error: BaseException) -> str:
 def _trace(error: BaseException) -> str:
     """The frames of the person's code, as Python prints them."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_machinery(frame.filename)]
+    if not frames and not isinstance(error, SyntaxError):
+        return ""
     only = traceback.format_exception_only(error)
     return "".join(["Traceback (most recent call last):\n", *traceback.format_list(frames), *only])
 

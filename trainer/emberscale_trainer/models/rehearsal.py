@@ -6,6 +6,7 @@ its own, so that the model is loaded as the workers will load it.
 
 import json
 import sys
+from collections.abc import Mapping
 from contextlib import redirect_stdout
 
 import torch
@@ -16,6 +17,7 @@ from emberscale_trainer.models.build import build_model
 from emberscale_trainer.models.entrypoint import EntrypointError, OwnModel, their_frames
 
 _SAMPLES = 4
+_MANY = 256
 
 
 def rehearse(job: TrainingJob) -> list[str]:
@@ -38,7 +40,22 @@ def rehearse(job: TrainingJob) -> list[str]:
         unused = _backward(entrypoint, logits, vectors, names)
         with torch.no_grad():
             model.eval().call(dense, embeddings)
-    return [f"the model does not use {', '.join(unused)}"] if unused else []
+    remarks = [f"the model does not use {', '.join(unused)}"] if unused else []
+    dimensions = {table.name: table.dimension for table in resolved.embeddings}
+    if _returns_probabilities(model, len(resolved.columns.dense), dimensions):
+        remarks.append(
+            "every output lies between 0 and 1: the model seems to return probabilities; return logits, without a "
+            "sigmoid at the end"
+        )
+    return remarks
+
+
+def _returns_probabilities(model: OwnModel, dense: int, dimensions: Mapping[str, int]) -> bool:
+    """Whether all outputs for many and large inputs lie between 0 and 1."""
+    embeddings = {name: 3 * torch.randn(_MANY, dimension) for name, dimension in dimensions.items()}
+    with torch.no_grad():
+        outputs = model.eval().call(3 * torch.randn(_MANY, dense), embeddings)
+    return bool(((outputs >= 0) & (outputs <= 1)).all())
 
 
 def _backward(entrypoint: str, logits: torch.Tensor, vectors: list[torch.Tensor], names: list[str]) -> list[str]:

@@ -110,6 +110,8 @@ class ServerState:
         with self._changed:
             assigning = self._core.assign(wanted)
             if assigning is Assigning.LOAD:
+                if self._tables is not None:
+                    self._tables.abandon_snapshots()
                 self._tables = None
                 self._given_away = []
                 self._changed.notify_all()

@@ -18,13 +18,10 @@ from emberscale_trainer.table import kernels
 from emberscale_trainer.table.changes import Changes
 from emberscale_trainer.table.layout import RowLayout
 from emberscale_trainer.table.memory import address_of
-from emberscale_trainer.table.slab import Segment
+from emberscale_trainer.table.slab import SEGMENT_BYTES, Segment, zeroed
 
 Records = NDArray[np.uint8]
 Lock = AbstractContextManager[Any]
-
-_SAVED_BYTES = 1 << 20
-"""Memory for the old bytes of rows grows by so much at a time."""
 
 
 class SnapshotAbandonedError(Exception):
@@ -53,6 +50,7 @@ class TableShare:
         self._segment_bytes = 1 << slot_bits >> 3
         self._scope = scope
         self._passed = np.zeros((next_slot + 7) // 8 + 1, np.uint8)
+        self._all = b"\xff" * (self._segment_bytes if used_rows else 0)
         self._saved = layout.empty(0)
         self._full: list[Records] = []
         entry["scope"] = 0 if scope is None else address_of(scope)
@@ -64,7 +62,9 @@ class TableShare:
         """Sees that the old bytes of so many rows can be saved. Raises MemoryError, nothing being done."""
         if not self._entry["passed"] or self._entry["saved_room"] - self._entry["saved_count"] >= rows:
             return
-        saved = self.layout.empty(max(rows, _SAVED_BYTES // self.layout.stride))
+        stride = self.layout.stride
+        room = max(rows, SEGMENT_BYTES // stride)
+        saved = zeroed(room * stride).reshape(room, stride)
         self._full += self._take_saved()
         self._saved = saved
         self._entry["saved"] = address_of(saved)
@@ -84,11 +84,12 @@ class TableShare:
 
     def passed_in(self, segment: int, rows: int) -> NDArray[np.uint8]:
         """Declares the first rows of a segment passed; returns the bitmap of those that were so before."""
-        first = segment * self._segment_bytes
-        bits = self._passed[first : first + (rows + 7) // 8]
-        before = bits.copy()
-        bits[:] = 0xFF
-        return before
+        first, size = segment * self._segment_bytes, (rows + 7) // 8
+        # not by numpy, which lets go of the interpreter for this, and waits for it again with the lock in its hands
+        bits = self._passed.data[first : first + size]
+        before = bits.tobytes()
+        bits[:] = self._all[:size]
+        return np.frombuffer(before, np.uint8)
 
     @property
     def most_rows(self) -> int:

@@ -210,6 +210,11 @@ class TableStore:
             raise ValueError(f"no changes are tracked for {reader.name}")
         return self._begin(reader, lock, whole=False)
 
+    def abandon_snapshots(self) -> None:
+        """Gives all open snapshots back, so that no drain keeps the rows in memory when the store is dropped."""
+        for snapshot in self._snapshots.values():
+            snapshot.give_back()
+
     def _begin(self, reader: Reader, lock: Lock, *, whole: bool) -> Snapshot:
         if reader in self._snapshots:
             self._snapshots[reader].give_back()

@@ -1,0 +1,241 @@
+"""How long a checkpoint holds training, and what it takes of memory, over the size of a parameter server.
+
+Each size is a process of its own: a partition of TABLES tables (dimension 16, row-wise Adagrad), whose lock two threads
+take for one push after another, as fast as it goes, while a checkpoint is written to a folder; then the next, after as
+long a time without one. All pushes are of a tenth of the rows, which change so soon that nearly all of them are saved
+before the drain has passed them: a dirty rate of 10%, at its most expensive.
+
+* Held: the time for which the lock is not to be had because of a checkpoint. It begins with the snapshot, which is what
+  a barrier adds to its settling, and has a moment in each segment after that; the targets are for the sum of all.
+* Memory: the most that the process gained from before its first checkpoint to the peak of this one, over the rows.
+* Standstill: the longest time in which no push was finished, whatever the reason, beside that in the pause.
+* Pushes: their rate while a checkpoint is written, over that in the pause after it. Writing takes a core of its own.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
+from emberscale_api.routing import PsAddress, RoutingTable, spread_evenly
+from emberscale_trainer.checkpoint.writer import write_snapshot
+from emberscale_trainer.partition import AppliedBatches, DenseSlice, Partition
+from emberscale_trainer.table import Reader, TableStore
+from reporting import Ratio, arguments, report, say
+
+TABLES, DIMENSION, DENSE = 8, 16, 10_000
+KEYS_A_PUSH = 1024
+"""Of each table: what a batch of 2048 brings to one of two servers."""
+
+PUSHERS = 2
+DIRTY = 0.1
+GIB = 1 << 30
+SIZES = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)
+CHECKPOINTS = 40
+"""At 1 GiB; fewer where they take longer, and at least MIN_CHECKPOINTS."""
+
+MIN_CHECKPOINTS = 8
+MEDIAN_SECONDS, P99_SECONDS = 0.020, 0.100
+
+
+class TimedLock:
+    """The lock as the snapshot sees it: notes for how long the checkpoint holds it each time."""
+
+    def __init__(self, lock: threading.Condition) -> None:
+        self._lock = lock
+        self.held: list[float] = []
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._began = time.perf_counter()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.held.append(time.perf_counter() - self._began)
+        self._lock.release()
+
+
+class Server:
+    """A partition of so many bytes of rows, and the threads that push to it."""
+
+    def __init__(self, size: float) -> None:
+        random = np.random.default_rng(0)
+        optimizer = OptimizerSpec(type=OptimizerType.ROW_WISE_ADAGRAD, learning_rate=0.01)
+        self.specs = tuple(
+            TableSpec(number, f"C{number}", number, DIMENSION, optimizer, InitializerSpec(), seed=1)
+            for number in range(TABLES)
+        )
+        store = TableStore(self.specs)
+        dense = DenseSlice(np.zeros(DENSE, np.float32), OptimizerSpec(type=OptimizerType.ADAM))
+        self.partition = Partition(1, store, dense, AppliedBatches())
+        self.lock = threading.Condition()
+        self.pushes, self.last, self.standstill = 0, time.perf_counter(), 0.0
+        rows = int(size * GIB) // (TABLES * store.layouts[0].stride)
+        self.keys = random.integers(-(1 << 63), 1 << 63, (TABLES, rows), np.int64)
+        for first in range(0, rows, 1 << 16):
+            self.push(self.keys[:, first : first + (1 << 16)])
+        self._dirty = int(rows * DIRTY)
+
+    def push(self, keys: NDArray[np.int64]) -> None:
+        """One batch: `keys: int64[TABLES, n]`."""
+        counts = np.full(TABLES, keys.shape[1], np.uint32)
+        gradients = np.full(keys.size * DIMENSION, 0.01, np.float32)
+        with self.lock:
+            self.partition.tables.push(counts, keys.reshape(-1), gradients)
+            self.partition.dense.step(np.full(DENSE, 0.01, np.float32))
+            now = time.perf_counter()
+            self.standstill = max(self.standstill, now - self.last)
+            self.pushes, self.last = self.pushes + 1, now
+
+    def train(self, seed: int) -> None:
+        """Pushes to random rows of the dirty tenth, for ever."""
+        random = np.random.default_rng(seed)
+        batches = [self.keys[:, random.integers(0, self._dirty, KEYS_A_PUSH)] for _ in range(500)]
+        while True:
+            for batch in batches:
+                self.push(batch)
+
+    def checkpoint(self, folder: Path, resident: int) -> dict[str, float]:
+        """Writes one, and measures; `resident` is the memory that the process had before the first."""
+        lock = TimedLock(self.lock)
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        pushes, began, self.standstill = self.pushes, time.perf_counter(), 0.0
+        with lock:
+            snapshot = self.partition.snapshot(Reader.CHECKPOINT, lock)
+        addresses = (PsAddress(0, "i", "", ""),)
+        routing = RoutingTable(1, addresses, spread_evenly(1))
+        files = write_snapshot(snapshot, str(folder), 0, routing, self.specs, DENSE)
+        seconds, pushed, standstill = time.perf_counter() - began, self.pushes - pushes, self.standstill
+        status = Path("/proc/self/status").read_text()
+        peak = next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
+        shutil.rmtree(folder)
+        pushes, began, self.standstill = self.pushes, time.perf_counter(), 0.0
+        time.sleep(seconds)
+        return {
+            "begin": lock.held[0],
+            "held": sum(lock.held),
+            "longest": max(lock.held),
+            "seconds": seconds,
+            "bytes": (size := sum(file.bytes for file in files)),
+            "memory": size + peak - resident,
+            "pushes": pushed / seconds,
+            "standstill": standstill,
+            "standstill_undisturbed": self.standstill,
+            "undisturbed": (self.pushes - pushes) / (time.perf_counter() - began),
+        }
+
+
+def measure(size: float, checkpoints: int) -> list[dict[str, float]]:
+    """Checkpoints of a server of so many GiB, under full load."""
+    server = Server(size)
+    for seed in range(PUSHERS):
+        threading.Thread(target=server.train, args=[seed + 1], daemon=True).start()
+    with tempfile.TemporaryDirectory() as folder:
+        time.sleep(1)  # all that pushes need is in memory
+        resident = psutil.Process().memory_info().rss
+        return [server.checkpoint(Path(folder) / str(number), resident) for number in range(checkpoints)]
+
+
+def in_a_process(size: float, checkpoints: int) -> list[dict[str, float]]:
+    """`measure` in a new process."""
+    done = subprocess.run(
+        [sys.executable, __file__, "--size", str(size), "--checkpoints", str(checkpoints)],
+        stdout=subprocess.PIPE,
+        check=True,
+        text=True,
+    )
+    measured: list[dict[str, float]] = json.loads(done.stdout)
+    return measured
+
+
+def draw(path: Path, sizes: dict[float, list[dict[str, float]]]) -> None:
+    """Every checkpoint, over the size."""
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, (held, memory) = plt.subplots(1, 2, figsize=(12, 4.5), layout="constrained")
+    for field, colour, label in (
+        ("held", "tab:blue", "all in all"),
+        ("longest", "tab:orange", "the longest time at once"),
+        ("begin", "tab:green", "at the barrier"),
+    ):
+        medians = [1e3 * float(np.median([run[field] for run in runs])) for runs in sizes.values()]
+        held.plot(list(sizes), medians, color=colour, label=label)
+        for size, runs in sizes.items():
+            held.plot([size] * len(runs), [1e3 * run[field] for run in runs], ".", color=colour, alpha=0.3)
+    held.axhline(1e3 * MEDIAN_SECONDS, linestyle="--", color="black", label="target of the median, all in all")
+    held.set_xscale("log")
+    held.set_yscale("log")
+    held.set_xlabel("GiB of rows")
+    held.set_ylabel("milliseconds for which a checkpoint holds pushes")
+    held.legend()
+    for size, runs in sizes.items():
+        memory.plot([size] * len(runs), [run["memory"] / run["bytes"] for run in runs], "k.", alpha=0.4)
+    memory.axhline(1.15, linestyle="--", color="black", label="target")
+    memory.set_xscale("log")
+    memory.set_ylim(1)
+    memory.set_xlabel("GiB of rows")
+    memory.set_ylabel("rows and what the process gains meanwhile / rows")
+    memory.legend()
+    figure.suptitle(f"Checkpoints under full push load, {DIRTY:.0%} of the rows changing")
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    """Measures each size and reports."""
+    parser = arguments(__doc__)
+    parser.add_argument("--size", type=float, help="measure a server of so many GiB in this process; prints JSON")
+    parser.add_argument("--checkpoints", type=int, default=CHECKPOINTS)
+    options = parser.parse_args()
+    if options.size is not None:
+        print(json.dumps(measure(options.size, options.checkpoints)))
+        return
+    sizes: dict[float, list[dict[str, float]]] = {}
+    for size in SIZES[:4] if options.quick else SIZES:
+        runs = sizes[size] = in_a_process(size, max(MIN_CHECKPOINTS, int(options.checkpoints / max(1, size * size))))
+        columns: dict[str, Any] = {name: np.array([run[name] for run in runs]) for name in runs[0]}
+        say(
+            f"{size:5.2f} GiB: {len(runs)} checkpoints of {np.median(columns['seconds']):.2f} s; pushes held "
+            f"{1e3 * np.median(columns['begin']):.2f} ms at the barrier, {1e3 * np.median(columns['held']):.2f} ms in "
+            f"all (p99 {1e3 * np.quantile(columns['held'], 0.99):.2f}), {1e3 * np.median(columns['longest']):.2f} ms "
+            f"at once; memory {np.median(columns['memory'] / columns['bytes']):.3f}x; pushes "
+            f"{np.median(columns['pushes'] / columns['undisturbed']):.2f}x"
+        )
+    if options.plot:
+        draw(options.plot, sizes)
+    runs = sizes[1.0]
+    everything = [run for runs in sizes.values() for run in runs]
+    p99 = float(np.quantile([run["held"] for run in runs], 0.99))
+    report(
+        "checkpoint_stall",
+        {
+            "pushes held a checkpoint at 1 GiB / 20 ms": Ratio(
+                [(run["held"], MEDIAN_SECONDS) for run in runs], 1.0, "max"
+            ),
+            "its 99th percentile / 100 ms": Ratio([(p99, P99_SECONDS)], 1.0, "max"),
+            "rows and memory gained meanwhile / rows": Ratio(
+                [(run["memory"], run["bytes"]) for run in everything], 1.15, "max"
+            ),
+            "pushes/s during a checkpoint / without": Ratio(
+                [(run["pushes"], run["undisturbed"]) for run in everything], 0.6, "min"
+            ),
+        },
+        options.output,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,360 @@
+"""What the brain knows, shared by all its threads: one state, one lock, and methods that each happen at once.
+
+Callers, the recorder and the thread that plans meet here and nowhere else. The lock never leaves this module and is
+held for no more than a look at each job; what decides is pure and takes the state (`first_plan`, `adoption`,
+`acceptance`). A change is recorded while the lock is held: the database hears of a job before its profiles.
+"""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+
+from emberscale_api.rpc import brain_pb2 as pb
+from emberscale_brain.history.changes import (
+    Change,
+    JobEnded,
+    JobSubmitted,
+    PlanMade,
+    ProfileReported,
+    StartUpObserved,
+)
+from emberscale_brain.planner.types import JobId, JobMetadata, JobProfile, PastJob, PlannedShape, ScalingOverheads
+from emberscale_brain.service.adoption import acceptable, adopt_one
+from emberscale_brain.service.checks import Refusal, Refused, check_profile, check_start_up
+from emberscale_brain.service.first_plan import first_plan
+from emberscale_brain.service.in_force import PlansInForce, with_reasons
+from emberscale_brain.service.learning import Learned
+from emberscale_brain.service.messages import plan_to, summary_to
+from emberscale_brain.service.state import BrainState, Conditions
+from emberscale_brain.warm_start.start import WarmStart
+
+_REASONS_A_ROUND = 20
+_TICK = 1e-6  # seconds between profiles of one job that came at once
+
+Record = Callable[[Sequence[Change], Sequence[ProfileReported]], Future[bool]]
+
+
+class UnknownJobError(Exception):
+    """A job that was never submitted, or has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """What became of a submission: the plan in force, and the first plan if the job is new and got one."""
+
+    plan: pb.BrainPlan
+    new: bool
+    first: PlanMade | None
+    durable: Future[bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """What became of reported profiles, by sequence, and start-ups, by place.
+
+    `durable` resolves when the database has the accepted ones, or has not.
+    """
+
+    accepted: int
+    refused: tuple[tuple[int, Refused], ...]
+    refused_start_ups: tuple[tuple[int, Refused], ...]
+    durable: Future[bool]
+
+
+@dataclass(frozen=True, slots=True)
+class JobNow:
+    """What explains a job's plan: the plan as it was made, what the last round found, and what was measured."""
+
+    made: PlanMade | None
+    latest: PlannedShape | None
+    in_force: pb.BrainPlan
+    profiles: tuple[JobProfile, ...]
+    remaining_samples: int
+    metadata: JobMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class Everything:
+    """What a new planning process has to be told first; the jobs follow one by one."""
+
+    past: tuple[PastJob, ...]
+    overheads: tuple[Change, ...]
+    jobs: tuple[JobId, ...]
+
+
+class BrainRuntime:
+    """Thread-safe. `now` is always the brain's steady clock; `record` writes changes, in the order of the calls."""
+
+    def __init__(self, state: BrainState, conditions: Conditions, record: Record) -> None:
+        self.conditions = conditions
+        self._lock = threading.Lock()
+        self._state = state
+        self._in_force = PlansInForce()
+        self._record = record
+        self._heard: dict[JobId, float] = {}
+        self._past: tuple[PastJob, ...] | None = None
+        self._ended_unread: set[JobId] | None = set()
+        self._unsent: list[Change] | None = None
+        self._reasons_turn = 0
+
+    # -- what callers say -----------------------------------------------------------------------------------------
+
+    def submit(self, submitted: JobSubmitted, started: WarmStart | None, now: float) -> Submitted:
+        """Makes a job known, with a first plan where there is a warm start; a job that is known stays as it is."""
+        changes: list[Change] = []
+        first = None
+        with self._lock:
+            self._heard[submitted.job] = now
+            new = submitted.job not in self._state.jobs
+            if new:
+                changes.append(submitted)
+                if started is not None:
+                    first = first_plan(self._state, self.conditions, submitted, started, now)
+                    changes.append(first)
+                for change in changes:
+                    self._apply(change)
+            return Submitted(self._in_force.message(submitted.job), new, first, self._record(changes, ()))
+
+    def proposal(self, submitted: JobSubmitted, started: WarmStart, now: float) -> PlanMade:
+        """The plan that a job would start with."""
+        with self._lock:
+            return first_plan(self._state, self.conditions, submitted, started, now)
+
+    def report(
+        self,
+        job: JobId,
+        reports: Sequence[ProfileReported],
+        start_ups: Sequence[StartUpObserved],
+        now: float,
+        wall: float,
+        clock_skew: float,
+    ) -> Reported:
+        """Takes in profiles and start-ups of a job, apart from those that make no sense.
+
+        Times are the reporter's, checked against the `wall` clock, of which it may be `clock_skew` ahead.
+        """
+        refused: list[tuple[int, Refused]] = []
+        refused_start_ups: list[tuple[int, Refused]] = []
+        new: list[Change] = []
+        repeated: list[ProfileReported] = []
+        with self._lock:
+            known = self._state.jobs.get(job)
+            if known is None:
+                unknown = Refused(Refusal.UNKNOWN_JOB, f"job {job!r} is not known here: submit it first")
+                refused = [(report.sequence, unknown) for report in reports]
+                refused_start_ups = [(place, unknown) for place in range(len(start_ups))]
+            else:
+                self._heard[job] = now
+                for report in reports:
+                    problem = check_profile(report.profile, known.submitted.metadata.batch_size, wall, clock_skew)
+                    if problem is not None:
+                        refused.append((report.sequence, problem))
+                    elif report.sequence > known.sequence:
+                        last = known.profiles[-1].time if known.profiles else 0.0
+                        at = max(now - max(0.0, wall - report.profile.time), last + _TICK)
+                        stamped = replace(report, profile=replace(report.profile, time=at))
+                        new.append(stamped)
+                        self._apply(stamped)
+                    else:
+                        repeated.append(report)
+                for place, start_up in enumerate(start_ups):
+                    problem = check_start_up(start_up)
+                    if problem is not None:
+                        refused_start_ups.append((place, problem))
+                    else:
+                        new.append(start_up)
+                        self._apply(start_up)
+            durable = self._record(new, repeated)
+        return Reported(len(reports) - len(refused), tuple(refused), tuple(refused_start_ups), durable)
+
+    def end(self, ended: JobEnded) -> Future[bool]:
+        """A job is over; what is not said of it is what was last known. Raises UnknownJobError."""
+        with self._lock:
+            known = self._state.jobs.get(ended.job)
+            if known is None:
+                raise UnknownJobError(ended.job)
+            latest = self._in_force.end(ended.job)
+            complete = replace(
+                ended,
+                final_shape=ended.final_shape or known.shape,
+                fit=None if latest is None else latest.explanation.fit,
+                rows=ended.rows or known.rows,
+                metadata=known.submitted.metadata,
+            )
+            submitted, reasons = known.submitted, with_reasons(known.plan, latest)
+            self._apply(complete)
+            if self._ended_unread is not None:
+                self._ended_unread.add(ended.job)
+            self._heard.pop(ended.job, None)
+            self._past = None
+            # the submission again: a database that was emptied meanwhile could not be told of the job's end
+            return self._record([submitted, *reasons, complete], ())
+
+    # -- what callers ask -----------------------------------------------------------------------------------------
+
+    def plan(self, job: JobId) -> pb.BrainPlan:
+        """The plan in force. Raises UnknownJobError."""
+        with self._lock:
+            if job not in self._state.jobs:
+                raise UnknownJobError(job)
+            return self._in_force.message(job)
+
+    def job_now(self, job: JobId) -> JobNow | None:
+        """What is known of a job; None where it has ended."""
+        with self._lock:
+            known = self._state.jobs.get(job)
+            if known is None:
+                return None
+            return JobNow(
+                made=known.plan,
+                latest=self._in_force.latest(job),
+                in_force=self._in_force.message(job),
+                profiles=tuple(known.profiles),
+                remaining_samples=known.remaining_samples,
+                metadata=known.submitted.metadata,
+            )
+
+    def summaries(self) -> list[pb.JobSummary]:
+        """Jobs that have not ended, by their submission."""
+        with self._lock:
+            known = sorted(self._state.jobs.items(), key=lambda item: item[1].submitted.submitted_at)
+            return [summary_to(entry, self._in_force.message(job)) for job, entry in known]
+
+    @property
+    def job_ids(self) -> frozenset[JobId]:
+        """Jobs that have not ended."""
+        with self._lock:
+            return frozenset(self._state.jobs)
+
+    def past_jobs(self) -> tuple[PastJob, ...]:
+        """Jobs that have ended, the oldest first; the same tuple until there are more."""
+        with self._lock:
+            if self._past is None:
+                self._past = tuple(self._state.history)
+            return self._past
+
+    def silent(self, now: float, silence: float) -> list[JobId]:
+        """Jobs of which nothing was heard for longer than `silence` seconds."""
+        with self._lock:
+            return [job for job in self._state.jobs if now - self._heard.get(job, now) > silence]
+
+    # -- what the database knows ----------------------------------------------------------------------------------
+
+    @property
+    def knows_running(self) -> bool:
+        """Whether the database's running jobs were learned."""
+        with self._lock:
+            return self._ended_unread is None
+
+    def learn(self, learned: Learned, now: float) -> bool:
+        """Takes in what the database knows. Whether a job that was known here has more profiles now."""
+        recalled = False
+        with self._lock:
+            if learned.running is not None and self._ended_unread is not None:
+                recalled = self._learn_running(learned.running, self._ended_unread)
+                self._ended_unread = None
+            have = {job.id for job in self._state.history}
+            self._state.remember([job for job in reversed(learned.past) if job.id not in have])
+            for role, values in learned.start_ups.items():
+                if not self._state.start_ups[role]:
+                    self._state.start_ups[role].extend(reversed(values))
+            self._heard = dict.fromkeys(self._state.jobs, now) | self._heard
+            self._past = None
+        return recalled
+
+    def _learn_running(self, changes: Sequence[Change], over: AbstractSet[JobId]) -> bool:
+        known = set(self._state.jobs)
+        earlier: dict[JobId, list[ProfileReported]] = {}
+        for change in changes:
+            if change.job not in known and change.job not in over:
+                self._apply(change)
+            elif change.job in known and isinstance(change, ProfileReported):
+                earlier.setdefault(change.job, []).append(change)
+        recalled = [self._state.recall(job, profiles) for job, profiles in earlier.items()]
+        return any(recalled)
+
+    def job_changes(self, job: JobId) -> list[Change]:
+        """Changes that make another know the job as well as this one; none if it has ended."""
+        with self._lock:
+            return self._state.job_changes(job)
+
+    # -- rounds of planning ---------------------------------------------------------------------------------------
+
+    def begin_telling(self) -> Everything:
+        """From here on changes are kept for the planning process, until `end_telling`."""
+        with self._lock:
+            self._unsent = []
+            return Everything(
+                tuple(self._state.history), tuple(self._state.overhead_changes()), tuple(self._state.jobs)
+            )
+
+    def take_unsent(self) -> tuple[list[Change], frozenset[JobId]]:
+        """The changes since the last call, and the jobs that who hears of them then knows."""
+        with self._lock:
+            unsent, self._unsent = self._unsent or [], []
+            return unsent, frozenset(self._state.jobs)
+
+    def end_telling(self) -> None:
+        """There is no planning process to be told."""
+        with self._lock:
+            self._unsent = None
+
+    def adopt(
+        self, planned: Mapping[JobId, PlannedShape], shown: AbstractSet[JobId], planner: str, now: float
+    ) -> list[PlanMade]:
+        """Puts a round in force; the new versions, which are where shapes are others.
+
+        Raises UnacceptablePlanError; then nothing is adopted. Jobs are adopted one by one: callers would otherwise wait
+        until all are done.
+        """
+        with self._lock:
+            accepted = acceptable(self._state, self.conditions, planned, shown, now)
+            jobs, overheads = list(self._state.jobs), self._state.overheads()
+        made = (self._adopt(job, accepted.get(job), overheads, planner, now) for job in jobs)
+        return [plan for plan in made if plan is not None]
+
+    def _adopt(
+        self, job: JobId, planned: PlannedShape | None, overheads: ScalingOverheads, planner: str, now: float
+    ) -> PlanMade | None:
+        with self._lock:
+            known = self._state.jobs.get(job)
+            if known is None:
+                return None
+            submitted, last = known.submitted, known.plan
+            advice = self._state.fault_tolerance(job, overheads)
+        adopted = adopt_one(submitted, last, planned, advice, planner, now)
+        message = None if adopted.change is None else plan_to(adopted.change)
+        with self._lock:
+            if self._state.jobs.get(job) is not known:
+                return None
+            if adopted.change is None:
+                self._in_force.keep(job, adopted.planned, self._in_force.advised(job, advice))
+            else:
+                self._apply(adopted.change, message)
+        return adopted.change
+
+    def reasons_of_now(self) -> list[PlanMade]:
+        """The plans in force of some jobs, in turn, with the reasons of the last round, for who asks the database."""
+        with self._lock:
+            jobs = list(self._state.jobs)
+            first = self._reasons_turn % max(1, len(jobs))
+            turn = [*jobs[first:], *jobs[:first]][:_REASONS_A_ROUND]
+            self._reasons_turn = first + len(turn)
+            plans = ((self._state.jobs[job].plan, self._in_force.latest(job)) for job in turn)
+            return [plan for last, latest in plans for plan in with_reasons(last, latest)]
+
+    def stale(self, because: str) -> None:
+        """Callers are told why plans are older than they should be; empty: they are not."""
+        with self._lock:
+            self._in_force.stale_because = because
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _apply(self, change: Change, message: pb.BrainPlan | None = None) -> None:
+        self._state.apply(change)
+        if self._unsent is not None:
+            self._unsent.append(change)
+        if isinstance(change, PlanMade):
+            self._in_force.put(change, message)

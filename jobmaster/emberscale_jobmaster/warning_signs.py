@@ -1,0 +1,62 @@
+"""Signs that a job which goes on, or is Complete, is not what the person wanted: each a line that says what to do."""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from emberscale_api.job import TrainingJobSpec
+from emberscale_jobmaster.observations import Observations
+from emberscale_jobmaster.state import JobState, committed_samples
+from emberscale_jobmaster.statistics import ProgressiveWindow
+
+_TRUNCATED_SHARE = 0.01
+_ENOUGH_SAMPLES = 1000
+_OF_ZERO, _OF_ONE = 0.5, 1 / (1 + math.exp(-1))
+"""What a sigmoid makes of 0 and of 1: a model that returns probabilities can predict nothing outside."""
+
+
+def warning_signs(state: JobState, seen: Observations, spec: TrainingJobSpec) -> tuple[str, ...]:
+    """The warnings that hold now, in an order that does not change."""
+    return tuple(_signs(state, seen, spec))
+
+
+def _signs(state: JobState, seen: Observations, spec: TrainingJobSpec) -> Iterator[str]:
+    for problem in state.damaged.values():
+        yield f"a damaged checkpoint was left out, and an older one or none is used: {problem}"
+    records, batch = state.training_records, spec.training.batch_size
+    if 0 < records < batch:
+        yield (
+            f"spec.training.batchSize is {batch:,} and the training data has {records:,} records: an epoch is a single "
+            "step; choose a smaller batch"
+        )
+    last = state.evaluations[-1] if state.evaluations else None
+    if last is not None and last.normalized_entropy > 1:
+        yield (
+            f"the evaluation after epoch {last.epoch + 1} is worse than always predicting the mean label (normalised "
+            f"entropy {last.normalized_entropy:.3f}): scale dense features, for example by denseTransform (see "
+            "docs/data.md), or lower the learning rates"
+        )
+    if spec.model.entrypoint is not None and _are_sigmoids_of_probabilities(seen.window):
+        yield (
+            f"spec.model.entrypoint: {spec.model.entrypoint} seems to return probabilities: every prediction is the "
+            "sigmoid of a number from 0 to 1; return logits, without a sigmoid at the end"
+        )
+    samples = committed_samples(state, spec)
+    if samples and state.truncated_lists > _TRUNCATED_SHARE * samples:
+        yield (
+            f"{state.truncated_lists:,} lists in {samples:,} records were longer than their maxLength and were cut: "
+            "raise maxLength of the columns in spec.data.columns.lists"
+        )
+
+
+def _are_sigmoids_of_probabilities(window: ProgressiveWindow) -> bool:
+    """Whether all predictions are sigmoids of numbers from 0 to 1, and the labels say that they should not be."""
+    if not window.slices:
+        return False
+    positives = np.sum([part.positives for part in window.slices], axis=0)
+    total = positives + np.sum([part.negatives for part in window.slices], axis=0)
+    count, edges = total.sum(), np.arange(len(total) + 1) / len(total)
+    if count < _ENOUGH_SAMPLES or total[(edges[1:] <= _OF_ZERO) | (edges[:-1] > _OF_ONE)].any():
+        return False
+    return not _OF_ZERO <= positives.sum() / count <= _OF_ONE

@@ -1,0 +1,168 @@
+"""The jobs as tenants of one Redis: each has a user that reaches its own keys and nothing else.
+
+The operator makes a job's user before its first master and removes it, with the job's state, once the job is gone. A
+Redis that comes back without its users gets those of all jobs that run.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Collection, Mapping
+from dataclasses import astuple
+from typing import Any, cast
+from urllib.parse import quote, urlsplit, urlunsplit
+
+import redis.asyncio
+import structlog
+from redis.exceptions import RedisError, ResponseError
+
+from emberscale_api.state_keys import DEPOSED_BY_DELETION, StateKeys
+from emberscale_operator.kubernetes.names import digest
+
+_TIMEOUT_SECONDS = 5.0
+_LOOK_SECONDS = 1.0
+_ATTEMPTS = 5
+_RETRY_SECONDS = 10.0
+_DEPOSED_SECONDS = 600
+_COMMANDS = (
+    "-@all",
+    # data: every key that these touch is one of their arguments, and checked against the pattern
+    *("+@string", "+@hash", "+@set", "+@sortedset", "+@list", "-@dangerous", "-@blocking"),
+    *("+del", "+unlink", "+exists", "+type", "+expire", "+pexpire", "+ttl", "+pttl"),
+    # scripts call what their user may call
+    *("+@transaction", "+eval", "+evalsha", "+script|load"),
+    *("+ping", "+select", "+client|setname", "+client|id"),
+)
+"""What a master may do. No list of keys, no messages, no functions, nothing about the server or other clients."""
+_log = structlog.get_logger()
+
+
+def user_name(installation: str, job_uid: str) -> str:
+    """The name of a job's user; `installation` tells operators that share one Redis apart."""
+    return f"{_prefix(installation)}{job_uid}"
+
+
+def user_url(url: str, user: str, password: str) -> str:
+    """A Redis URL for another user than the one that it names."""
+    parts = urlsplit(url)
+    place = parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=f"{quote(user, safe='')}:{quote(password, safe='')}@{place}"))
+
+
+def user_rules(job_uid: str, password: str) -> tuple[str, ...]:
+    """What ACL SETUSER is told: the user as a whole, so that nothing of what it was before is left."""
+    hashed = hashlib.sha256(password.encode()).hexdigest()
+    return ("reset", "on", f"#{hashed}", f"~{StateKeys.pattern(job_uid)}", "resetchannels", *_COMMANDS)
+
+
+class Tenants:
+    """The users and the state of jobs in the Redis that `url` names, as one that may change users.
+
+    Nothing ever waits for Redis: a job is gone when Kubernetes says so, and a finalizer would hold up the deletion of a
+    namespace while the operator is away. What is left behind then is removed by `sweep`. Raises ValueError for a URL
+    that is none.
+    """
+
+    def __init__(self, url: str, installation: str, look: float = _LOOK_SECONDS) -> None:
+        self._redis = redis.asyncio.Redis.from_url(
+            url, socket_timeout=_TIMEOUT_SECONDS, socket_connect_timeout=_TIMEOUT_SECONDS, decode_responses=True
+        )
+        self._installation = installation
+        self._look = look
+        self._passwords: dict[str, str] = {}
+        self._missing: set[str] = set()
+        self._run_id = ""
+        self._news = asyncio.Event()
+        self._problem = ""
+
+    def admit(self, job_uid: str, password: str) -> None:
+        """Has a job's user made, now and whenever Redis has forgotten it."""
+        if self._passwords.get(job_uid) != password:
+            self._passwords[job_uid] = password
+            self._missing.add(job_uid)
+            self._news.set()
+
+    async def keep(self) -> None:
+        """Makes the users that are missing, for ever. A Redis that was started anew may have forgotten any."""
+        while True:
+            self._news.clear()
+            try:
+                server = cast(Mapping[str, Any], await self._redis.info("server"))
+                if server["run_id"] != self._run_id:
+                    self._missing = set(self._passwords)
+                await self._make(tuple(self._missing))
+                self._run_id = server["run_id"]
+                self._problem = ""
+            except (RedisError, OSError) as error:
+                self._tell(str(error))
+            try:
+                await asyncio.wait_for(self._news.wait(), self._look)
+            except TimeoutError:
+                continue
+
+    async def remove(self, job_uid: str) -> None:
+        """Removes what a deleted job left; tries again for a while where Redis does not answer."""
+        self._passwords.pop(job_uid, None)
+        self._missing.discard(job_uid)
+        for attempt in range(_ATTEMPTS):
+            if attempt:
+                await asyncio.sleep(_RETRY_SECONDS)
+            try:
+                await self._remove(job_uid)
+            except (RedisError, OSError) as error:
+                problem = str(error)
+            else:
+                return
+        _log.warning("the state of a deleted job stays until it expires", job_uid=job_uid, problem=problem)
+
+    async def sweep(self, jobs: Collection[str]) -> None:
+        """Removes what jobs left that were deleted while no operator ran. `jobs` are the uids of those that exist."""
+        prefix = _prefix(self._installation)
+        try:
+            users = cast(list[str], await self._redis.acl_users())
+            of_jobs = {user.removeprefix(prefix) for user in users if user.startswith(prefix)}
+            for job_uid in of_jobs - set(jobs) - self._passwords.keys():
+                await self._remove(job_uid)
+                _log.info("removed what a deleted job left in Redis", job_uid=job_uid)
+        except (RedisError, OSError) as error:
+            self._tell(str(error))
+
+    async def close(self) -> None:
+        """Ends the connections."""
+        await self._redis.aclose()
+
+    async def _make(self, job_uids: Collection[str]) -> None:
+        if not job_uids:
+            return
+        transaction = self._redis.pipeline(transaction=False)
+        for job_uid in job_uids:
+            rules = user_rules(job_uid, self._passwords[job_uid])
+            transaction.execute_command("ACL SETUSER", user_name(self._installation, job_uid), *rules)
+        await transaction.execute()
+        await self._save()
+        self._missing.difference_update(job_uids)
+
+    async def _remove(self, job_uid: str) -> None:
+        """In one step, with which a master that still runs is deposed: it would put everything back otherwise."""
+        keys = StateKeys.of(job_uid)
+        transaction = self._redis.pipeline()
+        transaction.acl_deluser(user_name(self._installation, job_uid))
+        transaction.delete(*astuple(keys))
+        transaction.set(keys.term, DEPOSED_BY_DELETION, ex=_DEPOSED_SECONDS)
+        await transaction.execute()
+        await self._save()
+
+    async def _save(self) -> None:
+        """Has Redis keep its users over a restart, where it has a file for them."""
+        try:
+            await cast(Awaitable[Any], self._redis.acl_save())
+        except ResponseError as error:
+            _log.debug("users are not saved", problem=str(error))
+
+    def _tell(self, problem: str) -> None:
+        if problem != self._problem:
+            _log.warning("the users of jobs cannot be kept in Redis", problem=problem)
+        self._problem = problem
+
+
+def _prefix(installation: str) -> str:
+    return f"emberscale-{digest(installation)}-"

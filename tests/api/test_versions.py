@@ -1,0 +1,67 @@
+"""A process and its neighbours say their versions, and are told where they cannot work together."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+
+from emberscale_api import version
+from emberscale_api.rpc import token as token_module
+from emberscale_api.rpc.token import TokenCheck, call_metadata, open_channel
+from emberscale_api.version import LINK_VERSION, VERSION, version_problem
+from emberscale_api.wire import HEADER_BYTES, Header, Kind, WireError
+
+
+@pytest.mark.parametrize("spoken", ["", f"{LINK_VERSION}/{VERSION}", f"{LINK_VERSION}/99.1", str(LINK_VERSION)])
+def test_neighbours_work_together(spoken: str) -> None:
+    assert version_problem(spoken) is None
+
+
+def test_a_version_that_is_too_far_is_told_what_to_do() -> None:
+    problem = version_problem(f"{LINK_VERSION + 1}/99.1")
+    assert problem is not None
+    assert VERSION in problem
+    assert "99.1" in problem
+    assert "one image" in problem
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    """A server that answers every call with what it was sent."""
+    handler = grpc.method_handlers_generic_handler(
+        "test.Echo", {"Echo": grpc.unary_unary_rpc_method_handler(lambda request, context: request)}
+    )
+    server = grpc.server(ThreadPoolExecutor(2), interceptors=[TokenCheck("secret")])
+    server.add_generic_rpc_handlers((handler,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(None)
+
+
+def test_every_call_says_the_version_of_its_sender() -> None:
+    assert dict(call_metadata("secret"))["emberscale-version"] == f"{LINK_VERSION}/{VERSION}"
+
+
+def test_a_call_of_another_link_version_is_refused_with_the_reason(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_channel(address, "secret") as channel:
+        assert channel.unary_unary("/test.Echo/Echo", bytes, bytes)(b"hello", timeout=20) == b"hello"
+    monkeypatch.setattr(token_module, "spoken_version", lambda: f"{LINK_VERSION + 1}/99.1")
+    with open_channel(address, "secret") as channel, pytest.raises(grpc.RpcError) as refused:
+        channel.unary_unary("/test.Echo/Echo", bytes, bytes)(b"hello", timeout=20)
+    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert "99.1" in (refused.value.details() or "")
+    assert version.VERSION in (refused.value.details() or "")
+
+
+def test_a_frame_of_another_version_is_refused_with_the_reason() -> None:
+    frame = bytearray(Header(Kind.HELLO).pack())
+    assert Header.unpack(frame).kind == Kind.HELLO
+    frame[4] += 1
+    with pytest.raises(WireError, match="one image"):
+        Header.unpack(frame)
+    with pytest.raises(WireError, match="not a frame"):
+        Header.unpack(bytes(HEADER_BYTES))

@@ -1,0 +1,83 @@
+"""A job's token opens what is about the job, and nothing else."""
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import pytest
+
+from brain_process import BrainProcess
+from emberscale_api.rpc import brain_pb2 as pb
+from emberscale_api.rpc import brain_pb2_grpc
+from emberscale_api.rpc.job_token import JobClaims, job_token
+from emberscale_api.rpc.token import open_channel
+
+METHODS = pb.DESCRIPTOR.services_by_name["Brain"].methods
+
+
+def outcome(call: Any, request: Any) -> grpc.StatusCode:
+    try:
+        answer = call(request, timeout=20)
+        if not hasattr(answer, "SerializeToString"):
+            next(answer)
+            answer.cancel()
+    except grpc.RpcError as error:
+        return error.code()
+    return grpc.StatusCode.OK
+
+
+def request_for(method: Any, job_uid: str) -> Any:
+    """A request of a call, about a job where it can be."""
+    request = getattr(pb, method.input_type.name)()
+    if "job_uid" in method.input_type.fields_by_name:
+        request.job_uid = job_uid
+    if "owner" in method.input_type.fields_by_name:
+        request.owner = "ann"
+    return request
+
+
+@pytest.fixture
+def address(run_brain: Callable[..., BrainProcess], submission: Callable[..., pb.SubmitJobRequest]) -> str:
+    """A brain that knows two jobs; its key is `a-token`."""
+    brain = run_brain()
+    with open_channel(brain.address, "a-token") as channel:
+        stub = brain_pb2_grpc.BrainStub(channel)
+        for job in ("mine", "theirs"):
+            stub.SubmitJob(submission(job), timeout=20)
+    return brain.address
+
+
+def test_another_jobs_calls_are_refused_whichever_they_are(address: str) -> None:
+    with open_channel(address, job_token("a-token", JobClaims("mine", "ann"))) as channel:
+        stub = brain_pb2_grpc.BrainStub(channel)
+        for method in METHODS:
+            said = outcome(getattr(stub, method.name), request_for(method, "theirs"))
+            assert said is grpc.StatusCode.PERMISSION_DENIED, method.name
+
+
+def test_a_job_does_what_is_its_own(address: str, submission: Callable[..., pb.SubmitJobRequest]) -> None:
+    with open_channel(address, job_token("a-token", JobClaims("mine", "ann"))) as channel:
+        stub = brain_pb2_grpc.BrainStub(channel)
+        assert outcome(stub.SubmitJob, submission("mine")) is grpc.StatusCode.OK
+        assert outcome(stub.WatchPlans, pb.WatchPlansRequest(job_uid="mine")) is grpc.StatusCode.OK
+        for method in METHODS:
+            if "job_uid" in method.input_type.fields_by_name:
+                said = outcome(getattr(stub, method.name), request_for(method, "mine"))
+                assert said not in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED), method.name
+
+
+def test_a_job_cannot_be_counted_against_the_quota_of_another_namespace(
+    address: str, submission: Callable[..., pb.SubmitJobRequest]
+) -> None:
+    with open_channel(address, job_token("a-token", JobClaims("mine", "ann"))) as channel:
+        stub = brain_pb2_grpc.BrainStub(channel)
+        assert outcome(stub.SubmitJob, submission("mine", owner="bob")) is grpc.StatusCode.PERMISSION_DENIED
+
+
+@pytest.mark.parametrize("token", ["", "job.", "job.e30.", job_token("another", JobClaims("mine", "ann"))])
+def test_a_token_that_the_key_has_not_signed_opens_nothing(address: str, token: str) -> None:
+    with open_channel(address, token) as channel:
+        stub = brain_pb2_grpc.BrainStub(channel)
+        for method in METHODS:
+            said = outcome(getattr(stub, method.name), request_for(method, "mine"))
+            assert said is grpc.StatusCode.UNAUTHENTICATED, method.name

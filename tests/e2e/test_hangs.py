@@ -1,0 +1,49 @@
+"""A process that hangs without dying, for good, at a random moment: the job is Complete soon all the same.
+
+EMBERSCALE_HANG_SEEDS says how many moments are tried for each kind of process; the suite tries one.
+"""
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+
+import psutil
+import pytest
+
+from local_jobs import Job
+
+SEEDS = range(int(os.environ.get("EMBERSCALE_HANG_SEEDS", "1")))
+WITHIN_SECONDS = 60.0
+ROWS_TRAINED = 54_000
+"""Of the 60,000 rows of the data set a tenth is held out."""
+
+UNNAMED = pytest.mark.xfail(run=False, reason="the master does not name silent members in its plan yet")
+
+
+def victims(job: Job, role: str) -> list[psutil.Process]:
+    if role != "redis":
+        return job.members(role)
+    return [process for process in job.children() if process.name().startswith("redis-server")]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    "role", ["master", "redis", pytest.param("worker", marks=UNNAMED), pytest.param("ps", marks=UNNAMED)]
+)
+def test_a_process_that_hangs_for_good_is_replaced(make_job: Callable[..., Job], role: str, seed: int) -> None:
+    choice = random.Random(f"{role}-{seed}")
+    job = make_job({"training": {"seed": seed}})
+    job.start()
+    moment = choice.randrange(ROWS_TRAINED * 3 // 4)
+    assert job.wait_for(lambda: job.samples() >= moment)
+    choice.choice(victims(job, role)).send_signal(signal.SIGSTOP)
+    stopped_at = time.monotonic()
+    finished = job.finish()
+    assert finished.summary["phase"] == "Complete", finished.stderr
+    assert time.monotonic() - stopped_at < WITHIN_SECONDS
+    audit = job.audit()
+    assert (audit["missing"], audit["repeated"]) == (0, 0)
+    assert audit["once"] == finished.summary["expected_samples"] == finished.summary["samples"]

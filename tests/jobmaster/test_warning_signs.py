@@ -1,0 +1,96 @@
+"""Each sign is told when it holds, and only then."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.jobmaster.pure import Pure
+
+from emberscale_api.checkpoint import EvaluationResult
+from emberscale_jobmaster import lifecycle
+from emberscale_jobmaster.observations import Observations
+from emberscale_jobmaster.statistics import ProgressiveWindow
+from emberscale_jobmaster.warning_signs import warning_signs
+
+NOTHING = Observations()
+
+
+def trained(**sections: Any) -> Pure:
+    pure = Pure(**sections)
+    pure.start_training(records=1000)
+    pure.train_epoch()
+    return pure
+
+
+def evaluated(normalized_entropy: float) -> EvaluationResult:
+    return EvaluationResult(
+        epoch=0, samples=100, auc=0.6, logloss=0.5, normalized_entropy=normalized_entropy, calibration=1.0
+    )
+
+
+def predicted(logits: np.ndarray[Any, Any], positive: float) -> Observations:
+    """A window of predictions, `positive` of which have the label 1."""
+    counts, _ = np.histogram(1 / (1 + np.exp(-logits)), bins=1024, range=(0, 1))
+    ones = (counts * positive).astype(int)
+    return replace(
+        NOTHING, window=ProgressiveWindow().add(len(logits), 1.0, ones.tolist(), (counts - ones).tolist(), 0)
+    )
+
+
+def test_a_job_that_goes_well_has_no_warnings() -> None:
+    pure = trained()
+    state = replace(pure.state, evaluations=(evaluated(0.8),))
+    assert warning_signs(state, predicted(np.linspace(-5, 1, 5000), 0.25), pure.spec) == ()
+
+
+@pytest.mark.parametrize(("entropy", "told"), [(0.999, False), (1.0, False), (1.001, True), (12.3, True)])
+def test_an_evaluation_worse_than_the_mean_label_is_told(entropy: float, told: bool) -> None:
+    pure = trained()
+    signs = warning_signs(replace(pure.state, evaluations=(evaluated(0.5), evaluated(entropy))), NOTHING, pure.spec)
+    assert ["worse than always predicting the mean label" in sign for sign in signs] == [True] * told
+
+
+def test_a_batch_that_is_larger_than_the_data_is_told_once_the_data_is_known() -> None:
+    pure = Pure(training={"batchSize": 5000})
+    assert warning_signs(pure.state, NOTHING, pure.spec) == ()
+    pure.start_training(records=1000)
+    (sign,) = warning_signs(pure.state, NOTHING, pure.spec)
+    assert "spec.training.batchSize is 5,000 and the training data has 1,000 records" in sign
+
+
+def test_more_than_a_hundredth_of_records_with_lists_cut_is_told() -> None:
+    pure = trained()
+    few = lifecycle.lists_truncated(pure.state, 10)
+    assert warning_signs(few, NOTHING, pure.spec) == ()
+    (sign,) = warning_signs(lifecycle.lists_truncated(few, 1), NOTHING, pure.spec)
+    assert "11 lists in 1,000 records" in sign
+    assert "maxLength" in sign
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "logits", "positive", "told"),
+    [
+        ("own:model", np.linspace(0, 1, 5000), 0.25, True),
+        ("own:model", np.linspace(-0.1, 1, 5000), 0.25, False),
+        ("own:model", np.linspace(0, 1, 5000), 0.6, False),
+        ("own:model", np.linspace(0, 1, 500), 0.25, False),
+        (None, np.linspace(0, 1, 5000), 0.25, False),
+    ],
+)
+def test_a_model_of_ones_own_that_seems_to_return_probabilities_is_told(
+    entrypoint: str | None, logits: np.ndarray[Any, Any], positive: float, told: bool
+) -> None:
+    pure = trained(**({"model": {"entrypoint": entrypoint}} if entrypoint else {}))
+    signs = warning_signs(pure.state, predicted(logits, positive), pure.spec)
+    assert ["own:model seems to return probabilities" in sign for sign in signs] == [True] * told
+
+
+def test_damaged_checkpoints_are_told() -> None:
+    pure = trained()
+    damaged = {"00000002": "00000002/ps-0: was altered", "00000001": "00000001: is missing"}
+    state = replace(pure.state, damaged=damaged)
+    assert [sign.rpartition(": ")[0] for sign in warning_signs(state, NOTHING, pure.spec)] == [
+        "a damaged checkpoint was left out, and an older one or none is used: 00000002/ps-0",
+        "a damaged checkpoint was left out, and an older one or none is used: 00000001",
+    ]

