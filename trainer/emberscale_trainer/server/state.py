@@ -325,8 +325,9 @@ class ServerState:
             now = self._clock()
 
     def _check_pieces(self, counts: NDArray[np.uint32], keys: NDArray[np.int64]) -> None:
-        if not self._core.owned.owns_pieces(keys[len(keys) - int(counts[-1]) :]):
-            raise ValueError("the request names dense pieces that this server does not own")
+        pieces = keys[len(keys) - int(counts[-1]) :]
+        if not self._core.owned.owns_pieces(pieces):
+            raise ValueError(f"the request names dense pieces of which this server does not own all: {pieces.tolist()}")
 
     def _count(
         self,

@@ -103,7 +103,7 @@ class ParameterServers:
         self._make_planner = make_planner
         self._layout = layout
         self._dense_length = DENSE_PIECES * piece_length(parameters)
-        self._connections: dict[str, Connection] = {}
+        self._connections: dict[tuple[int, str], Connection] = {}  # by index and incarnation
         self._traffic = Traffic()
         self._routing = routes.table
         self._planner: KeyPlanner | None = None
@@ -206,15 +206,15 @@ class ParameterServers:
 
     def _connect(self) -> None:
         """Opens what the table in force has and lacks here, and closes what it no longer has."""
-        wanted = {server.incarnation: server for server in self._routing.servers}
-        for incarnation in self._connections.keys() - wanted.keys():
-            gone = self._connections.pop(incarnation)
+        wanted = {(server.index, server.incarnation): server for server in self._routing.servers}
+        for one in self._connections.keys() - wanted.keys():
+            gone = self._connections.pop(one)
             self._traffic.take(gone)
             gone.close()
         try:
-            for incarnation, server in wanted.items():
-                if incarnation not in self._connections:
-                    self._connections[incarnation] = _open(server, self._identity)
+            for one, server in wanted.items():
+                if one not in self._connections:
+                    self._connections[one] = _open(server, self._identity)
         except ConnectionLostError:
             self.close()
             raise
@@ -222,7 +222,7 @@ class ParameterServers:
             self.close()  # whoever closed these may have missed the new ones
 
     def _connection(self, server: int) -> Connection:
-        return self._connections[self._routing.servers[server].incarnation]
+        return self._connections[server, self._routing.servers[server].incarnation]
 
     def close(self) -> None:
         """Ends all connections, also for a thread that waits on one."""
