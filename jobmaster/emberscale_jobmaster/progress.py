@@ -128,7 +128,7 @@ def history_surpassed(
     all. What was granted under that table must not count, so the job recovers, under numbers beyond it.
     """
     table = state.routing.table
-    known = any(routed.incarnation == server.incarnation for routed in table.servers)
+    known = (server.index, server.incarnation) in {(routed.index, routed.incarnation) for routed in table.servers}
     surpassed = (generation, version) > (table.generation, table.version)
     foreign = not known and generation == table.generation
     if state.over or generation == 0 or not (surpassed or foreign):

@@ -220,6 +220,8 @@ class MasterLink:
                 call = self._stub.WatchPlan(pb.WatchPlanRequest(newer_than=known), metadata=self._metadata)
                 async for plan in call:  # type: ignore[attr-defined]  # the stubs know of threads only
                     self.plan = plan
+                    if plan.HasField("final"):  # the master may be gone before it can be asked
+                        self.status = plan.final
                     await self.refresh_status()
                     self._wake()
             except grpc.aio.AioRpcError:

@@ -28,6 +28,7 @@ async def start(
     shown: Certificates | None = None,
     silent: pb.Member | None = None,
     hangs: asyncio.Event | None = None,
+    final: pb.JobStatus | None = None,
 ) -> tuple[grpc.aio.Server, int]:
     """A master whose plan has this version, and that says that it trains; it does not while it `hangs`."""
 
@@ -38,7 +39,7 @@ async def start(
 
     async def plans(request: pb.WatchPlanRequest, context: object) -> AsyncIterator[pb.Plan]:
         if request.newer_than < version:
-            yield pb.Plan(version=version, silent=[silent] if silent is not None else [])
+            yield pb.Plan(version=version, silent=[silent] if silent is not None else [], final=final)
         await asyncio.Event().wait()
 
     server = grpc.aio.server()
@@ -62,6 +63,30 @@ async def until_plan(link: MasterLink, woken: asyncio.Event, version: int) -> No
     while not (link.answers and link.plan is not None and link.plan.version == version):
         woken.clear()
         await asyncio.wait_for(woken.wait(), 20)
+
+
+def test_what_a_job_came_to_is_known_from_a_master_that_is_gone_with_the_end() -> None:
+    async def scenario() -> None:
+        final = pb.JobStatus(phase=pb.COMPLETE, samples=54_000)
+        hangs, woken = asyncio.Event(), asyncio.Event()
+        server, port = await start(1, hangs=hangs, final=final)
+        link = open_link(port, woken.set)
+        try:
+            await link.refresh_status()
+            hangs.set()  # it answers no further call
+            await asyncio.wait_for(until_status(link, pb.COMPLETE), 20)
+            assert link.status is not None
+            assert link.status.samples == 54_000
+        finally:
+            await link.close()
+            await server.stop(None)
+
+    asyncio.run(scenario())
+
+
+async def until_status(link: MasterLink, phase: "pb.Phase.ValueType") -> None:
+    while link.status is None or link.status.phase != phase:
+        await asyncio.sleep(0.02)
 
 
 def test_a_master_that_comes_late_and_again_is_heard() -> None:
