@@ -336,6 +336,27 @@ def test_memory_grows_where_it_ran_out() -> None:
     assert again.standing.grown == {Role.PS: 1536 << 20}, "the same end counts once"
 
 
+def memory_after_ends(mode: str, ends: int) -> list[int]:
+    """The limits, in MiB, that a PS of 1 GiB gets after it ran out of memory so many times."""
+    job = intent(
+        ps={"replicas": 1, "resources": {"limits": {"memory": "1Gi"}}},
+        scaling={"mode": mode, "maxMemoryGrowth": 2},
+        runPolicy={"backoffLimit": 100},
+    )
+    job, standing, limit, found = replace(job, policy=replace(POLICY, backoff_limit=100)), TRAINING, 1 << 30, []
+    for incarnation in range(1, ends + 1):
+        ps = running(Role.PS, 0, incarnation, Resources(None, limit))
+        standing = look(job, [MASTER, exited(ps, ExitReason.OOM_KILLED, -9), WORKER], standing=standing).standing
+        limit = standing.grown.get(Role.PS, limit)
+        found.append(limit >> 20)
+    return found
+
+
+def test_memory_grows_up_to_a_bound_and_not_at_all_where_the_manifests_sizes_stand() -> None:
+    assert memory_after_ends("Auto", 4) == [1536, 2048, 2048, 2048]
+    assert memory_after_ends("Manual", 2) == [1024, 1024]
+
+
 def killed(found: tuple[Action, ...]) -> list[InstanceId]:
     return [action.id for action in found if isinstance(action, Kill)]
 

@@ -136,7 +136,9 @@ class MemoryApi:
 
     def end_pod(self, pod: dict[str, Any], code: int, reason: str = "Error") -> None:
         terminated = {"exitCode": code, "reason": reason, "finishedAt": self._time()}
-        pod["status"] = {"phase": "Failed", "containerStatuses": [{"state": {"terminated": terminated}}]}
+        name = pod["spec"]["containers"][0]["name"]
+        statuses = [{"name": name, "state": {"terminated": terminated}}]
+        pod["status"] = {"phase": "Failed", "containerStatuses": statuses}
 
 
 def merged(old: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:

@@ -269,7 +269,8 @@ class KubernetesWorld:
         self._api.now = now
         for pod in self._api.all_pods():
             if pod["status"]["phase"] == "Pending":
-                started = {"state": {"running": {"startedAt": self._api._time()}}}
+                name = pod["spec"]["containers"][0]["name"]
+                started = {"name": name, "state": {"running": {"startedAt": self._api._time()}}}
                 pod["status"] = {"phase": "Running", "podIP": "10.0.0.1", "containerStatuses": [started]}
         self._api.sync()
 

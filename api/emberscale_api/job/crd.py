@@ -17,7 +17,7 @@ from emberscale_api.job.manifest import models_in
 from emberscale_api.job.model import ENTRYPOINT
 from emberscale_api.job.schema import ManifestPart, own_default
 from emberscale_api.job.status import TrainingJobStatus
-from emberscale_api.job.training_job import TrainingJobSpec
+from emberscale_api.job.training_job import NAME_PATTERN, NAME_RULE, TrainingJobSpec
 
 GROUP = "emberscale.io"
 VERSION = "v1alpha1"
@@ -199,9 +199,8 @@ _RULES: Mapping[str, list[dict[str, str]]] = {
     ],
 }
 _NAME_RULE = {
-    "rule": "self.metadata.name.matches('^[a-z]([-a-z0-9]{0,51}[a-z0-9])?$')",
-    "message": "metadata.name: must be lower-case letters, digits and '-', start with a letter, end with a letter or "
-    "digit, and have at most 53 characters",
+    "rule": f"self.metadata.name.matches('^{NAME_PATTERN}$')",
+    "message": f"metadata.name: {NAME_RULE}",
 }
 _COLUMNS = (
     ("Phase", "string", ".status.phase", "Where the job stands"),

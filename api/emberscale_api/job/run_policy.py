@@ -48,3 +48,9 @@ class ScalingSpec(ManifestPart):
     mode: ScalingMode = ScalingMode.AUTO
     profile_interval: Seconds = Field(default=15.0, gt=0, description="How often the brain is told of the job")
     cooldown: Seconds = Field(default=60.0, ge=0, description="At least so long between two changes of a job's shape")
+    max_memory_growth: float = Field(
+        default=4.0,
+        ge=1,
+        le=1000,
+        description="A role that runs out of memory gets half as much again, up to so many times what it began with",
+    )

@@ -17,15 +17,17 @@ from emberscale_api.job.training import ShardingSpec, TrainingSpec
 API_VERSION = "emberscale.io/v1alpha1"
 KIND = "TrainingJob"
 
-_DNS_LABEL = re.compile(r"^[a-z0-9]([-a-z0-9]{0,51}[a-z0-9])?$")
+NAME_PATTERN = "[a-z]([-a-z0-9]{0,51}[a-z0-9])?"
+"""What a job's name must match as a whole: Services and pods are named after it."""
+NAME_RULE = (
+    "must be lower-case letters, digits and '-', start with a letter, end with a letter or digit, "
+    "and have at most 53 characters"
+)
 
 
 def _job_name(name: str) -> str:
-    if not _DNS_LABEL.match(name):
-        raise ValueError(
-            "must be lower-case letters, digits and '-', start and end with a letter or digit, "
-            "and have at most 53 characters"
-        )
+    if not re.fullmatch(NAME_PATTERN, name):
+        raise ValueError(NAME_RULE)
     return name
 
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import structlog
 
 from emberscale_api.job import CleanPodPolicy
+from emberscale_api.job.continuity import Keeper, fixed_fields
 from emberscale_api.job.status import JobPhase, TrainingJobStatus
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.controller import BackendUnavailableError, JobController, News, Observed, Pause
@@ -208,8 +209,14 @@ class KubernetesBackend:
         return self._job
 
     async def _refuse(self, body: Mapping[str, Any], problem: str, now: float) -> None:
-        """A spec that the API server took and that cannot run: says so, until it is edited."""
+        """A spec that the API server took and that cannot run: says so, and what can be done."""
         status = self._known()
+        fixed = any(path in problem for path in fixed_fields(Keeper.RESOURCE))
+        problem += (
+            "; this cannot be edited: delete the TrainingJob, and apply one that is right"
+            if fixed
+            else "; the job goes on once this is edited"
+        )
         facts = Facts(
             name=self.key.name,
             generation=body["metadata"].get("generation", 1),
@@ -306,7 +313,7 @@ class KubernetesBackend:
         self._progress_at = now
         if status.phase is not before.phase:
             stories.tell_phase(self._recorder, job, before.phase, status)
-        stories.tell_waiting(self._recorder, job, facts.blocked, facts.generation)
+        stories.tell_waiting(self._recorder, job, facts.blocked, status.conditions[0].last_transition_time)
         await self._recorder.flush()
         await self._send(status)
         return self._settings.resync

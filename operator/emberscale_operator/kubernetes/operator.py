@@ -254,7 +254,10 @@ def _needed(body: Mapping[str, Any]) -> dict[str, Any]:
     metadata, spec = body["metadata"], body["spec"]
     kept = ("name", "namespace", "uid", "resourceVersion", "labels", "annotations", "ownerReferences")
     times = ("creationTimestamp", "deletionTimestamp")
-    containers = [{"resources": dict(spec["containers"][0].get("resources") or {})}]
+    containers = [
+        {"name": container["name"], "resources": dict(container.get("resources") or {})}
+        for container in spec["containers"]
+    ]
     return {
         "metadata": {name: metadata[name] for name in (*kept, *times) if name in metadata},
         "spec": {"nodeName": spec.get("nodeName"), "containers": containers},

@@ -15,6 +15,7 @@ from emberscale_operator.machine import (
     InstanceId,
     InstanceState,
     Resources,
+    Role,
 )
 
 LOST_SECONDS = 10.0
@@ -88,7 +89,8 @@ def view_pod(pod: Mapping[str, Any], now: float) -> PodView | None:
     identity = instance_of(metadata.get("labels") or {})
     if identity is None:
         return None
-    ended = _exit(metadata, status, now)
+    own = _named(status.get("containerStatuses") or (), identity.role)
+    ended = _exit(metadata, status, own, now)
     state = _state(metadata, status, ended is not None)
     going_on = state in (InstanceState.PENDING, InstanceState.RUNNING)
     created = parse_time(metadata["creationTimestamp"])
@@ -101,13 +103,13 @@ def view_pod(pod: Mapping[str, Any], now: float) -> PodView | None:
         instance=Instance(
             identity,
             state,
-            _resources(spec["containers"][0]),
-            _started(status, created),
+            _resources(_named(spec["containers"], identity.role)),
+            _started(own, created),
             ended.exit if ended else None,
             name=metadata["uid"],
             revision=(metadata.get("annotations") or {}).get(MANIFEST_ANNOTATION, ""),
             ready=going_on and _condition(status, "Ready").get("status") == "True",
-            holds_log=ended is None or ended.exit.reason is not ExitReason.NODE_LOST,
+            holds_log=status.get("phase") in ("Succeeded", "Failed"),
         ),
         waiting=waiting,
         cause=ended.cause if ended else "",
@@ -119,7 +121,7 @@ def view_pod(pod: Mapping[str, Any], now: float) -> PodView | None:
             and bool(spec.get("nodeName"))
             and now - created > 3.0
         ),
-        limits=_limits(status) if going_on else None,
+        limits=_limits(own) if going_on else None,
         resizing=_resizing(status) if going_on else None,
     )
 
@@ -139,14 +141,20 @@ class _Exit:
     detail: str
 
 
-def _exit(metadata: Mapping[str, Any], status: Mapping[str, Any], now: float) -> _Exit | None:
+def _named(containers: Sequence[Mapping[str, Any]], role: Role) -> Mapping[str, Any]:
+    """The container of the job's own process, in a spec or a status; others may have been injected around it."""
+    return next((container for container in containers if container.get("name") == role), {})
+
+
+def _exit(metadata: Mapping[str, Any], status: Mapping[str, Any], own: Mapping[str, Any], now: float) -> _Exit | None:
     deletion = metadata.get("deletionTimestamp")
-    if status.get("phase") not in ("Succeeded", "Failed"):
+    terminated = (own.get("state") or {}).get("terminated") or {}
+    # a pod lives on after its own process where a sidecar does
+    if status.get("phase") not in ("Succeeded", "Failed") and not terminated:
         if deletion is None or now < parse_time(deletion) + LOST_SECONDS:
             return None
         ended = InstanceExit(ExitReason.NODE_LOST, -_SIGKILL, at=parse_time(deletion))
         return _Exit(ended, "NodeLost", "its node does not answer")
-    terminated = _terminated(status)
     at = parse_time(terminated["finishedAt"]) if terminated.get("finishedAt") else now
     code = int(terminated.get("exitCode", 1))
     detail = (terminated.get("message") or status.get("message") or "").strip()
@@ -156,7 +164,7 @@ def _exit(metadata: Mapping[str, Any], status: Mapping[str, Any], now: float) ->
     elif outside:
         # whatever the exit code: a process that is told to go may go in peace
         reason, cause = ExitReason.KILLED, outside
-    elif status["phase"] == "Succeeded" or code == 0:
+    elif status.get("phase") == "Succeeded" or code == 0:
         reason, cause = ExitReason.COMPLETED, "Completed"
     elif code in (128 + _SIGKILL, 128 + _SIGTERM):
         reason, cause = ExitReason.KILLED, "Killed"
@@ -179,14 +187,6 @@ def _outside_cause(status: Mapping[str, Any]) -> str:
     return reason if reason in _FROM_OUTSIDE else ""
 
 
-def _terminated(status: Mapping[str, Any]) -> Mapping[str, Any]:
-    for container in status.get("containerStatuses") or ():
-        terminated = (container.get("state") or {}).get("terminated")
-        if terminated:
-            return dict(terminated)
-    return {}
-
-
 def _waiting(status: Mapping[str, Any]) -> Waiting | None:
     scheduled = _condition(status, "PodScheduled")
     if scheduled.get("status") == "False":
@@ -203,12 +203,11 @@ def _condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
     return next((condition for condition in status.get("conditions") or () if condition["type"] == kind), {})
 
 
-def _started(status: Mapping[str, Any], created: float) -> float:
-    for container in status.get("containerStatuses") or ():
-        for state in ("running", "terminated"):
-            started = ((container.get("state") or {}).get(state) or {}).get("startedAt")
-            if started:
-                return parse_time(started)
+def _started(own: Mapping[str, Any], created: float) -> float:
+    for state in ("running", "terminated"):
+        started = ((own.get("state") or {}).get(state) or {}).get("startedAt")
+        if started:
+            return parse_time(started)
     return created
 
 
@@ -221,11 +220,8 @@ def _resizing(status: Mapping[str, Any]) -> Waiting | None:
     return None
 
 
-def _limits(status: Mapping[str, Any]) -> Resources | None:
-    for container in status.get("containerStatuses") or ():
-        if container.get("resources") and (container.get("state") or {}).get("running"):
-            return _resources(container)
-    return None
+def _limits(own: Mapping[str, Any]) -> Resources | None:
+    return _resources(own) if own.get("resources") and (own.get("state") or {}).get("running") else None
 
 
 def _resources(container: Mapping[str, Any]) -> Resources:

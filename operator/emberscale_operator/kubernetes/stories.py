@@ -1,5 +1,7 @@
 """Events of a job, told once each: reasons are a verb and a noun, messages say what, from what to what, and why."""
 
+from datetime import datetime
+
 from emberscale_api.job.status import JobPhase, MemberStatus, TrainingJobStatus
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.kubernetes.job import Job
@@ -133,7 +135,7 @@ def tell_refused_resize(recorder: Recorder, job: Job, view: PodView, problem: st
     recorder.warning(job, f"FailedToResize{_NOUNS[view.id.role]}Pod", text, view.name)
 
 
-def tell_waiting(recorder: Recorder, job: Job, blocked: tuple[str, str] | None, generation: int) -> None:
-    """The job waits for something outside of it."""
+def tell_waiting(recorder: Recorder, job: Job, blocked: tuple[str, str] | None, since: datetime) -> None:
+    """The job has waited for something outside of it `since` then."""
     if blocked is not None and blocked[0] != "BackOff":
-        recorder.warning(job, "WaitingForPods", f"{blocked[0]}: {blocked[1]}", f"{blocked[0]}-{generation}")
+        recorder.warning(job, "WaitingForPods", f"{blocked[0]}: {blocked[1]}", f"{blocked[0]}-{since.isoformat()}")

@@ -4,9 +4,10 @@
 carries out the actions; it adds nothing to them and takes nothing away.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from emberscale_api.job import ScalingMode
 from emberscale_api.job.status import JobPhase
 from emberscale_operator.machine.actions import Action, DeleteJob, Suspend, Wait
 from emberscale_operator.machine.convergence import (
@@ -17,7 +18,15 @@ from emberscale_operator.machine.convergence import (
     wind_down,
 )
 from emberscale_operator.machine.instances import ExitReason, Instance, Role
-from emberscale_operator.machine.intent import Demand, JobIntent, Policy, demands_of, grown_memory
+from emberscale_operator.machine.intent import (
+    Demand,
+    JobIntent,
+    Policy,
+    RoleSize,
+    demands_of,
+    grown_memory,
+    memory_of,
+)
 from emberscale_operator.machine.restarts import History, advance
 from emberscale_operator.machine.standing import ENDED, JobStanding, MasterReport
 
@@ -38,29 +47,45 @@ def decide(
 ) -> Decision:
     """Decides what follows from where the job stood, what its master says and what is observed at `now`, in seconds."""
     instances = sorted(instances, key=lambda instance: instance.id)
-    before = _remember(job, standing, instances)
+    before = _remember(job, standing, instances, master.sizes or {})
     following = _stand(job, before, master, instances, now)
     demands = _demands(job, following, master)
     actions = _earliest_wait(_actions(job, following, master, demands, instances, now))
     return Decision(following, demands, actions)
 
 
-def _remember(job: JobIntent, standing: JobStanding, instances: Sequence[Instance]) -> JobStanding:
+def _remember(
+    job: JobIntent, standing: JobStanding, instances: Sequence[Instance], sizes: Mapping[Role, RoleSize]
+) -> JobStanding:
     """Folds what is observed into what is remembered; folding it twice changes nothing."""
     wanted = not standing.rests
     grown = dict(standing.grown)
     for instance in instances:
-        ended, limit, role = instance.exit, instance.resources.memory_bytes, instance.id.role
-        counted = standing.history.of(role, instance.id.index).counted >= instance.id.incarnation
-        if wanted and not counted and ended is not None and not ended.deleted and limit is not None:  # noqa: SIM102
-            if ended.reason is ExitReason.OOM_KILLED:
-                grown[role] = max(grown.get(role, 0), grown_memory(limit, job.memory_ceiling))
+        counted = standing.history.of(instance.id.role, instance.id.index).counted >= instance.id.incarnation
+        if wanted and not counted and (memory := _memory_after(job, instance, sizes)) is not None:
+            grown[instance.id.role] = max(grown.get(instance.id.role, 0), memory)
     return replace(
         standing,
         history=advance(standing.history, instances, job.policy.backoff, wanted),
         grown=grown,
         store_ready=standing.store_ready or any(i.id.role is Role.REDIS and i.ready for i in instances),
     )
+
+
+def _memory_after(job: JobIntent, instance: Instance, sizes: Mapping[Role, RoleSize]) -> int | None:
+    """The bytes of memory that a role needs because an instance of it ran out of less; None where it keeps what it has.
+
+    In Manual mode the sizes in the manifest stand.
+    """
+    ended, limit = instance.exit, instance.resources.memory_bytes
+    if ended is None or ended.deleted or ended.reason is not ExitReason.OOM_KILLED or limit is None:
+        return None
+    if job.spec.scaling.mode is ScalingMode.MANUAL:
+        return None
+    given = memory_of(job.spec, instance.id.role, sizes) or limit
+    most = int(given * job.spec.scaling.max_memory_growth)
+    grown = min(grown_memory(limit), most, job.memory_ceiling or most)
+    return grown if grown > limit else None
 
 
 def _stand(

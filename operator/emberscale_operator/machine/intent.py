@@ -95,14 +95,14 @@ def demands_of(
     grown:       Bytes of memory that a role needs because it ran out of less.
     planned:     A brain makes the first plan: a job that leaves sizes open begins with its master, which asks for it.
     """
-    plan, memory_of = sizes or {}, grown or {}
+    plan, needed = sizes or {}, grown or {}
 
     def demand(role: Role, replicas: int, requirements: ResourceRequirements) -> Demand:
         size = plan.get(role, RoleSize())
         cpu = size.cpu_cores or requirements.cpu_limit
         memory = size.memory_bytes or requirements.memory_limit
-        if memory is not None and role in memory_of:
-            memory = max(memory, memory_of[role])
+        if memory is not None and role in needed:
+            memory = max(memory, needed[role])
         return Demand(role, replicas, Resources(None if cpu is None else round(cpu, 3), memory))
 
     master = demand(Role.MASTER, 1, spec.master.resources)
@@ -124,7 +124,17 @@ def replicas_of(role: RoleSpec, size: RoleSize | None) -> int:
     return min(replicas, role.max_replicas) if role.max_replicas is not None else replicas
 
 
-def grown_memory(limit: int, ceiling: int | None = None) -> int:
+def memory_of(spec: TrainingJobSpec, role: Role, sizes: Mapping[Role, RoleSize]) -> int | None:
+    """Returns the bytes that the plan, or else the manifest, gives a role; None where neither does."""
+    parts = {
+        Role.MASTER: spec.master.resources,
+        Role.PS: spec.ps.resources,
+        Role.WORKER: spec.worker.resources,
+    }
+    of_manifest = parts[role].memory_limit if role in parts else None
+    return sizes.get(role, RoleSize()).memory_bytes or of_manifest
+
+
+def grown_memory(limit: int) -> int:
     """Returns bytes for a role of which one ran out of `limit` bytes: half as much again, in whole MiB."""
-    grown = -(-int(limit * _GROWTH) // _MIB) * _MIB
-    return grown if ceiling is None else min(grown, ceiling)
+    return -(-int(limit * _GROWTH) // _MIB) * _MIB

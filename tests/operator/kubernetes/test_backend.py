@@ -98,7 +98,8 @@ def test_a_resize_is_told_when_the_container_has_its_new_limits() -> None:
         await operator.settle()
         worker = next(pod for pod in api.live_pods() if slot_of(pod) == "worker-0")
         limits = {"cpu": "1", "memory": "1Gi"}
-        running = {"state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}, "resources": {"limits": limits}}
+        state = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
+        running = {"name": "worker", "state": state, "resources": {"limits": limits}}
         worker["status"] = {**worker["status"], "containerStatuses": [running]}
         api.sync()
         await operator.settle()
@@ -202,6 +203,7 @@ def test_memory_grows_from_the_limit_that_a_pod_was_killed_at_and_not_from_one_t
         await operator.settle()
         (ps,) = (pod for pod in api.live_pods() if slot_of(pod) == "ps-0")
         running = {
+            "name": "ps",
             "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}},
             "resources": {"limits": {"memory": "1Gi"}},
         }
@@ -405,9 +407,86 @@ def test_a_spec_that_cannot_run_is_said_and_mended_by_an_edit() -> None:
         (condition,) = api.body["status"]["conditions"]
         assert condition["reason"] == "InvalidSpec"
         assert "spec.optimizers.dense.type" in condition["message"]
+        assert "cannot be edited: delete the TrainingJob" in condition["message"], "the API server refuses that edit"
         del api.body["spec"]["optimizers"]
         api.sync()
         await operator.settle()
 
     asyncio.run(scenario())
     assert names_of(api.live_pods()) == WANTED
+
+
+def test_a_job_waits_aloud_each_time_that_it_waits() -> None:
+    """Also within one generation, and once each for however many looks and operators."""
+    api = new_api()
+
+    def block(blocked: bool) -> None:
+        pod = next(pod for pod in api.live_pods() if slot_of(pod) == "ps-0")
+        unschedulable = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no room"}
+        ready = {"type": "Ready", "status": "True"}
+        pod["status"] = {
+            "phase": "Pending" if blocked else "Running",
+            "conditions": [unschedulable if blocked else ready],
+        }
+        api.sync()
+
+    async def scenario() -> None:
+        operator = Operator(api)
+        await operator.settle()
+        for times in (1, 2):
+            block(True)
+            await operator.step(5.0)
+            api.sync()
+            operator.controller = operator.start()
+            await operator.step(5.0)
+            assert api.events.count("WaitingForPods") == times
+            block(False)
+            await operator.step(5.0)
+
+    asyncio.run(scenario())
+
+
+def test_a_suspended_job_does_not_use_up_its_deadline_and_no_operator_forgets_that() -> None:
+    api = new_api(runPolicy={"activeDeadline": "100s"})
+
+    def edit(suspend: bool) -> None:
+        api.body["spec"]["suspend"] = suspend
+        api.body["metadata"]["generation"] += 1
+        api.sync()
+
+    async def scenario() -> None:
+        operator = Operator(api)
+        await operator.settle(4, seconds=5.0)
+        edit(suspend=True)
+        await operator.settle(4, seconds=5.0)
+        assert api.body["status"]["phase"] == "Suspended"
+        await operator.step(1000.0)
+        edit(suspend=False)
+        operator.controller = operator.start()
+        await operator.settle(4, seconds=5.0)
+        assert api.body["status"]["phase"] == "Pending"
+        operator.controller = operator.start()
+        await operator.step(100.0)
+        assert api.body["status"]["reason"] == "DeadlineExceeded"
+
+    asyncio.run(scenario())
+
+
+def test_a_suspension_whose_master_cannot_start_comes_to_an_end() -> None:
+    api = new_api()
+
+    async def scenario() -> None:
+        operator = Operator(api)
+        await operator.settle()
+        api.body["status"]["phase"] = "Training"  # said by a master that is gone for good
+        api.body["spec"]["suspend"] = True
+        api.sync()
+        operator.controller = operator.start()
+        await operator.settle(2)
+        assert api.body["status"]["phase"] == "Suspending"
+        await operator.settle(4, seconds=200.0)
+
+    asyncio.run(scenario())
+    assert api.body["status"]["phase"] == "Suspended"
+    assert "goes on from its last checkpoint" in api.body["status"]["message"]
+    assert api.live_pods() == []

@@ -10,6 +10,9 @@ from emberscale_operator.kubernetes.pod_state import LOST_SECONDS, PodView, view
 from emberscale_operator.machine import ExitReason, InstanceId, InstanceState, Resources, Role
 
 NOW = 1_767_225_700.0  # 2026-01-01T00:01:40Z
+INJECTED = {"name": "proxy", "resources": {"limits": {"cpu": "100m", "memory": "64Mi"}}}
+PROXY_RUNS = {"name": "proxy", "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}}
+PROXY_DONE = {"name": "proxy", "state": {"terminated": {"exitCode": 0, "reason": "Completed"}}}
 
 
 def pod(status: dict[str, Any], deletion: str | None = None, **limits: str) -> dict[str, Any]:
@@ -21,7 +24,7 @@ def pod(status: dict[str, Any], deletion: str | None = None, **limits: str) -> d
     }
     if deletion is not None:
         metadata["deletionTimestamp"] = deletion
-    spec = {"nodeName": "node1", "containers": [{"resources": {"limits": limits}}]}
+    spec = {"nodeName": "node1", "containers": [INJECTED, {"name": "ps", "resources": {"limits": limits}}]}
     return {"metadata": metadata, "spec": spec, "status": status}
 
 
@@ -34,7 +37,7 @@ def view(status: dict[str, Any], deletion: str | None = None, now: float = NOW, 
 def ended(code: int, reason: str = "Error", **more: Any) -> dict[str, Any]:
     terminated = {"exitCode": code, "reason": reason, "finishedAt": "2026-01-01T00:01:00Z", "message": "why\n"}
     phase = "Succeeded" if code == 0 else "Failed"
-    return {"phase": phase, "containerStatuses": [{"state": {"terminated": terminated}}], **more}
+    return {"phase": phase, "containerStatuses": [{"name": "ps", "state": {"terminated": terminated}}], **more}
 
 
 def test_a_pod_of_somebody_else_is_no_instance() -> None:
@@ -46,7 +49,7 @@ def test_a_running_pod_lives() -> None:
         "phase": "Running",
         "podIP": "10.0.0.1",
         "conditions": [{"type": "Ready", "status": "True"}],
-        "containerStatuses": [{"state": {"running": {"startedAt": "2026-01-01T00:00:30Z"}}}],
+        "containerStatuses": [PROXY_RUNS, {"name": "ps", "state": {"running": {"startedAt": "2026-01-01T00:00:30Z"}}}],
     }
     seen = view(running, cpu="1500m", memory="1Gi")
     assert seen.id == InstanceId(Role.PS, 1, 4)
@@ -91,6 +94,26 @@ def test_an_end_has_a_class(status: dict[str, Any], reason: ExitReason, code: in
     assert (seen.instance.exit.reason, seen.instance.exit.code, seen.cause) == (reason, code, cause)
 
 
+@pytest.mark.parametrize("around", [PROXY_RUNS, PROXY_DONE])
+def test_an_end_is_that_of_the_jobs_own_process_whatever_was_injected_beside_it(around: dict[str, Any]) -> None:
+    status = ended(137, "OOMKilled")
+    status["containerStatuses"].insert(0, around)
+    if around is PROXY_RUNS:
+        status["phase"] = "Running"
+    seen = view(status, memory="1Gi")
+    assert seen.instance.exit is not None
+    assert (seen.instance.exit.reason, seen.cause) == (ExitReason.OOM_KILLED, "OOMKilled")
+    assert seen.instance.resources.memory_bytes == 1 << 30
+    assert not seen.instance.ready
+
+
+def test_a_process_whose_sidecar_is_done_runs_on() -> None:
+    own = {"name": "ps", "state": {"running": {"startedAt": "2026-01-01T00:00:30Z"}}}
+    seen = view({"phase": "Running", "containerStatuses": [PROXY_DONE, own]})
+    assert seen.running
+    assert seen.instance.started_at == NOW - 70
+
+
 def test_a_pod_that_is_being_deleted_still_lives() -> None:
     assert view({"phase": "Running"}, deletion="2026-01-01T00:01:35Z").instance.state is InstanceState.TERMINATING
 
@@ -113,7 +136,10 @@ def test_a_pod_that_outlives_its_deletion_is_on_a_lost_node() -> None:
             "Unschedulable",
         ),
         *(
-            ({"phase": "Pending", "containerStatuses": [{"state": {"waiting": {"reason": reason}}}]}, reason)
+            (
+                {"phase": "Pending", "containerStatuses": [{"name": "ps", "state": {"waiting": {"reason": reason}}}]},
+                reason,
+            )
             for reason in ("ImagePullBackOff", "ErrImagePull", "CreateContainerConfigError", "InvalidImageName")
         ),
     ],
@@ -147,6 +173,7 @@ statuses = st.fixed_dictionaries(
         "containerStatuses": st.lists(
             st.fixed_dictionaries(
                 {
+                    "name": st.sampled_from(["proxy", "ps"]),
                     "state": st.one_of(
                         st.just({}),
                         st.builds(lambda reason: {"waiting": {"reason": reason}}, st.text(max_size=4)),
@@ -155,7 +182,7 @@ statuses = st.fixed_dictionaries(
                             lambda code: {"terminated": {"exitCode": code, "finishedAt": "2026-01-01T00:01:00Z"}},
                             st.integers(0, 255),
                         ),
-                    )
+                    ),
                 }
             ),
             max_size=2,
