@@ -311,17 +311,19 @@ def _settled(
     """Everything that follows by itself, with the effects that it has."""
     job, clock = after.job, after.clock(now)
     while True:
-        job = progress.advance(before.job, job, spec)
+        if job is not before.job:
+            job = progress.advance(before.job, job, spec)
         begun = restoring.begin_if_due(job, spec, clock)
         begun = checkpointing.begin_if_due(begun, spec, clock)
         if begun is job:
             break
         job = begun
     counted_at = after.counted_at
-    phase = phase_of(before.job, spec)
-    if not before.job.over and phase is not phase_of(job, spec):  # each phase gets its time to the moment
-        elapsed, counted_at = max(0.0, now - counted_at), max(now, counted_at)
-        job = replace(job, clock=lifecycle.counted(job.clock, elapsed, training=phase is Phase.TRAINING))
+    if job is not before.job and not before.job.over:
+        phase = phase_of(before.job, spec)
+        if phase is not phase_of(job, spec):  # each phase gets its time to the moment
+            elapsed, counted_at = max(0.0, now - counted_at), max(now, counted_at)
+            job = replace(job, clock=lifecycle.counted(job.clock, elapsed, training=phase is Phase.TRAINING))
     seen = after.seen
     if before.job.routing.ready and not job.routing.ready:
         seen = seen.rolled_back()
