@@ -1,0 +1,174 @@
+"""One whole job: all processes, what they share, and the faults that strike them."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from tests.simulation.folder import Folder
+from tests.simulation.master import Master
+from tests.simulation.model import Model
+from tests.simulation.network import Network
+from tests.simulation.operator import Operator, name_of
+from tests.simulation.parameter_server import ParameterServer
+from tests.simulation.scenario import FOR_EVER, Fault, Kind, Scenario
+from tests.simulation.storage import Storage
+from tests.simulation.store import LOST_TAIL_SECONDS, Disk, Redis
+from tests.simulation.worker import Worker
+from tests.simulation.world import Process, Signal, SimulationError, Task, World
+
+from emberscale_jobmaster.membership import MemberId
+from emberscale_jobmaster.membership import Role as MemberRole
+from emberscale_jobmaster.state import Phase
+from emberscale_operator.machine import InstanceId, Role
+
+PATIENCE_SECONDS = 900.0
+"""Within this after the last fault, the job must be Complete."""
+
+_CALL_SECONDS = 10.0
+
+
+class Cluster:
+    """The world of one scenario. `run` raises SimulationError for a rule that is broken."""
+
+    def __init__(self, scenario: Scenario, traced: bool = False) -> None:
+        self.scenario = scenario
+        self.spec = scenario.spec()
+        self.world = World(scenario.seed, traced)
+        self.network = Network(self.world, scenario.slow, scenario.lossy)
+        self.storage = Storage(self.world)
+        self.disk = Disk(self.world)
+        self.model = Model(self)
+        self.folder = Folder(self)
+        self.operator = Operator(self)
+        self._dawdling = scenario.dawdling
+        self.compute_seconds = scenario.compute_seconds
+        self.strays: list[Process] = []
+        """Masters that run on where the operator does not see them."""
+        self._members: dict[str, ParameterServer | Worker] = {}
+
+    def run(self) -> None:
+        """Runs the job to its end."""
+        for fault in self.scenario.faults:
+            self.world.at(fault.at, partial(self._strike, fault))
+        self.world.at(self.scenario.quiet_after, self._calm)
+        self.operator.spawn(self.operator.live())
+        until = self.scenario.quiet_after + PATIENCE_SECONDS
+        self.world.run(until, lambda: self.operator.final is not None or bool(self.operator.failure))
+        if self.operator.failure:
+            raise SimulationError(f"the operator gave the job up: {self.operator.failure}")
+        job = self.operator.final
+        if job is None or job.outcome is None:
+            raise SimulationError(f"the job is not Complete {PATIENCE_SECONDS:g} s after the last fault")
+        if job.outcome.reason == "CheckpointDamaged" and not self.model.newest_sound():
+            return  # there is nothing left to go on from, and the job says so
+        if job.outcome.phase is not Phase.COMPLETE:
+            raise SimulationError(f"the job is {job.outcome.phase}: {job.outcome.reason}: {job.outcome.message}")
+        self.model.ended(job)
+
+    # Processes
+
+    def start(self, key: InstanceId) -> Process:
+        """Starts a process."""
+        name = name_of(key)
+        process: Process
+        match key.role:
+            case Role.REDIS:
+                process = Redis(self.world, name, self.disk, self.model)
+            case Role.MASTER:
+                process = master = Master(self, name)
+                process.spawn(master.live())
+            case _:
+                kind = ParameterServer if key.role is Role.PS else Worker
+                process = member = self._members[name] = kind(self, name, key.index, name)
+                process.after(self.world.random.uniform(0.1, 0.5), lambda: member.spawn(member.live()))
+        process.trace("starts")
+        return process
+
+    def exited(self, process: Process, code: int) -> None:
+        """A process ends."""
+        process.die()
+        self.operator.note_exit(process, code)
+
+    def member_of(self, process: ParameterServer | Worker) -> MemberId:
+        """Who a process is to the master."""
+        role = MemberRole.PS if isinstance(process, ParameterServer) else MemberRole.WORKER
+        return MemberId(role, process.index, process.incarnation)
+
+    def server_or_worker(self, incarnation: str) -> ParameterServer | Worker | None:
+        """A member's process, dead or alive."""
+        return self._members.get(incarnation)
+
+    def server_at(self, address: str) -> ParameterServer | None:
+        """The parameter server at an address."""
+        found = self._members.get(address)
+        return found if isinstance(found, ParameterServer) else None
+
+    def live_servers(self) -> list[ParameterServer]:
+        """All parameter servers that are alive, hung ones too."""
+        return [one for one in self._members.values() if isinstance(one, ParameterServer) and one.alive]
+
+    def call_master(self, caller: Process, ask: Callable[[Master], Task[Any]], wait: float = 0.0) -> Signal[Any]:
+        """Calls whoever is the master now."""
+        find = lambda: self.operator.process(Role.MASTER, 0)  # noqa: E731
+        return self.network.call(caller, find, ask, wait + _CALL_SECONDS)
+
+    def call_redis(self, caller: Process, ask: Callable[[Redis], Task[Any]]) -> Signal[Any]:
+        """Calls Redis."""
+        find = lambda: self.operator.process(Role.REDIS, 0)  # noqa: E731
+        return self.network.call(caller, find, ask, 5.0)
+
+    def dawdle(self) -> float:
+        """Seconds until the master makes a call that it could make now."""
+        random = self.world.random
+        return random.uniform(5.0, 14.0) if random.random() < self._dawdling else 0.0
+
+    # Faults
+
+    def _calm(self) -> None:
+        self.network.calm()
+        self._dawdling = 0.0
+
+    def _strike(self, fault: Fault) -> None:
+        self.world.trace("FAULT", str(fault).strip())
+        target = self.operator.process(Role(fault.role), fault.index) if fault.role else None
+        match fault.kind:
+            case Kind.KILL if target is not None:
+                self.exited(target, -9)
+            case Kind.HANG if target is not None:
+                target.hang()
+                if fault.seconds < FOR_EVER:
+                    self.world.after(fault.seconds, target.resume)
+            case Kind.CUT if target is not None:
+                self.network.break_streams(target)
+            case Kind.SPLIT:
+                self.operator.start_second_master()
+            case Kind.NO_MEMORY if isinstance(target, ParameterServer):
+                target.failing_pushes += 1
+            case Kind.LOST_TAIL:
+                for role in (Role.REDIS, Role.MASTER):
+                    for process in self.operator.all_of(role):
+                        self.exited(process, -9)
+                self.disk.lose_tail(self.world.random.uniform(0.0, LOST_TAIL_SECONDS))
+                self.model.store_lost()
+            case Kind.LOST_STORE:
+                for process in self.operator.all_of(Role.REDIS):
+                    self.exited(process, -9)
+                self.disk.lose_everything()
+                self.model.store_lost()
+            case Kind.STORAGE_FAILS:
+                self.storage.fail_for(fault.seconds)
+            case Kind.STORAGE_HANGS:
+                self.storage.hang_for(fault.seconds)
+            case Kind.TEAR:
+                self.storage.tear_next()
+
+
+def simulate(scenario: Scenario, traced: bool = False) -> Cluster:
+    """Runs a scenario to its end. Raises SimulationError, whose `cluster` attribute then has the trace."""
+    cluster = Cluster(scenario, traced)
+    try:
+        cluster.run()
+    except AssertionError as error:
+        error.__dict__["cluster"] = cluster
+        raise
+    return cluster

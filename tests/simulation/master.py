@@ -1,0 +1,405 @@
+"""The master: the real machine, with what surrounds it. Nothing is told before it is durable."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from operator import methodcaller
+from typing import TYPE_CHECKING, Any
+
+from tests.simulation.network import UnavailableError
+from tests.simulation.parameter_server import CallError, ParameterServer
+from tests.simulation.store import DeposedError
+from tests.simulation.world import Process, Signal, Task
+
+from emberscale_api.routing import RoutingTable
+from emberscale_api.rpc import master_pb2 as pb
+from emberscale_jobmaster import messages, progress
+from emberscale_jobmaster.effects import (
+    AssignCall,
+    CallServer,
+    DeleteCheckpoint,
+    Dropped,
+    Effect,
+    FindCheckpoint,
+    Granted,
+    HoldCall,
+    Noted,
+    PruneCheckpoints,
+    ResumeCall,
+    SavedCall,
+    SettleCall,
+    SnapshotCall,
+    WriteManifest,
+)
+from emberscale_jobmaster.evaluation import Tally
+from emberscale_jobmaster.events import (
+    Beat,
+    CheckpointFound,
+    Event,
+    Exited,
+    GrantLost,
+    Loaded,
+    ManifestWritten,
+    PruningDone,
+    Registered,
+    Said,
+    Saved,
+    ServerAnswered,
+    ServerFailed,
+    StorageFailed,
+    TakenOver,
+    TaskFinished,
+    TaskWanted,
+    TimePassed,
+)
+from emberscale_jobmaster.machine import MasterState, step
+from emberscale_jobmaster.membership import MemberId, SupersededError, UnknownMemberError
+from emberscale_jobmaster.membership import Process as Joined
+from emberscale_jobmaster.operations import SnapshotFile
+from emberscale_jobmaster.state import DataFile, JobState, Phase, Stage, phase_of, wanted_sizes
+from emberscale_jobmaster.tasks import Discovered, Finding, Indexed, acquire
+from emberscale_trainer.partition import AppliedBatches
+
+if TYPE_CHECKING:
+    from tests.simulation.cluster import Cluster
+
+WALL = 1_000_000.0
+"""Seconds since 1970 at the beginning of a simulation."""
+
+TICK_SECONDS = 0.8
+
+
+@dataclass(frozen=True)
+class BeatReply:
+    """What a heartbeat brings back. `leases` are the live tokens and the next one, to a server of the generation."""
+
+    generation: int
+    version: int
+    revoked: tuple[int, ...]
+    stop: bool
+    leases: tuple[tuple[int, ...], int] | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the operator is told."""
+
+    servers: int
+    workers: int
+    phase: Phase
+    given_up: tuple[MemberId, ...]
+    job: JobState
+
+
+class Master(Process):
+    """One process. The coroutines in the second half are what its gRPC server runs."""
+
+    def __init__(self, cluster: "Cluster", name: str) -> None:
+        super().__init__(cluster.world, name)
+        self.cluster = cluster
+        self.spec = cluster.spec
+        self.state: MasterState | None = None
+        self._term = 0
+        self._version, self._durable = 1, 0
+        self._writable = True
+        self._changed: Signal[None] = Signal()
+        self._effects: list[tuple[int, Effect]] = []
+
+    def live(self) -> Task[None]:
+        """Takes over, then keeps the state durable and looks at the time."""
+        while True:
+            try:
+                self._term, found = yield self.cluster.call_redis(self, lambda redis: redis.open(self.name))
+                break
+            except UnavailableError:
+                yield self.sleep(0.25)
+        self.trace(f"takes over as term {self._term}, {'anew' if found is None else 'from Redis'}")
+        job = progress.initial(WALL + self.world.now) if found is None else found
+        self.state = MasterState(job)
+        self.tell(TakenOver(now=self.world.now, wall=WALL + self.world.now))
+        self.spawn(self._write())
+        while True:
+            yield self.sleep(TICK_SECONDS)
+            self.tell(TimePassed(now=self.world.now))
+            if self.state.job.over and self._durable == self._version:
+                yield self.sleep(1.0)
+
+    def tell(self, event: Event) -> tuple[int, tuple[Effect, ...]]:
+        """Steps the machine; effects for others than the teller follow once the state is durable."""
+        before = self.state
+        if before is None:
+            raise CallError("UNAVAILABLE", "the master has not taken over")
+        self.state, effects = step(before, event, self.spec)
+        if self.state.job is not before.job:
+            self._version += 1
+            self.cluster.model.stepped(self, before.job, self.state.job)
+            self._notify()
+        for effect in effects:
+            if isinstance(effect, Noted):
+                self.trace(f"{effect.event} {effect.subject} {effect.problem}")
+            elif not isinstance(effect, (Granted, Dropped)):
+                self._effects.append((self._version, effect))
+        if effects:
+            self._carry_out()
+        return self._version, effects
+
+    def _write(self) -> Task[None]:
+        while True:
+            while self._durable >= self._version:
+                yield self._changed
+            assert self.state is not None
+            job, version = self.state.job, self._version
+            try:
+                yield self.cluster.call_redis(self, methodcaller("save", self._term, self.name, job))
+            except UnavailableError:
+                self._writable = False
+                self._notify()
+                yield self.sleep(0.25)
+            except DeposedError as error:
+                self.trace(f"deposed: {error}")
+                self.cluster.exited(self, 3)
+                return
+            else:
+                self._writable = True
+                self._durable = version
+                self._carry_out()
+                self._notify()
+
+    def _notify(self) -> None:
+        changed, self._changed = self._changed, Signal()
+        changed.set()
+
+    def _carry_out(self) -> None:
+        due = [effect for version, effect in self._effects if version <= self._durable]
+        self._effects = [entry for entry in self._effects if entry[0] > self._durable]
+        for effect in due:
+            match effect:
+                case CallServer():
+                    self.spawn(self._call_server(effect))
+                case FindCheckpoint() | WriteManifest() | PruneCheckpoints() | DeleteCheckpoint():
+                    self.spawn(self._use_storage(effect))
+
+    def _call_server(self, effect: CallServer) -> Task[None]:
+        operation, serial, server = effect.operation, effect.serial, effect.server.index
+        event: Event
+        if pause := self.cluster.dawdle():
+            yield self.sleep(pause)
+        try:
+            answer = yield self.cluster.network.call(
+                self,
+                lambda: self.cluster.server_at(effect.server.control),
+                lambda found: _request(found, effect.request),
+                effect.seconds,
+            )
+        except (CallError, UnavailableError) as error:
+            code, problem = error.code if isinstance(error, CallError) else "UNAVAILABLE", str(error)
+            self.trace(f"{type(effect.request).__name__} to ps-{server}: {code} {problem}")
+            event = ServerFailed(
+                now=self.world.now, operation=operation, serial=serial, server=server, code=code, problem=problem
+            )
+        else:
+            event = ServerAnswered(now=self.world.now, operation=operation, serial=serial, server=server, answer=answer)
+        if serial:
+            self.tell(event)
+
+    def _use_storage(self, effect: FindCheckpoint | WriteManifest | PruneCheckpoints | DeleteCheckpoint) -> Task[None]:
+        folder = self.cluster.folder
+        event: Event | None = None
+        try:
+            match effect:
+                case FindCheckpoint(operation, serial, refused):
+                    source, damaged, newest = yield from folder.find(self, refused)
+                    event = CheckpointFound(
+                        now=self.world.now,
+                        operation=operation,
+                        serial=serial,
+                        source=source,
+                        damaged=damaged,
+                        newest=newest,
+                    )
+                case WriteManifest(operation, serial):
+                    yield from folder.write(self, effect)
+                    event = ManifestWritten(now=self.world.now, operation=operation, serial=serial)
+                case PruneCheckpoints(operation, serial, keep, damaged_ones):
+                    yield from folder.prune(self, keep, damaged_ones)
+                    event = PruningDone(now=self.world.now, operation=operation, serial=serial)
+                case DeleteCheckpoint(checkpoint):
+                    yield from folder.delete(self, checkpoint)
+        except OSError as error:
+            if not isinstance(effect, DeleteCheckpoint):
+                event = StorageFailed(
+                    now=self.world.now, operation=effect.operation, serial=effect.serial, problem=str(error)
+                )
+        if event is not None:
+            self.tell(event)
+
+    # What its gRPC server runs
+
+    def _changing(self, event: Event) -> Task[tuple[JobState, tuple[Effect, ...]]]:
+        """Tells of an event and waits until the state after it, which it returns, is durable. Raises CallError."""
+        if not self._writable:
+            raise CallError("UNAVAILABLE", "the store cannot be written")
+        try:
+            version, effects = self.tell(event)
+        except UnknownMemberError as error:
+            raise CallError("NOT_FOUND", str(error)) from error
+        except SupersededError as error:
+            raise CallError("FAILED_PRECONDITION", str(error)) from error
+        assert self.state is not None
+        job = self.state.job
+        yield from self._until_durable(version, effects)
+        return job, effects
+
+    def _until_durable(self, version: int, effects: Sequence[Effect] = ()) -> Task[None]:
+        while self._durable < version:
+            yield self._changed
+            if not self._writable:
+                for effect in effects:
+                    if isinstance(effect, Granted):
+                        self.tell(GrantLost(now=self.world.now, token=effect.task.token))
+                raise CallError("UNAVAILABLE", "the store cannot be written")
+
+    def register(self, member: MemberId, address: str, generation: int = 0, version: int = 0) -> Task[None]:
+        """A member joins."""
+        joined = Joined(member.incarnation, address, address, "", 1, "host")
+        yield from self._changing(
+            Registered(now=self.world.now, member=member, process=joined, generation=generation, version=version)
+        )
+
+    def heartbeat(
+        self,
+        member: MemberId,
+        progress: Mapping[int, int],
+        generation: int = 0,
+        version: int = 0,
+        sequence: int = 0,
+        served: bool = False,
+    ) -> Task[BeatReply]:
+        """A member lives."""
+        job, effects = yield from self._changing(
+            Beat(
+                now=self.world.now,
+                member=member,
+                leases=progress,
+                sequence=sequence,
+                generation=generation,
+                version=version,
+            )
+        )
+        table, live = job.routing.table, None
+        if served and job.routing.ready and generation == table.generation:
+            tokens = messages.lease_tokens(job)
+            live = (tuple(tokens.live), tokens.next)
+        dropped = next(effect.tokens for effect in effects if isinstance(effect, Dropped))
+        return BeatReply(table.generation, table.version, dropped, job.over, live)
+
+    def acquire_task(
+        self, member: MemberId, finished: Sequence[pb.TaskResult], wait: float
+    ) -> Task[tuple[pb.Task | None, bool]]:
+        """Takes what a worker has done, and gives it more."""
+        for result in finished:
+            finding = self._finding(member, result.token)
+            if finding is not _UNKNOWN:
+                yield from self._changing(
+                    TaskFinished(now=self.world.now, member=member, token=result.token, finding=finding)
+                )
+        deadline = self.world.now + wait
+        self.after(wait, self._notify)
+        while True:
+            job, effects = yield from self._changing(TaskWanted(now=self.world.now, member=member))
+            granted = next((effect.task for effect in effects if isinstance(effect, Granted)), None)
+            if granted is not None:
+                return messages.wire_task(granted), False
+            if job.over or self.world.now >= deadline:
+                return None, job.over
+            while self.world.now < deadline and not self._has_work(member):
+                yield self._changed
+
+    def _has_work(self, member: MemberId) -> bool:
+        return self.state is not None and (
+            self.state.job.over or acquire(self.state.job, self.spec, member, 1)[1] is not None
+        )
+
+    def _finding(self, member: MemberId, token: int) -> Finding | Any:
+        if self.state is None:
+            raise CallError("UNAVAILABLE", "the master has not taken over")
+        job = self.state.job
+        lease = job.ledger.leases.get(token)
+        if lease is None or lease.holder != member:
+            return _UNKNOWN
+        scenario = self.cluster.scenario
+        match job.stage:
+            case Stage.DISCOVER:
+                evaluation = (DataFile("evaluation", 1),) if scenario.evaluation_batches else ()
+                return Discovered((DataFile("train", 1),), evaluation)
+            case Stage.INDEX:
+                return Indexed(scenario.batches if lease.start == 0 else scenario.evaluation_batches)
+            case Stage.EVALUATE:
+                return Tally(samples=lease.stop - lease.start)
+            case _:
+                return None
+
+    def get_routing(self, member: MemberId, newer_than: int, wait: float) -> Task[tuple[RoutingTable, bool]]:
+        """The routing table, once there is a newer one that is ready, or after the wait."""
+        deadline = self.world.now + wait
+        self.after(wait, self._notify)
+        while True:
+            if self.state is None:
+                raise CallError("UNAVAILABLE", "the master has not taken over")
+            try:
+                self.state.job.members.check(member)
+            except UnknownMemberError as error:
+                raise CallError("NOT_FOUND", str(error)) from error
+            except SupersededError as error:
+                raise CallError("FAILED_PRECONDITION", str(error)) from error
+            routing = self.state.job.routing
+            newer = routing.ready and routing.table.version > newer_than
+            if newer or self.state.job.over or self.world.now >= deadline:
+                yield from self._until_durable(self._version)
+                return routing.table, routing.ready
+            yield self._changed
+
+    def report_exit(self, member: MemberId, code: int, reason: str) -> Task[None]:
+        """The operator saw a process end."""
+        yield from self._changing(Exited(now=self.world.now, member=member, exit_code=code, reason=reason))
+
+    def plan(self) -> Task[Plan]:
+        """What the operator is to run."""
+        yield from ()
+        if self.state is None:
+            raise CallError("UNAVAILABLE", "the master has not taken over")
+        yield from self._until_durable(self._version)
+        job = self.state.job
+        sizes = wanted_sizes(job, self.spec)
+        phase = phase_of(job, self.spec)
+        return Plan(sizes.ps.replicas, sizes.worker.replicas, phase, job.members.given_up(), job)
+
+
+_UNKNOWN = object()
+
+
+def _request(server: ParameterServer, request: Any) -> Task[Loaded | Said | Saved | None]:
+    match request:
+        case AssignCall(table, checkpoint, wait):
+            done, loading = yield from server.assign(table, checkpoint, wait)
+            return Loaded(done, loading.bytes, loading.problem, ranges_of(loading.applied) if done else {})
+        case HoldCall(generation, barrier, seconds):
+            return Said(ranges_of((yield from server.hold(generation, barrier, seconds))))
+        case SettleCall(generation, barrier, seconds, settle, wait):
+            asked = [(epoch, first, stop) for epoch, batches in settle.items() for first, stop in batches]
+            return Said(ranges_of((yield from server.settle(generation, barrier, asked, seconds, wait))))
+        case SnapshotCall(generation, barrier, _, checkpoint):
+            applied, held = yield from server.snapshot(generation, barrier, checkpoint)
+            return Said(ranges_of(applied), held)
+        case ResumeCall(generation, barrier):
+            yield from server.resume_pushes(generation, barrier)
+            return None
+        case SavedCall(generation, barrier, wait):
+            saving = yield from server.get_saved(generation, barrier, wait)
+            files = (SnapshotFile(saving.path, 1, 0),) if saving.done else ()
+            return Saved(saving.done, saving.written, saving.problem, files)
+    raise TypeError(request)
+
+
+def ranges_of(applied: AppliedBatches) -> dict[int, tuple[tuple[int, int], ...]]:
+    """A server's record in the master's words."""
+    return {epoch: tuple(applied.ranges(epoch)) for epoch in applied.epochs() if applied.ranges(epoch)}

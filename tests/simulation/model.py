@@ -1,0 +1,266 @@
+"""What must hold of a whole job, looked at whenever something changes.
+
+* A server applies a batch once to each unit that the batch touches, and only to units that it owns.
+* Servers of one generation never own the same unit.
+* A batch that a worker counts as committed, or the books as done, is applied to all that it touches, and stays so until
+  the history ends with its generation.
+* A gradient is no staler than the bound allows.
+* No push of a lease is applied on a server that knows that the lease has ended.
+* A complete checkpoint holds the same batches in all its rows.
+* A snapshot is taken in a barrier that has not lapsed.
+* The job goes back to no older checkpoint than the newest sound one.
+* One master at a time writes the state.
+* In the end, each batch of each epoch is applied once to all that it touches.
+"""
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from tests.simulation.folder import Manifest
+from tests.simulation.units import UNITS, Batch, Unit, owner, touched
+from tests.simulation.world import SimulationError
+
+from emberscale_api.routing import RoutingTable
+from emberscale_api.rpc import master_pb2 as pb
+from emberscale_api.wire import Flag, Header
+from emberscale_jobmaster import ranges
+from emberscale_jobmaster.applied import Applied
+from emberscale_jobmaster.state import JobState, Stage
+from emberscale_trainer.partition import AppliedBatches
+
+if TYPE_CHECKING:
+    from tests.simulation.cluster import Cluster
+    from tests.simulation.master import Master
+    from tests.simulation.parameter_server import ParameterServer
+    from tests.simulation.worker import Worker
+
+
+class Model:
+    """Hears of everything, and raises SimulationError for what must not be."""
+
+    def __init__(self, cluster: "Cluster") -> None:
+        self._cluster = cluster
+        self._committed: defaultdict[tuple[int, Unit], set[Batch]] = defaultdict(set)
+        self._seen: dict[tuple[str, int, Batch], int] = {}
+        self._applied: defaultdict[tuple[str, int], int] = defaultdict(int)
+        self._tables: dict[int, RoutingTable] = {}
+        self._newest_at_restore: dict[int, str] = {}
+        self._writer = ""
+
+    # Parameter servers
+
+    def adopted(self, server: "ParameterServer", table: RoutingTable, checkpoint: str) -> None:
+        """A server serves a table."""
+        server.trace(f"adopts generation {table.generation} from {checkpoint or 'nothing'}")
+        known = self._tables.get(table.generation)
+        if known is not None and known != table:
+            routed = [self._cluster.server_at(other.data) for other in known.servers]
+            if any(other is not None and other.alive and other.core.known[0] == table.generation for other in routed):
+                self._broken(f"two tables of generation {table.generation} are served")
+            # Books that were lost with every server of theirs begin anew, numbers included.
+            for unit in UNITS:
+                self._committed.pop((table.generation, unit), None)
+        self._tables[table.generation] = table
+
+    def pulled(self, server: "ParameterServer", session: int, header: Header, units: tuple[Unit, ...]) -> None:
+        """A server answers a pull."""
+        self._owned(server, units)
+        for unit in units:
+            if missing := self._committed[header.generation, unit] - server.rows.get(unit, set()):
+                self._broken(f"{server.name} answers a pull of {unit} without the committed batches {sorted(missing)}")
+        if not header.flags & Flag.READ_ONLY:
+            batch = (header.epoch, header.batch)
+            self._seen[server.name, session, batch] = self._applied[server.name, header.generation]
+
+    def applying(self, server: "ParameterServer", session: int, header: Header, units: tuple[Unit, ...]) -> None:
+        """A server is about to apply a push."""
+        batch = (header.epoch, header.batch)
+        server.trace(f"applies batch {batch} of worker-{header.worker} under lease {header.token}")
+        self._owned(server, units)
+        if server.core.known != (header.generation, header.version):
+            self._broken(f"{server.name} at {server.core.known} applies a push of {header.generation, header.version}")
+        for unit in units:
+            if batch in server.rows.get(unit, ()):
+                self._broken(f"{server.name} applies batch {batch} twice to {unit}")
+        if server.knows_dead(header.token):
+            self._broken(f"{server.name} applies batch {batch} under lease {header.token}, which has ended")
+        if self._is_forgotten(server, session, header):
+            return  # what was still on its way when its worker went counts for nobody's bound
+        key = (server.name, header.generation)
+        seen = self._seen.pop((server.name, session, batch), None)
+        bound = self._cluster.spec.training.max_staleness
+        if seen is not None and self._applied[key] - seen > bound:
+            self._broken(
+                f"{server.name} applies batch {batch} of worker-{header.worker} {self._applied[key] - seen} pushes "
+                f"after its pull; the bound is {bound}"
+            )
+        self._applied[key] += 1
+
+    def _is_forgotten(self, server: "ParameterServer", session: int, header: Header) -> bool:
+        """Whether server 0, which keeps the bound, knows by now that this pull's worker or lease is gone."""
+        keeper = self._cluster.server_at(server.table.servers[0].data) if server.table is not None else None
+        return keeper is None or session in keeper.ended_sessions or keeper.knows_dead(header.token)
+
+    def snapshot_taken(self, server: "ParameterServer", held_until: float) -> None:
+        """A server has taken a snapshot in a barrier that its last renewal granted until then."""
+        if self._cluster.world.now >= held_until:
+            self._broken(f"{server.name} takes a snapshot in a barrier that has lapsed")
+
+    def _owned(self, server: "ParameterServer", units: tuple[Unit, ...]) -> None:
+        table = server.table
+        if table is None or any(owner(table, unit) != server.index for unit in units):
+            self._broken(f"{server.name} serves units that it does not own")
+
+    # Workers
+
+    def committed(self, worker: "Worker", batch: Batch, table: RoutingTable) -> None:
+        """A worker counts a batch as committed."""
+        worker.trace(f"commits batch {batch}")
+        self._on_servers(table, {batch}, f"{worker.name} committed")
+        for unit in touched(batch):
+            self._committed[table.generation, unit].add(batch)
+
+    def evaluated(self, worker: "Worker", task: pb.Task) -> None:
+        """A worker has evaluated a shard."""
+        worker.trace(f"evaluated [{task.start}, {task.stop}) of epoch {task.epoch}")
+
+    # The master
+
+    def stepped(self, master: "Master", before: JobState, after: JobState) -> None:
+        """A master's state has changed."""
+        self._trace_step(master, before, after)
+        if after.routing.table.generation < before.routing.table.generation:
+            self._broken(f"{master.name} goes back to generation {after.routing.table.generation}")
+        if before.restore is None and after.restore is not None:
+            self._newest_at_restore[after.routing.table.generation] = self.newest_sound()
+        if after.routing.ready and not before.routing.ready:
+            newest = self._newest_at_restore.get(after.routing.table.generation - 1, "")
+            newest = max(newest, self._newest_at_restore.get(after.routing.table.generation, ""))
+            if after.checkpoint < newest:
+                self._broken(f"the job goes back to checkpoint {after.checkpoint or '(none)'} instead of {newest}")
+        if after.stage is Stage.TRAIN and after.routing.ready:
+            fresh = before.stage is not Stage.TRAIN or before.epoch != after.epoch or not before.routing.ready
+            done = after.ledger.done if fresh else ranges.difference(after.ledger.done, before.ledger.done)
+            batches = {(after.epoch, number) for first, stop in done for number in range(first, stop)}
+            if batches:
+                self._on_servers(after.routing.table, batches, "the books count as done")
+
+    def _trace_step(self, master: "Master", before: JobState, after: JobState) -> None:
+        if not self._cluster.world.traced:
+            return
+        if before.stage is not after.stage or before.epoch != after.epoch:
+            master.trace(f"stage {after.stage}, epoch {after.epoch}")
+        if before.routing is not after.routing:
+            table = after.routing.table
+            names = [server.incarnation for server in table.servers]
+            master.trace(
+                f"generation {table.generation} of {names} is {'ready' if after.routing.ready else 'not ready'}"
+            )
+        phases = {
+            operation.id: (type(operation).__name__, getattr(operation, "phase", "")) for operation in before.operations
+        }
+        for operation in after.operations:
+            now = (type(operation).__name__, getattr(operation, "phase", ""))
+            if phases.pop(operation.id, None) != now:
+                master.trace(f"operation {operation.id} {now[0]} {now[1]}")
+        for number, phase in phases.items():
+            master.trace(f"operation {number} {phase[0]} is over")
+        for kind, trouble in after.troubles.items():
+            if before.troubles.get(kind) != trouble:
+                master.trace(f"trouble {kind}: {trouble.message}")
+
+    def opened(self, holder: str) -> None:
+        """A master has taken over."""
+        self._writer = holder
+
+    def store_lost(self) -> None:
+        """Redis has lost something: who may write is open."""
+        self._writer = ""
+
+    def wrote(self, holder: str) -> None:
+        """A master has written the state."""
+        if self._writer not in ("", holder):
+            self._broken(f"{holder} writes the state, and {self._writer} has taken over")
+
+    # Checkpoints
+
+    def completed(self, manifest: Manifest) -> None:
+        """A checkpoint is complete."""
+        self._cluster.world.trace("storage", f"checkpoint {manifest.checkpoint} is complete")
+        self._consistent(manifest)
+
+    def _consistent(self, manifest: Manifest) -> None:
+        batches = batches_of(manifest.applied)
+        holders: dict[Unit, str] = {}
+        for path in manifest.files:
+            stored = self._cluster.storage.files.get(path)
+            if stored is None or stored.torn:
+                continue  # whoever loads it notices
+            if recorded(stored.content.applied) != batches:
+                self._broken(f"{path} and the manifest differ in what is applied")
+            for unit, rows in stored.content.rows.items():
+                if unit in holders:
+                    self._broken(f"{path} and {holders[unit]} both hold {unit}")
+                holders[unit] = path
+                expected = {batch for batch in batches if unit in touched(batch)}
+                if rows != expected:
+                    self._broken(f"{path} says that it holds {sorted(expected)}, and {unit} holds {sorted(rows)}")
+
+    def newest_sound(self) -> str:
+        files = self._cluster.storage.files
+        sound = [
+            checkpoint
+            for checkpoint, manifest in self._cluster.folder.manifests().items()
+            if all(path in files and not files[path].torn for path in manifest.files)
+        ]
+        return max(sound, default="")
+
+    # The end
+
+    def ended(self, job: JobState) -> None:
+        """The job is Complete."""
+        scenario = self._cluster.scenario
+        everything = {(epoch, number) for epoch in range(scenario.epochs) for number in range(scenario.batches)}
+        manifests = self._cluster.folder.manifests()
+        if not manifests:
+            self._broken("the job is Complete without a checkpoint")
+        final = manifests[max(manifests)]
+        if batches_of(final.applied) != everything:
+            self._broken(f"the last checkpoint lacks {sorted(everything - batches_of(final.applied))}")
+        self._consistent(final)
+        evaluated = [(result.epoch, result.samples) for result in job.evaluations]
+        wanted = [(epoch, scenario.evaluation_batches) for epoch in range(scenario.epochs)]
+        if scenario.evaluation_batches and evaluated != wanted:
+            self._broken(f"evaluated {evaluated} instead of {wanted}")
+        if job.own_errors:
+            self._broken(f"{job.own_errors} exits count as the job's own errors")
+
+    def _on_servers(self, table: RoutingTable, batches: set[Batch], who: str) -> None:
+        for server in table.servers:
+            found = self._cluster.server_at(server.data)
+            if found is None or not found.alive or not found.core.serving or found.core.known[0] != table.generation:
+                continue  # its rows are gone, and the history with them
+            for batch in batches:
+                for unit in touched(batch):
+                    if owner(table, unit) == server.index and batch not in found.rows.get(unit, ()):
+                        self._broken(f"{who} batch {batch}, which {found.name} has not applied to {unit}")
+
+    def _broken(self, what: str) -> None:
+        raise SimulationError(what)
+
+
+def batches_of(applied: Applied) -> set[Batch]:
+    """The batches of ranges by epoch."""
+    return {
+        (epoch, number) for epoch, spans in applied.items() for first, stop in spans for number in range(first, stop)
+    }
+
+
+def recorded(applied: AppliedBatches) -> set[Batch]:
+    """The batches of a server's record."""
+    return {
+        (epoch, number)
+        for epoch in applied.epochs()
+        for first, stop in applied.ranges(epoch)
+        for number in range(first, stop)
+    }

@@ -1,0 +1,160 @@
+"""Rules of the cores, each broken on purpose: the simulation must find every one of them."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+from tests.simulation.parameter_server import ParameterServer, Request
+from tests.simulation.storage import Storage, Stored
+from tests.simulation.store import Redis
+from tests.simulation.worker import Pipeline
+from tests.simulation.world import Process, Task
+
+from emberscale_api.routing import RoutingTable
+from emberscale_api.wire import Status
+from emberscale_jobmaster import barrier as driven
+from emberscale_jobmaster import progress
+from emberscale_jobmaster.state import JobState
+from emberscale_trainer.server import core as server_core
+from emberscale_trainer.server.barrier import Barrier
+from emberscale_trainer.server.staleness import StalenessBound, Ticket
+from emberscale_trainer.worker import core as worker_core
+
+Patches = Callable[[ExitStack], None]
+
+
+def _lapsed_barrier_is_accepted(stack: ExitStack) -> None:
+    def held_until(self: Barrier, batch: tuple[int, int], now: float) -> float | None:
+        held = self._held
+        return None if held is None or batch in held.settling or now >= held.until else held.until
+
+    stack.enter_context(patch.object(Barrier, "_current", lambda self, now: self._held))
+    stack.enter_context(patch.object(Barrier, "held_until", held_until))
+    stack.enter_context(patch.object(Barrier, "applied", lambda self, batch, now: None))
+
+
+def _nothing_is_settled_nor_compared(stack: ExitStack) -> None:
+    stack.enter_context(patch.object(driven.DrivenBarrier, "settling", lambda self, server: {}))
+    stack.enter_context(patch.object(driven.DrivenBarrier, "_agreed", lambda self, said: None))
+    stack.enter_context(patch.object(driven, "differing", lambda one, other: ""))
+
+
+def _tickets_are_forgotten_by_worker(stack: ExitStack) -> None:
+    begin = Pipeline.__init__
+
+    def numbered(self: Pipeline, worker: Any, table: RoutingTable) -> None:
+        begin(self, worker, table)
+        self.session = worker.index
+
+    def disconnected(self: server_core.ServerCore, session: int) -> None:
+        if self._serving is not None and self._serving.bound is not None:
+            self._serving.bound.forget_session(session)
+
+    stack.enter_context(patch.object(Pipeline, "__init__", numbered))
+    stack.enter_context(patch.object(server_core.ServerCore, "disconnected", disconnected))
+    stack.enter_context(patch.object(ParameterServer, "forgets_sessions", False))
+
+
+def _dead_lease_may_push(stack: ExitStack) -> None:
+    stack.enter_context(patch.object(server_core.ServerCore, "_is_dead", lambda self, token: False))
+
+
+def _push_is_recorded_before_there_is_room(stack: ExitStack) -> None:
+    def apply(self: ParameterServer, session: int, asked: Request) -> None:
+        self._record(session, asked)
+        self._reserve()
+        self._step(session, asked)
+
+    stack.enter_context(patch.object(ParameterServer, "apply", apply))
+
+
+def _roll_back_keeps_the_generation(stack: ExitStack) -> None:
+    unowned = progress._unowned
+    stack.enter_context(
+        patch.object(progress, "_unowned", lambda generation, version: unowned(generation - 1, version))
+    )
+
+
+def _other_histories_may_push(stack: ExitStack) -> None:
+    push = server_core.ServerCore.push
+
+    def pushed(self: server_core.ServerCore, session: int, header: Any, arrived: float, now: float) -> Any:
+        generation, _ = self.known
+        decision = push(self, session, header, arrived, now)
+        if decision is Status.REFRESH and self.serving and (header.epoch, header.batch) not in self.applied:
+            return Status.OK if header.generation < generation else decision
+        return decision
+
+    stack.enter_context(patch.object(server_core.ServerCore, "push", pushed))
+
+
+def _unreachable_file_is_damaged(stack: ExitStack) -> None:
+    read = Storage.read
+
+    def read_once(self: Storage, process: Process, path: str) -> Task[Stored]:
+        try:
+            return (yield from read(self, process, path))
+        except OSError as error:
+            raise FileNotFoundError(path) from error
+
+    stack.enter_context(patch.object(Storage, "read", read_once))
+
+
+def _old_master_may_write(stack: ExitStack) -> None:
+    def save(self: Redis, term: int, holder: str, state: JobState) -> Task[None]:
+        yield from ()
+        kept = self._disk.newest
+        self._disk.write(type(kept)(kept.term, kept.holder, state))
+        self._model.wrote(holder)
+
+    stack.enter_context(patch.object(Redis, "save", save))
+
+
+def _server_0_alone_commits(stack: ExitStack) -> None:
+    ask_all = worker_core._ask_all
+
+    def first_only(exchange: Any) -> Any:
+        exchange, effects = ask_all(exchange)
+        if exchange.purpose is worker_core.Purpose.PUSH:
+            exchange = replace(exchange, queue=())
+        return exchange, effects
+
+    stack.enter_context(patch.object(worker_core, "_ask_all", first_only))
+
+
+def _pushes_under_way_are_not_bounded(stack: ExitStack) -> None:
+    may_push = StalenessBound.may_push
+
+    def without(self: StalenessBound, ticket: Ticket) -> bool:
+        under_way, self._under_way = self._under_way, {}
+        try:
+            return may_push(self, ticket)
+        finally:
+            self._under_way = under_way
+
+    stack.enter_context(patch.object(StalenessBound, "may_push", without))
+
+
+MUTATIONS: dict[str, Patches] = {
+    "a lapsed barrier is accepted": _lapsed_barrier_is_accepted,
+    "nothing is settled nor compared": _nothing_is_settled_nor_compared,
+    "tickets are forgotten by worker": _tickets_are_forgotten_by_worker,
+    "a dead lease may push": _dead_lease_may_push,
+    "a push is recorded before there is room": _push_is_recorded_before_there_is_room,
+    "a roll-back keeps the generation": _roll_back_keeps_the_generation,
+    "other histories may push": _other_histories_may_push,
+    "an unreachable file is damaged": _unreachable_file_is_damaged,
+    "an old master may write": _old_master_may_write,
+    "server 0 alone commits": _server_0_alone_commits,
+    "pushes under way are not bounded": _pushes_under_way_are_not_bounded,
+}
+
+
+@contextmanager
+def broken(name: str) -> Iterator[None]:
+    """The cores with one rule broken."""
+    with ExitStack() as stack:
+        MUTATIONS[name](stack)
+        yield

@@ -1,0 +1,188 @@
+"""The seeded network: calls that may get lost or come late, and streams that keep their order until they break."""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from tests.simulation.world import Process, Signal, Task, World
+
+
+class UnavailableError(Exception):
+    """Nobody answered, or the answer was lost: what was asked for may have been done."""
+
+
+class BrokenError(Exception):
+    """The stream is broken."""
+
+
+class Network:
+    """Delays and losses between processes. `slow` and `lossy` are chances of one message, from 0 to 1."""
+
+    def __init__(self, world: World, slow: float, lossy: float) -> None:
+        self.world = world
+        self.slow = slow
+        self.lossy = lossy
+        self._streams: list[Stream] = []
+
+    def calm(self) -> None:
+        """No message is lost or late from now on."""
+        self.slow = self.lossy = 0.0
+
+    def delay(self) -> float:
+        """Seconds until one message arrives: mostly a millisecond, seldom so long that its caller has given up."""
+        random = self.world.random
+        if random.random() >= self.slow:
+            return random.uniform(0.0005, 0.003)
+        return random.uniform(0.05, 0.5) if random.random() < 0.9 else random.uniform(1.0, 15.0)
+
+    def call(
+        self,
+        caller: Process,
+        find: Callable[[], Process | None],
+        handle: Callable[[Any], Task[Any]],
+        timeout: float,
+    ) -> Signal[Any]:
+        """Calls another process: `handle(process)` is the coroutine that answers there.
+
+        The signal fails with UnavailableError, or with what the handler raises.
+        """
+        reply: Signal[Any] = Signal()
+        random = self.world.random
+        caller.after(timeout, lambda: reply.fail(UnavailableError("deadline exceeded")))
+
+        def arrive() -> None:
+            callee = find()
+            if callee is None or not callee.alive:
+                caller.after(self.delay(), lambda: reply.fail(UnavailableError("connection refused")))
+                return
+            callee.ended(lambda: caller.after(0.001, lambda: reply.fail(UnavailableError("connection reset"))))
+            callee.deliver(lambda: callee.spawn(answer(callee)))
+
+        def answer(callee: Process) -> Task[None]:
+            value, error = None, None
+            try:
+                value = yield from handle(callee)
+            except Exception as raised:  # noqa: BLE001 - it travels to the caller
+                error = raised
+            if random.random() < self.lossy:
+                caller.after(self.delay(), lambda: reply.fail(UnavailableError("the answer was lost")))
+            elif error is None:
+                caller.after(self.delay(), lambda: reply.set(value))
+            else:
+                caller.after(self.delay(), lambda: reply.fail(error))
+
+        if random.random() < self.lossy:
+            caller.after(self.delay(), lambda: reply.fail(UnavailableError("the request was lost")))
+        else:
+            self.world.after(self.delay(), arrive)
+        return reply
+
+    def connect(self, client: Process, server: Process, accept: Callable[["Stream"], None]) -> "Stream | None":
+        """Opens a stream; None if the server is dead. `accept` runs in the server."""
+        if not server.alive:
+            return None
+        stream = Stream(self, client, server)
+        self._streams.append(stream)
+        server.after(self.delay(), lambda: accept(stream))
+        return stream
+
+    def break_streams(self, process: Process) -> None:
+        """Breaks all streams of a process."""
+        for stream in list(self._streams):
+            if process in (stream.client.owner, stream.server.owner):
+                stream.break_()
+
+    def forget(self, stream: "Stream") -> None:
+        """A broken stream needs no record."""
+        if stream in self._streams:
+            self._streams.remove(stream)
+
+
+class Stream:
+    """Two ends with an ordered channel each way, whole until it breaks."""
+
+    def __init__(self, network: Network, client: Process, server: Process) -> None:
+        self._network = network
+        self.client = End(self, client)
+        self.server = End(self, server)
+        self.client.peer, self.server.peer = self.server, self.client
+        client.ended(self.break_)
+        server.ended(self.break_)
+
+    def break_(self) -> None:
+        """Ends the stream; each end learns of it by itself, after what was under way."""
+        self._network.forget(self)
+        for end in (self.client, self.server):
+            end.lose()
+
+    def carry(self, sender: "End", message: Any) -> None:
+        """Delivers a message in order."""
+        world, target = self._network.world, sender.peer
+        due = max(target.due, world.now + self._network.delay())
+        target.due = due
+        world.at(due, lambda: target.owner.deliver(lambda: target.arrived(message)))
+
+    def delay(self) -> float:
+        """Seconds until an end learns that the stream broke."""
+        return self._network.delay()
+
+
+class End:
+    """One end of a stream."""
+
+    peer: "End"
+
+    def __init__(self, stream: Stream, owner: Process) -> None:
+        self._stream = stream
+        self.owner = owner
+        self.due = 0.0
+        self._inbox: deque[Any] = deque()
+        self._waiting: Signal[Any] | None = None
+        self.broken = False
+        self._losing = False
+
+    def send(self, message: Any) -> None:
+        """Sends a message. Raises BrokenError once the break is known here."""
+        if self.broken:
+            raise BrokenError("the stream is broken")
+        if not self._losing:
+            self._stream.carry(self, message)
+
+    def receive(self) -> Signal[Any]:
+        """The next message; fails with BrokenError."""
+        signal: Signal[Any] = Signal()
+        if self._inbox:
+            signal.set(self._inbox.popleft())
+        elif self.broken:
+            signal.fail(BrokenError("the stream is broken"))
+        else:
+            self._waiting = signal
+        return signal
+
+    def arrived(self, message: Any) -> None:
+        """A message is here."""
+        if self.broken:
+            return
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            waiting.set(message)
+        else:
+            self._inbox.append(message)
+
+    def lose(self) -> None:
+        """The stream broke; this end learns of it later."""
+        if self._losing:
+            return
+        self._losing = True
+        self.owner.after(self._stream.delay(), self._lost)
+
+    def close(self) -> None:
+        """Ends the stream from here: this end knows at once."""
+        self._stream.break_()
+        self._lost()
+
+    def _lost(self) -> None:
+        self.broken = True
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            waiting.fail(BrokenError("the stream is broken"))

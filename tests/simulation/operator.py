@@ -1,0 +1,210 @@
+"""The operator: the real job machine over simulated processes."""
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from tests.simulation.master import Plan
+from tests.simulation.network import UnavailableError
+from tests.simulation.parameter_server import CallError, ParameterServer
+from tests.simulation.worker import Worker
+from tests.simulation.world import Process, Task
+
+from emberscale_api.job.status import JobPhase
+from emberscale_jobmaster.membership import MemberId
+from emberscale_jobmaster.membership import Role as MemberRole
+from emberscale_jobmaster.state import OVER, JobState
+from emberscale_operator.machine import (
+    ENDED,
+    Create,
+    Delete,
+    Demand,
+    ExitReason,
+    Forget,
+    Instance,
+    InstanceExit,
+    InstanceId,
+    InstanceState,
+    JobIntent,
+    JobStanding,
+    Kill,
+    MasterReport,
+    Policy,
+    ReportExit,
+    Resources,
+    Role,
+    RoleSize,
+    decide,
+)
+
+if TYPE_CHECKING:
+    from tests.simulation.cluster import Cluster
+
+_TICK_SECONDS = 0.5
+_CALL_SECONDS = 5.0
+_MEMBER_ROLES = {MemberRole.PS: Role.PS, MemberRole.WORKER: Role.WORKER}
+
+
+@dataclass
+class _Running:
+    instance: Instance
+    process: Process
+
+
+class Operator(Process):
+    """One job's loop. It does not die: that is for tests of the operator."""
+
+    def __init__(self, cluster: "Cluster") -> None:
+        super().__init__(cluster.world, "operator")
+        self.cluster = cluster
+        self.final: JobState | None = None
+        """The job's last state, once it is over."""
+        self.failure = ""
+        self._plan: Plan | None = None
+        self._heard_at: float | None = None
+        self._unanswered_since: float | None = None
+        self._intent = JobIntent(
+            cluster.spec,
+            policy=Policy(backoff_limit=cluster.spec.run_policy.backoff_limit, start_silence=30.0),
+            own=(Demand(Role.REDIS, 1),),
+            awaits_store=True,
+        )
+        self._standing = JobStanding()
+        self._running: dict[InstanceId, _Running] = {}
+
+    def live(self) -> Task[None]:
+        """Observes, decides and acts, and asks the master for its plan."""
+        self.spawn(self._follow_plan())
+        self.spawn(self._ping_redis())
+        while self.final is None and not self.failure:
+            self._act()
+            yield self.sleep(_TICK_SECONDS)
+
+    def process(self, role: Role, index: int) -> Process | None:
+        """The newest live process of a role and index."""
+        found = [one for key, one in self._running.items() if (key.role, key.index) == (role, index)]
+        live = [one.process for one in found if one.process.alive]
+        return live[-1] if live else None
+
+    def all_of(self, role: Role) -> list[Process]:
+        """All live processes of a role."""
+        return [one.process for key, one in self._running.items() if key.role is role and one.process.alive]
+
+    def note_exit(self, process: Process, code: int) -> None:
+        """A process has ended."""
+        reason = {0: ExitReason.COMPLETED, -9: ExitReason.KILLED}.get(code, ExitReason.ERROR)
+        for key, running in self._running.items():
+            if running.process is process and running.instance.exit is None:
+                left = InstanceExit(reason, code, self.world.now, running.instance.state is InstanceState.TERMINATING)
+                running.instance = replace(running.instance, state=InstanceState.EXITED, exit=left)
+                self.trace(f"{key} ended: {reason} {code}")
+
+    def start_second_master(self) -> None:
+        """As after a node that was given up: the old process goes on where nobody sees it."""
+        for key, running in self._running.items():
+            if key.role is Role.MASTER and running.process.alive:
+                left = InstanceExit(ExitReason.NODE_LOST, -9, self.world.now)
+                running.instance = replace(running.instance, state=InstanceState.EXITED, exit=left)
+
+    def _act(self) -> None:
+        observed = tuple(self._observed(running) for running in self._running.values())
+        decision = decide(self._intent, self._standing, self._report(), observed, self.world.now)
+        self._standing = decision.standing
+        if decision.standing.phase in ENDED:
+            if decision.standing.phase is JobPhase.FAILED and self._plan is not None and self.final is None:
+                self.failure = f"{decision.standing.reason}: {decision.standing.message}"
+            return
+        for action in decision.actions:
+            match action:
+                case Create(key, resources):
+                    self._create(key, resources)
+                case Kill(key, why) if key in self._running:
+                    self.trace(why)
+                    self.cluster.exited(self._running[key].process, -9)
+                case Delete(key) if key in self._running:
+                    running = self._running[key]
+                    running.instance = replace(running.instance, state=InstanceState.TERMINATING)
+                    self.cluster.exited(running.process, -9)
+                case Forget(key) if key in self._running:
+                    left = self._running.pop(key).process
+                    if left.alive:
+                        self.cluster.strays.append(left)
+                case ReportExit(key, left_with):
+                    self.spawn(self._report_exit(key, left_with))
+
+    def _observed(self, running: _Running) -> Instance:
+        """A member that hangs before the master knows of it fails a probe: nobody else misses it."""
+        instance, process = running.instance, running.process
+        if isinstance(process, (ParameterServer, Worker)) and process.alive and not process.registered:
+            since = None if not process.hung else instance.unanswered_since or self.world.now
+            instance = running.instance = replace(instance, unanswered_since=since)
+        return instance
+
+    def _report(self) -> MasterReport:
+        plan = self._plan
+        if plan is None:
+            return MasterReport(unanswered_since=self._unanswered_since)
+        return MasterReport(
+            sizes={Role.PS: RoleSize(plan.servers), Role.WORKER: RoleSize(plan.workers)},
+            plan_heard=True,
+            silent=frozenset((_MEMBER_ROLES[one.role], one.index, one.incarnation) for one in plan.given_up),
+            answers=self._unanswered_since is None,
+            heard_at=self._heard_at,
+            unanswered_since=self._unanswered_since,
+        )
+
+    def _create(self, key: InstanceId, resources: Resources) -> None:
+        if key in self._running:
+            return
+        if key.role is Role.MASTER:
+            self._heard_at = self._unanswered_since = None
+        process = self.cluster.start(key)
+        ready = key.role is Role.REDIS
+        instance = Instance(key, InstanceState.RUNNING, resources, self.world.now, name=name_of(key), ready=ready)
+        self._running[key] = _Running(instance, process)
+
+    def _report_exit(self, key: InstanceId, left: InstanceExit) -> Task[None]:
+        role = MemberRole.PS if key.role is Role.PS else MemberRole.WORKER
+        member = MemberId(role, key.index, name_of(key))
+        try:
+            yield self.cluster.call_master(
+                self, lambda master: master.report_exit(member, left.code, left.reason.value)
+            )
+        except (UnavailableError, CallError):
+            return
+        self._standing = replace(self._standing, history=self._standing.history.with_reported(key))
+
+    def _follow_plan(self) -> Task[None]:
+        while self.final is None:
+            yield self.sleep(_TICK_SECONDS)
+            try:
+                plan = yield self.cluster.call_master(self, lambda master: master.plan(), -_CALL_SECONDS)
+            except UnavailableError:
+                if self._unanswered_since is None:
+                    self._unanswered_since = self.world.now
+                continue
+            except CallError:
+                self._heard_at, self._unanswered_since = self.world.now, None
+                continue
+            self._heard_at, self._unanswered_since = self.world.now, None
+            self._plan = plan
+            if plan.phase in OVER:
+                self.final = plan.job
+
+    def _ping_redis(self) -> Task[None]:
+        while self.final is None:
+            yield self.sleep(1.0)
+            asked = self.process(Role.REDIS, 0)
+            since: float | None = None
+            try:
+                yield self.cluster.call_redis(self, lambda redis: redis.ping())
+            except UnavailableError:
+                since = self.world.now
+            for running in self._running.values():
+                if running.process is asked:
+                    since = since and (running.instance.unanswered_since or since)
+                    running.instance = replace(running.instance, unanswered_since=since)
+
+
+def name_of(key: InstanceId) -> str:
+    """The name of one process, which is its address and its incarnation too."""
+    return f"{key.role.value}-{key.index}.{key.incarnation}"

@@ -1,0 +1,399 @@
+"""A parameter server: the real core, over rows that are sets of batches."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from operator import methodcaller
+from typing import TYPE_CHECKING, TypeVar
+
+from tests.simulation.network import BrokenError, End, Stream, UnavailableError
+from tests.simulation.units import UNITS, Batch, Unit, owner, request
+from tests.simulation.world import Process, Signal, Task
+
+from emberscale_api.routing import RoutingTable
+from emberscale_api.wire import Header, Kind, Status
+from emberscale_trainer.partition import AppliedBatches, Ownership
+from emberscale_trainer.server.barrier import NotHeldError
+from emberscale_trainer.server.core import Assigning, Assignment, LaterError, ServerCore, Wait
+from emberscale_trainer.server.staleness import StalenessBound
+
+if TYPE_CHECKING:
+    from tests.simulation.cluster import Cluster
+
+_Decision = TypeVar("_Decision")
+Rows = dict[Unit, frozenset[Batch]]
+
+
+class CallError(Exception):
+    """A call was answered with a gRPC status code."""
+
+    def __init__(self, code: str, problem: str) -> None:
+        super().__init__(f"{code}: {problem}")
+        self.code = code
+
+
+class DamagedError(Exception):
+    """A file fails its checksum."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A frame of the data plane: the header, and the units that it is about."""
+
+    header: Header
+    units: tuple[Unit, ...] = ()
+
+
+@dataclass(frozen=True)
+class Hello:
+    """The first frame on a stream."""
+
+    session: int
+
+
+@dataclass(frozen=True)
+class ServerFile:
+    """What one server writes of a checkpoint."""
+
+    rows: Rows
+    applied: AppliedBatches
+
+
+@dataclass
+class _Saving:
+    generation: int
+    barrier: int
+    written: int = 0
+    problem: str = ""
+    done: bool = False
+    path: str = ""
+
+
+@dataclass
+class _Loading:
+    bytes: int = 0
+    problem: str = ""
+    error: Exception | None = None
+    applied: AppliedBatches = field(default_factory=AppliedBatches)
+
+
+class ParameterServer(Process):
+    """One process. The coroutines below `Control` are what its gRPC server runs."""
+
+    forgets_sessions = True
+    """Whether the model may take a session for ended once one of its connections is."""
+
+    def __init__(self, cluster: "Cluster", name: str, index: int, incarnation: str) -> None:
+        super().__init__(cluster.world, name)
+        self.cluster = cluster
+        self.index = index
+        self.incarnation = incarnation
+        self.core = ServerCore()
+        self.rows: dict[Unit, set[Batch]] = {}
+        self.table: RoutingTable | None = None
+        self.failing_pushes = 0
+        self.ended_sessions: set[int] = set()
+        """Sessions of which a connection has ended here."""
+        self._told: tuple[int, frozenset[int], int] = (0, frozenset(), 0)
+        self._waiting: list[Signal[None]] = []
+        self._notifying = False
+        self._loading = _Loading()
+        self._saving: _Saving | None = None
+        self._held_until = 0.0
+        self.registered = False
+
+    # The data plane
+
+    def accept(self, stream: Stream) -> None:
+        """Serves a stream in a thread of its own."""
+        self.spawn(self._serve(stream.server))
+
+    def _serve(self, end: End) -> Task[None]:
+        session: int | None = None
+        try:
+            hello = yield end.receive()
+            session = hello.session
+            self.core.connected(session)
+            end.send(Status.OK)
+            while True:
+                asked = yield end.receive()
+                answer = yield from self._answer(session, asked)
+                if answer is not None:
+                    end.send(answer)
+        except BrokenError:
+            pass
+        except MemoryError:
+            end.close()
+        finally:
+            if session is not None and self.alive:
+                self.core.disconnected(session)
+                if self.forgets_sessions:
+                    self.ended_sessions.add(session)
+                self.notify()
+
+    def _answer(self, session: int, asked: Request) -> Task[Status | None]:
+        header, arrived, core = asked.header, self.world.now, self.core
+        if header.kind == Kind.COMPLETE:
+            core.complete(session, header)
+            self.notify()
+            return None
+        if header.kind == Kind.ADMIT:
+            status = yield from self._decided(lambda: core.admit(session, header))
+        elif header.kind == Kind.PULL:
+            counts, keys = request(asked.units)
+            status = yield from self._decided(lambda: core.pull(header, counts, keys, arrived, self.world.now))
+            if status is Status.OK:
+                self.cluster.model.pulled(self, session, header, asked.units)
+        else:
+            status = yield from self._decided(lambda: self._push(session, asked, arrived))
+        self.notify()
+        if self.world.traced:
+            batch = (header.epoch, header.batch)
+            self.trace(f"answers {Kind(header.kind).name} {batch} of worker-{header.worker}: {status.name}")
+        return status
+
+    def _push(self, session: int, asked: Request, arrived: float) -> Status | Wait:
+        """Decides, records and applies without anything else in between."""
+        decision = self.core.push(session, asked.header, arrived, self.world.now)
+        if decision is Status.OK:
+            self.apply(session, asked)
+        return decision
+
+    def apply(self, session: int, asked: Request) -> None:
+        """Applies a push whole or, where there is no room, not at all. Raises MemoryError."""
+        self._reserve()
+        self._record(session, asked)
+        self._step(session, asked)
+
+    def _reserve(self) -> None:
+        if self.failing_pushes:
+            self.failing_pushes -= 1
+            raise MemoryError
+
+    def _record(self, session: int, asked: Request) -> None:
+        self.core.record(session, asked.header, self.world.now)
+
+    def _step(self, session: int, asked: Request) -> None:
+        batch = (asked.header.epoch, asked.header.batch)
+        self.cluster.model.applying(self, session, asked.header, asked.units)
+        for unit in asked.units:
+            self.rows.setdefault(unit, set()).add(batch)
+
+    def _decided(self, decide: Callable[[], Status | Wait]) -> Task[Status]:
+        while True:
+            decision = decide()
+            if not isinstance(decision, Wait):
+                return decision
+            yield self._changed(decision.until)
+
+    def _changed(self, until: float | None) -> Signal[None]:
+        signal: Signal[None] = Signal()
+        self._waiting.append(signal)
+        if until is not None:
+            self.world.at(until, lambda: self.deliver(signal.set))
+        return signal
+
+    def notify(self) -> None:
+        """All that waits is decided anew."""
+        if self._waiting and not self._notifying:
+            self._notifying = True
+            self.after(0.0, self._wake)
+
+    def _wake(self) -> None:
+        self._notifying = False
+        waiting, self._waiting = self._waiting, []
+        for signal in waiting:
+            signal.set()
+
+    # Control
+
+    def assign(self, table: RoutingTable, checkpoint: str, wait_seconds: float) -> Task[tuple[bool, _Loading]]:
+        """Adopts a table of a new generation. Returns whether it is done, and how far it is."""
+        wanted = Assignment(table.generation, table.version, checkpoint)
+        try:
+            step = self.core.assign(wanted)
+        except LaterError as error:
+            raise CallError("ABORTED", str(error)) from error
+        if step is Assigning.LOAD:
+            self._loading = _Loading()
+            self._saving = None
+            self.notify()
+            self.spawn(self._load(wanted, table, checkpoint, self._loading))
+        deadline = self.world.now + wait_seconds
+        loading = self._loading
+        while True:
+            if loading.error is not None:
+                if isinstance(loading.error, DamagedError):
+                    raise CallError("DATA_LOSS", str(loading.error))
+                raise CallError("UNAVAILABLE", str(loading.error))
+            if loading is not self._loading:
+                raise CallError("ABORTED", "another assignment has replaced this one")
+            done = self.core.serving and self.core.known == (table.generation, table.version)
+            if done or self.world.now >= deadline:
+                return done, loading
+            yield self._changed(deadline)
+
+    def _load(self, wanted: Assignment, table: RoutingTable, checkpoint: str, loading: _Loading) -> Task[None]:
+        own = {unit for unit in UNITS if owner(table, unit) == self.index}
+        rows: dict[Unit, set[Batch]] = {}
+        records: list[AppliedBatches] = []
+        try:
+            yield self.sleep(self.world.random.uniform(0.05, 0.5))
+            for path in self.cluster.folder.files_of(checkpoint) if checkpoint else ():
+                content = yield from self._read(path, loading)
+                loading.bytes += 1
+                records.append(content.applied)
+                for unit, batches in content.rows.items():
+                    if unit in own:
+                        rows.setdefault(unit, set()).update(batches)
+        except DamagedError as error:
+            loading.error = error
+            self.core.give_up(wanted)
+            self.notify()
+            return
+        applied = AppliedBatches.merged([record.copy() for record in records])
+        bound = None
+        if self.index == 0:
+            spec = self.cluster.spec.training
+            count = sum(stop - first for epoch in applied.epochs() for first, stop in applied.ranges(epoch))
+            bound = StalenessBound(spec.max_staleness, spec.staleness_warmup, count)
+        if self.core.adopt(wanted, Ownership.of(table, self.index), applied, bound):
+            self.rows, self.table = rows, table
+            loading.applied = applied
+            self.cluster.model.adopted(self, table, checkpoint)
+        self.notify()
+
+    def _read(self, path: str, loading: _Loading) -> Task[ServerFile]:
+        while True:
+            try:
+                stored = yield from self.cluster.storage.read(self, path)
+            except FileNotFoundError as error:
+                raise DamagedError(f"{path} is missing") from error
+            except OSError as error:
+                loading.problem = str(error)
+                yield self.sleep(1.0)
+                continue
+            if stored.torn:
+                raise DamagedError(f"{path} fails its checksum")
+            loading.problem = ""
+            return stored.content  # type: ignore[no-any-return]  # the storage holds anything
+
+    def hold(self, generation: int, barrier: int, seconds: float) -> Task[AppliedBatches]:
+        """First step of a barrier."""
+        yield from ()
+        applied = self._controlled(lambda: self.core.hold(generation, barrier, seconds, self.world.now))
+        self._held_until = self.world.now + seconds
+        self.notify()
+        return applied
+
+    def settle(
+        self, generation: int, barrier: int, settle: Sequence[tuple[int, int, int]], seconds: float, wait: float
+    ) -> Task[AppliedBatches]:
+        """Second step of a barrier."""
+        self._controlled(lambda: self.core.settle(generation, barrier, settle, seconds, self.world.now))
+        self._held_until = self.world.now + seconds
+        self.notify()
+        deadline = self.world.now + wait
+        while True:
+            applied = self._controlled(lambda: self.core.settled(generation, barrier, self.world.now))
+            if applied is not None:
+                return applied
+            if self.world.now >= deadline:
+                raise CallError("DEADLINE_EXCEEDED", "batches that others have applied did not come")
+            yield self._changed(deadline)
+
+    def snapshot(self, generation: int, barrier: int, checkpoint: str) -> Task[tuple[AppliedBatches, float]]:
+        """Takes a snapshot within a barrier."""
+        yield from ()
+        outcome = self._controlled(lambda: self.core.snapshot(generation, barrier, self.world.now))
+        if not outcome.repeated:
+            content = ServerFile({unit: frozenset(done) for unit, done in self.rows.items()}, self.core.applied.copy())
+            self.cluster.model.snapshot_taken(self, self._held_until)
+            self._saving = _Saving(generation, barrier, path=f"{checkpoint}/ps-{self.index}")
+            self.spawn(self._save(self._saving, content))
+        self.notify()
+        return outcome.applied, outcome.held_seconds
+
+    def _save(self, saving: _Saving, content: ServerFile) -> Task[None]:
+        while True:
+            try:
+                yield from self.cluster.storage.write(self, saving.path, content)
+            except OSError as error:
+                saving.problem = str(error)
+                yield self.sleep(1.0)
+            else:
+                saving.done, saving.written, saving.problem = True, 1, ""
+                self.notify()
+                return
+
+    def resume_pushes(self, generation: int, barrier: int) -> Task[None]:
+        """Lets go of a barrier."""
+        yield from ()
+        self.core.resume(generation, barrier)
+        self.notify()
+
+    def get_saved(self, generation: int, barrier: int, wait: float) -> Task[_Saving]:
+        """How far a snapshot is written."""
+        deadline = self.world.now + wait
+        while True:
+            saving = self._saving
+            if saving is None or (saving.generation, saving.barrier) != (generation, barrier):
+                raise CallError("FAILED_PRECONDITION", "that snapshot is not under way here")
+            if saving.done or self.world.now >= deadline:
+                return saving
+            yield self._changed(deadline)
+
+    def _controlled(self, call: Callable[[], _Decision]) -> _Decision:
+        try:
+            return call()
+        except NotHeldError as error:
+            raise CallError("FAILED_PRECONDITION", str(error)) from error
+        except LaterError as error:
+            raise CallError("ABORTED", str(error)) from error
+
+    # Its life
+
+    def live(self) -> Task[None]:
+        """Registers, then sends heartbeats."""
+        member = self.cluster.member_of(self)
+        while True:
+            known = self.core.known
+            if self.registered:
+                ask = methodcaller("heartbeat", member, {}, *known, served=self.core.serving)
+            else:
+                ask = methodcaller("register", member, self.name, *known)
+            call = self.cluster.call_master(self, ask)
+            try:
+                reply = yield call
+            except UnavailableError:
+                yield self.sleep(0.3)
+                continue
+            except CallError as error:
+                if error.code == "FAILED_PRECONDITION":
+                    self.exit(3)
+                    return
+                self.registered = self.registered and error.code != "NOT_FOUND"
+                yield self.sleep(0.3)
+                continue
+            if self.registered:
+                if reply.stop:
+                    self.exit(0)
+                    return
+                if reply.leases is not None:
+                    self._hear_leases(reply.generation, *reply.leases)
+            self.registered = True
+            yield self.sleep(self.cluster.spec.sharding.heartbeat_interval)
+
+    def _hear_leases(self, generation: int, live: Sequence[int], next_token: int) -> None:
+        if generation == self.core.known[0] and (generation, next_token) >= (self._told[0], self._told[2]):
+            self._told = (generation, frozenset(live), next_token)
+        self.core.leases(generation, live, next_token)
+        self.notify()
+
+    def knows_dead(self, token: int) -> bool:
+        """Whether the master has said, in this generation, that a lease has ended."""
+        generation, live, next_token = self._told
+        return generation == self.core.known[0] and token < next_token and token not in live
+
+    def exit(self, code: int) -> None:
+        """Ends by itself."""
+        self.cluster.exited(self, code)

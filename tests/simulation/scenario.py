@@ -1,0 +1,183 @@
+"""What a seed stands for: the job, the network's moods, and the faults with their times."""
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from random import Random
+
+from emberscale_api.job import TrainingJob, TrainingJobSpec
+
+
+class Kind(StrEnum):
+    """What goes wrong."""
+
+    KILL = "kill"
+    HANG = "hang"
+    CUT = "cut"
+    """All data-plane connections of a member break."""
+    SPLIT = "split"
+    """A second master is started while the first one goes on."""
+    NO_MEMORY = "no memory"
+    """The next push to a parameter server finds no room."""
+    LOST_TAIL = "lost tail"
+    """Redis dies with the master, and what it wrote within the last second is gone."""
+    LOST_STORE = "lost store"
+    """Redis dies with all that it held."""
+    STORAGE_FAILS = "storage fails"
+    STORAGE_HANGS = "storage hangs"
+    TEAR = "tear"
+    """The next checkpoint file is silently not what was written."""
+
+
+FOR_EVER = 1e9
+
+HORIZON = 12.0
+"""Faults begin within so many seconds."""
+
+
+@dataclass(frozen=True, order=True)
+class Fault:
+    """One thing that goes wrong, `at` so many seconds, for `seconds` where it lasts.
+
+    `role` and `index` name the member that it strikes.
+    """
+
+    at: float
+    kind: Kind
+    role: str = ""
+    index: int = 0
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        where = f" {self.role}-{self.index}" if self.role else ""
+        lasts = " for ever" if self.seconds == FOR_EVER else f" for {self.seconds:.1f} s" if self.seconds else ""
+        return f"{self.at:7.3f}  {self.kind}{where}{lasts}"
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A job and what befalls it, which is over at `quiet_after`.
+
+    * `batches`, `evaluation_batches`: of one epoch. `compute_seconds`: how long one takes.
+    * `slow`, `lossy`: chances that a message is late or lost.
+    * `dawdling`: the chance that the master takes long to make a call, as one that gets no processor does.
+    """
+
+    seed: int
+    workers: int
+    servers: int
+    batches: int
+    epochs: int
+    evaluation_batches: int
+    max_staleness: int
+    pull_ahead: int
+    interval: float
+    compute_seconds: float
+    slow: float
+    lossy: float
+    dawdling: float
+    faults: tuple[Fault, ...]
+
+    @property
+    def quiet_after(self) -> float:
+        """When the last fault has passed, and the network calms down."""
+        lasting = [fault.at + (fault.seconds if fault.seconds < FOR_EVER else 0.0) for fault in self.faults]
+        return max([*lasting, HORIZON if self.slow or self.lossy or self.dawdling else 0.0])
+
+    def spec(self) -> TrainingJobSpec:
+        """The job's manifest; a record is a batch."""
+        return TrainingJob.model_validate(
+            {
+                "apiVersion": "emberscale.io/v1alpha1",
+                "kind": "TrainingJob",
+                "metadata": {"name": "simulated"},
+                "spec": {
+                    "data": {"train": ["train"], **({"evaluation": ["evaluation"]} if self.evaluation_batches else {})},
+                    "training": {
+                        "batchSize": 1,
+                        "epochs": self.epochs,
+                        "maxStaleness": self.max_staleness,
+                        "stalenessWarmup": 0,
+                        "pullAhead": self.pull_ahead,
+                        "prefetchBatches": 1,
+                    },
+                    "ps": {"replicas": self.servers},
+                    "worker": {"replicas": self.workers},
+                    "sharding": {"minBatches": 1, "maxBatches": 6, "leaseTimeout": "8s", "heartbeatInterval": "2s"},
+                    "checkpoint": {"uri": "/checkpoints", "interval": f"{self.interval:g}s"},
+                },
+            }
+        ).spec
+
+
+_WEIGHTS = {
+    Kind.KILL: 5,
+    Kind.HANG: 3,
+    Kind.CUT: 3,
+    Kind.SPLIT: 1,
+    Kind.NO_MEMORY: 2,
+    Kind.LOST_TAIL: 2,
+    Kind.LOST_STORE: 1,
+    Kind.STORAGE_FAILS: 2,
+    Kind.STORAGE_HANGS: 1,
+    Kind.TEAR: 1,
+}
+
+
+def scenario_of(seed: int) -> Scenario:
+    """The scenario of a seed."""
+    random = Random(seed)
+    workers, servers = random.randint(1, 3), random.randint(1, 3)
+    base = Scenario(
+        seed=seed,
+        workers=workers,
+        servers=servers,
+        batches=random.randint(6, 14),
+        epochs=random.choice((1, 1, 2)),
+        evaluation_batches=random.choice((0, 0, 0, 2)),
+        max_staleness=random.choice((0, 1, 2, 4)),
+        pull_ahead=random.choice((0, 1, 2)),
+        interval=random.choice((1.5, 3.0, 6.0)),
+        compute_seconds=random.choice((0.05, 0.2, 0.5)),
+        slow=random.choice((0.0, 0.02, 0.1)),
+        lossy=random.choice((0.0, 0.0, 0.02, 0.05)),
+        dawdling=random.choice((0.0, 0.0, 0.05, 0.2)),
+        faults=(),
+    )
+    faults = [_fault(random, workers, servers) for _ in range(random.choice((0, 1, 2, 3, 4)))]
+    faults += [company for fault in faults for company in _company(random, fault, workers, servers)]
+    return replace(base, faults=tuple(sorted(faults)))
+
+
+def _company(random: Random, fault: Fault, workers: int, servers: int) -> list[Fault]:
+    """What makes a fault worse: a worker that misses a roll-back, a server that must load while storage is away."""
+    if random.random() < 0.6:
+        return []
+    match fault.kind, fault.role:
+        case Kind.KILL, "ps":
+            at = max(0.0, round(fault.at - 0.1, 3))
+            return [Fault(at, Kind.HANG, "worker", random.randrange(workers), random.choice((3.0, 5.0)))]
+        case ((Kind.STORAGE_FAILS | Kind.STORAGE_HANGS), _):
+            at = max(0.0, round(fault.at - 0.5, 3))
+            return [Fault(at, Kind.KILL, "ps", random.randrange(servers))]
+        case _:
+            return []
+
+
+def _fault(random: Random, workers: int, servers: int) -> Fault:
+    at = round(random.uniform(0.5, HORIZON), 3)
+    kind = random.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]
+    match kind:
+        case Kind.KILL | Kind.HANG:
+            role = random.choice(("worker", "worker", "ps", "ps", "master", "redis"))
+            index = random.randrange({"worker": workers, "ps": servers}.get(role, 1))
+            lasting = random.choice((0.3, 3.0, 9.0, 20.0, FOR_EVER)) if kind is Kind.HANG else 0.0
+            return Fault(at, kind, role, index, lasting)
+        case Kind.CUT:
+            role = random.choice(("worker", "ps"))
+            return Fault(at, kind, role, random.randrange(workers if role == "worker" else servers))
+        case Kind.NO_MEMORY:
+            return Fault(at, kind, "ps", random.randrange(servers))
+        case Kind.STORAGE_FAILS | Kind.STORAGE_HANGS:
+            return Fault(at, kind, seconds=random.choice((1.0, 5.0, 30.0)))
+        case _:
+            return Fault(at, kind)

@@ -1,0 +1,51 @@
+"""Making a scenario that fails as small as it gets."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from tests.simulation.cluster import simulate
+from tests.simulation.scenario import Scenario
+
+
+def failure_of(scenario: Scenario) -> str:
+    """What goes wrong; empty if nothing does."""
+    try:
+        simulate(scenario)
+    except AssertionError as error:
+        return str(error) or type(error).__name__
+    return ""
+
+
+def shrunk(scenario: Scenario, fails: Callable[[Scenario], bool] = lambda one: bool(failure_of(one))) -> Scenario:
+    """The smallest scenario near this one that fails too: fewer faults first, then a calmer network, a smaller job."""
+    while (smaller := next((one for one in _smaller(scenario) if fails(one)), None)) is not None:
+        scenario = smaller
+    return scenario
+
+
+def _smaller(scenario: Scenario) -> Iterator[Scenario]:
+    faults = scenario.faults
+    half = len(faults) // 2
+    if half > 1:
+        yield replace(scenario, faults=faults[:half])
+        yield replace(scenario, faults=faults[half:])
+    for place in range(len(faults)):
+        yield replace(scenario, faults=(*faults[:place], *faults[place + 1 :]))
+    if scenario.lossy:
+        yield replace(scenario, lossy=0.0)
+    if scenario.dawdling:
+        yield replace(scenario, dawdling=0.0)
+    if scenario.slow:
+        yield replace(scenario, slow=0.0)
+    for field, least in (
+        ("evaluation_batches", 0),
+        ("epochs", 1),
+        ("servers", 1),
+        ("workers", 1),
+        ("pull_ahead", 0),
+        ("batches", 1),
+    ):
+        value = getattr(scenario, field)
+        for smaller in dict.fromkeys((least, (value + least) // 2, value - 1)):
+            if least <= smaller < value:
+                yield Scenario(**{**vars(scenario), field: smaller})

@@ -1,0 +1,66 @@
+"""The checkpoint storage: files that may fail, hang, or be torn."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tests.simulation.world import Process, Task, World
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A file. `torn`: its bytes are not what was written, which its checksum shows."""
+
+    content: Any
+    torn: bool = False
+
+
+class Storage:
+    """Files by path, shared by all processes. Writing and reading take time, and fail with OSError."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.files: dict[str, Stored] = {}
+        self._failing_until = 0.0
+        self._hanging_until = 0.0
+        self._tears = 0
+
+    def fail_for(self, seconds: float) -> None:
+        """All that is asked within so many seconds fails."""
+        self._failing_until = max(self._failing_until, self._world.now + seconds)
+
+    def hang_for(self, seconds: float) -> None:
+        """All that is asked within so many seconds is answered only after them."""
+        self._hanging_until = max(self._hanging_until, self._world.now + seconds)
+
+    def tear_next(self) -> None:
+        """The next file that is written is not what it should be, and nobody notices."""
+        self._tears += 1
+
+    def write(self, process: Process, path: str, content: Any, atomic: bool = False) -> Task[None]:
+        """Writes a file. One whose writer dies meanwhile is torn, unless it appears `atomic`ally. Raises OSError."""
+        if not atomic:
+            self.files[path] = Stored(content, torn=True)
+        yield from self._access(process)
+        torn = self._tears > 0 and not atomic
+        self._tears -= torn
+        self.files[path] = Stored(content, torn)
+
+    def read(self, process: Process, path: str) -> Task[Stored]:
+        """A file. Raises OSError, of which FileNotFoundError is one."""
+        yield from self._access(process)
+        if path not in self.files:
+            raise FileNotFoundError(path)
+        return self.files[path]
+
+    def change(self, process: Process, change: Callable[[dict[str, Stored]], Any]) -> Task[Any]:
+        """Looks at or changes all files at once. Raises OSError."""
+        yield from self._access(process)
+        return change(self.files)
+
+    def _access(self, process: Process) -> Task[None]:
+        yield process.sleep(self._world.random.uniform(0.002, 0.05))
+        while self._world.now < self._hanging_until:
+            yield process.sleep(self._hanging_until - self._world.now)
+        if self._world.now < self._failing_until:
+            raise OSError("the storage is out of reach")

@@ -1,0 +1,87 @@
+"""Redis: the durable state, whose last second may get lost with it."""
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from tests.simulation.world import Process, Task, World
+
+from emberscale_jobmaster.state import JobState
+
+if TYPE_CHECKING:
+    from tests.simulation.model import Model
+
+LOST_TAIL_SECONDS = 1.0
+"""An append-only file that is synced every second loses that much at most."""
+
+
+class DeposedError(Exception):
+    """Another master has started."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What is in Redis: who writes, and the state."""
+
+    term: int = 0
+    holder: str = ""
+    state: JobState | None = None
+
+
+class Disk:
+    """What outlives a Redis process: what it wrote, and when."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._written: list[tuple[float, Kept]] = [(0.0, Kept())]
+
+    @property
+    def newest(self) -> Kept:
+        """What was written last."""
+        return self._written[-1][1]
+
+    def write(self, kept: Kept) -> None:
+        """Appends; what is older than the tail that can get lost needs no record."""
+        safe = [entry for entry in self._written if entry[0] <= self._world.now - LOST_TAIL_SECONDS]
+        recent = [entry for entry in self._written if entry[0] > self._world.now - LOST_TAIL_SECONDS]
+        self._written = [*safe[-1:], *recent, (self._world.now, kept)]
+
+    def lose_tail(self, seconds: float) -> None:
+        """Forgets what was written within the last so many seconds."""
+        left = [entry for entry in self._written if entry[0] <= self._world.now - seconds]
+        self._written = left or [(0.0, Kept())]
+
+    def lose_everything(self) -> None:
+        """Is empty."""
+        self._written = [(0.0, Kept())]
+
+
+class Redis(Process):
+    """One process of it; its handlers run as one step each."""
+
+    def __init__(self, world: World, name: str, disk: Disk, model: "Model") -> None:
+        super().__init__(world, name)
+        self._disk = disk
+        self._model = model
+
+    def open(self, holder: str) -> Task[tuple[int, JobState | None]]:
+        """Deposes the master before. Returns the new term, and the state that it left."""
+        yield from ()
+        kept = replace(self._disk.newest, term=self._disk.newest.term + 1, holder=holder)
+        self._disk.write(kept)
+        self._model.opened(holder)
+        return kept.term, kept.state
+
+    def save(self, term: int, holder: str, state: JobState) -> Task[None]:
+        """Replaces the state. Raises DeposedError."""
+        yield from ()
+        kept = self._disk.newest
+        if kept.term == 0:
+            kept = Kept(term, holder)
+        if (kept.term, kept.holder) != (term, holder):
+            raise DeposedError(f"term {kept.term} writes")
+        self._disk.write(replace(kept, state=state))
+        self._model.wrote(holder)
+
+    def ping(self) -> Task[None]:
+        """Answers."""
+        yield from ()

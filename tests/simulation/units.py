@@ -1,0 +1,38 @@
+"""What a batch changes: some rows and all dense pieces, few enough to look at each of them after every step."""
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emberscale_api.routing import DENSE_PIECES, RoutingTable, bucket_of, mix64
+
+Batch = tuple[int, int]
+"""An epoch and a number in it."""
+
+Unit = tuple[str, int]
+"""`("key", key)` stands for its bucket, `("piece", number)` for a dense piece."""
+
+KEYS = (3, 17, 40, 101, 250, 777)
+PIECES = (0, DENSE_PIECES // 3, 2 * DENSE_PIECES // 3, DENSE_PIECES - 1)
+UNITS: tuple[Unit, ...] = (*(("key", key) for key in KEYS), *(("piece", piece) for piece in PIECES))
+
+
+@lru_cache(maxsize=4096)
+def touched(batch: Batch) -> tuple[Unit, ...]:
+    """The units that a batch changes: all pieces, and about half of the keys."""
+    mixed = mix64(batch[0] << 32 | batch[1])
+    return tuple(unit for place, unit in enumerate(UNITS) if unit[0] == "piece" or mixed >> place & 1)
+
+
+def owner(table: RoutingTable, unit: Unit) -> int:
+    """The index of the server that owns a unit."""
+    kind, number = unit
+    return table.bucket_owners[bucket_of(number)] if kind == "key" else table.piece_owners[number]
+
+
+def request(units: tuple[Unit, ...]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    """Counts and keys of a request for units, keys first."""
+    keys = sum(kind == "key" for kind, _ in units)
+    counts = np.array([keys, len(units) - keys], dtype=np.uint32)
+    return counts, np.array([number for _, number in units], dtype=np.int64)

@@ -1,0 +1,460 @@
+"""A worker: the real exchange core and lease book, in a pipeline of coroutines as the real one is of threads."""
+
+import contextlib
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import methodcaller
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from tests.simulation.network import BrokenError, End, UnavailableError
+from tests.simulation.parameter_server import CallError, Hello, Request
+from tests.simulation.units import Batch, Unit, owner, touched
+from tests.simulation.world import Process, Signal, Task
+
+from emberscale_api.routing import RoutingTable
+from emberscale_api.rpc import master_pb2 as pb
+from emberscale_api.wire import Flag, Header, Kind
+from emberscale_trainer.worker.core import (
+    Answered,
+    Ending,
+    Event,
+    HistoryChanged,
+    Lost,
+    Planned,
+    Purpose,
+    Replan,
+    Send,
+    begin,
+    step,
+)
+from emberscale_trainer.worker.core import End as Ended
+from emberscale_trainer.worker.leases import LeaseBook
+
+if TYPE_CHECKING:
+    from tests.simulation.cluster import Cluster
+
+_Item = TypeVar("_Item")
+
+
+class StopError(Exception):
+    """The pipeline ends; `drops` says which leases end with it."""
+
+
+class StaleError(StopError):
+    """The history is another."""
+
+
+class FencedError(StopError):
+    """A lease has ended."""
+
+    def __init__(self, token: int) -> None:
+        super().__init__(f"lease {token} has ended")
+        self.token = token
+
+
+class OverError(Exception):
+    """The job has ended."""
+
+
+class Queue(Generic[_Item]):
+    """A bounded queue between two stages."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._items: deque[_Item] = deque()
+        self._changed: Signal[None] = Signal()
+        self._closed = False
+
+    def put(self, item: _Item) -> Task[None]:
+        """Waits for room. Raises StopError once closed."""
+        while not self._closed and len(self._items) >= self._capacity:
+            yield self._changed
+        if self._closed:
+            raise StopError("closed")
+        self._items.append(item)
+        self._notify()
+
+    def get(self) -> Task[_Item]:
+        """Waits for an item. Raises StopError once closed."""
+        while not self._closed and not self._items:
+            yield self._changed
+        if self._closed:
+            raise StopError("closed")
+        item = self._items.popleft()
+        self._notify()
+        return item
+
+    def close(self) -> None:
+        """Ends both sides."""
+        self._closed = True
+        self._notify()
+
+    def _notify(self) -> None:
+        changed, self._changed = self._changed, Signal()
+        changed.set()
+
+
+@dataclass
+class Work:
+    """A batch on its way. `table` is what it is planned under."""
+
+    task: pb.Task
+    batch: Batch
+    stop: int
+    table: RoutingTable
+
+
+class Worker(Process):
+    """One process."""
+
+    def __init__(self, cluster: "Cluster", name: str, index: int, incarnation: str) -> None:
+        super().__init__(cluster.world, name)
+        self.cluster = cluster
+        self.index = index
+        self.incarnation = incarnation
+        self.leases = LeaseBook()
+        self.generation = 0
+        self.pipeline: Pipeline | None = None
+        self.stopping = False
+        self.registered = False
+        self._sequence = 0
+
+    def live(self) -> Task[None]:
+        """Registers, then runs one pipeline after another until the job is over."""
+        member = self.cluster.member_of(self)
+        try:
+            yield from self.call(lambda master: master.register(member, self.name))
+            self.registered = True
+            self.spawn(self._beat())
+            task = yield from self._next_task()
+            self.leases.hold(task)
+            while True:
+                try:
+                    yield from self._run_pipeline()
+                except StaleError:
+                    pass
+                except FencedError as error:
+                    self.leases.revoke({error.token})
+                except StopError as error:
+                    self.trace(f"pipeline ends: {error}")
+                yield self.sleep(0.1)
+        except OverError:
+            self.cluster.exited(self, 0)
+        except CallError as error:
+            self.cluster.exited(self, 3 if error.code == "FAILED_PRECONDITION" else 1)
+
+    def call(self, ask: Callable[[Any], Task[Any]], wait: float = 0.0) -> Task[Any]:
+        """A call to the master, repeated until it answers. Raises OverError and CallError."""
+        member = self.cluster.member_of(self)
+        pause = 0.05
+        while not self.stopping:
+            try:
+                return (yield self.cluster.call_master(self, ask, wait))
+            except UnavailableError:
+                pass
+            except CallError as error:
+                if error.code == "NOT_FOUND":
+                    with contextlib.suppress(UnavailableError, CallError):
+                        yield self.cluster.call_master(self, methodcaller("register", member, self.name))
+                elif error.code != "UNAVAILABLE":
+                    raise
+            yield self.sleep(pause * self.world.random.uniform(0.5, 1.5))
+            pause = min(1.0, pause * 2)
+        raise OverError
+
+    def _beat(self) -> Task[None]:
+        member = self.cluster.member_of(self)
+        while not self.stopping:
+            progress = {lease.token: lease.committed for lease in self.leases.progress()}
+            self._sequence += 1
+            try:
+                reply = yield from self.call(methodcaller("heartbeat", member, progress, 0, 0, self._sequence))
+            except (OverError, CallError):
+                self.stopping = True
+                if self.pipeline is not None:
+                    self.pipeline.abort(OverError())
+                return
+            lost = self.leases.revoke(set(reply.revoked))
+            if reply.stop:
+                self.stopping = True
+                if self.pipeline is not None:
+                    self.pipeline.abort(OverError())
+                return
+            if self.pipeline is not None:
+                if reply.generation > self.generation:
+                    self.pipeline.abort(StaleError("heartbeat"))
+                elif lost:
+                    self.pipeline.abort(StopError("leases revoked"))
+            yield self.sleep(self.cluster.spec.sharding.heartbeat_interval)
+
+    def _next_task(self, unwanted: Callable[[], bool] = lambda: False) -> Task[pb.Task]:
+        """The next TRAIN or EVALUATE task; prepares data on the way. Raises StopError once it is `unwanted`."""
+        member = self.cluster.member_of(self)
+        while True:
+            if self.stopping:
+                raise OverError
+            if unwanted():
+                raise StopError("closed")
+            busy = bool(self.leases.held())
+            finished = self.leases.take_finished()
+            wait = 0.0 if busy else 5.0
+            task, stop = yield from self.call(methodcaller("acquire_task", member, finished, wait), wait)
+            if stop:
+                raise OverError
+            if task is None:
+                if busy:
+                    yield self.sleep(0.4)
+                continue
+            if task.kind in (pb.TRAIN, pb.EVALUATE):
+                return task  # type: ignore[no-any-return]  # the call answers whatever the master does
+            yield self.sleep(self.world.random.uniform(0.05, 0.3))
+            self.leases.finish(pb.TaskResult(token=task.token))
+
+    def next_task(self, unwanted: Callable[[], bool]) -> Task[pb.Task]:
+        """The next task, held in the lease book."""
+        task = yield from self._next_task(unwanted)
+        self.leases.hold(task)
+        return task
+
+    def routing(self, newer_than: int, closed: Callable[[], bool]) -> Task[RoutingTable]:
+        """A table that every server has adopted, newer than a version. Raises StopError once `closed`."""
+        member = self.cluster.member_of(self)
+        while not closed():
+            table, ready = yield from self.call(lambda master: master.get_routing(member, newer_than, 1.0), 1.0)
+            if ready and table.version > newer_than:
+                return table  # type: ignore[no-any-return]  # as above
+        raise StopError("closed")
+
+    def _run_pipeline(self) -> Task[None]:
+        table = yield from self.routing(0, lambda: False)
+        if table.generation != self.generation:
+            if self.generation:
+                self.leases.drop_all()
+            self.generation = table.generation
+        self.trace(f"pipeline at generation {table.generation}")
+        self.pipeline = Pipeline(self, table)
+        try:
+            yield from self.pipeline.run()
+        finally:
+            self.pipeline = None
+
+
+class Pipeline:
+    """Reads, pulls, computes and pushes, within one generation."""
+
+    def __init__(self, worker: Worker, table: RoutingTable) -> None:
+        self.worker = worker
+        self.table = table
+        self.session = worker.world.random.getrandbits(64)
+        training = worker.cluster.spec.training
+        self._planned: Queue[Work] = Queue(training.prefetch_batches)
+        self._unpushed: Queue[None] = Queue(training.pull_ahead + 1)
+        self._ready: Queue[Work] = Queue(1)
+        self._computed: Queue[Work] = Queue(1)
+        self._failure: Exception | None = None
+        self._running = 0
+        self._ended: Signal[None] = Signal()
+        self._servers = (Servers(self), Servers(self))
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is torn down."""
+        return self._failure is not None
+
+    def abort(self, reason: Exception) -> None:
+        """Tears it down."""
+        if self._failure is None:
+            self._failure = reason
+            for queue in (self._planned, self._unpushed, self._ready, self._computed):
+                queue.close()
+            for servers in self._servers:
+                servers.close()
+
+    def run(self) -> Task[None]:
+        """Works until a stage stops, and raises why."""
+        for stage in (self._read(), self._pull(), self._compute(), self._push()):
+            self._running += 1
+            self.worker.spawn(self._stage(stage))
+        yield self._ended
+        if self._failure is not None:
+            raise self._failure
+
+    def _stage(self, work: Task[None]) -> Task[None]:
+        try:
+            yield from work
+        except (StopError, OverError, CallError) as error:
+            self.abort(error)
+        self._running -= 1
+        if not self._running:
+            self._ended.set()
+
+    def _read(self) -> Task[None]:
+        worker = self.worker
+        resumed = []
+        for task, committed in worker.leases.held():
+            rest = pb.Task()
+            rest.CopyFrom(task)
+            rest.start = committed
+            resumed.append(rest)
+        while True:
+            task = resumed.pop(0) if resumed else (yield from worker.next_task(lambda: self.closed))
+            size = worker.cluster.spec.training.batch_size
+            for start in range(task.start, task.stop, size):
+                yield worker.sleep(worker.world.random.uniform(0.001, 0.01))
+                stop = min(start + size, task.stop)
+                yield from self._planned.put(Work(task, (task.epoch, start // size), stop, self.table))
+
+    def _pull(self) -> Task[None]:
+        yield from self._servers[0].connect(self.table)
+        while True:
+            work = yield from self._planned.get()
+            yield from self._unpushed.put(None)
+            purpose = Purpose.EVALUATE if work.task.kind == pb.EVALUATE else Purpose.TRAIN
+            yield from self._servers[0].exchange(purpose, work)
+            yield from self._ready.put(work)
+
+    def _compute(self) -> Task[None]:
+        worker = self.worker
+        while True:
+            work = yield from self._ready.get()
+            yield worker.sleep(worker.cluster.compute_seconds * worker.world.random.uniform(0.5, 1.5))
+            if work.task.kind == pb.EVALUATE:
+                if work.stop == work.task.stop:
+                    worker.leases.finish(pb.TaskResult(token=work.task.token))
+                    worker.cluster.model.evaluated(worker, work.task)
+                yield from self._unpushed.get()
+                continue
+            yield from self._computed.put(work)
+
+    def _push(self) -> Task[None]:
+        worker = self.worker
+        yield from self._servers[1].connect(self.table)
+        while True:
+            work = yield from self._computed.get()
+            yield from self._servers[1].exchange(Purpose.PUSH, work)
+            worker.cluster.model.committed(worker, work.batch, work.table)
+            yield from self._unpushed.get()
+            worker.leases.commit(work.task.token, work.stop)
+
+    def newer(self, version: int) -> Task[RoutingTable | None]:
+        """A newer table of this generation; None if the history is another."""
+        if self.table.version <= version:
+            table = yield from self.worker.routing(version, lambda: self.closed)
+            if table.generation != self.table.generation:
+                return None
+            self.table = table
+        return self.table
+
+
+class Servers:
+    """One stream to each server, for one of the stages."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._worker = pipeline.worker
+        self._ends: dict[str, End] = {}
+        self._table = pipeline.table
+        self._closed = False
+
+    def close(self) -> None:
+        """Ends all streams."""
+        self._closed = True
+        for end in self._ends.values():
+            end.close()
+
+    def connect(self, table: RoutingTable) -> Task[None]:
+        """Opens what the table has and lacks here. Raises StopError."""
+        self._table = table
+        wanted = {server.incarnation: server for server in table.servers}
+        for gone in self._ends.keys() - wanted.keys():
+            self._ends.pop(gone).close()
+        for incarnation, server in wanted.items():
+            if incarnation in self._ends:
+                continue
+            found = self._worker.cluster.server_at(server.data)
+            stream = None
+            if found is not None:
+                stream = self._worker.cluster.network.connect(self._worker, found, found.accept)
+            if stream is None:
+                yield self._worker.sleep(0.01)
+                raise StopError(f"{server.data} is not there")
+            end = stream.client
+            self._ends[incarnation] = end
+            if self._closed:
+                self.close()
+            try:
+                end.send(Hello(self._pipeline.session))
+                yield end.receive()
+            except BrokenError as error:
+                raise StopError(str(error)) from error
+
+    def exchange(self, purpose: Purpose, work: Work) -> Task[None]:
+        """Pulls or pushes a batch. Raises StopError."""
+        if work.table.version > self._table.version:
+            yield from self.connect(work.table)
+        work.table = self._table
+        exchange, effects = begin(purpose, self._planned())
+        pending = deque(effects)
+        while True:
+            event: Event
+            try:
+                effect = pending.popleft() if pending else None
+                match effect:
+                    case None:
+                        server = min(exchange.asked)
+                        status = yield self._end(server).receive()
+                        event = Answered(server, status)
+                    case Send(server, kind):
+                        self._end(server).send(self._request(server, kind, purpose, work))
+                        continue
+                    case Replan(version):
+                        table = yield from self._pipeline.newer(version)
+                        if table is None:
+                            event = HistoryChanged()
+                        else:
+                            yield from self.connect(table)
+                            work.table = table
+                            event = self._planned()
+                    case Ended(how, reason):
+                        self._check(how, reason, work)
+                        return
+            except BrokenError as error:
+                event = Lost(str(error))
+            exchange, effects = step(exchange, event)
+            pending.extend(effects)
+
+    def _check(self, how: Ending, reason: str, work: Work) -> None:
+        if how is Ending.STALE:
+            raise StaleError("stale")
+        if how is Ending.FENCED:
+            raise FencedError(work.task.token)
+        if how is not Ending.DONE:
+            raise StopError(reason)
+
+    def _planned(self) -> Planned:
+        servers = self._table.servers
+        return Planned(self._table.version, len(servers), servers[0].incarnation)
+
+    def _end(self, server: int) -> End:
+        return self._ends[self._table.servers[server].incarnation]
+
+    def _request(self, server: int, kind: Kind, purpose: Purpose, work: Work) -> Request:
+        units: tuple[Unit, ...] = ()
+        if kind in (Kind.PULL, Kind.PUSH):
+            units = tuple(unit for unit in touched(work.batch) if owner(self._table, unit) == server)
+        epoch, number = work.batch
+        return Request(
+            Header(
+                kind=kind,
+                flags=Flag.READ_ONLY if purpose is Purpose.EVALUATE else Flag.NONE,
+                generation=self._table.generation,
+                version=self._table.version,
+                epoch=epoch,
+                batch=number,
+                shard=work.task.shard,
+                token=work.task.token,
+                worker=self._worker.index,
+            ),
+            units,
+        )
