@@ -29,10 +29,10 @@ import psutil
 from numpy.typing import NDArray
 
 from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
-from emberscale_api.routing import PsAddress, RoutingTable, spread_evenly
-from emberscale_trainer.checkpoint.writer import write_snapshot
-from emberscale_trainer.partition import AppliedBatches, DenseSlice, Partition
-from emberscale_trainer.table import Reader, TableStore
+from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable, piece_length
+from emberscale_trainer.checkpoint import Share, Work, write_snapshot
+from emberscale_trainer.partition import AppliedBatches, Ownership
+from emberscale_trainer.table import DensePieces, Reader, TableStore
 from reporting import Ratio, arguments, report, say
 
 TABLES, DIMENSION, DENSE = 8, 16, 10_000
@@ -69,33 +69,34 @@ class TimedLock:
 
 
 class Server:
-    """A partition of so many bytes of rows, and the threads that push to it."""
+    """A server's tables with so many bytes of rows, and the threads that push to them."""
 
     def __init__(self, size: float) -> None:
         random = np.random.default_rng(0)
         optimizer = OptimizerSpec(type=OptimizerType.ROW_WISE_ADAGRAD, learning_rate=0.01)
-        self.specs = tuple(
+        specs = tuple(
             TableSpec(number, f"C{number}", number, DIMENSION, optimizer, InitializerSpec(), seed=1)
             for number in range(TABLES)
         )
-        store = TableStore(self.specs)
-        dense = DenseSlice(np.zeros(DENSE, np.float32), OptimizerSpec(type=OptimizerType.ADAM))
-        self.partition = Partition(1, store, dense, AppliedBatches())
+        dense = DensePieces.of(np.zeros(DENSE, np.float32), OptimizerSpec(type=OptimizerType.ADAM))
+        self.tables = TableStore(specs, dense)
         self.lock = threading.Condition()
         self.pushes, self.last, self.standstill = 0, time.perf_counter(), 0.0
-        rows = int(size * GIB) // (TABLES * store.layouts[0].stride)
+        rows = int(size * GIB) // (TABLES * self.tables.layouts[0].stride)
         self.keys = random.integers(-(1 << 63), 1 << 63, (TABLES, rows), np.int64)
         for first in range(0, rows, 1 << 16):
             self.push(self.keys[:, first : first + (1 << 16)])
         self._dirty = int(rows * DIRTY)
 
     def push(self, keys: NDArray[np.int64]) -> None:
-        """One batch: `keys: int64[TABLES, n]`."""
-        counts = np.full(TABLES, keys.shape[1], np.uint32)
-        gradients = np.full(keys.size * DIMENSION, 0.01, np.float32)
+        """One batch: `keys: int64[TABLES, n]`, and all dense pieces."""
+        counts = np.array([keys.shape[1]] * TABLES + [DENSE_PIECES], np.uint32)
+        requested = np.concatenate([keys.reshape(-1), np.arange(DENSE_PIECES)])
+        values = keys.size * DIMENSION + DENSE_PIECES * piece_length(DENSE)
+        gradients = np.full(values, 0.01, np.float32)
         with self.lock:
-            self.partition.tables.push(counts, keys.reshape(-1), gradients)
-            self.partition.dense.step(np.full(DENSE, 0.01, np.float32))
+            self.tables.reserve(counts, requested, gradients)
+            self.tables.push(counts, requested, gradients)
             now = time.perf_counter()
             self.standstill = max(self.standstill, now - self.last)
             self.pushes, self.last = self.pushes + 1, now
@@ -114,10 +115,10 @@ class Server:
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
         pushes, began, self.standstill = self.pushes, time.perf_counter(), 0.0
         with lock:
-            snapshot = self.partition.snapshot(Reader.CHECKPOINT, lock)
-        addresses = (PsAddress(0, "i", "", ""),)
-        routing = RoutingTable(1, addresses, spread_evenly(1))
-        files = write_snapshot(snapshot, str(folder), 0, routing, self.specs, DENSE)
+            snapshot = self.tables.snapshot(Reader.CHECKPOINT, lock)
+        routing = RoutingTable(1, 1, (PsAddress(0, "i", "", ""),), (0,) * BUCKETS, (0,) * DENSE_PIECES)
+        share = Share(0, Ownership.of(routing, 0), AppliedBatches(), DENSE)
+        files = write_snapshot(snapshot, self.tables.specs, share, str(folder), Work())
         seconds, pushed, standstill = time.perf_counter() - began, self.pushes - pushes, self.standstill
         status = Path("/proc/self/status").read_text()
         peak = next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))

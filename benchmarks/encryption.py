@@ -105,7 +105,8 @@ def answer(tls: str) -> None:
     listener, address = listen("tcp://127.0.0.1:0")
     context = read_certificates(Path(tls)).server_context if tls else None
     print(address, flush=True)
-    connection = accept_connection(listener.accept()[0], context, SECONDS)
+    connection = accept_connection(listener.accept()[0], context)
+    connection.trust()
     while True:
         connection.receive()
         connection.send(Header(Status.OK))
