@@ -1,0 +1,303 @@
+"""What the master asks of a parameter server, over gRPC's own types and a folder for checkpoints."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import grpc
+import numpy as np
+import pytest
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
+from prometheus_client import CollectorRegistry
+
+from emberscale_api.job import TrainingJob, parse_manifest, resolve_model
+from emberscale_api.routing import BUCKETS, DENSE_PIECES, piece_length
+from emberscale_api.rpc import master_pb2
+from emberscale_api.wire import Header, Kind, Status
+from emberscale_trainer.checkpoint import work
+from emberscale_trainer.models import build_model
+from emberscale_trainer.models.flat import flat_copy
+from emberscale_trainer.server.control import ParameterServerControl
+from emberscale_trainer.server.metrics import ServerMetrics
+from emberscale_trainer.server.state import ServerState
+from trained_run import TrainedRun
+
+SECONDS = 60.0
+COLUMNS = {"label": "y", "dense": ["a"], "categorical": ["user", "item/id"]}
+
+
+class RefusedError(Exception):
+    """A call that was answered with an error."""
+
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+        super().__init__(f"{code.name}: {details}")
+        self.code = code
+
+
+class Context:
+    """What the methods use of a gRPC context."""
+
+    def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
+        raise RefusedError(code, details)
+
+
+CONTEXT: Any = Context()
+
+
+def make_job() -> TrainingJob:
+    return parse_manifest(
+        {
+            "apiVersion": "emberscale.io/v1alpha1",
+            "kind": "TrainingJob",
+            "metadata": {"name": "a"},
+            "spec": {
+                "data": {"train": ["x"], "format": "Parquet", "columns": COLUMNS},
+                "model": {"architecture": "DCNv2", "embeddings": {"dimension": 4}},
+            },
+        }
+    )
+
+
+class Server:
+    """Parameter server 0 of one, and the master's calls to it."""
+
+    def __init__(self) -> None:
+        self.job = make_job()
+        self.state = ServerState()
+        self.control = ParameterServerControl(0, self.state, ServerMetrics(self.state, CollectorRegistry()))
+        resolved = resolve_model(self.job.spec)
+        parameters = len(flat_copy(build_model(self.job.spec.model, resolved, 0)))
+        self.length = piece_length(parameters)
+
+    def assign(self, generation: int = 1, checkpoint: str = "", wait: float = SECONDS) -> master_pb2.AssignReply:
+        request = master_pb2.AssignRequest(
+            routing=self.routing(generation, generation),
+            manifest_json=self.job.to_json(),
+            checkpoint_uri=checkpoint,
+            wait_seconds=wait,
+        )
+        return self.control.Assign(request, CONTEXT)
+
+    @staticmethod
+    def routing(generation: int, version: int) -> master_pb2.Routing:
+        return master_pb2.Routing(
+            generation=generation,
+            version=version,
+            servers=[master_pb2.PsEndpoint(index=0, incarnation="i")],
+            bucket_owners=[0] * BUCKETS,
+            piece_owners=[0] * DENSE_PIECES,
+        )
+
+    def push(self, batch: int, generation: int = 1) -> Status:
+        keys = np.array([batch, 1000 + batch, 5], np.int64)
+        header = Header(Kind.PUSH, generation=generation, version=generation, batch=batch, tables=3)
+        status = self.state.push(0, header, np.ones(3, np.uint32), keys, np.ones(8 + self.length, np.float32))
+        self.state.complete(0, header)
+        return status
+
+    def hold(self, number: int = 1, generation: int = 1) -> list[list[int]]:
+        return ranges(self.control.Hold(master_pb2.HoldRequest(barrier=barrier(number, generation)), CONTEXT))
+
+    def settle(self, number: int = 1, batches: tuple[int, ...] = (), wait: float = 0, generation: int = 1) -> Any:
+        request = master_pb2.SettleRequest(barrier=barrier(number, generation), wait_seconds=wait)
+        for batch in batches:
+            request.settle.add(epoch=0, ranges=[batch, batch + 1])
+        return ranges(self.control.Settle(request, CONTEXT))
+
+    def snapshot(self, uri: Path | str, number: int = 1, generation: int = 1) -> master_pb2.SnapshotReply:
+        return self.control.Snapshot(
+            master_pb2.SnapshotRequest(barrier=barrier(number, generation), uri=str(uri)), CONTEXT
+        )
+
+    def saved(self, number: int = 1, wait: float = SECONDS, generation: int = 1) -> master_pb2.GetSavedReply:
+        request = master_pb2.GetSavedRequest(generation=generation, barrier=number, wait_seconds=wait)
+        return self.control.GetSaved(request, CONTEXT)
+
+
+def barrier(number: int, generation: int = 1) -> master_pb2.Barrier:
+    return master_pb2.Barrier(generation=generation, number=number, hold_seconds=SECONDS)
+
+
+def ranges(reply: Any) -> list[list[int]]:
+    return [list(epoch.ranges) for epoch in reply.applied]
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+@pytest.fixture
+def storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Storage whose reads hang until the event is set."""
+    released, opened = threading.Event(), LocalFileSystem.open
+
+    def open_file(self: LocalFileSystem, path: str, *arguments: object, **options: object) -> object:
+        released.wait(SECONDS)
+        return opened(self, path, *arguments, **options)
+
+    monkeypatch.setattr(LocalFileSystem, "open", open_file)
+    yield released
+    released.set()
+
+
+def test_an_assignment_from_nothing_serves(server: Server) -> None:
+    reply = server.assign()
+    assert reply.done
+    assert dict(reply.rows) == {"user": 0, "item/id": 0}
+    assert server.push(0) is Status.OK
+    assert server.assign().done, "asked again, it attaches"
+    assert server.state.known == (1, 1)
+
+
+def test_a_checkpoint_is_saved_behind_the_training_and_loaded(server: Server, tmp_path: Path) -> None:
+    run = TrainedRun(tmp_path / "run")
+    server.job = run.job
+    uri = str(run.checkpoint(1))
+    reply = server.assign(2, uri)
+    assert reply.done
+    assert reply.loaded_bytes > 0
+    assert reply.rows["user"] == 3000
+    assert server.push(0, generation=2) is Status.OK
+    server.hold(generation=2)
+    server.settle(generation=2)
+    assert ranges(server.snapshot(tmp_path / "new", generation=2)) == [[0, 1]]
+    saved = server.saved(generation=2)
+    assert saved.done
+    assert saved.written_bytes == sum(file.bytes for file in saved.files)
+    assert {Path(file.path).parent.name for file in saved.files} == {"ps-0"}
+
+
+def test_a_snapshot_holds_what_was_settled_and_its_answer_can_be_asked_for_again(
+    server: Server, tmp_path: Path
+) -> None:
+    server.assign()
+    server.push(0)
+    assert server.hold() == [[0, 1]]
+    pushed: list[Status] = []
+    pushes = [threading.Thread(target=lambda batch=batch: pushed.append(server.push(batch))) for batch in (1, 2)]
+    for thread in pushes:
+        thread.start()
+    assert server.settle(batches=(2,), wait=SECONDS) == [[0, 1, 2, 3]]
+    assert ranges(server.snapshot(tmp_path / "one")) == [[0, 1, 2, 3]]
+    for thread in pushes:
+        thread.join(SECONDS)
+    assert pushed == [Status.OK, Status.OK]
+    assert ranges(server.snapshot(tmp_path / "one")) == [[0, 1, 2, 3]]
+    assert server.saved().done
+
+
+@pytest.mark.parametrize(
+    ("call", "code"),
+    [
+        (lambda server: server.settle(2), grpc.StatusCode.FAILED_PRECONDITION),
+        (lambda server: server.snapshot("x"), grpc.StatusCode.FAILED_PRECONDITION),
+        (lambda server: server.settle(1, (7,)), grpc.StatusCode.DEADLINE_EXCEEDED),
+        (lambda server: server.hold(2, generation=1), grpc.StatusCode.ABORTED),
+        (lambda server: server.hold(2, generation=3), grpc.StatusCode.FAILED_PRECONDITION),
+        (lambda server: server.saved(1, generation=2), grpc.StatusCode.FAILED_PRECONDITION),
+        (lambda server: server.assign(1), grpc.StatusCode.ABORTED),
+        (lambda server: server.assign(3, "/nowhere/at/all"), grpc.StatusCode.DATA_LOSS),
+    ],
+)
+def test_what_cannot_be_done_has_a_status_of_its_own(server: Server, call: Any, code: grpc.StatusCode) -> None:
+    server.assign(2)
+    server.control.Hold(master_pb2.HoldRequest(barrier=barrier(1, 2)), CONTEXT)
+    settle = server.settle
+    server.settle = lambda *arguments: settle(*arguments, generation=2)  # type: ignore[method-assign, misc]  # a default
+    snapshot = server.snapshot
+    server.snapshot = lambda uri: snapshot(uri, generation=2)  # type: ignore[method-assign, assignment, misc]  # same
+    with pytest.raises(RefusedError) as refused:
+        call(server)
+    assert refused.value.code is code
+
+
+def test_a_load_that_hangs_is_told_of_in_time_and_given_up_for_a_later_assignment(
+    server: Server, storage: threading.Event, tmp_path: Path
+) -> None:
+    storage.set()
+    run = TrainedRun(tmp_path / "run")
+    server.job = run.job
+    uri = str(run.checkpoint(1))
+    storage.clear()
+    reply = server.assign(1, uri, wait=0.05)
+    assert not reply.done
+    assert server.assign(2, "", wait=SECONDS).done
+    assert server.push(0, generation=2) is Status.OK
+    storage.set()
+    assert server.assign(3, uri).done
+    with pytest.raises(RefusedError, match="ABORTED"):
+        server.assign(1, uri)
+
+
+def test_a_load_goes_on_after_errors_that_pass_and_says_so(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = TrainedRun(tmp_path / "run")
+    server.job = run.job
+    uri = str(run.checkpoint(1))
+    broken, opened = threading.Event(), LocalFileSystem.open
+    broken.set()
+
+    def open_file(self: LocalFileSystem, path: str, *arguments: object, **options: object) -> object:
+        if broken.is_set():
+            raise TimeoutError("the storage does not answer")
+        return opened(self, path, *arguments, **options)
+
+    monkeypatch.setattr(work, "_LONGEST_PAUSE", 0.05)
+    monkeypatch.setattr(LocalFileSystem, "open", open_file)
+    reply = server.assign(1, uri, wait=0)
+    while "does not answer; trying again" not in reply.problem:
+        reply = server.assign(1, uri, wait=0.01)
+    assert not reply.done
+    broken.clear()
+    reply = server.assign(1, uri)
+    assert reply.done
+    assert reply.problem == ""
+    assert reply.rows["user"] == 3000
+
+
+def test_a_save_that_hangs_is_told_of_in_time_and_given_up_for_a_later_snapshot(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.assign()
+    server.push(0)
+    released = threading.Event()
+
+    def open_file(self: MemoryFileSystem, path: str, *arguments: object, **options: object) -> NoReturn:
+        released.wait(SECONDS)
+        raise TimeoutError("the storage does not answer")
+
+    monkeypatch.setattr(MemoryFileSystem, "open", open_file)
+    server.hold()
+    server.settle()
+    server.snapshot("memory://checkpoints/one")
+    assert not server.saved(wait=0.05).done
+    server.hold(2)
+    server.settle(2)
+    server.snapshot(tmp_path / "two", 2)
+    assert server.saved(2).done
+    with pytest.raises(RefusedError, match="FAILED_PRECONDITION"):
+        server.saved(1)
+    released.set()
+
+
+def test_a_switch_adopts_the_next_version(server: Server) -> None:
+    server.assign()
+    server.hold()
+    server.settle()
+    request = master_pb2.SwitchRequest(barrier=barrier(1), routing=server.routing(1, 2))
+    for _ in range(2):
+        server.control.Switch(request, CONTEXT)
+        assert server.state.known == (1, 2)
+    assert server.push(0) is Status.MOVED
+
+
+def test_a_resume_never_fails(server: Server) -> None:
+    for generation in (1, 2):
+        server.control.Resume(master_pb2.ResumeRequest(barrier=barrier(5, generation)), CONTEXT)
+    server.assign()
+    server.control.Resume(master_pb2.ResumeRequest(barrier=barrier(5)), CONTEXT)
+    assert server.push(0) is Status.OK
