@@ -20,6 +20,7 @@ from emberscale_jobmaster.checkpointing import interval
 from emberscale_jobmaster.effects import CheckpointTaken, Dropped, Effect, Granted, Noted, StartedUp
 from emberscale_jobmaster.events import BadRecordsFound, Event, GrantLost, IntervalAdvised, TakenOver, TimePassed
 from emberscale_jobmaster.machine import MasterState, step
+from emberscale_jobmaster.membership import Role
 from emberscale_jobmaster.observations import Observations
 from emberscale_jobmaster.state import BadRecord, JobState, phase_of
 from emberscale_jobmaster.store import DeposedError, JobStore, StoreUnavailableError
@@ -247,6 +248,9 @@ class JobRuntime:
                 case Noted(event=name, subject=subject, problem=problem):
                     _log.warning(name, subject=subject, problem=problem)
                 case StartedUp(role=role, seconds=seconds, paused_seconds=paused):
+                    if role is Role.PS:
+                        servers = len(self._state.job.routing.table.servers)
+                        _log.info("reshaped", servers=servers, pause_seconds=round(paused, 3))
                     self._start_ups.append(StartUp(role.value, seconds, paused, self._wall()))
                 case CheckpointTaken():
                     self._checkpoint_costs.append(effect.cost_seconds)
