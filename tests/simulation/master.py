@@ -1,7 +1,7 @@
 """The master: the real machine, with what surrounds it. Nothing is told before it is durable."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +55,7 @@ from emberscale_jobmaster.machine import MasterState, step
 from emberscale_jobmaster.membership import MemberId, SupersededError, UnknownMemberError
 from emberscale_jobmaster.membership import Process as Joined
 from emberscale_jobmaster.operations import SnapshotFile
+from emberscale_jobmaster.sizes import manifest_sizes
 from emberscale_jobmaster.state import DataFile, JobState, Phase, Stage, phase_of, wanted_sizes
 from emberscale_jobmaster.tasks import Discovered, Finding, Indexed, acquire
 from emberscale_trainer.partition import AppliedBatches
@@ -113,7 +114,7 @@ class Master(Process):
             except UnavailableError:
                 yield self.sleep(0.25)
         self.trace(f"takes over as term {self._term}, {'anew' if found is None else 'from Redis'}")
-        job = progress.initial(WALL + self.world.now) if found is None else found
+        job = self._initial() if found is None else found
         self.state = MasterState(job)
         self.tell(TakenOver(now=self.world.now, wall=WALL + self.world.now))
         self.spawn(self._write())
@@ -122,6 +123,11 @@ class Master(Process):
             self.tell(TimePassed(now=self.world.now))
             if self.state.job.over and self._durable == self._version:
                 yield self.sleep(1.0)
+
+    def _initial(self) -> JobState:
+        """A new job, its sizes decided at once: to look them up in the manifest at every step takes long."""
+        job = progress.initial(WALL + self.world.now)
+        return replace(job, scaling=replace(job.scaling, sizes=manifest_sizes(self.spec)))
 
     def tell(self, event: Event) -> tuple[int, tuple[Effect, ...]]:
         """Steps the machine; effects for others than the teller follow once the state is durable."""
