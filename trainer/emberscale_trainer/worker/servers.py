@@ -149,8 +149,12 @@ class ParameterServers:
         pending = deque(effects)
         while True:
             event: Event
+            effect = pending.popleft() if pending else None
+            if isinstance(effect, End):
+                _check(effect.how, effect.reason, request.name)
+                return
             try:
-                match pending.popleft() if pending else None:
+                match effect:
                     case None:
                         event = self._receive(min(exchange.asked), exchange.asking, request)
                     case Send(server, kind):
@@ -158,9 +162,6 @@ class ParameterServers:
                         continue
                     case Replan(version):
                         event = self._replan(version, request)
-                    case End(how, reason):
-                        _check(how, reason, request.name)
-                        return
             except ConnectionLostError as error:
                 event = Lost(str(error))
             exchange, effects = step(exchange, event)

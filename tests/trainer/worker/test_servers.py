@@ -1,0 +1,178 @@
+"""What a worker makes of servers that move rows, forget, refuse or go away: real sockets, scripted peers."""
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pytest
+
+from emberscale_api.job import InitializerSpec, OptimizerSpec, TableSpec
+from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable
+from emberscale_api.wire import Header, Kind, Status
+from emberscale_trainer.data.source import Batch
+from emberscale_trainer.transport import Connection, ConnectionLostError, accept_connection, listen
+from emberscale_trainer.worker.keys import KeyPlanner
+from emberscale_trainer.worker.routes import Routes
+from emberscale_trainer.worker.rows import EmbeddingLayout
+from emberscale_trainer.worker.servers import (
+    BatchName,
+    HistoryChangedError,
+    Identity,
+    LeaseFencedError,
+    ParameterServers,
+    RequestRefusedError,
+)
+
+TABLES = [TableSpec(0, "t", 0, 2, OptimizerSpec(), InitializerSpec(), 0)]
+BATCH = Batch(
+    number=3,
+    start=3,
+    stop=4,
+    labels=np.ones(1, np.float32),
+    dense=np.empty((1, 0), np.float32),
+    ids=np.array([[7]]),
+    lists=(),
+    bad_records=(),
+    truncated_lists=0,
+)
+NAME = BatchName(epoch=0, number=3, shard=0, token=9)
+IDENTITY = Identity("secret", worker=1, session=5)
+
+Answer = Callable[[Header], tuple[Status, bytes] | None]
+"""What a peer says to a request; None to hang up."""
+
+
+@dataclass
+class StandingRoutes:
+    """Tables by version, none of which is waited for."""
+
+    table: RoutingTable
+    later: RoutingTable | None = None
+
+    def newer(self, version: int) -> RoutingTable | None:
+        return self.later
+
+
+class Peer:
+    """A server that answers what it is told to, and remembers what it was asked."""
+
+    def __init__(self, folder: Path, name: str, answer: Answer) -> None:
+        self.asked: list[Header] = []
+        self._answer = answer
+        self._listener, self.address = listen(f"unix://{folder}/{name}")
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                stream, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(accept_connection(stream, None),), daemon=True).start()
+
+    def _serve(self, connection: Connection) -> None:
+        try:
+            connection.receive()
+            connection.send(Header(Status.OK))
+            while True:
+                header, _ = connection.receive()
+                self.asked.append(header)
+                if header.kind == Kind.COMPLETE:
+                    continue
+                said = self._answer(header)
+                if said is None:
+                    break
+                connection.send(Header(said[0], payload_bytes=len(said[1])), [said[1]])
+        except ConnectionLostError:
+            pass
+        connection.close()
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+@pytest.fixture
+def peer(tmp_path: Path) -> Iterator[Callable[[str, Answer], Peer]]:
+    peers: list[Peer] = []
+
+    def start(name: str, answer: Answer) -> Peer:
+        peers.append(Peer(tmp_path, name, answer))
+        return peers[-1]
+
+    yield start
+    for one in peers:
+        one.close()
+
+
+def table(*peers: Peer, version: int = 1) -> RoutingTable:
+    """All buckets are those of the last server, and all pieces those of the first."""
+    servers = tuple(PsAddress(index, f"i{index}", one.address, "") for index, one in enumerate(peers))
+    return RoutingTable(1, version, servers, (len(peers) - 1,) * BUCKETS, (0,) * DENSE_PIECES)
+
+
+def connected(routes: StandingRoutes) -> ParameterServers:
+    return ParameterServers(
+        cast(Routes, routes), IDENTITY, lambda routing: KeyPlanner(routing, TABLES, 8), EmbeddingLayout(TABLES), 8
+    )
+
+
+def push(routes: StandingRoutes) -> None:
+    servers = connected(routes)
+    plan = KeyPlanner(routes.table, TABLES, 8).plan(BATCH.ids)
+    gradients, dense = np.ones(plan.values, np.float32), np.zeros(DENSE_PIECES * 8, np.float32)
+    try:
+        servers.push(plan, BATCH, NAME, gradients, dense)
+    finally:
+        servers.close()
+
+
+def kinds(peer: Peer) -> list[tuple[int, int]]:
+    return [(header.kind, header.version) for header in peer.asked]
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (None, ConnectionLostError),
+        ((Status.REFRESH, b""), HistoryChangedError),
+        ((Status.FENCED, b""), LeaseFencedError),
+        ((Status.REFUSED, b"no"), RequestRefusedError),
+    ],
+)
+def test_what_a_server_says_ends_a_push(
+    peer: Callable[[str, Answer], Peer], answer: tuple[Status, bytes] | None, error: type[Exception]
+) -> None:
+    first, second = peer("0", lambda header: (Status.OK, b"")), peer("1", lambda header: answer)
+    with pytest.raises(error):
+        push(StandingRoutes(table(first, second)))
+    assert kinds(first) == [(Kind.PUSH, 1)]
+
+
+def test_a_server_that_goes_away_ends_a_pull(peer: Callable[[str, Answer], Peer]) -> None:
+    first = peer("0", lambda header: (Status.OK, b"") if header.kind == Kind.ADMIT else None)
+    routes = StandingRoutes(table(first))
+    servers = connected(routes)
+    with pytest.raises(ConnectionLostError):
+        servers.pull(KeyPlanner(routes.table, TABLES, 8).plan(BATCH.ids), BATCH, NAME, read_only=False)
+    servers.close()
+
+
+def test_a_push_that_moved_goes_to_the_servers_of_the_newer_table(peer: Callable[[str, Answer], Peer]) -> None:
+    def moved(header: Header) -> tuple[Status, bytes]:
+        return (Status.OK if header.version > 1 else Status.MOVED), b""
+
+    first, second = peer("0", moved), peer("1", lambda header: (Status.OK, b""))
+    old = table(first)
+    new = replace(table(first, second), version=2)
+    push(StandingRoutes(old, new))
+    assert kinds(first)[:2] == [(Kind.PUSH, 1), (Kind.PUSH, 2)]
+    assert kinds(second) == [(Kind.PUSH, 2)]
+    assert all((header.token, header.worker) == (9, 1) for header in (*first.asked, *second.asked))
+
+
+def test_a_move_into_another_history_ends_a_push(peer: Callable[[str, Answer], Peer]) -> None:
+    with pytest.raises(HistoryChangedError):
+        push(StandingRoutes(table(peer("0", lambda header: (Status.MOVED, b"")))))
