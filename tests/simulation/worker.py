@@ -23,12 +23,11 @@ from emberscale_trainer.worker.core import (
     Lost,
     Planned,
     Purpose,
+    Receive,
     Replan,
     Send,
-    begin,
-    step,
+    conversation,
 )
-from emberscale_trainer.worker.core import End as Ended
 from emberscale_trainer.worker.leases import LeaseBook
 
 if TYPE_CHECKING:
@@ -394,20 +393,22 @@ class Servers:
         if work.table.version > self._table.version:
             yield from self.connect(work.table)
         work.table = self._table
-        exchange, effects = begin(purpose, self._planned())
-        pending = deque(effects)
+        exchange = conversation(purpose, self._planned())
+        event: Event | None = None
         while True:
-            event: Event
             try:
-                effect = pending.popleft() if pending else None
+                effect = exchange.send(event)
+            except StopIteration as stopped:
+                self._check(stopped.value.how, stopped.value.reason, work)
+                return
+            try:
                 match effect:
-                    case None:
-                        server = min(exchange.asked)
+                    case Receive(server):
                         status = yield self._end(server).receive()
                         event = Answered(server, status)
                     case Send(server, kind):
                         self._end(server).send(self._request(server, kind, purpose, work))
-                        continue
+                        event = None
                     case Replan(version):
                         table = yield from self._pipeline.newer(version)
                         if table is None:
@@ -416,13 +417,8 @@ class Servers:
                             yield from self.connect(table)
                             work.table = table
                             event = self._planned()
-                    case Ended(how, reason):
-                        self._check(how, reason, work)
-                        return
             except BrokenError as error:
                 event = Lost(str(error))
-            exchange, effects = step(exchange, event)
-            pending.extend(effects)
 
     def _check(self, how: Ending, reason: str, work: Work) -> None:
         if how is Ending.STALE:

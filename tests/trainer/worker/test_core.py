@@ -1,5 +1,7 @@
 """The exchange of one batch with several servers, answer by answer."""
 
+import pytest
+
 from emberscale_api.wire import Kind, Status
 from emberscale_trainer.worker.core import (
     Answered,
@@ -12,9 +14,11 @@ from emberscale_trainer.worker.core import (
     Lost,
     Planned,
     Purpose,
+    Receive,
     Replan,
     Send,
     begin,
+    conversation,
     step,
 )
 
@@ -93,3 +97,19 @@ def test_what_ends_an_exchange_does_not_wait_for_the_other_answers() -> None:
 def test_an_exchange_that_is_over_stays_over() -> None:
     over, _ = run(Purpose.PUSH, Lost("reset"))
     assert step(over, Answered(0, Status.OK)) == (over, ())
+
+
+def test_a_conversation_sends_nothing_more_once_a_connection_broke() -> None:
+    talk = conversation(Purpose.EVALUATE, PLAN)
+    assert next(talk) == Send(0, Kind.PULL)
+    with pytest.raises(StopIteration) as stopped:
+        talk.send(Lost("reset"))
+    assert stopped.value.value == End(Ending.LOST, "reset")
+
+
+def test_a_conversation_waits_for_answers_in_the_order_of_servers() -> None:
+    talk = conversation(Purpose.PUSH, Planned(1, 3, "ps-0a"))
+    assert next(talk) == Send(0, Kind.PUSH)
+    assert talk.send(None) == Receive(0, Kind.PUSH)
+    assert talk.send(Answered(0, Status.OK)) == Send(1, Kind.PUSH)
+    assert [talk.send(None), talk.send(None)] == [Send(2, Kind.PUSH), Receive(1, Kind.PUSH)]

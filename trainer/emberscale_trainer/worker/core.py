@@ -2,7 +2,8 @@
 
 An exchange is everything between a worker and the servers that pulls the rows of a batch, or pushes its gradients.
 `step(exchange, event) -> (exchange, effects)`: whoever drives it carries the effects out in their order and hands in
-what happens. There is no I/O, no clock and no thread in here.
+what happens; `conversation` is that, one thing to do after another, for who has one thread. There is no I/O, no clock
+and no thread in here.
 
 * A pull for training first asks server 0 for admission (ADMIT), then pulls from all servers at once. A pull for
   evaluation needs no admission.
@@ -16,6 +17,8 @@ what happens. There is no I/O, no clock and no thread in here.
 Requests on a connection are answered in order, so an exchange that ended early ends its connections too.
 """
 
+from collections import deque
+from collections.abc import Generator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -108,6 +111,14 @@ Effect = Send | Replan | End
 
 
 @dataclass(frozen=True, slots=True)
+class Receive:
+    """Wait for the answer of a server to its request of this kind, and report Answered."""
+
+    server: int
+    kind: Kind
+
+
+@dataclass(frozen=True, slots=True)
 class Exchange:
     """One batch's pull or push, from `begin` to an End.
 
@@ -144,6 +155,26 @@ def step(exchange: Exchange, event: Event) -> tuple[Exchange, tuple[Effect, ...]
             return _end(exchange, Ending.STALE)
         case Lost(problem):
             return _end(exchange, Ending.LOST, problem)
+
+
+def conversation(purpose: Purpose, plan: Planned) -> Generator[Send | Replan | Receive, Event | None, End]:
+    """A whole exchange, answer by answer: yields what to do next, takes the event that comes of it, returns the end.
+
+    Nothing comes of a Send that was sent; anything may come to Lost.
+    """
+    exchange, effects = begin(purpose, plan)
+    pending = deque(effects)
+    while True:
+        effect: Effect | Receive
+        effect = pending.popleft() if pending else Receive(min(exchange.asked), exchange.asking)
+        if isinstance(effect, End):
+            return effect
+        event = yield effect
+        if event is not None:
+            exchange, effects = step(exchange, event)
+            if exchange.over:
+                pending.clear()
+            pending.extend(effects)
 
 
 def _ask_all(exchange: Exchange) -> tuple[Exchange, tuple[Effect, ...]]:

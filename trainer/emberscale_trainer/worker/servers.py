@@ -2,7 +2,6 @@
 
 import ssl
 import struct
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -23,10 +22,10 @@ from emberscale_trainer.worker.core import (
     Lost,
     Planned,
     Purpose,
+    Receive,
     Replan,
     Send,
-    begin,
-    step,
+    conversation,
 )
 from emberscale_trainer.worker.keys import KeyPlan, KeyPlanner
 from emberscale_trainer.worker.routes import Routes
@@ -145,27 +144,28 @@ class ParameterServers:
         self._run(Purpose.PUSH, request)
 
     def _run(self, purpose: Purpose, request: "_Request") -> None:
-        exchange, effects = begin(purpose, _planned(request.plan))
-        pending = deque(effects)
+        exchange = conversation(purpose, _planned(request.plan))
+        event: Event | None = None
         while True:
-            event: Event
-            effect = pending.popleft() if pending else None
-            if isinstance(effect, End):
-                _check(effect.how, effect.reason, request.name)
+            try:
+                effect = exchange.send(event)
+            except StopIteration as stopped:
+                _check(stopped.value, request.name)
                 return
             try:
-                match effect:
-                    case None:
-                        event = self._receive(min(exchange.asked), exchange.asking, request)
-                    case Send(server, kind):
-                        request.send(self._connection(server), server, kind)
-                        continue
-                    case Replan(version):
-                        event = self._replan(version, request)
+                event = self._carried_out(effect, request)
             except ConnectionLostError as error:
                 event = Lost(str(error))
-            exchange, effects = step(exchange, event)
-            pending.extend(effects)
+
+    def _carried_out(self, effect: Send | Replan | Receive, request: "_Request") -> Event | None:
+        match effect:
+            case Send(server, kind):
+                request.send(self._connection(server), server, kind)
+                return None
+            case Receive(server, kind):
+                return self._receive(server, kind, request)
+            case Replan(version):
+                return self._replan(version, request)
 
     def _receive(self, server: int, kind: Kind, request: "_Request") -> Event:
         connection = self._connection(server)
@@ -376,14 +376,14 @@ def _text(connection: Connection, header: Header) -> str:
     return reason.tobytes().decode(errors="replace")
 
 
-def _check(how: Ending, reason: str, name: BatchName) -> None:
+def _check(end: End, name: BatchName) -> None:
     """Raises the error of an exchange that did not end well."""
-    match how:
+    match end.how:
         case Ending.STALE:
             raise HistoryChangedError("the servers hold another generation")
         case Ending.FENCED:
             raise LeaseFencedError(name.token)
         case Ending.REFUSED:
-            raise RequestRefusedError(reason)
+            raise RequestRefusedError(end.reason)
         case Ending.LOST:
-            raise ConnectionLostError(reason)
+            raise ConnectionLostError(end.reason)
