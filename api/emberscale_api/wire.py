@@ -23,6 +23,10 @@ admission.
 A worker keeps two connections to each server, one for pulls and one for pushes, so that a pull which is held back never
 stands in the way of the push that it waits for. The two say the same `session` in HELLO: what a worker has outstanding
 belongs to its session, and ends with it.
+
+Servers send each other rows over the same sockets. After HELLO, OPEN makes a connection one of a row stream: ITEMs
+follow in the order of their numbers, and their answers, each in `batch`, acknowledge them. When a connection breaks,
+OPEN on another one is answered with the number to go on after.
 """
 
 import struct
@@ -46,6 +50,10 @@ class Kind(IntEnum):
     PUSH = 3
     ADMIT = 4
     COMPLETE = 5
+    OPEN = 6
+    """Begins a connection of the row stream that `shard` names; answered with OK and where the receiver stands."""
+    ITEM = 7
+    """Item number `batch` of a row stream; answered with OK and the number up to which all are dealt with."""
 
 
 class Status(IntEnum):

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from emberscale_api.rpc.token import tokens_match
 from emberscale_api.wire import MAX_HELLO_BYTES, MAX_PAYLOAD_BYTES, Header, Kind, Status, WireError, counts_bytes
 from emberscale_trainer.server.state import ServerState
+from emberscale_trainer.stream import StreamLostError, StreamReceivers
+from emberscale_trainer.stream.receiver import refuse_all
 from emberscale_trainer.transport import Connection, ConnectionLostError, accept_connection
 
 log = structlog.get_logger()
@@ -34,16 +36,22 @@ _SESSION = struct.Struct("<Q")
 class DataPlane:
     """Accepts connections on a listening socket and serves `state` to those that know the token.
 
-    With a context, what comes over TCP must be TLS.
+    With a context, what comes over TCP must be TLS. `streams` takes what other servers send.
     """
 
     def __init__(
-        self, listener: socket.socket, state: ServerState, token: str, context: ssl.SSLContext | None = None
+        self,
+        listener: socket.socket,
+        state: ServerState,
+        token: str,
+        context: ssl.SSLContext | None = None,
+        streams: StreamReceivers | None = None,
     ) -> None:
         self._listener = listener
         self._state = state
         self._token = token
         self._context = context
+        self._streams = StreamReceivers(refuse_all) if streams is None else streams
         self._strangers = _Strangers(_MOST_STRANGERS)
         self._pause = threading.Event()
 
@@ -82,7 +90,7 @@ class DataPlane:
                     raise WireError("the first frame must be HELLO with a session and the job's token")
             connection.trust()
             (session,) = _SESSION.unpack_from(payload)
-            _Session(connection, self._state, session, hello.worker).run()
+            _Session(connection, self._state, session, hello.worker, self._streams).run()
         except (ConnectionLostError, OSError) as error:
             log.info("no_hello", problem=str(error))
         except WireError as error:
@@ -116,13 +124,16 @@ class _Strangers:
 
 
 class _Session:
-    """One connection of a worker, from the answer to HELLO to its end."""
+    """One connection of a worker or of another server, from the answer to HELLO to its end."""
 
-    def __init__(self, connection: Connection, state: ServerState, session: int, worker: int) -> None:
+    def __init__(
+        self, connection: Connection, state: ServerState, session: int, worker: int, streams: StreamReceivers
+    ) -> None:
         self._connection = connection
         self._state = state
         self._session = session
         self._worker = worker
+        self._streams = streams
         self._answer = np.empty(0, dtype=np.float32)
 
     def run(self) -> None:
@@ -133,7 +144,7 @@ class _Session:
                 self._serve(*self._connection.receive())
         except ConnectionLostError:
             pass  # workers come and go; the master notices by their heartbeats
-        except (WireError, ValueError) as error:
+        except (WireError, ValueError, StreamLostError) as error:
             log.warning("request_refused", worker=self._worker, reason=str(error))
             _refuse(self._connection, str(error))
         except MemoryError as error:
@@ -149,6 +160,8 @@ class _Session:
                 self._state.complete(self._session, header)
             case Kind.PULL | Kind.PUSH:
                 self._serve_rows(header, payload)
+            case Kind.OPEN:
+                self._streams.serve(self._connection, header)
             case unknown:
                 raise WireError(f"a request of kind {unknown} is not known")
 

@@ -1,0 +1,242 @@
+"""Row streams over real sockets, through a middle that breaks connections."""
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from certificates import certificates
+from emberscale_trainer.server.dataplane import DataPlane
+from emberscale_trainer.server.state import ServerState
+from emberscale_trainer.stream import Item, ItemKind, StreamLostError, StreamReceivers, StreamSender
+from emberscale_trainer.stream.receiver import Deliver
+from emberscale_trainer.transport import listen
+
+SECONDS = 60.0
+STRIDE = 24
+
+
+def item(number: int, rows: int = 50) -> Item:
+    """The item of this number, each of a kind of its own."""
+    random = np.random.default_rng(number)
+    return Item(
+        kind=ItemKind(1 + number % 3),
+        table=number % 5,
+        records=random.integers(0, 256, (rows, STRIDE), np.uint8),
+        keys=random.integers(-(2**62), 2**62, number % 7),
+        epoch=number % 4,
+        batch=number * 2**33,
+    )
+
+
+def same(one: Item, other: Item) -> bool:
+    return (
+        (one.kind, one.table, one.epoch, one.batch) == (other.kind, other.table, other.epoch, other.batch)
+        and np.array_equal(one.records, other.records)
+        and np.array_equal(one.keys, other.keys)
+    )
+
+
+class Received:
+    """What a server has taken from streams of generation 1."""
+
+    def __init__(self) -> None:
+        self.items: list[Item] = []
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def accept(self, stream: int, generation: int) -> Deliver:
+        if generation != 1:
+            raise StreamLostError("generation 1 is served")
+        return self.deliver
+
+    def deliver(self, arrived: Item) -> None:
+        assert self.gate.wait(SECONDS)
+        if arrived.table == 99:
+            raise ValueError("there is no table 99")
+        records, keys = arrived.records.copy(), arrived.keys.copy()
+        self.items.append(Item(arrived.kind, arrived.table, records, keys, arrived.epoch, arrived.batch))
+
+
+@pytest.fixture
+def held() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def received() -> Received:
+    return Received()
+
+
+@pytest.fixture
+def address(received: Received, held: ExitStack, tmp_path: Path) -> str:
+    listener, address = listen(f"unix://{tmp_path}/ps.sock")
+    held.callback(listener.close)
+    DataPlane(listener, ServerState(), "secret", streams=StreamReceivers(received.accept)).start()
+    return address
+
+
+Send = Callable[..., StreamSender]
+
+
+@pytest.fixture
+def send(held: ExitStack) -> Send:
+    def begin(
+        address: str, stream: int = 7, generation: int = 1, token: str = "secret", **options: int
+    ) -> StreamSender:
+        sender = StreamSender(address, token, stream, generation, **options)  # type: ignore[arg-type]  # window_bytes
+        held.callback(sender.close)
+        return sender
+
+    return begin
+
+
+def test_items_of_all_kinds_arrive_in_order(received: Received, address: str, send: Send) -> None:
+    sender = send(address)
+    for number in range(100):
+        sender.put(item(number), SECONDS)
+    sender.flush(SECONDS)
+    assert len(received.items) == 100
+    assert all(same(arrived, item(number)) for number, arrived in enumerate(received.items))
+
+
+class BreakingMiddle:
+    """Passes bytes on, and breaks each connection after so many of them."""
+
+    def __init__(self, target: str, held: ExitStack, tmp_path: Path, limits: Iterator[int]) -> None:
+        self.listener, self.address = listen(f"unix://{tmp_path}/middle.sock")
+        self.broken = 0
+        self._target, self._limits = target.removeprefix("unix://"), limits
+        self._threads = held.enter_context(ThreadPoolExecutor(64))
+        held.callback(self._stop)
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _stop(self) -> None:
+        self.listener.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                inner, _ = self.listener.accept()
+                outer = socket.socket(socket.AF_UNIX)
+                outer.connect(self._target)
+                limit = next(self._limits)
+                for source, sink in ((inner, outer), (outer, inner)):
+                    threading.Thread(target=self._relay, args=(source, sink, limit), daemon=True).start()
+
+    def _relay(self, source: socket.socket, sink: socket.socket, limit: int) -> None:
+        passed = 0
+        with suppress(OSError):
+            while passed < limit and (data := source.recv(min(4096, limit - passed))):
+                sink.sendall(data)
+                passed += len(data)
+            self.broken += passed >= limit
+        for end in (source, sink):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_stream_outlives_its_connections_and_delivers_each_item_once(
+    received: Received, address: str, send: Send, held: ExitStack, tmp_path: Path, seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+    limits = iter([int(random.integers(1, 60_000)) for _ in range(15)] + [1 << 40] * 1000)
+    middle = BreakingMiddle(address, held, tmp_path, limits)
+    sender = send(middle.address, window_bytes=8192)
+    for number in range(300):
+        sender.put(item(number), SECONDS)
+    sender.flush(SECONDS)
+    assert middle.broken >= 5
+    assert len(received.items) == 300
+    assert all(same(arrived, item(number)) for number, arrived in enumerate(received.items))
+
+
+def test_a_receiver_that_is_slow_holds_the_sender_and_not_the_memory(
+    received: Received, address: str, send: Send
+) -> None:
+    received.gate.clear()
+    sender = send(address, window_bytes=3 * item(0).nbytes)
+    for number in (0, 0, 0):
+        sender.put(item(number), SECONDS)
+    with pytest.raises(TimeoutError, match="no room"):
+        sender.put(item(0), 0.1)
+    with pytest.raises(TimeoutError, match="no acknowledgements"):
+        sender.flush(0.1)
+    received.gate.set()
+    sender.put(item(0), SECONDS)
+    sender.flush(SECONDS)
+    assert len(received.items) == 4
+
+
+def test_a_server_that_is_not_there_yet_is_waited_for(
+    received: Received, send: Send, held: ExitStack, tmp_path: Path
+) -> None:
+    sender = send(f"unix://{tmp_path}/later.sock")
+    sender.put(item(0), SECONDS)
+    listener, _ = listen(f"unix://{tmp_path}/later.sock")
+    held.callback(listener.close)
+    DataPlane(listener, ServerState(), "secret", streams=StreamReceivers(received.accept)).start()
+    sender.flush(SECONDS)
+    assert len(received.items) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [({"generation": 2}, "generation 1 is served"), ({"token": "guess"}, "token")],
+    ids=["generation", "token"],
+)
+def test_a_stream_that_is_not_wanted_ends(address: str, send: Send, options: dict[str, object], reason: str) -> None:
+    sender = send(address, **options)
+    sender.put(item(0), SECONDS)
+    with pytest.raises(StreamLostError, match=reason):
+        sender.flush(SECONDS)
+    with pytest.raises(StreamLostError):
+        sender.put(item(0), SECONDS)
+
+
+def test_an_item_that_the_receiver_refuses_ends_the_stream(received: Received, address: str, send: Send) -> None:
+    sender = send(address)
+    good, bad = item(1), item(2)
+    sender.put(good, SECONDS)
+    sender.put(Item(bad.kind, 99, bad.records), SECONDS)
+    with pytest.raises(StreamLostError, match="no table 99"):
+        sender.flush(SECONDS)
+    assert len(received.items) == 1
+
+
+def test_a_server_expects_no_stream_unless_it_is_told_to(send: Send, held: ExitStack, tmp_path: Path) -> None:
+    listener, address = listen(f"unix://{tmp_path}/ps.sock")
+    held.callback(listener.close)
+    DataPlane(listener, ServerState(), "secret").start()
+    sender = send(address)
+    sender.put(item(0), SECONDS)
+    with pytest.raises(StreamLostError, match="not expected"):
+        sender.flush(SECONDS)
+
+
+def test_a_stream_travels_over_tls(received: Received, held: ExitStack, tmp_path: Path) -> None:
+    ours = certificates(tmp_path / "ours")
+    listener, address = listen("tcp://127.0.0.1:0")
+    held.callback(listener.close)
+    streams = StreamReceivers(received.accept)
+    DataPlane(listener, ServerState(), "secret", ours.server_context, streams).start()
+    sender = StreamSender(address, "secret", 7, 1, ours.client_context)
+    held.callback(sender.close)
+    for number in range(20):
+        sender.put(item(number, rows=2000), SECONDS)
+    sender.flush(SECONDS)
+    assert all(same(arrived, item(number, rows=2000)) for number, arrived in enumerate(received.items))
+
+
+@pytest.mark.parametrize("size", [0, 31, 33, 40])
+def test_bytes_that_are_no_item_are_refused(size: int) -> None:
+    payload = np.ones(size, dtype=np.uint8)
+    with pytest.raises(ValueError, match=r"item|ItemKind"):
+        Item.parse(payload)

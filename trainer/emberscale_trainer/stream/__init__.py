@@ -1,0 +1,14 @@
+"""Rows from one parameter server to another: ordered, acknowledged, resumable, and bounded in memory.
+
+`core`      which item is sent, kept, delivered or ignored, as pure state on either side
+`item`      what travels: rows, rows that changed, deltas, and their bytes
+`sender`    a thread that connects, sends, and begins again where the receiver stands
+`receiver`  the other end, on the data plane
+"""
+
+from emberscale_trainer.stream.core import StreamLostError
+from emberscale_trainer.stream.item import Item, ItemKind
+from emberscale_trainer.stream.receiver import StreamReceivers
+from emberscale_trainer.stream.sender import StreamSender
+
+__all__ = ["Item", "ItemKind", "StreamLostError", "StreamReceivers", "StreamSender"]

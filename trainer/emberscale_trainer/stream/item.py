@@ -1,0 +1,71 @@
+"""What travels in a row stream, and its bytes.
+
+An item's payload is `kind: uint32 | table: uint32 | epoch: uint32 | keys: uint32 | batch: uint64 | stride: uint64`,
+then `keys: int64[keys]`, then `records: uint8[n, stride]` until its end; little-endian.
+"""
+
+import struct
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emberscale_trainer.transport import Buffer
+
+_FIXED = struct.Struct("<IIIIQQ")
+
+
+class ItemKind(IntEnum):
+    """What an item means to the receiver."""
+
+    ROWS = 1
+    """Rows as they are: `records` of the table's layout."""
+    CHANGES = 2
+    """Rows that changed since they were sent: the rows of `keys` are retired first, then `records` are put."""
+    DELTA = 3
+    """What one batch changed: `records[i]` is `old ^ new` of the row in slot `keys[i]`."""
+
+
+def _no_keys() -> NDArray[np.int64]:
+    return np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Item:
+    """One item of a stream.
+
+    * `table`: number of the table.
+    * `records`: uint8 [n, stride], contiguous.
+    * `keys`: int64 [k]; of CHANGES the keys that were retired, of DELTA the slots, one a record.
+    * `epoch`, `batch`: of DELTA, the batch.
+    """
+
+    kind: ItemKind
+    table: int
+    records: NDArray[np.uint8]
+    keys: NDArray[np.int64] = field(default_factory=_no_keys)
+    epoch: int = 0
+    batch: int = 0
+
+    def buffers(self) -> list[Buffer]:
+        """The payload, in parts that are not copied."""
+        fixed = _FIXED.pack(self.kind, self.table, self.epoch, len(self.keys), self.batch, self.records.shape[1])
+        return [fixed, self.keys, self.records]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the payload."""
+        return _FIXED.size + self.keys.nbytes + self.records.nbytes
+
+    @classmethod
+    def parse(cls, payload: NDArray[np.uint8]) -> "Item":
+        """The inverse of `buffers`; keys and records are views. Raises ValueError for bytes that are no item."""
+        if len(payload) < _FIXED.size:
+            raise ValueError("the payload ends within an item's fixed part")
+        kind, table, epoch, count, batch, stride = _FIXED.unpack(payload[: _FIXED.size].tobytes())
+        start = _FIXED.size + 8 * count
+        if len(payload) < start or not stride or (len(payload) - start) % stride:
+            raise ValueError("the payload does not add up to an item's keys and records")
+        keys = payload[_FIXED.size : start].view(np.int64)
+        return cls(ItemKind(kind), table, payload[start:].reshape(-1, stride), keys, epoch, batch)

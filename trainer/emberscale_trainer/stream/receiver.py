@@ -1,0 +1,79 @@
+"""The receiving ends of row streams, on the data plane of a parameter server."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+
+from emberscale_api.wire import Header, Kind, Status, WireError
+from emberscale_trainer.stream.core import ReceiveOrder, StreamLostError
+from emberscale_trainer.stream.item import Item
+from emberscale_trainer.transport import Connection
+
+_MOST_STREAMS = 4096
+
+Deliver = Callable[[Item], None]
+"""Deals with an item, whose arrays are valid during the call. Raises ValueError to refuse the stream."""
+
+Accept = Callable[[int, int], Deliver]
+"""Says what deals with the items of a stream of a generation. Raises StreamLostError for one that is not wanted."""
+
+
+class _Incoming:
+    """One stream: where it stands. The lock is held while an item is dealt with."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.order = ReceiveOrder()
+
+
+class StreamReceivers:
+    """All streams that come in. A stream keeps its place while its connections break, until it is forgotten.
+
+    Of more than some thousand streams, the one that has been opened longest ago is forgotten.
+    """
+
+    def __init__(self, accept: Accept) -> None:
+        self._accept = accept
+        self._lock = threading.Lock()
+        self._streams: OrderedDict[int, _Incoming] = OrderedDict()
+
+    def forget(self, stream: int) -> None:
+        """Drops a stream: if it is opened again, it begins anew."""
+        with self._lock:
+            self._streams.pop(stream, None)
+
+    def serve(self, connection: Connection, opened: Header) -> None:
+        """Takes the items of a stream from a connection whose last request was OPEN, and never returns.
+
+        Raises ConnectionLostError, StreamLostError, and WireError or ValueError for what makes no sense.
+        """
+        stream = opened.shard
+        deliver = self._accept(stream, opened.generation)
+        incoming = self._incoming(stream)
+        with incoming.lock:  # an item of an earlier connection is dealt with, or will never be
+            mine = incoming.order.connect()
+            stands_at = incoming.order.delivered_count
+        connection.send(Header(Status.OK, batch=stands_at))
+        while True:
+            header, payload = connection.receive()
+            if header.kind != Kind.ITEM:
+                raise WireError(f"a request of kind {header.kind} within a stream")
+            with incoming.lock:
+                if incoming.order.is_new(mine, header.batch):
+                    deliver(Item.parse(payload))
+                    incoming.order.delivered()
+                stands_at = incoming.order.delivered_count
+            connection.send(Header(Status.OK, batch=stands_at))
+
+    def _incoming(self, stream: int) -> _Incoming:
+        with self._lock:
+            incoming = self._streams.setdefault(stream, _Incoming())
+            self._streams.move_to_end(stream)
+            if len(self._streams) > _MOST_STREAMS:
+                self._streams.popitem(last=False)
+            return incoming
+
+
+def refuse_all(stream: int, generation: int) -> Deliver:
+    """Accepts no stream."""
+    raise StreamLostError(f"stream {stream} of generation {generation} is not expected here")

@@ -1,0 +1,180 @@
+"""The sending end of a row stream: a thread that connects, sends, and goes on where the receiver stands."""
+
+import random
+import ssl
+import struct
+import threading
+import time
+from collections.abc import Callable
+
+import structlog
+
+from emberscale_api.wire import Header, Kind, Status, WireError
+from emberscale_trainer.stream.core import SendWindow, StreamLostError
+from emberscale_trainer.stream.item import Item
+from emberscale_trainer.transport import Connection, ConnectionLostError, open_connection
+
+log = structlog.get_logger()
+
+_CONNECT_SECONDS = 5.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
+_WINDOW_BYTES = 32 << 20
+
+Clock = Callable[[], float]
+
+
+class StreamSender:
+    """One stream to one server. `put` may be called from one thread at a time.
+
+    The stream outlives its connections; it ends with `close`, or when the receiver refuses it or has forgotten it.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        token: str,
+        stream: int,
+        generation: int,
+        context: ssl.SSLContext | None = None,
+        window_bytes: int = _WINDOW_BYTES,
+    ) -> None:
+        """`stream` names it among all streams of the job: a random number of 64 bits. Connects in a thread."""
+        self._address = address
+        self._token = token
+        self._stream = stream
+        self._generation = generation
+        self._context = context
+        self._changed = threading.Condition()
+        self._window: SendWindow[Item] = SendWindow(window_bytes)
+        self._connection: Connection | None = None
+        self._problem: Exception | None = None
+        self._closed = False
+        threading.Thread(target=self._run, name="stream", daemon=True).start()
+
+    def put(self, item: Item, wait_seconds: float) -> int:
+        """Takes an item over, whose arrays must not change until it is acknowledged; returns its number.
+
+        Waits for room. Raises TimeoutError, and StreamLostError once the stream has ended.
+        """
+        with self._changed:
+            self._wait(lambda: self._window.has_room(item.nbytes), wait_seconds, "room for an item")
+            number = self._window.put(item, item.nbytes)
+            self._changed.notify_all()
+            return number
+
+    def flush(self, wait_seconds: float) -> None:
+        """Waits until the receiver has dealt with all that was put. Raises as `put` does."""
+        with self._changed:
+            wanted = self._window.put_count
+            self._wait(lambda: self._window.acknowledged_count >= wanted, wait_seconds, "acknowledgements")
+
+    def close(self) -> None:
+        """Ends the stream; what is not acknowledged may have arrived or not."""
+        with self._changed:
+            self._closed = True
+            if self._connection is not None:
+                self._connection.hang_up()
+            self._changed.notify_all()
+
+    def _wait(self, condition: Callable[[], bool], seconds: float, what: str) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            self._raise_if_ended()
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError(f"no {what} within {seconds:g} s on the stream to {self._address}")
+            self._changed.wait(left)
+        self._raise_if_ended()
+
+    def _raise_if_ended(self) -> None:
+        if self._problem is not None:
+            raise StreamLostError(str(self._problem)) from self._problem
+        if self._closed:
+            raise StreamLostError("the stream is closed")
+
+    def _run(self) -> None:
+        pause = _FIRST_PAUSE
+        while not self._closed and self._problem is None:
+            before = self._window.acknowledged_count
+            try:
+                self._serve()
+            except (ConnectionLostError, OSError) as error:
+                log.info("stream_broke", address=self._address, problem=str(error))
+            except (StreamLostError, WireError, ValueError) as error:
+                with self._changed:
+                    self._problem = error
+                    self._changed.notify_all()
+                return
+            pause = _FIRST_PAUSE if self._window.acknowledged_count > before else min(2 * pause, _LONGEST_PAUSE)
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed, pause * random.uniform(0.5, 1.0))
+
+    def _serve(self) -> None:
+        """One connection, from its beginning to its end. Raises what ended it."""
+        connection = open_connection(self._address, self._context, _CONNECT_SECONDS)
+        try:
+            stands_at = self._open(connection)
+            with self._changed:
+                self._window.connected(stands_at)
+                self._connection = connection
+                self._changed.notify_all()
+                if self._closed:
+                    return
+            acknowledging = threading.Thread(target=self._take_acknowledgements, args=(connection,), daemon=True)
+            acknowledging.start()
+            try:
+                self._send(connection)
+            finally:
+                connection.hang_up()
+                acknowledging.join()
+        finally:
+            with self._changed:
+                self._connection = None
+            connection.close()
+
+    def _open(self, connection: Connection) -> int:
+        """Says HELLO and which stream this is; returns where the receiver stands."""
+        hello = [struct.pack("<Q", self._stream), self._token.encode()]
+        connection.send(Header(Kind.HELLO, payload_bytes=sum(map(len, hello))), hello)
+        _require_ok(connection)
+        connection.send(Header(Kind.OPEN, generation=self._generation, shard=self._stream))
+        return _require_ok(connection).batch
+
+    def _send(self, connection: Connection) -> None:
+        while True:
+            with self._changed:
+                following = self._window.next()
+                while following is None and not self._closed and self._connection is connection:
+                    self._changed.wait()
+                    following = self._window.next()
+                if self._closed or self._connection is not connection or following is None:
+                    return
+            number, item = following
+            connection.send(Header(Kind.ITEM, batch=number, payload_bytes=item.nbytes), item.buffers())
+
+    def _take_acknowledgements(self, connection: Connection) -> None:
+        try:
+            while True:
+                number = _require_ok(connection).batch
+                with self._changed:
+                    self._window.acknowledged(number)
+                    self._changed.notify_all()
+        except (ConnectionLostError, WireError):
+            problem = None
+        except (StreamLostError, ValueError) as error:
+            problem = error
+        connection.hang_up()
+        with self._changed:  # whoever sends may wait for items
+            if self._connection is connection:
+                self._connection = None
+            self._problem = self._problem or problem
+            self._changed.notify_all()
+
+
+def _require_ok(connection: Connection) -> Header:
+    """The next answer. Raises StreamLostError with the reason of a refusal."""
+    header, payload = connection.receive()
+    if header.kind == Status.OK:
+        return header
+    reason = payload.tobytes().decode(errors="replace") or f"status {header.kind}"
+    raise StreamLostError(f"the receiver refuses the stream: {reason}")
