@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -37,20 +36,16 @@ def next_image(installed: str) -> Iterator[str]:
     name = setting(NEXT_IMAGE)
     if not name:
         pytest.skip(f"NOT RUN: {NEXT_IMAGE} is not set: there is no second image")
-    patch_crd({"op": "add", "path": KNOB, "value": {"type": "integer", "default": 7}})
+    knob = {"op": "add", "path": KNOB, "value": {"type": "integer", "default": 7}}
+    kubectl("patch", "crd", CRD, "--type=json", "-p", json.dumps([knob]))
     yield name
     helm_install()
-    patch_crd({"op": "remove", "path": KNOB})
-
-
-def patch_crd(*operations: dict[str, Any]) -> None:
-    kubectl("patch", "crd", CRD, "--type=json", "-p", json.dumps(operations))
 
 
 def operator_of(image: str) -> None:
-    """Upgrades the operator, or brings it back."""
+    """Upgrades the operator, or brings it back; the definition stays that of the newer version."""
     repository, tag = image.rsplit(":", 1)
-    helm_install(*arguments_of([f"image.repository={repository}", f"image.tag={tag}"]))
+    helm_install(*arguments_of([f"image.repository={repository}", f"image.tag={tag}", "crds.enabled=false"]))
 
 
 def job_of(name: str, place: Place, workers: str) -> Job:
