@@ -40,7 +40,11 @@ from emberscale_operator.machine import (
 from training_jobs import training_spec
 
 POLICY = Policy(
-    Backoff(base=1.0, factor=2.0, limit=8.0, reset_after=60.0), backoff_limit=2, stop_grace=10.0, start_silence=30.0
+    Backoff(base=1.0, factor=2.0, limit=8.0, reset_after=60.0),
+    backoff_limit=2,
+    stop_grace=10.0,
+    silence=15.0,
+    start_silence=30.0,
 )
 SMALL, LARGE = Resources(1.0, 1 << 30), Resources(2.0, 2 << 30)
 HEARD = MasterReport(answers=True, plan_heard=True, heard_at=5.0)

@@ -28,7 +28,7 @@ class Policy:
     backoff: Backoff = field(default_factory=Backoff)
     backoff_limit: int = 6
     stop_grace: float = 10.0
-    silence: float = 15.0
+    silence: float = 60.0
     start_silence: float | None = None
     suspend_silence: float = 300.0
     suspend_limit: float | None = None

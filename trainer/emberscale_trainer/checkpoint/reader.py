@@ -25,9 +25,11 @@ def load_partition(uri: str, owned: Ownership, tables: TableStore, parameters: i
     dense = len(tables.specs) - 1
     for part in parts:
         if _overlap(part.buckets, owned.buckets):
+            everything = all(owned.buckets[first:stop].all() for first, stop in part.buckets)
             for number, table in enumerate(part.tables):
                 for records in read_records(files, part, table):
-                    tables.load(number, records[owned.buckets[buckets_of(_keys(records))]])
+                    wanted = records if everything else records[owned.buckets[buckets_of(_keys(records))]]
+                    tables.load(number, wanted)
         if _overlap(part.pieces, owned.pieces):
             for records in read_records(files, part, part.dense):
                 pieces = _pieces(records, part)
