@@ -12,7 +12,6 @@ from emberscale_api.job import TableSpec
 from emberscale_trainer.checkpoint.layout import PartitionFile, TablePart
 from emberscale_trainer.checkpoint.work import Work
 
-_CHUNK_BYTES = 8 << 20
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
@@ -53,17 +52,15 @@ class CheckpointFiles:
 
     def _content(self, path: str, most: int) -> bytes:
         """The content, or its first bytes where there are more than `most`. Raises OSError."""
-        content = bytearray()
         try:
             with self._filesystem.open(f"{self._root}/{path}", "rb") as file:
-                while len(content) <= most and (chunk := file.read(_CHUNK_BYTES)):
-                    content += chunk
-                    self._work.advance(len(chunk))
+                content: bytes = file.read(most + 1)
         except FileNotFoundError as error:
             if not self._filesystem.exists(f"{self._root}/{MANIFEST_NAME}"):  # a volume may go, and come back
                 raise OSError("the checkpoint's folder is not there") from error
             raise
-        return bytes(content)
+        self._work.advance(len(content))
+        return content
 
     def parse(self, path: str, model: type[_Model]) -> _Model:
         """A JSON file."""

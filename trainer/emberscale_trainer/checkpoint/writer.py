@@ -97,18 +97,22 @@ def _write_table(folder: "_Folder", spec: TableSpec, chunks: Iterable[NDArray[np
     )
 
 
-def _parts(chunks: Iterable[NDArray[np.uint8]]) -> Iterator[bytes]:
-    """The records of some chunks each, uint8 [n, stride], until they are _PART_BYTES or more."""
-    gathered: list[bytes] = []
+def _parts(chunks: Iterable[NDArray[np.uint8]]) -> Iterator[memoryview]:
+    """The records of some chunks each, uint8 [n, stride], _PART_BYTES or more; the next overwrites each."""
+    part = np.empty(0, np.uint8)
     size = 0
     for chunk in chunks:
-        gathered.append(chunk.tobytes())
+        if size + chunk.nbytes > len(part):
+            grown = np.empty(max(size + chunk.nbytes, _PART_BYTES + chunk.nbytes), np.uint8)
+            grown[:size] = part[:size]
+            part = grown
+        part[size : size + chunk.nbytes] = chunk.reshape(-1)
         size += chunk.nbytes
         if size >= _PART_BYTES:
-            yield b"".join(gathered)
-            gathered, size = [], 0
-    if gathered:
-        yield b"".join(gathered)
+            yield part.data[:size]
+            size = 0
+    if size:
+        yield part.data[:size]
 
 
 class _Folder:
