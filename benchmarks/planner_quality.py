@@ -20,7 +20,7 @@ from emberscale_brain.planner.front import Front, hypervolume_ratio
 from emberscale_brain.planner.grid import Horizon, JobProblem, shape_grid
 from emberscale_brain.planner.nsga2 import SearchEffort, nsga2_front
 from emberscale_brain.planner.optimal import select_optimally
-from emberscale_brain.planner.selection import Options, Table, select, weighted_value
+from emberscale_brain.planner.selection import Options, SelectionTable, select, weighted_value
 from emberscale_brain.planner.types import (
     GIB,
     ClusterCapacity,
@@ -125,7 +125,7 @@ def compare_selections(clusters: int, rho: float) -> tuple[list[tuple[float, flo
     pairs, crowded, greedy_seconds, optimal_seconds = [], 0, 0.0, 0.0
     for seed in range(clusters):
         jobs, capacity, quotas = cluster(seed, rho)
-        table = Table.of(jobs, capacity, quotas)
+        table = SelectionTable.of(jobs, capacity, quotas)
         begin = time.perf_counter()
         greedy = select(jobs, capacity, quotas)
         middle = time.perf_counter()

@@ -2,7 +2,7 @@
 
 DLRover-RM section 6.2 looks at a month of a user's jobs: with the warm start (Algorithm 1) the first configuration is
 within 92% (workers) and 85% (PS) of the final one, and getting there takes 26% less time than "adjusting resources from
-zero". Here a month of recurring jobs of `deploy/examples/scenarios/production-month.yaml` is simulated twice a seed, on
+zero". Here a month of recurring jobs of `deploy/examples/scenarios/production-week.yaml` is simulated twice a seed, on
 the same jobs: with history, and without (the planner's cold start). Cores of a role count: `accuracy` of a job is the
 smaller over the larger of its first and last cores. Its `scaling time` is from its start until both roles first have
 cores within 10% of the last ones. Jobs of the first week, which have little history, make history only.
@@ -24,7 +24,7 @@ from emberscale_simulator.results import JobOutcome, SeedOutcome
 from emberscale_simulator.scenario_file import load_scenario
 from reporting import Ratio, arguments, report, say
 
-SCENARIO = Path(__file__).parents[1] / "deploy/examples/scenarios/production-month.yaml"
+SCENARIO = Path(__file__).parents[1] / "deploy/examples/scenarios/production-week.yaml"
 WARM, COLD = "emberscale", "cold"
 WEEK = 7 * 86_400.0
 NEAR = 0.1
@@ -43,12 +43,14 @@ def ps_cores(shape: JobShape) -> float:
 
 
 def scenario_file(folder: Path, jobs: int) -> Path:
-    """The month with this many jobs, on a cluster with room for them, and the two ways to start."""
+    """A month with this many jobs, on a cluster with room for them, and the two ways to start."""
     document = yaml.safe_load(SCENARIO.read_text())
     share = jobs / document["workload"]["jobs"]
+    document["horizon"] = "35d"
     document["cluster"]["nodes"] = max(40, round(document["cluster"]["nodes"] * share))
     document["workload"] |= {
         "jobs": jobs,
+        "period": "30d",
         "families": max(8, round(document["workload"]["families"] * share)),
         "owners": max(2, round(document["workload"]["owners"] * share)),
     }
@@ -121,7 +123,7 @@ def main() -> None:
         outcomes = run_experiment(
             load_scenario(path),
             (WARM, COLD),
-            range(seeds),
+            load_scenario(path).seeds.judging.numbers[:seeds],
             path.parent,
             os.cpu_count() or 1,
             lambda outcome: say(f"  {outcome.scheduler}, seed {outcome.seed}"),
@@ -131,7 +133,7 @@ def main() -> None:
         for name in (WARM, COLD)
     }
     pairs: dict[str, list[tuple[float, float]]] = {"workers": [], "ps": [], "time": []}
-    for seed in range(seeds):
+    for seed in by_name[WARM]:
         warm, cold = by_name[WARM][seed], by_name[COLD][seed]
         both = sorted(warm.keys() & cold.keys())
         for role, cores in (("workers", worker_cores), ("ps", ps_cores)):

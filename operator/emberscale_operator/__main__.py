@@ -6,11 +6,11 @@ It takes no arguments; the environment says the rest.
     EMBERSCALE_IMAGE_PULL_POLICY   of the jobs' pods: Always, IfNotPresent or Never; default IfNotPresent
     EMBERSCALE_IMAGE_PULL_SECRETS  names of Secrets in the jobs' namespaces, separated by commas
     EMBERSCALE_REDIS_URL           where the masters keep their state, with the password if there is one; required.
-                                   It must resolve in the jobs' namespaces. It comes from a Secret of the operator's
-                                   namespace, and is copied into one Secret a job, which only the job's master gets
+                                   It must resolve in the jobs' namespaces. Its user must be allowed to change users:
+                                   each job gets one that reaches the job's keys, in a Secret for the job's master
     EMBERSCALE_BRAIN_ADDRESS       host:port of the brain, given to the masters; none by default
-    EMBERSCALE_BRAIN_TOKEN         the brain's token, required with its address; it travels as the Redis URL does
-    EMBERSCALE_BRAIN_CA            the authority of a brain that serves TLS, in PEM; it travels as the token does
+    EMBERSCALE_BRAIN_TOKEN         the brain's token, required with its address; it signs a token for each job
+    EMBERSCALE_BRAIN_CA            the authority of a brain that serves TLS, in PEM, given to the masters
     EMBERSCALE_JOB_TLS             true gives each job that is created from then on a certificate, and TLS between its
                                    processes and with the operator; default false
     EMBERSCALE_WATCH_NAMESPACES    namespaces to watch, separated by commas; empty watches the whole cluster

@@ -20,8 +20,8 @@ from emberscale_operator.machine import (
     InstanceId,
     MasterReport,
     PhaseNews,
+    PlannedRole,
     Role,
-    RoleSize,
 )
 
 _CALL_SECONDS = 5.0
@@ -165,6 +165,7 @@ class MasterLink:
         One caller at a time: the answer to an earlier one could come last, and hide how the job ended.
         """
         async with self._asking:
+            begun_at = self._clock()
             try:
                 self.status = await self._stub.GetStatus(  # type: ignore[misc]  # the stubs know of threads only
                     pb.GetStatusRequest(), timeout=_CALL_SECONDS, metadata=self._metadata
@@ -172,7 +173,8 @@ class MasterLink:
             except grpc.aio.AioRpcError as error:
                 self._reached.clear()
                 if self._unanswered_since is None:
-                    self._unanswered_since = self._clock()
+                    # a program that was stopped itself meanwhile has waited for no longer than a call may take
+                    self._unanswered_since = max(begun_at, self._clock() - _CALL_SECONDS)
                 await self._explain(error.details() or "")
             else:
                 self._heard_at, self._unanswered_since = self._clock(), None
@@ -244,10 +246,10 @@ def retry_pause(silent: float, shortest: float = 1.0) -> float:
     return min(max(shortest, silent / _PATIENCE), _LONGEST_RETRY_SECONDS)
 
 
-def sizes_of(plan: pb.Plan) -> dict[Role, RoleSize]:
+def sizes_of(plan: pb.Plan) -> dict[Role, PlannedRole]:
     """What a plan gives each role."""
     return {
-        _ROLE_NAMES[role.role]: RoleSize(role.replicas, role.cpu_cores, role.memory_bytes)
+        _ROLE_NAMES[role.role]: PlannedRole(role.replicas, role.cpu_cores, role.memory_bytes)
         for role in plan.roles
         if role.role in _ROLE_NAMES
     }

@@ -1,10 +1,12 @@
 """How all pictures look, and what they read from metrics.csv."""
 
 import csv
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
 BLUE, ORANGE, GREEN, GREY = "#2f6db5", "#d9722e", "#3a8f5c", "#8a8f98"
@@ -21,6 +23,8 @@ STYLE: dict[Any, Any] = {
     "axes.axisbelow": True,
     "legend.frameon": False,
 }
+
+_FEW_POINTS = 8
 
 Series = list[tuple[float, float]]
 """(x, y) points."""
@@ -42,8 +46,48 @@ def over_time(rows: MetricRows, column: str, unit: float = 1.0) -> Series:
 
 
 def over_samples(rows: MetricRows, column: str) -> Series:
-    """One point for every number of samples seen; training that was rolled back goes back in the picture too."""
-    return [(float(row["samples"]), float(row[column])) for row in rows if row[column] and row["phase"] == "Training"]
+    """One point for every number of samples seen; training that was rolled back goes back in the picture too.
+
+    A fast run may learn all of its last figures after its last batch, so other phases than training count as well.
+    """
+    points: Series = []
+    for row in rows:
+        if row[column] and row["samples"] != "0":
+            point = (float(row["samples"]), float(row[column]))
+            if not points or points[-1][0] != point[0]:
+                points.append(point)
+    return points
+
+
+def held_out(evaluations: Sequence[Mapping[str, Any]], expected_samples: float, epochs: int, name: str) -> Series:
+    """What the evaluation after each epoch measured, where the epoch ended."""
+    return [
+        (expected_samples * (one["epoch"] + 1) / epochs, one[name])
+        for one in evaluations
+        if one[name] is not None and math.isfinite(one[name])
+    ]
+
+
+def draw_curve(axes: Axes, points: Series, colour: str, label: str | None = None) -> None:
+    """A line, with marks where it has so few points that there may be no line to see."""
+    x, y = [x for x, _ in points], [y for _, y in points]
+    marker = "o" if len(points) < _FEW_POINTS else None
+    axes.plot(x, y, color=colour, linewidth=1.8, label=label, marker=marker, markersize=4)
+
+
+def draw_held_out(axes: Axes, points: Series, colour: str) -> None:
+    """Hollow diamonds, which no curve has."""
+    axes.plot(
+        [x for x, _ in points],
+        [y for _, y in points],
+        "D",
+        color=colour,
+        markerfacecolor="white",
+        markeredgewidth=1.6,
+        markersize=6,
+        clip_on=False,
+        zorder=3,
+    )
 
 
 def _thousands(value: float, _: int | None = None) -> str:

@@ -1,6 +1,8 @@
 """metrics.png: a run at a glance."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -15,14 +17,27 @@ from emberscale.charts import (
     THOUSANDS,
     MetricRows,
     Series,
+    draw_curve,
+    draw_held_out,
+    held_out,
     over_samples,
     over_time,
     read_metrics,
 )
 
 
-def draw_metrics(metrics: Path, picture: Path, name: str) -> None:
-    """Draws metrics.csv: throughput and memory over time, loss and AUC over samples."""
+def draw_metrics(
+    metrics: Path,
+    picture: Path,
+    name: str,
+    evaluations: Sequence[Mapping[str, Any]] = (),
+    expected_samples: int = 0,
+    epochs: int = 1,
+) -> None:
+    """Draws metrics.csv: throughput and memory over time, loss and AUC over samples.
+
+    `evaluations` are those of the summary, with the samples of all `epochs` together.
+    """
     rows = read_metrics(metrics)
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(11, 7), layout="constrained")
@@ -30,8 +45,12 @@ def draw_metrics(metrics: Path, picture: Path, name: str) -> None:
         figure.suptitle(name, x=0.01, ha="left", fontsize=14, fontweight="bold")
         _throughput(axes[0, 0], rows)
         _memory(axes[0, 1], rows)
-        _curve(axes[1, 0], over_samples(rows, "loss"), "Training loss (recent window)", ORANGE)
-        _curve(axes[1, 1], over_samples(rows, "auc"), "Training AUC (recent window)", GREEN)
+        for axis, column, measured, title, colour in (
+            (axes[1, 0], "loss", "logloss", "Training loss (recent window)", ORANGE),
+            (axes[1, 1], "auc", "auc", "Training AUC (recent window)", GREEN),
+        ):
+            points = held_out(evaluations, expected_samples, epochs, measured)
+            _curve(axis, over_samples(rows, column), points, title, colour)
         figure.savefig(picture, dpi=140)
 
 
@@ -68,16 +87,30 @@ def _memory(axes: Axes, rows: MetricRows) -> None:
     axes.set_ylabel("GiB")
 
 
-def _curve(axes: Axes, points: Series, title: str, colour: str) -> None:
-    axes.set_title(title)
-    axes.plot([x for x, _ in points], [y for _, y in points], color=colour, linewidth=2)
+def _curve(axes: Axes, points: Series, evaluated: Series, title: str, colour: str) -> None:
+    axes.set_title(f"{title}, \u25c7 held out" if evaluated else title)
+    draw_curve(axes, points, colour)
+    draw_held_out(axes, evaluated, colour)
     if points:
-        x, y = points[-1]
-        axes.plot([x], [y], "o", color=colour, markersize=5)
-        axes.annotate(f"{y:.4f}", (x, y), xytext=(-4, 8), textcoords="offset points", ha="right", color=colour)
-    axes.margins(y=0.15)
+        _value(axes, points[-1], colour, above=not evaluated or points[-1][1] >= evaluated[-1][1])
+    if evaluated:
+        _value(axes, evaluated[-1], colour, above=not points or evaluated[-1][1] > points[-1][1])
+    axes.margins(y=0.2)
+    axes.set_xlim(left=0)
     axes.set_xlabel("samples")
     axes.xaxis.set_major_formatter(THOUSANDS)
+
+
+def _value(axes: Axes, point: tuple[float, float], colour: str, above: bool) -> None:
+    axes.annotate(
+        f"{point[1]:.4f}",
+        point,
+        xytext=(4, 9 if above else -17),
+        textcoords="offset points",
+        ha="right",
+        color=colour,
+        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5},
+    )
 
 
 def _whole_run(axes: Axes, rows: MetricRows) -> None:

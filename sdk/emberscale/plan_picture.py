@@ -14,18 +14,23 @@ _BLUE, _GREY, _ORANGE, _GREEN = "#2f6db5", "#8a8f98", "#d9722e", "#3a8f5c"
 def draw_plan(explanation: pb.PlanExplanation, picture: Path) -> None:
     """Predicted against measured throughput, and the Pareto front with the present and the chosen shape."""
     with mpl.rc_context({"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.3}):
-        figure = Figure(figsize=(11, 4.5), layout="constrained")
-        fit, front = figure.subplots(1, 2)
-        _draw_fit(fit, explanation)
-        _draw_front(front, explanation)
-        figure.savefig(picture, dpi=140)
+        plan_figure(explanation).savefig(picture, dpi=140)
+
+
+def plan_figure(explanation: pb.PlanExplanation) -> Figure:
+    """The picture before it is written."""
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    fit, front = figure.subplots(1, 2)
+    _draw_fit(fit, explanation)
+    _draw_front(front, explanation)
+    return figure
 
 
 def _draw_fit(axes: Axes, explanation: pb.PlanExplanation) -> None:
     axes.set(title="What the model says of what was measured", xlabel="measured samples/s")
     axes.set_ylabel("predicted samples/s")
     if not explanation.measured:
-        axes.text(0.5, 0.5, "nothing was measured", ha="center", transform=axes.transAxes, color=_GREY)
+        _say(axes, "nothing is measured yet: the first profile\nis made after spec.scaling.profileInterval of training")
         return
     shapes: dict[str, tuple[list[float], list[float]]] = {}
     for point in explanation.measured:
@@ -44,9 +49,18 @@ def _draw_fit(axes: Axes, explanation: pb.PlanExplanation) -> None:
         axes.legend(frameon=False, fontsize="small", title="workers x cores")
 
 
+def _say(axes: Axes, why: str) -> None:
+    """Why there is nothing to draw, in the place of empty axes."""
+    axes.set_axis_off()
+    axes.text(0.5, 0.5, why, ha="center", va="center", transform=axes.transAxes, color=_GREY, linespacing=1.6)
+
+
 def _draw_front(axes: Axes, explanation: pb.PlanExplanation) -> None:
     axes.set(title="The cheapest shape for each throughput", xlabel="cost per hour", ylabel="predicted samples/s")
     points = explanation.front
+    if not points and not explanation.HasField("present") and not explanation.HasField("chosen"):
+        _say(axes, "no shapes were compared:\nwithout a measurement there is no model of the job")
+        return
     if points:
         cost, speed = [point.cost_per_hour for point in points], [point.throughput for point in points]
         doubt = [1.645 * point.uncertainty for point in points]

@@ -46,6 +46,11 @@ class Training:
         """The files in the folder."""
         return RunPaths(self.folder)
 
+    def __repr__(self) -> str:
+        summary = self.summary
+        auc = "" if summary.auc is None else f", AUC {summary.auc:.4f}"
+        return f"<Training {summary.name}: {summary.phase}, {summary.samples:,} samples{auc}, in {self.folder}>"
+
 
 class TrainingFailedError(Exception):
     """The job has Failed; `training` says how far it came."""
@@ -217,7 +222,14 @@ def _illustrate(held: Run, summary: Summary) -> None:
     # matplotlib takes a second to import, which only this moment should cost
     from emberscale.picture import draw_metrics
 
-    draw_metrics(held.paths.metrics, held.paths.picture, held.record.name)
+    draw_metrics(
+        held.paths.metrics,
+        held.paths.picture,
+        held.record.name,
+        summary.evaluations,
+        summary.expected_samples,
+        held.job.spec.training.epochs,
+    )
     uri = held.job.spec.checkpoint.uri
     if uri is not None and summary.checkpoint is not None:
         try:

@@ -16,8 +16,8 @@ from emberscale_api.job.quantity import memory_bytes
 from emberscale_brain.planner.types import ClusterCapacity, JobId, JobProfile, JobShape, JobView
 from emberscale_simulator.failures import FailureLaw, gamma_shape
 from emberscale_simulator.job import SimulatedJob
-from emberscale_simulator.life import Happening, Phase
-from emberscale_simulator.resources import NOTHING, Resources, role_resources
+from emberscale_simulator.life import Happening, RunPhase
+from emberscale_simulator.resources import NOTHING, Amounts, role_resources
 from emberscale_simulator.run import Environment, JobRun
 from emberscale_simulator.scenario import ClusterSpec, Scenario, SchedulerSpec
 from emberscale_simulator.schedulers.protocol import ScheduledJob, Scheduler
@@ -56,14 +56,16 @@ class Simulation:
         self._scheduler = scheduler
         self._interval = spec.interval
         self._horizon = scenario.horizon
+        mechanics = scenario.mechanics[spec.mechanics]
+        self._sees_capacity = mechanics.sees_capacity
         self._runs = [
-            JobRun(job, spec.mechanics, environment, (seed, number))
+            JobRun(job, mechanics, environment, (seed, number))
             for number, job in enumerate(sorted(jobs, key=lambda job: (job.arrival, job.id)))
         ]
         self._number = {run.job.id: number for number, run in enumerate(self._runs)}
         self._profiles: list[deque[JobProfile]] = [deque(maxlen=PROFILES_SHOWN) for _ in self._runs]
         self._whole = whole_cluster(scenario.cluster)
-        self._node = Resources(scenario.cluster.node_cpu, memory_bytes(scenario.cluster.node_memory))
+        self._node = Amounts(scenario.cluster.node_cpu, memory_bytes(scenario.cluster.node_memory))
         self._capacity = self._whole
         self._capacity_events = list(capacity_fractions(scenario.cluster, scenario.horizon))
         self._active: dict[int, JobRun] = {}
@@ -128,24 +130,24 @@ class Simulation:
         event = run.next_event()
         if event is None:
             return
-        run.happen(event[1], now)
+        run.happen(event[1], now, self._capacity - self._reserved())
         if run.ended:
             del self._active[number]
             self._report_starts(run)
             final = run.shape
             if final is not None:
-                self._scheduler.job_ended(run.job, final, run.phase is Phase.COMPLETE, now)
-            self._admit(now)
+                self._scheduler.job_ended(run.job, final, run.phase is RunPhase.COMPLETE, now)
+            self._room_appears(now)
         else:
             self._announce(number)
             if event[1] is Happening.CHANGE_READY:
-                self._admit(now)
+                self._room_appears(now)
 
     def _capacity_changes(self, fraction: float, now: float) -> None:
         before = self._capacity
-        self._capacity = Resources(self._whole.cpu * fraction, int(self._whole.memory * fraction))
+        self._capacity = Amounts(self._whole.cpu * fraction, int(self._whole.memory * fraction))
         if self._capacity.cpu > before.cpu:
-            self._admit(now)
+            self._room_appears(now)
             return
         youngest_first = sorted(
             (number for number, run in self._active.items() if run.shape is not None),
@@ -162,17 +164,26 @@ class Simulation:
                     run.evict(now)
                 elif run.shape is not None:
                     needed = max(over.cpu / run.shape.worker_cpu, over.memory / run.shape.worker_memory)
-                    run.give_up_workers(math.ceil(needed), now)
+                    run.evict_workers(math.ceil(needed), now)
                 self._announce(number)
 
-    def _reserved(self) -> Resources:
+    def _reserved(self) -> Amounts:
         total = NOTHING
         for run in self._active.values():
             total = total + run.reserved
         return total
 
+    def _room_appears(self, now: float) -> None:
+        """Pods that were evicted come back, those of the oldest jobs first; then waiting jobs may start."""
+        for number in sorted(self._active, key=lambda number: self._runs[number].started_at or math.inf):
+            run = self._runs[number]
+            while (needed := run.evicted_workers) != NOTHING and needed.fits(self._capacity - self._reserved()):
+                run.return_worker(now)
+                self._announce(number)
+        self._admit(now)
+
     def _admit(self, now: float) -> None:
-        if any(run.phase is Phase.QUEUED for run in self._active.values()):
+        if any(run.phase is RunPhase.QUEUED for run in self._active.values()):
             self._decide(now, may_change=False)
 
     def _decide(self, now: float, may_change: bool) -> None:
@@ -186,11 +197,12 @@ class Simulation:
                     self._profiles[number].append(profile)
             self._report_starts(run)
             if run.shape is not None:
-                overlapping = overlapping + (run.reserved - role_resources(run.shape).total)
+                overlapping = overlapping + (run.reserved - role_resources(run.shape).total).larger(NOTHING)
             jobs.append(ScheduledJob(self._view(number, run, may_change), run.job.request))
+        seen = self._capacity if self._sees_capacity else self._whole
         capacity = ClusterCapacity(
-            cpu=self._capacity.cpu - overlapping.cpu,
-            memory=self._capacity.memory - overlapping.memory,
+            cpu=seen.cpu - overlapping.cpu,
+            memory=seen.memory - overlapping.memory,
             largest_node_cpu=self._node.cpu,
             largest_node_memory=self._node.memory,
         )
@@ -241,10 +253,8 @@ class Simulation:
 
     def _report_starts(self, run: JobRun) -> None:
         starts = run.take_start_times()
-        for role in ("worker", "ps"):
-            seconds = [start.seconds for start in starts if start.role == role]
-            if seconds:
-                self._scheduler.observe_starts(role, seconds)
+        if starts:
+            self._scheduler.observe_starts(starts)
 
 
 def make_environment(scenario: Scenario) -> Environment:
@@ -263,9 +273,9 @@ def make_environment(scenario: Scenario) -> Environment:
     )
 
 
-def whole_cluster(cluster: ClusterSpec) -> Resources:
+def whole_cluster(cluster: ClusterSpec) -> Amounts:
     """All nodes together."""
-    return Resources(cluster.nodes * cluster.node_cpu, cluster.nodes * memory_bytes(cluster.node_memory))
+    return Amounts(cluster.nodes * cluster.node_cpu, cluster.nodes * memory_bytes(cluster.node_memory))
 
 
 def capacity_fractions(cluster: ClusterSpec, horizon: float) -> Iterator[tuple[float, float]]:

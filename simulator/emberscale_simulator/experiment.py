@@ -47,6 +47,7 @@ def simulate_seed(scenario: Scenario, scheduler: str, seed: int, folder: Path) -
 
 def make_scheduler(scenario: Scenario, spec: SchedulerSpec, jobs: Sequence[SimulatedJob], seed: int) -> Scheduler:
     """The algorithm that a scenario asks for. Raises PlannerNotUsableError."""
+    mechanics = scenario.mechanics[spec.mechanics]
     match spec.kind:
         case SchedulerKind.STATIC:
             return StaticScheduler()
@@ -55,14 +56,14 @@ def make_scheduler(scenario: Scenario, spec: SchedulerSpec, jobs: Sequence[Simul
             shares = len(workload.models) if isinstance(workload, RoundsWorkload) and workload.spacing == 0 else 1
             return WellTunedScheduler(jobs, shares, scenario.ps_memory_skew)
         case SchedulerKind.OPTIMUS:
-            return OptimusScheduler(jobs, spec.step, spec.min_gain, scenario.profiling.noise, seed)
+            return OptimusScheduler(jobs, mechanics, spec.min_gain, scenario.profiling.noise, seed)
         case SchedulerKind.ELASTIC:
             return ElasticScheduler(spec.step, spec.min_gain)
         case SchedulerKind.PLANNER:
             return PlannedScheduler(
                 load_planner(spec.planner.name, spec.planner.settings(seed)),
                 spec.planner.prices(),
-                spec.mechanics,
+                mechanics,
                 memory_bytes(scenario.cluster.ps_bandwidth),
                 spec.use_history,
             )

@@ -3,7 +3,7 @@
 from enum import StrEnum
 
 
-class Phase(StrEnum):
+class RunPhase(StrEnum):
     """Where a job is."""
 
     QUEUED = "Queued"

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from emberscale_brain.planner.types import JobShape
 from emberscale_simulator.pods import Pods
-from emberscale_simulator.resources import Resources, RoleResources, overlap_of
+from emberscale_simulator.resources import Amounts, RoleResources, overlap_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class LiveChange:
 
 
 def begin_live_change(
-    present: JobShape, target: JobShape, now: float, room: Resources, resize: float | None, pods: Pods
+    present: JobShape, target: JobShape, now: float, room: Amounts, resize: float | None, pods: Pods
 ) -> LiveChange | None:
     """The fastest way that there is room for; None if there is none.
 

@@ -25,10 +25,10 @@ _STYLE: dict[Any, Any] = {
     "axes.axisbelow": True,
     "legend.frameon": False,
 }
-_COLOURS = ("#2f6db5", "#d9722e", "#3a8f5c", "#8a5ea8", "#8a8f98", "#b8a13a", "#4aa3a8")
+_COLOURS = ("#2f6db5", "#d9722e", "#3a8f5c", "#8a5ea8", "#8a8f98", "#b8a13a", "#4aa3a8", "#b04a6f", "#5b5f97")
 _MOST_LINES = 4
-_NARROWEST, _NARROWER = 1.5, 0.9
-"""Points of the last scheduler's lines, and by how much each is narrower than the one that it may lie on."""
+_NARROWEST, _WIDEST = 1.5, 5.0
+_LEGEND_COLUMNS = 4
 
 
 def draw_comparison(
@@ -47,7 +47,9 @@ def draw_comparison(
         left.set_title("Mean job completion time" + (" (95% interval)" if bounded else ""))
         left.set_ylabel("minutes")
         _distributions(right, outcomes, colours)
-        figure.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=len(summaries))
+        figure.legend(
+            *right.get_legend_handles_labels(), loc="outside lower center", ncols=min(_LEGEND_COLUMNS, len(summaries))
+        )
         pictures.append(_save(figure, folder / "jct.png"))
 
         figure = Figure(figsize=(11, 4.5), layout="constrained")
@@ -106,7 +108,8 @@ def _distributions(axes: Axes, outcomes: Sequence[SeedOutcome], colours: dict[st
 
 
 def _widths(count: int) -> list[float]:
-    return [_NARROWEST + _NARROWER * later for later in reversed(range(count))]
+    """Points, the first scheduler's lines the widest: one that lies on another leaves it to be seen."""
+    return [float(width) for width in np.linspace(_WIDEST if count > 1 else _NARROWEST, _NARROWEST, count)]
 
 
 def _throughput(name: str, outcomes: Sequence[SeedOutcome], colours: dict[str, str]) -> Figure:
@@ -131,5 +134,7 @@ def _throughput(name: str, outcomes: Sequence[SeedOutcome], colours: dict[str, s
                 )
         axes.set_xlabel("minutes since submission")
         axes.set_ylabel("samples/s")
-    figure.legend(*subplots[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(outcomes))
+    figure.legend(
+        *subplots[0].get_legend_handles_labels(), loc="outside lower center", ncols=min(_LEGEND_COLUMNS, len(outcomes))
+    )
     return figure

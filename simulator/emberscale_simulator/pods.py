@@ -10,10 +10,15 @@ from emberscale_simulator.scenario import StartUpSpec, StragglerSpec
 
 @dataclass(frozen=True, slots=True)
 class StartTime:
-    """Seconds that the slowest of some pods of a role took from being asked for to serving."""
+    """What a job tells a brain of a start or a change: the pods' role, and one of two durations.
+
+    `seconds` is from asking for pods until the slowest serves, `paused_seconds` how long the job stood still for them;
+    None where the job does not know it.
+    """
 
     role: str
-    seconds: float
+    seconds: float | None
+    paused_seconds: float | None
 
 
 class Pods:
@@ -30,6 +35,7 @@ class Pods:
         self._workers: list[float] = []
         self._ps: list[float] = []
         self._back_at: list[float] = []
+        self._evicted = 0
         self._starts: list[StartTime] = []
 
     @property
@@ -51,8 +57,12 @@ class Pods:
         """Draws the seconds until the last of `count` new pods serves."""
         law = self._start_up
         slowest = float(np.max(law.median * np.exp(self._random.normal(0.0, law.spread, count))))
-        self._starts.append(StartTime(role, slowest))
+        self._starts.append(StartTime(role, slowest, None))
         return slowest
+
+    def stood_still(self, role: str, seconds: float) -> None:
+        """The job stood still for so long when pods of a role changed."""
+        self._starts.append(StartTime(role, None, seconds))
 
     def take_start_times(self) -> list[StartTime]:
         """What was drawn since the last call."""
@@ -70,6 +80,7 @@ class Pods:
         """Now there are `count` workers: the first of the present ones and new ones, or only new ones."""
         self._workers = self._resized(self._workers if keep else [], count, self._stragglers.worker_probability)
         self._back_at = self._back_at[: count - 1] if keep else []
+        self._evicted = 0
 
     def set_ps(self, count: int, keep: bool) -> None:
         """Now there are `count` servers; the load is spread evenly over them."""
@@ -87,6 +98,23 @@ class Pods:
         self._back_at.append(back)
         return back
 
+    @property
+    def evicted(self) -> int:
+        """Workers that the cluster has taken and not given back."""
+        return self._evicted
+
+    def evict_workers(self, count: int) -> int:
+        """The cluster takes up to `count` workers, never the last one. How many it took."""
+        taken = max(0, min(count, len(self._workers) - self._evicted - 1))
+        self._evicted += taken
+        return taken
+
+    def return_workers(self, count: int, now: float) -> None:
+        """There is room for `count` evicted workers again: new pods start."""
+        self._evicted -= count
+        self._back_at.append(now + self.start_seconds("worker", count))
+        self._back_at.extend([self._back_at[-1]] * (count - 1))
+
     def worker_is_back(self) -> None:
         """The next missing worker serves again."""
         self._back_at.remove(min(self._back_at))
@@ -94,7 +122,7 @@ class Pods:
     def effective_workers(self, dynamic_sharding: bool) -> float:
         """Healthy workers that would do as much: all that they can, or all as slow as the slowest."""
         count = len(self._workers)
-        present = max(0, count - len(self._back_at))
+        present = max(0, count - len(self._back_at) - self._evicted)
         if dynamic_sharding:
             return sum(self._workers) * present / count
         return present * min(self._workers)

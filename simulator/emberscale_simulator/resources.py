@@ -6,54 +6,54 @@ from emberscale_brain.planner.types import JobShape
 
 
 @dataclass(frozen=True, slots=True)
-class Resources:
+class Amounts:
     """Cores and bytes."""
 
     cpu: float
     memory: int
 
-    def fits(self, free: "Resources") -> bool:
+    def fits(self, free: "Amounts") -> bool:
         """Whether there is room; a thousandth of a core is rounding."""
         return self.cpu <= free.cpu + 1e-3 and self.memory <= free.memory
 
-    def __add__(self, other: "Resources") -> "Resources":
-        return Resources(self.cpu + other.cpu, self.memory + other.memory)
+    def __add__(self, other: "Amounts") -> "Amounts":
+        return Amounts(self.cpu + other.cpu, self.memory + other.memory)
 
-    def __sub__(self, other: "Resources") -> "Resources":
-        return Resources(self.cpu - other.cpu, self.memory - other.memory)
+    def __sub__(self, other: "Amounts") -> "Amounts":
+        return Amounts(self.cpu - other.cpu, self.memory - other.memory)
 
-    def __mul__(self, count: int) -> "Resources":
-        return Resources(self.cpu * count, self.memory * count)
+    def __mul__(self, count: int) -> "Amounts":
+        return Amounts(self.cpu * count, self.memory * count)
 
-    def larger(self, other: "Resources") -> "Resources":
+    def larger(self, other: "Amounts") -> "Amounts":
         """The larger of each."""
-        return Resources(max(self.cpu, other.cpu), max(self.memory, other.memory))
+        return Amounts(max(self.cpu, other.cpu), max(self.memory, other.memory))
 
 
-NOTHING = Resources(0.0, 0)
+NOTHING = Amounts(0.0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class RoleResources:
     """What workers and parameter servers take, each together."""
 
-    worker: Resources
-    ps: Resources
+    worker: Amounts
+    ps: Amounts
 
     @property
-    def total(self) -> Resources:
+    def total(self) -> Amounts:
         """Both."""
         return self.worker + self.ps
 
 
-def worker_pod(shape: JobShape) -> Resources:
+def worker_pod(shape: JobShape) -> Amounts:
     """One worker."""
-    return Resources(shape.worker_cpu, shape.worker_memory)
+    return Amounts(shape.worker_cpu, shape.worker_memory)
 
 
-def ps_pod(shape: JobShape) -> Resources:
+def ps_pod(shape: JobShape) -> Amounts:
     """One parameter server."""
-    return Resources(shape.ps_cpu, shape.ps_memory)
+    return Amounts(shape.ps_cpu, shape.ps_memory)
 
 
 def role_resources(shape: JobShape) -> RoleResources:
@@ -99,13 +99,13 @@ def overlap_of(present: JobShape, target: JobShape, resized: bool) -> Overlap:
 
 @dataclass(frozen=True, slots=True)
 class _RoleOverlap:
-    at_once: Resources
-    one_by_one: Resources
-    in_place: Resources
+    at_once: Amounts
+    one_by_one: Amounts
+    in_place: Amounts
     new: int
 
 
-def _role_overlap(old: Resources, old_count: int, new: Resources, new_count: int, resized: bool) -> _RoleOverlap:
+def _role_overlap(old: Amounts, old_count: int, new: Amounts, new_count: int, resized: bool) -> _RoleOverlap:
     if old == new or resized:
         added, leaving = max(0, new_count - old_count), max(0, old_count - new_count)
         kept = old.larger(new) * min(old_count, new_count) + new * added + old * leaving

@@ -9,7 +9,7 @@ from scipy.stats import t as student_t
 
 from emberscale_brain.planner.types import JobShape
 from emberscale_simulator.engine import RunResult
-from emberscale_simulator.life import Phase
+from emberscale_simulator.life import RunPhase
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def summarize_seed(scheduler: str, seed: int, result: RunResult, keep_timelines:
                 waited=(run.started_at if run.started_at is not None else result.ended_at) - run.job.arrival,
                 jct=(
                     run.finished_at - run.job.arrival
-                    if run.phase is Phase.COMPLETE and run.finished_at is not None
+                    if run.phase is RunPhase.COMPLETE and run.finished_at is not None
                     else None
                 ),
                 scalings=run.scalings,

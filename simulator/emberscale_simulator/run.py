@@ -1,28 +1,29 @@
 """One job of the simulation: a state machine that knows its next event, with rates that are constant in between."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from emberscale_api.job.quantity import memory_bytes
 from emberscale_brain.planner.types import JobProfile, JobShape
 from emberscale_simulator.failures import FailureLaw
 from emberscale_simulator.ground_truth import Rate, rate
 from emberscale_simulator.job import SimulatedJob
-from emberscale_simulator.life import Happening, Phase
+from emberscale_simulator.life import Happening, RunPhase
 from emberscale_simulator.live_change import LiveChange, begin_live_change
+from emberscale_simulator.mechanics import ChangeMethod, Mechanics
 from emberscale_simulator.pods import Pods, StartTime
 from emberscale_simulator.profiler import Profiler
 from emberscale_simulator.resources import (
     NOTHING,
-    Resources,
+    Amounts,
     RoleResources,
     ps_pod,
     role_resources,
-    with_workers,
     worker_pod,
 )
-from emberscale_simulator.scenario import Change, Mechanics, StartUpSpec, StragglerSpec
+from emberscale_simulator.scenario import StartUpSpec, StragglerSpec
 from emberscale_simulator.usage import Usage
 
 # Kubernetes restarts a container that keeps ending after 10 s, 20 s, 40 s, ... and at most 5 minutes.
@@ -53,7 +54,7 @@ class JobRun:
         self, job: SimulatedJob, mechanics: Mechanics, environment: Environment, seed: tuple[int, int]
     ) -> None:
         self.job = job
-        self.phase = Phase.QUEUED
+        self.phase = RunPhase.QUEUED
         self.shape: JobShape | None = None
         self.first_shape: JobShape | None = None
         self.shapes: list[tuple[float, JobShape]] = []
@@ -81,13 +82,13 @@ class JobRun:
         self._next_checkpoint = math.inf
         self._mend_at = math.inf
         self._steady_since = math.inf
-        self._ran_out_of_memory = False
+        self._ran_out_of_memory: JobShape | None = None
         self._crash_looping = False
         self._rate = Rate(0.0, 0.0, 0.0)
         self._pod_seconds_left = self._draw_failure()
 
     @property
-    def reserved(self) -> Resources:
+    def reserved(self) -> Amounts:
         """What the cluster keeps for the job, pods that are about to replace others included."""
         return self._reserved.total
 
@@ -95,20 +96,23 @@ class JobRun:
     def _reserved(self) -> RoleResources:
         if self.shape is None or self.ended:
             return RoleResources(NOTHING, NOTHING)
-        return role_resources(self.shape) if self._change is None else self._change.reserved
+        reserved = role_resources(self.shape) if self._change is None else self._change.reserved
+        missing = worker_pod(self.shape) * self._pods.evicted
+        return RoleResources(reserved.worker - missing, reserved.ps)
 
     @property
     def ended(self) -> bool:
         """Whether nothing will happen to it any more."""
-        return self.phase in (Phase.COMPLETE, Phase.FAILED)
+        return self.phase in (RunPhase.COMPLETE, RunPhase.FAILED)
 
     @property
     def in_transition(self) -> bool:
-        """Whether it starts, stands still or waits for new pods: no time for another change.
+        """Whether it starts, stands still or waits for pods: no time for another change.
 
         A job whose servers keep running out of memory is not: another shape is what it needs.
         """
-        return (self.phase is not Phase.TRAINING and not self._crash_looping) or self._change is not None
+        busy = self.phase is not RunPhase.TRAINING and not self._crash_looping
+        return busy or self._change is not None or self._pods.evicted > 0
 
     @property
     def remaining_samples(self) -> int:
@@ -128,20 +132,20 @@ class JobRun:
             self.started_at = now
             self.first_shape = shape
             self.shapes.append((now, shape))
-        load = self._mechanics.load if self.samples > 0 else 0.0
+        load = self._load_seconds(shape) if self.samples > 0 else 0.0
         self.shape = shape
         self.scaled_at = now
-        self.phase = Phase.STARTING
+        self.phase = RunPhase.STARTING
         self._until = now + self._pods.renew(shape.workers, shape.ps) + load
         self._touch()
 
-    def change_to(self, target: JobShape, now: float, free: Resources) -> bool:
+    def change_to(self, target: JobShape, now: float, free: Amounts) -> bool:
         """Begins a change of shape. False if the cluster has no room for what it takes."""
         self.advance(now)
         present = self.shape
         if present is None or self.in_transition:
             return False
-        if self._crash_looping or self._mechanics.change is Change.STOP_AND_RESTART:
+        if self._crash_looping or self._mechanics.change is ChangeMethod.STOP_AND_RESTART:
             return self._replace_all(present, target, now, free)
         return self._begin_live(present, target, now, free)
 
@@ -150,33 +154,43 @@ class JobRun:
         self.advance(now)
         self._roll_back()
         self.shape = None
-        self.phase = Phase.QUEUED
+        self.phase = RunPhase.QUEUED
         self._change = None
         self._crash_looping = False
         self._until = math.inf
         self._touch()
 
-    def give_up_workers(self, count: int, now: float) -> int:
-        """Loses up to `count` workers at once, never the last one. How many it lost."""
+    @property
+    def evicted_workers(self) -> Amounts:
+        """What one of its evicted workers needs to come back; nothing where none is missing."""
+        if self.shape is None or not self._pods.evicted:
+            return NOTHING
+        return worker_pod(self.shape)
+
+    def evict_workers(self, count: int, now: float) -> int:
+        """The cluster takes up to `count` workers, never the last one, from a job that can do without. How many."""
         self.advance(now)
         if self.shape is None or not self._mechanics.elastic or self._change is not None:
             return 0
-        lost = min(count, self.shape.workers - 1)
-        if lost > 0:
-            self.shape = with_workers(self.shape, self.shape.workers - lost)
-            self._pods.set_workers(self.shape.workers, keep=True)
-            self.scaled_at = now
+        taken = self._pods.evict_workers(count)
+        if taken:
             self._steady_since = now
             self._touch()
-        return lost
+        return taken
+
+    def return_worker(self, now: float) -> None:
+        """There is room for an evicted worker again."""
+        self.advance(now)
+        self._pods.return_workers(1, now)
+        self._touch()
 
     # -- time -----------------------------------------------------------------------------------------------------
 
     def next_event(self) -> tuple[float, Happening] | None:
         """When something happens to the job of itself, and what."""
-        if self.phase in (Phase.STARTING, Phase.STANDSTILL):
+        if self.phase in (RunPhase.STARTING, RunPhase.STANDSTILL):
             return self._until, Happening.READY
-        if self.phase is not Phase.TRAINING or self.shape is None:
+        if self.phase is not RunPhase.TRAINING or self.shape is None:
             return None
         speed = self._rate.samples_per_second
         events = [(self._mend_at, Happening.MENDED)]
@@ -194,19 +208,19 @@ class JobRun:
         when, what = min(events, key=lambda event: event[0])
         return (when, what) if when < math.inf else None
 
-    def happen(self, what: Happening, now: float) -> None:
-        """Lets the event that `next_event` announced come to pass."""
+    def happen(self, what: Happening, now: float, free: Amounts) -> None:
+        """Lets the event that `next_event` announced come to pass; `free` is what the cluster has left."""
         self.advance(now)
         match what:
             case Happening.READY:
                 self._resume(now)
             case Happening.DONE:
                 self.samples = float(self.job.metadata.total_samples)
-                self._end(Phase.COMPLETE, now)
+                self._end(RunPhase.COMPLETE, now)
             case Happening.FAILURE:
                 self._fail_a_pod(now)
             case Happening.OUT_OF_MEMORY:
-                self._lose_servers(now, own_fault=True)
+                self._run_out_of_memory(now, free)
             case Happening.CHANGE_READY:
                 self._finish_live(now)
             case Happening.MENDED:
@@ -222,7 +236,7 @@ class JobRun:
             return
         if self.shape is not None:
             self.usage.hold(self._reserved, self._memory_used(self.shape), elapsed)
-        if self.phase is Phase.TRAINING and self.shape is not None:
+        if self.phase is RunPhase.TRAINING and self.shape is not None:
             speed = self._rate.samples_per_second
             while self._next_checkpoint <= now:
                 self._saved_samples = self.samples + speed * (self._next_checkpoint - self._now)
@@ -240,10 +254,10 @@ class JobRun:
         self.advance(now)
         if self.shape is None:
             return None
-        if self._ran_out_of_memory:
-            self._ran_out_of_memory = False
-            return self._profiler.report_out_of_memory(now, self.shape, self.samples)
-        if self.phase is not Phase.TRAINING:
+        if self._ran_out_of_memory is not None:
+            reached, self._ran_out_of_memory = self._ran_out_of_memory, None
+            return self._profiler.report_out_of_memory(now, reached, self.samples)
+        if self.phase is not RunPhase.TRAINING or self._pods.evicted:
             return None
         return self._profiler.report(now, self.shape, self.samples, self._rate, self._steady_since)
 
@@ -258,7 +272,7 @@ class JobRun:
         self._rate = speed
 
     def _speed(self) -> Rate:
-        if self.phase is not Phase.TRAINING or self.shape is None:
+        if self.phase is not RunPhase.TRAINING or self.shape is None:
             return Rate(0.0, 0.0, 0.0)
         shape = self.shape
         workers = self._pods.effective_workers(self._mechanics.dynamic_sharding)
@@ -266,6 +280,16 @@ class JobRun:
         whole = rate(self.job.physics, round(workers, 3), round(servers, 3), shape.worker_cpu, shape.ps_cpu)
         kept = 1 - min(1.0, self._mechanics.checkpoint_pause / self._mechanics.checkpoint_interval)
         return Rate(whole.samples_per_second * kept, whole.worker_busy_cores * kept, whole.ps_busy_cores * kept)
+
+    def _tables_of_largest_ps(self, shape: JobShape) -> float:
+        """Bytes of rows that the largest server of a shape holds now."""
+        return self.job.largest_ps(self.samples, shape.ps, self._environment.ps_memory_skew) - self.job.ps_base
+
+    def _save_seconds(self, shape: JobShape) -> float:
+        return self._tables_of_largest_ps(shape) / memory_bytes(self._mechanics.save_bandwidth)
+
+    def _load_seconds(self, shape: JobShape) -> float:
+        return self._tables_of_largest_ps(shape) / memory_bytes(self._mechanics.load_bandwidth)
 
     def _memory_used(self, shape: JobShape) -> float:
         job = self.job
@@ -283,9 +307,9 @@ class JobRun:
         return math.inf if law is None else law.draw(self._failures)
 
     def _resume(self, now: float) -> None:
-        if self.phase is Phase.STARTING:
+        if self.phase is RunPhase.STARTING:
             self.scaled_at = now
-        self.phase = Phase.TRAINING
+        self.phase = RunPhase.TRAINING
         self._crash_looping = False
         self._until = math.inf
         self._steady_since = now
@@ -306,11 +330,12 @@ class JobRun:
             self._pods.balanced = True
             return
         self._pods.replace_slow()
-        if self._mechanics.change is Change.STOP_AND_RESTART:
-            self._stand_still(now, self._mechanics.save + self._pods.start_seconds("ps", 1) + self._mechanics.load)
+        if self._mechanics.change is ChangeMethod.STOP_AND_RESTART and self.shape is not None:
+            moving = self._save_seconds(self.shape) + self._load_seconds(self.shape)
+            self._stand_still(now, moving + self._pods.start_seconds("ps", 1))
 
     def _stand_still(self, now: float, seconds: float) -> None:
-        self.phase = Phase.STANDSTILL
+        self.phase = RunPhase.STANDSTILL
         self._until = now + seconds
 
     def _fail_a_pod(self, now: float) -> None:
@@ -321,24 +346,35 @@ class JobRun:
         if self._failures.uniform() < shape.workers / (shape.workers + shape.ps):
             self._steady_since = self._pods.lose_worker(now)
         else:
-            self._lose_servers(now, own_fault=False)
+            self._lose_servers(now)
 
-    def _lose_servers(self, now: float, own_fault: bool) -> None:
+    def _run_out_of_memory(self, now: float, free: Amounts) -> None:
+        """A PS is killed for its memory: it is lost, and starts again with more, where there is room for more."""
+        shape = self.shape
+        if shape is None:
+            return
+        self.restarts += 1
+        if self.restarts > self._mechanics.backoff_limit:
+            self._end(RunPhase.FAILED, now)
+            return
+        self._ran_out_of_memory, self._crash_looping = shape, True
+        most = self.job.bounds.ps_memory[1]
+        grown = replace(shape, ps_memory=min(most, round(shape.ps_memory * self._mechanics.memory_growth)))
+        if grown != shape and (role_resources(grown).total - role_resources(shape).total).fits(free):
+            self.shape = grown
+            self.shapes.append((now, grown))
+        backoff = min(_MOST_BACKOFF_SECONDS, _BACKOFF_SECONDS * 2 ** (self.restarts - 1))
+        self._lose_servers(now, backoff)
+
+    def _lose_servers(self, now: float, delay: float = 0.0) -> None:
         """A PS is gone: the job stands still until it is back, with its rows or with those of the last checkpoint."""
-        if own_fault:
-            self.restarts += 1
-            if self.restarts > self._mechanics.backoff_limit:
-                self._end(Phase.FAILED, now)
-                return
-        wait = self._pods.start_seconds("ps", 1)
-        if own_fault:
-            self._ran_out_of_memory = self._crash_looping = True
-            wait += min(_MOST_BACKOFF_SECONDS, _BACKOFF_SECONDS * 2 ** (self.restarts - 1))
+        shape = self.shape
+        if shape is None:
+            return
+        wait = delay + self._mechanics.detection + self._pods.start_seconds("ps", 1)
         if self._mechanics.rollback:
             self._roll_back()
-            wait += self._mechanics.load
-        else:
-            wait += self._mechanics.ps_pause
+            wait += self._load_seconds(shape)
         self._change = None
         self._stand_still(now, wait)
 
@@ -346,7 +382,7 @@ class JobRun:
         self.samples = min(self.samples, self._saved_samples)
         self._next_checkpoint = math.inf
 
-    def _end(self, phase: Phase, now: float) -> None:
+    def _end(self, phase: RunPhase, now: float) -> None:
         self.phase = phase
         self.finished_at = now
         self._change = None
@@ -358,22 +394,25 @@ class JobRun:
         self.scaled_at = now
         self.scalings += 1
 
-    def _replace_all(self, present: JobShape, target: JobShape, now: float, free: Resources) -> bool:
+    def _replace_all(self, present: JobShape, target: JobShape, now: float, free: Amounts) -> bool:
         """All pods go, and others come; servers that were killed for their memory have nothing to save."""
         if not (role_resources(target).total - role_resources(present).total).fits(free):
             return False
+        wait = self._load_seconds(target)
         if self._crash_looping:
             self._crash_looping = False
-            wait = self._mechanics.load if self._mechanics.rollback else self._mechanics.ps_pause
         else:
             self._saved_samples = self.samples
-            wait = self._mechanics.save + self._mechanics.load
+            wait += self._save_seconds(present)
         self._take_on(target, now)
-        self._stand_still(now, self._pods.renew(target.workers, target.ps) + wait)
+        wait += self._pods.renew(target.workers, target.ps)
+        for role in ("worker", "ps"):
+            self._pods.stood_still(role, wait)
+        self._stand_still(now, wait)
         self._touch()
         return True
 
-    def _begin_live(self, present: JobShape, target: JobShape, now: float, free: Resources) -> bool:
+    def _begin_live(self, present: JobShape, target: JobShape, now: float, free: Amounts) -> bool:
         room = free + role_resources(present).total
         self._change = begin_live_change(present, target, now, room, self._mechanics.resize, self._pods)
         if self._change is not None:
@@ -390,10 +429,14 @@ class JobRun:
         if not same_worker or target.workers != present.workers:
             self._pods.set_workers(target.workers, keep=same_worker)
             pause = self._mechanics.worker_pause
+            self._pods.stood_still("worker", pause)
         same_ps = resized or ps_pod(target) == ps_pod(present)
         if not same_ps or target.ps != present.ps:
+            moving = self._mechanics.reshape + self._save_seconds(present) + self._load_seconds(target)
+            self._saved_samples = self.samples  # the change is a checkpoint
             self._pods.set_ps(target.ps, keep=same_ps)
-            pause = max(pause, self._mechanics.ps_pause)
+            self._pods.stood_still("ps", moving)
+            pause = max(pause, moving)
         self._change = None
         self._take_on(target, now)
         self._stand_still(now, pause + change.lost_seconds)

@@ -14,6 +14,7 @@ from emberscale_api.job.duration import Seconds
 from emberscale_api.job.quantity import Quantity
 from emberscale_api.job.schema import ManifestPart
 from emberscale_brain.preferences import PlannerPreferences
+from emberscale_simulator.mechanics import Mechanics
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
@@ -196,7 +197,6 @@ class MisSizing(ManifestPart):
     ps: LogNormal
     ps_cpu: LogNormal
     memory: LogNormal
-    ps_cpu_shortage: Shortage
     memory_shortage: Shortage
 
 
@@ -241,42 +241,6 @@ class TraceWorkload(ManifestPart):
 Workload = Annotated[RoundsWorkload | GeneratedWorkload | TraceWorkload, Field(discriminator="kind")]
 
 
-class Change(StrEnum):
-    """How a running job gets another shape."""
-
-    STOP_AND_RESTART = "StopAndRestart"
-    """Save, stop, start every pod anew, load (DLRover-RM figure 6, without DLRover)."""
-    LIVE = "Live"
-    """New pods start while the old ones train; the job stands still only to switch (DLRover-RM section 5.2)."""
-
-
-class Mechanics(ManifestPart):
-    """What the system under a scheduler can do, apart from what the scheduler decides.
-
-    `save` and `load` are the standstill that a checkpoint costs at a stop and at a restart, `worker_pause` and
-    `ps_pause` the standstill of a live change. A live change of cores or memory takes effect on the running pods
-    after `resize`; without it, pods of another size replace them. A checkpoint is taken every `checkpoint_interval`
-    and stops training for `checkpoint_pause`. With `dynamic_sharding` a slow worker only does less; without, all wait
-    for it. Slow pods are worked around `straggler_seconds` after they appear, if at all. With `rollback` the failure
-    of a PS takes the job back to its last checkpoint; without, it stands still until the PS is back. With `elastic` it
-    gives up workers when the cluster shrinks; without, it is evicted and starts again from its last checkpoint.
-    """
-
-    change: Change
-    save: Seconds = Field(default=0.0, ge=0)
-    load: Seconds = Field(default=0.0, ge=0)
-    worker_pause: Seconds = Field(default=0.0, ge=0)
-    ps_pause: Seconds = Field(default=0.0, ge=0)
-    resize: Seconds | None = Field(default=None, ge=0)
-    checkpoint_interval: Seconds = Field(default=1800.0, gt=0)
-    checkpoint_pause: Seconds = Field(default=0.0, ge=0)
-    dynamic_sharding: bool = False
-    straggler_seconds: Seconds | None = Field(default=None, ge=0)
-    rollback: bool = True
-    elastic: bool = False
-    backoff_limit: int = Field(default=6, ge=0, description="Restarts after failures; more fail the job")
-
-
 class SchedulerKind(StrEnum):
     """The algorithms."""
 
@@ -293,13 +257,39 @@ class SchedulerSpec(ManifestPart):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
     kind: SchedulerKind
     interval: Seconds = Field(default=180.0, gt=0)
-    mechanics: Mechanics
+    mechanics: str = Field(description="One of the scenario's `mechanics`")
     step: int = Field(default=1, ge=1, description="Pods that Optimus and ElasticScheduler add at a time")
     min_gain: float = Field(
-        default=0.01, ge=0, lt=1, description="Relative gain below which Optimus and ElasticScheduler stop adding"
+        default=0.01, ge=0, lt=1, description="Relative gain below which Optimus and ElasticScheduler change nothing"
     )
     planner: PlannerPreferences = PlannerPreferences()
     use_history: bool = Field(default=True, description="Whether jobs that have ended help new ones")
+
+
+class SeedRange(ManifestPart):
+    """`count` seeds from `first` on."""
+
+    first: int = Field(ge=0)
+    count: int = Field(ge=1)
+
+    @property
+    def numbers(self) -> range:
+        """The seeds."""
+        return range(self.first, self.first + self.count)
+
+
+class Seeds(ManifestPart):
+    """Whoever tunes a planner, or this file, looks at `tuning` seeds only; figures are of the `judging` ones."""
+
+    tuning: SeedRange = Field(default_factory=lambda: SeedRange(first=0, count=1000))
+    judging: SeedRange = Field(default_factory=lambda: SeedRange(first=1000, count=1000))
+
+    @model_validator(mode="after")
+    def _apart(self) -> Self:
+        tuning, judging = self.tuning.numbers, self.judging.numbers
+        if tuning.start < judging.stop and judging.start < tuning.stop:
+            raise ValueError("tuning and judging seeds must not overlap")
+        return self
 
 
 class Scenario(ManifestPart):
@@ -318,7 +308,9 @@ class Scenario(ManifestPart):
     ps_memory_skew: float = Field(default=1.1, ge=1, description="Memory of the largest PS over the mean")
     models: dict[str, SimulatedModel] = Field(min_length=1)
     workload: Workload
+    mechanics: dict[str, Mechanics] = Field(min_length=1)
     schedulers: tuple[SchedulerSpec, ...] = Field(min_length=1)
+    seeds: Seeds = Seeds()
 
     @model_validator(mode="after")
     def _names_resolve(self) -> Self:
@@ -326,6 +318,12 @@ class Scenario(ManifestPart):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"schedulers: the name {twice[0]} is given twice")
+        for scheduler in self.schedulers:
+            if scheduler.mechanics not in self.mechanics:
+                raise ValueError(
+                    f"schedulers.{scheduler.name}.mechanics: there are no mechanics {scheduler.mechanics!r}; "
+                    f"there are {', '.join(sorted(self.mechanics))}"
+                )
         used: tuple[str, ...] = ()
         if isinstance(self.workload, RoundsWorkload):
             used = self.workload.models

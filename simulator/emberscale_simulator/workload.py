@@ -1,7 +1,6 @@
 """From a scenario and a seed to the jobs that arrive."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -210,10 +209,6 @@ def _request(
 ) -> JobShape:
     """What the family's owner asks for: the reference shape, mis-sized and rounded to what people usually type."""
     sizing, bounds = workload.sizing, job.bounds
-    ps_cpu = workload.reference_cpu * _draw(sizing.ps_cpu, random)
-    if random.uniform() < sizing.ps_cpu_shortage.probability:
-        short = sizing.ps_cpu_shortage.factor
-        ps_cpu = workload.reference_cpu * float(random.uniform(short.low, short.high))
     asked_workers = min(bounds.workers[1], max(1, round(workers * _draw(sizing.workers, random))))
     asked_ps = min(bounds.ps[1], max(1, round(ps * _draw(sizing.ps, random))))
     ps_memory = job.largest_ps(job.metadata.total_samples, asked_ps, scenario.ps_memory_skew)
@@ -221,20 +216,26 @@ def _request(
         short = sizing.memory_shortage.factor
         ps_memory_gib = ps_memory / GIB * float(random.uniform(short.low, short.high))
     else:
-        ps_memory_gib = _usual(ps_memory / GIB * _ample(sizing.memory, random), _USUAL_MEMORY_GIB)
+        ps_memory_gib = _usual_memory(ps_memory * _ample(sizing.memory, random))
     return JobShape(
         workers=asked_workers,
         ps=asked_ps,
-        worker_cpu=min(bounds.worker_cpu[1], _usual(workload.reference_cpu * _draw(sizing.worker_cpu, random))),
-        ps_cpu=min(bounds.ps_cpu[1], _usual(ps_cpu)),
-        worker_memory=round(_usual(job.worker_memory / GIB * _ample(sizing.memory, random), _USUAL_MEMORY_GIB) * GIB),
+        worker_cpu=min(bounds.worker_cpu[1], _usual_cores(workload.reference_cpu * _draw(sizing.worker_cpu, random))),
+        ps_cpu=min(bounds.ps_cpu[1], _usual_cores(workload.reference_cpu * _draw(sizing.ps_cpu, random))),
+        worker_memory=round(_usual_memory(job.worker_memory * _ample(sizing.memory, random)) * GIB),
         ps_memory=min(bounds.ps_memory[1], round(ps_memory_gib * GIB)),
     )
 
 
-def _usual(amount: float, usual: Sequence[int] = _USUAL_CORES) -> float:
-    """The next amount at or above this that people type, or the largest."""
-    return float(next((size for size in usual if size >= amount), usual[-1]))
+def _usual_cores(cores: float) -> float:
+    """The nearest number of cores that people type, by its logarithm."""
+    return float(min(_USUAL_CORES, key=lambda usual: abs(math.log(usual / cores))))
+
+
+def _usual_memory(size_bytes: float) -> float:
+    """The next GiB at or above this that people type, or the largest."""
+    gib = size_bytes / GIB
+    return float(next((usual for usual in _USUAL_MEMORY_GIB if usual >= gib), _USUAL_MEMORY_GIB[-1]))
 
 
 def _draw(law: LogNormal, random: np.random.Generator) -> float:

@@ -119,6 +119,8 @@ fi
 step "building the images"
 $build localhost/emberscale:e2e "$work/emberscale.tar" "$root" > "$work/build.log" 2>&1 \
   || { tail -n 60 "$work/build.log" >&2; exit 1; }
+$build localhost/emberscale:next "$work/next.tar" tests/kubernetes/next > "$work/build.log" 2>&1 \
+  || { tail -n 60 "$work/build.log" >&2; exit 1; }
 for store in redis postgresql; do
   $build "localhost/$store:e2e" "$work/$store.tar" "tests/kubernetes/$store" > "$work/build.log" 2>&1 \
     || { tail -n 60 "$work/build.log" >&2; exit 1; }
@@ -128,12 +130,12 @@ if [ -z "$own" ]; then
   start_cluster
 fi
 step "loading the images"
-for image in emberscale redis postgresql; do
+for image in emberscale next redis postgresql; do
   $load "$work/$image.tar"
 done
 
 export EMBERSCALE_E2E_IMAGE=localhost/emberscale:e2e EMBERSCALE_E2E_REDIS_IMAGE=localhost/redis:e2e
-export EMBERSCALE_E2E_POSTGRESQL_IMAGE=localhost/postgresql:e2e
+export EMBERSCALE_E2E_POSTGRESQL_IMAGE=localhost/postgresql:e2e EMBERSCALE_E2E_NEXT_IMAGE=localhost/emberscale:next
 export EMBERSCALE_E2E_FOLDER=${EMBERSCALE_E2E_FOLDER:-$work/shared}
 step "running the suite"
 $inside "$root/.venv/bin/pytest" tests/kubernetes "$@"

@@ -26,7 +26,7 @@ from prometheus_server import (
     scrape_configs,
 )
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 
 BROKEN = "broken"
 
@@ -142,7 +142,7 @@ def lose_servers(job: Job, killer: ProcessKiller) -> None:
         def recovered(before: int = number) -> bool:
             return job.status()["progress"].get("recoveries", 0) > before and len(job.running("ps")) == 4
 
-        eventually("it went back to a checkpoint", lambda: recovered() or None, seconds=120)
+        eventually("it went back to a checkpoint", lambda: recovered() or None, seconds=240)
 
 
 def lose_workers(job: Job, place: Place) -> None:
@@ -164,7 +164,7 @@ def lose_workers(job: Job, place: Place) -> None:
     ],
 )
 def test_an_alert_is_raised_by_what_it_is_for(alert: str, job: str, broken: None, prometheus: Prometheus) -> None:
-    eventually(f"{alert} of {job}", lambda: prometheus.alert(alert, job), seconds=150)
+    eventually(f"{alert} of {job}", lambda: prometheus.alert(alert, job), seconds=240)
 
 
 def test_each_alert_is_broken_on_purpose() -> None:

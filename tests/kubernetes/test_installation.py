@@ -1,5 +1,6 @@
 """Ways to install Emberscale: without Helm, for some namespaces only, with two operators, and not any more."""
 
+import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -158,6 +159,8 @@ def test_plain_manifests_work_without_helm(uninstalled: None, place: Place, tmp_
     volume = volume_for("emberscale-redis", f"{place.folder}/redis-plain")
     apply(volume)
     try:
+        kubectl("apply", "-f", str(folder / "namespace.yaml"))
+        make_password_of_redis()
         kubectl("apply", "-k", str(folder))
         for deployment in ("emberscale-redis", "emberscale-operator"):
             kubectl("rollout", "status", f"deployment/{deployment}", "-n", PLAIN, "--timeout=120s", timeout=150)
@@ -170,6 +173,14 @@ def test_plain_manifests_work_without_helm(uninstalled: None, place: Place, tmp_
     assert find("namespace", PLAIN, "default") is None
     assert find("crd", "trainingjobs.emberscale.io", "default") is None
     assert left_of_the_cluster() == []
+
+
+def make_password_of_redis() -> None:
+    """As deploy/kustomization.yaml says."""
+    password = secrets.token_hex(32)
+    url = f"redis://:{password}@emberscale-redis.{PLAIN}.svc.cluster.local:6379/0"
+    given = f"password={password}\nurl={url}\n"
+    kubectl("create", "secret", "generic", "emberscale-redis", "-n", PLAIN, "--from-env-file=/dev/stdin", stdin=given)
 
 
 def test_jobs_in_a_namespace_that_is_not_watched_are_left_alone(

@@ -181,7 +181,7 @@ def test_the_operator_has_met_nothing_unexpected(installed: str) -> None:
     service = f"/api/v1/namespaces/{SYSTEM}/services/emberscale-operator:9090/proxy/metrics"
     metrics = kubectl("get", "--raw", service)
     assert "emberscale_operator_defects_total 0.0" in metrics
-    assert "emberscale_job_phase{" in metrics
+    assert "# TYPE emberscale_job_phase gauge" in metrics
 
 
 def test_a_manifest_that_cannot_change_is_refused_with_the_reason(place: Place) -> None:

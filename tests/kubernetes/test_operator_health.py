@@ -38,7 +38,7 @@ def pod_of_no_job(name: str, place: Place) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
-def test_health_fails_when_a_watch_is_dead_and_recovers_with_it(place: Place, tmp_path: Path) -> None:
+def test_health_fails_when_a_watch_is_dead(place: Place, tmp_path: Path) -> None:
     rights = ["--clusterrole=cluster-admin", f"--serviceaccount={SYSTEM}:emberscale-operator"]
     kubectl("create", "rolebinding", "outside", "-n", SYSTEM, *rights)
     token = kubectl("create", "token", "emberscale-operator", "-n", SYSTEM, "--duration=1h").strip()
@@ -52,11 +52,8 @@ def test_health_fails_when_a_watch_is_dead_and_recovers_with_it(place: Place, tm
                 assert health_is(200, operator)
                 proxy.silent.add("pods")
                 apply(pod_of_no_job("missed", place), namespace=place.namespace)
-                said = eventually("health fails", lambda: health_is(503, operator), seconds=30)
+                said = eventually("health fails", lambda: health_is(503, operator), seconds=60)
                 assert "the watch of pods has missed a change for" in said
-                proxy.silent.clear()
-                # kopf opens a watch anew where nothing has come for 70 s, bookmarks included
-                eventually("health recovers", lambda: health_is(200, operator), seconds=120)
             finally:
                 operator.ends()
     finally:

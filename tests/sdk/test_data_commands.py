@@ -1,6 +1,8 @@
 import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -187,3 +189,24 @@ def test_help_shows_examples(command: str) -> None:
     result = run(command, "--help")
     assert result.exit_code == 0
     assert f"emberscale data {command} " in result.stdout
+
+
+def test_inspect_shows_texts_and_not_their_hashes(tmp_path: Path) -> None:
+    rows = [("Anna", "red|blue"), ("Anna", "red"), ("7", "12"), ("[bold]", "")] * 3
+    (tmp_path / "a.csv").write_text("y,who,tags\n" + "".join(f"1,{who},{tags}\n" for who, tags in rows))
+    table = {
+        "y": [1] * len(rows),
+        "who": [who for who, _ in rows],
+        "tags": [tags.split("|") if tags else None for _, tags in rows],
+    }
+    pq.write_table(pa.table(table), tmp_path / "a.parquet")
+    for name in ("a.csv", "a.parquet"):
+        options = [str(tmp_path / name), "--label", "y", "--categorical", "who", "--list", "tags"]
+        printed = CliRunner().invoke(data_app, ["inspect", *options], env={"COLUMNS": "200"}).stdout
+        assert "'Anna' 50.0%" in printed
+        assert "'red' 50.0%" in printed
+        assert "'[bold]' 25.0%" in printed
+        told = json.loads(CliRunner().invoke(data_app, ["inspect", *options, "--output", "json"]).stdout)
+        frequent = {one["text"]: one["share"] for one in told["categorical"][0]["top"]}
+        assert frequent["Anna"] == 0.5
+        assert ("7" in frequent) == (name == "a.parquet"), "in CSV an integer is its own id"

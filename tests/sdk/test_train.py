@@ -26,7 +26,7 @@ try:
         {{"data": {{"train": ["train.tsv"]}}, "ps": {{"replicas": 1}}, "worker": {{"replicas": 1}},
          "training": {{"seed": int(sys.argv[1])}}}}, name=sys.argv[2] or None
     )
-    print(json.dumps(["trained", str(training.folder), training.summary.auc]))
+    print(json.dumps(["trained", str(training.folder), training.summary.auc, repr(training)]))
 except KeyboardInterrupt as interrupted:
     print(json.dumps(["interrupted", str(interrupted)]))
 except emberscale.TrainingFailedError as failed:
@@ -48,7 +48,8 @@ def started(folder: Path, name: str = "mine", seed: int = 0, **environment: str)
 
 def test_a_few_lines_train_and_give_the_summary(tmp_path: Path) -> None:
     out, err = started(tmp_path).communicate(timeout=110)
-    assert json.loads(out) == ["trained", "runs/mine", 0.78], err
+    shown = "<Training mine: Complete, 100,000 samples, AUC 0.7800, in runs/mine>"
+    assert json.loads(out) == ["trained", "runs/mine", 0.78, shown], err
     assert "Complete" in err
     assert (tmp_path / "runs/mine/summary.json").exists()
 

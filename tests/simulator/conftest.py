@@ -29,15 +29,17 @@ MODEL: dict[str, Any] = {
     "tableExponent": 0.7,
 }
 
-STOPPING = {"change": "StopAndRestart", "save": 60, "load": 60}
-SEAMLESS = {
-    "change": "Live",
-    "workerPause": 1,
-    "psPause": 5,
-    "dynamicSharding": True,
-    "stragglerSeconds": 60,
-    "rollback": False,
-    "elastic": True,
+MECHANICS: dict[str, Any] = {
+    "as-built": {
+        "change": "Live",
+        "reshape": 1,
+        "detection": 8,
+        "resize": 10,
+        "dynamicSharding": True,
+        "elastic": True,
+        "memoryGrowth": 1.5,
+    },
+    "restart": {"change": "StopAndRestart", "detection": 8, "memoryGrowth": 1.5},
 }
 
 
@@ -70,11 +72,13 @@ def scenario_document(**changes: Any) -> dict[str, Any]:
             },
             "bounds": {"maxWorkers": 8, "maxPs": 4, "maxCpu": 8},
         },
+        "mechanics": MECHANICS,
         "schedulers": [
-            {"name": "static", "kind": "Static", "mechanics": STOPPING},
-            {"name": "well-tuned", "kind": "WellTuned", "mechanics": STOPPING},
-            {"name": "elastic-scheduler", "kind": "ElasticScheduler", "mechanics": {"change": "Live"}},
-            {"name": "optimus", "kind": "Optimus", "mechanics": STOPPING},
+            {"name": "static", "kind": "Static", "mechanics": "as-built"},
+            {"name": "well-tuned", "kind": "WellTuned", "mechanics": "as-built"},
+            {"name": "elastic-scheduler", "kind": "ElasticScheduler", "mechanics": "as-built"},
+            {"name": "optimus", "kind": "Optimus", "mechanics": "as-built"},
+            {"name": "static-restart", "kind": "Static", "mechanics": "restart"},
         ],
         **changes,
     }

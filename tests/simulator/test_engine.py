@@ -1,3 +1,4 @@
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,8 +8,9 @@ import pytest
 from emberscale_brain.planner.types import ClusterCapacity, JobId, JobShape
 from emberscale_simulator.engine import Simulation, capacity_fractions, whole_cluster
 from emberscale_simulator.experiment import make_scheduler, simulate_seed
-from emberscale_simulator.life import Phase
-from emberscale_simulator.scenario import CapacityStep, DailyDip, Scenario
+from emberscale_simulator.life import RunPhase
+from emberscale_simulator.scenario import CapacityStep, DailyDip, GeneratedWorkload, Scenario
+from emberscale_simulator.scenario_file import load_scenario
 from emberscale_simulator.schedulers.protocol import ScheduledJob
 from emberscale_simulator.schedulers.static import StaticScheduler
 from emberscale_simulator.workload import make_jobs
@@ -28,7 +30,6 @@ BUSY: dict[str, Any] = {
         "ps": {"median": 1.2, "spread": 0.3},
         "ps_cpu": {"median": 2, "spread": 0.3},
         "memory": {"median": 3, "spread": 0.5},
-        "ps_cpu_shortage": {"probability": 0.1, "factor": {"low": 0.2, "high": 0.5}},
         "memory_shortage": {"probability": 0.1, "factor": {"low": 0.4, "high": 0.9}},
     },
 }
@@ -51,6 +52,7 @@ class Watchful(StaticScheduler):
     def decide(self, jobs: Sequence[ScheduledJob], capacity: ClusterCapacity, now: float) -> Mapping[JobId, JobShape]:
         self.looks += 1
         running = [job.view.current for job in jobs if job.view.current is not None]
+        # what they lack of their shapes has been taken by the cluster
         assert sum(shape.cpu for shape in running) <= capacity.cpu + 1e-6
         assert sum(shape.memory for shape in running) <= capacity.memory
         return super().decide(jobs, capacity, now)
@@ -91,8 +93,8 @@ def test_the_cluster_is_never_over_committed_while_its_capacity_comes_and_goes(
     jobs = make_jobs(scenario, 0, Path())
     result = Simulation(scenario, scenario.schedulers[0], watchful, jobs, 0).run()
     assert watchful.looks > len(jobs)
-    assert all(run.phase in (Phase.COMPLETE, Phase.FAILED, Phase.QUEUED) for run in result.runs)
-    assert sum(run.phase is Phase.COMPLETE for run in result.runs) > len(jobs) / 2
+    assert all(run.phase in (RunPhase.COMPLETE, RunPhase.FAILED, RunPhase.QUEUED) for run in result.runs)
+    assert sum(run.phase is RunPhase.COMPLETE for run in result.runs) > len(jobs) / 2
 
 
 def test_work_is_conserved(make_scenario: Callable[..., Scenario]) -> None:
@@ -112,7 +114,7 @@ def test_the_horizon_ends_what_never_would(make_scenario: Callable[..., Scenario
     assert outcome.completion_rate == 0
 
 
-def test_owners_who_ask_for_too_little_memory_lose_their_jobs(make_scenario: Callable[..., Scenario]) -> None:
+def test_owners_who_ask_for_too_little_memory_lose_time_and_no_job(make_scenario: Callable[..., Scenario]) -> None:
     sizing = {**BUSY["sizing"], "memory_shortage": {"probability": 0.5, "factor": {"low": 0.4, "high": 0.9}}}
     scenario = make_scenario(workload={**BUSY, "sizing": sizing}, cluster=LARGE)
     jobs = make_jobs(scenario, 0, Path())
@@ -123,7 +125,55 @@ def test_owners_who_ask_for_too_little_memory_lose_their_jobs(make_scenario: Cal
         if job.largest_ps(job.metadata.total_samples, job.request.ps, scenario.ps_memory_skew) > job.request.ps_memory
     }
     assert short
-    assert {job.job for job in outcome.jobs if job.jct is None} == short
+    assert outcome.completion_rate == 1
+    assert {job.job for job in outcome.jobs if job.restarts} == short
+
+
+def test_owners_ask_for_as_much_too_little_as_too_much(make_scenario: Callable[..., Scenario]) -> None:
+    path = Path(__file__).parents[2] / "deploy/examples/scenarios/production-week.yaml"
+    scenario = load_scenario(path)
+    assert isinstance(scenario.workload, GeneratedWorkload)
+    reference = scenario.workload.reference_cpu
+    cores = [math.log(job.request.worker_cpu / reference) for job in make_jobs(scenario, 0, path.parent)]
+    assert abs(sum(cores) / len(cores)) < 0.2
+
+
+def test_schedulers_plan_for_the_whole_cluster_while_a_part_of_it_is_gone(
+    make_scenario: Callable[..., Scenario],
+) -> None:
+    scenario = make_scenario()
+    cluster = scenario.cluster.model_copy(update={"capacity_steps": (CapacityStep(at=0.0, fraction=0.5),)})
+    seen: set[float] = set()
+
+    class Curious(StaticScheduler):
+        def decide(
+            self, jobs: Sequence[ScheduledJob], capacity: ClusterCapacity, now: float
+        ) -> Mapping[JobId, JobShape]:
+            seen.add(capacity.cpu)
+            return super().decide(jobs, capacity, now)
+
+    scenario = scenario.model_copy(update={"cluster": cluster})
+    jobs = make_jobs(scenario, 0, Path())
+    Simulation(scenario, scenario.schedulers[0], Curious(), jobs, 0).run()
+    assert seen == {320.0}
+
+
+def test_workers_that_the_cluster_takes_come_back_when_it_has_room(make_scenario: Callable[..., Scenario]) -> None:
+    steps = (CapacityStep(at=600.0, fraction=20 / 320), CapacityStep(at=900.0, fraction=1.0))
+    scenario = make_scenario()
+    cluster = scenario.cluster.model_copy(update={"capacity_steps": steps})
+    jobs = make_jobs(scenario, 0, Path())
+    lives = []
+    for one in (scenario, scenario.model_copy(update={"cluster": cluster})):
+        (run,) = Simulation(one, one.schedulers[0], StaticScheduler(), jobs, 0).run().runs
+        assert run.phase is RunPhase.COMPLETE
+        lives.append(run)
+    undisturbed, squeezed = lives
+    assert squeezed.shape == undisturbed.shape
+    assert squeezed.restarts == 0
+    assert squeezed.finished_at is not None
+    assert undisturbed.finished_at is not None
+    assert 0 < squeezed.finished_at - undisturbed.finished_at < 300 + 120
 
 
 def test_capacity_follows_the_steps_and_the_daily_dip(make_scenario: Callable[..., Scenario]) -> None:

@@ -8,16 +8,21 @@ from emberscale_brain.planner.types import GIB, JobId, JobMetadata, JobShape, Sh
 from emberscale_simulator.failures import FailureLaw
 from emberscale_simulator.ground_truth import Physics, TableGrowth, batch_rate
 from emberscale_simulator.job import SimulatedJob
-from emberscale_simulator.life import Happening, Phase
-from emberscale_simulator.resources import Resources
+from emberscale_simulator.life import Happening, RunPhase
+from emberscale_simulator.mechanics import ChangeMethod, Mechanics
+from emberscale_simulator.resources import Amounts
 from emberscale_simulator.run import Environment, JobRun
-from emberscale_simulator.scenario import Change, Mechanics, StartUpSpec, StragglerSpec
+from emberscale_simulator.scenario import StartUpSpec, StragglerSpec
 
 PHYSICS = Physics(512, 0.3, 0.95, 0.22, 0.95, 4.8e6, 2e-4, 3e-3, 6e8, 6e8)
 SHAPE = JobShape(8, 4, 4, 4, 4 * GIB, 8 * GIB)
-PLENTY = Resources(1e6, 1 << 60)
-LIVE = Mechanics(change=Change.LIVE, worker_pause=1, ps_pause=5, dynamic_sharding=True, rollback=False, elastic=True)
-STOPPING = Mechanics(change=Change.STOP_AND_RESTART, save=60, load=90, checkpoint_interval=600)
+PLENTY = Amounts(1e6, 1 << 60)
+# a server saves or loads its share of the tables at 100 MB/s
+RATES: dict[str, Any] = {"save_bandwidth": "100M", "load_bandwidth": "100M"}
+LIVE = Mechanics(
+    change=ChangeMethod.LIVE, worker_pause=1, reshape=5, dynamic_sharding=True, elastic=True, detection=8, **RATES
+)
+STOPPING = Mechanics(change=ChangeMethod.STOP_AND_RESTART, checkpoint_interval=600, detection=8, **RATES)
 
 
 def job(**changes: Any) -> SimulatedJob:
@@ -57,10 +62,16 @@ def begin(
     return run
 
 
+def tables(run: JobRun, ps: int = SHAPE.ps, samples: float | None = None) -> float:
+    """Seconds that saving or loading takes: the largest server's share of the tables, a tenth above the mean."""
+    trained = run.samples if samples is None else samples
+    return run.job.growth.bytes_at(trained) * 1.1 / ps / 1e8
+
+
 def step(run: JobRun) -> tuple[float, Happening]:
     event = run.next_event()
     assert event is not None
-    run.happen(event[1], event[0])
+    run.happen(event[1], event[0], PLENTY)
     return event
 
 
@@ -70,7 +81,7 @@ def test_a_job_starts_trains_and_completes_at_the_true_speed() -> None:
     at, what = step(run)
     assert what is Happening.DONE
     assert at == pytest.approx(30 + 100_000 / batch_rate(PHYSICS, 8, 4, 4, 4))
-    assert run.phase is Phase.COMPLETE
+    assert run.phase is RunPhase.COMPLETE
 
 
 def test_a_live_change_trains_on_until_the_new_pods_are_there() -> None:
@@ -89,7 +100,8 @@ def test_a_restart_stands_still_for_saving_starting_and_loading() -> None:
     run = begin(STOPPING)
     step(run)
     assert run.change_to(replace(SHAPE, workers=10), 100.0, PLENTY)
-    assert step(run) == (100.0 + 60 + 30 + 90, Happening.READY)
+    at, _ = step(run)
+    assert at == pytest.approx(100.0 + 30 + 2 * tables(run, samples=70 * 512 * batch_rate(PHYSICS, 8, 4, 4, 4)))
     assert run.samples == pytest.approx(70 * 512 * batch_rate(PHYSICS, 8, 4, 4, 4))
 
 
@@ -98,17 +110,19 @@ def test_pods_that_are_replaced_overlap_only_where_there_is_room() -> None:
     roomy, tight, full, refused = (begin(LIVE) for _ in range(4))
     for run in (roomy, tight, full, refused):
         step(run)
-    assert roomy.change_to(larger, 100.0, Resources(4 * 8, 1 << 60))
+    assert roomy.change_to(larger, 100.0, Amounts(4 * 8, 1 << 60))
     assert roomy.reserved.cpu == SHAPE.cpu + 4 * 8
     assert roomy.next_event() == (130.0, Happening.CHANGE_READY)
-    assert tight.change_to(larger, 100.0, Resources(4 * 8 - 1, 1 << 60))
+    assert tight.change_to(larger, 100.0, Amounts(4 * 8 - 1, 1 << 60))
     assert tight.reserved.cpu == larger.cpu + 8
     assert tight.next_event() == (100 + 4 * 30.0, Happening.CHANGE_READY)
-    assert full.change_to(larger, 100.0, Resources(4 * 4, 1 << 60))
+    assert full.change_to(larger, 100.0, Amounts(4 * 4, 1 << 60))
     assert full.reserved.cpu == larger.cpu
     step(full)
-    assert full.next_event() == (100 + 4 * 30.0 + 30.0 + 5.0, Happening.READY)
-    assert not refused.change_to(larger, 100.0, Resources(4 * 4 - 1, 1 << 60))
+    event = full.next_event()
+    assert event is not None
+    assert event[0] == pytest.approx(100 + 4 * 30.0 + 30.0 + 5.0 + 2 * tables(full))
+    assert not refused.change_to(larger, 100.0, Amounts(4 * 4 - 1, 1 << 60))
 
 
 def test_pods_that_are_resized_in_place_neither_start_nor_overlap_nor_stand_still() -> None:
@@ -131,23 +145,61 @@ def test_pods_that_are_added_while_others_are_resized_are_all_that_starts() -> N
     assert step(run) == (130.0, Happening.CHANGE_READY)
 
 
-def test_a_failed_worker_only_slows_a_job_and_a_failed_ps_rolls_back_one_that_cannot_do_better() -> None:
+def test_another_number_of_servers_holds_training_while_their_rows_are_saved_and_loaded() -> None:
+    run = begin(LIVE)
+    step(run)
+    assert run.change_to(replace(SHAPE, ps=8), 100.0, PLENTY)
+    assert step(run) == (130.0, Happening.CHANGE_READY)
+    saved, loaded = tables(run, 4), tables(run, 8)
+    assert saved == 2 * loaded
+    at, what = step(run)
+    assert what is Happening.READY
+    assert at == pytest.approx(130.0 + 5 + saved + loaded)
+
+
+def test_what_changes_cost_is_told_as_the_product_tells_it() -> None:
+    run = begin(LIVE)
+    step(run)
+    first = run.take_start_times()
+    assert {(start.role, start.seconds, start.paused_seconds) for start in first} == {
+        ("worker", 30.0, None),
+        ("ps", 30.0, None),
+    }
+    run.change_to(replace(SHAPE, ps=8), 100.0, PLENTY)
+    step(run)
+    started, paused = run.take_start_times()
+    assert (started.role, started.seconds) == ("ps", 30.0)
+    assert paused.role == "ps"
+    assert paused.paused_seconds == pytest.approx(5 + tables(run, 4) + tables(run, 8))
+
+
+@pytest.mark.parametrize("mechanics", [LIVE, STOPPING], ids=["live", "stopping"])
+def test_a_failed_worker_only_slows_a_job_and_a_failed_server_takes_it_back_to_its_checkpoint(
+    mechanics: Mechanics,
+) -> None:
     often = environment(failures=FailureLaw(mean_pod_seconds=12 * 200, shape=1.0))
-    lost: dict[bool, list[float]] = {True: [], False: []}
-    for mechanics in (LIVE, STOPPING):
-        run = begin(mechanics, often)
-        while not run.ended:
-            event = run.next_event()
-            assert event is not None
-            run.advance(event[0])
-            before = run.samples
-            run.happen(event[1], event[0])
-            if event[1] is Happening.FAILURE:
-                lost[mechanics.rollback].append(before - run.samples)
-        assert run.phase is Phase.COMPLETE
-    assert lost[False]
-    assert set(lost[False]) == {0.0}
-    assert max(lost[True]) > 0
+    run = begin(mechanics, often)
+    workers_lost = servers_lost = 0
+    while not run.ended:
+        event = run.next_event()
+        assert event is not None
+        run.advance(event[0])
+        before = run.samples
+        run.happen(event[1], event[0], PLENTY)
+        if event[1] is not Happening.FAILURE:
+            continue
+        if run.phase is RunPhase.TRAINING:
+            workers_lost += 1
+            assert run.samples == before
+        else:
+            servers_lost += 1
+            assert run.samples <= before
+            again = run.next_event()
+            assert again is not None
+            assert again[0] == pytest.approx(event[0] + 8 + 30 + tables(run))
+    assert run.phase is RunPhase.COMPLETE
+    assert workers_lost
+    assert servers_lost
 
 
 def test_a_roll_back_never_loses_more_than_a_checkpoint_interval() -> None:
@@ -159,7 +211,7 @@ def test_a_roll_back_never_loses_more_than_a_checkpoint_interval() -> None:
         assert event is not None
         run.advance(event[0])
         before = run.samples
-        run.happen(event[1], event[0])
+        run.happen(event[1], event[0], PLENTY)
         assert before - run.samples <= most * (1 + 1e-9)
 
 
@@ -168,7 +220,7 @@ def test_tables_that_outgrow_their_memory_end_a_job_that_nobody_resizes() -> Non
     happened = []
     while not run.ended:
         happened.append(step(run)[1])
-    assert run.phase is Phase.FAILED
+    assert run.phase is RunPhase.FAILED
     assert happened.count(Happening.OUT_OF_MEMORY) == STOPPING.backoff_limit + 1
 
 
@@ -183,9 +235,38 @@ def test_a_server_that_is_killed_for_its_memory_waits_longer_each_time_and_repor
             assert profile is not None
             assert profile.restarted
             assert profile.ps_memory == GIB // 2
+            back = tables(run)
             again, _ = step(run)
-            waits.append(again - at)
-    assert waits == [30 + 5 + delay for delay in (10, 20, 40, 80, 160, 300)]
+            waits.append(again - at - back)
+    assert waits == pytest.approx([30 + 8 + delay for delay in (10, 20, 40, 80, 160, 300)])
+
+
+def test_a_server_that_was_killed_for_its_memory_starts_again_with_more() -> None:
+    growing = LIVE.model_copy(update={"memory_growth": 1.5})
+    run = begin(growing, shape=replace(SHAPE, ps_memory=GIB))
+    step(run)
+    at, what = step(run)
+    assert what is Happening.OUT_OF_MEMORY
+    assert run.shape == replace(SHAPE, ps_memory=GIB * 3 // 2)
+    profile = run.measure(at)
+    assert profile is not None
+    assert profile.ps_memory == GIB
+    while not run.ended:
+        step(run)
+    assert run.phase is RunPhase.COMPLETE
+    assert run.restarts == 1
+
+
+def test_memory_grows_no_further_than_the_cluster_and_the_bounds_have_room() -> None:
+    growing = LIVE.model_copy(update={"memory_growth": 1.5})
+    small = replace(SHAPE, ps_memory=GIB)
+    full, bounded = begin(growing, shape=small), begin(growing, shape=small, bounds=ShapeBounds(ps_memory=(GIB, GIB)))
+    for run, free in ((full, Amounts(1e6, GIB // 4)), (bounded, PLENTY)):
+        step(run)
+        event = run.next_event()
+        assert event is not None
+        run.happen(event[1], event[0], free)
+        assert run.shape == small
 
 
 def test_a_job_that_keeps_running_out_of_memory_may_be_given_more() -> None:
@@ -194,13 +275,14 @@ def test_a_job_that_keeps_running_out_of_memory_may_be_given_more() -> None:
     at, what = step(run)
     assert what is Happening.OUT_OF_MEMORY
     assert not run.in_transition
-    assert not run.change_to(SHAPE, at + 1, Resources(0.0, 0))
+    assert not run.change_to(SHAPE, at + 1, Amounts(0.0, 0))
     assert run.change_to(SHAPE, at + 1, PLENTY)
     assert run.in_transition
-    assert step(run) == (at + 1 + 30 + 5, Happening.READY)
+    ready, _ = step(run)
+    assert ready == pytest.approx(at + 1 + 30 + tables(run))
     while not run.ended:
         step(run)
-    assert run.phase is Phase.COMPLETE
+    assert run.phase is RunPhase.COMPLETE
     assert run.restarts == 1
 
 
@@ -213,7 +295,7 @@ def test_more_memory_in_time_saves_a_job() -> None:
     assert run.change_to(SHAPE, event[0] - 60, PLENTY)
     while not run.ended:
         step(run)
-    assert run.phase is Phase.COMPLETE
+    assert run.phase is RunPhase.COMPLETE
     assert run.restarts == 0
 
 
@@ -232,7 +314,16 @@ def test_a_slow_worker_holds_back_only_those_who_share_its_data_statically() -> 
     assert speeds[0] < speeds[1] < healthy.samples
 
 
-def test_load_moves_off_a_slow_server_after_the_delay() -> None:
+def test_a_slow_server_holds_back_its_job_to_the_end() -> None:
+    slow = environment(stragglers=StragglerSpec(ps_probability=0.5, slowest=0.2, fastest=0.2))
+    run = begin(LIVE, slow)
+    step(run)
+    at, what = step(run)
+    assert what is Happening.DONE
+    assert at > 30 + 2 * 100_000 / batch_rate(PHYSICS, 8, 4, 4, 4)
+
+
+def test_load_moves_off_a_slow_server_where_the_mechanics_can_do_that() -> None:
     slow = environment(stragglers=StragglerSpec(ps_probability=0.5, slowest=0.2, fastest=0.2))
     run = begin(LIVE.model_copy(update={"straggler_seconds": 60.0}), slow)
     step(run)
@@ -245,23 +336,34 @@ def test_an_evicted_job_starts_again_from_its_last_checkpoint() -> None:
     run = begin(STOPPING)
     step(run)
     run.evict(1500.0)
-    assert run.phase is Phase.QUEUED
+    assert run.phase is RunPhase.QUEUED
     assert run.reserved.cpu == 0
     speed = 512 * batch_rate(PHYSICS, 8, 4, 4, 4)
     assert run.samples == pytest.approx(1200 * speed)
     run.start(SHAPE, 2000.0)
-    assert step(run) == (2000.0 + 30 + 90, Happening.READY)
+    at, _ = step(run)
+    assert at == pytest.approx(2000.0 + 30 + tables(run))
 
 
-def test_an_elastic_job_gives_up_workers_but_never_the_last() -> None:
+def test_an_elastic_job_trains_on_without_workers_that_are_taken_but_never_without_the_last() -> None:
     run = begin(LIVE)
     step(run)
-    assert run.give_up_workers(100, 50.0) == 7
-    assert run.shape is not None
-    assert run.shape.workers == 1
+    assert run.evict_workers(100, 50.0) == 7
+    assert run.shape == SHAPE
+    assert run.reserved.cpu == SHAPE.cpu - 7 * 4
+    assert run.in_transition
+    run.advance(100.0)
+    slow = 50 * 512 * batch_rate(PHYSICS, 1, 4, 4, 4)
+    assert run.samples == pytest.approx(20 * 512 * batch_rate(PHYSICS, 8, 4, 4, 4) + slow)
+    for _ in range(7):
+        run.return_worker(100.0)
+    assert run.reserved.cpu == SHAPE.cpu
+    for _ in range(7):
+        assert step(run) == (130.0, Happening.WORKER_BACK)
+    assert not run.in_transition
     stiff = begin(STOPPING)
     step(stiff)
-    assert stiff.give_up_workers(1, 50.0) == 0
+    assert stiff.evict_workers(1, 50.0) == 0
 
 
 def test_a_profile_says_what_is_true_and_when_it_says_nothing_about_the_shape() -> None:

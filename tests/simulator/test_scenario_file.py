@@ -3,16 +3,45 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic.alias_generators import to_camel
 
+from emberscale_simulator.scenario import SchedulerKind
 from emberscale_simulator.scenario_file import ScenarioError, load_scenario
 from emberscale_simulator.trace import COLUMNS, read_trace
 
-EXAMPLES = sorted((Path(__file__).parents[3] / "deploy/examples/scenarios").glob("*.yaml"))
+EXAMPLES = sorted((Path(__file__).parents[2] / "deploy/examples/scenarios").glob("*.yaml"))
+
+
+def test_there_are_examples() -> None:
+    assert EXAMPLES
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_the_examples_load(path: Path) -> None:
-    assert load_scenario(path).name == path.stem
+def test_an_example_loads_and_says_where_each_of_its_mechanics_comes_from(path: Path) -> None:
+    scenario = load_scenario(path)
+    assert scenario.name == path.stem
+    for name, mechanics in scenario.mechanics.items():
+        stated = {to_camel(field) for field in mechanics.model_fields_set} - {"sources"}
+        assert not stated - mechanics.sources.keys(), name
+
+
+def test_the_examples_say_the_same_of_what_is_built() -> None:
+    assert len({load_scenario(path).mechanics["as-built"].model_dump_json() for path in EXAMPLES}) == 1
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_compares_our_planner_with_others_on_the_same_mechanics(path: Path) -> None:
+    scenario = load_scenario(path)
+    (ours,) = (spec.mechanics for spec in scenario.schedulers if spec.name == "emberscale")
+    assert ours == "as-built"
+    assert sum(spec.kind is not SchedulerKind.PLANNER and spec.mechanics == ours for spec in scenario.schedulers) >= 2
+
+
+def test_what_is_built_has_nothing_that_the_product_lacks() -> None:
+    built = load_scenario(EXAMPLES[0]).mechanics["as-built"]
+    assert built.rollback  # a lost PS takes all back to the last checkpoint
+    assert built.straggler_seconds is None  # no load is moved off a slow PS
+    assert not built.sees_capacity  # cluster.cpu and cluster.memory are settings
 
 
 def line_of(path: Path, text: str) -> int:
@@ -27,6 +56,16 @@ def line_of(path: Path, text: str) -> int:
         ({"name": "No Spaces"}, "name: ", "should match pattern"),
         ({"failures": {"dailyPodFailures": 3}}, "dailyPodFailures", "failures.dailyPodFailures"),
         ({"stragglers": {"slowest": 0.9, "fastest": 0.5}}, "stragglers", "slowest (0.9) must not be above fastest"),
+        (
+            {"mechanics": {"as-built": {"change": "Live", "sources": {"changes": "x"}}}},
+            "as-built",
+            "sources.changes: there is no such field",
+        ),
+        (
+            {"seeds": {"tuning": {"first": 0, "count": 11}, "judging": {"first": 10, "count": 5}}},
+            "seeds",
+            "tuning and judging seeds must not overlap",
+        ),
         ({"workload": {"kind": "Magic"}}, "workload", "'Rounds', 'Generated', 'Trace'"),
     ],
 )
@@ -51,6 +90,12 @@ def test_a_model_that_does_not_exist_is_named_with_those_that_do(write_scenario:
     path = write_scenario()
     path.write_text(path.read_text().replace("- dlrm", "- dlrn"))
     with pytest.raises(ScenarioError, match="no model dlrn; there are dlrm"):
+        load_scenario(path)
+
+
+def test_mechanics_that_do_not_exist_are_named_with_those_that_do(write_scenario: Callable[..., Path]) -> None:
+    path = write_scenario(schedulers=[{"name": "a", "kind": "Static", "mechanics": "as-dreamt"}])
+    with pytest.raises(ScenarioError, match="there are no mechanics 'as-dreamt'; there are as-built, restart"):
         load_scenario(path)
 
 

@@ -13,13 +13,14 @@ _NAME = "emberscale-e2e-killer"
 _SLOWED_SECONDS, _RUNNING_SECONDS = 0.95, 0.05
 _KILL = """
 import os, select, signal, sys
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 pids = []
 for pid in filter(str.isdigit, os.listdir("/proc")):
     try:
         cgroup, name = open(f"/proc/{pid}/cgroup").read(), open(f"/proc/{pid}/comm").read().strip()
         found = any(uid in cgroup for uid in (sys.argv[2], sys.argv[2].replace("-", "_"))) and name != "pause"
-        if found and sys.argv[1] == "kill":
-            os.kill(int(pid), signal.SIGKILL)
+        if found and sys.argv[1] in SIGNALS:
+            os.kill(int(pid), SIGNALS[sys.argv[1]])
     except (FileNotFoundError, ProcessLookupError):
         continue
     if found:
@@ -45,6 +46,10 @@ class ProcessKiller:
     def kill(self, pod: Any) -> None:
         """Kills all of a pod's processes. A pod that is gone by now is fine."""
         self._run("kill", pod)
+
+    def stop(self, pod: Any) -> None:
+        """Stops all of a pod's processes for good: they hang without dying."""
+        self._run("stop", pod)
 
     def processes(self, pod: Any) -> list[int]:
         """Ids of the processes on its node that belong to a pod, whether or not Kubernetes still knows it."""

@@ -20,11 +20,14 @@ class OutsideOperator:
         self, proxy: RecordingProxy, folder: Path, namespace: str, lease: str = "emberscale-operator", **more: str
     ) -> None:
         secret = get("secret", "emberscale-redis", SYSTEM)
+        # names of Services resolve in pods only
+        host = f"emberscale-redis.{SYSTEM}.svc.cluster.local"
+        address = str(get("service", "emberscale-redis", SYSTEM)["spec"]["clusterIP"])
         self._environment = {
             **os.environ,
             "KUBECONFIG": str(proxy.kubeconfig(folder)),
             "EMBERSCALE_IMAGE": setting("EMBERSCALE_E2E_IMAGE"),
-            "EMBERSCALE_REDIS_URL": base64.b64decode(secret["data"]["url"]).decode(),
+            "EMBERSCALE_REDIS_URL": base64.b64decode(secret["data"]["url"]).decode().replace(host, address),
             "EMBERSCALE_NAMESPACE": SYSTEM,
             "EMBERSCALE_POD_NAME": "outside",
             "EMBERSCALE_LEASE_NAME": lease,

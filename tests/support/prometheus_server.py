@@ -1,11 +1,12 @@
 """A real Prometheus, and the queries of the dashboards that are asked of it."""
 
+import contextlib
 import json
-import os
 import re
 import shutil
 import socket
 import subprocess
+import threading
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -18,9 +19,12 @@ from typing import Any
 import pytest
 import yaml
 
+from cluster import CommandFailedError, kubectl
+
 CHART = Path(__file__).resolve().parents[2] / "charts" / "emberscale"
 DASHBOARDS = sorted((CHART / "dashboards").glob("*.json"))
 RULES = CHART / "files" / "rules.yaml"
+_DISCOVERY_SECONDS = 2.0
 NAMESPACE, JOB = "dashboards", "seen"
 VARIABLES = {"$__rate_interval": "20s", "$__range": "5m", "$namespace": NAMESPACE, "$job": JOB}
 
@@ -86,7 +90,7 @@ class Prometheus:
 def scrape_configs(monitors: Sequence[dict[str, Any]], namespace: str) -> list[dict[str, Any]]:
     """What the Prometheus operator makes of the chart's monitors, as far as they use it.
 
-    `namespace` is the release's, where the ServiceMonitors look.
+    `namespace` is the release's, where the ServiceMonitors look. Targets are those of `_targets`.
     """
     (jobs,) = (monitor["spec"] for monitor in monitors if monitor["kind"] == "PodMonitor")
     (endpoint,) = jobs["podMetricsEndpoints"]
@@ -100,7 +104,6 @@ def scrape_configs(monitors: Sequence[dict[str, Any]], namespace: str) -> list[d
     return [
         {
             "job_name": "jobs",
-            "kubernetes_sd_configs": [_discovery()],
             "relabel_configs": [
                 _keep("__meta_kubernetes_pod_labelpresent_emberscale_io_job_name", "true"),
                 _keep("__meta_kubernetes_pod_container_port_name", endpoint["port"]),
@@ -110,8 +113,8 @@ def scrape_configs(monitors: Sequence[dict[str, Any]], namespace: str) -> list[d
         {
             "job_name": component,
             "honor_labels": served.get("honorLabels", False),
-            "kubernetes_sd_configs": [_discovery(namespaces={"names": [namespace]})],
             "relabel_configs": [
+                _keep("__meta_kubernetes_namespace", namespace),
                 _keep("__meta_kubernetes_pod_label_app_kubernetes_io_component", component),
                 _keep("__meta_kubernetes_pod_container_port_name", served["port"]),
                 {"source_labels": ["__meta_kubernetes_namespace"], "target_label": "namespace"},
@@ -120,8 +123,46 @@ def scrape_configs(monitors: Sequence[dict[str, Any]], namespace: str) -> list[d
     ]
 
 
-def _discovery(**more: Any) -> dict[str, Any]:
-    return {"role": "pod", "kubeconfig_file": os.environ["KUBECONFIG"], **more}
+def _targets() -> list[dict[str, Any]]:
+    """Each port of each pod that runs, as Prometheus' own discovery describes it, which Debian's is built without."""
+    found = []
+    for pod in json.loads(kubectl("get", "pods", "-A", "-o", "json"))["items"]:
+        if pod["status"].get("phase") != "Running" or "podIP" not in pod["status"]:
+            continue
+        labels = {"__meta_kubernetes_namespace": pod["metadata"]["namespace"]}
+        for name, value in (pod["metadata"].get("labels") or {}).items():
+            safe = re.sub("[^a-zA-Z0-9]", "_", name)
+            labels[f"__meta_kubernetes_pod_label_{safe}"] = value
+            labels[f"__meta_kubernetes_pod_labelpresent_{safe}"] = "true"
+        for port in (port for container in pod["spec"]["containers"] for port in container.get("ports", ())):
+            named = {**labels, "__meta_kubernetes_pod_container_port_name": port.get("name", "")}
+            found.append({"targets": [f"{pod['status']['podIP']}:{port['containerPort']}"], "labels": named})
+    return found
+
+
+@contextmanager
+def _discovery(file: Path) -> Iterator[None]:
+    """Keeps a file of targets up to date while the body runs."""
+    ends = threading.Event()
+
+    def write() -> None:
+        part = file.with_suffix(".part")
+        part.write_text(json.dumps(_targets()))
+        part.rename(file)
+
+    def keep() -> None:
+        while not ends.wait(_DISCOVERY_SECONDS):
+            with contextlib.suppress(CommandFailedError):  # the next look may be answered
+                write()
+
+    write()
+    thread = threading.Thread(target=keep, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ends.set()
+        thread.join()
 
 
 def _keep(label: str, value: str) -> dict[str, Any]:
@@ -134,18 +175,21 @@ def _snake_case(relabeling: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def prometheus_that_scrapes(configs: Sequence[dict[str, Any]], folder: Path) -> Iterator[Prometheus]:
-    """Runs a Prometheus that scrapes once a second, with the chart's rules."""
+    """Runs a Prometheus that scrapes the cluster's pods once a second, with the chart's rules."""
     if shutil.which("prometheus") is None:
         pytest.skip("NOT RUN: there is no `prometheus` on the path (Debian's package prometheus)")
     config = {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
         "rule_files": [str(RULES)],
-        "scrape_configs": list(configs),
+        "scrape_configs": [
+            {**config, "file_sd_configs": [{"files": [str(folder / "pods.json")], "refresh_interval": "1s"}]}
+            for config in configs
+        ],
     }
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     with socket.create_server(("127.0.0.1", 0)) as reserved:
         port = reserved.getsockname()[1]
-    with (folder / "prometheus.log").open("w") as log:
+    with _discovery(folder / "pods.json"), (folder / "prometheus.log").open("w") as log:
         server = subprocess.Popen(
             [
                 "prometheus",

@@ -24,7 +24,7 @@ class RecordingProxy:
 
     `before` and `after` are called around each call that changes something, leases aside, with its method and path,
     `after` with the status of the answer, too. What either of them raises ends the connection without an answer.
-    Watches of the plurals in `silent` stay open and bring nothing; `watched` are those that were ever opened.
+    A watch of a plural in `silent` stays open and brings nothing any more; `watched` are those that were ever opened.
     """
 
     def __init__(self, token: str) -> None:
@@ -109,8 +109,10 @@ class RecordingProxy:
             else:
                 watched = request.path.rpartition("/")[2] if "watch" in request.query else ""
                 self.watched.add(watched)
+                dead = False
                 async for chunk in answer.content.iter_any():
-                    if watched not in self.silent:
+                    dead = dead or watched in self.silent
+                    if not dead:
                         await response.write(chunk)
             await response.write_eof()
             return response

@@ -11,11 +11,11 @@ _Id = BigInteger().with_variant(Integer, "sqlite")
 _Json = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
 
 
-class Table(DeclarativeBase):
+class HistoryTable(DeclarativeBase):
     """Base of the tables."""
 
 
-class JobRow(Table):
+class JobRow(HistoryTable):
     """A job, running or ended. JSON columns hold the planner's types of the same name.
 
     `fit` is JSON as text: its covariance may be infinite, which PostgreSQL's JSON cannot say.
@@ -46,7 +46,7 @@ class JobRow(Table):
     )
 
 
-class ClaimRow(Table):
+class ClaimRow(HistoryTable):
     """The brain that may write; at most one row. `token` is one brain's alone, `holder` says which that is."""
 
     __tablename__ = "claims"
@@ -57,7 +57,7 @@ class ClaimRow(Table):
     begun_at: Mapped[float]
 
 
-class ProfileRow(Table):
+class ProfileRow(HistoryTable):
     """One accepted profile."""
 
     __tablename__ = "profiles"
@@ -90,7 +90,7 @@ class ProfileRow(Table):
     __table_args__ = (UniqueConstraint("job_uid", "sequence", name="profile_once"), Index("profiles_by_time", "time"))
 
 
-class StartUpRow(Table):
+class StartUpRow(HistoryTable):
     """How long a pod took to serve."""
 
     __tablename__ = "start_ups"
@@ -108,7 +108,7 @@ class StartUpRow(Table):
     )
 
 
-class PlanRow(Table):
+class PlanRow(HistoryTable):
     """One plan of one job. `explanation`, of the round that `kept` it last, is JSON as text: it may hold infinities."""
 
     __tablename__ = "plans"

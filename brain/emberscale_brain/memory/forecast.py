@@ -69,7 +69,7 @@ class PsMemoryNeed:
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class MemorySplit:
     """How a PS's memory divides: `fixed` bytes whatever it holds, and `per_unit` for each row (or byte of tables).
 
     Measurements at one number of PS and with few rows cannot tell them apart; `variance` is that of `fixed`, their
@@ -95,7 +95,7 @@ class PsMemoryModel:
     """
 
     growth: Growth
-    split: Split
+    split: MemorySplit
     end_samples: float
 
     def need(self) -> PsMemoryNeed:
@@ -129,7 +129,7 @@ class PsMemoryModel:
         )
 
 
-def _split_of(points: Sequence[MemoryPoint], metadata: JobMetadata) -> Split:
+def _split_of(points: Sequence[MemoryPoint], metadata: JobMetadata) -> MemorySplit:
     """Bayesian linear regression of bytes on rows of a PS, so that no measurement lies above.
 
     Before rows have grown, or their number of PS has changed, the prior says how the bytes divide: a server of some
@@ -146,7 +146,7 @@ def _split_of(points: Sequence[MemoryPoint], metadata: JobMetadata) -> Split:
     covariance = covariance * np.outer(spread, spread)
     above = float(np.max(held - matrix @ np.array([fixed, per_row])))
     variance = (float(covariance[0, 0]), float(covariance[0, 1]), float(covariance[1, 1]))
-    return Split(float(fixed) + max(0.0, above), float(per_row), variance)
+    return MemorySplit(float(fixed) + max(0.0, above), float(per_row), variance)
 
 
 def fit_memory(
@@ -168,7 +168,7 @@ def fit_memory(
     else:
         # without rows, all of the memory is taken to be shared among the PS, but for what any server may have
         grown = np.array([point.ps_memory * point.ps for point in first_epoch])
-        split = Split(0.0, 1.0, ((_SERVER_BYTES / 2) ** 2, 0.0, 0.0))
+        split = MemorySplit(0.0, 1.0, ((_SERVER_BYTES / 2) ** 2, 0.0, 0.0))
         latest = track.points[-1].ps_memory * track.points[-1].ps
         expected_rows = None
     if track.points[-1].samples > an_epoch:

@@ -6,7 +6,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import lil_matrix
 
-from emberscale_brain.planner.selection import Options, Table
+from emberscale_brain.planner.selection import Options, SelectionTable
 from emberscale_brain.planner.types import ClusterCapacity, Quota
 
 
@@ -16,7 +16,7 @@ def select_optimally(
     """As `selection.select`, with the largest total value there is; raises RuntimeError if `seconds` do not suffice."""
     if not jobs:
         return []
-    table = Table.of(jobs, capacity, quotas)
+    table = SelectionTable.of(jobs, capacity, quotas)
     job_of, index_of = np.nonzero(table.value > -np.inf)
     values = table.value[job_of, index_of]
     variables = len(values)

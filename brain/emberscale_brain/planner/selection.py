@@ -57,7 +57,7 @@ def weighted_value(
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class SelectionTable:
     """All jobs' candidates, padded: float64[jobs, 1 + most candidates]. Column 0 is nothing at all.
 
     Nothing costs a job that must run more than all other jobs could gain. `pools` are the limits (row 0 the cluster,
@@ -71,7 +71,7 @@ class Table:
     pool: Ints
 
     @classmethod
-    def of(cls, jobs: Sequence[Options], capacity: ClusterCapacity, quotas: Mapping[str, Quota]) -> "Table":
+    def of(cls, jobs: Sequence[Options], capacity: ClusterCapacity, quotas: Mapping[str, Quota]) -> "SelectionTable":
         """The table of some jobs."""
         columns = 1 + max((len(job.value) for job in jobs), default=0)
         cpu, memory = np.zeros((len(jobs), columns)), np.zeros((len(jobs), columns))
@@ -102,7 +102,7 @@ class Table:
 class _Room:
     """What each pool still has."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: SelectionTable) -> None:
         self.table = table
         self.free = table.pools * (1 + _ROUNDING)
         self.least = table.pools * _ROUNDING + 1e-12  # less than this missing is rounding
@@ -164,12 +164,12 @@ def upper_hull(price: Floats, value: Floats) -> list[int]:
     return hull[1:]
 
 
-def _hull_of(table: Table, price: Floats, job: int) -> list[int]:
+def _hull_of(table: SelectionTable, price: Floats, job: int) -> list[int]:
     count = int(np.count_nonzero(table.value[job] > -np.inf))
     return upper_hull(price[job, :count], table.value[job, :count])
 
 
-def _greedy(table: Table, price: Floats) -> tuple[Ints, _Room]:
+def _greedy(table: SelectionTable, price: Floats) -> tuple[Ints, _Room]:
     """Steps up the hulls by gain per price, while they fit; a job whose next step does not fit goes no further."""
     room = _Room(table)
     chosen = np.zeros(len(table.pool), dtype=np.int64)
@@ -193,7 +193,7 @@ def _greedy(table: Table, price: Floats) -> tuple[Ints, _Room]:
     return chosen, room
 
 
-def _fill(table: Table, price: Floats, chosen: Ints, room: _Room) -> None:
+def _fill(table: SelectionTable, price: Floats, chosen: Ints, room: _Room) -> None:
     """Gives what is left over to whoever gains most from it per price, hull or not."""
     jobs = np.arange(len(chosen))
     for _ in range(_FILLS):
@@ -214,7 +214,7 @@ def _fill(table: Table, price: Floats, chosen: Ints, room: _Room) -> None:
             return
 
 
-def _rearrange(table: Table, price: Floats, chosen: Ints, room: _Room) -> None:
+def _rearrange(table: SelectionTable, price: Floats, chosen: Ints, room: _Room) -> None:
     """Tries every move of every job: others make room for it, or take what it leaves. Keeps what gains."""
     total = table.total(chosen)
     moves = _moves(table, price)
@@ -236,14 +236,14 @@ def _rearrange(table: Table, price: Floats, chosen: Ints, room: _Room) -> None:
             return
 
 
-def _moves(table: Table, price: Floats) -> list[tuple[int, int]]:
+def _moves(table: SelectionTable, price: Floats) -> list[tuple[int, int]]:
     """Moves worth trying: all of them in the smallest clusters, else to nothing and to points of the hulls."""
     if table.value.size <= _FEW_CANDIDATES:
         return [(int(job), int(index)) for job, index in np.argwhere(table.value > -np.inf)]
     return [(job, index) for job in range(len(table.value)) for index in (0, *_hull_of(table, price, job))]
 
 
-def _make_room(table: Table, chosen: Ints, room: _Room, keep: int) -> bool:
+def _make_room(table: SelectionTable, chosen: Ints, room: _Room, keep: int) -> bool:
     """Moves jobs other than `keep` down, the least loss per missing resource first, until nothing is missing."""
     jobs = np.arange(len(chosen))
     for _ in range(len(chosen)):
@@ -277,7 +277,7 @@ def select(jobs: Sequence[Options], capacity: ClusterCapacity, quotas: Mapping[s
     """
     if not jobs:
         return []
-    table = Table.of(jobs, capacity, quotas)
+    table = SelectionTable.of(jobs, capacity, quotas)
     cpu_unit = _scale(table.pools[0, 0], table.cpu)
     memory_unit = _scale(table.pools[0, 1], table.memory)
     most = float(table.value.max(axis=1).sum())

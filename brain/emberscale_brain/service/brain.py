@@ -28,7 +28,7 @@ from emberscale_brain.service.in_force import refreshed
 from emberscale_brain.service.messages import explanation_to, plan_to
 from emberscale_brain.service.meters import Meters
 from emberscale_brain.service.planning import PlanningFailedError
-from emberscale_brain.service.recorder import Recorder
+from emberscale_brain.service.recorder import ChangeRecorder
 from emberscale_brain.service.rounds import PlanningRounds
 from emberscale_brain.service.runtime import BrainRuntime, Reported, UnknownJobError
 from emberscale_brain.service.settings import BrainSettings
@@ -59,7 +59,7 @@ class Brain:
         self._log = structlog.get_logger()
         self._listeners: list[Callable[[JobId], None]] = []
         self._on_superseded = on_superseded
-        self._recorder = Recorder(
+        self._recorder = ChangeRecorder(
             store,
             on_return=self._learn,
             on_lost=lambda why, count: self.meters.lost.labels(why).inc(count),

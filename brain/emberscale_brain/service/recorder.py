@@ -30,7 +30,7 @@ class _Entry:
     durable: Future[bool]
 
 
-class Recorder:
+class ChangeRecorder:
     """A thread that owns the writing.
 
     While the database is away, changes are kept in memory, up to `most_kept` of them (then the oldest profiles go, and

@@ -37,6 +37,10 @@ TOKEN_KEY, STORE_PASSWORD_KEY = "token", "store-password"
 _BRAIN_TOKEN_KEY, _BRAIN_CA_KEY = "brain-token", "brain-ca"
 _GRACE_SECONDS = 15
 _NODE_LOSS_SECONDS = 30
+_ASKED: dict[str, Any] = {"httpGet": {"path": "/metrics", "port": "metrics"}, "timeoutSeconds": 5}
+"""Asks a process what it is doing: one that hangs does not answer, nor one whose locks are stuck."""
+_STARTUP_PROBE = {**_ASKED, "periodSeconds": 2, "failureThreshold": 150}
+_LIVENESS_PROBE = {**_ASKED, "periodSeconds": 10, "failureThreshold": 6}
 _THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 
@@ -249,6 +253,8 @@ def _container(
         ),
         "volumeMounts": mounts,
         "terminationMessagePolicy": "FallbackToLogsOnError",
+        "startupProbe": _STARTUP_PROBE,
+        "livenessProbe": _LIVENESS_PROBE,
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,

@@ -115,7 +115,7 @@ class RedisWatch:
         if answer is not _Answer.NONE:
             self._unanswered_since = None
         elif self._ready and self._unanswered_since is None:
-            self._unanswered_since = now
+            self._unanswered_since = max(self._asked_at, now - _PING_SECONDS)
 
     async def _ask(self) -> _Answer:
         try:

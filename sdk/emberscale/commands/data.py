@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -31,9 +32,10 @@ from emberscale_api.job import DataFormat
 from emberscale_api.rpc.master_pb2 import DataFile
 
 if TYPE_CHECKING:
-    from emberscale_trainer.data.inspect import DataSummary
+    from emberscale_trainer.data.inspect import DataSummary, FrequentId
     from emberscale_trainer.data.synthetic import DatasetSpec, SynthesisResult
 
+_SHOWN_CHARACTERS = 32
 HELP = "Make synthetic data sets, look into data sets before training on them, and convert them."
 
 SYNTH_HELP = paragraphs("""\
@@ -248,18 +250,24 @@ def _show_summary(summary: "DataSummary", id_format: str) -> None:
     if summary.categorical:
         categorical = _table("categorical", "missing", "distinct ids", "most frequent, with their share of records")
         for ids in summary.categorical:
-            top = "  ".join(f"{key:{id_format}} {share:5.1%}" for key, share in ids.top)
+            top = "  ".join(f"{_shown_id(one, id_format)} {one.share:5.1%}" for one in ids.top)
             categorical.add_row(ids.name, f"{ids.missing:.1%}", f"{ids.distinct:,}", top)
         console.print(categorical)
     if summary.lists:
         lists = _table("lists", "empty", "ids a record", "longest", "truncated", "distinct ids", "most frequent")
         for one in summary.lists:
-            top = "  ".join(f"{key} {share:5.1%}" for key, share in one.top)
+            top = "  ".join(f"{_shown_id(frequent, id_format)} {frequent.share:5.1%}" for frequent in one.top)
             numbers_of_it = (f"{one.empty:.1%}", f"{one.mean_length:.1f}", f"{one.longest:,}", f"{one.truncated:.1%}")
             lists.add_row(one.name, *numbers_of_it, f"{one.distinct:,}", top)
         console.print(lists)
     if summary.examined < summary.records:
         typer.echo("Distinct ids are those of the examined records: all records may hold more.")
+
+
+def _shown_id(one: "FrequentId", id_format: str) -> str:
+    if one.text is None:
+        return f"{one.id:{id_format}}"
+    return escape(repr(one.text if len(one.text) <= _SHOWN_CHARACTERS else f"{one.text[:_SHOWN_CHARACTERS]}..."))
 
 
 def _number(value: float | None) -> str:

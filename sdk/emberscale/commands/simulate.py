@@ -45,8 +45,11 @@ def simulate(
         str | None,
         typer.Option(help="Names of the scenario's schedulers, with commas between; else all.", show_default=False),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many: 0, 1, 2, ... Two or more give intervals.")] = 3,
-    first_seed: Annotated[int, typer.Option(min=0, help="Where the seeds start.")] = 0,
+    seeds: Annotated[int, typer.Option(min=1, help="How many. Two or more give intervals.")] = 3,
+    first_seed: Annotated[
+        int | None,
+        typer.Option(min=0, help="Where the seeds start; else at the scenario's judging seeds.", show_default=False),
+    ] = None,
     processes: Annotated[
         int | None, typer.Option(min=1, help="Runs at a time; else one a core.", show_default=False)
     ] = None,
@@ -67,13 +70,14 @@ def simulate(
     from emberscale_simulator.scenario_file import ScenarioError, load_scenario
     from emberscale_simulator.workload import make_jobs
 
-    chosen_seeds = range(first_seed, first_seed + seeds)
     with bad_input_exits():
         try:
             loaded = load_scenario(scenario)
+            first = loaded.seeds.judging.first if first_seed is None else first_seed
+            chosen_seeds = range(first, first + seeds)
             wanted = [name.strip() for name in schedulers.split(",")] if schedulers else None
             names = list(dict.fromkeys(spec.name for spec in choose_schedulers(loaded, wanted)))
-            make_jobs(loaded, first_seed, scenario.parent)  # a bad trace is found before anything starts
+            make_jobs(loaded, first, scenario.parent)  # a bad trace is found before anything starts
             outcomes = _run(loaded, names, chosen_seeds, scenario.parent, processes or os.cpu_count() or 1)
         except (ScenarioError, UnknownSchedulerError, PlannerNotUsableError) as error:
             raise BadInputError(str(error)) from error

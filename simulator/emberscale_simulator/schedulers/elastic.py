@@ -1,7 +1,7 @@
 """Elastic Scheduler (Or et al., MLSys 2020) as DLRover-RM section 6 runs it: only the number of workers changes.
 
 It climbs: workers are added as long as the last addition raised the measured throughput enough, and given back when it
-did not. It starts new workers beside the old ones, so a change needs no restart.
+did not.
 """
 
 from collections.abc import Mapping, Sequence

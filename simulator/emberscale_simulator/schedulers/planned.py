@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from statistics import median
 
 from emberscale_brain.planner.types import (
     ClusterCapacity,
@@ -12,22 +11,21 @@ from emberscale_brain.planner.types import (
     PastJob,
     Planner,
     Prices,
-    ScalingOverheads,
     ThroughputFit,
 )
 from emberscale_simulator.job import SimulatedJob
-from emberscale_simulator.scenario import Mechanics
-from emberscale_simulator.schedulers.protocol import ScheduledJob
+from emberscale_simulator.mechanics import Mechanics
+from emberscale_simulator.pods import StartTime
+from emberscale_simulator.schedulers.protocol import LearnedOverheads, ScheduledJob
 
-_STARTS_REMEMBERED = 200
 _JOBS_REMEMBERED = 500
 
 
 class PlannedScheduler:
     """Plays the brain's part around a planner: it keeps the history and learns how long pods take to start.
 
-    Without `use_history` it forgets every job that has ended. What a change costs, of `mechanics`, is what the brain
-    knows of its own system.
+    Without `use_history` it forgets every job that has ended. Of `mechanics` it knows how long a resize takes; what
+    starts and changes cost it learns.
     """
 
     def __init__(
@@ -44,7 +42,7 @@ class PlannedScheduler:
         self._network = network_bytes_per_second
         self._use_history = use_history
         self._history: deque[PastJob] = deque(maxlen=_JOBS_REMEMBERED)
-        self._starts = {role: deque[float](maxlen=_STARTS_REMEMBERED) for role in ("worker", "ps")}
+        self._learned = LearnedOverheads()
         self._fits: dict[JobId, ThroughputFit] = {}
 
     def decide(self, jobs: Sequence[ScheduledJob], capacity: ClusterCapacity, now: float) -> Mapping[JobId, JobShape]:
@@ -53,7 +51,7 @@ class PlannedScheduler:
             jobs=tuple(job.view for job in jobs),
             capacity=capacity,
             prices=self._prices,
-            overheads=self._overheads(),
+            overheads=self._learned.overheads(self._mechanics.resize),
             history=tuple(self._history),
             network_bytes_per_second=self._network,
         )
@@ -65,9 +63,9 @@ class PlannedScheduler:
                 decided[job] = planned.shape
         return decided
 
-    def observe_starts(self, role: str, seconds: Sequence[float]) -> None:
+    def observe_starts(self, starts: Sequence[StartTime]) -> None:
         """Remembers the latest."""
-        self._starts[role].extend(seconds)
+        self._learned.observe(starts)
 
     def job_ended(self, job: SimulatedJob, final_shape: JobShape, completed: bool, now: float) -> None:
         """A completed job becomes history."""
@@ -77,14 +75,3 @@ class PlannedScheduler:
             self._history.append(
                 PastJob(job.id, job.owner, job.metadata, final_shape, fit=fit, finished_at=now, rows=int(rows))
             )
-
-    def _overheads(self) -> ScalingOverheads:
-        known = {role: median(seconds) for role, seconds in self._starts.items() if seconds}
-        base = ScalingOverheads()
-        return ScalingOverheads(
-            worker_start_seconds=known.get("worker", base.worker_start_seconds),
-            ps_start_seconds=known.get("ps", base.ps_start_seconds),
-            worker_pause_seconds=self._mechanics.worker_pause,
-            ps_pause_seconds=self._mechanics.ps_pause,
-            resize_seconds=self._mechanics.resize,
-        )

@@ -1,11 +1,16 @@
 """What a scheduler is given and answers, in the simulation."""
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Protocol
 
-from emberscale_brain.planner.types import ClusterCapacity, JobId, JobShape, JobView
+from emberscale_brain.planner.types import ClusterCapacity, JobId, JobShape, JobView, ScalingOverheads
 from emberscale_simulator.job import SimulatedJob
+from emberscale_simulator.pods import StartTime
+
+_STARTS_REMEMBERED = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +34,8 @@ class Scheduler(Protocol):
         """
         ...
 
-    def observe_starts(self, role: str, seconds: Sequence[float]) -> None:
-        """What pods took to start."""
+    def observe_starts(self, starts: Sequence[StartTime]) -> None:
+        """What pods took to start, and how long jobs stood still for them."""
         ...
 
     def job_ended(self, job: SimulatedJob, final_shape: JobShape, completed: bool, now: float) -> None:
@@ -41,11 +46,42 @@ class Scheduler(Protocol):
 class Memoryless:
     """Learns nothing from start-ups and ends."""
 
-    def observe_starts(self, role: str, seconds: Sequence[float]) -> None:
+    def observe_starts(self, starts: Sequence[StartTime]) -> None:
         """Ignored."""
 
     def job_ended(self, job: SimulatedJob, final_shape: JobShape, completed: bool, now: float) -> None:
         """Ignored."""
+
+
+class LearnedOverheads:
+    """Medians of the latest start-ups and standstills of each role, as the brain learns them."""
+
+    def __init__(self) -> None:
+        self._starts = {role: deque[float](maxlen=_STARTS_REMEMBERED) for role in ("worker", "ps")}
+        self._pauses = {role: deque[float](maxlen=_STARTS_REMEMBERED) for role in ("worker", "ps")}
+
+    def observe(self, starts: Sequence[StartTime]) -> None:
+        """Remembers the latest."""
+        for start in starts:
+            if start.seconds is not None:
+                self._starts[start.role].append(start.seconds)
+            if start.paused_seconds is not None:
+                self._pauses[start.role].append(start.paused_seconds)
+
+    def overheads(self, resize: float | None) -> ScalingOverheads:
+        """What is known; the product's assumptions where nothing is. `resize` as in `ScalingOverheads`."""
+        base = ScalingOverheads()
+
+        def learned(values: deque[float], default: float) -> float:
+            return median(values) if values else default
+
+        return ScalingOverheads(
+            worker_start_seconds=learned(self._starts["worker"], base.worker_start_seconds),
+            ps_start_seconds=learned(self._starts["ps"], base.ps_start_seconds),
+            worker_pause_seconds=learned(self._pauses["worker"], base.worker_pause_seconds),
+            ps_pause_seconds=learned(self._pauses["ps"], base.ps_pause_seconds),
+            resize_seconds=resize,
+        )
 
 
 def admit(

@@ -30,7 +30,7 @@ from emberscale_brain.history.database import (
     open_engine,
 )
 from emberscale_brain.history.store import HistoryStore, Pruned, Retention
-from emberscale_brain.history.tables import Table
+from emberscale_brain.history.tables import HistoryTable
 from emberscale_brain.planner.types import (
     GIB,
     Explanation,
@@ -232,7 +232,7 @@ def test_retention_keeps_the_latest_of_running_jobs_and_the_young_of_ended_ones(
 def test_the_migrations_make_the_tables_of_the_code(store: HistoryStore, database_url: str) -> None:
     with open_engine(database_url).connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
-        assert compare_metadata(context, Table.metadata) == []
+        assert compare_metadata(context, HistoryTable.metadata) == []
 
 
 def test_migrating_again_keeps_everything(store: HistoryStore) -> None:

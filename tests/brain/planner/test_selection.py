@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emberscale_brain.planner.optimal import select_optimally
-from emberscale_brain.planner.selection import Options, Table, select, upper_hull, weighted_value
+from emberscale_brain.planner.selection import Options, SelectionTable, select, upper_hull, weighted_value
 from emberscale_brain.planner.types import ClusterCapacity, Quota
 
 
@@ -46,7 +46,7 @@ def used(jobs: list[Options], chosen: list[int | None], owner: str | None = None
 
 
 def worth(jobs: list[Options], chosen: list[int | None]) -> float:
-    table = Table.of(jobs, ClusterCapacity(1, 1), {})
+    table = SelectionTable.of(jobs, ClusterCapacity(1, 1), {})
     return table.total(np.array([0 if index is None else index + 1 for index in chosen]))
 
 

@@ -21,7 +21,7 @@ from emberscale_brain.planner.types import (
     PlannedShape,
     ShapeBounds,
 )
-from emberscale_brain.service.recorder import Recorder
+from emberscale_brain.service.recorder import ChangeRecorder
 from eventually import eventually
 from postgres import PostgresServer, postgres_binaries
 
@@ -59,7 +59,7 @@ def absent_store(folder: Path) -> Iterator[HistoryStore]:
 
 def test_what_waited_for_the_database_is_in_it_once_it_is_back(absent_store: HistoryStore, folder: Path) -> None:
     came_back = []
-    recorder = Recorder(absent_store, retry_seconds=0.05, on_return=lambda: came_back.append(True))
+    recorder = ChangeRecorder(absent_store, retry_seconds=0.05, on_return=lambda: came_back.append(True))
     recorder.start("it is not there")
     assert recorder.record([submitted()]).result(timeout=20) is False
     assert recorder.record([reported(1), reported(2)]).result(timeout=20) is False
@@ -74,7 +74,7 @@ def test_what_waited_for_the_database_is_in_it_once_it_is_back(absent_store: His
 
 
 def test_what_is_repeated_is_not_said_to_be_there_before_it_is(absent_store: HistoryStore, folder: Path) -> None:
-    recorder = Recorder(absent_store, retry_seconds=0.05)
+    recorder = ChangeRecorder(absent_store, retry_seconds=0.05)
     recorder.start("it is not there")
     assert recorder.record([submitted()]).result(timeout=20) is False
     assert recorder.record([]).result(timeout=20) is False
@@ -87,7 +87,7 @@ def test_what_is_repeated_is_not_said_to_be_there_before_it_is(absent_store: His
 def test_plans_that_were_followed_by_others_go_when_no_profile_is_left(
     absent_store: HistoryStore, folder: Path
 ) -> None:
-    recorder = Recorder(absent_store, retry_seconds=0.05, most_kept=3)
+    recorder = ChangeRecorder(absent_store, retry_seconds=0.05, most_kept=3)
     recorder.start("it is not there")
     recorder.record([submitted(), *(planned(version) for version in range(1, 6))]).result(timeout=20)
     assert recorder.backlog == 3
@@ -98,7 +98,7 @@ def test_plans_that_were_followed_by_others_go_when_no_profile_is_left(
 
 def test_the_oldest_profiles_go_when_too_many_wait(absent_store: HistoryStore, folder: Path) -> None:
     lost: Counter[str] = Counter()
-    recorder = Recorder(
+    recorder = ChangeRecorder(
         absent_store, retry_seconds=0.05, most_kept=4, on_lost=lambda why, count: lost.update({why: count})
     )
     recorder.start("it is not there")
@@ -113,7 +113,7 @@ def test_a_change_that_the_database_refuses_holds_up_nothing(folder: Path) -> No
     store = HistoryStore.open(f"sqlite:///{folder / 'brain.db'}")
     store.migrate()
     lost: Counter[str] = Counter()
-    recorder = Recorder(store, on_lost=lambda why, count: lost.update({why: count}))
+    recorder = ChangeRecorder(store, on_lost=lambda why, count: lost.update({why: count}))
     stranger = StartUpObserved(JobId("stranger"), "ps", 0.0, 1.0)
     refused, fine = recorder.record([stranger]), recorder.record([submitted(), reported(1)])
     recorder.start()
@@ -127,7 +127,7 @@ def test_a_change_that_the_database_refuses_holds_up_nothing(folder: Path) -> No
 def test_a_profile_that_the_database_refused_is_not_said_to_be_there_when_it_is_repeated(folder: Path) -> None:
     store = HistoryStore.open(f"sqlite:///{folder / 'brain.db'}")
     store.migrate()
-    recorder = Recorder(store)
+    recorder = ChangeRecorder(store)
     recorder.start()
     assert recorder.record([reported(1)]).result(timeout=20) is False
     assert recorder.record([], [reported(1)]).result(timeout=20) is False
@@ -141,7 +141,7 @@ def test_a_change_of_a_job_that_the_database_lost_brings_the_job_back(folder: Pa
     store = HistoryStore.open(f"sqlite:///{folder / 'brain.db'}")
     store.migrate()
     lost: Counter[str] = Counter()
-    recorder = Recorder(
+    recorder = ChangeRecorder(
         store,
         on_lost=lambda why, count: lost.update({why: count}),
         retell=lambda job: [submitted(), reported(1)] if job == JOB else [],
@@ -168,7 +168,7 @@ def test_a_change_that_cannot_be_written_at_all_ends_neither_the_recorder_nor_th
         write(self, changes)
 
     monkeypatch.setattr(HistoryStore, "write", stumble)
-    recorder = Recorder(store)
+    recorder = ChangeRecorder(store)
     fine, poisoned, later = (recorder.record(changes) for changes in ([submitted()], [reported(2)], [reported(3)]))
     recorder.start()
     assert [future.result(timeout=20) for future in (fine, poisoned, later)] == [True, False, True]
@@ -183,7 +183,7 @@ def test_an_error_of_the_recorder_itself_is_told_and_it_goes_on(absent_store: Hi
         if errors:
             raise errors.pop()
 
-    recorder = Recorder(absent_store, retry_seconds=0.05, on_return=stumble)
+    recorder = ChangeRecorder(absent_store, retry_seconds=0.05, on_return=stumble)
     recorder.start("it is not there")
     folder.mkdir()
     eventually(lambda: not errors)
@@ -200,7 +200,7 @@ def test_a_database_that_goes_again_while_it_is_read_is_tried_again(absent_store
         if trouble:
             raise trouble.pop()
 
-    recorder = Recorder(absent_store, retry_seconds=0.05, on_return=read)
+    recorder = ChangeRecorder(absent_store, retry_seconds=0.05, on_return=read)
     recorder.start("it is not there")
     folder.mkdir()
     eventually(lambda: recorder.record([submitted()]).result(timeout=20))
@@ -213,7 +213,7 @@ def test_a_brain_whose_database_has_another_brain_by_now_writes_nothing_of_what_
     mine.migrate()
     mine.claim()
     superseded: Queue[str] = Queue()
-    recorder = Recorder(mine, retry_seconds=0.05, on_superseded=superseded.put)
+    recorder = ChangeRecorder(mine, retry_seconds=0.05, on_superseded=superseded.put)
     others.claim()
     recorder.start("it was away")
     assert recorder.record([submitted()]).result(timeout=20) is False
@@ -228,7 +228,7 @@ def test_a_brain_whose_database_has_another_brain_by_now_writes_nothing_of_what_
 def test_many_callers_share_transactions_and_each_hears_of_its_own(folder: Path) -> None:
     store = HistoryStore.open(f"sqlite:///{folder / 'brain.db'}")
     store.migrate()
-    recorder = Recorder(store)
+    recorder = ChangeRecorder(store)
     futures = [recorder.record([submitted()])] + [recorder.record([reported(n)]) for n in range(200)]
     assert not any(future.done() for future in futures)
     recorder.start()

@@ -45,6 +45,17 @@ def test_the_command_of_a_pod_is_one_that_the_wheel_installs(command: str) -> No
 
 
 @pytest.mark.parametrize("role", [Role.MASTER, Role.PS, Role.WORKER])
+def test_a_process_that_hangs_is_found_out_within_a_minute_and_has_time_to_start(
+    job: Job, settings: Settings, role: Role
+) -> None:
+    (container,) = pod_of(job, settings, role)["spec"]["containers"]
+    alive, starts = container["livenessProbe"], container["startupProbe"]
+    assert alive["httpGet"]["port"] in {port["name"] for port in container["ports"]}
+    assert alive["periodSeconds"] * alive["failureThreshold"] == 60
+    assert starts["periodSeconds"] * starts["failureThreshold"] == 300
+
+
+@pytest.mark.parametrize("role", [Role.MASTER, Role.PS, Role.WORKER])
 def test_no_pod_holds_rights_or_can_gain_any(job: Job, settings: Settings, role: Role) -> None:
     spec = pod_of(job, settings, role)["spec"]
     (container,) = spec["containers"]

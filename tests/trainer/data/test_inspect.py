@@ -56,7 +56,7 @@ def test_a_summary_says_what_counting_by_hand_says(
         assert ids.missing == pytest.approx((3 if column == 15 else 0) / 50)
         assert ids.distinct == len(counts)
         top = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:3]
-        assert ids.top == tuple((key, times / 50) for key, times in top)
+        assert tuple((one.id, one.share) for one in ids.top) == tuple((key, times / 50) for key, times in top)
 
 
 def test_only_a_part_is_examined_but_all_is_counted(tmp_path: Path, criteo_line: Callable[[int], bytes]) -> None:

@@ -222,3 +222,19 @@ def _hash(array: pa.Array, into: npt.NDArray[np.int64]) -> None:
 def nullable_ids(ids: npt.NDArray[np.int64]) -> pa.Array:
     """A column of ids, null where MISSING_ID."""
     return pa.array(ids, mask=ids == MISSING_ID)
+
+
+def holds_texts(kind: pa.DataType) -> bool:
+    """Whether the ids of a column of this type are hashes, in lists and dictionaries too."""
+    if kinds.is_dictionary(kind) or _is_list(kind):
+        return holds_texts(kind.value_type)
+    return _is_text(kind)
+
+
+def distinct_texts(column: pa.ChunkedArray) -> set[bytes]:
+    """The distinct texts of a column that holds texts, list items one by one."""
+    array = column.combine_chunks()
+    if _is_list(array.type):
+        array = array.flatten()
+    texts = array.unique().to_pylist()
+    return {one.encode() if isinstance(one, str) else one for one in texts if one is not None}

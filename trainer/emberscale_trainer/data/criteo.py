@@ -5,6 +5,7 @@ memory stays text: only the records that a batch asks for are parsed, in the ord
 batch's arrays.
 """
 
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -129,6 +130,10 @@ class CriteoTSV:
         """One block in memory. Raises DataUnavailableError."""
         text = self._ranges.read(file.uri, block.offset, block.length)
         return split_lines(text, block.records, file.uri, block.first_record, self.raw)
+
+    def texts(self, file: DataFile, block: Block, columns: Collection[str]) -> Mapping[str, Set[bytes]]:
+        """None: ids are numbers."""
+        return {}
 
 
 @kernel

@@ -6,6 +6,7 @@ As with CriteoTSV a block in memory stays text, and only the records that a batc
 import csv
 import io
 import threading
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -169,6 +170,22 @@ class CSV:
                 f"from record {block.first_record + 1:,}",
             )
         return CSVBlock(file.uri, block.first_record, data, starts, self, places)
+
+    def texts(self, file: DataFile, block: Block, columns: Collection[str]) -> Mapping[str, Set[bytes]]:
+        """What is in the fields, list items one by one."""
+        names = column_names(file.uri, self.csv)
+        text = self._ranges.read(file.uri, block.offset, block.length).decode("utf-8", "replace")
+        rows = csv.reader(io.StringIO(text, newline=""), delimiter=self.csv.delimiter)
+        records = [row for row in rows if len(row) == len(names)]
+        lists = {column.name for column in self.columns.lists}
+        found: dict[str, Set[bytes]] = {}
+        for name in columns:
+            place = names.index(name)
+            fields = {row[place] for row in records}
+            if name in lists:
+                fields = {item for one in fields for item in one.split(self.csv.list_separator)}
+            found[name] = {one.encode() for one in fields if one}
+        return found
 
     def _find_columns(self, uri: str) -> _Places:
         with self._lock:

@@ -21,7 +21,12 @@ _ZERO = np.uint64(0)
 
 def hash_text(text: str) -> int:
     """The id of a text, as training computes it."""
-    data = np.frombuffer(text.encode(), dtype=np.uint8)
+    return hash_bytes(text.encode())
+
+
+def hash_bytes(content: bytes) -> int:
+    """The id of the bytes of a text."""
+    data = np.frombuffer(content, dtype=np.uint8)
     return int(xxh64(data, 0, data.size))
 
 

@@ -1,7 +1,7 @@
 """What is in data files: how many records, which are malformed, and what each column looks like."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -9,12 +9,14 @@ import numpy.typing as npt
 from emberscale_api.job import ColumnMapping
 from emberscale_api.rpc.master_pb2 import Block, DataFile
 from emberscale_trainer.data.errors import BadRecord
+from emberscale_trainer.data.hashing import hash_bytes
 from emberscale_trainer.data.records import MISSING_ID, Columns, IdLists, RecordFormat, empty_columns
 
 SHOWN_BAD_RECORDS = 20
 SHOWN_IDS = 3
 _BLOCK_RECORDS = 8192
 _MERGE_RECORDS = 1 << 19
+_BLOCKS_WITH_TEXTS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +31,22 @@ class DenseSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class FrequentId:
+    """An id, its share of the records (of lists: of all items), and the text whose hash it is, if it is one's."""
+
+    id: int
+    share: float
+    text: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class CategoricalSummary:
     """A column of ids: the ratio of empty fields, the distinct ids, the most frequent and their share of records."""
 
     name: str
     missing: float
     distinct: int
-    top: tuple[tuple[int, float], ...]
+    top: tuple[FrequentId, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +59,7 @@ class ListSummary:
     longest: int
     truncated: float
     distinct: int
-    top: tuple[tuple[int, float], ...]
+    top: tuple[FrequentId, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +175,7 @@ class _IdCounts:
         missing = int(self._times[self._ids == MISSING_ID].sum())
         ids, times = self._ids[self._ids != MISSING_ID], self._times[self._ids != MISSING_ID]
         first = np.lexsort((ids, -times))[:SHOWN_IDS]
-        top = tuple((int(ids[place]), int(times[place]) / records) for place in first)
+        top = tuple(FrequentId(int(ids[place]), int(times[place]) / records) for place in first)
         return CategoricalSummary(name, missing / records if records else 0.0, ids.size, top)
 
     def _merge(self) -> None:
@@ -233,7 +244,33 @@ def inspect_files(
         columns = empty_columns(block.records, record_format.columns, raw=True)
         good, bad = record_format.read_block(files[block.file_number], block).read(np.arange(block.records), columns)
         tally.add(columns.rows(0, good), bad)
-    return tally.summary(summaries)
+    return _with_texts(tally.summary(summaries), record_format, files, chosen[:_BLOCKS_WITH_TEXTS])
+
+
+def _with_texts(
+    summary: DataSummary, record_format: RecordFormat, files: Sequence[DataFile], blocks: Sequence[Block]
+) -> DataSummary:
+    """The summary with the texts of frequent ids, which any few blocks hold."""
+    columns: list[CategoricalSummary | ListSummary] = [*summary.categorical, *summary.lists]
+    wanted = {one.name: {top.id for top in one.top} for one in columns}
+    found: dict[tuple[str, int], str] = {}
+    for block in blocks:
+        missing = [name for name, ids in wanted.items() if any((name, one) not in found for one in ids)]
+        if not missing:
+            break
+        for name, texts in record_format.texts(files[block.file_number], block, missing).items():
+            for text in texts:
+                if (identifier := hash_bytes(text)) in wanted[name]:
+                    found[name, identifier] = text.decode("utf-8", "backslashreplace")
+
+    def told(name: str, top: tuple[FrequentId, ...]) -> tuple[FrequentId, ...]:
+        return tuple(replace(one, text=found.get((name, one.id))) for one in top)
+
+    return replace(
+        summary,
+        categorical=tuple(replace(one, top=told(one.name, one.top)) for one in summary.categorical),
+        lists=tuple(replace(one, top=told(one.name, one.top)) for one in summary.lists),
+    )
 
 
 def _choose(blocks: Sequence[Block], max_records: int) -> list[Block]:

@@ -7,7 +7,7 @@ values that its dictionaries hold. Only the columns that the manifest names are 
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +19,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from emberscale_api.job import ColumnMapping
 from emberscale_api.rpc.master_pb2 import Block, DataFile
-from emberscale_trainer.data.arrow_columns import check_schema, decode
+from emberscale_trainer.data.arrow_columns import check_schema, decode, distinct_texts, holds_texts
 from emberscale_trainer.data.decoded import DecodedBlock
 from emberscale_trainer.data.errors import DataUnavailableError
 from emberscale_trainer.data.files import open_filesystem
@@ -84,6 +84,13 @@ class Parquet:
                 file.uri, f"changed since it was indexed: it has no record {block.first_record + block.records:,}"
             )
         return decode(table, columns, self.raw, file.uri, block.first_record)
+
+    def texts(self, file: DataFile, block: Block, columns: Collection[str]) -> Mapping[str, Set[bytes]]:
+        """Those of columns that have texts or bytes."""
+        with self._files.open(file.uri) as opened:
+            names = [name for name in columns if holds_texts(opened.parquet.schema_arrow.field(name).type)]
+            table = opened.read(names, block.first_record, block.records) if names else None
+        return {name: distinct_texts(table.column(name)) for name in names} if table is not None else {}
 
 
 class _Forward:

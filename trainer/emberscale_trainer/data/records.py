@@ -1,5 +1,6 @@
 """What a format of records must do for the rest of the data side."""
 
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -114,6 +115,13 @@ class RecordFormat(Protocol):
 
     def read_block(self, file: DataFile, block: Block) -> RecordBlock:
         """Reads one block. Raises DataUnavailableError."""
+        ...
+
+    def texts(self, file: DataFile, block: Block, columns: Collection[str]) -> Mapping[str, Set[bytes]]:
+        """The distinct texts of columns of ids in a block, by column, for people who would see their hashes else.
+
+        Malformed records may be among them, numbers too. Raises DataUnavailableError.
+        """
         ...
 
 

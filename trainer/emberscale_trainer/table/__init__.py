@@ -5,15 +5,17 @@
 `dense`      the dense parameters as rows
 `rows`       the one place where rows change         `index`, `hashing`    from key to slot
 `optimizers`, `initializers`  the arithmetic          `kernels`             the entry points
+`gradients`  what must not reach a row
 `compiled`, `memory`, `vector`  what Numba lacks: options, addresses, and registers of eight floats
 """
 
 from emberscale_trainer.table.compiled import warm_up
 from emberscale_trainer.table.dense import DensePieces
 from emberscale_trainer.table.descriptor import Reader
+from emberscale_trainer.table.gradients import NonFiniteGradientError, require_finite
 from emberscale_trainer.table.layout import RowLayout
 from emberscale_trainer.table.snapshot import Lock, Snapshot, SnapshotAbandonedError
-from emberscale_trainer.table.store import NonFiniteGradientError, TableStore, require_finite
+from emberscale_trainer.table.store import TableStore
 
 __all__ = [
     "DensePieces",

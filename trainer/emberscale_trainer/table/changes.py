@@ -17,16 +17,16 @@ class Changes:
     def __init__(self, entries: Sequence[np.void], slots: Sequence[int]) -> None:
         """Begins to record: `slots` is one more than the highest slot of each table."""
         self._entries = entries
-        self._bitmaps = [np.zeros(0, np.uint8) for _ in entries]
+        self._bitmaps = [np.zeros(max(count // 8, 1), np.uint8) for count in slots]
         self._retired: list[list[NDArray[np.int64]]] = [[] for _ in entries]
-        for table, count in enumerate(slots):
-            self.make_room(table, count)
+        for entry, bitmap in zip(entries, self._bitmaps, strict=True):
+            entry["changed"] = address_of(bitmap)
 
     def make_room(self, table: int, slots: int) -> None:
         """Sees that the bitmap of a table has a bit for so many slots. Raises MemoryError."""
         old = self._bitmaps[table]
-        if slots > 8 * len(old) or not len(old):
-            grown = np.zeros(max(slots // 8, 2 * len(old), 1), np.uint8)
+        if slots > 8 * len(old):
+            grown = np.zeros(max(slots // 8, 2 * len(old)), np.uint8)
             grown[: len(old)] = old
             self._bitmaps[table] = grown
             self._entries[table]["changed"] = address_of(grown)

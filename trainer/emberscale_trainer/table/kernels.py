@@ -29,7 +29,6 @@ from emberscale_trainer.table.layout import FLOAT_BYTES, KEY_BYTES
 from emberscale_trainer.table.memory import (
     CACHE_LINE,
     copy,
-    float32,
     load_float32,
     load_float64,
     load_int64,
@@ -50,7 +49,7 @@ from emberscale_trainer.table.rows import (
     step_rows,
     take_slot,
 )
-from emberscale_trainer.table.vector import VECTOR_BYTES, WHOLE, load8, splat8, store8, sum8
+from emberscale_trainer.table.vector import VECTOR_BYTES, WHOLE, load8, store8
 
 BLOCK = 64
 """Keys whose cache misses overlap."""
@@ -348,21 +347,3 @@ def drop_index(table: int, buckets: int) -> int:
     for bucket in range(buckets):
         drop_bucket(table, bucket)
     return buckets
-
-
-@entry
-def all_finite(values: int, count: int) -> int:
-    """1 if none of `count` float32 is NaN or infinite, else 0."""
-    none = float32(0)
-    first = second = third = fourth = splat8(none)  # four sums, so that one does not wait for the other
-    step = 4 * VECTOR_BYTES
-    whole = FLOAT_BYTES * count // step * step
-    for at in range(values, values + whole, step):
-        first = first + load8(at) * none  # NaN times 0 is NaN, and so is infinity times 0
-        second = second + load8(at + VECTOR_BYTES) * none
-        third = third + load8(at + 2 * VECTOR_BYTES) * none
-        fourth = fourth + load8(at + 3 * VECTOR_BYTES) * none
-    total = sum8((first + second) + (third + fourth))
-    for at in range(values + whole, values + FLOAT_BYTES * count, FLOAT_BYTES):
-        total += load_float32(at) * none
-    return 1 if total == 0 else 0

@@ -20,17 +20,6 @@ from emberscale_trainer.table.slab import MAX_SLOTS, Segment, rows_per_segment
 from emberscale_trainer.table.snapshot import Lock, Records, Snapshot, TableShare
 
 
-class NonFiniteGradientError(ValueError):
-    """A gradient is NaN or infinite; stepping by it would only spread it."""
-
-
-def require_finite(gradients: NDArray[np.float32], of: str) -> None:
-    """Raises NonFiniteGradientError if any of `gradients`, a contiguous float32 vector, is NaN or infinite."""
-    if not kernels.all_finite(address_of(gradients), len(gradients)):
-        where = int(np.argmin(np.isfinite(gradients)))
-        raise NonFiniteGradientError(f"gradient {where} of {len(gradients)} of the {of} is {gradients[where]}")
-
-
 class TableStore:
     """Dynamic embedding tables with fused optimizers; `specs[i]` is table i of every request.
 
@@ -195,9 +184,10 @@ class TableStore:
     def snapshot(self, reader: Reader, lock: Lock) -> Snapshot:
         """All rows as they are now. The reader's recorded changes, if they are tracked, begin anew.
 
-        `lock` is the caller's, who holds it now; the snapshot takes it again, for moments, and drains without it.
-        This takes a time that follows the number of segments, not of rows. A reader has one snapshot at a time: one
-        that has not ended is given back. Several readers may have theirs at once.
+        `lock` is the caller's, who holds it now, and re-entrant; the snapshot takes it again, for moments, and drains
+        without it. This takes a time that follows the number of segments, not of rows. A reader has one snapshot at a
+        time: one that has not ended is given back. Several readers may have theirs at once. Raises MemoryError, and
+        then the reader has lost no change.
         """
         return self._begin(reader, lock, whole=True)
 
@@ -221,20 +211,27 @@ class TableStore:
         taken, current = self._changes.get(reader), None
         if taken is not None:
             self._changes[reader] = current = self._new_changes(reader)
-        shares = [
-            TableShare(
-                self._entry(number, reader),
-                layout,
-                self._segments[number],
-                self._used_rows(number),
-                int(self._tables[number]["slot_bits"]),
-                int(self._tables[number]["next_slot"]),
-                None if whole or taken is None else taken.bitmap(number),
-            )
-            for number, layout in enumerate(self.layouts)
-        ]
-        self._snapshots[reader] = Snapshot(shares, lock, taken, current, whole=whole)
-        return self._snapshots[reader]
+        shares: list[TableShare] = []
+        try:
+            for number, layout in enumerate(self.layouts):
+                share = TableShare(
+                    self._entry(number, reader),
+                    layout,
+                    self._segments[number],
+                    self._used_rows(number),
+                    int(self._tables[number]["slot_bits"]),
+                    int(self._tables[number]["next_slot"]),
+                    None if whole or taken is None else taken.bitmap(number),
+                )
+                shares.append(share)
+            snapshot = self._snapshots[reader] = Snapshot(shares, lock, taken, current, whole=whole)
+        except MemoryError:
+            for share in shares:
+                share.close()
+            if taken is not None and current is not None:
+                current.merge(taken)
+            raise
+        return snapshot
 
     def _new_changes(self, reader: Reader) -> Changes:
         tables = range(len(self.specs))

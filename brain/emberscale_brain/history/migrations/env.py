@@ -3,14 +3,14 @@
 from alembic import context
 from sqlalchemy import Engine, text
 
-from emberscale_brain.history.tables import Table
+from emberscale_brain.history.tables import HistoryTable
 
 _LOCK = 0x656D6272
 
 engine: Engine = context.config.attributes["engine"]
 with engine.connect() as connection:
     context.configure(
-        connection=connection, target_metadata=Table.metadata, render_as_batch=True, transactional_ddl=True
+        connection=connection, target_metadata=HistoryTable.metadata, render_as_batch=True, transactional_ddl=True
     )
     with context.begin_transaction():
         # two brains that start together take turns

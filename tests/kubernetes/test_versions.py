@@ -1,0 +1,117 @@
+"""Two images of different versions: within a job, and under an operator that is upgraded and goes back."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from cluster import (
+    IMAGE,
+    NEXT_IMAGE,
+    RECORDS,
+    Job,
+    Place,
+    assert_exact,
+    eventually,
+    get,
+    kubectl,
+    manifest,
+    setting,
+    submit,
+)
+from faults import ProcessKiller
+from installation import arguments_of, helm_install
+
+pytestmark = pytest.mark.timeout(900)
+
+EPOCHS = 40
+"""So that the jobs go on until the operator has been replaced."""
+CRD = "trainingjobs.emberscale.io"
+KNOB = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/training/properties/futureKnob"
+
+
+@pytest.fixture
+def next_image(installed: str) -> Iterator[str]:
+    """An image of a version to come; the installation is as it was afterwards."""
+    name = setting(NEXT_IMAGE)
+    if not name:
+        pytest.skip(f"NOT RUN: {NEXT_IMAGE} is not set: there is no second image")
+    knob = {"op": "add", "path": KNOB, "value": {"type": "integer", "default": 7}}
+    kubectl("patch", "crd", CRD, "--type=json", "-p", json.dumps([knob]))
+    yield name
+    helm_install()
+
+
+def operator_of(image: str) -> None:
+    """Upgrades the operator, or brings it back; the definition stays that of the newer version."""
+    repository, tag = image.rsplit(":", 1)
+    helm_install(*arguments_of([f"image.repository={repository}", f"image.tag={tag}", "crds.enabled=false"]))
+
+
+def job_of(name: str, place: Place, workers: str) -> Job:
+    """A job whose workers have an image of their own."""
+    document = manifest(name, place)
+    document["spec"]["training"]["epochs"] = EPOCHS
+    template = document["spec"]["worker"]["template"]
+    document["spec"]["worker"]["template"] = {**template, "image": workers}
+    return submit(document, place)
+
+
+def images(job: Job) -> dict[str, str]:
+    """The image of each running pod, by role."""
+    pods = [pod for role in ("master", "ps", "worker") for pod in job.running(role)]
+    return {pod["metadata"]["labels"]["emberscale.io/role"]: pod["spec"]["containers"][0]["image"] for pod in pods}
+
+
+def uids(job: Job, *roles: str) -> set[str]:
+    return {pod["metadata"]["uid"] for role in roles for pod in job.running(role)}
+
+
+def replaced(job: Job, role: str, killer: ProcessKiller) -> None:
+    """Kills a pod's processes, and waits until another has taken its place and training goes on."""
+    old = job.running(role)[0]
+    killer.kill(old)
+
+    def another() -> bool:
+        return old["metadata"]["uid"] not in uids(job, role) and len(job.running(role)) > 0
+
+    eventually(f"another {role} of {job.name}", lambda: another() or None, seconds=90)
+    samples = job.samples()
+    job.wait_for_samples(samples + 1)
+
+
+def test_jobs_keep_their_image_and_neighbouring_versions_work_together(
+    next_image: str, place: Place, killer: ProcessKiller
+) -> None:
+    this = setting(IMAGE)
+    older = job_of("older", place, workers=next_image)
+    older.wait_for_samples(1)
+    assert images(older) == {"master": this, "ps": this, "worker": next_image}
+    before = uids(older, "master", "ps", "worker")
+
+    operator_of(next_image)
+    newer = manifest("newer", place)
+    newer["spec"]["training"] |= {"epochs": EPOCHS, "futureKnob": 9}
+    newer["spec"]["worker"]["template"] = {**newer["spec"]["worker"]["template"], "image": this}
+    late = submit(newer, place)
+    late.wait_for_samples(1)
+    assert images(late) == {"master": next_image, "ps": next_image, "worker": this}
+    assert uids(older, "master", "ps", "worker") == before, "an upgrade has replaced pods"
+    replaced(older, "master", killer)
+    assert images(older)["master"] == this
+
+    kept = uids(late, "ps", "worker")
+    operator_of(this)
+    replaced(late, "master", killer)
+    assert images(late)["master"] == next_image
+    assert uids(late, "ps", "worker") == kept, "going back has replaced pods"
+    manifests = [
+        text for one in get("configmaps", namespace=place.namespace) for text in (one.get("data") or {}).values()
+    ]
+    of_newer = [text for text in manifests if '"name":"newer"' in text]
+    assert of_newer
+    assert all(json.loads(text)["spec"]["training"]["futureKnob"] == 9 for text in of_newer)
+    for job in (older, late):
+        job.wait_complete(600)
+        assert_exact(job, place, EPOCHS * RECORDS)
+    assert (older.status()["image"], late.status()["image"]) == (this, next_image)

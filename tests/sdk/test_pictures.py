@@ -1,0 +1,97 @@
+"""What pictures show: curves of fast runs, held-out values, labels apart from each other, words instead of nothing."""
+
+import csv
+from collections.abc import Mapping
+from io import BytesIO
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.axes import Axes
+
+from emberscale.charts import held_out, over_samples, read_metrics
+from emberscale.plan_picture import plan_figure
+from emberscale.profiling.job_profile import JobProfile, Roof
+from emberscale.profiling.picture import profile_figure
+from emberscale.recorder import COLUMNS
+from emberscale_api.rpc import brain_pb2 as pb
+
+
+def metrics(path: Path, *rows: tuple[str, int, float | str]) -> Path:
+    """Rows of (phase, samples, loss)."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        for second, (phase, samples, loss) in enumerate(rows):
+            known: Mapping[str, object] = {"seconds": second, "phase": phase, "samples": samples, "loss": loss}
+            writer.writerow(known.get(column, "") for column in COLUMNS)
+    return path
+
+
+def test_a_run_that_trains_between_two_looks_has_a_curve(tmp_path: Path) -> None:
+    looked = metrics(
+        tmp_path / "metrics.csv",
+        ("Pending", 0, ""),
+        ("Training", 0, ""),
+        ("Training", 2000, 0.6),
+        ("Evaluating", 4000, 0.5),
+        ("Saving", 4000, 0.5),
+        ("Complete", 4000, 0.5),
+    )
+    assert over_samples(read_metrics(looked), "loss") == [(2000.0, 0.6), (4000.0, 0.5)]
+
+
+def test_held_out_values_stand_where_their_epochs_end() -> None:
+    evaluations: list[dict[str, Any]] = [
+        {"epoch": 0, "auc": 0.7},
+        {"epoch": 1, "auc": None},
+        {"epoch": 2, "auc": float("nan")},
+    ]
+    assert held_out(evaluations, 9000, 3, "auc") == [(3000.0, 0.7)]
+
+
+def profile(read: float, plan: float, wait: float, gather: float) -> JobProfile:
+    rest = 1 - wait - 0.04
+    stages = {"read": read, "plan": plan, "pull": 0.1, "wait_read": 0.02, "wait_pull": 0.02, "wait": wait, "push": 0.03}
+    return JobProfile(
+        name="a-job-whose-name-has-as-many-characters-as-are-allowed",
+        samples=1000,
+        batches=1,
+        seconds=1.0,
+        workers=2,
+        servers=2,
+        worker_stages={**stages, "compute": rest},
+        server_stages={"gather": gather, "update": 0.03, "dense step": 0.01, "idle": 0.96 - gather},
+        hold_seconds=0.0,
+        received_bytes_per_sample=123_456,
+        sent_bytes_per_sample=123_456,
+        ids_per_key=4.0,
+        cpu_seconds={"worker-0": 0.08, "ps-0": 0.02, "master-0": 0.01, "redis-0": 0.001},
+        roof=Roof(40_000, 6e-6, 2),
+    )
+
+
+def overlapping(axes: Axes) -> list[tuple[str, str]]:
+    """Pairs of labels of a drawn figure that cover each other."""
+    labels = [text for text in axes.texts if text.get_text()]
+    boxes = {text.get_text(): text.get_window_extent() for text in labels}
+    return [(one, other) for one, other in combinations(boxes, 2) if boxes[one].overlaps(boxes[other])]
+
+
+@pytest.mark.parametrize(
+    "shares", [(0.11, 0.08, 0.2, 0.02), (0.08, 0.078, 0.076, 0.1), (0.01, 0.01, 0.9, 0.01), (0.4, 0.5, 0.08, 0.5)]
+)
+def test_the_labels_of_a_profile_stay_apart(shares: tuple[float, float, float, float]) -> None:
+    figure = profile_figure(profile(*shares))
+    figure.savefig(BytesIO())
+    lanes = figure.axes[0]
+    assert overlapping(lanes) == []
+    shown = " ".join(text.get_text() for text in lanes.texts)
+    assert all(stage in shown for stage in ("read", "plan", "wait_read", "gather", "idle"))
+
+
+def test_a_plan_without_measurements_says_so_in_the_place_of_empty_axes() -> None:
+    for axes in plan_figure(pb.PlanExplanation()).axes:
+        assert not axes.axison
+        assert [text.get_text() for text in axes.texts] != [""]
