@@ -17,7 +17,10 @@ _OF_ZERO, _OF_ONE = 0.5, 1 / (1 + math.exp(-1))
 
 
 def warning_signs(state: JobState, seen: Observations, spec: TrainingJobSpec) -> tuple[str, ...]:
-    """The warnings that hold now, in an order that does not change."""
+    """The warnings that hold now, in an order that does not change.
+
+    Nor does a text change while its warning holds: who shows warnings can tell new ones by it.
+    """
     return tuple(_signs(state, seen, spec))
 
 
@@ -32,10 +35,15 @@ def _signs(state: JobState, seen: Observations, spec: TrainingJobSpec) -> Iterat
         )
     last = state.evaluations[-1] if state.evaluations else None
     if last is not None and last.normalized_entropy > 1:
+        better = next((one for one in state.evaluations if one.normalized_entropy < 1), None)
+        advice = (
+            "scale dense features, for example by denseTransform (see docs/data.md), or lower the learning rates"
+            if better is None
+            else f"after epoch {better.epoch + 1} it was better, so the model overfits: train for fewer epochs"
+        )
         yield (
-            f"the evaluation after epoch {last.epoch + 1} is worse than always predicting the mean label (normalised "
-            f"entropy {last.normalized_entropy:.3f}): scale dense features, for example by denseTransform (see "
-            "docs/data.md), or lower the learning rates"
+            "the evaluation is worse than always predicting the mean label (its normalised entropy is above 1): "
+            f"{advice}"
         )
     if spec.model.entrypoint is not None and _are_sigmoids_of_probabilities(seen.window):
         yield (
@@ -45,8 +53,8 @@ def _signs(state: JobState, seen: Observations, spec: TrainingJobSpec) -> Iterat
     samples = committed_samples(state, spec)
     if samples and state.truncated_lists > _TRUNCATED_SHARE * samples:
         yield (
-            f"{state.truncated_lists:,} lists in {samples:,} records were longer than their maxLength and were cut: "
-            "raise maxLength of the columns in spec.data.columns.lists"
+            "more than 1% of the records had a list that was longer than its maxLength and was cut: raise maxLength of "
+            "the columns in spec.data.columns.lists"
         )
 
 

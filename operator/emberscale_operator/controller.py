@@ -23,7 +23,7 @@ from emberscale_operator.machine import (
     ReportExit,
     ShutDown,
     Suspend,
-    Wait,
+    WaitUntil,
     decide,
 )
 from emberscale_operator.master_link import MasterAddress, MasterLink, sizes_of
@@ -223,7 +223,7 @@ class JobController:
                         await self._link.shut_down()
                         self._status = self._link.status or self._status
                     delays.append(0.0)
-                case Wait(until):
+                case WaitUntil(until):
                     delays.append(max(0.1, until - now))
                 case _:
                     rest.append(action)

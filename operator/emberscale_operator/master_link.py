@@ -20,8 +20,8 @@ from emberscale_operator.machine import (
     InstanceId,
     MasterReport,
     PhaseNews,
+    PlannedRole,
     Role,
-    RoleSize,
 )
 
 _CALL_SECONDS = 5.0
@@ -246,10 +246,10 @@ def retry_pause(silent: float, shortest: float = 1.0) -> float:
     return min(max(shortest, silent / _PATIENCE), _LONGEST_RETRY_SECONDS)
 
 
-def sizes_of(plan: pb.Plan) -> dict[Role, RoleSize]:
+def sizes_of(plan: pb.Plan) -> dict[Role, PlannedRole]:
     """What a plan gives each role."""
     return {
-        _ROLE_NAMES[role.role]: RoleSize(role.replicas, role.cpu_cores, role.memory_bytes)
+        _ROLE_NAMES[role.role]: PlannedRole(role.replicas, role.cpu_cores, role.memory_bytes)
         for role in plan.roles
         if role.role in _ROLE_NAMES
     }

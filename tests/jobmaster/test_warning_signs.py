@@ -47,8 +47,15 @@ def test_a_job_that_goes_well_has_no_warnings() -> None:
 @pytest.mark.parametrize(("entropy", "told"), [(0.999, False), (1.0, False), (1.001, True), (12.3, True)])
 def test_an_evaluation_worse_than_the_mean_label_is_told(entropy: float, told: bool) -> None:
     pure = trained()
-    signs = warning_signs(replace(pure.state, evaluations=(evaluated(0.5), evaluated(entropy))), NOTHING, pure.spec)
+    signs = warning_signs(replace(pure.state, evaluations=(evaluated(entropy),)), NOTHING, pure.spec)
+    assert ["denseTransform" in sign for sign in signs] == [True] * told
     assert ["worse than always predicting the mean label" in sign for sign in signs] == [True] * told
+
+
+def test_a_model_that_was_better_before_overfits() -> None:
+    pure = trained()
+    (sign,) = warning_signs(replace(pure.state, evaluations=(evaluated(0.9), evaluated(1.2))), NOTHING, pure.spec)
+    assert "after epoch 1 it was better, so the model overfits: train for fewer epochs" in sign
 
 
 def test_a_batch_that_is_larger_than_the_data_is_told_once_the_data_is_known() -> None:
@@ -64,8 +71,9 @@ def test_more_than_a_hundredth_of_records_with_lists_cut_is_told() -> None:
     few = lifecycle.lists_truncated(pure.state, 10)
     assert warning_signs(few, NOTHING, pure.spec) == ()
     (sign,) = warning_signs(lifecycle.lists_truncated(few, 1), NOTHING, pure.spec)
-    assert "11 lists in 1,000 records" in sign
-    assert "maxLength" in sign
+    assert "more than 1% of the records" in sign
+    assert "raise maxLength" in sign
+    assert warning_signs(lifecycle.lists_truncated(few, 500), NOTHING, pure.spec) == (sign,)
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ from emberscale_operator.machine import (
     Role,
     ShutDown,
     Suspend,
-    Wait,
+    WaitUntil,
     advance,
     decide,
 )
@@ -118,7 +118,7 @@ def test_a_second_restart_in_a_row_waits() -> None:
     past = advance(History(), [exited(MASTER)], POLICY.backoff)
     again = exited(running(Role.MASTER, incarnation=2), at=6.0)
     standing = replace(TRAINING, history=past)
-    assert actions(intent(), [again, PS, WORKER], now=6.5, standing=standing) == (Forget(again.id), Wait(7.0))
+    assert actions(intent(), [again, PS, WORKER], now=6.5, standing=standing) == (Forget(again.id), WaitUntil(7.0))
     assert Create(InstanceId(Role.MASTER, 0, 3), Resources()) in actions(
         intent(), [again, PS, WORKER], now=7.0, standing=standing
     )
@@ -177,7 +177,7 @@ def test_an_edit_replaces_the_master_and_what_does_not_run_yet() -> None:
 
 def test_members_may_end_by_themselves_before_they_are_deleted() -> None:
     observed = [MASTER, WORKER, running(Role.REDIS)]
-    assert actions(intent(), observed, now=12.0, standing=ended()) == (Wait(15.0),)
+    assert actions(intent(), observed, now=12.0, standing=ended()) == (WaitUntil(15.0),)
     assert actions(intent(), observed, now=15.0, standing=ended()) == (Delete(WORKER.id),)
 
 
@@ -197,10 +197,10 @@ def test_the_master_goes_after_its_members_and_the_store_after_the_master() -> N
     ("master", "now", "expected"),
     [
         (HEARD, 6.0, ShutDown(MASTER.id)),
-        (replace(HEARD, told_to_end_at=6.0), 35.0, Wait(36.0)),
+        (replace(HEARD, told_to_end_at=6.0), 35.0, WaitUntil(36.0)),
         (replace(HEARD, told_to_end_at=6.0), 36.0, Delete(MASTER.id)),
         (replace(HEARD, cannot_be_told=True), 6.0, Delete(MASTER.id)),
-        (MasterReport(), 14.0, Wait(15.0)),
+        (MasterReport(), 14.0, WaitUntil(15.0)),
         (MasterReport(), 15.0, Delete(MASTER.id)),
     ],
 )
@@ -375,7 +375,7 @@ def test_a_member_that_the_master_gave_up_is_killed() -> None:
 
 def test_a_master_that_falls_silent_is_killed() -> None:
     silent = replace(HEARD, answers=False, unanswered_since=10.0)
-    assert actions(intent(), ALL, now=24.0, master=silent) == (Wait(25.0),)
+    assert actions(intent(), ALL, now=24.0, master=silent) == (WaitUntil(25.0),)
     assert killed(actions(intent(), ALL, now=25.0, master=silent)) == [MASTER.id]
 
 

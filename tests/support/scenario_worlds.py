@@ -39,15 +39,15 @@ from emberscale_operator.machine import (
     Kill,
     MasterReport,
     PhaseNews,
+    PlannedRole,
     Policy,
     ReportExit,
     Resize,
     Resources,
     Role,
-    RoleSize,
     ShutDown,
     Suspend,
-    Wait,
+    WaitUntil,
 )
 from emberscale_operator.master_link import PHASES, ROLES, MasterAddress
 from memory_api import KEY, SETTINGS, START, MemoryApi, slot_of
@@ -61,7 +61,7 @@ class ScriptedMaster:
     """What the master says to whoever has a link to it."""
 
     phase: JobPhase | None = None
-    sizes: dict[Role, RoleSize] = field(default_factory=dict)
+    sizes: dict[Role, PlannedRole] = field(default_factory=dict)
     end: PhaseNews | None = None
     silent: set[tuple[Role, int, str]] = field(default_factory=set)
     unanswered_since: float | None = None
@@ -156,7 +156,7 @@ class _Traced:
 
     async def report(self, news: News, now: float) -> float:
         self.standing = news.decision.standing
-        self.actions.extend(action for action in news.decision.actions if not isinstance(action, Wait))
+        self.actions.extend(action for action in news.decision.actions if not isinstance(action, WaitUntil))
         return await self._inner.report(news, now)
 
 
@@ -397,7 +397,7 @@ class Stage:
             case "master", [phase]:
                 self._master.phase, self._master.unanswered_since = JobPhase(phase), None
             case "plan", _:
-                self._master.sizes = {Role(name): RoleSize(int(number)) for name, number in options.items()}
+                self._master.sizes = {Role(name): PlannedRole(int(number)) for name, number in options.items()}
             case "end", [phase]:
                 self._master.phase = JobPhase(phase)
                 self._master.end = PhaseNews(JobPhase(phase), "Said")

@@ -16,7 +16,7 @@ from emberscale_operator.machine.actions import (
     Resize,
     ShutDown,
     Suspend,
-    Wait,
+    WaitUntil,
 )
 from emberscale_operator.machine.decision import Decision, decide
 from emberscale_operator.machine.instances import (
@@ -28,7 +28,7 @@ from emberscale_operator.machine.instances import (
     Resources,
     Role,
 )
-from emberscale_operator.machine.intent import Demand, JobIntent, Policy, RoleSize, demands_of, grown_memory
+from emberscale_operator.machine.intent import Demand, JobIntent, PlannedRole, Policy, demands_of, grown_memory
 from emberscale_operator.machine.restarts import Backoff, History, Lives, advance
 from emberscale_operator.machine.standing import ENDED, RESTING, JobStanding, MasterReport, PhaseNews
 
@@ -55,15 +55,15 @@ __all__ = [
     "Lives",
     "MasterReport",
     "PhaseNews",
+    "PlannedRole",
     "Policy",
     "ReportExit",
     "Resize",
     "Resources",
     "Role",
-    "RoleSize",
     "ShutDown",
     "Suspend",
-    "Wait",
+    "WaitUntil",
     "advance",
     "decide",
     "demands_of",

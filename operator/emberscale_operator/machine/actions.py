@@ -69,10 +69,10 @@ class DeleteJob:
 
 
 @dataclass(frozen=True)
-class Wait:
+class WaitUntil:
     """Decides again at this time, unless something happens before."""
 
     until: float
 
 
-Action = Create | Resize | Delete | Kill | Forget | ReportExit | Suspend | ShutDown | DeleteJob | Wait
+Action = Create | Resize | Delete | Kill | Forget | ReportExit | Suspend | ShutDown | DeleteJob | WaitUntil

@@ -16,7 +16,7 @@ from emberscale_operator.machine.actions import (
     ReportExit,
     Resize,
     ShutDown,
-    Wait,
+    WaitUntil,
 )
 from emberscale_operator.machine.instances import ExitReason, Instance, InstanceId, InstanceState, Resources, Role
 from emberscale_operator.machine.intent import Demand, JobIntent, Policy
@@ -61,7 +61,7 @@ def converge(
             if newest.state is InstanceState.RUNNING and _differs(newest.resources, resources):
                 yield Resize(newest.id, resources)
         elif now < past.ready_at:
-            yield Wait(past.ready_at)
+            yield WaitUntil(past.ready_at)
         elif plan_heard or slot not in done:
             yield Create(InstanceId(*slot, past.last_incarnation + 1), resources)
 
@@ -103,7 +103,7 @@ def kill_silent(policy: Policy, observed: Sequence[Instance], master: MasterRepo
             if now >= since + policy.silence:
                 yield Kill(instance.id, f"{instance.id.member} has not answered for {now - since:.0f}s")
             else:
-                yield Wait(since + policy.silence)
+                yield WaitUntil(since + policy.silence)
         elif (instance.id.role, instance.id.index, instance.name) in master.silent:
             yield Kill(instance.id, f"the master has not heard of {instance.id.member} for too long")
     masters = [instance for instance in running if instance.id.role is Role.MASTER]
@@ -119,7 +119,7 @@ def kill_silent(policy: Policy, observed: Sequence[Instance], master: MasterRepo
     if now >= since + patience:
         yield Kill(newest.id, f"the master has not answered for {now - since:.0f}s")
     elif patience < float("inf"):
-        yield Wait(since + patience)
+        yield WaitUntil(since + patience)
 
 
 def wind_down(
@@ -136,7 +136,7 @@ def wind_down(
         if not present:
             continue
         if roles is _WIND_DOWN[0] and now < grace_ends:
-            yield Wait(grace_ends)
+            yield WaitUntil(grace_ends)
         elif Role.MASTER in roles:
             for instance in present:
                 yield from _end_master(standing, instance, master, grace_ends, now)
@@ -152,11 +152,11 @@ def _end_master(
     if instance.state is not InstanceState.RUNNING or not standing.told or master.cannot_be_told:
         yield from _delete([instance])
     elif master.told_to_end_at is not None and now < master.told_to_end_at + _ENDING_SECONDS:
-        yield Wait(master.told_to_end_at + _ENDING_SECONDS)
+        yield WaitUntil(master.told_to_end_at + _ENDING_SECONDS)
     elif master.told_to_end_at is None and master.answers:
         yield ShutDown(instance.id)
     elif master.told_to_end_at is None and now < grace_ends:
-        yield Wait(grace_ends)
+        yield WaitUntil(grace_ends)
     else:
         yield from _delete([instance])
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from emberscale_api.job import ScalingMode
 from emberscale_api.job.status import JobPhase
-from emberscale_operator.machine.actions import Action, DeleteJob, Suspend, Wait
+from emberscale_operator.machine.actions import Action, DeleteJob, Suspend, WaitUntil
 from emberscale_operator.machine.convergence import (
     converge,
     kill_silent,
@@ -21,8 +21,8 @@ from emberscale_operator.machine.instances import ExitReason, Instance, Role
 from emberscale_operator.machine.intent import (
     Demand,
     JobIntent,
+    PlannedRole,
     Policy,
-    RoleSize,
     demands_of,
     grown_memory,
     memory_of,
@@ -35,7 +35,7 @@ _WAITING = "WaitingForMaster"
 
 @dataclass(frozen=True)
 class Decision:
-    """Where the job stands now, the instances that it needs, and what is to be done; its `Wait` comes last."""
+    """Where the job stands now, the instances that it needs, and what is to be done; its `WaitUntil` comes last."""
 
     standing: JobStanding
     demands: tuple[Demand, ...]
@@ -55,7 +55,7 @@ def decide(
 
 
 def _remember(
-    job: JobIntent, standing: JobStanding, instances: Sequence[Instance], sizes: Mapping[Role, RoleSize]
+    job: JobIntent, standing: JobStanding, instances: Sequence[Instance], sizes: Mapping[Role, PlannedRole]
 ) -> JobStanding:
     """Folds what is observed into what is remembered; folding it twice changes nothing."""
     wanted = not standing.rests
@@ -72,7 +72,7 @@ def _remember(
     )
 
 
-def _memory_after(job: JobIntent, instance: Instance, sizes: Mapping[Role, RoleSize]) -> int | None:
+def _memory_after(job: JobIntent, instance: Instance, sizes: Mapping[Role, PlannedRole]) -> int | None:
     """The bytes of memory that a role needs because an instance of it ran out of less; None where it keeps what it has.
 
     In Manual mode the sizes in the manifest stand.
@@ -220,7 +220,7 @@ def _actions(
         return
     if standing.phase is JobPhase.SUSPENDING:
         yield Suspend()
-        yield Wait(now + 1.0)
+        yield WaitUntil(now + 1.0)
     else:
         yield from replace_outdated(job, instances)
     yield from kill_silent(job.policy, instances, master, now)
@@ -232,8 +232,8 @@ def _earliest_wait(actions: Iterable[Action]) -> tuple[Action, ...]:
     waits: list[float] = []
     others: list[Action] = []
     for action in actions:
-        if isinstance(action, Wait):
+        if isinstance(action, WaitUntil):
             waits.append(action.until)
         else:
             others.append(action)
-    return (*others, Wait(min(waits))) if waits else tuple(others)
+    return (*others, WaitUntil(min(waits))) if waits else tuple(others)

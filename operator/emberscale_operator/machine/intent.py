@@ -72,7 +72,7 @@ class JobIntent:
 
 
 @dataclass(frozen=True)
-class RoleSize:
+class PlannedRole:
     """What a plan gives a role; 0 leaves a number as the manifest has it. Memory is in bytes."""
 
     replicas: int = 0
@@ -82,7 +82,7 @@ class RoleSize:
 
 def demands_of(
     spec: TrainingJobSpec,
-    sizes: Mapping[Role, RoleSize] | None = None,
+    sizes: Mapping[Role, PlannedRole] | None = None,
     applied_ps: int | None = None,
     grown: Mapping[Role, int] | None = None,
     planned: bool = False,
@@ -98,7 +98,7 @@ def demands_of(
     plan, needed = sizes or {}, grown or {}
 
     def demand(role: Role, replicas: int, requirements: ResourceRequirements) -> Demand:
-        size = plan.get(role, RoleSize())
+        size = plan.get(role, PlannedRole())
         cpu = size.cpu_cores or requirements.cpu_limit
         memory = size.memory_bytes or requirements.memory_limit
         if memory is not None and role in needed:
@@ -115,7 +115,7 @@ def demands_of(
     )
 
 
-def replicas_of(role: RoleSpec, size: RoleSize | None) -> int:
+def replicas_of(role: RoleSpec, size: PlannedRole | None) -> int:
     """Returns the manifest's number if it gives one, otherwise the plan's within the manifest's bounds."""
     if role.replicas is not None:
         return role.replicas
@@ -124,7 +124,7 @@ def replicas_of(role: RoleSpec, size: RoleSize | None) -> int:
     return min(replicas, role.max_replicas) if role.max_replicas is not None else replicas
 
 
-def memory_of(spec: TrainingJobSpec, role: Role, sizes: Mapping[Role, RoleSize]) -> int | None:
+def memory_of(spec: TrainingJobSpec, role: Role, sizes: Mapping[Role, PlannedRole]) -> int | None:
     """Returns the bytes that the plan, or else the manifest, gives a role; None where neither does."""
     parts = {
         Role.MASTER: spec.master.resources,
@@ -132,7 +132,7 @@ def memory_of(spec: TrainingJobSpec, role: Role, sizes: Mapping[Role, RoleSize])
         Role.WORKER: spec.worker.resources,
     }
     of_manifest = parts[role].memory_limit if role in parts else None
-    return sizes.get(role, RoleSize()).memory_bytes or of_manifest
+    return sizes.get(role, PlannedRole()).memory_bytes or of_manifest
 
 
 def grown_memory(limit: int) -> int:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from emberscale_api.job.status import JobPhase
 from emberscale_operator.machine.instances import Role
-from emberscale_operator.machine.intent import RoleSize
+from emberscale_operator.machine.intent import PlannedRole
 from emberscale_operator.machine.restarts import History
 
 ENDED = frozenset({JobPhase.COMPLETE, JobPhase.FAILED})
@@ -82,7 +82,7 @@ class MasterReport:
     cannot_be_told:    It refused to be told to end.
     """
 
-    sizes: Mapping[Role, RoleSize] | None = None
+    sizes: Mapping[Role, PlannedRole] | None = None
     plan_heard: bool = False
     end: PhaseNews | None = None
     status: PhaseNews | None = None
