@@ -39,7 +39,7 @@ from emberscale_jobmaster.events import (
     TimePassed,
 )
 from emberscale_jobmaster.membership import MemberId, Role
-from emberscale_jobmaster.observations import Observations
+from emberscale_jobmaster.observations import SILENT_STUCK_SECONDS, STUCK_SECONDS, Observations
 from emberscale_jobmaster.operations import (
     STORAGE,
     Checkpointing,
@@ -162,7 +162,8 @@ def _taken_over(state: MasterState, event: TakenOver, spec: TrainingJobSpec) -> 
             job = checkpointing.taken_over(job, operation)
         else:
             job = job.asking(operation, *{*operation.pending, *operation.again_at})
-    return MasterState(job, Observations(), event.now, event.now)
+    seen = Observations().watching(job.members, job.ledger)
+    return MasterState(job, seen, event.now, event.now)
 
 
 def _time_passed(state: MasterState, event: TimePassed, spec: TrainingJobSpec) -> Stepped:
@@ -179,7 +180,8 @@ def _time_passed(state: MasterState, event: TimePassed, spec: TrainingJobSpec) -
     if job.stage not in PREPARATION:  # a worker does not mention what it prepares; its silence alone ends that
         forgotten = min(timeout, max(2.0, 5 * spec.sharding.heartbeat_interval))
         lapsed = seen.lapsed(job.ledger, timeout, forgotten)
-        stuck = [member for member in seen.stuck(job.members, job.ledger) if member not in silent]
+        least = SILENT_STUCK_SECONDS if job.stage is Stage.EVALUATE else STUCK_SECONDS
+        stuck = [member for member in seen.stuck(job.members, job.ledger, least) if member not in silent]
     job = lifecycle.silent(job, spec, silent)
     job = lifecycle.stuck(job, spec, stuck)
     job = lifecycle.leases_expired(job, lapsed)
@@ -329,7 +331,8 @@ def _settled(
         seen = seen.rolled_back()
     if job.ledger is not before.job.ledger:
         job.ledger.check()
-    seen = seen.watching(job.members, job.ledger)
+    if job.members is not before.job.members or job.ledger is not before.job.ledger:
+        seen = seen.watching(job.members, job.ledger)
     effects = [*effects, *_effects_between(before.job, job, spec)]
     if job.routing.ready and job.scaling.moves_since is not None:
         asked_at, began_at = job.scaling.moves_since

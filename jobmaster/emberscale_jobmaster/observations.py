@@ -20,6 +20,8 @@ LONGEST_GAP_SECONDS = 2.0
 """The master looks more often than that; a longer pause is its own, and counts as this."""
 STUCK_SECONDS = 60.0
 """How long the leases of a worker may stand still at least."""
+SILENT_STUCK_SECONDS = 600.0
+"""The same where progress is not told before a lease is done: in evaluation."""
 STUCK_GAPS = 5.0
 """The same in gaps between two moves, of the middle of all workers."""
 FIRST_BATCH_SECONDS = 180.0
@@ -221,15 +223,15 @@ class Observations:
             or self._last_beat(lease.holder) - self.leases.get(token, self.watched) > forgotten
         ]
 
-    def stuck(self, members: Membership, ledger: Ledger) -> list[MemberId]:
+    def stuck(self, members: Membership, ledger: Ledger, least: float = STUCK_SECONDS) -> list[MemberId]:
         """Members that speak and hold leases, none of which has moved for much longer than batches take.
 
-        The bound follows the gaps between moves that are measured.
+        The bound follows the gaps between moves that are measured, and is never below `least`.
         """
         holders = sorted({lease.holder for lease in ledger.leases.values()}, key=lambda holder: holder.slot)
         found = [(holder, seen) for holder in holders if (seen := self.sightings.get(holder.slot)) is not None]
         gaps = [seen.gap for _, seen in found if seen.gap is not None]
-        bound = max(STUCK_SECONDS, STUCK_GAPS * statistics.median(gaps)) if gaps else STUCK_SECONDS
+        bound = max(least, STUCK_GAPS * statistics.median(gaps)) if gaps else least
         stuck = []
         for holder, seen in found:
             incarnations = members.slot(holder.role, holder.index).registrations

@@ -33,8 +33,8 @@ CALL_SECONDS = 20.0
 AGAIN_SECONDS = 1.0
 KIND = "Restore"
 
-_AGAIN = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "CANCELLED"})
-"""Codes after which the same call is made again: the server is away, or knows of a later table, and will say so."""
+_AGAIN = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"})
+"""Codes after which the same call is made again: the server is away, and its silence will show."""
 
 
 def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState:
@@ -96,7 +96,7 @@ def loaded(state: JobState, operation: Restore, server: int, answer: Loaded, now
 def server_failed(
     state: JobState, spec: TrainingJobSpec, operation: Restore, server: int, code: str, problem: str, now: float
 ) -> JobState:
-    """A server could not be assigned."""
+    """A server could not be assigned. One that knows of a later table says ABORTED; the next attempt goes beyond it."""
     if code in _AGAIN:
         return state.having(asking_later(operation, server, now + AGAIN_SECONDS))
     if code == "INVALID_ARGUMENT":

@@ -18,9 +18,9 @@ from emberscale_api.job import FaultToleranceStrategy, TrainingJob, TrainingJobS
 from emberscale_jobmaster import progress
 from emberscale_jobmaster.checkpointing import interval
 from emberscale_jobmaster.effects import CheckpointTaken, Dropped, Effect, Granted, Noted, StartedUp
-from emberscale_jobmaster.events import BadRecordsFound, Event, GrantLost, IntervalAdvised, TakenOver, TimePassed
+from emberscale_jobmaster.events import BadRecordsFound, Event, GrantLost, IntervalAdvised, Spoke, TakenOver, TimePassed
 from emberscale_jobmaster.machine import MasterState, step
-from emberscale_jobmaster.membership import Role
+from emberscale_jobmaster.membership import MemberId, Role
 from emberscale_jobmaster.observations import Observations
 from emberscale_jobmaster.state import BadRecord, JobState, phase_of
 from emberscale_jobmaster.store import DeposedError, JobStore, StoreUnavailableError
@@ -166,6 +166,16 @@ class JobRuntime:
         with self._changed:
             if not self._closing:
                 self._step(event)
+
+    def hear(self, member: MemberId) -> None:
+        """Notes that a member calls, even if what it says cannot be taken because the store cannot be written.
+
+        Raises UnknownMemberError and SupersededError.
+        """
+        with self._changed:
+            self._state.job.members.check(member)
+            if self._store_problem:
+                self._step(Spoke(now=self.now(), member=member))
 
     def next_effect(self) -> Effect:
         """The next effect that is to be carried out; waits for it. Raises ClosingError."""

@@ -18,7 +18,6 @@ from emberscale_jobmaster.events import (
     Exited,
     FailureReported,
     Registered,
-    Spoke,
     SuspensionWanted,
     TaskFinished,
     TaskWanted,
@@ -211,7 +210,7 @@ class MasterService(rpc.MasterServicer):
     def _caller(self, member: pb.Member, *roles: Role) -> MemberId:
         """The member that calls, once it is known that it may call."""
         caller = messages.member_id(member, *roles)
-        self._runtime.note(Spoke(now=self._runtime.now(), member=caller))
+        self._runtime.hear(caller)
         return caller
 
     def _take_finished(self, member: MemberId, results: Sequence[pb.TaskResult]) -> None:

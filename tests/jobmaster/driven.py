@@ -30,6 +30,7 @@ from emberscale_jobmaster.effects import (
     WriteManifest,
 )
 from emberscale_jobmaster.events import (
+    Advised,
     Beat,
     CheckpointFound,
     Event,
@@ -52,6 +53,8 @@ from emberscale_jobmaster.events import (
 from emberscale_jobmaster.machine import MasterState, step
 from emberscale_jobmaster.membership import MemberId, Process, Role
 from emberscale_jobmaster.operations import Checkpointing, Restore, Restored, SnapshotFile, Source
+from emberscale_jobmaster.scaling import Advice
+from emberscale_jobmaster.sizes import RoleSize, Sizes
 from emberscale_jobmaster.state import DataFile, JobState, Stage, phase_of
 from emberscale_jobmaster.tasks import Discovered, Finding, Indexed, Task
 
@@ -100,12 +103,13 @@ class Driven:
     servers: int = 2
     interval: float = 1000.0
     lease_timeout: float = 15.0
+    sizes_open: bool = False
     now: float = 0.0
 
     def __post_init__(self) -> None:
         self.spec = job(
-            ps={"replicas": self.servers},
-            worker={"replicas": 2},
+            ps={"replicas": None, "minReplicas": self.servers} if self.sizes_open else {"replicas": self.servers},
+            worker={"replicas": None, "minReplicas": 2} if self.sizes_open else {"replicas": 2},
             sharding={"minBatches": 1, "maxBatches": 4, "leaseTimeout": self.lease_timeout, "heartbeatInterval": 1},
             checkpoint={"uri": "/checkpoints", "interval": self.interval, "keep": 2},
         ).spec
@@ -204,6 +208,12 @@ class Driven:
         worker = self.join(Role.WORKER, 0)
         for finding in (Discovered((DataFile("/data/day_0", 1000),), ()), Indexed(self.records)):
             self._finish(worker, self._ask(worker), finding)
+
+    def plan(self, servers: int) -> None:
+        """The brain plans another number of servers."""
+        sizes = Sizes(RoleSize(servers, 1.0, 1 << 30), RoleSize(2, 1.0, 1 << 30))
+        advice = Advice(self.job.scaling.plan_version + 1, "GrowMemory", sizes, "tables grow")
+        self.tell(Advised(now=self.now, advice=advice, wall=1e9))
 
     def kill(self, role: Role, index: int) -> None:
         member = self.ps[index].member if role is Role.PS else self.workers[index]
@@ -425,6 +435,7 @@ class Scenario:
                     records=10 * int(values.get("batches", 50)),
                     servers=int(values.get("ps", 2)),
                     interval=float(values.get("interval", 1000)),
+                    sizes_open="sizes" in values,
                 )
             case ["start"]:
                 driven.start()
@@ -460,6 +471,8 @@ class Scenario:
                 driven.master_dies()
             case ["master", "dies", "without", "its", "last", writes, "writes"]:
                 driven.master_dies(int(writes))
+            case ["plan", servers, "ps"]:
+                driven.plan(int(servers))
             case ["suspend"]:
                 driven.tell(SuspensionWanted(now=driven.now))
             case _:

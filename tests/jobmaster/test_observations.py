@@ -5,7 +5,7 @@ import pytest
 
 from emberscale_jobmaster.ledger import Ledger
 from emberscale_jobmaster.membership import MemberId, Membership, Process, Role
-from emberscale_jobmaster.observations import Observations, ServerReport, Vitals, WorkReport
+from emberscale_jobmaster.observations import SILENT_STUCK_SECONDS, Observations, ServerReport, Vitals, WorkReport
 from emberscale_jobmaster.statistics import ProgressiveWindow, RateMeter, eta_seconds
 
 WORKER = MemberId(Role.WORKER, 0, "w")
@@ -106,6 +106,14 @@ def test_long_batches_are_no_sign_of_a_stuck_worker() -> None:
     seen = working(Observations().heard(WORKER).watching(members(), leased()), 210, batch_seconds=70)
     assert stuck(working(seen, 340, batch_seconds=1000)) == []
     assert stuck(working(seen, 360, batch_seconds=1000)) == [WORKER]
+
+
+def test_a_worker_that_evaluates_tells_nothing_before_its_shard_is_done() -> None:
+    moving = working(Observations().heard(WORKER).watching(members(), leased()), 100, batch_seconds=1)
+    evaluating = working(moving, 500, batch_seconds=1000)
+    assert evaluating.stuck(members(), leased(), SILENT_STUCK_SECONDS) == []
+    evaluating = working(evaluating, 110, batch_seconds=1000)
+    assert evaluating.stuck(members(), leased(), SILENT_STUCK_SECONDS) == [WORKER]
 
 
 def test_time_in_which_training_cannot_move_is_not_held_against_a_worker() -> None:
