@@ -93,6 +93,7 @@ class MasterLink:
         self._opened_at = clock()
         self._heard_at: float | None = None
         self._unanswered_since: float | None = None
+        self._answers_since: float | None = None
         self._told_to_end_at: float | None = None
         self._cannot_be_told = False
         self._reached = asyncio.Event()
@@ -121,7 +122,9 @@ class MasterLink:
             end=end,
             status=said,
             silent=frozenset(_silent_of(plan)) if plan is not None else frozenset(),
+            joined=frozenset(_joined_of(status)) if status is not None else None,
             answers=self.answers,
+            answers_since=self._answers_since,
             heard_at=self._heard_at,
             unanswered_since=self._unanswered_since,
             suspended=self._suspended,
@@ -177,6 +180,8 @@ class MasterLink:
                     self._unanswered_since = max(begun_at, self._clock() - _CALL_SECONDS)
                 await self._explain(error.details() or "")
             else:
+                if self._answers_since is None or self._unanswered_since is not None:
+                    self._answers_since = self._clock()
                 self._heard_at, self._unanswered_since = self._clock(), None
                 self._reached.set()
 
@@ -259,3 +264,9 @@ def _silent_of(plan: pb.Plan) -> Iterator[tuple[Role, int, str]]:
     for member in plan.silent:
         if member.role in _ROLE_NAMES:
             yield _ROLE_NAMES[member.role], member.index, member.incarnation
+
+
+def _joined_of(status: pb.JobStatus) -> Iterator[tuple[Role, int, str]]:
+    for one in status.members:
+        if one.member.role in _ROLE_NAMES:
+            yield _ROLE_NAMES[one.member.role], one.member.index, one.member.incarnation

@@ -373,6 +373,17 @@ def test_a_member_that_the_master_gave_up_is_killed() -> None:
     assert killed(actions(intent(), [MASTER, PS, successor], master=silent)) == []
 
 
+def test_a_member_that_never_joins_is_killed_once_the_master_could_have_heard_of_it() -> None:
+    job = replace(intent(), policy=replace(POLICY, join_silence=60.0))
+    known = replace(HEARD, answers_since=20.0, joined=frozenset({(Role.PS, 0, "life-1")}))
+    server, worker = replace(PS, name="life-1"), replace(WORKER, name="life-1")
+    members = [MASTER, server, worker]
+    assert actions(job, members, now=79.0, master=known) == (WaitUntil(80.0),)
+    assert killed(actions(job, members, now=80.0, master=known)) == [worker.id]
+    assert killed(actions(job, members, now=80.0, master=replace(known, answers=False))) == []
+    assert killed(actions(intent(), members, now=80.0, master=known)) == []
+
+
 def test_a_master_that_falls_silent_is_killed() -> None:
     silent = replace(HEARD, answers=False, unanswered_since=10.0)
     assert actions(intent(), ALL, now=24.0, master=silent) == (WaitUntil(25.0),)

@@ -35,7 +35,8 @@ async def start(
     async def status(request: pb.GetStatusRequest, context: object) -> pb.JobStatus:
         if hangs is not None and hangs.is_set():
             await asyncio.Event().wait()
-        return pb.JobStatus(phase=pb.TRAINING)
+        worker = pb.MemberStatus(member=pb.Member(role=pb.WORKER, index=2, incarnation="life-1"))
+        return pb.JobStatus(phase=pb.TRAINING, members=[worker])
 
     async def plans(request: pb.WatchPlanRequest, context: object) -> AsyncIterator[pb.Plan]:
         if request.newer_than < version:
@@ -112,7 +113,7 @@ def test_a_master_that_comes_late_and_again_is_heard() -> None:
     asyncio.run(scenario())
 
 
-def test_members_that_the_master_gave_up_are_passed_on() -> None:
+def test_members_that_the_master_gave_up_and_those_that_joined_are_passed_on() -> None:
     async def scenario() -> None:
         silent = pb.Member(role=pb.PS, index=1, incarnation="life-4")
         server, port = await start(1, silent=silent)
@@ -121,6 +122,7 @@ def test_members_that_the_master_gave_up_are_passed_on() -> None:
         try:
             await until_plan(link, woken, 1)
             assert link.report().silent == {(Role.PS, 1, "life-4")}
+            assert link.report().joined == frozenset({(Role.WORKER, 2, "life-1")})
         finally:
             await link.close()
             await server.stop(None)

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 
 from tests.simulation.master import Plan
 from tests.simulation.network import UnavailableError
-from tests.simulation.parameter_server import CallError, ParameterServer
-from tests.simulation.worker import Worker
+from tests.simulation.parameter_server import CallError
 from tests.simulation.world import Process, Task
 
 from emberscale_api.job.status import JobPhase
@@ -62,9 +61,10 @@ class Operator(Process):
         self._plan: Plan | None = None
         self._heard_at: float | None = None
         self._unanswered_since: float | None = None
+        self._answers_since: float | None = None
         self._intent = JobIntent(
             cluster.spec,
-            policy=Policy(backoff_limit=cluster.spec.run_policy.backoff_limit, start_silence=30.0),
+            policy=Policy(backoff_limit=cluster.spec.run_policy.backoff_limit, start_silence=30.0, join_silence=60.0),
             own=(Demand(Role.REDIS, 1),),
             awaits_store=True,
         )
@@ -106,7 +106,7 @@ class Operator(Process):
                 running.instance = replace(running.instance, state=InstanceState.EXITED, exit=left)
 
     def _act(self) -> None:
-        observed = tuple(self._observed(running) for running in self._running.values())
+        observed = tuple(running.instance for running in self._running.values())
         decision = decide(self._intent, self._standing, self._report(), observed, self.world.now)
         self._standing = decision.standing
         if decision.standing.phase in ENDED:
@@ -131,14 +131,6 @@ class Operator(Process):
                 case ReportExit(key, left_with):
                     self.spawn(self._report_exit(key, left_with))
 
-    def _observed(self, running: _Running) -> Instance:
-        """A member that hangs before the master knows of it fails a probe: nobody else misses it."""
-        instance, process = running.instance, running.process
-        if isinstance(process, (ParameterServer, Worker)) and process.alive and not process.registered:
-            since = None if not process.hung else instance.unanswered_since or self.world.now
-            instance = running.instance = replace(instance, unanswered_since=since)
-        return instance
-
     def _report(self) -> MasterReport:
         plan = self._plan
         if plan is None:
@@ -147,7 +139,13 @@ class Operator(Process):
             sizes={Role.PS: PlannedRole(plan.servers), Role.WORKER: PlannedRole(plan.workers)},
             plan_heard=True,
             silent=frozenset((_MEMBER_ROLES[one.role], one.index, one.incarnation) for one in plan.given_up),
+            joined=frozenset(
+                (_MEMBER_ROLES[slot.role], slot.index, slot.process.incarnation)
+                for slot in plan.job.members.slots.values()
+                if slot.process is not None
+            ),
             answers=self._unanswered_since is None,
+            answers_since=self._answers_since,
             heard_at=self._heard_at,
             unanswered_since=self._unanswered_since,
         )
@@ -183,10 +181,13 @@ class Operator(Process):
                     self._unanswered_since = self.world.now
                 continue
             except CallError:
-                self._heard_at, self._unanswered_since = self.world.now, None
-                continue
+                plan = self._plan
+            if self._answers_since is None or self._unanswered_since is not None:
+                self._answers_since = self.world.now
             self._heard_at, self._unanswered_since = self.world.now, None
             self._plan = plan
+            if plan is None:
+                continue
             if plan.phase in OVER:
                 self.final = plan.job
 

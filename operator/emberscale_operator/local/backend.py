@@ -39,6 +39,7 @@ from emberscale_operator.master_link import PHASES, MasterAddress
 _TICK_SECONDS = 0.1
 _SILENCE_SECONDS = 10.0
 _START_SILENCE_SECONDS = 30.0
+_JOIN_SILENCE_SECONDS = 60.0
 _SUSPEND_SECONDS = 120.0
 _RESTING_PHASES = frozenset(PHASES[phase] for phase in RESTING)
 
@@ -57,6 +58,7 @@ def policy_of(spec: TrainingJobSpec) -> Policy:
         backoff_limit=spec.run_policy.backoff_limit,
         silence=_SILENCE_SECONDS,
         start_silence=_START_SILENCE_SECONDS,
+        join_silence=_JOIN_SILENCE_SECONDS,
         suspend_limit=_SUSPEND_SECONDS,
     )
 

@@ -106,6 +106,11 @@ def kill_silent(policy: Policy, observed: Sequence[Instance], master: MasterRepo
                 yield WaitUntil(since + policy.silence)
         elif (instance.id.role, instance.id.index, instance.name) in master.silent:
             yield Kill(instance.id, f"the master has not heard of {instance.id.member} for too long")
+        elif policy.join_silence is not None and (since := _unheard_since(instance, master)) is not None:
+            if now >= since + policy.join_silence:
+                yield Kill(instance.id, f"{instance.id.member} has not joined the job for {now - since:.0f}s")
+            else:
+                yield WaitUntil(since + policy.join_silence)
     masters = [instance for instance in running if instance.id.role is Role.MASTER]
     if not masters or any(instance.unanswered_since is not None for instance in running):
         return
@@ -120,6 +125,18 @@ def kill_silent(policy: Policy, observed: Sequence[Instance], master: MasterRepo
         yield Kill(newest.id, f"the master has not answered for {now - since:.0f}s")
     elif patience < float("inf"):
         yield WaitUntil(since + patience)
+
+
+def _unheard_since(instance: Instance, master: MasterReport) -> float | None:
+    """Since when the master could have heard of a member and has not; None where it has, or cannot be asked.
+
+    Whom it never heard of it cannot give up.
+    """
+    if instance.id.role not in _MEMBERS or not master.answers or master.joined is None or master.answers_since is None:
+        return None
+    if (instance.id.role, instance.id.index, instance.name) in master.joined:
+        return None
+    return max(instance.started_at, master.answers_since)
 
 
 def wind_down(

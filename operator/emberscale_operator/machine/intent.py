@@ -21,6 +21,7 @@ class Policy:
     stop_grace:       Seconds that members may take to end by themselves once the job has ended.
     silence:          Seconds that an instance may leave calls unanswered before it is killed.
     start_silence:    Seconds that a running master may take until its first answer; None leaves that to others.
+    join_silence:     Seconds that a running member may take until the master has heard of it; None leaves it to others.
     suspend_silence:  Seconds without an answer of the master after which a job rests without a new checkpoint.
     suspend_limit:    Seconds that a suspension may take in all; None for no limit.
     """
@@ -30,6 +31,7 @@ class Policy:
     stop_grace: float = 10.0
     silence: float = 60.0
     start_silence: float | None = None
+    join_silence: float | None = None
     suspend_silence: float = 300.0
     suspend_limit: float | None = None
 

@@ -74,7 +74,10 @@ class MasterReport:
     end:               How its plan says that the job came to rest; None while it did not.
     status:            Where its status says that the job stands; None until it was heard.
     silent:            Members that it has given up because they are silent, as (role, index, incarnation's name).
+    joined:            Members that have registered with it, as (role, index, incarnation's name), by its newest status;
+                       None until one was heard.
     answers:           It answered the last call.
+    answers_since:     When the answers began that it gives without a break; None before the first.
     heard_at:          When it last answered, in seconds; None before it has.
     unanswered_since:  When it first left a call unanswered, if it has not answered one since.
     suspended:         It has answered the request to suspend.
@@ -87,7 +90,9 @@ class MasterReport:
     end: PhaseNews | None = None
     status: PhaseNews | None = None
     silent: frozenset[tuple[Role, int, str]] = frozenset()
+    joined: frozenset[tuple[Role, int, str]] | None = None
     answers: bool = False
+    answers_since: float | None = None
     heard_at: float | None = None
     unanswered_since: float | None = None
     suspended: bool = False
