@@ -135,12 +135,14 @@ def broken(prometheus: Prometheus, shared_folder: str, killer: ProcessKiller) ->
 
 
 def lose_servers(job: Job, killer: ProcessKiller) -> None:
-    """Each once, so that none waits for long before it is started again."""
+    """Each once, so that none waits for long before it is started again; one that is lost meanwhile does not count."""
     for number in range(4):
         killer.kill(job.running("ps")[number])
 
         def recovered(before: int = number) -> bool:
-            return job.status()["progress"].get("recoveries", 0) > before and len(job.running("ps")) == 4
+            status = job.status()
+            trains = status["phase"] == "Training" and len(job.running("ps")) == 4
+            return trains and status["progress"].get("recoveries", 0) > before
 
         eventually("it went back to a checkpoint", lambda: recovered() or None, seconds=240)
 

@@ -40,6 +40,7 @@ from emberscale_operator.machine import (
     ENDED,
     Action,
     Delete,
+    Instance,
     InstanceId,
     JobIntent,
     JobStanding,
@@ -178,7 +179,7 @@ class KubernetesBackend:
         members = self._known().members
         return Observed(
             job=self._intent(job, self._objects),
-            instances=tuple(with_limits(view.instance, members) for view in views),
+            instances=tuple(with_limits(_of_today(view.instance, self._objects), members) for view in views),
             master=max((view.id for view in masters), default=None),
         )
 
@@ -348,3 +349,10 @@ def control(backend: KubernetesBackend, clock: Callable[[], float]) -> JobContro
     return JobController(
         backend, clock, lambda master, wake: MasterLink(master, wake, clock, status_seconds=STATUS_SECONDS)
     )
+
+
+def _of_today(instance: Instance, objects: JobObjects) -> Instance:
+    """The instance with the revision that its pod has now."""
+    if not instance.revision:
+        return instance
+    return replace(instance, revision=objects.restart_key(instance.id.role, instance.revision))

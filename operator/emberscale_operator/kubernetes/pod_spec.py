@@ -60,11 +60,13 @@ class Credentials:
 class JobObjects:
     """What a job's pods refer to: names of objects, and the text of the manifest that a new master reads.
 
-    `restart_keys` name, for each role, what of the manifest a pod must be replaced for: of what differs from the
-    defaults, so that a version with more fields has the same keys. `image` is the job's, from first pod to last.
+    `generation` counts the edits of the job. `restart_keys` say, for each role, what a pod must be replaced for: a
+    digest of what the manifest says beyond its defaults, and one of what comes from elsewhere. `image` is the job's,
+    from first pod to last.
     """
 
     image: str
+    generation: int
     manifest: str
     manifest_name: str
     restart_keys: Mapping[Role, str]
@@ -85,17 +87,33 @@ class JobObjects:
         key = _with_spec(job, {"suspend": False, "run_policy": _seen_by_master(spec.run_policy), **unsized})
         return cls(
             image=image or settings.image,
+            generation=job.generation,
             manifest=text,
             manifest_name=names.manifest_name(name, text),
             restart_keys={
-                Role.MASTER: names.digest(_said_in(key) + settings.brain_authority),
-                Role.PS: names.digest(_said_in(spec.ps.template)),
-                Role.WORKER: names.digest(_said_in(spec.worker.template)),
+                Role.MASTER: f"{names.digest(_said_in(key))}/{names.digest(settings.brain_authority)}",
+                Role.PS: f"{names.digest(_said_in(spec.ps.template))}/",
+                Role.WORKER: f"{names.digest(_said_in(spec.worker.template))}/",
             },
             store_secret=names.store_secret_name(
                 name, settings.redis_url, settings.brain_token, settings.brain_authority
             ),
         )
+
+    def revision(self, role: Role) -> str:
+        """What is written on a pod of this role that is created now."""
+        return f"{self.generation}/{self.restart_keys[role]}"
+
+    def restart_key(self, role: Role, written: str) -> str:
+        """The restart key, of today's, that a pod has on which this revision is written.
+
+        Without an edit the manifest is the same, however this version reads it: a newer definition may fill in fields
+        that this one does not know, and a newer operator knows more of them.
+        """
+        generation, _, key = written.partition("/")
+        today = self.restart_keys[role]
+        unedited = generation == str(self.generation) and key.partition("/")[2] == today.partition("/")[2]
+        return today if unedited else key
 
 
 def _with_spec(job: Job, changes: Mapping[str, Any]) -> TrainingJob:
@@ -171,7 +189,7 @@ def build_pod(
     """
     role = role_spec(job, instance.role)
     template = role.template
-    annotations = {**template.annotations, names.MANIFEST_ANNOTATION: objects.restart_keys[instance.role]}
+    annotations = {**template.annotations, names.MANIFEST_ANNOTATION: objects.revision(instance.role)}
     pod = _object("v1", "Pod", job, names.pod_name(job.key.name, instance))
     pod["metadata"]["labels"] = {**template.labels, **names.instance_labels(job.key.name, instance)}
     pod["metadata"]["annotations"] = annotations

@@ -181,6 +181,20 @@ def test_what_a_newer_version_adds_replaces_no_pod(settings: Settings) -> None:
     assert JobObjects.of(read_job(filled), settings).restart_keys == plain.restart_keys
 
 
+def test_an_edit_replaces_a_master_and_another_reading_of_the_same_manifest_does_not(settings: Settings) -> None:
+    """A newer definition fills in fields that this version does not know; then the operator is replaced, too."""
+    written = JobObjects.of(read_job(job_body()), settings).revision(Role.MASTER)
+
+    def outdated(generation: int, given: Settings, **spec: Any) -> bool:
+        now = JobObjects.of(read_job(job_body(generation=generation, **spec)), given)
+        return now.restart_key(Role.MASTER, written) != now.restart_keys[Role.MASTER]
+
+    assert not outdated(1, settings, training={"fromTheFuture": 7})
+    assert not outdated(2, settings, worker={"replicas": 9})
+    assert outdated(2, settings, checkpoint={"interval": "1h"})
+    assert outdated(1, replace(settings, brain_authority="of another brain"))
+
+
 def test_an_edit_of_a_field_of_a_newer_version_reaches_its_processes(settings: Settings) -> None:
     body = job_body()
     body["spec"]["training"] = {"fromTheFuture": 3}
