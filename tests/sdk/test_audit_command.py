@@ -131,7 +131,7 @@ def test_an_altered_record_is_refused_by_name_and_the_checkpoint_before_is_used(
 
 def test_an_altered_manifest_is_refused_by_name(run: Run) -> None:
     manifest = run.checkpoint(1, [EXACT]) / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"cut": 1', '"cut": 3'))
+    manifest.write_text(manifest.read_text().replace('"number": 1', '"number": 3'))
     code, _, errors = audit(run)
     assert code == 2
     assert str(manifest) in errors
