@@ -61,7 +61,7 @@ def _many(seeds: range, jobs: int) -> int:
             if problem:
                 failures += 1
                 _print(f"seed {seed}: {problem}")
-            if done % 5000 == 0:
+            if done % 1000 == 0:
                 _print(f"{done} seeds, {failures} failures, {time.monotonic() - began:.0f} s")
     seconds = time.monotonic() - began
     _print(

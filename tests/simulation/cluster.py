@@ -95,18 +95,10 @@ class Cluster:
         role = MemberRole.PS if isinstance(process, ParameterServer) else MemberRole.WORKER
         return MemberId(role, process.index, process.incarnation)
 
-    def server_or_worker(self, incarnation: str) -> ParameterServer | Worker | None:
-        """A member's process, dead or alive."""
-        return self._members.get(incarnation)
-
     def server_at(self, address: str) -> ParameterServer | None:
         """The parameter server at an address."""
         found = self._members.get(address)
         return found if isinstance(found, ParameterServer) else None
-
-    def live_servers(self) -> list[ParameterServer]:
-        """All parameter servers that are alive, hung ones too."""
-        return [one for one in self._members.values() if isinstance(one, ParameterServer) and one.alive]
 
     def call_master(self, caller: Process, ask: Callable[[Master], Task[Any]], wait: float = 0.0) -> Signal[Any]:
         """Calls whoever is the master now."""
