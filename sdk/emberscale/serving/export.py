@@ -73,7 +73,9 @@ def export_checkpoint(uri: str, out: Path, advance: Advance, bytes_in_memory: in
     try:
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(parents=True)
-        exported = _export(CheckpointFiles(uri, Work(_PATIENCE_SECONDS)), beside, advance, bytes_in_memory)
+        exported = _export(
+            CheckpointFiles(uri, Work(_PATIENCE_SECONDS, missing_seconds=0)), beside, advance, bytes_in_memory
+        )
         if out.exists():
             shutil.rmtree(out)
         beside.rename(out)

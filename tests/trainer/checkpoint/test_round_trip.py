@@ -41,6 +41,8 @@ SPECS = (
 INITIAL = np.arange(1000, dtype=np.float32)
 DENSE = DensePieces.of(INITIAL, ADAM)
 
+IMPATIENT = Work(missing_seconds=0)
+
 Contents = dict[tuple[int, int], bytes]
 
 
@@ -125,7 +127,7 @@ def contents(tables: TableStore) -> Contents:
 
 def load(uri: str, servers: int = 1, index: int = 0, progress: Work | None = None) -> tuple[Contents, AppliedBatches]:
     tables = store()
-    applied = load_partition(uri, owned(servers, index), tables, len(INITIAL), progress or Work())
+    applied = load_partition(uri, owned(servers, index), tables, len(INITIAL), progress or IMPATIENT)
     return contents(tables), applied
 
 
@@ -273,6 +275,22 @@ def test_reading_goes_on_after_errors_that_pass(tmp_path: Path, monkeypatch: pyt
     assert rows == {key: record for tables, _ in partitions for key, record in contents(tables).items()}
     assert progress.problem == ""
     assert progress.moved_bytes > 0
+
+
+def test_a_file_that_is_seen_late_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uri = save(trained(1, [1]), tmp_path)
+    opened, missing = LocalFileSystem.open, 3
+
+    def open_file(self: LocalFileSystem, path: str, *arguments: object, **options: object) -> object:
+        nonlocal missing
+        missing -= 1
+        if missing >= 0:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
+        return opened(self, path, *arguments, **options)
+
+    monkeypatch.setattr(work, "_FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(LocalFileSystem, "open", open_file)
+    assert len(load(uri, progress=Work())[0]) == 2 + DENSE_PIECES
 
 
 def test_a_storage_that_stays_away_is_unreachable_and_not_damaged(

@@ -202,7 +202,10 @@ def test_a_snapshot_holds_what_was_settled_and_its_answer_can_be_asked_for_again
         (lambda server: server.assign(3, "/nowhere/at/all"), grpc.StatusCode.DATA_LOSS),
     ],
 )
-def test_what_cannot_be_done_has_a_status_of_its_own(server: Server, call: Any, code: grpc.StatusCode) -> None:
+def test_what_cannot_be_done_has_a_status_of_its_own(
+    server: Server, monkeypatch: pytest.MonkeyPatch, call: Any, code: grpc.StatusCode
+) -> None:
+    monkeypatch.setattr(work, "MISSING_SECONDS", 0.0)
     server.assign(2)
     server.control.Hold(master_pb2.HoldRequest(barrier=barrier(1, 2)), CONTEXT)
     settle = server.settle

@@ -12,6 +12,9 @@ log = structlog.get_logger()
 PATIENCE_SECONDS = 600.0
 """How long an operation of the storage is tried again."""
 
+MISSING_SECONDS = 20.0
+"""The same for a file that is not there: what another machine has just written may not be seen at once."""
+
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 20.0
 
 _Result = TypeVar("_Result")
@@ -32,8 +35,10 @@ class Work:
     * `problem`: what is being tried again, for people; empty where nothing is.
     """
 
-    def __init__(self, patience_seconds: float = PATIENCE_SECONDS) -> None:
+    def __init__(self, patience_seconds: float = PATIENCE_SECONDS, missing_seconds: float | None = None) -> None:
+        """Bears missing files for `missing_seconds` (MISSING_SECONDS), all other errors for `patience_seconds`."""
         self._patience_seconds = patience_seconds
+        self._missing_seconds = MISSING_SECONDS if missing_seconds is None else missing_seconds
         self._abandoned = threading.Event()
         self.moved_bytes = 0
         self.problem = ""
@@ -51,9 +56,14 @@ class Work:
     def patiently(self, what: str, operation: Callable[[], _Result]) -> _Result:
         """What `operation` returns, which is tried again while it raises OSError; `what` is what errors call it.
 
-        FileNotFoundError passes: a storage that says so has answered. Raises AbandonedError, and
-        StorageUnreachableError when the patience is over.
+        Raises AbandonedError, FileNotFoundError for a file that stays missing, and StorageUnreachableError for all
+        other errors that stay.
         """
+
+        def is_over(state: tenacity.RetryCallState) -> bool:
+            missing = state.outcome is not None and isinstance(state.outcome.exception(), FileNotFoundError)
+            waited = state.seconds_since_start or 0.0
+            return waited >= (self._missing_seconds if missing else self._patience_seconds)
 
         def note(state: tenacity.RetryCallState) -> None:
             error = state.outcome.exception() if state.outcome is not None else None
@@ -65,9 +75,9 @@ class Work:
                 raise AbandonedError
 
         retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception(_may_pass),
+            retry=tenacity.retry_if_exception_type(OSError),
             wait=tenacity.wait_random_exponential(multiplier=_FIRST_PAUSE, max=_LONGEST_PAUSE),
-            stop=tenacity.stop_after_delay(self._patience_seconds),
+            stop=is_over,
             before_sleep=note,
             sleep=pause,
         )
@@ -75,10 +85,8 @@ class Work:
             result = retrying(operation)
         except tenacity.RetryError as error:
             cause = error.last_attempt.exception()
+            if isinstance(cause, FileNotFoundError):
+                raise cause from None
             raise StorageUnreachableError(f"{what}: {cause}") from cause
         self.problem = ""
         return result
-
-
-def _may_pass(error: BaseException) -> bool:
-    return isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
