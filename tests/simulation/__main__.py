@@ -43,8 +43,8 @@ def _one(scenario: Scenario, trace: bool) -> int:
     _print(_described(scenario))
     try:
         cluster, problem = simulate(scenario, traced=trace), ""
-    except AssertionError as error:
-        cluster, problem = error.__dict__["cluster"], str(error)
+    except Exception as error:  # noqa: BLE001 - a core that raises is a failure like any other
+        cluster, problem = error.__dict__["cluster"], f"{type(error).__name__}: {error}"
     if isinstance(cluster, Cluster):
         for line in cluster.world.lines:
             _print(line)

@@ -157,7 +157,7 @@ class Cluster:
 
 
 def simulate(scenario: Scenario, traced: bool = False) -> Cluster:
-    """Runs a scenario to its end. Raises SimulationError, whose `cluster` attribute then has the trace.
+    """Runs a scenario to its end. Raises SimulationError, or what a core raises; its `cluster` then has the trace.
 
     Garbage is not collected meanwhile: a run makes little of it, and looking for it takes a fifth of the time.
     """
@@ -166,7 +166,7 @@ def simulate(scenario: Scenario, traced: bool = False) -> Cluster:
     gc.disable()
     try:
         cluster.run()
-    except AssertionError as error:
+    except Exception as error:
         error.__dict__["cluster"] = cluster
         raise
     finally:

@@ -5,14 +5,17 @@ from dataclasses import replace
 
 from tests.simulation.cluster import simulate
 from tests.simulation.scenario import Scenario
+from tests.simulation.world import SimulationError
 
 
 def failure_of(scenario: Scenario) -> str:
     """What goes wrong; empty if nothing does."""
     try:
         simulate(scenario)
-    except AssertionError as error:
-        return str(error) or type(error).__name__
+    except SimulationError as error:
+        return str(error)
+    except Exception as error:  # noqa: BLE001 - a core that raises is a failure like any other
+        return f"{type(error).__name__}: {error}"
     return ""
 
 

@@ -113,3 +113,12 @@ def test_a_conversation_waits_for_answers_in_the_order_of_servers() -> None:
     assert talk.send(None) == Receive(0, Kind.PUSH)
     assert talk.send(Answered(0, Status.OK)) == Send(1, Kind.PUSH)
     assert [talk.send(None), talk.send(None)] == [Send(2, Kind.PUSH), Receive(1, Kind.PUSH)]
+
+
+def test_a_push_is_committed_even_if_server_0_cannot_be_told() -> None:
+    talk = conversation(Purpose.PUSH, Planned(1, 1, "ps-0a"))
+    assert [next(talk), talk.send(None)] == [Send(0, Kind.PUSH), Receive(0, Kind.PUSH)]
+    assert talk.send(Answered(0, Status.OK)) == Send(0, Kind.COMPLETE)
+    with pytest.raises(StopIteration) as stopped:
+        talk.send(Lost("reset"))
+    assert stopped.value.value == End(Ending.DONE)

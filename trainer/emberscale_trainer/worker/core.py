@@ -170,11 +170,12 @@ def conversation(purpose: Purpose, plan: Planned) -> Generator[Send | Replan | R
         if isinstance(effect, End):
             return effect
         event = yield effect
-        if event is not None:
-            exchange, effects = step(exchange, event)
-            if exchange.over:
-                pending.clear()
-            pending.extend(effects)
+        if event is None or exchange.over:
+            continue
+        exchange, effects = step(exchange, event)
+        if exchange.over:
+            pending.clear()
+        pending.extend(effects)
 
 
 def _ask_all(exchange: Exchange) -> tuple[Exchange, tuple[Effect, ...]]:
