@@ -1,0 +1,30 @@
+"""Links of the documents that the documentation site does not build, and the code that they name."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")
+_LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<target>[^)#\s]+)\)")
+_NAME = re.compile(r"`(\w+)`")
+
+
+def links() -> Iterator[tuple[str, str, str]]:
+    for document in DOCUMENTS:
+        for link in _LINK.finditer((ROOT / document).read_text()):
+            if "://" not in link["target"]:
+                yield document, link["text"], link["target"]
+
+
+@pytest.mark.parametrize(("document", "text", "target"), list(links()))
+def test_a_link_leads_to_a_file_that_defines_what_it_names(document: str, text: str, target: str) -> None:
+    file = ROOT / target
+    assert file.exists(), f"{document} links to {target}"
+    name = _NAME.fullmatch(text)
+    if name is not None and file.suffix == ".py":
+        assert re.search(rf"^\s*(?:async )?(?:def|class) {name[1]}\b", file.read_text(), re.MULTILINE), (
+            f"{document}: {target} does not define {name[1]}"
+        )
