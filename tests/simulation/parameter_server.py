@@ -112,7 +112,6 @@ class ParameterServer(Process):
         try:
             hello = yield end.receive()
             session = hello.session
-            self.core.connected(session)
             end.send(Status.OK)
             while True:
                 asked = yield end.receive()

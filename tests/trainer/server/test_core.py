@@ -264,21 +264,17 @@ class TestSessions:
     def test_the_late_end_of_an_old_session_does_not_forget_its_successors_pulls(self) -> None:
         core = serving(bound=StalenessBound(0))
         old, new = 1, 2
-        core.connected(old)
-        core.connected(new)
         assert core.admit(new, header(0)) is Status.OK
         core.disconnected(old)
         assert core.admit(3, header(1, token=2, shard=1)) == Wait(None)
 
-    def test_a_session_ends_with_its_last_connection(self) -> None:
+    def test_a_session_ends_with_its_first_connection(self) -> None:
         core = serving(bound=StalenessBound(0))
-        core.connected(1)
-        core.connected(1)
-        core.admit(1, header(0))
+        assert core.admit(1, header(0)) is Status.OK
+        assert push(core, header(0), session=1) is Status.OK
+        assert core.admit(1, header(1)) == Wait(None)  # on the other connection, for the push that is under way
         core.disconnected(1)
-        assert core.admit(2, header(1, token=2, shard=1)) == Wait(None)
-        core.disconnected(1)
-        assert core.admit(2, header(1, token=2, shard=1)) is Status.OK
+        assert core.admit(2, header(1)) is Status.OK
 
     def test_a_pull_asked_for_anew_is_admitted_and_counts_once(self) -> None:
         core = serving(bound=StalenessBound(1))
@@ -354,7 +350,6 @@ class Interleavings(RuleBasedStateMachine):
 
     @rule(session=st.integers(0, 2))
     def lose_a_session(self, session: int) -> None:
-        self.core.connected(session)
         self.core.disconnected(session)
 
     @rule(seconds=st.sampled_from([1.0, 5.0, 20.0]))
@@ -440,7 +435,6 @@ def test_a_repeated_push_is_under_way_until_it_is_complete() -> None:
     core = serving(bound=StalenessBound(0))
     assert core.admit(1, header(0)) is Status.OK
     assert push(core, header(0), session=1) is Status.OK
-    core.connected(1)
     core.disconnected(1)  # before the other servers got the push
     assert core.admit(2, header(0)) is Status.OK
     assert push(core, header(0), session=2) is Status.REPEATED

@@ -92,7 +92,6 @@ class ServerCore:
         self._newest_token: dict[tuple[int, int], int] = {}
         self._live: frozenset[int] = frozenset()
         self._next_token = 0
-        self._sessions: dict[int, int] = {}
 
     @property
     def known(self) -> tuple[int, int]:
@@ -154,16 +153,13 @@ class ServerCore:
 
     # Sessions and leases
 
-    def connected(self, session: int) -> None:
-        """A connection of a session was opened."""
-        self._sessions[session] = self._sessions.get(session, 0) + 1
-
     def disconnected(self, session: int) -> None:
-        """A connection of a session ended. With the last one, everything that the session has outstanding ends."""
-        left = self._sessions.pop(session, 0) - 1
-        if left > 0:
-            self._sessions[session] = left
-        elif self._serving is not None and self._serving.bound is not None:
+        """A connection of a session ended, and everything that the session has outstanding with it.
+
+        Its worker gives the other connection up as well. That one may have a request that waits here, perhaps for what
+        the session itself has outstanding, and its end is not noticed before.
+        """
+        if self._serving is not None and self._serving.bound is not None:
             self._serving.bound.forget_session(session)
 
     def leases(self, generation: int, live: Iterable[int], next_token: int) -> None:

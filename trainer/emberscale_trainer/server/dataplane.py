@@ -137,7 +137,6 @@ class _Session:
         self._answer = np.empty(0, dtype=np.float32)
 
     def run(self) -> None:
-        self._state.connected(self._session)
         try:
             self._connection.send(Header(Status.OK))
             while True:

@@ -140,11 +140,6 @@ class ServerState:
 
     # Sessions and leases
 
-    def connected(self, session: int) -> None:
-        """A connection of a session was opened."""
-        with self._changed:
-            self._core.connected(session)
-
     def disconnected(self, session: int) -> None:
         """A connection of a session ended."""
         with self._changed:
