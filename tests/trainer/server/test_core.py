@@ -120,6 +120,16 @@ class TestAssignments:
         core.give_up(wanted)
         assert core.assign(wanted) is Assigning.LOAD
 
+    def test_a_server_that_dropped_its_rows_for_an_assignment_says_so_though_it_fails(self) -> None:
+        """A master whose books end before the assignment would else take the rows for served."""
+        core, wanted = serving(), Assignment(5, 7, "checkpoint")
+        before = core.known
+        core.assign(wanted)
+        assert core.known == (5, 7) != before
+        core.give_up(wanted)
+        assert core.known == (5, 7)
+        assert core.assign(wanted) is Assigning.LOAD
+
     def test_an_assignment_of_before_a_switch_is_refused(self) -> None:
         core = serving()
         core.hold(1, 1, 10, 0)

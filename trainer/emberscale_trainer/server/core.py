@@ -95,7 +95,7 @@ class ServerCore:
 
     @property
     def known(self) -> tuple[int, int]:
-        """Generation and version of the table that was adopted last; (0, 0) before the first."""
+        """Generation and version of the newest table, from when rows were dropped for it; (0, 0) before the first."""
         return self._known
 
     @property
@@ -122,7 +122,7 @@ class ServerCore:
             raise LaterError(f"generation {newest[0]}, version {newest[1]} is known here, which is later")
         if wanted == self._wanted:
             return Assigning.LOADING if self._serving is None else Assigning.DONE
-        self._wanted = wanted
+        self._wanted, self._known = wanted, _order(wanted)
         self._leave()
         return Assigning.LOAD
 
@@ -136,7 +136,6 @@ class ServerCore:
         if wanted != self._wanted or self._serving is not None:
             return False
         self._serving = _Serving(wanted.generation, wanted.version, owned, applied, bound)
-        self._known = _order(wanted)
         return True
 
     def give_up(self, wanted: Assignment) -> None:

@@ -80,7 +80,7 @@ class ServerState:
 
     @property
     def known(self) -> tuple[int, int]:
-        """Generation and version of the table that was adopted last; (0, 0) before the first."""
+        """As `ServerCore.known`."""
         return self._core.known
 
     @property
