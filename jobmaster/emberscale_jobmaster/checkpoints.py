@@ -90,6 +90,12 @@ class CheckpointFolder:
             except FileNotFoundError:
                 continue
 
+    def discard(self, identifier: str) -> None:
+        """Removes a checkpoint that came to nothing; one that has a manifest all the same stays."""
+        self._filesystem.invalidate_cache()
+        if not self._filesystem.exists(self._manifest_path(identifier)):
+            self.delete(identifier)
+
     def prune(self, keep: int, damaged: Container[str] = ()) -> None:
         """Removes what is older than the newest complete checkpoint, but for the `keep` newest that are sound."""
         kept = [identifier for identifier in self.complete() if identifier not in damaged][-keep:]

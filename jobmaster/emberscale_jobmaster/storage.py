@@ -81,7 +81,7 @@ class CheckpointStorage:
                 self._folder.prune(effect.keep, effect.damaged)
                 return PruningDone(now=self._now(), operation=effect.operation, serial=effect.serial)
             case DeleteCheckpoint():
-                self._folder.delete(effect.checkpoint)
+                self._folder.discard(effect.checkpoint)
                 return None
 
     def _fail(self, effect: StorageEffect, problem: str) -> None:

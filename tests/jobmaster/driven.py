@@ -276,7 +276,8 @@ class Driven:
                     del self.checkpoints[identifier]
                 return PruningDone(now=self.now, operation=operation, serial=serial)
             case DeleteCheckpoint(checkpoint=identifier):
-                self.checkpoints.pop(identifier, None)
+                if not self.checkpoints.get(identifier, ({}, False))[1]:  # one with a manifest stays
+                    self.checkpoints.pop(identifier, None)
             case StartedUp():
                 self.start_ups.append(effect)
         return None

@@ -172,3 +172,17 @@ def test_a_checkpoint_that_came_to_nothing_is_removed(tmp_path: Path) -> None:
     found = events.get(timeout=20)
     assert isinstance(found, CheckpointFound)
     assert found.source is None
+
+
+def test_a_checkpoint_that_is_complete_after_all_stays(tmp_path: Path) -> None:
+    """Its manifest was written within the last second of a master whose state of that second is lost."""
+    events: queue.Queue[Event] = queue.Queue()
+    folder = CheckpointFolder(str(tmp_path))
+    folder.write(manifest("00000003", files=()))
+    store: Any = NoStore()
+    storage = CheckpointStorage(folder, job(), "uid", store, events.put, now=lambda: 1.0)
+    storage.start(DeleteCheckpoint("00000003"))
+    for thread in threading.enumerate():
+        if thread.name == "checkpoint-storage":
+            thread.join(20)
+    assert folder.complete() == ["00000003"]

@@ -75,9 +75,14 @@ class Folder:
         yield from self._storage.write(process, f"{effect.checkpoint}/manifest", manifest, atomic=True)
         self._cluster.model.completed(manifest)
 
-    def delete(self, process: Process, checkpoint: str) -> Task[None]:
-        """Removes a checkpoint. Raises OSError."""
-        yield from self._storage.change(process, lambda files: _remove(files, checkpoint))
+    def discard(self, process: Process, checkpoint: str) -> Task[None]:
+        """Removes a checkpoint without a manifest. Raises OSError."""
+
+        def change(files: dict[str, Stored]) -> None:
+            if f"{checkpoint}/manifest" not in files:
+                _remove(files, checkpoint)
+
+        yield from self._storage.change(process, change)
 
     def prune(self, process: Process, keep: int, damaged: tuple[str, ...]) -> Task[None]:
         """Removes what is older than the newest, but for the `keep` newest. Raises OSError."""

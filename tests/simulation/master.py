@@ -229,7 +229,7 @@ class Master(Process):
                     yield from folder.prune(self, keep, damaged_ones)
                     event = PruningDone(now=self.world.now, operation=operation, serial=serial)
                 case DeleteCheckpoint(checkpoint):
-                    yield from folder.delete(self, checkpoint)
+                    yield from folder.discard(self, checkpoint)
         except OSError as error:
             if not isinstance(effect, DeleteCheckpoint):
                 event = StorageFailed(
