@@ -23,6 +23,10 @@ from emberscale_jobmaster.state import (
     servers_missing,
 )
 
+_LOST_NUMBERS = 1_000_000
+_LOST_CHECKPOINTS = 100
+"""More than a master gives while the store loses what it was given last."""
+
 
 def initial(wall: float) -> JobState:
     """A job of which nothing is done; `wall` is now, in seconds since 1970."""
@@ -73,7 +77,15 @@ def taken_over(state: JobState, spec: TrainingJobSpec, wall: float) -> JobState:
         if state.routing.table.servers and state.outcome is None:  # rows are spread over so many
             sizes = replace(sizes, ps=replace(sizes.ps, replicas=scaling.sizes.ps.replicas))
         scaling = replace(scaling, sizes=sizes, target=None)
-    state = with_fresh_numbers(replace(state, scaling=scaling), wall)
+    state = replace(
+        state,
+        scaling=scaling,
+        next_token=state.next_token + _LOST_NUMBERS,
+        next_barrier=state.next_barrier + _LOST_NUMBERS,
+    )
+    state = with_fresh_numbers(state, wall)
+    if state.routing.ready and not state.over:  # else a restore looks which checkpoints there are
+        state = replace(state, next_checkpoint=state.next_checkpoint + _LOST_CHECKPOINTS)
     if state.outcome is None or state.outcome.phase is not Phase.SUSPENDED:
         return state
     return unrouted(replace(state, outcome=None, members=state.members.silenced()), spec)

@@ -71,6 +71,24 @@ def test_a_master_grants_no_token_that_one_before_it_may_have_granted() -> None:
         assert state.next_token > task.token + 1_000_000
 
 
+def test_numbers_go_on_ascending_where_the_clock_went_back_between_two_masters() -> None:
+    """The books may lack the last second: what was numbered in it must not be numbered so again."""
+    pure = Pure()
+    pure.apply(progress.taken_over(pure.state, pure.spec, wall=1_800_000_000.0))
+    pure.start_training()
+    successor = progress.taken_over(pure.state, pure.spec, wall=1_700_000_000.0)
+    assert successor.next_token >= pure.state.next_token + 1000
+    assert successor.next_barrier >= pure.state.next_barrier + 1000
+
+
+def test_a_master_that_goes_on_with_rows_gives_no_checkpoint_the_number_of_one_that_its_books_may_lack() -> None:
+    """Its files would be written over those of a complete one, and removed with them."""
+    pure = Pure()
+    pure.start_training()
+    successor = progress.taken_over(pure.state, pure.spec, wall=5.0)
+    assert successor.next_checkpoint >= pure.state.next_checkpoint + 10
+
+
 def test_of_two_masters_with_one_term_only_the_later_writes(cluster: Cluster) -> None:
     first, second = JobStore(cluster.redis.url, cluster.uid), JobStore(cluster.redis.url, cluster.uid)
     first.open()
