@@ -74,13 +74,15 @@ class CheckpointStorage:
             case FindCheckpoint():
                 return self._find(effect)
             case WriteManifest():
-                self._store.confirm()  # a master that was deposed writes nothing
+                self._store.confirm()  # a master that was deposed writes nothing, and removes nothing
                 self._folder.write(self._manifest(effect))
                 return ManifestWritten(now=self._now(), operation=effect.operation, serial=effect.serial)
             case PruneCheckpoints():
+                self._store.confirm()
                 self._folder.prune(effect.keep, effect.damaged)
                 return PruningDone(now=self._now(), operation=effect.operation, serial=effect.serial)
             case DeleteCheckpoint():
+                self._store.confirm()
                 self._folder.discard(effect.checkpoint)
                 return None
 

@@ -17,6 +17,7 @@ from emberscale_jobmaster.effects import DeleteCheckpoint, FindCheckpoint, Prune
 from emberscale_jobmaster.events import CheckpointFound, Event, ManifestWritten, PruningDone, StorageFailed
 from emberscale_jobmaster.operations import Image, SnapshotFile
 from emberscale_jobmaster.storage import CheckpointStorage
+from emberscale_jobmaster.store import DeposedError
 
 
 class MoodyFileSystem(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
@@ -186,3 +187,23 @@ def test_a_checkpoint_that_is_complete_after_all_stays(tmp_path: Path) -> None:
         if thread.name == "checkpoint-storage":
             thread.join(20)
     assert folder.complete() == ["00000003"]
+
+
+@pytest.mark.parametrize("effect", [PruneCheckpoints(1, 1, keep=1, damaged=()), DeleteCheckpoint("00000001")])
+def test_a_master_that_was_deposed_removes_nothing(tmp_path: Path, effect: PruneCheckpoints | DeleteCheckpoint) -> None:
+    """It may have slept since it wanted to: the one after it may know by now that the newest is damaged."""
+
+    class Deposed:
+        def confirm(self) -> None:
+            raise DeposedError("another master has started")
+
+    folder = CheckpointFolder(str(tmp_path))
+    (tmp_path / "00000001" / "ps-0").mkdir(parents=True)
+    folder.write(manifest("00000002", files=()))
+    store: Any = Deposed()
+    storage = CheckpointStorage(folder, job(), "uid", store, lambda _: None, now=lambda: 1.0)
+    storage.start(effect)
+    for thread in threading.enumerate():
+        if thread.name == "checkpoint-storage":
+            thread.join(20)
+    assert folder.folders() == ["00000001", "00000002"]
