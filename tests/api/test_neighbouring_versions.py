@@ -56,12 +56,13 @@ def test_a_field_that_a_person_mistyped_is_refused_at_the_door(place: str) -> No
 def checkpoint(**more: Any) -> CheckpointManifest:
     base: dict[str, Any] = {
         "id": "1",
-        "cut": 1,
+        "number": 1,
         "created": "2026-01-01T00:00:00Z",
         "job_uid": "uid",
         "job": document(),
         "ps_count": 1,
-        "routing_epoch": 1,
+        "generation": 1,
+        "routing_version": 1,
         "epoch": 0,
         "batch_size": 8,
         "training_records": 8,

@@ -62,7 +62,7 @@ def profile(read: float, plan: float, wait: float, gather: float) -> JobProfile:
         workers=2,
         servers=2,
         worker_stages={**stages, "compute": rest},
-        server_stages={"gather": gather, "update": 0.03, "dense step": 0.01, "idle": 0.96 - gather},
+        server_stages={"gather": gather, "update": 0.04, "idle": 0.96 - gather},
         hold_seconds=0.0,
         received_bytes_per_sample=123_456,
         sent_bytes_per_sample=123_456,
