@@ -25,6 +25,7 @@ from emberscale_operator.machine import (
 )
 
 _CALL_SECONDS = 5.0
+_UNKNOWN_OUTCOMES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 _SUSPEND_SECONDS = 900.0
 _LONGEST_RETRY_SECONDS = 8.0
 _PATIENCE = 8
@@ -149,7 +150,10 @@ class MasterLink:
             self._suspension.add_done_callback(lambda _: self._wake())
 
     async def shut_down(self) -> None:
-        """Takes in the last status of a master whose job is over, then tells it to end."""
+        """Takes in the last status of a master whose job is over, then tells it to end.
+
+        A master may go away before its answer is out, so one that does not answer counts as told.
+        """
         await self.refresh_status()
         if not self.answers:
             return
@@ -157,8 +161,11 @@ class MasterLink:
             await self._stub.Shutdown(  # type: ignore[misc]  # the stubs know of threads only
                 pb.ShutdownRequest(), timeout=_CALL_SECONDS, metadata=self._metadata
             )
-        except grpc.aio.AioRpcError:
-            self._cannot_be_told = True
+        except grpc.aio.AioRpcError as error:
+            if error.code() in _UNKNOWN_OUTCOMES:
+                self._told_to_end_at = self._clock()
+            else:
+                self._cannot_be_told = True
         else:
             self._told_to_end_at = self._clock()
 

@@ -29,6 +29,7 @@ async def start(
     silent: pb.Member | None = None,
     hangs: asyncio.Event | None = None,
     final: pb.JobStatus | None = None,
+    shutdown_fails: grpc.StatusCode = grpc.StatusCode.UNIMPLEMENTED,
 ) -> tuple[grpc.aio.Server, int]:
     """A master whose plan has this version, and that says that it trains; it does not while it `hangs`."""
 
@@ -43,13 +44,19 @@ async def start(
             yield pb.Plan(version=version, silent=[silent] if silent is not None else [], final=final)
         await asyncio.Event().wait()
 
+    async def shutdown(request: pb.ShutdownRequest, context: grpc.aio.ServicerContext) -> pb.ShutdownReply:  # type: ignore[type-arg]  # generic in its stubs alone
+        return await context.abort(shutdown_fails, "")
+
     server = grpc.aio.server()
+    of_shutdown = grpc.unary_unary_rpc_method_handler(
+        shutdown, pb.ShutdownRequest.FromString, pb.ShutdownReply.SerializeToString
+    )
     of_status = grpc.unary_unary_rpc_method_handler(
         status, pb.GetStatusRequest.FromString, pb.JobStatus.SerializeToString
     )
     of_plans = grpc.unary_stream_rpc_method_handler(plans, pb.WatchPlanRequest.FromString, pb.Plan.SerializeToString)
     name = pb.DESCRIPTOR.services_by_name["Master"].full_name
-    handlers = {"GetStatus": of_status, "WatchPlan": of_plans}
+    handlers = {"GetStatus": of_status, "WatchPlan": of_plans, "Shutdown": of_shutdown}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
     port = tls.bind(server, f"127.0.0.1:{port}", shown)
     await server.start()
@@ -88,6 +95,26 @@ def test_what_a_job_came_to_is_known_from_a_master_that_is_gone_with_the_end() -
 async def until_status(link: MasterLink, phase: "pb.Phase.ValueType") -> None:
     while link.status is None or link.status.phase != phase:
         await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("code", "refused"),
+    [(grpc.StatusCode.UNAVAILABLE, False), (grpc.StatusCode.FAILED_PRECONDITION, True)],
+)
+def test_a_master_that_goes_away_as_it_is_told_to_end_has_not_refused(code: grpc.StatusCode, refused: bool) -> None:
+    async def scenario() -> None:
+        server, port = await start(1, shutdown_fails=code)
+        link = open_link(port, lambda: None)
+        try:
+            await link.shut_down()
+            report = link.report()
+            assert report.cannot_be_told is refused
+            assert (report.told_to_end_at is None) is refused
+        finally:
+            await link.close()
+            await server.stop(None)
+
+    asyncio.run(scenario())
 
 
 def test_a_master_that_comes_late_and_again_is_heard() -> None:
