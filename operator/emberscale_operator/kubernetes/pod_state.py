@@ -109,7 +109,7 @@ def view_pod(pod: Mapping[str, Any], now: float) -> PodView | None:
             name=metadata["uid"],
             revision=(metadata.get("annotations") or {}).get(MANIFEST_ANNOTATION, ""),
             ready=going_on and _condition(status, "Ready").get("status") == "True",
-            holds_log=status.get("phase") in ("Succeeded", "Failed"),
+            holds_log=_over(status),
         ),
         waiting=waiting,
         cause=ended.cause if ended else "",
@@ -139,6 +139,13 @@ class _Exit:
     exit: InstanceExit
     cause: str
     detail: str
+
+
+def _over(status: Mapping[str, Any]) -> bool:
+    """Whether nothing of the pod runs any more. Its phase says so only a moment after its last container has ended."""
+    containers = status.get("containerStatuses") or ()
+    ended = bool(containers) and all("terminated" in (container.get("state") or {}) for container in containers)
+    return ended or status.get("phase") in ("Succeeded", "Failed")
 
 
 def _named(containers: Sequence[Mapping[str, Any]], role: Role) -> Mapping[str, Any]:

@@ -107,6 +107,16 @@ def test_an_end_is_that_of_the_jobs_own_process_whatever_was_injected_beside_it(
     assert not seen.instance.ready
 
 
+@pytest.mark.parametrize(("around", "holds"), [((), True), ((PROXY_DONE,), True), ((PROXY_RUNS,), False)])
+def test_a_pod_holds_its_log_once_nothing_of_it_runs_though_its_phase_lags(
+    around: tuple[dict[str, Any], ...], holds: bool
+) -> None:
+    status = ended(0, "Completed")
+    status["phase"] = "Running"
+    status["containerStatuses"].extend(around)
+    assert view(status).instance.holds_log is holds
+
+
 def test_a_process_whose_sidecar_is_done_runs_on() -> None:
     own = {"name": "ps", "state": {"running": {"startedAt": "2026-01-01T00:00:30Z"}}}
     seen = view({"phase": "Running", "containerStatuses": [PROXY_DONE, own]})
