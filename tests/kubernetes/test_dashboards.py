@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -118,7 +119,8 @@ def broken(prometheus: Prometheus, shared_folder: str, killer: ProcessKiller) ->
         document["spec"]["training"]["epochs"] = 1000
     documents["late"]["spec"]["runPolicy"]["activeDeadline"] = "2s"
     documents["stalled"]["spec"]["ps"]["replicas"] = 4
-    documents["starved"]["spec"]["ps"]["resources"]["limits"]["cpu"] = "50m"
+    documents["starved"]["spec"]["ps"]["replicas"] = 1
+    documents["starved"]["spec"]["ps"]["resources"]["limits"]["cpu"] = "200m"
     documents["straggling"]["spec"]["training"] |= {"maxStaleness": 256, "stalenessWarmup": 1}
     documents["straggling"]["spec"]["worker"]["replicas"] = 3
     try:
@@ -165,7 +167,6 @@ def lose_workers(job: Job, place: Place) -> None:
         ("EmberscaleWorkerStraggles", "straggling"),
     ],
 )
-@pytest.mark.xfail(reason="only EmberscaleJobFailed and the alert of frequent recoveries were seen so far")
 def test_an_alert_is_raised_by_what_it_is_for(alert: str, job: str, broken: None, prometheus: Prometheus) -> None:
     eventually(f"{alert} of {job}", lambda: prometheus.alert(alert, job), seconds=240)
 
@@ -181,6 +182,53 @@ def test_prometheus_accepts_the_rules() -> None:
     if shutil.which("promtool") is None:
         pytest.skip("NOT RUN: there is no `promtool` on the path (Debian's package prometheus)")
     checked = subprocess.run(["promtool", "check", "rules", str(RULES)], capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@pytest.mark.parametrize(
+    ("cpu_seconds", "lock_seconds", "saturated"),
+    [(0.2, 0.05, True), (0.1, 0.95, True), (0.1, 0.5, False)],
+    ids=["at its CPU limit", "its lock is always held", "has time to spare"],
+)
+def test_a_parameter_server_is_saturated_at_its_limit_or_its_lock(
+    cpu_seconds: float, lock_seconds: float, saturated: bool, tmp_path: Path
+) -> None:
+    """What it spends each second under its lock and in all, with a limit of 0.2 cores; another server has no limit."""
+    if shutil.which("promtool") is None:
+        pytest.skip("NOT RUN: there is no `promtool` on the path (Debian's package prometheus)")
+    labels = 'component="ps", namespace="n", training_job="j", index="0"'
+    free = 'component="ps", namespace="n", training_job="free", index="0"'
+    series = {
+        f"up{{{labels}}}": "1x120",
+        f"emberscale_cpu_limit_cores{{{labels}}}": "0.2x120",
+        f"emberscale_cpu_seconds_total{{{labels}}}": f"0+{cpu_seconds * 15}x120",
+        f'emberscale_stage_seconds_total{{{labels}, stage="push"}}': f"0+{lock_seconds * 15}x120",
+        f'emberscale_stage_seconds_total{{{labels}, stage="hold"}}': "0+150x120",
+        f"up{{{free}}}": "1x120",
+        f"emberscale_cpu_seconds_total{{{free}}}": "0+60x120",
+        f'emberscale_stage_seconds_total{{{free}, stage="push"}}': "0+1.5x120",
+    }
+    case = {
+        "rule_files": [str(RULES)],
+        "evaluation_interval": "15s",
+        "tests": [
+            {
+                "interval": "15s",
+                "input_series": [{"series": name, "values": values} for name, values in series.items()],
+                "promql_expr_test": [
+                    {
+                        "expr": 'count(ALERTS{alertname="EmberscaleParameterServersSaturated", alertstate="firing"})',
+                        "eval_time": "20m",
+                        "exp_samples": [{"labels": "{}", "value": 1}] if saturated else [],
+                    }
+                ],
+            }
+        ],
+    }
+    (tmp_path / "case.yaml").write_text(yaml.safe_dump(case))
+    checked = subprocess.run(
+        ["promtool", "test", "rules", str(tmp_path / "case.yaml")], capture_output=True, text=True, check=False
+    )
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 

@@ -9,10 +9,7 @@ pytestmark = pytest.mark.timeout(900)
 EPOCHS = 4
 
 
-_UNSEEN = pytest.mark.xfail(reason="not seen to pass on a cluster yet")
-
-
-@pytest.mark.parametrize("role", ["master", pytest.param("worker", marks=_UNSEEN), pytest.param("ps", marks=_UNSEEN)])
+@pytest.mark.parametrize("role", ["master", "worker", "ps"])
 def test_a_job_completes_though_a_process_of_it_hangs(place: Place, killer: ProcessKiller, role: str) -> None:
     """The operator finds out that a master does not answer; for the others the kubelet takes a minute at most."""
     document = manifest(f"hangs-{role}", place)

@@ -80,7 +80,6 @@ def replaced(job: Job, role: str, killer: ProcessKiller) -> None:
     job.wait_for_samples(samples + 1)
 
 
-@pytest.mark.xfail(reason="not seen to pass on a cluster yet")
 def test_jobs_keep_their_image_and_neighbouring_versions_work_together(
     next_image: str, place: Place, killer: ProcessKiller
 ) -> None:
