@@ -65,14 +65,20 @@ class CheckpointFolder:
         return manifest
 
     def write(self, manifest: CheckpointManifest) -> None:
-        """Makes a checkpoint complete: its manifest appears whole or not at all."""
+        """Makes a checkpoint complete: its manifest appears whole or not at all.
+
+        Raises FileNotFoundError where nothing of the checkpoint is there: a write that hung may go on after the
+        checkpoint was removed, and must not bring a manifest without files.
+        """
         content = manifest.to_json().encode()
         path = self._manifest_path(manifest.id)
         if not isinstance(self._filesystem, LocalFileSystem):
+            self._filesystem.invalidate_cache()
+            if not self._filesystem.exists(f"{self._root}/{manifest.id}"):
+                raise FileNotFoundError(f"{self.uri_of(manifest.id)} is not there")
             self._filesystem.pipe_file(path, content)
             return
         target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
         draft = target.with_suffix(".writing")
         with draft.open("wb") as file:
             file.write(content)

@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 from tests.jobmaster.fakes import job
 
@@ -107,6 +108,18 @@ def test_a_checkpoint_that_was_renamed_is_refused(folder: CheckpointFolder, tmp_
         folder.read("00000002")
 
 
+@pytest.mark.parametrize("scheme", ["", "memory://"])
+def test_a_manifest_that_comes_after_its_checkpoint_was_removed_completes_nothing(scheme: str, tmp_path: Path) -> None:
+    folder = CheckpointFolder(f"{scheme}{tmp_path}")
+    filesystem, root = fsspec.core.url_to_fs(folder.uri)
+    filesystem.makedirs(f"{root}/00000001/ps-0")
+    filesystem.pipe_file(f"{root}/00000001/ps-0/rows", b"rows")
+    folder.delete("00000001")
+    with pytest.raises(FileNotFoundError):
+        folder.write(manifest("00000001"))
+    assert folder.folders() == []
+
+
 def test_the_newest_stay_and_what_is_older_goes(folder: CheckpointFolder, tmp_path: Path) -> None:
     for number in range(1, 7):
         write(folder, tmp_path, f"{number:08d}", complete=number not in (2, 6))
@@ -132,6 +145,7 @@ def test_a_deleted_checkpoint_is_gone_whether_or_not_it_was_complete(folder: Che
 def test_any_fsspec_uri_will_do() -> None:
     folder = CheckpointFolder("memory://checkpoints-of-a-test")
     assert folder.complete() == []
+    fsspec.filesystem("memory").pipe_file(f"{folder.uri_of('00000001')}/ps-0/rows", b"rows")
     folder.write(manifest("00000001", files=()))
     assert folder.read("00000001").number == 1
     folder.delete("00000001")

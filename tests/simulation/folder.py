@@ -70,9 +70,15 @@ class Folder:
         return found
 
     def write(self, process: Process, effect: WriteManifest) -> Task[None]:
-        """Makes a checkpoint complete. Raises OSError."""
+        """Makes a checkpoint complete. Raises OSError, also where nothing of it is there."""
         manifest = Manifest(effect.checkpoint, effect.applied, tuple(file.path for file in effect.files), effect)
-        yield from self._storage.write(process, f"{effect.checkpoint}/manifest", manifest, atomic=True)
+
+        def change(files: dict[str, Stored]) -> None:
+            if not any(path.startswith(f"{effect.checkpoint}/") for path in files):
+                raise FileNotFoundError(effect.checkpoint)
+            files[f"{effect.checkpoint}/manifest"] = Stored(manifest)
+
+        yield from self._storage.change(process, change)
         self._cluster.model.completed(manifest)
 
     def discard(self, process: Process, checkpoint: str) -> Task[None]:

@@ -65,6 +65,7 @@ class _Saving:
     written: int = 0
     problem: str = ""
     done: bool = False
+    abandoned: bool = False
     path: str = ""
 
 
@@ -313,7 +314,7 @@ class ParameterServer(Process):
         return outcome.applied, outcome.held_seconds
 
     def _save(self, saving: _Saving, content: ServerFile) -> Task[None]:
-        while True:
+        while not saving.abandoned:
             try:
                 yield from self.cluster.storage.write(self, saving.path, content)
             except OSError as error:
@@ -328,6 +329,9 @@ class ParameterServer(Process):
         """Lets go of a barrier."""
         yield from ()
         self.core.resume(generation, barrier)
+        saving = self._saving
+        if saving is not None and saving.generation == generation and saving.barrier <= barrier:
+            saving.abandoned = True
         self.notify()
 
     def get_saved(self, generation: int, barrier: int, wait: float) -> Task[_Saving]:
@@ -337,6 +341,8 @@ class ParameterServer(Process):
             saving = self._saving
             if saving is None or (saving.generation, saving.barrier) != (generation, barrier):
                 raise CallError("FAILED_PRECONDITION", "that snapshot is not under way here")
+            if saving.abandoned and not saving.done:
+                raise CallError("ABORTED", "that snapshot was given up")
             if saving.done or self.world.now >= deadline:
                 return saving
             yield self._changed(deadline)

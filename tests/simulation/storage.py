@@ -37,12 +37,11 @@ class Storage:
         """The next file that is written is not what it should be, and nobody notices."""
         self._tears += 1
 
-    def write(self, process: Process, path: str, content: Any, atomic: bool = False) -> Task[None]:
-        """Writes a file. One whose writer dies meanwhile is torn, unless it appears `atomic`ally. Raises OSError."""
-        if not atomic:
-            self.files[path] = Stored(content, torn=True)
+    def write(self, process: Process, path: str, content: Any) -> Task[None]:
+        """Writes a file. One whose writer dies meanwhile is torn. Raises OSError."""
+        self.files[path] = Stored(content, torn=True)
         yield from self._access(process)
-        torn = self._tears > 0 and not atomic
+        torn = self._tears > 0
         self._tears -= torn
         self.files[path] = Stored(content, torn)
 

@@ -178,8 +178,8 @@ class RegisterRequest(_message.Message):
     pid: _builtins.int
     host: _builtins.str
     generation: _builtins.int
-    """PS: of the table that it adopted last, 0 before the first. A master that does not know them has lost its books, and
-    goes beyond them.
+    """PS: of the newest table that it was assigned, from when it dropped its rows to load those of that table; 0 before the
+    first. A master that does not know them has lost its books, and goes beyond them.
     """
     routing_version: _builtins.int
     @_builtins.property

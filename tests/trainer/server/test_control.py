@@ -298,6 +298,36 @@ def test_a_switch_adopts_the_next_version(server: Server) -> None:
     assert server.push(0) is Status.MOVED
 
 
+def test_a_resume_gives_up_the_snapshot_of_its_barrier_and_no_later_one(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.assign()
+    server.push(0)
+    asked, released = threading.Event(), threading.Event()
+
+    def open_file(self: MemoryFileSystem, path: str, *arguments: object, **options: object) -> NoReturn:
+        asked.set()
+        released.wait(SECONDS)
+        raise TimeoutError("the storage does not answer")
+
+    monkeypatch.setattr(MemoryFileSystem, "open", open_file)
+    server.hold(2)
+    server.settle(2)
+    server.snapshot("memory://checkpoints/one", 2)
+    assert asked.wait(SECONDS)
+    server.control.Resume(master_pb2.ResumeRequest(barrier=barrier(1)), CONTEXT)
+    assert not server.saved(2, wait=0).done, "it goes on"
+    server.control.Resume(master_pb2.ResumeRequest(barrier=barrier(2)), CONTEXT)
+    released.set()
+    with pytest.raises(RefusedError, match="ABORTED"):
+        server.saved(2)
+    server.hold(3)
+    server.settle(3)
+    server.snapshot(tmp_path / "two", 3)
+    server.control.Resume(master_pb2.ResumeRequest(barrier=barrier(2)), CONTEXT)
+    assert server.saved(3).done
+
+
 def test_a_resume_never_fails(server: Server) -> None:
     for generation in (1, 2):
         server.control.Resume(master_pb2.ResumeRequest(barrier=barrier(5, generation)), CONTEXT)

@@ -236,8 +236,11 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
     def Resume(  # noqa: N802
         self, request: master_pb2.ResumeRequest, context: grpc.ServicerContext
     ) -> master_pb2.ResumeReply:
-        """Lets go of a barrier."""
-        self._state.resume(request.barrier.generation, request.barrier.number)
+        """Lets go of a barrier, and gives up the snapshot that was taken in it: nobody will ask for its files."""
+        barrier, saving = request.barrier, self._saving
+        self._state.resume(barrier.generation, barrier.number)
+        if saving is not None and saving.generation == barrier.generation and saving.barrier <= barrier.number:
+            saving.background.abandon()
         return master_pb2.ResumeReply()
 
 
