@@ -4,7 +4,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from urllib3.exceptions import HTTPError
 
 from emberscale.errors import BadInputError
 from emberscale_api.job import TrainingJob, load_manifest
-from emberscale_api.job.status import JobPhase, TrainingJobStatus
+from emberscale_api.job.status import JobPhase, TrainingJobStatus, UnreadableStatusError, parse_status
 
 _GROUP, _VERSION, _PLURAL = "emberscale.io", "v1alpha1", "trainingjobs"
 _ENDED = frozenset({JobPhase.COMPLETE, JobPhase.FAILED})
@@ -73,15 +73,12 @@ class TrainingJobClient:
     def status(self, name: str) -> TrainingJobStatus:
         """What the operator last wrote; a Pending one before it wrote anything."""
         found = self._call(self._jobs.get_namespaced_custom_object, _GROUP, _VERSION, self.namespace, _PLURAL, name)
-        return TrainingJobStatus.model_validate(found.get("status") or {})
+        return _status_of(found)
 
     def list(self) -> dict[str, TrainingJobStatus]:
         """The status of every job, by name."""
         found = self._call(self._jobs.list_namespaced_custom_object, _GROUP, _VERSION, self.namespace, _PLURAL)
-        return {
-            item["metadata"]["name"]: TrainingJobStatus.model_validate(item.get("status") or {})
-            for item in found["items"]
-        }
+        return {item["metadata"]["name"]: _status_of(item) for item in found["items"]}
 
     def follow(self, name: str, timeout: float | None = None) -> Iterator[TrainingJobStatus]:
         """The status as it is, and then every one that follows it, as the API server tells of it.
@@ -98,7 +95,7 @@ class TrainingJobClient:
             )
             if not found["items"]:
                 raise JobNotFoundError(f'trainingjobs.{_GROUP} "{name}" not found')
-            status = TrainingJobStatus.model_validate(found["items"][0].get("status") or {})
+            status = _status_of(found["items"][0])
             yield status
             for status in self._changes(name, found["metadata"]["resourceVersion"], deadline):
                 yield status
@@ -120,7 +117,7 @@ class TrainingJobClient:
             for event in events:
                 if event["type"] == "DELETED":
                     raise JobNotFoundError(f"TrainingJob {name} was deleted")
-                yield TrainingJobStatus.model_validate(event["object"].get("status") or {})
+                yield _status_of(event["object"])
         except ApiException as error:
             if error.status != _GONE:
                 raise ClusterError(_words_of(error)) from error
@@ -214,6 +211,14 @@ class TrainingJobClient:
             raise kind(_words_of(error)) from error
         except HTTPError as error:
             raise ClusterError(f"the cluster cannot be reached: {error}") from error
+
+
+def _status_of(body: Mapping[str, Any]) -> TrainingJobStatus:
+    try:
+        return parse_status(body.get("status") or {})
+    except UnreadableStatusError as error:
+        name = body["metadata"]["name"]
+        raise ClusterError(f"TrainingJob {name}: {error}; install the version of the cluster's operator") from error
 
 
 def _load(configuration: client.Configuration) -> None:

@@ -170,6 +170,14 @@ def test_the_api_servers_words_are_passed_on(server: ApiServer, tmp_path: Path) 
         TrainingJobClient().submit(tmp_path / "job.yaml")
 
 
+def test_a_phase_of_a_newer_version_is_said_in_a_line(server: ApiServer) -> None:
+    server.put("ctr", "Rebalancing")
+    with pytest.raises(
+        ClusterError, match=r"^TrainingJob ctr: .* cannot read status\.phase \('Rebalancing'\); install"
+    ):
+        TrainingJobClient().status("ctr")
+
+
 def test_suspending_and_resuming_edit_one_field(server: ApiServer) -> None:
     client = TrainingJobClient()
     client.suspend("ctr")

@@ -1,12 +1,14 @@
 """`status` of a TrainingJob on a cluster: written by the operator, read by people and the client."""
 
+from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, ValidationError
 
 from emberscale_api.job.schema import ManifestPart
+from emberscale_api.version import VERSION
 
 
 class JobPhase(StrEnum):
@@ -178,3 +180,17 @@ class TrainingJobStatus(_Status):
     applied_ps: int | None = None
     image: str = ""
     selector: str = ""
+
+
+class UnreadableStatusError(ValueError):
+    """A status that another version wrote and this one cannot read; the text says which field."""
+
+
+def parse_status(document: Mapping[str, Any]) -> TrainingJobStatus:
+    """The `status` of a TrainingJob, that of a new job where it is empty. Raises UnreadableStatusError."""
+    try:
+        return TrainingJobStatus.model_validate(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        path = ".".join(str(part) for part in ("status", *first["loc"]))
+        raise UnreadableStatusError(f"version {VERSION} cannot read {path} ({first['input']!r})") from error

@@ -13,7 +13,7 @@ import structlog
 
 from emberscale_api.job import CleanPodPolicy
 from emberscale_api.job.continuity import Keeper, fixed_fields
-from emberscale_api.job.status import JobPhase, TrainingJobStatus
+from emberscale_api.job.status import JobPhase, TrainingJobStatus, UnreadableStatusError
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.controller import BackendUnavailableError, JobController, News, Observed, Pause
 from emberscale_operator.kubernetes import names, stories
@@ -32,6 +32,7 @@ from emberscale_operator.kubernetes.status import (
     build_status,
     merge_patch,
     to_document,
+    unknown_progress,
     without_progress,
 )
 from emberscale_operator.kubernetes.tallies import Tallies
@@ -165,7 +166,13 @@ class KubernetesBackend:
         if self._namespace_ends or "deletionTimestamp" in body["metadata"]:
             return Pause(self._settings.resync)
         if self._status is None:
-            self._take_over(body)
+            try:
+                self._take_over(body)
+            except UnreadableStatusError as error:
+                await self._leave_alone(
+                    body, f"{error}; the operator of the version that wrote it goes on with the job", now
+                )
+                return Pause(self._settings.resync)
         try:
             self._job = job = read_job(body)
         except UnreadableJobError as error:
@@ -200,6 +207,13 @@ class KubernetesBackend:
         self._status = read_status(body)
         self._written = to_document(self._status) if body.get("status") else {}
         self._observation.take_over(self._status.members)
+
+    async def _leave_alone(self, body: Mapping[str, Any], problem: str, now: float) -> None:
+        """Says of a job that another version looked after, and this one cannot, that nothing is done with it."""
+        _log.warning("job left alone", job=str(self.key), problem=problem)
+        conditions = unknown_progress(body["status"].get("conditions") or (), problem, now)
+        if conditions is not None:
+            await self._patch({"conditions": conditions})
 
     def _known(self) -> TrainingJobStatus:
         return self._status or TrainingJobStatus()
@@ -323,13 +337,16 @@ class KubernetesBackend:
         document = to_document(status)
         patch = merge_patch(self._written, document)
         if patch:
-            path = group(names.API_VERSION, self.key.namespace, names.PLURAL, self.key.name) + "/status"
-            try:
-                await self._client.patch(path, {"metadata": {"uid": self.uid}, "status": patch})
-            except ApiError as error:
-                if error.status not in (404, 409):  # gone, or another job of the same name: the watch will tell
-                    raise
+            await self._patch(patch)
         self._written, self._status = document, status
+
+    async def _patch(self, patch: Mapping[str, Any]) -> None:
+        path = group(names.API_VERSION, self.key.namespace, names.PLURAL, self.key.name) + "/status"
+        try:
+            await self._client.patch(path, {"metadata": {"uid": self.uid}, "status": patch})
+        except ApiError as error:
+            if error.status not in (404, 409):  # gone, or another job of the same name: the watch will tell
+                raise
 
     @contextmanager
     def _calls(self) -> Iterator[None]:

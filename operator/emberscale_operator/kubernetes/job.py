@@ -5,10 +5,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from pydantic import ValidationError
-
 from emberscale_api.job import ManifestError, TrainingJob, TrainingJobSpec, parse_manifest
-from emberscale_api.job.status import TrainingJobStatus
+from emberscale_api.job.status import TrainingJobStatus, parse_status
 
 
 @dataclass(frozen=True)
@@ -72,11 +70,8 @@ def read_job(body: Mapping[str, Any]) -> Job:
 
 
 def read_status(body: Mapping[str, Any]) -> TrainingJobStatus:
-    """What the operator wrote last; that of a new job where there is nothing that it could have written."""
-    try:
-        return TrainingJobStatus.model_validate(_plain(body.get("status") or {}))
-    except ValidationError:
-        return TrainingJobStatus()
+    """What the operator wrote last; that of a new job where it wrote nothing. Raises UnreadableStatusError."""
+    return parse_status(_plain(body.get("status") or {}))
 
 
 def parse_time(text: str) -> float:

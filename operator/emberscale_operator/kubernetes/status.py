@@ -121,6 +121,22 @@ def in_words(seconds: float) -> str:
     return f"{left // 86400}d{left % 86400 // 3600}h"
 
 
+def unknown_progress(before: Sequence[Mapping[str, Any]], problem: str, now: float) -> list[dict[str, Any]] | None:
+    """The conditions of a job that this version cannot read, `before` but for Progressing; None where that says so."""
+    said = {
+        "type": str(ConditionType.PROGRESSING),
+        "status": "Unknown",
+        "reason": "UnreadableStatus",
+        "message": problem,
+    }
+    old = next((one for one in before if one["type"] == said["type"]), {})
+    if said.items() <= old.items():
+        return None
+    since = rounded(now).strftime("%Y-%m-%dT%H:%M:%SZ")
+    others = [dict(one) for one in before if one["type"] != said["type"]]
+    return [{**said, "lastTransitionTime": since, "observedGeneration": old.get("observedGeneration", 0)}, *others]
+
+
 def _conditions(before: Iterable[Condition], facts: Facts) -> tuple[Condition, ...]:
     conditions = {condition.type: condition for condition in before}
 

@@ -1,6 +1,7 @@
 """One job's controller against an API server in memory that it may be killed at any call to."""
 
 import asyncio
+import copy
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -390,6 +391,43 @@ def test_fields_of_a_newer_definition_are_no_trouble() -> None:
 
     async def scenario() -> None:
         operator = Operator(api)
+        await operator.settle()
+
+    asyncio.run(scenario())
+    assert names_of(api.live_pods()) == WANTED
+    assert api.body["status"]["conditions"][0]["status"] == "True"
+
+
+def test_a_job_whose_phase_is_of_another_version_is_kept_and_left_alone() -> None:
+    """The operator was downgraded: the job is not a new one."""
+    api = new_api()
+
+    async def scenario() -> None:
+        await Operator(api).settle()
+        left = {**api.body["status"], "phase": "Rebalancing", "novelty": 3}
+        api.body["status"] = copy.deepcopy(left)
+        for pod in api.all_pods():
+            if slot_of(pod) == "worker-0":
+                pod["status"]["phase"] = "Failed"
+        pods, events = names_of(api.live_pods()), len(api.events)
+        api.sync()
+        api.writes.clear()
+        operator = Operator(api)
+        await operator.settle()
+        assert names_of(api.live_pods()) == pods
+        assert len(api.events) == events
+        conditions = api.body["status"].pop("conditions")
+        assert {**left, "conditions": None} == {**api.body["status"], "conditions": None}
+        (condition,) = conditions
+        assert (condition["type"], condition["status"], condition["reason"]) == (
+            "Progressing",
+            "Unknown",
+            "UnreadableStatus",
+        )
+        assert "cannot read status.phase ('Rebalancing')" in condition["message"]
+        assert sum(api.writes.values()) == 1, "what was said is said once"
+        api.body["status"] = {**left, "phase": "Training"}
+        api.sync()
         await operator.settle()
 
     asyncio.run(scenario())
