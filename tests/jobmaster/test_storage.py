@@ -10,7 +10,7 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from tests.jobmaster.fakes import job
-from tests.jobmaster.test_checkpoints import manifest
+from tests.jobmaster.test_checkpoints import complete, manifest
 
 from emberscale_jobmaster.checkpoints import CheckpointFolder
 from emberscale_jobmaster.effects import DeleteCheckpoint, FindCheckpoint, PruneCheckpoints, WriteManifest
@@ -86,6 +86,7 @@ def stored() -> Iterator[Stored]:
 
 
 def write(checkpoint: str = "00000001", serial: int = 1) -> WriteManifest:
+    fsspec.filesystem("moody").makedirs(f"/checkpoints/{checkpoint}", exist_ok=True)
     return WriteManifest(
         operation=1,
         serial=serial,
@@ -124,7 +125,7 @@ def test_where_everything_hangs_further_calls_fail_at_once(stored: Stored) -> No
 
 @pytest.mark.parametrize("call", ["list", "read"])
 def test_a_checkpoint_that_cannot_be_read_now_is_not_damaged(stored: Stored, call: str) -> None:
-    stored.folder.write(manifest("00000001", files=()))
+    complete(stored.folder, "00000001")
     MoodyFileSystem.moods[call] = OSError("503 Slow Down")
     stored.storage.start(FindCheckpoint(operation=1, serial=1, refused=()))
     event = stored.event()
@@ -140,7 +141,7 @@ def test_a_checkpoint_that_cannot_be_read_now_is_not_damaged(stored: Stored, cal
 
 def test_the_newest_sound_checkpoint_is_found_and_damaged_ones_are_named(stored: Stored) -> None:
     for number in (1, 2, 3, 4):
-        stored.folder.write(manifest(f"{number:08d}", files=()))
+        complete(stored.folder, f"{number:08d}")
     filesystem, root = fsspec.core.url_to_fs("moody://checkpoints")
     path = f"{root}/00000003/manifest.json"
     filesystem.pipe_file(path, filesystem.cat_file(path).replace(b'"epoch": 1', b'"epoch": 2', 1))
@@ -179,7 +180,7 @@ def test_a_checkpoint_that_is_complete_after_all_stays(tmp_path: Path) -> None:
     """Its manifest was written within the last second of a master whose state of that second is lost."""
     events: queue.Queue[Event] = queue.Queue()
     folder = CheckpointFolder(str(tmp_path))
-    folder.write(manifest("00000003", files=()))
+    complete(folder, "00000003")
     store: Any = NoStore()
     storage = CheckpointStorage(folder, job(), "uid", store, events.put, now=lambda: 1.0)
     storage.start(DeleteCheckpoint("00000003"))
@@ -199,7 +200,7 @@ def test_a_master_that_was_deposed_removes_nothing(tmp_path: Path, effect: Prune
 
     folder = CheckpointFolder(str(tmp_path))
     (tmp_path / "00000001" / "ps-0").mkdir(parents=True)
-    folder.write(manifest("00000002", files=()))
+    complete(folder, "00000002")
     store: Any = Deposed()
     storage = CheckpointStorage(folder, job(), "uid", store, lambda _: None, now=lambda: 1.0)
     storage.start(effect)
