@@ -86,7 +86,8 @@ def stored() -> Iterator[Stored]:
 
 
 def write(checkpoint: str = "00000001", serial: int = 1) -> WriteManifest:
-    fsspec.filesystem("moody").makedirs(f"/checkpoints/{checkpoint}", exist_ok=True)
+    filesystem, path = fsspec.core.url_to_fs(f"moody://checkpoints/{checkpoint}")
+    filesystem.makedirs(path, exist_ok=True)
     return WriteManifest(
         operation=1,
         serial=serial,
