@@ -100,9 +100,9 @@ def bad_records_found(state: JobState, spec: TrainingJobSpec, distinct: int, fre
     )
 
 
-def lists_truncated(state: JobState, lists: int) -> JobState:
-    """So many more lists of ids were longer than their columns allow, and were cut."""
-    return replace(state, truncated_lists=state.truncated_lists + lists)
+def records_truncated(state: JobState, records: int) -> JobState:
+    """So many more records had a list of ids that was longer than its column allows, and was cut."""
+    return replace(state, truncated_records=state.truncated_records + records)
 
 
 def counted(clock: Clock, elapsed: float, training: bool) -> Clock:

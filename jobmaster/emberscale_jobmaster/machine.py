@@ -226,8 +226,8 @@ def _beat(state: MasterState, event: Beat, spec: TrainingJobSpec) -> Stepped:
     job, dropped = tasks.report_progress(job, spec, member, dict(event.leases))
     seen = state.seen.heard(member).beat(member, event.vitals, event.leases)
     if work is not None and member.role is Role.WORKER:
-        if work.truncated_lists and seen.is_news(member, event.sequence):
-            job = lifecycle.lists_truncated(job, work.truncated_lists)
+        if work.truncated_records and seen.is_news(member, event.sequence):
+            job = lifecycle.records_truncated(job, work.truncated_records)
         seen = seen.worked(member, event.sequence, work, event.now)
     if event.served is not None and member.role is Role.PS:
         seen = seen.served(member, event.served)

@@ -102,7 +102,7 @@ def work_report(delta: pb.WorkerDelta) -> WorkReport:
         delta.positives,
         delta.negatives,
         dict(delta.stage_seconds),
-        delta.truncated_lists,
+        delta.truncated_records,
     )
 
 

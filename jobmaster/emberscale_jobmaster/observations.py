@@ -50,7 +50,7 @@ class WorkReport:
     positives: Sequence[int]
     negatives: Sequence[int]
     stage_seconds: Mapping[str, float]
-    truncated_lists: int = 0
+    truncated_records: int = 0
 
 
 @dataclass(frozen=True)

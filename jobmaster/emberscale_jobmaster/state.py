@@ -123,8 +123,8 @@ class JobState:
     tally: Tally | None = None
     bad_records: int = 0
     bad_record_samples: tuple[BadRecord, ...] = ()
-    truncated_lists: int = 0
-    """Lists of ids that workers cut to their `maxLength`."""
+    truncated_records: int = 0
+    """Records with a list of ids that workers cut to its `maxLength`; one that is trained again counts again."""
     own_errors: int = 0
     recoveries: int = 0
     next_operation: int = 1

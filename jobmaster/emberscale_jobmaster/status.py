@@ -58,7 +58,7 @@ def job_status(state: JobState, seen: Observations, spec: TrainingJobSpec, now: 
         evaluated_samples=evaluated_samples(state),
         repeated_batches=seen.repeated_batches(),
         sizing=_sizing(state),
-        truncated_lists=state.truncated_lists,
+        truncated_records=state.truncated_records,
         warnings=warning_signs(state, seen, spec),
     )
 

@@ -51,7 +51,7 @@ def _signs(state: JobState, seen: Observations, spec: TrainingJobSpec) -> Iterat
             "sigmoid of a number from 0 to 1; return logits, without a sigmoid at the end"
         )
     samples = committed_samples(state, spec)
-    if samples and state.truncated_lists > _TRUNCATED_SHARE * samples:
+    if samples and state.truncated_records > _TRUNCATED_SHARE * samples:
         yield (
             "more than 1% of the records had a list that was longer than its maxLength and was cut: raise maxLength of "
             "the columns in spec.data.columns.lists"

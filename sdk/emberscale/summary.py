@@ -20,7 +20,7 @@ class Summary:
     recent window of the training itself. `normalized_entropy` is the log loss relative to that of always predicting the
     mean label, `calibration` the mean prediction relative to the mean label; `evaluations` has one entry an epoch.
     `samples_per_second` is over the time spent training. `stages` are seconds summed over workers; `peak_memory_bytes`
-    by process; `restarts` by role. `truncated_lists` counts lists of ids that were cut to their maxLength.
+    by process; `restarts` by role. `truncated_records` had a list that was cut to its maxLength.
     `warnings` are signs that the job is not what was wanted, each with what to do. `plan` is the shape that the job
     ended with and why.
     """
@@ -44,7 +44,7 @@ class Summary:
     peak_memory_bytes: Mapping[str, int]
     restarts: Mapping[str, int]
     bad_records: int
-    truncated_lists: int
+    truncated_records: int
     recoveries: int
     warnings: tuple[str, ...]
     checkpoint: str | None
@@ -98,7 +98,7 @@ def summarize(name: str, outcome: Outcome, wall_seconds: float) -> Summary:
         peak_memory_bytes=_peaks(outcome, status),
         restarts=dict(outcome.restarts),
         bad_records=status.bad_records,
-        truncated_lists=status.truncated_lists,
+        truncated_records=status.truncated_records,
         recoveries=status.recoveries,
         warnings=tuple(status.warnings),
         checkpoint=status.checkpoint or None,

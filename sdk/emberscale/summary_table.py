@@ -60,8 +60,8 @@ def _lines(summary: Summary) -> list[tuple[str, str | tuple[str, ...]]]:
         troubles.append(f"{summary.recoveries} recoveries from a checkpoint")
     if summary.bad_records:
         troubles.append(f"{summary.bad_records:,} malformed records")
-    if summary.truncated_lists:
-        lines.append(("cut to maxLength", f"{summary.truncated_lists:,} lists"))
+    if summary.truncated_records:
+        lines.append(("cut to maxLength", f"lists of {summary.truncated_records:,} records"))
     counted = [", ".join(troubles)] if troubles else []
     lines.append(("troubles", "\n".join([*counted, *summary.warnings]) or "none"))
     if summary.plan.get("version"):

@@ -55,7 +55,7 @@ print(json.dumps(training.summary.as_document()))
     assert [evaluation["epoch"] for evaluation in summary["evaluations"]] == [0, 1]
     assert set(summary["rows"]) == {"user", "item", "history", "user.wide", "item.wide", "history.wide"}
     assert summary["rows"]["history"] == summary["rows"]["history.wide"] > 100
-    assert summary["truncated_lists"] > 2_000
+    assert summary["truncated_records"] > 2_000
     assert 0 < summary["normalized_entropy"] < 1
     assert summary["calibration"] == pytest.approx(1, abs=0.3)
     assert (tmp_path / "runs/from-python/metrics.png").exists()

@@ -269,7 +269,7 @@ def test_lists_that_were_cut_survive_the_master_and_a_repeated_report_counts_onc
     cluster: Cluster, worker: Caller
 ) -> None:
     for sequence in (1, 1, 2):
-        worker.heartbeat(delta_sequence=sequence, worker=pb.WorkerDelta(truncated_lists=3))
+        worker.heartbeat(delta_sequence=sequence, worker=pb.WorkerDelta(truncated_records=3))
     cluster.stop_master()
     cluster.start_master()
-    assert cluster.status().truncated_lists == 6
+    assert cluster.status().truncated_records == 6

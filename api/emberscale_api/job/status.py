@@ -84,7 +84,7 @@ class Progress(_Status):
     checkpoint: str = ""
     recoveries: int = 0
     bad_records: int = 0
-    truncated_lists: int = 0
+    truncated_records: int = 0
     warnings: tuple[str, ...] = ()
 
 

@@ -259,13 +259,13 @@ class WorkerDelta(_message.Message):
     POSITIVES_FIELD_NUMBER: _builtins.int
     NEGATIVES_FIELD_NUMBER: _builtins.int
     STAGE_SECONDS_FIELD_NUMBER: _builtins.int
-    TRUNCATED_LISTS_FIELD_NUMBER: _builtins.int
+    TRUNCATED_RECORDS_FIELD_NUMBER: _builtins.int
     samples: _builtins.int
     batches: _builtins.int
     loss_sum: _builtins.float
     """sum over samples of the log loss before the update"""
-    truncated_lists: _builtins.int
-    """lists of ids that were longer than maxLength, and cut"""
+    truncated_records: _builtins.int
+    """records with a list of ids that was longer than maxLength, and cut"""
     @_builtins.property
     def positives(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """histogram of predictions, label 1 (progressive validation)"""
@@ -287,11 +287,11 @@ class WorkerDelta(_message.Message):
         positives: _abc.Iterable[_builtins.int] | None = ...,
         negatives: _abc.Iterable[_builtins.int] | None = ...,
         stage_seconds: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
-        truncated_lists: _builtins.int = ...,
+        truncated_records: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "loss_sum", b"loss_sum", "negatives", b"negatives", "positives", b"positives", "samples", b"samples", "stage_seconds", b"stage_seconds", "truncated_lists", b"truncated_lists"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "loss_sum", b"loss_sum", "negatives", b"negatives", "positives", b"positives", "samples", b"samples", "stage_seconds", b"stage_seconds", "truncated_records", b"truncated_records"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1177,7 +1177,7 @@ class JobStatus(_message.Message):
     EVALUATED_SAMPLES_FIELD_NUMBER: _builtins.int
     REPEATED_BATCHES_FIELD_NUMBER: _builtins.int
     SIZING_FIELD_NUMBER: _builtins.int
-    TRUNCATED_LISTS_FIELD_NUMBER: _builtins.int
+    TRUNCATED_RECORDS_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
     phase: Global___Phase.ValueType
     reason: _builtins.str
@@ -1209,8 +1209,8 @@ class JobStatus(_message.Message):
     """of the evaluation under way"""
     repeated_batches: _builtins.int
     """pushes that a PS had applied before and ignored"""
-    truncated_lists: _builtins.int
-    """cut to maxLength"""
+    truncated_records: _builtins.int
+    """had a list that was cut to maxLength"""
     @_builtins.property
     def evaluations(self) -> _containers.RepeatedCompositeFieldContainer[Global___EvaluationStatus]: ...
     @_builtins.property
@@ -1252,12 +1252,12 @@ class JobStatus(_message.Message):
         evaluated_samples: _builtins.int = ...,
         repeated_batches: _builtins.int = ...,
         sizing: Global___Sizing | None = ...,
-        truncated_lists: _builtins.int = ...,
+        truncated_records: _builtins.int = ...,
         warnings: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sizing", b"sizing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["auc", b"auc", "bad_record_samples", b"bad_record_samples", "bad_records", b"bad_records", "checkpoint", b"checkpoint", "epoch", b"epoch", "epochs", b"epochs", "eta_seconds", b"eta_seconds", "evaluated_samples", b"evaluated_samples", "evaluations", b"evaluations", "expected_samples", b"expected_samples", "generation", b"generation", "loss", b"loss", "members", b"members", "message", b"message", "phase", b"phase", "reason", b"reason", "recoveries", b"recoveries", "repeated_batches", b"repeated_batches", "routing_version", b"routing_version", "rows", b"rows", "samples", b"samples", "samples_per_second", b"samples_per_second", "sizing", b"sizing", "training_seconds", b"training_seconds", "truncated_lists", b"truncated_lists", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["auc", b"auc", "bad_record_samples", b"bad_record_samples", "bad_records", b"bad_records", "checkpoint", b"checkpoint", "epoch", b"epoch", "epochs", b"epochs", "eta_seconds", b"eta_seconds", "evaluated_samples", b"evaluated_samples", "evaluations", b"evaluations", "expected_samples", b"expected_samples", "generation", b"generation", "loss", b"loss", "members", b"members", "message", b"message", "phase", b"phase", "reason", b"reason", "recoveries", b"recoveries", "repeated_batches", b"repeated_batches", "routing_version", b"routing_version", "rows", b"rows", "samples", b"samples", "samples_per_second", b"samples_per_second", "sizing", b"sizing", "training_seconds", b"training_seconds", "truncated_records", b"truncated_records", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -203,7 +203,7 @@ def _progress(status: pb.JobStatus, ended: bool) -> Progress:
         checkpoint=status.checkpoint,
         recoveries=status.recoveries,
         bad_records=status.bad_records,
-        truncated_lists=status.truncated_lists,
+        truncated_records=status.truncated_records,
         warnings=tuple(warning[:1024] for warning in status.warnings),
     )
 

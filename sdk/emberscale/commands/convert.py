@@ -150,7 +150,7 @@ def convert(
                 {"path": str(path), "bytes": path.size(), "records": records}
                 for path, records in zip(targets, converted.records, strict=True)
             ],
-            "truncated_lists": converted.truncated_lists,
+            "truncated_records": converted.truncated_records,
             "bad_records": [str(bad) for bad in converted.bad_records],
             "data": manifest_data,
         }
@@ -158,8 +158,10 @@ def convert(
         return
     for path, records in zip(targets, converted.records, strict=True):
         typer.echo(f"{path}: {records:,} records, {path.size():,} bytes")
-    if converted.truncated_lists:
-        typer.echo(f"{converted.truncated_lists:,} lists were cut: name a larger maximum with --list COLUMN:MAX")
+    if converted.truncated_records:
+        typer.echo(
+            f"lists of {converted.truncated_records:,} records were cut: name a larger maximum with --list COLUMN:MAX"
+        )
     for bad in converted.bad_records:
         typer.echo(f"left out: {bad}")
     typer.echo("In the manifest:\n")

@@ -51,7 +51,7 @@ def make_batch(job: TrainingJob, random: np.random.Generator) -> Batch:
         ids=random.integers(-5, 60, (SAMPLES, 3)),
         lists=lists,
         bad_records=(),
-        truncated_lists=0,
+        truncated_records=0,
     )
 
 

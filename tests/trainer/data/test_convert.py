@@ -100,7 +100,7 @@ def test_texts_lists_and_missing_values_survive(
     clicks: Path, tmp_path: Path, name: str, data_format: DataFormat
 ) -> None:
     converted = convert(clicks, tmp_path / name, DataFormat.PARQUET, data_format, MAPPING)
-    assert converted.truncated_lists == 1
+    assert converted.truncated_records == 1
     expected = batches(clicks, DataFormat.PARQUET, MAPPING)
     assert_same(batches(tmp_path / name, data_format, MAPPING), expected)
 

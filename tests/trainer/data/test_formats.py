@@ -257,7 +257,7 @@ def test_a_record_has_the_same_features_in_every_format_with_columns(datasets: d
     source = BatchSource(datasets[name], case.make(), 16, 0)
     truncated = 0
     for batch in source.batches(Split.TRAINING_DATA, 0, 0, RECORDS):
-        truncated += batch.truncated_lists
+        truncated += batch.truncated_records
         (lists,) = batch.lists
         for row, number in enumerate(batch.ids[:, 0].tolist()):
             assert batch.labels[row] == number % 2

@@ -154,7 +154,7 @@ def test_lists_without_their_missing_ids_and_empty_where_missing(tmp_path: Path,
     lists = columns.lists[0].lists()
     assert lists.values.tolist() == [1, 3, 4, 5]
     assert lists.offsets.tolist() == [0, 2, 2, 2, 4]
-    assert columns.lists[0].truncated == 1
+    assert columns.lists[0].cut.tolist() == [False, False, False, True]
 
 
 def test_lists_of_texts_are_hashed(tmp_path: Path) -> None:

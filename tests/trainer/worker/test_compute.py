@@ -57,7 +57,7 @@ def test_gradients_that_are_not_finite_are_not_pushed_though_the_loss_is(
         ids=np.array([[1], [2]]),
         lists=(),
         bad_records=(),
-        truncated_lists=0,
+        truncated_records=0,
     )
     with pytest.raises(NonFiniteGradientError, match=f"of the {of} of batch 7 is nan"):
         training.train(batch)

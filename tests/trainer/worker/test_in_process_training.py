@@ -72,7 +72,7 @@ def batch(number: int, records: int) -> Batch:
         ids=ids,
         lists=tuple(lists),
         bad_records=(),
-        truncated_lists=0,
+        truncated_records=0,
     )
 
 

@@ -36,7 +36,7 @@ BATCH = Batch(
     ids=np.array([[7]]),
     lists=(),
     bad_records=(),
-    truncated_lists=0,
+    truncated_records=0,
 )
 NAME = BatchName(epoch=0, number=3, shard=0, token=9)
 IDENTITY = Identity("secret", worker=1, session=5)

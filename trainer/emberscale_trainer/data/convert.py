@@ -33,10 +33,10 @@ class Conversion:
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """What was written: the records of each file, the lists that were cut, and the malformed records left out."""
+    """The records of each file that was written, how many had lists that were cut, and the malformed ones left out."""
 
     records: tuple[int, ...]
-    truncated_lists: int
+    truncated_records: int
     bad_records: tuple[BadRecord, ...]
 
 
@@ -75,13 +75,13 @@ def convert_files(
                     _copy(reader, source, block, writer, tally)
         except OSError as error:
             raise ConversionError(f"{target}: cannot be written: {error.strerror or error}") from error
-    return Converted(tuple(tally.records), tally.truncated_lists, tuple(tally.bad_records))
+    return Converted(tuple(tally.records), tally.truncated_records, tuple(tally.bad_records))
 
 
 class _Tally:
     def __init__(self, max_bad_records: int, total: int, progress: Progress) -> None:
         self.records: list[int] = []
-        self.truncated_lists = 0
+        self.truncated_records = 0
         self.bad_records: list[BadRecord] = []
         self._allowed = max_bad_records
         self._total = total
@@ -90,7 +90,7 @@ class _Tally:
 
     def add(self, block: Block, good: int, bad: list[BadRecord], truncated: int) -> None:
         self.records[-1] += good
-        self.truncated_lists += truncated
+        self.truncated_records += truncated
         self.bad_records += bad
         if len(self.bad_records) > self._allowed:
             raise ConversionError(f"{self.bad_records[self._allowed]} (malformed records allowed: {self._allowed:,})")
@@ -102,7 +102,7 @@ def _copy(reader: RecordFormat, source: DataFile, block: Block, writer: RecordWr
     columns = empty_columns(block.records, reader.columns, raw=True)
     records = np.arange(block.records)
     good, bad = reader.read_block(source, block).read(records, columns)
-    tally.add(block, good, bad, sum(room.truncated for room in columns.lists))
+    tally.add(block, good, bad, columns.truncated_records)
     try:
         writer.write(columns.rows(0, good))
     except UnwritableRecordError as error:

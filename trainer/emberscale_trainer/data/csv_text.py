@@ -93,7 +93,7 @@ class CSVBlock:
             kept = np.minimum(lengths[number, :good], column.max_length)
             values = np.empty(int(kept.sum()), dtype=np.int64)
             parse_items(self.text, marks[number, :good], kept, ord(layout.csv.list_separator), values)
-            room.append(values, kept, int(np.count_nonzero(lengths[number, :good] > column.max_length)))
+            room.append(values, kept, lengths[number, :good] > column.max_length)
         if good == records.size:
             return good, []
         return good, [self._describe(int(records[at]), int(problems[at])) for at in np.flatnonzero(problems)]

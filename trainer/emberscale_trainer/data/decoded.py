@@ -68,7 +68,7 @@ class DecodedBlock:
             kept = np.minimum(lengths, longest)
             values = np.empty(int(kept.sum()), dtype=np.int64)
             _gather_lists(lists.values, lists.offsets, records, kept, values)
-            room.append(values, kept, int(np.count_nonzero(lengths > longest)))
+            room.append(values, kept, lengths > longest)
         return good, bad
 
 

@@ -120,7 +120,7 @@ class Tally:
         for counts, ids in zip(self._counts, columns.ids.T, strict=True):
             counts.add(ids)
         for lists, room in zip(self._lists, columns.lists, strict=True):
-            lists.add(room.lists(), room.truncated)
+            lists.add(room.lists(), int(np.count_nonzero(room.cut)))
 
     def summary(self, files: Sequence[FileSummary]) -> DataSummary:
         """What was added up, as a part of `files`."""

@@ -32,16 +32,21 @@ class ListRoom:
     def __init__(self) -> None:
         self._values: list[npt.NDArray[np.int64]] = []
         self._lengths: list[npt.NDArray[np.int64]] = []
-        self.truncated = 0
+        self._cut: list[npt.NDArray[np.bool_]] = []
 
-    def append(self, values: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], truncated: int = 0) -> None:
-        """Adds the lists of the next records: values int64[sum of lengths], lengths int64[records].
+    def append(self, values: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], cut: npt.NDArray[np.bool_]) -> None:
+        """Adds the lists of the next records: values int64[sum of lengths], lengths int64[records], cut bool[records].
 
-        `truncated` of them were longer, and were cut.
+        `cut` says which of them were longer.
         """
         self._values.append(values)
         self._lengths.append(lengths)
-        self.truncated += truncated
+        self._cut.append(cut)
+
+    @property
+    def cut(self) -> npt.NDArray[np.bool_]:
+        """bool[records]: whether the list of a record was longer."""
+        return np.concatenate([np.zeros(0, dtype=np.bool_), *self._cut])
 
     def lists(self) -> IdLists:
         """All that were added."""
@@ -64,6 +69,13 @@ class Columns:
 
     def __len__(self) -> int:
         return self.labels.size
+
+    @property
+    def truncated_records(self) -> int:
+        """How many records had a list that was cut, in however many columns."""
+        if not self.lists:
+            return 0
+        return int(np.count_nonzero(np.logical_or.reduce([room.cut for room in self.lists])))
 
     def rows(self, start: int, stop: int) -> "Columns":
         """A view of the rows [start, stop), with the same room for lists."""

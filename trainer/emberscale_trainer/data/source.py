@@ -20,8 +20,8 @@ class Batch:
     """The records at positions [start, stop) of an epoch, without the malformed ones.
 
     `number` is start // batch_size. labels float32[n], dense float32[n, d], ids int64[n, c], C-contiguous and the
-    batch's own, and n lists of ids for each list column; n + len(bad_records) == stop - start. `truncated_lists` of the
-    lists were longer in the file than the manifest allows.
+    batch's own, and n lists of ids for each list column; n + len(bad_records) == stop - start. `truncated_records`
+    of them had a list that is longer in the file than the manifest allows.
     """
 
     number: int
@@ -32,7 +32,7 @@ class Batch:
     ids: npt.NDArray[np.int64]
     lists: tuple[IdLists, ...]
     bad_records: tuple[BadRecord, ...]
-    truncated_lists: int
+    truncated_records: int
 
 
 class BatchSource:
@@ -97,7 +97,7 @@ class BatchSource:
             ids=good.ids,
             lists=tuple(room.lists() for room in columns.lists),
             bad_records=tuple(bad_records),
-            truncated_lists=sum(room.truncated for room in columns.lists),
+            truncated_records=columns.truncated_records,
         )
 
     def _load_block(self, place: tuple[Split.ValueType, int]) -> RecordBlock:

@@ -190,7 +190,7 @@ class Pipeline:
                     predictions.probabilities,
                     planned.batch.labels,
                     predictions.loss_sum,
-                    planned.batch.truncated_lists,
+                    planned.batch.truncated_records,
                 )
             self._computed.put(_Computed(planned, ready.plan, gradients))
 

@@ -38,7 +38,7 @@ class WorkerStatistics:
         self._batches = 0
         self._loss_sum = 0.0
         self._histogram = np.zeros((2, PROGRESS_BINS), dtype=np.int64)
-        self._truncated_lists = 0
+        self._truncated_records = 0
         self._bad_records: list[master_pb2.BadRecord] = []
         self.total_samples = 0
         self.total_batches = 0
@@ -72,16 +72,16 @@ class WorkerStatistics:
         probabilities: NDArray[np.float32],
         labels: NDArray[np.float32],
         loss_sum: float,
-        truncated_lists: int = 0,
+        truncated_records: int = 0,
     ) -> None:
-        """A batch was computed; `loss_sum` is over its samples, of whose lists so many were cut."""
+        """A batch was computed; `loss_sum` is over its samples, of which so many had lists that were cut."""
         counts = histogram(probabilities, labels, PROGRESS_BINS)
         with self._lock:
             self._samples += len(labels)
             self._batches += 1
             self._loss_sum += loss_sum
             self._histogram += counts
-            self._truncated_lists += truncated_lists
+            self._truncated_records += truncated_records
             self.total_samples += len(labels)
             self.total_batches += 1
 
@@ -114,10 +114,10 @@ class WorkerStatistics:
                 delta.negatives.extend(self._histogram[0].tolist())
                 delta.positives.extend(self._histogram[1].tolist())
             delta.stage_seconds.update(self.total_stages)
-            delta.truncated_lists = self._truncated_lists
+            delta.truncated_records = self._truncated_records
             request.bad_records.extend(self._bad_records)
             self._samples = self._batches = 0
             self._loss_sum = 0.0
             self._histogram[:] = 0
-            self._truncated_lists = 0
+            self._truncated_records = 0
             self._bad_records = []
