@@ -6,9 +6,9 @@ and says so if it fails. An effect without such an answer is lost without harm.
 
 from dataclasses import dataclass
 
+from emberscale_api.job.roles import Role
 from emberscale_api.routing import PsAddress, RoutingTable
 from emberscale_jobmaster.applied import Applied
-from emberscale_jobmaster.membership import Role
 from emberscale_jobmaster.operations import Image, SnapshotFile
 from emberscale_jobmaster.tasks import Task
 

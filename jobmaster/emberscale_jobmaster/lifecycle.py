@@ -4,9 +4,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from emberscale_api.job import TrainingJobSpec
-from emberscale_jobmaster.membership import MemberId, Process, Role, slot_name
+from emberscale_api.job.roles import Role
+from emberscale_api.job.status import JobPhase
+from emberscale_jobmaster.membership import MemberId, Process, slot_name
 from emberscale_jobmaster.progress import failed, history_surpassed, server_lost
-from emberscale_jobmaster.state import BadRecord, Clock, JobState, Phase, phase_of, sizes_of
+from emberscale_jobmaster.state import BadRecord, Clock, JobState, phase_of, sizes_of
 
 SHOWN_BAD_RECORDS = 10
 OWN_ERROR = "Error"
@@ -114,7 +116,7 @@ def time_passed(state: JobState, spec: TrainingJobSpec, elapsed: float) -> JobSt
     """Moves the job's clock on by `elapsed` seconds, unless the job is over. A job past its deadline fails."""
     if state.over:
         return state
-    clock = counted(state.clock, elapsed, training=phase_of(state, spec) is Phase.TRAINING)
+    clock = counted(state.clock, elapsed, training=phase_of(state, spec) is JobPhase.TRAINING)
     state = replace(state, clock=clock)
     deadline = spec.run_policy.active_deadline
     if deadline is None or clock.active_seconds <= deadline:

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from emberscale_api.job import TrainingJobSpec
+from emberscale_api.job.roles import Role
+from emberscale_api.job.status import JobPhase
 from emberscale_jobmaster import checkpointing, lifecycle, progress, restoring, scaling, tasks
 from emberscale_jobmaster.effects import Dropped, Effect, Granted, Noted, StartedUp
 from emberscale_jobmaster.events import (
@@ -38,7 +40,7 @@ from emberscale_jobmaster.events import (
     TaskWanted,
     TimePassed,
 )
-from emberscale_jobmaster.membership import MemberId, Role
+from emberscale_jobmaster.membership import MemberId
 from emberscale_jobmaster.observations import SILENT_STUCK_SECONDS, STUCK_SECONDS, Observations
 from emberscale_jobmaster.operations import (
     STORAGE,
@@ -50,7 +52,7 @@ from emberscale_jobmaster.operations import (
     Restore,
 )
 from emberscale_jobmaster.shard_sizing import shard_batches
-from emberscale_jobmaster.state import PREPARATION, JobState, Phase, Stage, phase_of
+from emberscale_jobmaster.state import PREPARATION, JobState, Stage, phase_of
 
 COUNTED_SECONDS = 1.0
 """How much time may pass before the durable clock counts it; a new phase counts it at once."""
@@ -325,7 +327,7 @@ def _settled(
         phase = phase_of(before.job, spec)
         if phase is not phase_of(job, spec):  # each phase gets its time to the moment
             elapsed, counted_at = max(0.0, now - counted_at), max(now, counted_at)
-            job = replace(job, clock=lifecycle.counted(job.clock, elapsed, training=phase is Phase.TRAINING))
+            job = replace(job, clock=lifecycle.counted(job.clock, elapsed, training=phase is JobPhase.TRAINING))
     seen = after.seen
     if before.job.routing.ready and not job.routing.ready:
         seen = seen.rolled_back()

@@ -6,15 +6,8 @@ was given up because it was silent may speak again, without its leases.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 
-
-class Role(StrEnum):
-    """What a process of the job is."""
-
-    MASTER = "master"
-    PS = "ps"
-    WORKER = "worker"
+from emberscale_api.job.roles import Role
 
 
 @dataclass(frozen=True)

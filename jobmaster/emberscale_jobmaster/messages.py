@@ -7,14 +7,16 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from emberscale_api.checkpoint import EvaluationResult
+from emberscale_api.job.roles import Role
 from emberscale_api.routing import RoutingTable
 from emberscale_api.rpc import master_pb2 as pb
+from emberscale_api.rpc.codec import role_from_wire, wire_role
 from emberscale_jobmaster import ranges
 from emberscale_jobmaster.evaluation import BINS, Tally
-from emberscale_jobmaster.membership import MemberId, Process, Role
+from emberscale_jobmaster.membership import MemberId, Process
 from emberscale_jobmaster.observations import ServerReport, Vitals, WorkReport
 from emberscale_jobmaster.ranges import Ranges
-from emberscale_jobmaster.state import BadRecord, DataFile, JobState, Phase, Stage
+from emberscale_jobmaster.state import BadRecord, DataFile, JobState, Stage
 from emberscale_jobmaster.tasks import Discovered, Finding, Indexed, InvalidReportError, Split, Task
 
 _MAX_INDEX = 1023
@@ -22,9 +24,6 @@ _MAX_TEXT = 4096
 _MAX_BAD_RECORDS = 10_000
 _REASON = re.compile(r"^[A-Z][A-Za-z0-9]{0,127}$")
 
-_ROLES = {pb.MASTER: Role.MASTER, pb.PS: Role.PS, pb.WORKER: Role.WORKER}
-_WIRE_ROLES = {role: number for number, role in _ROLES.items()}
-_WIRE_PHASES = {phase: pb.Phase.Value(phase.name) for phase in Phase}
 _WIRE_KINDS = {
     Stage.DISCOVER: pb.DISCOVER,
     Stage.INDEX: pb.INDEX,
@@ -36,7 +35,7 @@ _WIRE_SPLITS = {Split.TRAINING: pb.TRAINING_DATA, Split.EVALUATION: pb.EVALUATIO
 
 def member_id(member: pb.Member, *allowed: Role) -> MemberId:
     """Who is calling; one of the `allowed` roles. Raises InvalidReportError."""
-    role = _ROLES.get(member.role)
+    role = role_from_wire(member.role)
     if role is None or role not in allowed:
         raise InvalidReportError(f"member.role: expected {' or '.join(allowed)}")
     if member.index > _MAX_INDEX:
@@ -48,22 +47,7 @@ def member_id(member: pb.Member, *allowed: Role) -> MemberId:
 
 def wire_member(role: Role, index: int, incarnation: str) -> pb.Member:
     """The inverse of `member_id`."""
-    return pb.Member(role=_WIRE_ROLES[role], index=index, incarnation=incarnation)
-
-
-def wire_role(role: Role) -> pb.Role.ValueType:
-    """A role as a number."""
-    return _WIRE_ROLES[role]
-
-
-def role_of(number: "pb.Role.ValueType") -> Role:
-    """The inverse of `wire_role`."""
-    return _ROLES[number]
-
-
-def wire_phase(phase: Phase) -> pb.Phase.ValueType:
-    """A phase as a number."""
-    return _WIRE_PHASES[phase]
+    return pb.Member(role=wire_role(role), index=index, incarnation=incarnation)
 
 
 def process(request: pb.RegisterRequest, role: Role) -> Process:

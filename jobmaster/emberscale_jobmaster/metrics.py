@@ -6,10 +6,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from emberscale_api import metrics
-from emberscale_jobmaster.membership import Role
-from emberscale_jobmaster.messages import role_of
+from emberscale_api.job.roles import Role
+from emberscale_api.job.status import JobPhase
+from emberscale_api.rpc import master_pb2 as pb
 from emberscale_jobmaster.runtime import JobRuntime
-from emberscale_jobmaster.state import Phase, committed_samples, phase_of
+from emberscale_jobmaster.state import committed_samples, phase_of
 from emberscale_jobmaster.status import plan
 
 
@@ -31,13 +32,13 @@ class JobMetrics(Collector):
         yield alive
         planned = GaugeMetricFamily(metrics.PLANNED_REPLICAS, "Members that the plan wants, by role", labels=["role"])
         for part in plan(state, spec).roles:
-            planned.add_metric([role_of(part.role).value], part.replicas)
+            planned.add_metric([pb.Role.Name(part.role).lower()], part.replicas)
         yield planned
         samples, expected = committed_samples(state, spec), spec.training.epochs * state.training_records
         yield GaugeMetricFamily(
             metrics.JOB_PROGRESS_RATIO, "Part of all samples of all epochs that is trained", samples / (expected or 1)
         )
-        throughput = seen.meter.rate(self._runtime.now()) if current is Phase.TRAINING else None
+        throughput = seen.meter.rate(self._runtime.now()) if current is JobPhase.TRAINING else None
         yield GaugeMetricFamily(metrics.JOB_THROUGHPUT, "Samples trained per second, lately", throughput or 0.0)
         yield GaugeMetricFamily(metrics.LOSS, "Progressive log loss, lately", seen.window.loss())
         yield GaugeMetricFamily(metrics.AUC_RATIO, "Progressive area under the ROC curve, lately", seen.window.auc())

@@ -12,8 +12,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from emberscale_api.job.roles import Role
 from emberscale_jobmaster.ledger import Ledger
-from emberscale_jobmaster.membership import MemberId, Membership, Role
+from emberscale_jobmaster.membership import MemberId, Membership
 from emberscale_jobmaster.statistics import ProgressiveWindow, RateMeter
 
 LONGEST_GAP_SECONDS = 2.0

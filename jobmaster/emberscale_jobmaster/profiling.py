@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from emberscale_api.job import TrainingJobSpec
-from emberscale_jobmaster.membership import Role
+from emberscale_api.job.roles import Role
+from emberscale_api.job.status import JobPhase
 from emberscale_jobmaster.observations import Observations
 from emberscale_jobmaster.sizes import RoleSize, Sizes
-from emberscale_jobmaster.state import JobState, Phase, committed_samples, phase_of, sizes_of
+from emberscale_jobmaster.state import JobState, committed_samples, phase_of, sizes_of
 
 _LEAST_CORES = 0.05
 _FULL = 0.95
@@ -79,7 +80,7 @@ def moment(state: JobState, seen: Observations, spec: TrainingJobSpec, now: floa
                 stages[stage] = stages.get(stage, 0.0) + seconds
     return Moment(
         now=now,
-        training=phase_of(state, spec) is Phase.TRAINING,
+        training=phase_of(state, spec) is JobPhase.TRAINING,
         sizes=sizes_of(state, spec),
         samples=committed_samples(state, spec),
         trained={name: (s.trained, s.trained_at) for name, s in sightings.items() if s.trained_at is not None},

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from emberscale_api.job import TrainingJobSpec
+from emberscale_api.job.status import JobPhase
 from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable, spread_evenly
 from emberscale_jobmaster.evaluation import Tally
 from emberscale_jobmaster.ledger import Ledger
@@ -14,7 +15,6 @@ from emberscale_jobmaster.state import (
     PREPARATION,
     JobState,
     Outcome,
-    Phase,
     Routing,
     Stage,
     batches_of,
@@ -47,7 +47,7 @@ def failed(state: JobState, reason: str, message: str) -> JobState:
     """The job is Failed; the first reason stands."""
     if state.over:
         return state
-    return _ended(state, Outcome(Phase.FAILED, reason, message))
+    return _ended(state, Outcome(JobPhase.FAILED, reason, message))
 
 
 def suspension_begun(state: JobState) -> JobState:
@@ -58,12 +58,12 @@ def suspension_begun(state: JobState) -> JobState:
 def suspended(state: JobState) -> JobState:
     """The job rests at its last checkpoint."""
     where = f"checkpoint {state.checkpoint}" if state.checkpoint else "the start: no checkpoint was taken"
-    return _ended(replace(state, suspending=False), Outcome(Phase.SUSPENDED, "Suspended", f"resumes from {where}"))
+    return _ended(replace(state, suspending=False), Outcome(JobPhase.SUSPENDED, "Suspended", f"resumes from {where}"))
 
 
 def completed(state: JobState) -> JobState:
     """The job is Complete."""
-    return _ended(state, Outcome(Phase.COMPLETE, "Completed", "every sample of every epoch is trained"))
+    return _ended(state, Outcome(JobPhase.COMPLETE, "Completed", "every sample of every epoch is trained"))
 
 
 def taken_over(state: JobState, spec: TrainingJobSpec, wall: float) -> JobState:
@@ -86,7 +86,7 @@ def taken_over(state: JobState, spec: TrainingJobSpec, wall: float) -> JobState:
     state = with_fresh_numbers(state, wall)
     if state.routing.ready and not state.over:  # else a restore looks which checkpoints there are
         state = replace(state, next_checkpoint=state.next_checkpoint + _LOST_CHECKPOINTS)
-    if state.outcome is None or state.outcome.phase is not Phase.SUSPENDED:
+    if state.outcome is None or state.outcome.phase is not JobPhase.SUSPENDED:
         return state
     return unrouted(replace(state, outcome=None, members=state.members.silenced()), spec)
 

@@ -15,12 +15,13 @@ from typing import TypeVar
 import structlog
 
 from emberscale_api.job import FaultToleranceStrategy, TrainingJob, TrainingJobSpec
+from emberscale_api.job.roles import Role
 from emberscale_jobmaster import progress
 from emberscale_jobmaster.checkpointing import interval
 from emberscale_jobmaster.effects import CheckpointTaken, Dropped, Effect, Granted, Noted, StartedUp
 from emberscale_jobmaster.events import BadRecordsFound, Event, GrantLost, IntervalAdvised, Spoke, TakenOver, TimePassed
 from emberscale_jobmaster.machine import MasterState, step
-from emberscale_jobmaster.membership import MemberId, Role
+from emberscale_jobmaster.membership import MemberId
 from emberscale_jobmaster.observations import Observations
 from emberscale_jobmaster.state import BadRecord, JobState, phase_of
 from emberscale_jobmaster.store import DeposedError, JobStore, StoreUnavailableError

@@ -9,7 +9,7 @@ the new number load it as a new generation. Only the last two stop training (DLR
 from dataclasses import dataclass, replace
 
 from emberscale_api.job import ScalingMode, TrainingJobSpec
-from emberscale_jobmaster.membership import Role
+from emberscale_api.job.roles import Role
 from emberscale_jobmaster.progress import unrouted
 from emberscale_jobmaster.sizes import Scaling, Sizes, describe_change, manifest_sizes, within_manifest
 from emberscale_jobmaster.state import JobState, Stage, sizes_of

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 
 from emberscale_api.environment import ProcessIdentity
 from emberscale_api.job import RoleSpec, TrainingJob
+from emberscale_api.job.roles import Role
 from emberscale_api.process_metrics import ProcessMetrics
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc import master_pb2_grpc as rpc
@@ -18,7 +19,6 @@ from emberscale_api.rpc import tls
 from emberscale_api.rpc.token import CHANNEL_OPTIONS, TokenCheck
 from emberscale_jobmaster.brain_link import BrainLink
 from emberscale_jobmaster.conductor import Conductor
-from emberscale_jobmaster.membership import Role
 from emberscale_jobmaster.messages import wire_member
 from emberscale_jobmaster.metrics import JobMetrics
 from emberscale_jobmaster.runtime import JobRuntime

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import grpc
 import structlog
 
+from emberscale_api.job.roles import Role
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc import master_pb2_grpc as rpc
 from emberscale_jobmaster import messages, status, tasks
@@ -22,7 +23,7 @@ from emberscale_jobmaster.events import (
     TaskFinished,
     TaskWanted,
 )
-from emberscale_jobmaster.membership import MemberId, Role, SupersededError, UnknownMemberError
+from emberscale_jobmaster.membership import MemberId, SupersededError, UnknownMemberError
 from emberscale_jobmaster.runtime import ClosingError, JobRuntime
 from emberscale_jobmaster.state import JobState, Stage, wanted_sizes
 from emberscale_jobmaster.store import StoreUnavailableError

@@ -6,10 +6,12 @@ from enum import StrEnum
 
 from emberscale_api.checkpoint import EvaluationResult
 from emberscale_api.job import TrainingJobSpec
+from emberscale_api.job.roles import Role
+from emberscale_api.job.status import JobPhase
 from emberscale_api.routing import RoutingTable
 from emberscale_jobmaster.evaluation import Tally
 from emberscale_jobmaster.ledger import Ledger
-from emberscale_jobmaster.membership import Membership, Process, Role
+from emberscale_jobmaster.membership import Membership, Process
 from emberscale_jobmaster.operations import Checkpointing, CheckpointPurpose, Operation, Pruning, Restore, Restored
 from emberscale_jobmaster.retry import Trouble
 from emberscale_jobmaster.sizes import Scaling, Sizes, combined, manifest_sizes
@@ -30,21 +32,7 @@ class Stage(StrEnum):
 PREPARATION = frozenset({Stage.DISCOVER, Stage.INDEX})
 
 
-class Phase(StrEnum):
-    """What people see."""
-
-    PENDING = "Pending"
-    PREPARING = "Preparing"
-    RESTORING = "Restoring"
-    TRAINING = "Training"
-    EVALUATING = "Evaluating"
-    SAVING = "Saving"
-    SUSPENDED = "Suspended"
-    COMPLETE = "Complete"
-    FAILED = "Failed"
-
-
-OVER = frozenset({Phase.SUSPENDED, Phase.COMPLETE, Phase.FAILED})
+OVER = frozenset({JobPhase.SUSPENDED, JobPhase.COMPLETE, JobPhase.FAILED})
 
 
 @dataclass(frozen=True)
@@ -80,7 +68,7 @@ class BadRecord:
 class Outcome:
     """How the job ended, or that it rests."""
 
-    phase: Phase
+    phase: JobPhase
     reason: str
     message: str
 
@@ -234,22 +222,22 @@ def servers_missing(state: JobState, spec: TrainingJobSpec) -> bool:
     return state.scaling.waits_for_plan or len(live_servers(state, spec)) < sizes_of(state, spec).ps.replicas
 
 
-def phase_of(state: JobState, spec: TrainingJobSpec) -> Phase:
+def phase_of(state: JobState, spec: TrainingJobSpec) -> JobPhase:
     """The phase that people see."""
     if state.outcome is not None:
         return state.outcome.phase
     missing = servers_missing(state, spec)
     match state.stage:
         case Stage.DISCOVER | Stage.INDEX:
-            return Phase.PENDING if missing else Phase.PREPARING
+            return JobPhase.PENDING if missing else JobPhase.PREPARING
         case Stage.READY:
-            return Phase.PENDING if missing and not state.recoveries else Phase.RESTORING
+            return JobPhase.PENDING if missing and not state.recoveries else JobPhase.RESTORING
         case Stage.TRAIN:
-            return Phase.TRAINING
+            return JobPhase.TRAINING
         case Stage.EVALUATE:
-            return Phase.EVALUATING
+            return JobPhase.EVALUATING
         case Stage.SAVE:
-            return Phase.SAVING
+            return JobPhase.SAVING
 
 
 def committed_samples(state: JobState, spec: TrainingJobSpec) -> int:

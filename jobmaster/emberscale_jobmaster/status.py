@@ -1,27 +1,15 @@
 """What `GetStatus` and `WatchPlan` say."""
 
 from emberscale_api.job import TrainingJobSpec
+from emberscale_api.job.roles import Role
+from emberscale_api.job.status import JobPhase
 from emberscale_api.rpc import master_pb2 as pb
+from emberscale_api.rpc.codec import wire_phase, wire_role
 from emberscale_jobmaster.lifecycle import waiting_for
-from emberscale_jobmaster.membership import Role
-from emberscale_jobmaster.messages import (
-    wire_bad_record,
-    wire_evaluation,
-    wire_member,
-    wire_phase,
-    wire_role,
-)
+from emberscale_jobmaster.messages import wire_bad_record, wire_evaluation, wire_member
 from emberscale_jobmaster.observations import Observations, Sighting
 from emberscale_jobmaster.sizes import RoleSize
-from emberscale_jobmaster.state import (
-    OVER,
-    JobState,
-    Phase,
-    committed_samples,
-    evaluated_samples,
-    phase_of,
-    wanted_sizes,
-)
+from emberscale_jobmaster.state import OVER, JobState, committed_samples, evaluated_samples, phase_of, wanted_sizes
 from emberscale_jobmaster.statistics import eta_seconds
 from emberscale_jobmaster.warning_signs import warning_signs
 
@@ -32,7 +20,7 @@ def job_status(state: JobState, seen: Observations, spec: TrainingJobSpec, now: 
     reason, message = explanation(state, spec)
     samples = committed_samples(state, spec)
     expected = spec.training.epochs * state.training_records
-    speed = seen.meter.rate(now) if phase is Phase.TRAINING else None
+    speed = seen.meter.rate(now) if phase is JobPhase.TRAINING else None
     return pb.JobStatus(
         phase=wire_phase(phase),
         reason=reason,
@@ -74,16 +62,16 @@ def explanation(state: JobState, spec: TrainingJobSpec) -> tuple[str, str]:
         return state.scaling.reason, state.scaling.message
     missing = waiting_for(state, spec)
     match phase_of(state, spec):
-        case Phase.PENDING:
+        case JobPhase.PENDING:
             return "WaitingForParameterServers", missing
-        case Phase.PREPARING:
+        case JobPhase.PREPARING:
             done, total = state.ledger.done_count, state.ledger.batches
             return "PreparingData", f"{state.stage} task {done} of {total} is done"
-        case Phase.RESTORING:
+        case JobPhase.RESTORING:
             return ("WaitingForParameterServers", missing) if missing else ("LoadingRows", "rows are being loaded")
-        case Phase.TRAINING:
+        case JobPhase.TRAINING:
             return "Training", f"epoch {state.epoch + 1} of {spec.training.epochs}"
-        case Phase.EVALUATING:
+        case JobPhase.EVALUATING:
             return "Evaluating", f"epoch {state.epoch + 1} of {spec.training.epochs}"
         case _:
             return "SavingModel", "the final checkpoint is being written"

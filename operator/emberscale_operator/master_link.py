@@ -1,28 +1,21 @@
 """The conversation with one job's master, which may come, go and come back."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import grpc
 import grpc.aio
 import structlog
 
-from emberscale_api.job.status import JobPhase
+from emberscale_api.job.roles import Role
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc import tls
+from emberscale_api.rpc.codec import phase_from_wire, role_from_wire, wire_role
 from emberscale_api.rpc.master_pb2_grpc import MasterStub
 from emberscale_api.rpc.tls import handshake_problem_async
 from emberscale_api.rpc.token import CHANNEL_OPTIONS, call_metadata
-from emberscale_operator.machine import (
-    RESTING,
-    InstanceExit,
-    InstanceId,
-    MasterReport,
-    PhaseNews,
-    PlannedRole,
-    Role,
-)
+from emberscale_operator.machine import RESTING, InstanceExit, InstanceId, MasterReport, PhaseNews, PlannedRole
 
 _CALL_SECONDS = 5.0
 _UNKNOWN_OUTCOMES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
@@ -33,22 +26,6 @@ _SIGNS_OF_TLS = ("SSL_ERROR", "Socket closed")
 """In what gRPC says of a server that cannot be talked to."""
 _KEEPALIVE = (("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_timeout_ms", 5_000))
 
-ROLES: Mapping[Role, "pb.Role.ValueType"] = {Role.MASTER: pb.MASTER, Role.PS: pb.PS, Role.WORKER: pb.WORKER}
-"""Roles as the master's protocol numbers them."""
-_ROLE_NAMES = {number: role for role, number in ROLES.items()}
-PHASES: Mapping[JobPhase, "pb.Phase.ValueType"] = {
-    JobPhase.PENDING: pb.PENDING,
-    JobPhase.PREPARING: pb.PREPARING,
-    JobPhase.RESTORING: pb.RESTORING,
-    JobPhase.TRAINING: pb.TRAINING,
-    JobPhase.EVALUATING: pb.EVALUATING,
-    JobPhase.SAVING: pb.SAVING,
-    JobPhase.SUSPENDED: pb.SUSPENDED,
-    JobPhase.COMPLETE: pb.COMPLETE,
-    JobPhase.FAILED: pb.FAILED,
-}
-"""Phases as the master's protocol numbers them."""
-_PHASE_NAMES = {number: phase for phase, number in PHASES.items()}
 
 _log = structlog.get_logger()
 
@@ -112,10 +89,10 @@ class MasterLink:
         """What the master has said so far, as the job machine takes it."""
         plan, status = self.plan, self.status
         end = None
-        if plan is not None and (phase := _PHASE_NAMES.get(plan.phase)) in RESTING:
+        if plan is not None and (phase := phase_from_wire(plan.phase)) in RESTING:
             end = PhaseNews(phase, plan.reason, plan.message)
         said = None
-        if status is not None and (phase := _PHASE_NAMES.get(status.phase)) is not None:
+        if status is not None and (phase := phase_from_wire(status.phase)) is not None:
             said = PhaseNews(phase, status.reason, status.message)
         return MasterReport(
             sizes=sizes_of(plan) if plan is not None else None,
@@ -135,7 +112,7 @@ class MasterLink:
 
     async def report_exit(self, instance: InstanceId, name: str, ended: InstanceExit) -> bool:
         """Tells the master that a member is gone; False where it must be told again."""
-        member = pb.Member(role=ROLES[instance.role], index=instance.index, incarnation=name)
+        member = pb.Member(role=wire_role(instance.role), index=instance.index, incarnation=name)
         request = pb.ReportExitRequest(member=member, exit_code=ended.code, reason=str(ended.reason))
         try:
             await self._stub.ReportExit(request, timeout=_CALL_SECONDS, metadata=self._metadata)  # type: ignore[misc]
@@ -261,19 +238,19 @@ def retry_pause(silent: float, shortest: float = 1.0) -> float:
 def sizes_of(plan: pb.Plan) -> dict[Role, PlannedRole]:
     """What a plan gives each role."""
     return {
-        _ROLE_NAMES[role.role]: PlannedRole(role.replicas, role.cpu_cores, role.memory_bytes)
-        for role in plan.roles
-        if role.role in _ROLE_NAMES
+        role: PlannedRole(part.replicas, part.cpu_cores, part.memory_bytes)
+        for part in plan.roles
+        if (role := role_from_wire(part.role)) is not None
     }
 
 
 def _silent_of(plan: pb.Plan) -> Iterator[tuple[Role, int, str]]:
     for member in plan.silent:
-        if member.role in _ROLE_NAMES:
-            yield _ROLE_NAMES[member.role], member.index, member.incarnation
+        if (role := role_from_wire(member.role)) is not None:
+            yield role, member.index, member.incarnation
 
 
 def _joined_of(status: pb.JobStatus) -> Iterator[tuple[Role, int, str]]:
     for one in status.members:
-        if one.member.role in _ROLE_NAMES:
-            yield _ROLE_NAMES[one.member.role], one.member.index, one.member.incarnation
+        if (role := role_from_wire(one.member.role)) is not None:
+            yield role, one.member.index, one.member.incarnation

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from tests.jobmaster.fakes import BATCH, job
 
+from emberscale_api.job.roles import Role
 from emberscale_jobmaster import progress, ranges
 from emberscale_jobmaster.applied import Applied
 from emberscale_jobmaster.effects import (
@@ -51,7 +52,7 @@ from emberscale_jobmaster.events import (
     TimePassed,
 )
 from emberscale_jobmaster.machine import MasterState, step
-from emberscale_jobmaster.membership import MemberId, Process, Role
+from emberscale_jobmaster.membership import MemberId, Process
 from emberscale_jobmaster.operations import Checkpointing, Restore, Restored, SnapshotFile, Source
 from emberscale_jobmaster.scaling import Advice
 from emberscale_jobmaster.sizes import RoleSize, Sizes

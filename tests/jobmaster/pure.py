@@ -6,10 +6,12 @@ from typing import Any
 from tests.jobmaster.fakes import job
 
 from emberscale_api.job import TrainingJobSpec
+from emberscale_api.job.roles import Role
+from emberscale_api.job.status import JobPhase
 from emberscale_jobmaster import lifecycle, progress, scaling, tasks
-from emberscale_jobmaster.membership import MemberId, Process, Role
+from emberscale_jobmaster.membership import MemberId, Process
 from emberscale_jobmaster.operations import CheckpointPurpose, Restored
-from emberscale_jobmaster.state import DataFile, JobState, Phase, Stage, phase_of
+from emberscale_jobmaster.state import DataFile, JobState, Stage, phase_of
 from emberscale_jobmaster.tasks import Discovered, Finding, Indexed, Task
 
 WORKER = MemberId(Role.WORKER, 0, "w")
@@ -22,7 +24,7 @@ class Pure:
     def __init__(self, **sections: Any) -> None:
         self.spec: TrainingJobSpec = job(**sections).spec
         self.state: JobState = progress.initial(wall=0.0)
-        self.phases = [Phase.PENDING]
+        self.phases = [JobPhase.PENDING]
 
     def apply(self, state: JobState) -> None:
         self.state = progress.advance(self.state, state, self.spec)

@@ -8,11 +8,13 @@ from tests.jobmaster.driven import Driven
 from tests.jobmaster.fakes import RedisServer, job
 from tests.jobmaster.pure import TRAINING, WORKER
 
+from emberscale_api.job.roles import Role
+from emberscale_api.job.status import JobPhase
 from emberscale_jobmaster.effects import Granted
 from emberscale_jobmaster.events import Beat, Registered, SuspensionWanted, TaskFinished, TaskWanted, TimePassed
-from emberscale_jobmaster.membership import MemberId, Process, Role, UnknownMemberError
+from emberscale_jobmaster.membership import MemberId, Process, UnknownMemberError
 from emberscale_jobmaster.runtime import JobRuntime
-from emberscale_jobmaster.state import JobState, Phase
+from emberscale_jobmaster.state import JobState
 from emberscale_jobmaster.store import JobStore
 from emberscale_jobmaster.tasks import Discovered, Task
 
@@ -109,7 +111,7 @@ def test_once_the_job_is_over_silence_means_nothing(clocked: Clocked) -> None:
     finding = Discovered((), (TRAINING,))
     clocked.runtime.handle(TaskFinished(now=clocked.now, member=WORKER, token=task.token, finding=finding))
     assert clocked.state.outcome is not None
-    assert clocked.state.outcome.phase is Phase.FAILED
+    assert clocked.state.outcome.phase is JobPhase.FAILED
     clocked.pass_time(3 * SPEC_TIMEOUT)
     assert clocked.alive(Role.WORKER)
 

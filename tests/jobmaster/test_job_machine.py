@@ -15,12 +15,14 @@ from tests.jobmaster.fakes import BATCH
 from tests.jobmaster.pure import EVALUATION, TRAINING, WORKER, Pure
 
 from emberscale_api.checkpoint import EvaluationResult
+from emberscale_api.job.roles import Role
+from emberscale_api.job.status import JobPhase
 from emberscale_jobmaster import lifecycle, progress, ranges, tasks
 from emberscale_jobmaster.applied import Applied, on_all
 from emberscale_jobmaster.evaluation import Tally
-from emberscale_jobmaster.membership import MemberId, Role
+from emberscale_jobmaster.membership import MemberId
 from emberscale_jobmaster.operations import CheckpointPurpose
-from emberscale_jobmaster.state import JobState, Phase, Stage, committed_samples
+from emberscale_jobmaster.state import JobState, Stage, committed_samples
 from emberscale_jobmaster.tasks import Discovered, Finding, Indexed, Task
 
 RARELY = st.integers(0, 9)
@@ -222,11 +224,11 @@ class JobMachine(RuleBasedStateMachine):
 
     @invariant()
     def phases_come_in_order(self) -> None:
-        order = [Phase.TRAINING, Phase.EVALUATING, Phase.SAVING, Phase.COMPLETE]
+        order = [JobPhase.TRAINING, JobPhase.EVALUATING, JobPhase.SAVING, JobPhase.COMPLETE]
         for before, after in zip(self.pure.phases, self.pure.phases[1:], strict=False):
             backwards = before in order and after in order and order.index(after) < order.index(before)
-            assert not backwards or (before, after) == (Phase.EVALUATING, Phase.TRAINING)
-            assert before is not Phase.COMPLETE
+            assert not backwards or (before, after) == (JobPhase.EVALUATING, JobPhase.TRAINING)
+            assert before is not JobPhase.COMPLETE
 
     def teardown(self) -> None:
         if not hasattr(self, "pure"):

@@ -1,9 +1,11 @@
 import pytest
 from tests.jobmaster.fakes import job
 
+from emberscale_api.job.roles import Role
+from emberscale_api.job.status import JobPhase
 from emberscale_jobmaster import lifecycle, progress
-from emberscale_jobmaster.membership import MemberId, Role
-from emberscale_jobmaster.state import BadRecord, JobState, Phase
+from emberscale_jobmaster.membership import MemberId
+from emberscale_jobmaster.state import BadRecord, JobState
 
 START = progress.initial(wall=100.0)
 
@@ -12,7 +14,7 @@ def worker(incarnation: str) -> MemberId:
     return MemberId(Role.WORKER, 0, incarnation)
 
 
-def outcome(state: JobState) -> tuple[Phase, str, str]:
+def outcome(state: JobState) -> tuple[JobPhase, str, str]:
     assert state.outcome is not None
     return state.outcome.phase, state.outcome.reason, state.outcome.message
 
@@ -25,7 +27,7 @@ def test_errors_of_the_jobs_own_up_to_the_limit_are_borne() -> None:
     assert not state.over
     state = lifecycle.exited(state, spec, worker("w2"), 1, "Error")
     phase, reason, message = outcome(state)
-    assert (phase, reason) == (Phase.FAILED, "BackoffLimitExceeded")
+    assert (phase, reason) == (JobPhase.FAILED, "BackoffLimitExceeded")
     assert "worker-0 with exit code 1" in message
     assert "spec.runPolicy.backoffLimit allows 2" in message
 
@@ -52,7 +54,7 @@ def test_a_clean_exit_is_no_error() -> None:
 def test_a_fatal_failure_fails_the_job_and_another_does_not() -> None:
     assert not lifecycle.failure_reported(START, worker("w"), "Busy", "later", fatal=False).over
     failed = lifecycle.failure_reported(START, worker("w"), "NonFiniteLoss", "loss is nan", fatal=True)
-    assert outcome(failed) == (Phase.FAILED, "NonFiniteLoss", "worker-0: loss is nan")
+    assert outcome(failed) == (JobPhase.FAILED, "NonFiniteLoss", "worker-0: loss is nan")
 
 
 def test_bad_records_beyond_the_limit_fail_the_job_and_the_first_is_named() -> None:
@@ -79,5 +81,5 @@ def test_only_time_in_which_the_job_is_active_counts() -> None:
     assert not state.over
     state = lifecycle.time_passed(state, spec, 2.5)
     phase, reason, message = outcome(state)
-    assert (phase, reason) == (Phase.FAILED, "DeadlineExceeded")
+    assert (phase, reason) == (JobPhase.FAILED, "DeadlineExceeded")
     assert "spec.runPolicy.activeDeadline (60s)" in message

@@ -9,11 +9,12 @@ from tests.jobmaster.conftest import Cluster
 from tests.jobmaster.fakes import FakePs
 from tests.jobmaster.pure import WORKER, Pure
 
+from emberscale_api.job.roles import Role
+from emberscale_api.job.status import JobPhase
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.state_keys import DEPOSED_BY_DELETION, StateKeys
 from emberscale_jobmaster import lifecycle, progress
-from emberscale_jobmaster.membership import MemberId, Process, Role
-from emberscale_jobmaster.state import Phase
+from emberscale_jobmaster.membership import MemberId, Process
 from emberscale_jobmaster.store import DeposedError, JobStore
 
 
@@ -33,7 +34,7 @@ def test_a_server_with_rows_of_a_table_that_is_not_in_the_books_takes_all_back()
     assert (pure.state.routing.ready, pure.state.recoveries) == (False, 1)
     beyond = pure.state.routing.table
     assert (beyond.generation, beyond.version) == (known.generation + 4, known.version + 6)
-    assert pure.phases[-1] is Phase.RESTORING
+    assert pure.phases[-1] is JobPhase.RESTORING
     assert not pure.state.ledger.leases
 
 

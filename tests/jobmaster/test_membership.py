@@ -1,6 +1,7 @@
 import pytest
 
-from emberscale_jobmaster.membership import MemberId, Membership, Process, Role, SupersededError, UnknownMemberError
+from emberscale_api.job.roles import Role
+from emberscale_jobmaster.membership import MemberId, Membership, Process, SupersededError, UnknownMemberError
 
 
 def process(incarnation: str) -> Process:

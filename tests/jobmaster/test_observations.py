@@ -3,8 +3,9 @@ from typing import Any
 
 import pytest
 
+from emberscale_api.job.roles import Role
 from emberscale_jobmaster.ledger import Ledger
-from emberscale_jobmaster.membership import MemberId, Membership, Process, Role
+from emberscale_jobmaster.membership import MemberId, Membership, Process
 from emberscale_jobmaster.observations import SILENT_STUCK_SECONDS, Observations, ServerReport, Vitals, WorkReport
 from emberscale_jobmaster.statistics import ProgressiveWindow, RateMeter, eta_seconds
 

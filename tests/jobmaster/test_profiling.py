@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 from tests.jobmaster.pure import Pure
 
-from emberscale_jobmaster.membership import MemberId, Role
+from emberscale_api.job.roles import Role
+from emberscale_jobmaster.membership import MemberId
 from emberscale_jobmaster.observations import Observations, Vitals, WorkReport
 from emberscale_jobmaster.profiling import Moment, measure, moment
 

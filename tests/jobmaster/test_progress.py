@@ -4,12 +4,14 @@ import pytest
 from tests.jobmaster.driven import Driven
 from tests.jobmaster.pure import TRAINING, WORKER, Pure
 
+from emberscale_api.job.roles import Role
+from emberscale_api.job.status import JobPhase
 from emberscale_jobmaster import lifecycle, progress, tasks
 from emberscale_jobmaster.evaluation import Tally
 from emberscale_jobmaster.events import SuspensionWanted
-from emberscale_jobmaster.membership import MemberId, Role
+from emberscale_jobmaster.membership import MemberId
 from emberscale_jobmaster.operations import CheckpointPurpose
-from emberscale_jobmaster.state import Phase, Stage, committed_samples, phase_of
+from emberscale_jobmaster.state import Stage, committed_samples, phase_of
 from emberscale_jobmaster.tasks import Discovered, Indexed, InvalidReportError
 
 
@@ -22,13 +24,13 @@ def test_phases_follow_each_other_to_the_end() -> None:
     pure.checkpointed(CheckpointPurpose.FINAL)
 
     assert pure.phases == [
-        Phase.PENDING,
-        Phase.PREPARING,
-        Phase.RESTORING,
-        Phase.TRAINING,
-        Phase.EVALUATING,
-        Phase.SAVING,
-        Phase.COMPLETE,
+        JobPhase.PENDING,
+        JobPhase.PREPARING,
+        JobPhase.RESTORING,
+        JobPhase.TRAINING,
+        JobPhase.EVALUATING,
+        JobPhase.SAVING,
+        JobPhase.COMPLETE,
     ]
     assert pure.state.checkpoint == "00000001"
     assert pure.state.plan_version == len(pure.phases)
@@ -49,7 +51,7 @@ def test_without_evaluation_data_and_without_checkpoints_training_is_all() -> No
     pure = Pure()
     pure.start_training()
     pure.train_epoch()
-    assert pure.phases[-2:] == [Phase.TRAINING, Phase.COMPLETE]
+    assert pure.phases[-2:] == [JobPhase.TRAINING, JobPhase.COMPLETE]
 
 
 def test_an_epoch_is_cut_into_shards_that_end_with_the_data() -> None:
@@ -142,7 +144,7 @@ def test_a_lost_server_takes_all_leases_and_everything_back_to_the_checkpoint() 
     assert not pure.state.routing.ready
     assert pure.state.routing.table.generation == before.generation + 1
     assert pure.state.routing.table.version == before.version + 1
-    assert pure.phases[-1] is Phase.RESTORING
+    assert pure.phases[-1] is JobPhase.RESTORING
     assert pure.acquire() is None
     pure.register(Role.PS, 0, "ps-0-again")
     pure.assign(applied={0: ((0, 3), (5, 6))})
@@ -252,13 +254,13 @@ def test_a_suspended_job_goes_on_from_its_servers_up() -> None:
 
     pure.apply(progress.taken_over(pure.state, pure.spec, wall=1000.0))
 
-    assert pure.phases[-3:] == [Phase.TRAINING, Phase.SUSPENDED, Phase.PENDING]
+    assert pure.phases[-3:] == [JobPhase.TRAINING, JobPhase.SUSPENDED, JobPhase.PENDING]
     pure.register(Role.PS, 0, "new-0")
     pure.apply(progress.assignment_begun(pure.state, pure.spec))
     assert pure.state.routing.table.servers == ()
     pure.register(Role.PS, 1, "new-1")
     pure.assign(applied={0: ((0, 4),)})
-    assert pure.phases[-2:] == [Phase.RESTORING, Phase.TRAINING]
+    assert pure.phases[-2:] == [JobPhase.RESTORING, JobPhase.TRAINING]
 
 
 def test_an_epoch_without_data_fails_the_job() -> None:
@@ -266,7 +268,7 @@ def test_an_epoch_without_data_fails_the_job() -> None:
     pure.register(Role.WORKER, 0, WORKER.incarnation)
     pure.prepare(records=0)
     assert pure.state.outcome is not None
-    assert (pure.state.outcome.phase, pure.state.outcome.reason) == (Phase.FAILED, "DataEmpty")
+    assert (pure.state.outcome.phase, pure.state.outcome.reason) == (JobPhase.FAILED, "DataEmpty")
 
 
 def test_paths_that_match_no_file_fail_the_job() -> None:
@@ -311,5 +313,5 @@ def test_a_suspended_job_has_trained_what_its_checkpoint_holds() -> None:
     for server in driven.ps.values():
         server.applied[0].update((5, 6))
     driven.tell(SuspensionWanted(now=driven.now))
-    assert phase_of(driven.job, driven.spec) is Phase.SUSPENDED
+    assert phase_of(driven.job, driven.spec) is JobPhase.SUSPENDED
     assert committed_samples(driven.job, driven.spec) == 7 * driven.spec.training.batch_size

@@ -11,12 +11,13 @@ from tests.jobmaster.fakes import job
 from tests.jobmaster.pure import WORKER, Pure
 
 from emberscale_api.job import TrainingJobSpec
+from emberscale_api.job.roles import Role
+from emberscale_api.job.status import JobPhase
 from emberscale_jobmaster import lifecycle, progress, scaling
-from emberscale_jobmaster.membership import Role
 from emberscale_jobmaster.operations import CheckpointPurpose
 from emberscale_jobmaster.scaling import Advice, follow
 from emberscale_jobmaster.sizes import RoleSize, Sizes, within_manifest
-from emberscale_jobmaster.state import JobState, Phase, Stage, phase_of, sizes_of, wanted_sizes
+from emberscale_jobmaster.state import JobState, Stage, phase_of, sizes_of, wanted_sizes
 
 GIB = 1 << 30
 OPEN: dict[str, Any] = {
@@ -45,7 +46,7 @@ def test_a_job_without_sizes_starts_nobody_before_its_first_plan() -> None:
     pure = Pure(**OPEN)
     pure.apply(scaling.await_plan(pure.state, pure.spec))
     assert pure.state.scaling.waits_for_plan
-    assert phase_of(pure.state, pure.spec) is Phase.PENDING
+    assert phase_of(pure.state, pure.spec) is JobPhase.PENDING
     pure.apply(follow(pure.state, pure.spec, plan(3, 2), now=5.0))
     assert not pure.state.scaling.waits_for_plan
     assert wanted_sizes(pure.state, pure.spec) == sizes(3, 2)

@@ -5,13 +5,14 @@ import pytest
 import redis
 from tests.jobmaster.fakes import RedisServer, free_port, job, wait_for
 
+from emberscale_api.job.roles import Role
 from emberscale_api.routing import PsAddress
 from emberscale_jobmaster import progress
 from emberscale_jobmaster.barrier import BarrierPhase, DrivenBarrier
 from emberscale_jobmaster.evaluation import Tally
 from emberscale_jobmaster.events import SuspensionWanted
 from emberscale_jobmaster.ledger import Ledger
-from emberscale_jobmaster.membership import MemberId, Process, Role
+from emberscale_jobmaster.membership import MemberId, Process
 from emberscale_jobmaster.operations import (
     STORAGE,
     Checkpointing,

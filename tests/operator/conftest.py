@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from emberscale_api.job import TrainingJob, parse_manifest
+from emberscale_api.job.roles import Role
 from emberscale_operator.local.processes import JobProcesses, Launch
-from emberscale_operator.machine import InstanceId, Resources, Role
+from emberscale_operator.machine import InstanceId, Resources
 
 Eventually = Callable[[Callable[[], object]], None]
 STAND_IN = Path(__file__).with_name("stand_in.py")

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
 from emberscale_operator.machine import (
     Action,
@@ -30,7 +31,6 @@ from emberscale_operator.machine import (
     ReportExit,
     Resize,
     Resources,
-    Role,
     ShutDown,
     Suspend,
     WaitUntil,

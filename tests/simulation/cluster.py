@@ -17,10 +17,11 @@ from tests.simulation.store import LOST_TAIL_SECONDS, Disk, Redis
 from tests.simulation.worker import Worker
 from tests.simulation.world import Process, Signal, SimulationError, Task, World
 
+from emberscale_api.job.roles import Role
+from emberscale_api.job.roles import Role as MemberRole
+from emberscale_api.job.status import JobPhase
 from emberscale_jobmaster.membership import MemberId
-from emberscale_jobmaster.membership import Role as MemberRole
-from emberscale_jobmaster.state import Phase
-from emberscale_operator.machine import InstanceId, Role
+from emberscale_operator.machine import InstanceId
 
 PATIENCE_SECONDS = 900.0
 """Within this after the last fault, the job must be Complete."""
@@ -62,7 +63,7 @@ class Cluster:
             raise SimulationError(f"the job is not Complete {PATIENCE_SECONDS:g} s after the last fault")
         if job.outcome.reason == "CheckpointDamaged" and not self.model.newest_sound():
             return  # there is nothing left to go on from, and the job says so
-        if job.outcome.phase is not Phase.COMPLETE:
+        if job.outcome.phase is not JobPhase.COMPLETE:
             raise SimulationError(f"the job is {job.outcome.phase}: {job.outcome.reason}: {job.outcome.message}")
         self.model.ended(job)
 

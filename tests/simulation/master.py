@@ -10,6 +10,7 @@ from tests.simulation.parameter_server import CallError, ParameterServer
 from tests.simulation.store import DeposedError
 from tests.simulation.world import Process, Signal, Task
 
+from emberscale_api.job.status import JobPhase
 from emberscale_api.routing import RoutingTable
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_jobmaster import messages, progress
@@ -56,7 +57,7 @@ from emberscale_jobmaster.membership import MemberId, SupersededError, UnknownMe
 from emberscale_jobmaster.membership import Process as Joined
 from emberscale_jobmaster.operations import SnapshotFile
 from emberscale_jobmaster.sizes import manifest_sizes
-from emberscale_jobmaster.state import DataFile, JobState, Phase, Stage, phase_of, wanted_sizes
+from emberscale_jobmaster.state import DataFile, JobState, Stage, phase_of, wanted_sizes
 from emberscale_jobmaster.tasks import Discovered, Finding, Indexed, acquire
 from emberscale_trainer.partition import AppliedBatches
 
@@ -86,7 +87,7 @@ class Plan:
 
     servers: int
     workers: int
-    phase: Phase
+    phase: JobPhase
     given_up: tuple[MemberId, ...]
     job: JobState
 

@@ -8,9 +8,10 @@ from tests.simulation.network import UnavailableError
 from tests.simulation.parameter_server import CallError
 from tests.simulation.world import Process, Task
 
+from emberscale_api.job.roles import Role
+from emberscale_api.job.roles import Role as MemberRole
 from emberscale_api.job.status import JobPhase
 from emberscale_jobmaster.membership import MemberId
-from emberscale_jobmaster.membership import Role as MemberRole
 from emberscale_jobmaster.state import OVER, JobState
 from emberscale_operator.machine import (
     ENDED,
@@ -31,7 +32,6 @@ from emberscale_operator.machine import (
     Policy,
     ReportExit,
     Resources,
-    Role,
     decide,
 )
 

@@ -13,8 +13,10 @@ from typing import Any, Protocol
 from prometheus_client import CollectorRegistry
 
 from emberscale_api.job import TrainingJobSpec
+from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
 from emberscale_api.rpc import master_pb2 as pb
+from emberscale_api.rpc.codec import wire_phase, wire_role
 from emberscale_operator.controller import Backend, JobController, News, Observed
 from emberscale_operator.kubernetes.backend import KubernetesBackend
 from emberscale_operator.kubernetes.recorder import Recorder
@@ -44,12 +46,11 @@ from emberscale_operator.machine import (
     ReportExit,
     Resize,
     Resources,
-    Role,
     ShutDown,
     Suspend,
     WaitUntil,
 )
-from emberscale_operator.master_link import PHASES, ROLES, MasterAddress
+from emberscale_operator.master_link import MasterAddress
 from memory_api import KEY, SETTINGS, START, MemoryApi, slot_of
 from training_jobs import job_body, training_spec
 
@@ -85,14 +86,14 @@ class ScriptedLink:
     def plan(self) -> pb.Plan | None:
         if self._master.phase is None:
             return None
-        plan = pb.Plan(version=1, phase=PHASES[self._master.phase])
+        plan = pb.Plan(version=1, phase=wire_phase(self._master.phase))
         for role, size in self._master.sizes.items():
-            plan.roles.add(role=ROLES[role], replicas=size.replicas, cpu_cores=size.cpu_cores)
+            plan.roles.add(role=wire_role(role), replicas=size.replicas, cpu_cores=size.cpu_cores)
         return plan
 
     @property
     def status(self) -> pb.JobStatus | None:
-        return None if self._master.phase is None else pb.JobStatus(phase=PHASES[self._master.phase])
+        return None if self._master.phase is None else pb.JobStatus(phase=wire_phase(self._master.phase))
 
     def report(self) -> MasterReport:
         master = self._master

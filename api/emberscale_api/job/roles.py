@@ -1,5 +1,6 @@
 """The processes of a job: how many, and with what resources."""
 
+from enum import StrEnum
 from typing import Self
 
 from pydantic import Field, model_validator
@@ -7,6 +8,16 @@ from pydantic import Field, model_validator
 from emberscale_api.job.pod_template import PodTemplate
 from emberscale_api.job.quantity import Quantity, cpu_cores, memory_bytes
 from emberscale_api.job.schema import ManifestPart
+
+
+class Role(StrEnum):
+    """The parts of a job. `REDIS` and `BRAIN` belong to this job alone, where there are none to share."""
+
+    REDIS = "redis"
+    BRAIN = "brain"
+    MASTER = "master"
+    PS = "ps"
+    WORKER = "worker"
 
 
 class ResourceList(ManifestPart):

@@ -6,6 +6,7 @@ the three can only differ in how far they have got.
 
 from dataclasses import dataclass
 
+from emberscale_api.job.status import JobPhase
 from emberscale_brain.planner.types import (
     JobId,
     JobMetadata,
@@ -81,5 +82,5 @@ class JobEnded:
 
 
 Change = JobSubmitted | ProfileReported | StartUpObserved | PlanMade | JobEnded
-COMPLETE = "Complete"
+COMPLETE = JobPhase.COMPLETE.value
 SILENT = "Silent"

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from emberscale_api.job.status import JobPhase
 from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_brain.fault_tolerance.advice import FaultToleranceAdvice
 from emberscale_brain.history.changes import (
@@ -38,7 +39,7 @@ from emberscale_brain.service.plausible import (
 )
 from emberscale_brain.service.state import KnownJob
 
-_PHASES = (COMPLETE, "Failed", "Suspended")
+_PHASES = (COMPLETE, JobPhase.FAILED.value, JobPhase.SUSPENDED.value)
 
 
 def shape_from(message: pb.Shape) -> JobShape:

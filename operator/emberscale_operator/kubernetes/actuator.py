@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from emberscale_api.job.roles import Role
 from emberscale_operator.kubernetes import names, stories
 from emberscale_operator.kubernetes.client import STRATEGIC_PATCH, ApiClient, ApiError, core, group
 from emberscale_operator.kubernetes.creation import ObjectMaker, RefusedError
@@ -10,18 +11,7 @@ from emberscale_operator.kubernetes.observation import Observation
 from emberscale_operator.kubernetes.pod_spec import JobObjects, limits_of, requests_of, role_spec
 from emberscale_operator.kubernetes.pod_state import PodView
 from emberscale_operator.kubernetes.recorder import Recorder
-from emberscale_operator.machine import (
-    Action,
-    Create,
-    Delete,
-    DeleteJob,
-    Forget,
-    InstanceId,
-    Kill,
-    Resize,
-    Resources,
-    Role,
-)
+from emberscale_operator.machine import Action, Create, Delete, DeleteJob, Forget, InstanceId, Kill, Resize, Resources
 
 _PREPARING_SECONDS = 3.0
 _REFUSED_SECONDS = 5.0

@@ -13,6 +13,7 @@ import structlog
 
 from emberscale_api.job import CleanPodPolicy
 from emberscale_api.job.continuity import Keeper, fixed_fields
+from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase, TrainingJobStatus, UnreadableStatusError
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.controller import BackendUnavailableError, JobController, News, Observed, Pause
@@ -47,7 +48,6 @@ from emberscale_operator.machine import (
     JobStanding,
     Kill,
     Policy,
-    Role,
 )
 from emberscale_operator.master_link import MasterAddress, MasterLink
 

@@ -3,7 +3,8 @@
 import hashlib
 from collections.abc import Mapping
 
-from emberscale_operator.machine import InstanceId, Role
+from emberscale_api.job.roles import Role
+from emberscale_operator.machine import InstanceId
 
 GROUP = "emberscale.io"
 VERSION = "v1alpha1"

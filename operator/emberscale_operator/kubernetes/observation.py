@@ -5,8 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 from emberscale_api.job import cpu_cores, memory_bytes
+from emberscale_api.job.roles import Role
 from emberscale_api.job.status import MemberStatus, PlanStatus
 from emberscale_api.rpc import master_pb2 as pb
+from emberscale_api.rpc.codec import wire_role
 from emberscale_operator.kubernetes.names import is_owned_by
 from emberscale_operator.kubernetes.pod_state import PodView, view_pod
 from emberscale_operator.kubernetes.record import DELETING
@@ -18,9 +20,7 @@ from emberscale_operator.machine import (
     InstanceId,
     InstanceState,
     Resources,
-    Role,
 )
-from emberscale_operator.master_link import ROLES
 
 _UNSEEN_SECONDS = 30.0
 """For so long a pod that was made is believed to be there without being seen."""
@@ -159,7 +159,7 @@ def plan_of(written: PlanStatus | None) -> pb.Plan | None:
     for role, part in ((Role.PS, written.ps), (Role.WORKER, written.worker)):
         if part is not None:
             plan.roles.add(
-                role=ROLES[role],
+                role=wire_role(role),
                 replicas=part.replicas,
                 cpu_cores=cpu_cores(part.cpu) if part.cpu else 0.0,
                 memory_bytes=memory_bytes(part.memory) if part.memory else 0,

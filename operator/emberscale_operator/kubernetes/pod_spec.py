@@ -18,13 +18,14 @@ from emberscale_api.job import (
     cpu_cores,
     memory_bytes,
 )
+from emberscale_api.job.roles import Role
 from emberscale_api.rpc.job_token import JobClaims, job_token
 from emberscale_operator.kubernetes import names
 from emberscale_operator.kubernetes.certificate import CertificatePair
 from emberscale_operator.kubernetes.job import Job
 from emberscale_operator.kubernetes.settings import Settings
 from emberscale_operator.kubernetes.tenants import user_name, user_url
-from emberscale_operator.machine import InstanceId, Resources, Role
+from emberscale_operator.machine import InstanceId, Resources
 
 COMMANDS: Mapping[Role, Sequence[str]] = {
     Role.MASTER: ("emberscale-master",),

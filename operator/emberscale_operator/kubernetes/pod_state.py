@@ -6,17 +6,10 @@ from typing import Any
 
 from emberscale_api.environment import SUPERSEDED_EXIT_CODE, UNUSABLE_EXIT_CODE
 from emberscale_api.job import cpu_cores, memory_bytes
+from emberscale_api.job.roles import Role
 from emberscale_operator.kubernetes.job import parse_time
 from emberscale_operator.kubernetes.names import MANIFEST_ANNOTATION, instance_of
-from emberscale_operator.machine import (
-    ExitReason,
-    Instance,
-    InstanceExit,
-    InstanceId,
-    InstanceState,
-    Resources,
-    Role,
-)
+from emberscale_operator.machine import ExitReason, Instance, InstanceExit, InstanceId, InstanceState, Resources
 
 LOST_SECONDS = 10.0
 """A pod that is still there so long after it had to be gone is on a node that nobody hears of."""

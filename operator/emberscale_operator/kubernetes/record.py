@@ -5,10 +5,11 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from emberscale_api.job import memory_bytes
+from emberscale_api.job.roles import Role
 from emberscale_api.job.status import MemberStatus, TrainingJobStatus
 from emberscale_operator.kubernetes.pod_state import PodView
 from emberscale_operator.kubernetes.quantities import quantities
-from emberscale_operator.machine import RESTING, History, Instance, JobStanding, Lives, Role
+from emberscale_operator.machine import RESTING, History, Instance, JobStanding, Lives
 
 DELETING = "Deleting"
 """The state of a member whose end the operator asks for: written before it is, so that a next one knows of it."""

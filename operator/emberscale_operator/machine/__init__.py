@@ -26,7 +26,6 @@ from emberscale_operator.machine.instances import (
     InstanceId,
     InstanceState,
     Resources,
-    Role,
 )
 from emberscale_operator.machine.intent import Demand, JobIntent, PlannedRole, Policy, demands_of, grown_memory
 from emberscale_operator.machine.restarts import Backoff, History, Lives, advance
@@ -60,7 +59,6 @@ __all__ = [
     "ReportExit",
     "Resize",
     "Resources",
-    "Role",
     "ShutDown",
     "Suspend",
     "WaitUntil",

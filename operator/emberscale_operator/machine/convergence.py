@@ -7,6 +7,7 @@ answer to the same question.
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
+from emberscale_api.job.roles import Role
 from emberscale_operator.machine.actions import (
     Action,
     Create,
@@ -18,7 +19,7 @@ from emberscale_operator.machine.actions import (
     ShutDown,
     WaitUntil,
 )
-from emberscale_operator.machine.instances import ExitReason, Instance, InstanceId, InstanceState, Resources, Role
+from emberscale_operator.machine.instances import ExitReason, Instance, InstanceId, InstanceState, Resources
 from emberscale_operator.machine.intent import Demand, JobIntent, Policy
 from emberscale_operator.machine.restarts import History
 from emberscale_operator.machine.standing import ENDED, JobStanding, MasterReport

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from emberscale_api.job import ScalingMode
+from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
 from emberscale_operator.machine.actions import Action, DeleteJob, Suspend, WaitUntil
 from emberscale_operator.machine.convergence import (
@@ -17,7 +18,7 @@ from emberscale_operator.machine.convergence import (
     report_exits,
     wind_down,
 )
-from emberscale_operator.machine.instances import ExitReason, Instance, Role
+from emberscale_operator.machine.instances import ExitReason, Instance
 from emberscale_operator.machine.intent import (
     Demand,
     JobIntent,

@@ -3,15 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-
-class Role(StrEnum):
-    """The parts of a job. `REDIS` and `BRAIN` belong to this job alone, where there are none to share."""
-
-    REDIS = "redis"
-    BRAIN = "brain"
-    MASTER = "master"
-    PS = "ps"
-    WORKER = "worker"
+from emberscale_api.job.roles import Role
 
 
 @dataclass(frozen=True, order=True)

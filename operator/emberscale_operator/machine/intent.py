@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from emberscale_api.job import ResourceRequirements, RoleSpec, TrainingJobSpec
-from emberscale_operator.machine.instances import Resources, Role
+from emberscale_api.job.roles import Role
+from emberscale_operator.machine.instances import Resources
 from emberscale_operator.machine.restarts import Backoff
 
 _GROWTH = 1.5

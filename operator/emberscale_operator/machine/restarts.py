@@ -4,7 +4,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from emberscale_operator.machine.instances import ExitReason, Instance, InstanceExit, InstanceId, Role
+from emberscale_api.job.roles import Role
+from emberscale_operator.machine.instances import ExitReason, Instance, InstanceExit, InstanceId
 
 _FAULTS = frozenset({ExitReason.ERROR, ExitReason.OOM_KILLED})
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
-from emberscale_operator.machine.instances import Role
 from emberscale_operator.machine.intent import PlannedRole
 from emberscale_operator.machine.restarts import History
 

@@ -11,7 +11,8 @@ from rich.table import Table
 
 from emberscale.commands.options import ManifestFile, Overrides, bad_input_exits, paragraphs
 from emberscale_api.job import InitializerType, RoleSpec, TableSpec, TrainingJob, load_manifest, resolve_model
-from emberscale_operator.machine import Role, demands_of
+from emberscale_api.job.roles import Role
+from emberscale_operator.machine import demands_of
 
 HELP = paragraphs("""\
 Shows what a manifest resolves to: every default filled in, the embedding tables, the processes that would start with

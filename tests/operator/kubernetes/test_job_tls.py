@@ -12,13 +12,14 @@ import pytest
 from cryptography import x509
 
 from emberscale_api.certificates import SERVER_NAME, read_certificates
+from emberscale_api.job.roles import Role
 from emberscale_operator.kubernetes.certificate import self_signed
 from emberscale_operator.kubernetes.client import ApiError
 from emberscale_operator.kubernetes.creation import ObjectMaker
 from emberscale_operator.kubernetes.job import Job
 from emberscale_operator.kubernetes.pod_spec import Credentials, JobObjects, build_pod, build_store_secret
 from emberscale_operator.kubernetes.settings import Settings, SettingsError, read_settings
-from emberscale_operator.machine import InstanceId, Resources, Role
+from emberscale_operator.machine import InstanceId, Resources
 
 AUTHORITY = self_signed().certificate.decode()
 KNOWN = Credentials("token", "password")

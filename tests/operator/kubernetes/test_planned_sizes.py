@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase, TrainingJobStatus
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc.job_token import JobClaims, claims_of
@@ -14,7 +15,7 @@ from emberscale_operator.kubernetes.observation import plan_of
 from emberscale_operator.kubernetes.pod_spec import Credentials, JobObjects, build_pod, build_store_secret
 from emberscale_operator.kubernetes.settings import Settings, SettingsError, read_settings
 from emberscale_operator.kubernetes.status import Facts, build_status
-from emberscale_operator.machine import InstanceId, JobStanding, Resources, Role, demands_of
+from emberscale_operator.machine import InstanceId, JobStanding, Resources, demands_of
 from emberscale_operator.master_link import sizes_of
 from training_jobs import job_body
 

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from emberscale_api.job.roles import Role
 from emberscale_operator.kubernetes import pod_spec
 from emberscale_operator.kubernetes.job import Job, read_job
 from emberscale_operator.kubernetes.pod_spec import JobObjects
 from emberscale_operator.kubernetes.settings import Settings
-from emberscale_operator.machine import InstanceId, Resources, Role
+from emberscale_operator.machine import InstanceId, Resources
 from training_jobs import job_body
 
 LIMITS = Resources(1.5, 1 << 30)

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from emberscale_api.job.roles import Role
 from emberscale_operator.kubernetes.pod_state import LOST_SECONDS, PodView, view_pod
-from emberscale_operator.machine import ExitReason, InstanceId, InstanceState, Resources, Role
+from emberscale_operator.machine import ExitReason, InstanceId, InstanceState, Resources
 
 NOW = 1_767_225_700.0  # 2026-01-01T00:01:40Z
 INJECTED = {"name": "proxy", "resources": {"limits": {"cpu": "100m", "memory": "64Mi"}}}

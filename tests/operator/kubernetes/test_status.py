@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase, TrainingJobStatus
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.kubernetes.job import read_job
 from emberscale_operator.kubernetes.status import Facts, build_status, in_words, merge_patch, to_document
-from emberscale_operator.machine import Demand, JobStanding, PlannedRole, Resources, Role, demands_of, grown_memory
+from emberscale_operator.machine import Demand, JobStanding, PlannedRole, Resources, demands_of, grown_memory
 from emberscale_operator.machine.intent import replicas_of
 from training_jobs import job_body
 

@@ -1,0 +1,34 @@
+"""Between the types that components share and their messages."""
+
+from collections.abc import Mapping
+
+from emberscale_api.job.roles import Role
+from emberscale_api.job.status import JobPhase
+from emberscale_api.rpc import master_pb2 as pb
+
+_ROLES: Mapping["pb.Role.ValueType", Role] = {pb.MASTER: Role.MASTER, pb.PS: Role.PS, pb.WORKER: Role.WORKER}
+_ROLE_NUMBERS = {role: number for number, role in _ROLES.items()}
+_PHASE_NUMBERS: Mapping[JobPhase, "pb.Phase.ValueType"] = {
+    phase: pb.Phase.Value(phase.name) for phase in JobPhase if phase is not JobPhase.SUSPENDING
+}
+_PHASES = {number: phase for phase, number in _PHASE_NUMBERS.items()}
+
+
+def wire_role(role: Role) -> "pb.Role.ValueType":
+    """Returns the number of a role that the master knows. Raises KeyError for Redis and the brain."""
+    return _ROLE_NUMBERS[role]
+
+
+def role_from_wire(number: "pb.Role.ValueType") -> Role | None:
+    """Returns the role of a number, or None for an unknown one."""
+    return _ROLES.get(number)
+
+
+def wire_phase(phase: JobPhase) -> "pb.Phase.ValueType":
+    """Returns the number of a phase. Raises KeyError for `SUSPENDING`, which only the operator tells."""
+    return _PHASE_NUMBERS[phase]
+
+
+def phase_from_wire(number: "pb.Phase.ValueType") -> JobPhase | None:
+    """Returns the phase of a number, or None for an unknown one."""
+    return _PHASES.get(number)
