@@ -32,7 +32,7 @@ from emberscale.profiling.reading import Reading, difference, take_reading
 from emberscale_api import metrics
 from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec, TrainingJob, parse_manifest
 from emberscale_api.rpc import master_pb2 as pb
-from emberscale_operator.local import Snapshot
+from emberscale_operator.local import RunView
 from emberscale_trainer.data.synthetic import DatasetSpec, write_dataset
 from emberscale_trainer.table import TableStore
 from reporting import Ratio, arguments, report, say
@@ -77,7 +77,7 @@ class SharedWindow:
         self._after: list[Reading | None] = [None] * jobs
         self.cancelled = False
 
-    def is_over(self, job: int, snapshot: Snapshot) -> bool:
+    def is_over(self, job: int, snapshot: RunView) -> bool:
         """Of what one of the jobs, each in a thread of its own, sees of itself."""
         status = snapshot.status
         if status is None or status.phase != pb.TRAINING:

@@ -17,7 +17,7 @@ from emberscale_jobmaster.effects import (
     PruneCheckpoints,
     WriteManifest,
 )
-from emberscale_jobmaster.parameter_servers import ParameterServers
+from emberscale_jobmaster.parameter_servers import ServerChannels
 from emberscale_jobmaster.runtime import ClosingError, JobRuntime
 from emberscale_jobmaster.storage import CheckpointStorage
 
@@ -38,7 +38,7 @@ class Conductor:
             self._storage = CheckpointStorage(
                 folder, runtime.job, runtime.job_uid, runtime.store, runtime.note, runtime.now
             )
-        self._servers = ParameterServers(token, authority, runtime.job.to_json(), uri_of, runtime.note, runtime.now)
+        self._servers = ServerChannels(token, authority, runtime.job.to_json(), uri_of, runtime.note, runtime.now)
 
     def run(self) -> None:
         """Carries out effects until the master closes."""

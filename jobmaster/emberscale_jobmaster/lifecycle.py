@@ -4,11 +4,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from emberscale_api.job import TrainingJobSpec
+from emberscale_api.job.data import BadRecord
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
 from emberscale_jobmaster.membership import MemberId, Process, slot_name
 from emberscale_jobmaster.progress import failed, history_surpassed, server_lost
-from emberscale_jobmaster.state import BadRecord, Clock, JobState, phase_of, sizes_of
+from emberscale_jobmaster.state import Clock, JobState, phase_of, sizes_of
 
 SHOWN_BAD_RECORDS = 10
 OWN_ERROR = "Error"
@@ -23,7 +24,7 @@ def registered(
     generation: int = 0,
     version: int = 0,
 ) -> JobState:
-    """A process joins, in the place of the one before it. Raises SupersededError.
+    """A process joins, in the place of the one before it. Raises SupersededMemberError.
 
     `generation` and `version` are those of the rows that a parameter server holds already; 0 if it holds none.
     """
@@ -36,7 +37,7 @@ def registered(
 
 
 def heard(state: JobState, spec: TrainingJobSpec, member: MemberId, generation: int = 0, version: int = 0) -> JobState:
-    """A member speaks; the numbers are as in `registered`. Raises UnknownMemberError or SupersededError."""
+    """A member speaks; the numbers are as in `registered`. Raises UnknownMemberError or SupersededMemberError."""
     members = state.members.spoke(member)
     if members is not state.members:
         state = replace(state, members=members)

@@ -84,7 +84,7 @@ Stepped = tuple[MasterState, tuple[Effect, ...]]
 def step(state: MasterState, event: Event, spec: TrainingJobSpec) -> Stepped:
     """What follows from an event: the state after it, and what is to be done once that state is durable.
 
-    Raises UnknownMemberError, SupersededError and InvalidReportError for events that must be refused; nothing has
+    Raises UnknownMemberError, SupersededMemberError and InvalidReportError for events that must be refused; nothing has
     changed then. Raises BooksError for a defect.
     """
     elapsed = event.now - state.looked_at

@@ -31,7 +31,7 @@ class UnknownMemberError(Exception):
         super().__init__(f"{member.slot} with incarnation {member.incarnation!r} is not registered: register first")
 
 
-class SupersededError(Exception):
+class SupersededMemberError(Exception):
     """A member whose place was taken, or whose end was reported; it must not go on."""
 
     def __init__(self, member: MemberId) -> None:
@@ -84,11 +84,11 @@ class Membership:
     def register(self, role: Role, index: int, process: Process) -> "Membership":
         """Puts a process in its slot, in the place of the one before. Registering twice changes nothing more.
 
-        Raises SupersededError.
+        Raises SupersededMemberError.
         """
         slot = self.slot(role, index)
         if process.incarnation in slot.past:
-            raise SupersededError(MemberId(role, index, process.incarnation))
+            raise SupersededMemberError(MemberId(role, index, process.incarnation))
         before = slot.process
         if before is not None and before.incarnation == process.incarnation:
             return self._with(replace(slot, process=process, given_up=""))
@@ -97,16 +97,16 @@ class Membership:
         return self._with(replace(slot, process=process, past=past, registrations=slot.registrations + 1))
 
     def check(self, member: MemberId) -> Process:
-        """The member's process. Raises UnknownMemberError or SupersededError."""
+        """The member's process. Raises UnknownMemberError or SupersededMemberError."""
         slot = self.slot(member.role, member.index)
         if slot.process is not None and slot.process.incarnation == member.incarnation:
             return slot.process
         if member.incarnation in slot.past:
-            raise SupersededError(member)
+            raise SupersededMemberError(member)
         raise UnknownMemberError(member)
 
     def spoke(self, member: MemberId) -> "Membership":
-        """Notes that a registered member speaks. Raises UnknownMemberError or SupersededError."""
+        """Notes that a registered member speaks. Raises UnknownMemberError or SupersededMemberError."""
         process, slot = self.check(member), self.slot(member.role, member.index)
         if process.alive and not slot.given_up:
             return self

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from emberscale_api.checkpoint import EvaluationResult
+from emberscale_api.job.data import BadRecord
 from emberscale_api.job.roles import Role
 from emberscale_api.routing import RoutingTable
 from emberscale_api.rpc import master_pb2 as pb
@@ -16,7 +17,7 @@ from emberscale_jobmaster.evaluation import BINS, Tally
 from emberscale_jobmaster.membership import MemberId, Process
 from emberscale_jobmaster.observations import ServerReport, Vitals, WorkReport
 from emberscale_jobmaster.ranges import Ranges
-from emberscale_jobmaster.state import BadRecord, DataFile, JobState, Stage
+from emberscale_jobmaster.state import DataFile, JobState, Stage
 from emberscale_jobmaster.tasks import Discovered, Finding, Indexed, InvalidReportError, Split, Task
 
 _MAX_INDEX = 1023

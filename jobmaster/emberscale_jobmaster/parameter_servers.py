@@ -24,7 +24,7 @@ from emberscale_jobmaster.events import Event, Loaded, Said, Saved, ServerAnswer
 from emberscale_jobmaster.operations import SnapshotFile
 
 
-class ParameterServers:
+class ServerChannels:
     """Channels to the parameter servers of a job, one an address, kept open.
 
     `manifest` is the job's, as JSON; `uri_of` says where a checkpoint of an id is. `tell` is called with the answer to

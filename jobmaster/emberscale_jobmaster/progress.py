@@ -13,8 +13,8 @@ from emberscale_jobmaster.recovery import Estimates, Failure, Protection, RollBa
 from emberscale_jobmaster.sizes import within_manifest
 from emberscale_jobmaster.state import (
     PREPARATION,
+    JobEnd,
     JobState,
-    Outcome,
     Routing,
     Stage,
     batches_of,
@@ -47,7 +47,7 @@ def failed(state: JobState, reason: str, message: str) -> JobState:
     """The job is Failed; the first reason stands."""
     if state.over:
         return state
-    return _ended(state, Outcome(JobPhase.FAILED, reason, message))
+    return _ended(state, JobEnd(JobPhase.FAILED, reason, message))
 
 
 def suspension_begun(state: JobState) -> JobState:
@@ -58,12 +58,12 @@ def suspension_begun(state: JobState) -> JobState:
 def suspended(state: JobState) -> JobState:
     """The job rests at its last checkpoint."""
     where = f"checkpoint {state.checkpoint}" if state.checkpoint else "the start: no checkpoint was taken"
-    return _ended(replace(state, suspending=False), Outcome(JobPhase.SUSPENDED, "Suspended", f"resumes from {where}"))
+    return _ended(replace(state, suspending=False), JobEnd(JobPhase.SUSPENDED, "Suspended", f"resumes from {where}"))
 
 
 def completed(state: JobState) -> JobState:
     """The job is Complete."""
-    return _ended(state, Outcome(JobPhase.COMPLETE, "Completed", "every sample of every epoch is trained"))
+    return _ended(state, JobEnd(JobPhase.COMPLETE, "Completed", "every sample of every epoch is trained"))
 
 
 def taken_over(state: JobState, spec: TrainingJobSpec, wall: float) -> JobState:
@@ -278,7 +278,7 @@ def _unowned(generation: int, version: int) -> RoutingTable:
     return RoutingTable(generation=generation, version=version, servers=(), bucket_owners=(), piece_owners=())
 
 
-def _ended(state: JobState, outcome: Outcome) -> JobState:
+def _ended(state: JobState, outcome: JobEnd) -> JobState:
     return replace(
         state,
         outcome=outcome,

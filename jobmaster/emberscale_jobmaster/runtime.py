@@ -15,6 +15,7 @@ from typing import TypeVar
 import structlog
 
 from emberscale_api.job import FaultToleranceStrategy, TrainingJob, TrainingJobSpec
+from emberscale_api.job.data import BadRecord
 from emberscale_api.job.roles import Role
 from emberscale_jobmaster import progress
 from emberscale_jobmaster.checkpointing import interval
@@ -23,7 +24,7 @@ from emberscale_jobmaster.events import BadRecordsFound, Event, GrantLost, Inter
 from emberscale_jobmaster.machine import MasterState, step
 from emberscale_jobmaster.membership import MemberId
 from emberscale_jobmaster.observations import Observations
-from emberscale_jobmaster.state import BadRecord, JobState, phase_of
+from emberscale_jobmaster.state import JobState, phase_of
 from emberscale_jobmaster.store import DeposedError, JobStore, StoreUnavailableError
 
 _log = structlog.get_logger()
@@ -171,7 +172,7 @@ class JobRuntime:
     def hear(self, member: MemberId) -> None:
         """Notes that a member calls, even if what it says cannot be taken because the store cannot be written.
 
-        Raises UnknownMemberError and SupersededError.
+        Raises UnknownMemberError and SupersededMemberError.
         """
         with self._changed:
             self._state.job.members.check(member)

@@ -23,7 +23,7 @@ from emberscale_jobmaster.events import (
     TaskFinished,
     TaskWanted,
 )
-from emberscale_jobmaster.membership import MemberId, SupersededError, UnknownMemberError
+from emberscale_jobmaster.membership import MemberId, SupersededMemberError, UnknownMemberError
 from emberscale_jobmaster.runtime import ClosingError, JobRuntime
 from emberscale_jobmaster.state import JobState, Stage, wanted_sizes
 from emberscale_jobmaster.store import StoreUnavailableError
@@ -32,7 +32,7 @@ from emberscale_jobmaster.tasks import InvalidReportError, Task
 _LONGEST_WAIT_SECONDS = 10.0
 _CODES: dict[type[Exception], grpc.StatusCode] = {
     UnknownMemberError: grpc.StatusCode.NOT_FOUND,
-    SupersededError: grpc.StatusCode.FAILED_PRECONDITION,
+    SupersededMemberError: grpc.StatusCode.FAILED_PRECONDITION,
     InvalidReportError: grpc.StatusCode.INVALID_ARGUMENT,
     StoreUnavailableError: grpc.StatusCode.UNAVAILABLE,
     ClosingError: grpc.StatusCode.UNAVAILABLE,

@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from emberscale_api.checkpoint import EvaluationResult
 from emberscale_api.job import TrainingJobSpec
+from emberscale_api.job.data import BadRecord
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
 from emberscale_api.routing import RoutingTable
@@ -56,16 +57,7 @@ class Routing:
 
 
 @dataclass(frozen=True)
-class BadRecord:
-    """A record that could not be parsed; lines count from 1."""
-
-    file: str
-    line: int
-    problem: str
-
-
-@dataclass(frozen=True)
-class Outcome:
+class JobEnd:
     """How the job ended, or that it rests."""
 
     phase: JobPhase
@@ -130,7 +122,7 @@ class JobState:
     """Seconds between checkpoints that the brain advises."""
     suspending: bool = False
     ends_with: CheckpointPurpose | None = None
-    outcome: Outcome | None = None
+    outcome: JobEnd | None = None
     plan_version: int = 1
     scaling: Scaling = field(default_factory=Scaling)
 

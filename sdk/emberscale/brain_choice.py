@@ -101,9 +101,9 @@ def _check_settings(settings: Sequence[str]) -> None:
     """Before anything starts; only where there are some, because it takes the brain's libraries."""
     if not settings:
         return
-    from emberscale_brain.service.settings import SettingsError, load_settings
+    from emberscale_brain.service.settings import BrainSettingsError, load_settings
 
     try:
         load_settings(None, settings)
-    except SettingsError as error:
+    except BrainSettingsError as error:
         raise BadInputError(f"--brain-set: {error}") from error

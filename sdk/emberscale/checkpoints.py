@@ -34,7 +34,7 @@ class FoundCheckpoints:
     damaged: tuple[str, ...]
 
 
-class CheckpointFolder:
+class SavedCheckpoints:
     """The place where a job's checkpoints are: any fsspec URI. Raises BadInputError for one that cannot be used."""
 
     def __init__(self, uri: str) -> None:
@@ -100,7 +100,7 @@ class CheckpointFolder:
         return {epoch.epoch: epoch.runs for epoch in applied.epochs}
 
 
-def audit_checkpoints(folder: CheckpointFolder, found: FoundCheckpoints) -> tuple[AuditReport | None, list[str]]:
+def audit_checkpoints(folder: SavedCheckpoints, found: FoundCheckpoints) -> tuple[AuditReport | None, list[str]]:
     """The audit of the newest checkpoint that is whole, and why newer ones are not."""
     refused = list(found.damaged)
     for manifest in found.complete:

@@ -9,7 +9,7 @@ from typing import Self
 
 from emberscale.summary import phase_name
 from emberscale_api.rpc import master_pb2 as pb
-from emberscale_operator.local import Snapshot
+from emberscale_operator.local import RunView
 
 _INTERVAL_SECONDS = 0.5
 _MEMORY_ROLES = ("master", "ps", "worker", "redis")
@@ -26,7 +26,7 @@ COLUMNS = (
 )
 
 
-class Recorder:
+class MetricsRecorder:
     """Appends a row about twice a second; a resumed run goes on in the same file, `offset` seconds later."""
 
     def __init__(self, path: Path, offset: float) -> None:
@@ -46,7 +46,7 @@ class Recorder:
     ) -> None:
         self._file.close()
 
-    def record(self, snapshot: Snapshot) -> None:
+    def record(self, snapshot: RunView) -> None:
         """Writes a row, unless the last one is too recent or nothing is known yet."""
         if snapshot.status is None or snapshot.seconds < self._next:
             return
@@ -55,7 +55,7 @@ class Recorder:
         self._file.flush()
 
 
-def row(snapshot: Snapshot, status: pb.JobStatus, offset: float) -> tuple[object, ...]:
+def row(snapshot: RunView, status: pb.JobStatus, offset: float) -> tuple[object, ...]:
     """The values of COLUMNS; what is not known is empty."""
     memory: Counter[str] = Counter()
     for process in snapshot.processes:

@@ -9,7 +9,7 @@ from typing import Any
 
 from emberscale_api.metrics import WORKER_STAGES
 from emberscale_api.rpc import master_pb2 as pb
-from emberscale_operator.local import Outcome
+from emberscale_operator.local import RunOutcome
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def phase_name(phase: "pb.Phase.ValueType") -> str:
     return pb.Phase.Name(phase).capitalize()
 
 
-def summarize(name: str, outcome: Outcome, wall_seconds: float) -> Summary:
+def summarize(name: str, outcome: RunOutcome, wall_seconds: float) -> Summary:
     """Puts the master's last status and the observations of the processes together."""
     status = outcome.status or pb.JobStatus()
     quality, measured_on = _quality(status)
@@ -164,7 +164,7 @@ def _stages(status: pb.JobStatus) -> dict[str, float]:
     return {stage: float(seconds[stage]) for stage in WORKER_STAGES}
 
 
-def _peaks(outcome: Outcome, status: pb.JobStatus) -> dict[str, int]:
+def _peaks(outcome: RunOutcome, status: pb.JobStatus) -> dict[str, int]:
     peaks = dict(outcome.peak_memory)
     for member in status.members:
         name = f"{pb.Role.Name(member.member.role).lower()}-{member.member.index}"

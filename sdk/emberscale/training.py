@@ -13,19 +13,19 @@ from typing import Any
 import typer
 
 from emberscale.brain_choice import choose_brain
-from emberscale.checkpoints import CheckpointFolder
+from emberscale.checkpoints import SavedCheckpoints
 from emberscale.errors import BadInputError, UnwritableError, disk_problem
 from emberscale.interruption import Interruption
 from emberscale.model_folder import ModelUnavailableError, export_model
 from emberscale.preflight import check_columns, check_data, check_model, ensure_writable, local_path
 from emberscale.progress import open_progress
-from emberscale.recorder import Recorder
+from emberscale.recorder import MetricsRecorder
 from emberscale.run_folder import CompleteAlreadyError, Run, open_run
 from emberscale.run_record import RunPaths, RunStatus, write_atomically
 from emberscale.summary import Summary, finite_json, summarize
 from emberscale_api.job import API_VERSION, KIND, ManifestError, TrainingJob, load_manifest, parse_manifest
 from emberscale_api.rpc import master_pb2 as pb
-from emberscale_operator.local import BrainAddress, EmbeddedBrain, LocalJob, Snapshot, StartError
+from emberscale_operator.local import BrainAddress, EmbeddedBrain, LocalJob, RunView, StartError
 
 _STATUS = {
     pb.COMPLETE: RunStatus.COMPLETE,
@@ -177,7 +177,7 @@ def _check_checkpoint_uri(job: TrainingJob, resume: bool) -> None:
     if folder is not None:
         ensure_writable(folder, "spec.checkpoint.uri")
     if not resume:
-        CheckpointFolder(uri).refuse_if_used()
+        SavedCheckpoints(uri).refuse_if_used()
 
 
 def _train(
@@ -192,11 +192,11 @@ def _train(
         held.begin()
         with (
             open_progress(held.record.name) as progress,
-            Recorder(held.paths.metrics, held.record.seconds) as recorder,
+            MetricsRecorder(held.paths.metrics, held.record.seconds) as recorder,
             interruption.of(local),
         ):
 
-            def observe(snapshot: Snapshot) -> None:
+            def observe(snapshot: RunView) -> None:
                 progress.show(snapshot)
                 recorder.record(snapshot)
 

@@ -1,11 +1,12 @@
 import pytest
 from tests.jobmaster.fakes import job
 
+from emberscale_api.job.data import BadRecord
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
 from emberscale_jobmaster import lifecycle, progress
 from emberscale_jobmaster.membership import MemberId
-from emberscale_jobmaster.state import BadRecord, JobState
+from emberscale_jobmaster.state import JobState
 
 START = progress.initial(wall=100.0)
 

@@ -1,7 +1,7 @@
 import pytest
 
 from emberscale_api.job.roles import Role
-from emberscale_jobmaster.membership import MemberId, Membership, Process, SupersededError, UnknownMemberError
+from emberscale_jobmaster.membership import MemberId, Membership, Process, SupersededMemberError, UnknownMemberError
 
 
 def process(incarnation: str) -> Process:
@@ -16,13 +16,13 @@ def test_a_newer_registration_supersedes_the_older_for_ever() -> None:
     members = Membership().register(Role.WORKER, 0, process("a")).register(Role.WORKER, 0, process("b"))
 
     assert members.check(member("b")).incarnation == "b"
-    with pytest.raises(SupersededError, match="worker-0"):
+    with pytest.raises(SupersededMemberError, match="worker-0"):
         members.check(member("a"))
-    with pytest.raises(SupersededError):
+    with pytest.raises(SupersededMemberError):
         members.register(Role.WORKER, 0, process("a"))
     members = members.register(Role.WORKER, 0, process("c"))
     for incarnation in ("a", "b"):
-        with pytest.raises(SupersededError):
+        with pytest.raises(SupersededMemberError):
             members.check(member(incarnation))
 
 
@@ -48,7 +48,7 @@ def test_who_never_registered_is_told_to() -> None:
 
 def test_an_incarnation_whose_end_was_seen_is_refused_even_if_it_never_registered() -> None:
     members = Membership().exited(member("a"))
-    with pytest.raises(SupersededError):
+    with pytest.raises(SupersededMemberError):
         members.register(Role.WORKER, 0, process("a"))
     assert members.exited(member("a")) is members
 
@@ -62,7 +62,7 @@ def test_silence_is_forgiven_and_the_end_is_not() -> None:
     assert members.given_up() == ()
     members = members.exited(member("a"))
     assert members.process(Role.WORKER, 0) is None
-    with pytest.raises(SupersededError):
+    with pytest.raises(SupersededMemberError):
         members.spoke(member("a"))
 
 
@@ -70,7 +70,7 @@ def test_silence_is_forgiven_and_the_end_is_not() -> None:
 def test_who_is_given_up_is_named_until_it_is_replaced_or_gone(end: str) -> None:
     members = Membership().register(Role.WORKER, 0, process("a")).expelled(member("a"))
     assert members.given_up() == (member("a"),)
-    with pytest.raises(SupersededError):
+    with pytest.raises(SupersededMemberError):
         members.spoke(member("a"))
     members = members.exited(member("a")) if end == "exit" else members.register(Role.WORKER, 0, process("b"))
     assert members.given_up() == ()

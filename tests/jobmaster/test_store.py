@@ -5,6 +5,7 @@ import pytest
 import redis
 from tests.jobmaster.fakes import RedisServer, free_port, job, wait_for
 
+from emberscale_api.job.data import BadRecord
 from emberscale_api.job.roles import Role
 from emberscale_api.routing import PsAddress
 from emberscale_jobmaster import progress
@@ -28,7 +29,7 @@ from emberscale_jobmaster.operations import (
 )
 from emberscale_jobmaster.retry import Trouble
 from emberscale_jobmaster.runtime import JobRuntime
-from emberscale_jobmaster.state import BadRecord, DataFile, JobState, Stage
+from emberscale_jobmaster.state import DataFile, JobState, Stage
 from emberscale_jobmaster.store import DeposedError, JobStore, StoreUnavailableError, UnreadableStateError, redacted
 
 

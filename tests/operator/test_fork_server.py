@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from emberscale_api import environment as names
 from emberscale_api.fork_server import Ended, Forked, ForkRequest, LineBuffer, Message, decode, encode
-from emberscale_operator.local.starters import ForkServer, Started
+from emberscale_operator.local.starters import ForkServerClient, Started
 
 Eventually = Callable[[Callable[[], object]], None]
 
@@ -47,8 +47,8 @@ def test_anything_else_is_not_a_message(line: bytes) -> None:
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[ForkServer]:
-    server = ForkServer(COMMAND, os.environ, tmp_path / "fork-server.log")
+def server(tmp_path: Path) -> Iterator[ForkServerClient]:
+    server = ForkServerClient(COMMAND, os.environ, tmp_path / "fork-server.log")
     yield server
     server.close()
 
@@ -78,7 +78,7 @@ def exists(process: Started) -> bool:
 
 
 def test_forked_processes_live_as_executed_ones_do_and_die_with_the_server(
-    server: ForkServer, waiting: Mapping[str, str], tmp_path: Path, eventually: Eventually
+    server: ForkServerClient, waiting: Mapping[str, str], tmp_path: Path, eventually: Eventually
 ) -> None:
     core = max(os.sched_getaffinity(0))
     unnamed = server.start(("ps",), {}, tmp_path / "ps.log", None)
@@ -117,7 +117,7 @@ def test_forked_processes_live_as_executed_ones_do_and_die_with_the_server(
 
 
 def test_a_server_that_cannot_start_ends_its_processes_with_its_own_exit_code(tmp_path: Path) -> None:
-    server = ForkServer((sys.executable, "-c", "raise SystemExit(7)"), os.environ, tmp_path / "fork-server.log")
+    server = ForkServerClient((sys.executable, "-c", "raise SystemExit(7)"), os.environ, tmp_path / "fork-server.log")
     process = server.start(("ps",), {}, tmp_path / "ps.log", None)
     process.wait(10)
     assert (process.poll(), process.pid) == (7, None)

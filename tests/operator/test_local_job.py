@@ -13,11 +13,11 @@ from emberscale_api.job.roles import Role
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.local import (
     LocalJob,
-    Outcome,
     PortUnavailableError,
     RedisUnavailableError,
     RunFolder,
-    Snapshot,
+    RunOutcome,
+    RunView,
 )
 from emberscale_operator.machine import Backoff, ExitReason, Policy
 
@@ -49,13 +49,13 @@ def make_local(job: TrainingJob, folder: RunFolder, stand_ins: Commands) -> Make
 class Watch:
     """Looks at a job while it runs, and does something to it once."""
 
-    def __init__(self, when: Callable[[Snapshot], bool], then: Callable[[Snapshot], None]) -> None:
+    def __init__(self, when: Callable[[RunView], bool], then: Callable[[RunView], None]) -> None:
         self._when, self._then = when, then
         self.pids: set[int] = set()
         self.done = False
-        self.last: Snapshot | None = None
+        self.last: RunView | None = None
 
-    def __call__(self, snapshot: Snapshot) -> None:
+    def __call__(self, snapshot: RunView) -> None:
         self.last = snapshot
         self.pids |= {process.pid for process in snapshot.processes}
         if not self.done and self._when(snapshot):
@@ -66,22 +66,22 @@ class Watch:
         return [pid for pid in self.pids if Path(f"/proc/{pid}").exists()]
 
 
-def training(snapshot: Snapshot) -> bool:
+def training(snapshot: RunView) -> bool:
     return snapshot.status is not None and snapshot.status.samples > 0
 
 
-def nothing(snapshot: Snapshot) -> None:
+def nothing(snapshot: RunView) -> None:
     pass
 
 
-def kill(name: str) -> Callable[[Snapshot], None]:
-    def act(snapshot: Snapshot) -> None:
+def kill(name: str) -> Callable[[RunView], None]:
+    def act(snapshot: RunView) -> None:
         os.kill(next(process.pid for process in snapshot.processes if process.name == name), signal.SIGKILL)
 
     return act
 
 
-def run(local: LocalJob, watch: Watch) -> Outcome:
+def run(local: LocalJob, watch: Watch) -> RunOutcome:
     with local:
         return local.run(watch)
 
@@ -183,7 +183,7 @@ def test_killing_does_not_wait_for_the_state_to_be_saved(make_local: MakeJob, mo
     local = make_local()
     watch = Watch(training, lambda _: local.suspend())
 
-    def observe(snapshot: Snapshot) -> None:
+    def observe(snapshot: RunView) -> None:
         watch(snapshot)
         if snapshot.suspending:
             local.kill()
@@ -250,7 +250,7 @@ def test_a_redis_server_that_cannot_start_is_named(make_local: MakeJob, folder: 
 def test_only_the_master_is_told_where_redis_is(make_local: MakeJob) -> None:
     environments: dict[str, dict[str, str]] = {}
 
-    def look(snapshot: Snapshot) -> None:
+    def look(snapshot: RunView) -> None:
         for process in snapshot.processes:
             raw = Path(f"/proc/{process.pid}/environ").read_bytes()
             pairs = (entry.partition(b"=") for entry in raw.split(b"\0") if entry)

@@ -7,16 +7,16 @@ import matplotlib.image
 import pytest
 
 from emberscale.picture import draw_metrics
-from emberscale.recorder import COLUMNS, Recorder
+from emberscale.recorder import COLUMNS, MetricsRecorder
 from emberscale_api.rpc import master_pb2 as pb
-from emberscale_operator.local import Snapshot
+from emberscale_operator.local import RunView
 
 
-def snapshot(seconds: float, phase: "pb.Phase.ValueType" = pb.TRAINING, **fields: float) -> Snapshot:
+def snapshot(seconds: float, phase: "pb.Phase.ValueType" = pb.TRAINING, **fields: float) -> RunView:
     status = pb.JobStatus(phase=phase, rows={"C1": 3, "C2": 4})
     for name, value in fields.items():
         setattr(status, name, value)
-    return Snapshot(seconds, status, (), {}, (), False)
+    return RunView(seconds, status, (), {}, (), False)
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -25,7 +25,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 def test_rows_are_half_a_second_apart(tmp_path: Path) -> None:
-    with Recorder(tmp_path / "metrics.csv", offset=0.0) as recorder:
+    with MetricsRecorder(tmp_path / "metrics.csv", offset=0.0) as recorder:
         for tick in range(21):
             recorder.record(snapshot(tick / 10, samples=tick))
     assert [row["samples"] for row in rows(tmp_path / "metrics.csv")] == ["0", "5", "10", "15", "20"]
@@ -33,20 +33,20 @@ def test_rows_are_half_a_second_apart(tmp_path: Path) -> None:
 
 def test_a_resumed_run_goes_on_where_the_first_ended(tmp_path: Path) -> None:
     for offset in (0.0, 60.0):
-        with Recorder(tmp_path / "metrics.csv", offset) as recorder:
+        with MetricsRecorder(tmp_path / "metrics.csv", offset) as recorder:
             recorder.record(snapshot(1.0))
     assert [row["seconds"] for row in rows(tmp_path / "metrics.csv")] == ["1.00", "61.00"]
 
 
 def test_a_row_can_be_read_while_the_job_runs(tmp_path: Path) -> None:
-    with Recorder(tmp_path / "metrics.csv", 0.0) as recorder:
+    with MetricsRecorder(tmp_path / "metrics.csv", 0.0) as recorder:
         recorder.record(snapshot(1.0, samples=7))
         assert rows(tmp_path / "metrics.csv")[0]["samples"] == "7"
 
 
 def test_what_is_not_known_is_empty(tmp_path: Path) -> None:
-    with Recorder(tmp_path / "metrics.csv", 0.0) as recorder:
-        recorder.record(Snapshot(0.1, None, (), {}, (), False))
+    with MetricsRecorder(tmp_path / "metrics.csv", 0.0) as recorder:
+        recorder.record(RunView(0.1, None, (), {}, (), False))
         recorder.record(snapshot(1.0, pb.PREPARING))
         recorder.record(snapshot(2.0, samples=5, loss=float("nan"), auc=0.5))
     first, second = rows(tmp_path / "metrics.csv")

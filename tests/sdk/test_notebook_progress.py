@@ -8,12 +8,12 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from emberscale.progress.notebook import NotebookProgress
 from emberscale_api.rpc import master_pb2 as pb
-from emberscale_operator.local import Snapshot
+from emberscale_operator.local import RunView
 
 
-def snapshot(seconds: float, samples: int, suspending: bool = False) -> Snapshot:
+def snapshot(seconds: float, samples: int, suspending: bool = False) -> RunView:
     status = pb.JobStatus(phase=pb.TRAINING, samples=samples, expected_samples=1000, epochs=1)
-    return Snapshot(seconds, status, (), {}, (), suspending)
+    return RunView(seconds, status, (), {}, (), suspending)
 
 
 def test_the_cell_is_redrawn_in_place_and_remarks_stay() -> None:

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 
 from emberscale.charts import held_out, over_samples, read_metrics
 from emberscale.plan_picture import plan_figure
-from emberscale.profiling.job_profile import JobProfile, Roof
+from emberscale.profiling.job_profile import Roof, TimeBreakdown
 from emberscale.profiling.picture import profile_figure
 from emberscale.recorder import COLUMNS
 from emberscale_api.rpc import brain_pb2 as pb
@@ -51,10 +51,10 @@ def test_held_out_values_stand_where_their_epochs_end() -> None:
     assert held_out(evaluations, 9000, 3, "auc") == [(3000.0, 0.7)]
 
 
-def profile(read: float, plan: float, wait: float, gather: float) -> JobProfile:
+def profile(read: float, plan: float, wait: float, gather: float) -> TimeBreakdown:
     rest = 1 - wait - 0.04
     stages = {"read": read, "plan": plan, "pull": 0.1, "wait_read": 0.02, "wait_pull": 0.02, "wait": wait, "push": 0.03}
-    return JobProfile(
+    return TimeBreakdown(
         name="a-job-whose-name-has-as-many-characters-as-are-allowed",
         samples=1000,
         batches=1,

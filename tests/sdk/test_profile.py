@@ -9,14 +9,14 @@ from prometheus_client import CollectorRegistry, start_http_server
 from typer.testing import CliRunner
 
 from emberscale.cli import app
-from emberscale.profiling.job_profile import JobProfile, Roof, profile_of
+from emberscale.profiling.job_profile import Roof, TimeBreakdown, profile_of
 from emberscale.profiling.picture import draw_profile
 from emberscale.profiling.reading import Reading, take_reading
 from emberscale.profiling.roof import measure_roof, ready_batches
 from emberscale_api.job import load_manifest
 from emberscale_api.metrics import WORKER_STAGES
 from emberscale_api.rpc import master_pb2 as pb
-from emberscale_operator.local import Snapshot
+from emberscale_operator.local import RunView
 from emberscale_trainer.data.synthetic import DatasetSpec, write_dataset
 from emberscale_trainer.server.metrics import ServerMetrics
 from emberscale_trainer.server.state import ServerState
@@ -44,7 +44,7 @@ def server(done: float) -> dict[str, float]:
 
 
 @pytest.fixture
-def profile() -> JobProfile:
+def profile() -> TimeBreakdown:
     def reading(at: float, done: float) -> Reading:
         counters = {"worker-0": worker(done), "worker-1": worker(done), "ps-0": server(done)}
         return Reading(at, counters, {"worker-0": done, "worker-1": done, "ps-0": done / 2, "master-0": 0.0})
@@ -52,7 +52,7 @@ def profile() -> JobProfile:
     return profile_of("job", reading(100, 7), reading(110, 17), Roof(4000, 0.0005, 2))
 
 
-def test_only_what_happened_between_the_readings_counts(profile: JobProfile) -> None:
+def test_only_what_happened_between_the_readings_counts(profile: TimeBreakdown) -> None:
     assert (profile.seconds, profile.samples, profile.batches) == (10, 20_000, 200)
     assert profile.samples_per_second == 2000
     assert profile.share_of_roof == 0.5
@@ -61,7 +61,7 @@ def test_only_what_happened_between_the_readings_counts(profile: JobProfile) -> 
     assert profile.cpu_seconds_per_sample == pytest.approx(25 / 20_000)
 
 
-def test_shares_are_of_one_process_and_a_servers_add_up(profile: JobProfile) -> None:
+def test_shares_are_of_one_process_and_a_servers_add_up(profile: TimeBreakdown) -> None:
     assert profile.worker_stages["read"] == pytest.approx(0.5)
     assert profile.worker_stages["push"] == pytest.approx(0.1)
     assert profile.bottleneck == "read"
@@ -69,7 +69,7 @@ def test_shares_are_of_one_process_and_a_servers_add_up(profile: JobProfile) -> 
     assert profile.hold_seconds == pytest.approx(30)
 
 
-def test_the_picture_is_drawn(profile: JobProfile, tmp_path: Path) -> None:
+def test_the_picture_is_drawn(profile: TimeBreakdown, tmp_path: Path) -> None:
     draw_profile(profile, tmp_path / "profile.png")
     height, width, _ = matplotlib.image.imread(tmp_path / "profile.png").shape
     assert width > height > 500
@@ -86,7 +86,7 @@ def test_what_the_processes_serve_is_what_a_profile_needs() -> None:
     for role, exposed in ((pb.WORKER, registry), (pb.PS, servers)):
         serving.append(start_http_server(0, addr="127.0.0.1", registry=exposed)[0])
         status.members.add(member=pb.Member(role=role), metrics_address=f"127.0.0.1:{serving[-1].server_port}")
-    reading = take_reading(Snapshot(0.0, status, (), {}, (), False))
+    reading = take_reading(RunView(0.0, status, (), {}, (), False))
     for http_server in serving:
         http_server.shutdown()
         http_server.server_close()

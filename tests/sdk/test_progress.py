@@ -10,7 +10,7 @@ from emberscale.progress.plain import PlainProgress
 from emberscale.progress.redrawn import live_view
 from emberscale.progress.remarks import remarks
 from emberscale_api.rpc import master_pb2 as pb
-from emberscale_operator.local import MemberExit, Snapshot
+from emberscale_operator.local import MemberExit, RunView
 from emberscale_operator.machine import ExitReason
 
 
@@ -19,8 +19,8 @@ def snapshot(
     seconds: float = 1.0,
     exits: tuple[MemberExit, ...] = (),
     suspending: bool = False,
-) -> Snapshot:
-    return Snapshot(seconds, status, (), {"worker": len(exits)}, exits, suspending)
+) -> RunView:
+    return RunView(seconds, status, (), {"worker": len(exits)}, exits, suspending)
 
 
 def training(samples: int = 500, **fields: object) -> pb.JobStatus:
@@ -39,7 +39,7 @@ def training(samples: int = 500, **fields: object) -> pb.JobStatus:
     return status
 
 
-def plain(*snapshots: Snapshot) -> list[str]:
+def plain(*snapshots: RunView) -> list[str]:
     written = io.StringIO()
     progress = PlainProgress(Console(file=written, width=200))
     for shown in snapshots:

@@ -53,7 +53,7 @@ from emberscale_jobmaster.events import (
     TimePassed,
 )
 from emberscale_jobmaster.machine import MasterState, step
-from emberscale_jobmaster.membership import MemberId, SupersededError, UnknownMemberError
+from emberscale_jobmaster.membership import MemberId, SupersededMemberError, UnknownMemberError
 from emberscale_jobmaster.membership import Process as Joined
 from emberscale_jobmaster.operations import SnapshotFile
 from emberscale_jobmaster.sizes import manifest_sizes
@@ -249,7 +249,7 @@ class Master(Process):
             version, effects = self.tell(event)
         except UnknownMemberError as error:
             raise CallError("NOT_FOUND", str(error)) from error
-        except SupersededError as error:
+        except SupersededMemberError as error:
             raise CallError("FAILED_PRECONDITION", str(error)) from error
         assert self.state is not None
         job = self.state.job
@@ -356,7 +356,7 @@ class Master(Process):
                 self.state.job.members.check(member)
             except UnknownMemberError as error:
                 raise CallError("NOT_FOUND", str(error)) from error
-            except SupersededError as error:
+            except SupersededMemberError as error:
                 raise CallError("FAILED_PRECONDITION", str(error)) from error
             routing = self.state.job.routing
             newer = routing.ready and routing.table.version > newer_than

@@ -14,7 +14,7 @@ from emberscale_operator.controller import JobController
 from emberscale_operator.kubernetes.backend import KubernetesBackend, control
 from emberscale_operator.kubernetes.client import ApiError, ApiUnavailableError
 from emberscale_operator.kubernetes.job import JobKey
-from emberscale_operator.kubernetes.recorder import Recorder
+from emberscale_operator.kubernetes.recorder import EventRecorder
 from emberscale_operator.kubernetes.settings import Settings
 from emberscale_operator.kubernetes.tallies import Tallies
 from emberscale_operator.kubernetes.warnings import PodWarnings
@@ -170,7 +170,7 @@ class Operator:
 
     def start(self) -> JobController:
         api: Any = self.api  # the calls that they make are there
-        recorder, warnings = Recorder(api, "op-1"), PodWarnings(api)
+        recorder, warnings = EventRecorder(api, "op-1"), PodWarnings(api)
         backend = KubernetesBackend(
             KEY, "job-uid", api, api, recorder, warnings, self.tallies, SETTINGS, _admit, self.policy
         )

@@ -19,7 +19,7 @@ from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc.codec import wire_phase, wire_role
 from emberscale_operator.controller import Backend, JobController, News, Observed
 from emberscale_operator.kubernetes.backend import KubernetesBackend
-from emberscale_operator.kubernetes.recorder import Recorder
+from emberscale_operator.kubernetes.recorder import EventRecorder
 from emberscale_operator.kubernetes.tallies import Tallies
 from emberscale_operator.kubernetes.warnings import PodWarnings
 from emberscale_operator.local.backend import LocalBackend, StopRequests
@@ -244,7 +244,7 @@ class KubernetesWorld:
             "job-uid",
             api,
             api,
-            Recorder(api, "op-1"),
+            EventRecorder(api, "op-1"),
             PodWarnings(api),
             Tallies(CollectorRegistry()),
             SETTINGS,

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Self
 
@@ -50,6 +51,18 @@ class DenseTransform(StrEnum):
 
     NONE = "None"
     LOG1P = "Log1p"
+
+
+@dataclass(frozen=True, slots=True)
+class BadRecord:
+    """A malformed record, which training skips. `line` counts from 1 within the file."""
+
+    file: str
+    line: int
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.problem}"
 
 
 class ListColumn(ManifestPart):

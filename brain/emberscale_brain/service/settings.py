@@ -39,7 +39,7 @@ _LARGEST_PORT = 65_535
 Address = Annotated[str, Field(pattern=r"^[^:]+:\d+$|^\[.*\]:\d+$"), AfterValidator(_with_a_port)]
 
 
-class SettingsError(ValueError):
+class BrainSettingsError(ValueError):
     """Settings that cannot be used; the text is one line a problem."""
 
 
@@ -174,7 +174,7 @@ class BrainSettings(ManifestPart):
 def load_settings(path: Path | None, overrides: Sequence[str] = ()) -> BrainSettings:
     """Reads settings; without a file all defaults, `overrides` on top. The planner must be installed.
 
-    Raises SettingsError.
+    Raises BrainSettingsError.
     """
     document: Mapping[str, Any] = {}
     source = "settings"
@@ -183,18 +183,18 @@ def load_settings(path: Path | None, overrides: Sequence[str] = ()) -> BrainSett
         try:
             loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
         except OSError as error:
-            raise SettingsError(f"{path}: cannot be read: {error.strerror}") from error
+            raise BrainSettingsError(f"{path}: cannot be read: {error.strerror}") from error
         except (UnicodeDecodeError, yaml.YAMLError) as error:
-            raise SettingsError(f"{path}: is not valid YAML: {error}") from error
+            raise BrainSettingsError(f"{path}: is not valid YAML: {error}") from error
         if loaded is not None and not isinstance(loaded, dict):
-            raise SettingsError(f"{path}: expected a mapping of settings")
+            raise BrainSettingsError(f"{path}: expected a mapping of settings")
         document = loaded or {}
     try:
         settings = BrainSettings.model_validate(apply_overrides(document, overrides))
     except ManifestError as error:
-        raise SettingsError(str(error)) from error
+        raise BrainSettingsError(str(error)) from error
     except ValidationError as error:
-        raise SettingsError(
+        raise BrainSettingsError(
             "\n".join(
                 f"{source}: {'.'.join(map(str, problem['loc'])) or 'settings'}: "
                 f"{'unknown setting' if problem['type'] == 'extra_forbidden' else problem['msg']}"
@@ -203,7 +203,7 @@ def load_settings(path: Path | None, overrides: Sequence[str] = ()) -> BrainSett
         ) from error
     names = planner_names()
     if settings.planner.name not in names:
-        raise SettingsError(
+        raise BrainSettingsError(
             f"{source}: planner.name: there is no planner {settings.planner.name!r}; installed are {', '.join(names)}"
         )
     return settings

@@ -10,7 +10,7 @@ from emberscale_operator.kubernetes.job import Job
 from emberscale_operator.kubernetes.observation import Observation
 from emberscale_operator.kubernetes.pod_spec import JobObjects, limits_of, requests_of, role_spec
 from emberscale_operator.kubernetes.pod_state import PodView
-from emberscale_operator.kubernetes.recorder import Recorder
+from emberscale_operator.kubernetes.recorder import EventRecorder
 from emberscale_operator.machine import Action, Create, Delete, DeleteJob, Forget, InstanceId, Kill, Resize, Resources
 
 _PREPARING_SECONDS = 3.0
@@ -24,7 +24,9 @@ class Actuator:
     `problems` are the reasons and messages for which pods could not be created.
     """
 
-    def __init__(self, client: ApiClient, makes: ObjectMaker, observation: Observation, recorder: Recorder) -> None:
+    def __init__(
+        self, client: ApiClient, makes: ObjectMaker, observation: Observation, recorder: EventRecorder
+    ) -> None:
         self._client = client
         self._makes = makes
         self._observation = observation

@@ -26,7 +26,7 @@ from emberscale_operator.kubernetes.observation import Observation, plan_of
 from emberscale_operator.kubernetes.pod_spec import JobObjects
 from emberscale_operator.kubernetes.pod_state import PodView
 from emberscale_operator.kubernetes.record import members_of, standing_of, with_limits
-from emberscale_operator.kubernetes.recorder import Recorder
+from emberscale_operator.kubernetes.recorder import EventRecorder
 from emberscale_operator.kubernetes.settings import Settings
 from emberscale_operator.kubernetes.status import (
     Facts,
@@ -59,7 +59,7 @@ _TRAINS = (JobPhase.TRAINING, JobPhase.EVALUATING, JobPhase.SAVING)
 _log = structlog.get_logger()
 
 
-class ClusterView(Protocol):
+class ObjectCache(Protocol):
     """What is known of the cluster without asking it."""
 
     def job(self, key: JobKey) -> Mapping[str, Any] | None:
@@ -79,9 +79,9 @@ class KubernetesBackend:
         self,
         key: JobKey,
         uid: str,
-        cluster: ClusterView,
+        cluster: ObjectCache,
         client: ApiClient,
-        recorder: Recorder,
+        recorder: EventRecorder,
         warnings: PodWarnings,
         tallies: Tallies,
         settings: Settings,

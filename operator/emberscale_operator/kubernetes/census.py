@@ -15,7 +15,7 @@ _log = structlog.get_logger()
 
 
 @dataclass(frozen=True)
-class Kind:
+class WatchedKind:
     """A kind of object that is watched."""
 
     api_version: str
@@ -23,14 +23,14 @@ class Kind:
     label: str = ""
 
 
-TRAINING_JOB = Kind(names.API_VERSION, names.PLURAL)
-POD = Kind("v1", "pods", names.JOB_LABEL)
+TRAINING_JOB = WatchedKind(names.API_VERSION, names.PLURAL)
+POD = WatchedKind("v1", "pods", names.JOB_LABEL)
 
 
 class Watched(Protocol):
     """What the watches have brought."""
 
-    def versions(self, kind: Kind) -> Mapping[str, str]:
+    def versions(self, kind: WatchedKind) -> Mapping[str, str]:
         """The resourceVersion of every object of a kind, by uid."""
 
 
@@ -92,7 +92,7 @@ class Census:
                 return f"the watch of {kind.plural} has missed a change for {seconds:.0f} s"
         return None
 
-    async def _held(self, kind: Kind) -> dict[str, str]:
+    async def _held(self, kind: WatchedKind) -> dict[str, str]:
         query = {"labelSelector": kind.label} if kind.label else {}
         held: dict[str, str] = {}
         for namespace in self._namespaces:

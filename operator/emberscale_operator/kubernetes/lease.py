@@ -1,4 +1,4 @@
-"""A Lease, so that of two operators one waits."""
+"""A LeaderLease, so that of two operators one waits."""
 
 import asyncio
 import base64
@@ -44,7 +44,7 @@ def account_owner(token: Path = _TOKEN) -> dict[str, str] | None:
         return None
 
 
-class Lease:
+class LeaderLease:
     """One lease in the operator's namespace, as client-go's leader election keeps it.
 
     Others' clocks are not trusted: only how long a record stays the same. `client` serves the lease alone, so that a
@@ -71,7 +71,9 @@ class Lease:
         self._observed: tuple[str, float] = ("", 0.0)
 
     @classmethod
-    async def connect(cls, namespace: str, name: str, identity: str, owner: dict[str, str] | None = None) -> "Lease":
+    async def connect(
+        cls, namespace: str, name: str, identity: str, owner: dict[str, str] | None = None
+    ) -> "LeaderLease":
         """A lease with a connection of its own."""
         return cls(await ApiClient.connect(_CALL_SECONDS), namespace, name, identity, owner)
 
@@ -127,7 +129,7 @@ class Lease:
             if error.status != 404:
                 raise
             metadata = {"name": self._name, "namespace": self._namespace, "ownerReferences": self._owners}
-            body = {"apiVersion": _API, "kind": "Lease", "metadata": metadata, "spec": self._spec({}, taken=True)}
+            body = {"apiVersion": _API, "kind": "LeaderLease", "metadata": metadata, "spec": self._spec({}, taken=True)}
             await self._client.create(self._collection, body)
             return True
         spec = lease["spec"]

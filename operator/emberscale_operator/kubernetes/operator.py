@@ -16,13 +16,13 @@ from emberscale_api.events import configure_logging
 from emberscale_api.process_metrics import ProcessMetrics
 from emberscale_operator.kubernetes import names
 from emberscale_operator.kubernetes.backend import KubernetesBackend, control
-from emberscale_operator.kubernetes.census import TRAINING_JOB, Census, Kind
+from emberscale_operator.kubernetes.census import TRAINING_JOB, Census, WatchedKind
 from emberscale_operator.kubernetes.client import ApiClient, ApiError, ApiUnavailableError
 from emberscale_operator.kubernetes.fleet import Fleet
 from emberscale_operator.kubernetes.health import OperatorMetrics, serve
 from emberscale_operator.kubernetes.job import JobKey
-from emberscale_operator.kubernetes.lease import Lease, LeaseLostError, account_owner
-from emberscale_operator.kubernetes.recorder import Recorder
+from emberscale_operator.kubernetes.lease import LeaderLease, LeaseLostError, account_owner
+from emberscale_operator.kubernetes.recorder import EventRecorder
 from emberscale_operator.kubernetes.settings import Settings
 from emberscale_operator.kubernetes.tallies import Tallies
 from emberscale_operator.kubernetes.tenants import Tenants
@@ -51,7 +51,7 @@ class WatchedCluster:
         """The pods that carry the job's label."""
         return tuple(self._pods.get(key, ()))
 
-    def versions(self, kind: Kind) -> Mapping[str, str]:
+    def versions(self, kind: WatchedKind) -> Mapping[str, str]:
         """The resourceVersion of every object of a kind, by uid."""
         found = self._jobs if kind is TRAINING_JOB else self._pods
         bodies = (body["metadata"] for store in found.values() for body in store)
@@ -101,7 +101,7 @@ async def _run(settings: Settings) -> int:
                 uid,
                 cluster,
                 client,
-                Recorder(client, settings.identity),
+                EventRecorder(client, settings.identity),
                 warnings,
                 tallies,
                 settings,
@@ -115,7 +115,7 @@ async def _run(settings: Settings) -> int:
     registry.register(OperatorMetrics(client, fleet))
     registry.register(ProcessMetrics())
     web = await serve((fleet.stuck, census.behind), registry, settings.health_port, settings.metrics_port)
-    lease = await Lease.connect(settings.namespace, settings.lease_name, settings.identity, account_owner())
+    lease = await LeaderLease.connect(settings.namespace, settings.lease_name, settings.identity, account_owner())
     try:
         if not await _first(stopping, _ready(client, lease)):
             return 0
@@ -158,7 +158,7 @@ async def _first(stopping: asyncio.Event, work: Any) -> bool:
     return False
 
 
-async def _ready(client: ApiClient, lease: Lease) -> None:
+async def _ready(client: ApiClient, lease: LeaderLease) -> None:
     """Waits for the definition of TrainingJobs, which kopf looks for only once, and for the lease."""
     told = False
     while True:

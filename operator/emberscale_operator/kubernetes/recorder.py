@@ -14,7 +14,7 @@ _LONGEST_MESSAGE = 1024
 _log = structlog.get_logger()
 
 
-class Recorder:
+class EventRecorder:
     """The Events of one job: told at once, written by `flush`.
 
     They are told from what differs between the job's pods and its status, and written before the status that ends the

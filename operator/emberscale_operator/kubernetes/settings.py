@@ -14,7 +14,7 @@ _PULL_POLICIES = ("Always", "IfNotPresent", "Never")
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
-class SettingsError(ValueError):
+class OperatorSettingsError(ValueError):
     """A variable that is missing or wrong; the text names it and says what is allowed."""
 
 
@@ -50,18 +50,18 @@ class Settings:
 
 
 def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
-    """The settings that the environment gives. Raises SettingsError."""
+    """The settings that the environment gives. Raises OperatorSettingsError."""
 
     def required(name: str) -> str:
         value = environment.get(name, "")
         if not value:
-            raise SettingsError(f"{name} is not set; `python -m emberscale_operator --help` says what it is")
+            raise OperatorSettingsError(f"{name} is not set; `python -m emberscale_operator --help` says what it is")
         return value
 
     def chosen(name: str, default: str, allowed: tuple[str, ...]) -> str:
         value = environment.get(name) or default
         if value not in allowed:
-            raise SettingsError(f"{name}={value!r}: expected one of {', '.join(allowed)}")
+            raise OperatorSettingsError(f"{name}={value!r}: expected one of {', '.join(allowed)}")
         return value
 
     brain_address = environment.get("EMBERSCALE_BRAIN_ADDRESS", "")
@@ -70,7 +70,7 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
         try:
             client_context(brain_authority.encode(), BRAIN_CA)
         except UnusableCertificateError as error:
-            raise SettingsError(str(error)) from error
+            raise OperatorSettingsError(str(error)) from error
     return Settings(
         image=required("EMBERSCALE_IMAGE"),
         redis_url=required("EMBERSCALE_REDIS_URL"),
@@ -99,7 +99,7 @@ def _names(text: str) -> tuple[str, ...]:
 def _port(environment: Mapping[str, str], name: str, default: int) -> int:
     text = environment.get(name) or str(default)
     if not text.isdigit() or not 0 <= int(text) <= 65535:
-        raise SettingsError(f"{name}={text!r}: expected a port, 0 to 65535")
+        raise OperatorSettingsError(f"{name}={text!r}: expected a port, 0 to 65535")
     return int(text)
 
 
@@ -110,7 +110,7 @@ def _seconds(environment: Mapping[str, str], name: str, default: float) -> float
     try:
         seconds = parse_duration(text)
     except ValueError as error:
-        raise SettingsError(f"{name}: {error}") from error
+        raise OperatorSettingsError(f"{name}: {error}") from error
     if seconds <= 0:
-        raise SettingsError(f"{name}={text!r}: must be above 0")
+        raise OperatorSettingsError(f"{name}={text!r}: must be above 0")
     return seconds

@@ -8,7 +8,7 @@ from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.kubernetes.job import Job
 from emberscale_operator.kubernetes.pod_state import PodView
 from emberscale_operator.kubernetes.quantities import quantities, quantity
-from emberscale_operator.kubernetes.recorder import Recorder
+from emberscale_operator.kubernetes.recorder import EventRecorder
 from emberscale_operator.machine import InstanceId
 
 _NOUNS = {Role.MASTER: "Master", Role.PS: "PS", Role.WORKER: "Worker", Role.REDIS: "Redis", Role.BRAIN: "Brain"}
@@ -24,7 +24,7 @@ _PHASES = {
 }
 
 
-def tell_phase(recorder: Recorder, job: Job, before: JobPhase, status: TrainingJobStatus) -> None:
+def tell_phase(recorder: EventRecorder, job: Job, before: JobPhase, status: TrainingJobStatus) -> None:
     """The job came from one phase to another."""
     recoveries = status.progress.recoveries if status.progress else 0
     key = f"{before}-{status.phase}-{job.generation}-{recoveries}"
@@ -39,13 +39,13 @@ def tell_phase(recorder: Recorder, job: Job, before: JobPhase, status: TrainingJ
             recorder.normal(job, *_PHASES[status.phase], key)
 
 
-def tell_creation(recorder: Recorder, job: Job, view: PodView) -> None:
+def tell_creation(recorder: EventRecorder, job: Job, view: PodView) -> None:
     """A pod was created."""
     again = f", incarnation {view.id.incarnation}" if view.id.incarnation > 1 else ""
     recorder.normal(job, f"Created{_NOUNS[view.id.role]}Pod", f"created pod {view.name}{again}", view.name)
 
 
-def tell_scaling(recorder: Recorder, job: Job, before: pb.Plan | None, after: pb.Plan) -> None:
+def tell_scaling(recorder: EventRecorder, job: Job, before: pb.Plan | None, after: pb.Plan) -> None:
     """The plan gives a role other numbers or resources: what, from what to what, and why is in its message."""
     if before is None or after.phase in (pb.COMPLETE, pb.FAILED, pb.SUSPENDED):
         return
@@ -63,23 +63,23 @@ def tell_scaling(recorder: Recorder, job: Job, before: pb.Plan | None, after: pb
             recorder.normal(job, f"Planned{_NOUNS[role]}Resources", text, key)
 
 
-def tell_refusal(recorder: Recorder, job: Job, instance: InstanceId, reason: str, message: str) -> None:
+def tell_refusal(recorder: EventRecorder, job: Job, instance: InstanceId, reason: str, message: str) -> None:
     """The cluster does not take a pod."""
     text = f"{instance.member}: {reason}: {message}"
     recorder.warning(job, f"FailedToCreate{_NOUNS[instance.role]}Pod", text, f"{instance}{reason}")
 
 
-def tell_deletion(recorder: Recorder, job: Job, view: PodView) -> None:
+def tell_deletion(recorder: EventRecorder, job: Job, view: PodView) -> None:
     """A pod that still runs is deleted."""
     recorder.normal(job, f"Deleted{_NOUNS[view.id.role]}Pod", f"deleted pod {view.name}", view.name)
 
 
-def tell_kill(recorder: Recorder, job: Job, view: PodView, why: str) -> None:
+def tell_kill(recorder: EventRecorder, job: Job, view: PodView, why: str) -> None:
     """A pod that does not answer is ended."""
     recorder.warning(job, f"Killed{_NOUNS[view.id.role]}Pod", f"killed pod {view.name}: {why}", view.name)
 
 
-def tell_exit(recorder: Recorder, job: Job, view: PodView) -> None:
+def tell_exit(recorder: EventRecorder, job: Job, view: PodView) -> None:
     """A pod ended though it was wanted."""
     ended = view.instance.exit
     if ended is None or view.cause == "Completed":
@@ -101,7 +101,7 @@ def tell_exit(recorder: Recorder, job: Job, view: PodView) -> None:
             recorder.warning(job, f"Lost{noun}Pod", text, view.name)
 
 
-def tell_growth(recorder: Recorder, job: Job, view: PodView, limit: int, grown: int) -> None:
+def tell_growth(recorder: EventRecorder, job: Job, view: PodView, limit: int, grown: int) -> None:
     """A role gets more memory."""
     noun = _NOUNS[view.id.role]
     text = (
@@ -111,7 +111,7 @@ def tell_growth(recorder: Recorder, job: Job, view: PodView, limit: int, grown: 
     recorder.normal(job, f"Increased{noun}Memory", text, f"{view.name}-{grown}")
 
 
-def tell_resize(recorder: Recorder, job: Job, view: PodView, before: MemberStatus) -> None:
+def tell_resize(recorder: EventRecorder, job: Job, view: PodView, before: MemberStatus) -> None:
     """A running pod has other limits than it had, or waits for them."""
     noun = _NOUNS[view.id.role]
     if view.limits is not None and (before.cpu or before.memory):
@@ -130,13 +130,13 @@ def tell_resize(recorder: Recorder, job: Job, view: PodView, before: MemberStatu
         recorder.warning(job, f"FailedToResize{noun}Pod", text, f"{view.name}-{job.generation}-{view.resizing.reason}")
 
 
-def tell_refused_resize(recorder: Recorder, job: Job, view: PodView, problem: str) -> None:
+def tell_refused_resize(recorder: EventRecorder, job: Job, view: PodView, problem: str) -> None:
     """A running pod cannot get other limits."""
     text = f"{view.name} keeps its resources until it is started anew: {problem}"
     recorder.warning(job, f"FailedToResize{_NOUNS[view.id.role]}Pod", text, view.name)
 
 
-def tell_waiting(recorder: Recorder, job: Job, blocked: tuple[str, str] | None, since: datetime) -> None:
+def tell_waiting(recorder: EventRecorder, job: Job, blocked: tuple[str, str] | None, since: datetime) -> None:
     """The job has waited for something outside of it `since` then."""
     if blocked is not None and blocked[0] != "BackOff":
         recorder.warning(job, "WaitingForPods", f"{blocked[0]}: {blocked[1]}", f"{blocked[0]}-{since.isoformat()}")

@@ -4,17 +4,17 @@ from emberscale_operator.local.brain import BrainAddress, EmbeddedBrain
 from emberscale_operator.local.errors import PortUnavailableError, RedisUnavailableError, StartError
 from emberscale_operator.local.folder import RunFolder
 from emberscale_operator.local.runner import LocalJob
-from emberscale_operator.local.snapshot import MemberExit, Outcome, Snapshot
+from emberscale_operator.local.snapshot import MemberExit, RunOutcome, RunView
 
 __all__ = [
     "BrainAddress",
     "EmbeddedBrain",
     "LocalJob",
     "MemberExit",
-    "Outcome",
     "PortUnavailableError",
     "RedisUnavailableError",
     "RunFolder",
-    "Snapshot",
+    "RunOutcome",
+    "RunView",
     "StartError",
 ]

@@ -16,7 +16,7 @@ from emberscale_operator.controller import News, Observed
 from emberscale_operator.local.embedded_redis import RedisWatch
 from emberscale_operator.local.environment import JobEnvironment
 from emberscale_operator.local.processes import JobProcesses
-from emberscale_operator.local.snapshot import MemberExit, Outcome, Snapshot
+from emberscale_operator.local.snapshot import MemberExit, RunOutcome, RunView
 from emberscale_operator.machine import (
     RESTING,
     Action,
@@ -81,7 +81,7 @@ class LocalBackend:
         stop: StopRequests,
         logs: Path,
         has_brain: Callable[[], bool],
-        observer: Callable[[Snapshot], None],
+        observer: Callable[[RunView], None],
     ) -> None:
         self._spec = spec
         self._policy = policy
@@ -146,7 +146,7 @@ class LocalBackend:
                     self._processes.kill(instance)
         return None
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> RunOutcome:
         """How the run ended."""
         standing = self._standing
         # a job that rests without its master's doing was stopped before its state could be saved
@@ -158,7 +158,7 @@ class LocalBackend:
             reason, message = standing.reason, f"{standing.message}; see {self._logs}"
         elif standing.phase is JobPhase.SUSPENDED:
             message = f"{message}: {standing.message}"
-        return Outcome(
+        return RunOutcome(
             phase=wire_phase(standing.phase) if saved else pb.PHASE_UNSPECIFIED,
             reason=reason,
             message=message,
@@ -192,8 +192,8 @@ class LocalBackend:
             grown = self._standing.grown.get(instance.id.role) if grows else None
             self._exits[instance.id] = MemberExit(instance.id.member, ended.reason, ended.code, limit, grown)
 
-    def _snapshot(self, now: float) -> Snapshot:
-        return Snapshot(
+    def _snapshot(self, now: float) -> RunView:
+        return RunView(
             seconds=now - self._started_at,
             status=self._status,
             processes=tuple(view for view in self._processes.processes() if view.state is not InstanceState.EXITED),

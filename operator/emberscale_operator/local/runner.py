@@ -33,8 +33,8 @@ from emberscale_operator.local.errors import CertificatesUnusableError
 from emberscale_operator.local.folder import RunFolder, make_socket_folder, remove_socket_folder
 from emberscale_operator.local.port import reserve_port
 from emberscale_operator.local.processes import JobProcesses, Launch
-from emberscale_operator.local.snapshot import Outcome, Snapshot
-from emberscale_operator.local.starters import ForkServer
+from emberscale_operator.local.snapshot import RunOutcome, RunView
+from emberscale_operator.local.starters import ForkServerClient
 from emberscale_operator.machine import InstanceId, Policy, Resources
 from emberscale_operator.master_link import MasterAddress, MasterLink
 
@@ -107,7 +107,7 @@ class LocalJob:
         """Ends every process now; the state is that of the last checkpoint."""
         self._stop.kill = True
 
-    def run(self, observer: Callable[[Snapshot], None]) -> Outcome:
+    def run(self, observer: Callable[[RunView], None]) -> RunOutcome:
         """Blocks until the job has ended and all its processes are gone.
 
         `observer` is called about ten times a second, by this thread; what it raises ends the job. The processes belong
@@ -116,7 +116,7 @@ class LocalJob:
         Raises RedisUnavailableError if the job's own Redis does not start, and OSError if the folder cannot be written
         to; no process is left then either.
         """
-        snapshots: queue.SimpleQueue[Snapshot | None] = queue.SimpleQueue()
+        snapshots: queue.SimpleQueue[RunView | None] = queue.SimpleQueue()
         with ThreadPoolExecutor(1, thread_name_prefix="job") as thread:
             ending = thread.submit(self._run, snapshots.put)
             ending.add_done_callback(lambda _: snapshots.put(None))
@@ -128,7 +128,7 @@ class LocalJob:
                 raise
             return ending.result()
 
-    def _run(self, observer: Callable[[Snapshot], None]) -> Outcome:
+    def _run(self, observer: Callable[[RunView], None]) -> RunOutcome:
         folder = self._folder
         folder.make()
         with ExitStack() as cleanup:
@@ -159,7 +159,9 @@ class LocalJob:
                 brain_token=brain.token,
                 brain_authority=brain.authority,
             )
-            forks = ForkServer(_FORK_SERVER, environment.of_fork_server(os.environ), folder.logs / "fork-server.log")
+            forks = ForkServerClient(
+                _FORK_SERVER, environment.of_fork_server(os.environ), folder.logs / "fork-server.log"
+            )
             launcher = self._launcher(environment, redis, forks, configuration)
             processes = JobProcesses(launcher, folder.logs, self._policy.stop_grace)
             cleanup.callback(forks.close)
@@ -174,8 +176,8 @@ class LocalJob:
         environment: JobEnvironment,
         redis: EmbeddedRedis | None,
         token: str,
-        observer: Callable[[Snapshot], None],
-    ) -> Outcome:
+        observer: Callable[[RunView], None],
+    ) -> RunOutcome:
         """Drives the processes until the job has ended or nobody waits for that."""
         watch = RedisWatch(redis.url, self._folder.logs / f"{Role.REDIS}-0.log") if redis is not None else None
         backend = LocalBackend(
@@ -217,7 +219,7 @@ class LocalJob:
         return BrainAddress(self._seat.address, self._seat.token, self._authority)
 
     def _launcher(
-        self, environment: JobEnvironment, redis: EmbeddedRedis | None, forks: ForkServer, brain: Path | None
+        self, environment: JobEnvironment, redis: EmbeddedRedis | None, forks: ForkServerClient, brain: Path | None
     ) -> Callable[[InstanceId, Resources], Launch]:
         def launch(instance: InstanceId, resources: Resources) -> Launch:
             variables = environment.of(instance, resources, os.environ)

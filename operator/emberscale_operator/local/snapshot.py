@@ -20,7 +20,7 @@ class MemberExit:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class RunView:
     """What is known of the running job, `seconds` after its start.
 
     `status` is None until the master was reached; `exits` are all since the start, `restarts` by role.
@@ -35,7 +35,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """How a run ended.
 
     `phase` is PHASE_UNSPECIFIED for a run that was cut short. `peak_memory` is in bytes by member, `restarts` by role.

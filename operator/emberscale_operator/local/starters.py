@@ -97,7 +97,7 @@ class _Executed:
 EXECUTION: Starter = Execution()
 
 
-class ForkServer:
+class ForkServerClient:
     """Has processes forked by a server, which is started by `prepare` and again whenever it has died.
 
     The command of a process is one word, the role that the server knows. All calls come from one thread: the server,
@@ -185,7 +185,7 @@ class ForkServer:
 class _Forked:
     """A process that the server was asked for."""
 
-    def __init__(self, server: ForkServer) -> None:
+    def __init__(self, server: ForkServerClient) -> None:
         self._server = server
         self._pid: int | None = None
         self._pidfd: int | None = None

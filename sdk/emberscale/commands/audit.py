@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from emberscale.audit import AuditReport, Counts
-from emberscale.checkpoints import CheckpointFolder, audit_checkpoints
+from emberscale.checkpoints import SavedCheckpoints, audit_checkpoints
 from emberscale.commands.options import Output, OutputFormat, bad_input_exits, paragraphs
 from emberscale.errors import BadInputError
 from emberscale.run_record import RunPaths, RunRecord, RunStatus, read_record
@@ -52,7 +52,7 @@ def _audit(paths: RunPaths) -> tuple[AuditReport, RunRecord]:
     uri = record.job(paths).spec.checkpoint.uri
     if uri is None:
         raise BadInputError(f"{paths.record}: names no checkpoint URI")
-    folder = CheckpointFolder(uri)
+    folder = SavedCheckpoints(uri)
     report, refused = audit_checkpoints(folder, folder.find({record.uid, *record.earlier_uids}))
     for problem in refused:
         typer.echo(f"warning: {problem}", err=True)

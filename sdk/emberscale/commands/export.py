@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from emberscale.checkpoints import CheckpointFolder
+from emberscale.checkpoints import SavedCheckpoints
 from emberscale.commands.options import Output, OutputFormat, bad_input_exits, paragraphs
 from emberscale.errors import BadInputError
 from emberscale.run_record import RunPaths, read_record
@@ -110,13 +110,13 @@ def _candidates(run: str) -> list[tuple[str, CheckpointManifest]]:
     """The folders of checkpoints to try, the newest first; the copy in `model/` comes after its original."""
     paths = RunPaths(Path(run))
     if not paths.record.exists():
-        found = _found(CheckpointFolder(run), None)
+        found = _found(SavedCheckpoints(run), None)
         if not found:
             raise BadInputError(f"RUN: {run} is neither the folder of a run nor one of checkpoints")
         return found
     record = read_record(paths)
     uri = record.job(paths).spec.checkpoint.uri
-    found = [] if uri is None else _found(CheckpointFolder(uri), {record.uid, *record.earlier_uids})
+    found = [] if uri is None else _found(SavedCheckpoints(uri), {record.uid, *record.earlier_uids})
     copy = paths.model / MANIFEST_NAME
     if copy.exists():
         with suppress(DamagedCheckpointError):
@@ -124,7 +124,7 @@ def _candidates(run: str) -> list[tuple[str, CheckpointManifest]]:
     return sorted(found, key=lambda candidate: candidate[1].number, reverse=True)
 
 
-def _found(folder: CheckpointFolder, uids: set[str] | None) -> list[tuple[str, CheckpointManifest]]:
+def _found(folder: SavedCheckpoints, uids: set[str] | None) -> list[tuple[str, CheckpointManifest]]:
     found = folder.find(uids)
     for problem in found.damaged:
         typer.echo(f"warning: {problem}", err=True)

@@ -19,7 +19,7 @@ from emberscale.summary import finite_json
 from emberscale_api.job import load_manifest
 
 if TYPE_CHECKING:
-    from emberscale.profiling import JobProfile
+    from emberscale.profiling import TimeBreakdown
     from emberscale.profiling.measure import Progress
 
 HELP = paragraphs("""\
@@ -91,7 +91,7 @@ def _progress() -> Iterator["Progress"]:
         yield lambda doing, trained, total: bar.update(task, description=doing, completed=trained, total=total)
 
 
-def _print(measured: "JobProfile", plot: Path) -> None:
+def _print(measured: "TimeBreakdown", plot: Path) -> None:
     from emberscale.profiling.job_profile import WORKER_THREADS
     from emberscale_api.metrics import WAITS
 

@@ -32,7 +32,7 @@ class Roof:
 
 
 @dataclass(frozen=True)
-class JobProfile:
+class TimeBreakdown:
     """Where the time of a job went in a window of `seconds`.
 
     `worker_stages` and `server_stages` are shares of the time of one process, on average over those of the role; stages
@@ -90,7 +90,7 @@ class JobProfile:
         }
 
 
-def profile_of(name: str, before: Reading, after: Reading, roof: Roof) -> JobProfile:
+def profile_of(name: str, before: Reading, after: Reading, roof: Roof) -> TimeBreakdown:
     """Raises ValueError for a window in which nothing was trained."""
     grown, cpu_seconds = difference(before, after)
     worker, server = grown["worker"], grown["ps"]
@@ -108,7 +108,7 @@ def profile_of(name: str, before: Reading, after: Reading, roof: Roof) -> JobPro
         name: server[f"{metrics.STAGE_SECONDS_TOTAL} {stage}"] / (seconds * servers)
         for name, stage in SERVER_STAGES.items()
     }
-    return JobProfile(
+    return TimeBreakdown(
         name=name,
         samples=samples,
         batches=int(worker[metrics.BATCHES_TOTAL]),

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from emberscale.interruption import Interruption
-from emberscale.profiling.job_profile import JobProfile, profile_of
+from emberscale.profiling.job_profile import TimeBreakdown, profile_of
 from emberscale.profiling.reading import Reading, take_reading
 from emberscale_api.job import TrainingJob
 from emberscale_api.rpc import master_pb2 as pb
-from emberscale_operator.local import LocalJob, RunFolder, Snapshot
+from emberscale_operator.local import LocalJob, RunFolder, RunView
 
 _NEVER = 10 * 365 * 86400.0
 _ROOF_SECONDS = 3.0
@@ -26,7 +26,7 @@ class ProfileFailedError(Exception):
     """The job ended before it had been measured; the text says why."""
 
 
-def profile_job(job: TrainingJob, samples: int, interruption: Interruption, progress: Progress) -> JobProfile:
+def profile_job(job: TrainingJob, samples: int, interruption: Interruption, progress: Progress) -> TimeBreakdown:
     """Trains `samples` samples after a quarter as many to warm up, ends the job, and measures its roof.
 
     Raises ProfileFailedError, StartError and EntrypointError.
@@ -58,7 +58,7 @@ class _Window:
     before: Reading | None = None
     after: Reading | None = None
 
-    def see(self, snapshot: Snapshot) -> bool:
+    def see(self, snapshot: RunView) -> bool:
         """Whether the window is over."""
         status = snapshot.status
         if status is None or status.phase != pb.TRAINING:
@@ -76,7 +76,7 @@ def measure_job(
     """Readings of the job when it is warm, and `samples` samples later. Raises ProfileFailedError and StartError."""
     window = _Window(samples)
 
-    def is_over(snapshot: Snapshot) -> bool:
+    def is_over(snapshot: RunView) -> bool:
         over = window.see(snapshot)
         trained = 0 if snapshot.status is None else snapshot.status.samples
         doing = "starting" if not trained else "warming up" if window.before is None else "training"
@@ -89,7 +89,7 @@ def measure_job(
     return window.before, window.after
 
 
-def train_until(is_over: Callable[[Snapshot], bool], job: TrainingJob, interruption: Interruption) -> None:
+def train_until(is_over: Callable[[RunView], bool], job: TrainingJob, interruption: Interruption) -> None:
     """Trains and does nothing else, until `is_over` is true of what is seen of the job; then the job is killed.
 
     Raises ProfileFailedError, also when the job ends by itself, and StartError.
@@ -101,7 +101,7 @@ def train_until(is_over: Callable[[Snapshot], bool], job: TrainingJob, interrupt
     over = False
     with LocalJob(job, str(uuid.uuid4()), RunFolder(folder)) as local, interruption.of(local):
 
-        def observe(snapshot: Snapshot) -> None:
+        def observe(snapshot: RunView) -> None:
             nonlocal over
             if not over and is_over(snapshot):
                 over = True

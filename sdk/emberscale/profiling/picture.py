@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from emberscale.charts import BLUE, GREEN, GREY, ORANGE, STYLE, THOUSANDS
-from emberscale.profiling.job_profile import WORKER_THREADS, JobProfile
+from emberscale.profiling.job_profile import WORKER_THREADS, TimeBreakdown
 from emberscale_api.metrics import WAITS
 
 _WIDTH_OF_CHARACTER = 0.0115
@@ -28,13 +28,13 @@ _COLOURS = {
 }
 
 
-def draw_profile(profile: JobProfile, picture: Path) -> None:
+def draw_profile(profile: TimeBreakdown, picture: Path) -> None:
     """Each thread's time by stage; the job's throughput beside its roof; CPU time by role beside the roof's."""
     with mpl.rc_context(STYLE):
         profile_figure(profile).savefig(picture, dpi=130)
 
 
-def profile_figure(profile: JobProfile) -> Figure:
+def profile_figure(profile: TimeBreakdown) -> Figure:
     """The picture before it is written."""
     figure = Figure(figsize=(13, 5.4), layout="constrained")
     lanes, speed, cost = figure.subplots(1, 3, width_ratios=[3.4, 1, 1])
@@ -52,7 +52,7 @@ def profile_figure(profile: JobProfile) -> Figure:
     return figure
 
 
-def _lanes(axes: Axes, profile: JobProfile) -> None:
+def _lanes(axes: Axes, profile: TimeBreakdown) -> None:
     lanes = [
         (f"worker: {thread}", {stage: profile.worker_stages[stage] for stage in stages})
         for thread, stages in WORKER_THREADS.items()
@@ -80,7 +80,7 @@ def _lanes(axes: Axes, profile: JobProfile) -> None:
     axes.set_title("Time of each thread, and of a server's lock")
 
 
-def _speed(axes: Axes, profile: JobProfile) -> None:
+def _speed(axes: Axes, profile: TimeBreakdown) -> None:
     values = [profile.samples_per_second, profile.roof.samples_per_second]
     axes.bar(["job", "no PS"], values, color=[BLUE, GREY], width=0.6)
     axes.set_title("Samples/s")
@@ -91,7 +91,7 @@ def _speed(axes: Axes, profile: JobProfile) -> None:
     )
 
 
-def _cost(axes: Axes, profile: JobProfile) -> None:
+def _cost(axes: Axes, profile: TimeBreakdown) -> None:
     colours = {"worker": BLUE, "ps": ORANGE, "master": GREEN, "redis": "#8456a6"}
     bottom = 0.0
     for role, colour in colours.items():

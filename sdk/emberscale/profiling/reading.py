@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from emberscale_api.metrics import SAMPLES_TOTAL
 from emberscale_api.rpc import master_pb2 as pb
-from emberscale_operator.local import Snapshot
+from emberscale_operator.local import RunView
 
 _TIMEOUT_SECONDS = 5.0
 
@@ -32,7 +32,7 @@ class Reading:
         return int(sum(counters.get(SAMPLES_TOTAL, 0) for counters in self.counters.values()))
 
 
-def take_reading(snapshot: Snapshot) -> Reading:
+def take_reading(snapshot: RunView) -> Reading:
     """Asks the workers and servers of a running job. Raises OSError if one cannot be asked."""
     counters = {}
     for member in snapshot.status.members if snapshot.status is not None else ():
@@ -53,7 +53,7 @@ def _scrape(address: str) -> Counters:
     }
 
 
-def _cpu_seconds(snapshot: Snapshot) -> dict[str, float]:
+def _cpu_seconds(snapshot: RunView) -> dict[str, float]:
     seconds = {}
     for process in snapshot.processes:
         try:

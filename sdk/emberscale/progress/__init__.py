@@ -1,5 +1,5 @@
 """What a person sees while a job runs."""
 
-from emberscale.progress.choice import Progress, open_progress
+from emberscale.progress.choice import ProgressDisplay, open_progress
 
-__all__ = ["Progress", "open_progress"]
+__all__ = ["ProgressDisplay", "open_progress"]

@@ -1,4 +1,4 @@
-"""Progress where a person sees it: a notebook, a terminal, or a log; on stderr where it is not a notebook."""
+"""ProgressDisplay where a person sees it: a notebook, a terminal, or a log; on stderr where it is not a notebook."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,13 +9,13 @@ from rich.live import Live
 
 from emberscale.progress.plain import PlainProgress
 from emberscale.progress.terminal import LiveProgress
-from emberscale_operator.local import Snapshot
+from emberscale_operator.local import RunView
 
 
-class Progress(Protocol):
+class ProgressDisplay(Protocol):
     """Shows a job's state, and single remarks."""
 
-    def show(self, snapshot: Snapshot) -> None:
+    def show(self, snapshot: RunView) -> None:
         """The state as it is now."""
 
     def say(self, remark: str) -> None:
@@ -23,8 +23,8 @@ class Progress(Protocol):
 
 
 @contextmanager
-def open_progress(name: str) -> Iterator[Progress]:
-    """Progress where it is seen: in the notebook's cell, or on stderr."""
+def open_progress(name: str) -> Iterator[ProgressDisplay]:
+    """ProgressDisplay where it is seen: in the notebook's cell, or on stderr."""
     console = Console(stderr=True, highlight=False)
     if console.is_jupyter:
         from emberscale.progress.notebook import NotebookProgress  # IPython is there in notebooks only

@@ -4,7 +4,7 @@ import math
 
 from emberscale.summary import phase_name
 from emberscale_api.rpc import master_pb2 as pb
-from emberscale_operator.local import Snapshot
+from emberscale_operator.local import RunView
 
 
 def figures(status: pb.JobStatus) -> list[str]:
@@ -19,7 +19,7 @@ def figures(status: pb.JobStatus) -> list[str]:
     return parts
 
 
-def headline(snapshot: Snapshot) -> str:
+def headline(snapshot: RunView) -> str:
     """The phase, and what it waits for."""
     status = snapshot.status
     if status is None:

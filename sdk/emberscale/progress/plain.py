@@ -7,7 +7,7 @@ from emberscale.progress.headline import figures, headline
 from emberscale.progress.remarks import remarks
 from emberscale.summary import phase_name
 from emberscale_api.rpc import master_pb2 as pb
-from emberscale_operator.local import Snapshot
+from emberscale_operator.local import RunView
 
 _LINE_SECONDS = 5.0
 
@@ -17,11 +17,11 @@ class PlainProgress:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._before: Snapshot | None = None
+        self._before: RunView | None = None
         self._phase = ""
         self._next = 0.0
 
-    def show(self, snapshot: Snapshot) -> None:
+    def show(self, snapshot: RunView) -> None:
         """Prints a line if it is time for one."""
         for remark in remarks(self._before, snapshot):
             self.say(remark)
@@ -41,7 +41,7 @@ class PlainProgress:
         self._console.print(line, markup=False, soft_wrap=True)
 
 
-def _plain_line(snapshot: Snapshot) -> str:
+def _plain_line(snapshot: RunView) -> str:
     status = snapshot.status
     parts = [headline(snapshot)]
     if status is None:

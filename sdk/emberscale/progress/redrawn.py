@@ -11,7 +11,7 @@ from emberscale.durations import clock_time
 from emberscale.progress.headline import figures, headline
 from emberscale.progress.remarks import remarks
 from emberscale_api.rpc import master_pb2 as pb
-from emberscale_operator.local import Snapshot
+from emberscale_operator.local import RunView
 
 _REDRAW_SECONDS = 0.2
 
@@ -21,10 +21,10 @@ class RedrawnProgress(ABC):
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._before: Snapshot | None = None
+        self._before: RunView | None = None
         self._next = 0.0
 
-    def show(self, snapshot: Snapshot) -> None:
+    def show(self, snapshot: RunView) -> None:
         """Redraws, a few times a second."""
         for remark in remarks(self._before, snapshot):
             self.say(remark)
@@ -42,7 +42,7 @@ class RedrawnProgress(ABC):
         """Puts the changing lines in place of the last ones."""
 
 
-def live_view(name: str, snapshot: Snapshot) -> RenderableType:
+def live_view(name: str, snapshot: RunView) -> RenderableType:
     """The job in three lines: what it does, how far it is, how fast and how good."""
     status = snapshot.status or pb.JobStatus()
     title = Text.assemble(

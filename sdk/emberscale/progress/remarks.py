@@ -3,11 +3,11 @@
 import signal
 
 from emberscale_api.rpc import master_pb2 as pb
-from emberscale_operator.local import MemberExit, Snapshot
+from emberscale_operator.local import MemberExit, RunView
 from emberscale_operator.machine import ExitReason
 
 
-def remarks(before: Snapshot | None, after: Snapshot) -> list[str]:
+def remarks(before: RunView | None, after: RunView) -> list[str]:
     """What happened from one snapshot to the next that a person should know."""
     lines = []
     if after.suspending and (before is None or not before.suspending):

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from emberscale_brain.service.command import main
-from emberscale_brain.service.settings import SettingsError, load_settings
+from emberscale_brain.service.settings import BrainSettingsError, load_settings
 
 
 def test_everything_has_a_default() -> None:
@@ -45,7 +45,7 @@ def test_a_file_and_overrides_on_top(tmp_path: Path) -> None:
 def test_a_bad_setting_is_named(tmp_path: Path, text: str, problem: str) -> None:
     path = tmp_path / "brain.yaml"
     path.write_text(text)
-    with pytest.raises(SettingsError) as raised:
+    with pytest.raises(BrainSettingsError) as raised:
         load_settings(path)
     assert problem in str(raised.value)
     assert str(path) in str(raised.value)

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from emberscale_operator.kubernetes.census import TRAINING_JOB, Census, Kind, Lag
+from emberscale_operator.kubernetes.census import TRAINING_JOB, Census, Lag, WatchedKind
 
 
 def test_a_change_that_stays_missing_makes_the_watch_late() -> None:
@@ -35,7 +35,7 @@ class _Cluster:
         self.held: dict[str, str] = {}
         self.seen: dict[str, str] = {}
 
-    def versions(self, kind: Kind) -> Mapping[str, str]:
+    def versions(self, kind: WatchedKind) -> Mapping[str, str]:
         return self.seen if kind is TRAINING_JOB else {}
 
 

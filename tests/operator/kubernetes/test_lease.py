@@ -12,7 +12,7 @@ from aiohttp import web
 
 from api_server import api_server, never
 from emberscale_operator.kubernetes.client import ApiClient
-from emberscale_operator.kubernetes.lease import Lease, LeaseLostError, account_owner
+from emberscale_operator.kubernetes.lease import LeaderLease, LeaseLostError, account_owner
 
 
 def write_token(path: Path, claims: object) -> Path:
@@ -71,7 +71,7 @@ def test_a_renewal_waits_behind_no_other_call(tmp_path: Path, monkeypatch: pytes
             client = await ApiClient.connect()
             calls = [asyncio.create_task(client.get("/api/v1/pods")) for _ in range(200)]
             await _until(lambda: server.waiting >= 64)
-            lease = await Lease.connect("ops", "emberscale-operator", "op-1")
+            lease = await LeaderLease.connect("ops", "emberscale-operator", "op-1")
             await asyncio.wait_for(lease.acquire(), 5)
             assert server.lease is not None
             assert server.lease["spec"]["holderIdentity"] == "op-1"
@@ -93,7 +93,7 @@ def test_a_holder_that_is_not_heard_gives_up_before_another_may_start(
         server = _LeaseServer()
         async with api_server(server.answer, tmp_path, monkeypatch):
             client = await ApiClient.connect()
-            lease = Lease(client, "ops", "emberscale-operator", "op-1", renew=0.01, deadline=1.0)
+            lease = LeaderLease(client, "ops", "emberscale-operator", "op-1", renew=0.01, deadline=1.0)
             await lease.acquire()
             keeps = asyncio.create_task(lease.keep())
             await _until(lambda: server.renewals >= 3)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from emberscale_api.job import CSVSpec, DataFormat
+from emberscale_api.job.data import BadRecord
 from emberscale_api.rpc.master_pb2 import Block, DataFile
 from emberscale_trainer.data.criteo import CriteoTSV
-from emberscale_trainer.data.errors import BadRecord
 from emberscale_trainer.data.records import RecordFormat, empty_columns
 from emberscale_trainer.data.targets import Target
 from emberscale_trainer.data.writers import ROW_GROUP_RECORDS, RecordWriter, UnwritableRecordError, open_writer

@@ -12,10 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from emberscale_api.job import ColumnMapping
+from emberscale_api.job.data import BadRecord
 from emberscale_api.job.resolved import CRITEO_CATEGORICAL, CRITEO_COLUMNS, CRITEO_DENSE
 from emberscale_api.rpc.master_pb2 import Block, DataFile
 from emberscale_trainer.data.compiled import kernel, prefetch
-from emberscale_trainer.data.errors import BadRecord, DataUnavailableError
+from emberscale_trainer.data.errors import DataUnavailableError
 from emberscale_trainer.data.first_records import refuse_unreadable_head
 from emberscale_trainer.data.index import index_lines
 from emberscale_trainer.data.lines import find_lines

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from emberscale_api.job import ColumnMapping, CSVSpec, DenseTransform, ListOverflow
+from emberscale_api.job.data import BadRecord
 from emberscale_api.rpc.master_pb2 import Block, DataFile
 from emberscale_trainer.data.csv_kernels import (
     BAD_QUOTES,
@@ -26,7 +27,7 @@ from emberscale_trainer.data.csv_kernels import (
     parse_items,
     parse_records,
 )
-from emberscale_trainer.data.errors import BadRecord, DataUnavailableError
+from emberscale_trainer.data.errors import DataUnavailableError
 from emberscale_trainer.data.first_records import refuse_unreadable_head
 from emberscale_trainer.data.index import index_lines
 from emberscale_trainer.data.lines import find_lines, find_quoted_lines

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from emberscale_api.job.data import BadRecord
 from emberscale_trainer.data.compiled import kernel
-from emberscale_trainer.data.errors import BadRecord
 from emberscale_trainer.data.records import MISSING_ID, Columns, IdLists
 from emberscale_trainer.table.memory import load_int64, load_uint8
 

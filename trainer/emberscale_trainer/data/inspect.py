@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from emberscale_api.job import ColumnMapping
+from emberscale_api.job.data import BadRecord
 from emberscale_api.rpc.master_pb2 import Block, DataFile
-from emberscale_trainer.data.errors import BadRecord
 from emberscale_trainer.data.hashing import hash_bytes
 from emberscale_trainer.data.records import MISSING_ID, Columns, IdLists, RecordFormat, empty_columns
 
@@ -89,7 +89,7 @@ class DataSummary:
     lists: tuple[ListSummary, ...]
 
 
-class Tally:
+class RecordTally:
     """Adds raw records up. Its memory grows with the distinct ids, not with the records."""
 
     def __init__(self, columns: ColumnMapping) -> None:
@@ -237,7 +237,7 @@ def inspect_files(
         found = record_format.index_file(file, number, block_records)
         summaries.append(FileSummary(file.uri, file.bytes, sum(block.records for block in found)))
         blocks += found
-    tally = Tally(record_format.columns)
+    tally = RecordTally(record_format.columns)
     chosen = _choose(blocks, max_records)
     for done, block in enumerate(chosen):
         progress("examining records", done, len(chosen))

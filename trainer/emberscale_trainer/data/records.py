@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from emberscale_api.job import ColumnMapping
+from emberscale_api.job.data import BadRecord
 from emberscale_api.rpc.master_pb2 import Block, DataFile
-from emberscale_trainer.data.errors import BadRecord
 
 MISSING_ID = -1
 """The id of a category that is missing."""

@@ -8,8 +8,8 @@ from itertools import accumulate, pairwise
 import numpy as np
 import numpy.typing as npt
 
+from emberscale_api.job.data import BadRecord
 from emberscale_api.rpc.master_pb2 import Block, DataFile, Dataset, Split
-from emberscale_trainer.data.errors import BadRecord
 from emberscale_trainer.data.order import EpochOrder
 from emberscale_trainer.data.readahead import KEPT_BLOCKS, BlockCache
 from emberscale_trainer.data.records import IdLists, RecordBlock, RecordFormat, empty_columns
