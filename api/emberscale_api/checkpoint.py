@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from emberscale_api.job import TrainingJob
+from emberscale_api.job.status import EvaluationResult
 
 MANIFEST_NAME = "manifest.json"
 
@@ -45,17 +46,6 @@ class EpochApplied(_Part):
 
     epoch: int
     ranges: tuple[tuple[int, int], ...]
-
-
-class EvaluationResult(_Part):
-    """What the evaluation after an epoch measured; logarithms are natural."""
-
-    epoch: int
-    samples: int
-    auc: float
-    logloss: float
-    normalized_entropy: float
-    calibration: float
 
 
 class CheckpointManifest(_Part):

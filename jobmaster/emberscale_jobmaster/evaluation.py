@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from emberscale_api.checkpoint import EvaluationResult
+from emberscale_api.job.status import EvaluationResult
 from emberscale_jobmaster.auc import auc
 
 BINS = 16384
@@ -34,15 +34,16 @@ class Tally:
         )
 
     def result(self, epoch: int) -> EvaluationResult:
-        """The metrics. Normalised entropy is the log loss relative to that of always predicting the mean label."""
-        logloss = self.loss_sum / self.samples if self.samples else math.nan
-        base = self.label_sum / self.samples if self.samples else math.nan
-        entropy = -(base * math.log(base) + (1 - base) * math.log(1 - base)) if 0 < base < 1 else math.nan
+        """Returns the metrics of an epoch, which counts from 1."""
+        logloss = self.loss_sum / self.samples if self.samples else None
+        base = self.label_sum / self.samples if self.samples else 0.0
+        entropy = -(base * math.log(base) + (1 - base) * math.log(1 - base)) if 0 < base < 1 else None
+        area = auc(self.positives, self.negatives)
         return EvaluationResult(
             epoch=epoch,
             samples=self.samples,
-            auc=auc(self.positives, self.negatives),
+            auc=area if math.isfinite(area) else None,
             logloss=logloss,
-            normalized_entropy=logloss / entropy,
-            calibration=self.prediction_sum / self.label_sum if self.label_sum else math.nan,
+            normalized_entropy=logloss / entropy if logloss is not None and entropy is not None else None,
+            calibration=self.prediction_sum / self.label_sum if self.label_sum else None,
         )

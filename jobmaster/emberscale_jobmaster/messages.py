@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from emberscale_api.checkpoint import EvaluationResult
 from emberscale_api.job.data import BadRecord
 from emberscale_api.job.roles import Role
 from emberscale_api.routing import RoutingTable
@@ -191,18 +190,6 @@ def lease_tokens(state: JobState) -> pb.LeaseTokens:
     """Which leases of training tasks are in force."""
     live = state.ledger.leases.keys() if state.stage is Stage.TRAIN else ()
     return pb.LeaseTokens(live=live, next=state.next_token)
-
-
-def wire_evaluation(result: EvaluationResult) -> pb.EvaluationStatus:
-    """The result of an epoch's evaluation."""
-    return pb.EvaluationStatus(
-        epoch=result.epoch,
-        samples=result.samples,
-        auc=result.auc,
-        logloss=result.logloss,
-        normalized_entropy=result.normalized_entropy,
-        calibration=result.calibration,
-    )
 
 
 def wire_bad_record(record: BadRecord) -> pb.BadRecord:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TypeVar
 
-from emberscale_api.checkpoint import EvaluationResult
+from emberscale_api.job.status import EvaluationResult
 from emberscale_api.routing import PsAddress
 from emberscale_jobmaster.applied import Applied
 from emberscale_jobmaster.barrier import DrivenBarrier

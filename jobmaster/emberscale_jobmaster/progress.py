@@ -205,7 +205,7 @@ def _following(state: JobState, spec: TrainingJobSpec) -> JobState:
             batches = batches_of(state.evaluation_records, spec.training.batch_size)
             return replace(state, stage=Stage.EVALUATE, ledger=Ledger.fresh(batches), tally=Tally())
         case Stage.EVALUATE if state.ledger.complete and state.tally is not None:
-            results = (*state.evaluations, state.tally.result(state.epoch))
+            results = (*state.evaluations, state.tally.result(state.epoch + 1))
             return _epoch_after(replace(state, evaluations=results, tally=None), spec)
         case Stage.SAVE if spec.checkpoint.uri is None:
             return completed(state)
@@ -232,11 +232,11 @@ def _training_begun(state: JobState, spec: TrainingJobSpec) -> JobState:
         (
             epoch
             for epoch, ledger in enumerate(books)
-            if not ledger.complete or (state.evaluation_records and epoch not in evaluated)
+            if not ledger.complete or (state.evaluation_records and epoch + 1 not in evaluated)
         ),
         None,
     )
-    results = tuple(result for result in state.restored.evaluations if epoch is None or result.epoch < epoch)
+    results = tuple(result for result in state.restored.evaluations if epoch is None or result.epoch <= epoch)
     if epoch is None:
         return replace(state, stage=Stage.SAVE, epoch=spec.training.epochs - 1, evaluations=results)
     return replace(state, stage=Stage.TRAIN, epoch=epoch, ledger=books[epoch], evaluations=results)

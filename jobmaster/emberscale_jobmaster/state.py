@@ -4,11 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from emberscale_api.checkpoint import EvaluationResult
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.data import BadRecord
 from emberscale_api.job.roles import Role
-from emberscale_api.job.status import JobPhase
+from emberscale_api.job.status import EvaluationResult, JobPhase
 from emberscale_api.routing import RoutingTable
 from emberscale_jobmaster.evaluation import Tally
 from emberscale_jobmaster.ledger import Ledger

@@ -4,9 +4,9 @@ from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
 from emberscale_api.rpc import master_pb2 as pb
-from emberscale_api.rpc.codec import wire_phase, wire_role
+from emberscale_api.rpc.codec import wire_evaluation, wire_phase, wire_role
 from emberscale_jobmaster.lifecycle import waiting_for
-from emberscale_jobmaster.messages import wire_bad_record, wire_evaluation, wire_member
+from emberscale_jobmaster.messages import wire_bad_record, wire_member
 from emberscale_jobmaster.observations import Observations, Sighting
 from emberscale_jobmaster.sizes import RoleSize
 from emberscale_jobmaster.state import OVER, JobState, committed_samples, evaluated_samples, phase_of, wanted_sizes

@@ -34,12 +34,12 @@ def _signs(state: JobState, seen: Observations, spec: TrainingJobSpec) -> Iterat
             "step; choose a smaller batch"
         )
     last = state.evaluations[-1] if state.evaluations else None
-    if last is not None and last.normalized_entropy > 1:
-        better = next((one for one in state.evaluations if one.normalized_entropy < 1), None)
+    if last is not None and (last.normalized_entropy or 0.0) > 1:
+        better = next((one for one in state.evaluations if (one.normalized_entropy or 1.0) < 1), None)
         advice = (
             "scale dense features, for example by denseTransform (see docs/data.md), or lower the learning rates"
             if better is None
-            else f"after epoch {better.epoch + 1} it was better, so the model overfits: train for fewer epochs"
+            else f"after epoch {better.epoch} it was better, so the model overfits: train for fewer epochs"
         )
         yield (
             "the evaluation is worse than always predicting the mean label (its normalised entropy is above 1): "

@@ -62,7 +62,7 @@ def over_samples(rows: MetricRows, column: str) -> Series:
 def held_out(evaluations: Sequence[Mapping[str, Any]], expected_samples: float, epochs: int, name: str) -> Series:
     """What the evaluation after each epoch measured, where the epoch ended."""
     return [
-        (expected_samples * (one["epoch"] + 1) / epochs, one[name])
+        (expected_samples * one["epoch"] / epochs, one[name])
         for one in evaluations
         if one[name] is not None and math.isfinite(one[name])
     ]

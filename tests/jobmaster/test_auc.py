@@ -66,8 +66,8 @@ def test_merged_shards_measure_what_all_samples_together_do() -> None:
 
 
 def test_an_evaluation_of_one_label_only_has_no_auc() -> None:
-    result = Tally(samples=4, loss_sum=1.0, prediction_sum=1.0, label_sum=0).result(epoch=0)
-    assert math.isnan(result.auc)
-    assert math.isnan(result.normalized_entropy)
-    assert math.isnan(result.calibration)
+    result = Tally(samples=4, loss_sum=1.0, prediction_sum=1.0, label_sum=0).result(epoch=1)
+    assert result.auc is None
+    assert result.normalized_entropy is None
+    assert result.calibration is None
     assert result.logloss == 0.25

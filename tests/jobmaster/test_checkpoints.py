@@ -28,7 +28,7 @@ def manifest(identifier: str, **changes: Any) -> CheckpointManifest:
         "batch_size": 10,
         "training_records": 100,
         "applied": (EpochApplied(epoch=0, ranges=((0, 4), (6, 10))),),
-        "evaluations": (Tally().result(0),),
+        "evaluations": (Tally().result(1),),
         "training_files": (),
         "evaluation_files": (),
         "training_seconds": 1.5,

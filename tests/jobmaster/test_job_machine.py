@@ -14,9 +14,8 @@ from pydantic import TypeAdapter
 from tests.jobmaster.fakes import BATCH
 from tests.jobmaster.pure import EVALUATION, TRAINING, WORKER, Pure
 
-from emberscale_api.checkpoint import EvaluationResult
 from emberscale_api.job.roles import Role
-from emberscale_api.job.status import JobPhase
+from emberscale_api.job.status import EvaluationResult, JobPhase
 from emberscale_jobmaster import lifecycle, progress, ranges, tasks
 from emberscale_jobmaster.applied import Applied, on_all
 from emberscale_jobmaster.evaluation import Tally
@@ -249,7 +248,7 @@ class JobMachine(RuleBasedStateMachine):
             pure.apply(tasks.finish(pure.state, last, task.token, finding))
         assert pure.state.stage is Stage.SAVE
         assert self.servers == [{epoch: set(range(BATCHES)) for epoch in range(EPOCHS)}] * 2
-        assert [result.epoch for result in pure.state.evaluations] == list(range(EPOCHS))
+        assert [result.epoch for result in pure.state.evaluations] == list(range(1, EPOCHS + 1))
         assert committed_samples(pure.state, pure.spec) == EPOCHS * RECORDS
 
 

@@ -44,7 +44,7 @@ def test_each_epoch_is_evaluated_after_its_last_batch() -> None:
         assert pure.state.stage is Stage.EVALUATE
         while pure.state.stage is Stage.EVALUATE:
             pure.work(Tally(samples=5, loss_sum=1.0))
-    assert [(result.epoch, result.samples) for result in pure.state.evaluations] == [(0, 5), (1, 5)]
+    assert [(result.epoch, result.samples) for result in pure.state.evaluations] == [(1, 5), (2, 5)]
 
 
 def test_without_evaluation_data_and_without_checkpoints_training_is_all() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tests.jobmaster.pure import Pure
 
-from emberscale_api.checkpoint import EvaluationResult
+from emberscale_api.job.status import EvaluationResult
 from emberscale_jobmaster import lifecycle
 from emberscale_jobmaster.observations import Observations
 from emberscale_jobmaster.statistics import ProgressiveWindow
@@ -25,7 +25,7 @@ def trained(**sections: Any) -> Pure:
 
 def evaluated(normalized_entropy: float) -> EvaluationResult:
     return EvaluationResult(
-        epoch=0, samples=100, auc=0.6, logloss=0.5, normalized_entropy=normalized_entropy, calibration=1.0
+        epoch=1, samples=100, auc=0.6, logloss=0.5, normalized_entropy=normalized_entropy, calibration=1.0
     )
 
 

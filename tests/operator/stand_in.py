@@ -103,7 +103,7 @@ class StandInMaster(MasterServicer):
             rows={"C1": 10, "C2": 20},
         )
         if phase == pb.COMPLETE:
-            status.evaluations.add(epoch=0, samples=1000, auc=0.78, logloss=0.45)
+            status.evaluations.add(epoch=1, samples=1000, auc=0.78, logloss=0.45)
         for index in range(self.job.spec.worker.initial_replicas):
             status.members.add(
                 member=pb.Member(role=pb.WORKER, index=index), stage_seconds={"read": 1.0, "compute": 2.0}

@@ -44,9 +44,9 @@ def test_a_run_that_trains_between_two_looks_has_a_curve(tmp_path: Path) -> None
 
 def test_held_out_values_stand_where_their_epochs_end() -> None:
     evaluations: list[dict[str, Any]] = [
-        {"epoch": 0, "auc": 0.7},
-        {"epoch": 1, "auc": None},
-        {"epoch": 2, "auc": float("nan")},
+        {"epoch": 1, "auc": 0.7},
+        {"epoch": 2, "auc": None},
+        {"epoch": 3, "auc": float("nan")},
     ]
     assert held_out(evaluations, 9000, 3, "auc") == [(3000.0, 0.7)]
 

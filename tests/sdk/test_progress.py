@@ -125,7 +125,7 @@ def test_a_warning_is_told_once_also_if_it_is_there_from_the_first() -> None:
 
 def test_an_evaluation_is_told() -> None:
     status = training()
-    status.evaluations.add(epoch=0, auc=0.79, logloss=0.44, normalized_entropy=0.88, calibration=1.02)
+    status.evaluations.add(epoch=1, auc=0.79, logloss=0.44, normalized_entropy=0.88, calibration=1.02)
     assert remarks(snapshot(training()), snapshot(status)) == [
         "epoch 1: held-out AUC 0.7900, log loss 0.4400, normalised entropy 0.8800, calibration 1.020"
     ]

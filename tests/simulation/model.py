@@ -229,7 +229,7 @@ class Model:
             self._broken(f"the last checkpoint lacks {sorted(everything - batches_of(final.applied))}")
         self._consistent(final)
         evaluated = [(result.epoch, result.samples) for result in job.evaluations]
-        wanted = [(epoch, scenario.evaluation_batches) for epoch in range(scenario.epochs)]
+        wanted = [(epoch, scenario.evaluation_batches) for epoch in range(1, scenario.epochs + 1)]
         if scenario.evaluation_batches and evaluated != wanted:
             self._broken(f"evaluated {evaluated} instead of {wanted}")
         if job.own_errors:

@@ -1,9 +1,10 @@
 """Between the types that components share and their messages."""
 
+import math
 from collections.abc import Mapping
 
 from emberscale_api.job.roles import Role
-from emberscale_api.job.status import JobPhase
+from emberscale_api.job.status import EvaluationResult, JobPhase
 from emberscale_api.rpc import master_pb2 as pb
 
 _ROLES: Mapping["pb.Role.ValueType", Role] = {pb.MASTER: Role.MASTER, pb.PS: Role.PS, pb.WORKER: Role.WORKER}
@@ -32,3 +33,19 @@ def wire_phase(phase: JobPhase) -> "pb.Phase.ValueType":
 def phase_from_wire(number: "pb.Phase.ValueType") -> JobPhase | None:
     """Returns the phase of a number, or None for an unknown one."""
     return _PHASES.get(number)
+
+
+def wire_evaluation(result: EvaluationResult) -> pb.EvaluationStatus:
+    """Returns the message of an evaluation; what is undefined is NaN."""
+    return pb.EvaluationStatus(
+        epoch=result.epoch,
+        samples=result.samples,
+        auc=_or_nan(result.auc),
+        logloss=_or_nan(result.logloss),
+        normalized_entropy=_or_nan(result.normalized_entropy),
+        calibration=_or_nan(result.calibration),
+    )
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value

@@ -192,7 +192,7 @@ def _progress(status: pb.JobStatus, ended: bool) -> Progress:
         auc=_finite(status.auc),
         evaluations=tuple(
             EvaluationResult(
-                epoch=result.epoch + 1,
+                epoch=result.epoch,
                 samples=result.samples,
                 auc=_finite(result.auc),
                 logloss=_finite(result.logloss),

@@ -32,7 +32,7 @@ def remarks(before: RunView | None, after: RunView) -> list[str]:
         count = "1 malformed record was" if new.bad_records == 1 else f"{new.bad_records:,} malformed records were"
         lines.append(f"{count} found so far{where}")
     lines.extend(
-        f"epoch {evaluation.epoch + 1}: held-out AUC {evaluation.auc:.4f}, log loss {evaluation.logloss:.4f}, "
+        f"epoch {evaluation.epoch}: held-out AUC {evaluation.auc:.4f}, log loss {evaluation.logloss:.4f}, "
         f"normalised entropy {evaluation.normalized_entropy:.4f}, calibration {evaluation.calibration:.3f}"
         for evaluation in new.evaluations[len(old.evaluations) :]
     )
