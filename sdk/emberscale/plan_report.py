@@ -35,7 +35,8 @@ def plan_report(explanation: pb.PlanExplanation, job: str) -> Iterator[str | Tab
     if plan.HasField("fault_tolerance"):
         yield f"[bold]recovery[/]  {escape(plan.fault_tolerance.reason)}"
     for similar in explanation.similar:
-        yield f"[bold]like[/]      {escape(similar.job_uid)} ({similar.similarity:.0%}): {describe(similar.shape)}"
+        name = escape(similar.job_uid or "a job of another owner")
+        yield f"[bold]like[/]      {name} ({similar.similarity:.0%}): {describe(similar.shape)}"
     if explanation.front:
         yield ""
         yield _front(explanation)

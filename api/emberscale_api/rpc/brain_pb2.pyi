@@ -803,6 +803,7 @@ class SimilarPastJob(_message.Message):
     FEATURES_FIELD_NUMBER: _builtins.int
     SHAPE_FIELD_NUMBER: _builtins.int
     job_uid: _builtins.str
+    """empty where it belonged to another owner"""
     similarity: _builtins.float
     """0 to 1"""
     @_builtins.property

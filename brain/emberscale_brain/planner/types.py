@@ -309,9 +309,12 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class SimilarJob:
-    """A past job that a decision leans on; `features` says how alike each feature is, 0 to 1."""
+    """A past job that a decision leans on; `features` says how alike each feature is, 0 to 1.
 
-    id: JobId
+    `id` is None where it belonged to another owner: who reads about a job is not told who else runs what.
+    """
+
+    id: JobId | None
     similarity: float
     features: Mapping[str, float]
     shape: JobShape

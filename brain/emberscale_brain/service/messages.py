@@ -325,7 +325,7 @@ def _fit(fit: ThroughputFit) -> pb.FitSummary:
 
 def _similar(job: SimilarJob) -> pb.SimilarPastJob:
     return pb.SimilarPastJob(
-        job_uid=job.id, similarity=job.similarity, features=job.features, shape=shape_to(job.shape)
+        job_uid=job.id or "", similarity=job.similarity, features=job.features, shape=shape_to(job.shape)
     )
 
 

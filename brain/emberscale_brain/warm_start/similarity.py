@@ -104,7 +104,15 @@ class HistoryIndex:
         similarity = sum((WEIGHTS[name] * value for name, value in features.items()), np.zeros(len(self))) / total
         order = np.lexsort((self._age, -np.round(similarity, 9)))[:count]
         return tuple(
-            (past, SimilarJob(past.id, float(similarity[i]), _one(features, i), past.final_shape))
+            (
+                past,
+                SimilarJob(
+                    past.id if past.owner == new.owner else None,
+                    float(similarity[i]),
+                    _one(features, i),
+                    past.final_shape,
+                ),
+            )
             for i, past in ((int(i), self.history[int(i)]) for i in order)
             if similarity[i] >= least
         )
@@ -118,7 +126,8 @@ def describe(similar: SimilarJob) -> str:
     """In words: what is alike, and what differs most."""
     alike = [name for name, value in similar.features.items() if value >= 0.95]
     differing = sorted((value, name) for name, value in similar.features.items() if value < 0.95)
-    text = f"{similar.id} ({similar.similarity:.0%} similar: same {', '.join(alike) or 'nothing'}"
+    name = similar.id or "a job of another owner"
+    text = f"{name} ({similar.similarity:.0%} similar: same {', '.join(alike) or 'nothing'}"
     if differing:
         text += "; differs in " + ", ".join(f"{name} ({value:.0%} alike)" for value, name in differing[:3])
     return text + ")"
