@@ -2,6 +2,7 @@
 #
 #   docker build -t emberscale .
 #   docker build -t emberscale --build-arg PIP_EXTRA_INDEX_URL=<index of CPU builds of torch> .
+#   docker build -t emberscale-control-plane --build-arg EXTRAS=operator,brain .      operator and brain alone: no torch
 #
 # With an index or a folder (PIP_FIND_LINKS) of CPU builds the image is several GB smaller: pip prefers `2.x+cpu` to `2.x`.
 # The base is any Debian with Python 3.11+, pip and venv; the installation lives in a virtual environment of its own.
@@ -15,10 +16,10 @@ ENV PYTHONUNBUFFERED=1 \
 
 # What the components need, in a layer that changes only when pyproject.toml's dependencies do.
 FROM base AS requirements
+ARG EXTRAS=local
 WORKDIR /src
-COPY pyproject.toml ./
-RUN python3 -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
-    > requirements.txt
+COPY pyproject.toml deploy/image/requirements_of.py ./
+RUN python3 requirements_of.py "$EXTRAS" > requirements.txt
 
 FROM base AS dependencies
 ARG PIP_EXTRA_INDEX_URL
@@ -31,9 +32,8 @@ RUN python3 -m venv --without-pip /opt/emberscale \
     && python3 -m pip --python /opt/emberscale/bin/python install -r requirements.txt -c constraints.txt \
     && cd /opt/emberscale/lib/python3.*/site-packages \
     && rm -rf torch/include torch/test torch/share \
-    && find torch/bin -type f ! -name torch_shm_manager -delete \
-    && find . -type d -name tests -path '*/tests' ! -path './torch/*' ! -path './numpy/*' -prune -exec rm -rf {} + \
-    && /opt/emberscale/bin/python -c 'import torch, numba, kopf, grpc'
+    && find . -path './torch/bin/*' -type f ! -name torch_shm_manager -delete \
+    && find . -type d -name tests -path '*/tests' ! -path './torch/*' ! -path './numpy/*' -prune -exec rm -rf {} +
 
 FROM base AS wheel
 ARG PIP_EXTRA_INDEX_URL
@@ -66,13 +66,21 @@ ENV EMBERSCALE_KERNELS=/opt/emberscale/kernels \
     NUMBA_CACHE_DIR=/tmp/numba \
     MPLCONFIGDIR=/tmp/matplotlib \
     HOME=/tmp
+ARG EXTRAS=local
 COPY deploy/image/first-job.yaml /tmp/job/
 RUN python3 -m pip --python /opt/emberscale/bin/python install --no-deps --no-index /tmp/wheels/*.whl \
     && cp /tmp/wheels/emberscale_kernel_cache.py /opt/emberscale/lib/python3.*/site-packages/ \
+    && mkdir -p $EMBERSCALE_KERNELS \
     && cd /tmp/job && export PATH=/opt/emberscale/bin:$PATH NUMBA_CACHE_DIR=$EMBERSCALE_KERNELS \
-    && python -m emberscale_trainer.compile_kernels && python -c 'import emberscale_brain.planner.sieve' \
-    && emberscale data synth data --rows 4000 --seed 1 \
-    && (emberscale run first-job.yaml || (tail -n 50 runs/*/logs/*; false)) \
+    && for component in $(echo $EXTRAS | tr , ' '); do case $component in \
+         operator) python -c 'import emberscale_operator.__main__' ;; \
+         jobmaster) python -c 'import emberscale_jobmaster.__main__' ;; \
+         trainer) python -m emberscale_trainer.compile_kernels ;; \
+         brain) python -c 'import emberscale_brain.__main__, emberscale_brain.planner.sieve' ;; \
+         local) python -m emberscale_trainer.compile_kernels && python -c 'import emberscale_brain.planner.sieve' \
+           && emberscale data synth data --rows 4000 --seed 1 \
+           && (emberscale run first-job.yaml || (tail -n 50 runs/*/logs/*; false)) ;; \
+         esac || exit 1; done \
     && chmod -R a+rX $EMBERSCALE_KERNELS \
     && cd / && rm -rf /tmp/*
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from emberscale.cli import main as emberscale
+from emberscale._cli import main as emberscale
 from emberscale_api.certificates import read_certificates
 from emberscale_api.environment import SOCKET_DIRECTORY, TLS_FOLDER
 from emberscale_api.wire import Header, Status

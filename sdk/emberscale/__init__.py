@@ -1,8 +1,68 @@
-"""The public face of Emberscale: `emberscale.train`, and the `emberscale` command line."""
+"""Trains recommendation models on this machine, and follows TrainingJobs on a cluster.
 
-from emberscale.errors import BadInputError, UnwritableError
-from emberscale.training import Training, TrainingFailedError, train
+`train` runs a job here and returns its Training; it needs `emberscale[local]`. TrainingJobClient submits and follows
+jobs on a cluster; it needs `emberscale[client]`. A name is imported when it is first used, so that a client needs
+neither torch nor the seconds that importing it takes.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from emberscale_api.errors import BadInputError, StartError, UnwritableError
 from emberscale_api.features import Features
-from emberscale_api.job import ManifestError
+from emberscale_api.job import ManifestError, TrainingJob, load_manifest
+from emberscale_api.job.status import JobPhase, TrainingJobStatus
 
-__all__ = ["BadInputError", "Features", "ManifestError", "Training", "TrainingFailedError", "UnwritableError", "train"]
+if TYPE_CHECKING:
+    from emberscale._client import ClusterError, JobEvent, JobNotFoundError, TrainingJobClient
+    from emberscale._run.summary import Summary
+    from emberscale._serving import ExportedModel, ExportError, export_checkpoint
+    from emberscale._training import Training, TrainingFailedError, train
+
+__all__ = [
+    "BadInputError",
+    "ClusterError",
+    "ExportError",
+    "ExportedModel",
+    "Features",
+    "JobEvent",
+    "JobNotFoundError",
+    "JobPhase",
+    "ManifestError",
+    "StartError",
+    "Summary",
+    "Training",
+    "TrainingFailedError",
+    "TrainingJob",
+    "TrainingJobClient",
+    "TrainingJobStatus",
+    "UnwritableError",
+    "export_checkpoint",
+    "load_manifest",
+    "train",
+]
+
+_DEFINED_IN = {
+    "ClusterError": "_client",
+    "ExportError": "_serving",
+    "ExportedModel": "_serving",
+    "JobEvent": "_client",
+    "JobNotFoundError": "_client",
+    "Summary": "_run.summary",
+    "Training": "_training",
+    "TrainingFailedError": "_training",
+    "TrainingJobClient": "_client",
+    "export_checkpoint": "_serving",
+    "train": "_training",
+}
+
+
+def __getattr__(name: str) -> object:
+    module = _DEFINED_IN.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{module}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

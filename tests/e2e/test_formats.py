@@ -7,7 +7,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from emberscale.commands.data import data_app
+from emberscale._commands.data import data_app
 from local_jobs import Job
 
 # A whole job with real processes: each starts torch half a dozen times.

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from emberscale.cli import app
+from emberscale._cli import app
 from emberscale_brain.history.changes import COMPLETE, JobEnded, JobSubmitted, StartUpObserved
 from emberscale_brain.history.store import HistoryStore
 from emberscale_brain.planner.types import GIB, JobId, JobMetadata, JobShape, ShapeBounds

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from emberscale.cli import app
+from emberscale._cli import app
 from emberscale_jobmaster.auc import auc
 from emberscale_trainer.worker.statistics import EVALUATION_BINS, histogram
 from local_jobs import Finished

@@ -6,8 +6,8 @@
 # On a cluster of yours, with kubectl and helm on the path:
 #   KUBECONFIG                 names it
 #   EMBERSCALE_LOAD_COMMAND    loads an image archive into every node: it gets the archive, such as `kind load image-archive`
-#   EMBERSCALE_BUILD_COMMAND   optional: builds an image; it gets the name, the archive to write and the folder with the
-#                              Dockerfile. Docker by default
+#   EMBERSCALE_BUILD_COMMAND   optional: builds an image; it gets the name, the archive to write, the folder with the
+#                              Dockerfile, and more arguments such as `--build-arg EXTRAS=...`. Docker by default
 #   EMBERSCALE_E2E_FOLDER      optional: a folder that all nodes share, for data and checkpoints
 #   EMBERSCALE_E2E_AUDIT_LOG   optional: the API server's audit log; the test of the operator's rights needs it
 #   EMBERSCALE_E2E_NODE_FAULT  optional: a command that does `N cut`, `N heal` or `N crash` to node N; node loss needs it
@@ -51,8 +51,8 @@ not_run() {
   exit 77
 }
 
-with_docker() { # NAME ARCHIVE FOLDER
-  docker build --tag "$1" "$3" && docker save --output "$2" "$1"
+with_docker() { # NAME ARCHIVE FOLDER [more arguments of docker build]
+  docker build --tag "$1" "${@:4}" "$3" && docker save --output "$2" "$1"
 }
 
 install_packages() {
@@ -119,6 +119,8 @@ fi
 step "building the images"
 $build localhost/emberscale:e2e "$work/emberscale.tar" "$root" > "$work/build.log" 2>&1 \
   || { tail -n 60 "$work/build.log" >&2; exit 1; }
+$build localhost/emberscale-control-plane:e2e "$work/emberscale-control-plane.tar" "$root" \
+  --build-arg EXTRAS=operator,brain > "$work/build.log" 2>&1 || { tail -n 60 "$work/build.log" >&2; exit 1; }
 $build localhost/emberscale:next "$work/next.tar" tests/kubernetes/next > "$work/build.log" 2>&1 \
   || { tail -n 60 "$work/build.log" >&2; exit 1; }
 for store in redis postgresql; do
@@ -130,11 +132,12 @@ if [ -z "$own" ]; then
   start_cluster
 fi
 step "loading the images"
-for image in emberscale next redis postgresql; do
+for image in emberscale emberscale-control-plane next redis postgresql; do
   $load "$work/$image.tar"
 done
 
 export EMBERSCALE_E2E_IMAGE=localhost/emberscale:e2e EMBERSCALE_E2E_REDIS_IMAGE=localhost/redis:e2e
+export EMBERSCALE_E2E_CONTROL_PLANE_IMAGE=localhost/emberscale-control-plane:e2e
 export EMBERSCALE_E2E_POSTGRESQL_IMAGE=localhost/postgresql:e2e EMBERSCALE_E2E_NEXT_IMAGE=localhost/emberscale:next
 export EMBERSCALE_E2E_FOLDER=${EMBERSCALE_E2E_FOLDER:-$work/shared}
 step "running the suite"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cluster import RECORDS, Job, Place, assert_exact, eventually, find, manifest, run
-from emberscale.client import JobNotFoundError, TrainingJobClient
+from emberscale import JobNotFoundError, TrainingJobClient
 from emberscale_api.job import parse_manifest
 from emberscale_api.job.status import JobPhase
 

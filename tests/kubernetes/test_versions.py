@@ -45,7 +45,8 @@ def next_image(installed: str) -> Iterator[str]:
 def operator_of(image: str) -> None:
     """Upgrades the operator, or brings it back; the definition stays that of the newer version."""
     repository, tag = image.rsplit(":", 1)
-    helm_install(*arguments_of([f"image.repository={repository}", f"image.tag={tag}", "crds.enabled=false"]))
+    of_all = [f"image.repository={repository}", f"image.tag={tag}", "controlPlane.image.repository="]
+    helm_install(*arguments_of([*of_all, "crds.enabled=false"]))
 
 
 def job_of(name: str, place: Place, workers: str) -> Job:

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import cast
 
-from emberscale.cli import main
+from emberscale._cli import main
 from emberscale_api.job.roles import Role
 from emberscale_operator.local.runner import COMMANDS
 

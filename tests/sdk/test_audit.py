@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emberscale.audit import AuditReport, Counts, Runs, audit_applied
+from emberscale._run.audit import AuditReport, Counts, Runs, audit_applied
 
 APPLIED = st.dictionaries(st.integers(0, 12), st.integers(1, 3), max_size=12)
 """How often each batch was applied."""

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from emberscale.audit import Runs
-from emberscale.cli import app
-from emberscale.run_folder import open_run
-from emberscale.run_record import RunStatus
+from emberscale._cli import app
+from emberscale._run.audit import Runs
+from emberscale._run.folder import open_run
+from emberscale._run.record import RunStatus
 from emberscale_api.checkpoint import CheckpointFile, CheckpointManifest
 from emberscale_api.job import TrainingJob, load_manifest
 

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from emberscale.cli import app
+from emberscale._cli import app
 
 
 def invoke(*arguments: str) -> tuple[int, list[str]]:

@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 import yaml
 
-from emberscale.client import ClusterError, JobNotFoundError, TrainingJobClient
+from emberscale._client import ClusterError, JobNotFoundError, TrainingJobClient
 from emberscale_api.job.status import JobPhase
 
 JOBS = "/apis/emberscale.io/v1alpha1/namespaces/team-a/trainingjobs"

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from emberscale.cli import app
-from emberscale.comparison import differing_fields
-from emberscale.recorder import COLUMNS
-from emberscale.run_folder import open_run
+from emberscale._cli import app
+from emberscale._reports.comparison import differing_fields
+from emberscale._run.folder import open_run
+from emberscale._run.recorder import COLUMNS
 from emberscale_api.job import load_manifest
 
 EVALUATION = {"epoch": 0, "samples": 10, "auc": 0.7, "logloss": 0.5, "normalized_entropy": 0.9, "calibration": 1.0}

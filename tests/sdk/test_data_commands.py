@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner, Result
 
-from emberscale.commands.data import data_app
+from emberscale._commands.data import data_app
 from emberscale_api.job import DataSpec
 from emberscale_trainer.data.files import expand
 from emberscale_trainer.data.formats import record_format

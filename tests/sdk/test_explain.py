@@ -5,7 +5,7 @@ from pathlib import Path
 import yaml
 from typer.testing import CliRunner
 
-from emberscale.cli import app
+from emberscale._cli import app
 from emberscale_api.job import load_manifest, parse_manifest
 
 EXAMPLE = Path(__file__).parents[2] / "deploy" / "examples" / "criteo-dlrm.yaml"

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from emberscale.cli import app
+from emberscale._cli import app
 
 OWN_MODELS = """
 import torch

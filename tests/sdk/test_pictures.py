@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from matplotlib.axes import Axes
 
-from emberscale.charts import held_out, over_samples, read_metrics
-from emberscale.plan_picture import plan_figure
-from emberscale.profiling.job_profile import Roof, TimeBreakdown
-from emberscale.profiling.picture import profile_figure
-from emberscale.recorder import COLUMNS
+from emberscale._profiling.job_profile import Roof, TimeBreakdown
+from emberscale._profiling.picture import profile_figure
+from emberscale._reports.charts import held_out, over_samples, read_metrics
+from emberscale._reports.plan_picture import plan_figure
+from emberscale._run.recorder import COLUMNS
 from emberscale_api.rpc import brain_pb2 as pb
 
 

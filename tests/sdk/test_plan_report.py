@@ -7,8 +7,8 @@ import matplotlib.image
 import pytest
 from rich.console import Console
 
-from emberscale.plan_picture import draw_plan
-from emberscale.plan_report import plan_report
+from emberscale._reports.plan_picture import draw_plan
+from emberscale._reports.plan_report import plan_report
 from emberscale_api.rpc import brain_pb2 as pb
 
 GIB = 1 << 30

@@ -8,10 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from certificates import certificate_folder
-from emberscale.brain_choice import choose_brain
-from emberscale.cli import app
-from emberscale.errors import BadInputError
+from emberscale._cli import app
+from emberscale._run.brain_choice import choose_brain
 from emberscale_api.environment import TLS_FOLDER
+from emberscale_api.errors import BadInputError
 from emberscale_api.job import TrainingJob, parse_manifest
 from emberscale_operator.local import BrainAddress, EmbeddedBrain
 
@@ -30,7 +30,7 @@ def job(**spec: object) -> TrainingJob:
 
 
 def test_the_command_line_does_not_import_the_brain() -> None:
-    code = f"import sys, emberscale.cli; print(*sorted({HEAVY!r} & set(sys.modules)))"
+    code = f"import sys, emberscale._cli; print(*sorted({HEAVY!r} & set(sys.modules)))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert loaded.stdout.split() == []
 

@@ -8,11 +8,11 @@ import pytest
 from prometheus_client import CollectorRegistry, start_http_server
 from typer.testing import CliRunner
 
-from emberscale.cli import app
-from emberscale.profiling.job_profile import Roof, TimeBreakdown, profile_of
-from emberscale.profiling.picture import draw_profile
-from emberscale.profiling.reading import Reading, take_reading
-from emberscale.profiling.roof import measure_roof, ready_batches
+from emberscale._cli import app
+from emberscale._profiling.job_profile import Roof, TimeBreakdown, profile_of
+from emberscale._profiling.picture import draw_profile
+from emberscale._profiling.reading import Reading, take_reading
+from emberscale._profiling.roof import measure_roof, ready_batches
 from emberscale_api.job import load_manifest
 from emberscale_api.metrics import WORKER_STAGES
 from emberscale_api.rpc import master_pb2 as pb

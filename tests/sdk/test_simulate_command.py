@@ -7,7 +7,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from emberscale.cli import app as emberscale
+from emberscale._cli import app as emberscale
 
 SMALL = Path(__file__).parents[2] / "deploy/examples/scenarios/small-cluster.yaml"
 

@@ -15,6 +15,7 @@ T = TypeVar("T")
 
 IMAGE = "EMBERSCALE_E2E_IMAGE"
 NEXT_IMAGE = "EMBERSCALE_E2E_NEXT_IMAGE"
+CONTROL_PLANE_IMAGE = "EMBERSCALE_E2E_CONTROL_PLANE_IMAGE"
 REDIS_IMAGE = "EMBERSCALE_E2E_REDIS_IMAGE"
 POSTGRESQL_IMAGE = "EMBERSCALE_E2E_POSTGRESQL_IMAGE"
 SHARED_FOLDER = "EMBERSCALE_E2E_FOLDER"
@@ -175,7 +176,7 @@ class Job:
 
 _AUDIT = """
 import json, sys
-from emberscale.checkpoints import CheckpointFolder, audit_checkpoints
+from emberscale._run.checkpoints import CheckpointFolder, audit_checkpoints
 folder = CheckpointFolder(sys.argv[1])
 report, refused = audit_checkpoints(folder, folder.find({sys.argv[2]}))
 open("/dev/termination-log", "w").write(json.dumps(report.as_document() if report else {"refused": refused}))

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from cluster import IMAGE, POSTGRESQL_IMAGE, REDIS_IMAGE, run, setting
+from cluster import CONTROL_PLANE_IMAGE, IMAGE, POSTGRESQL_IMAGE, REDIS_IMAGE, run, setting
 
 CHART = Path(__file__).resolve().parents[2] / "charts" / "emberscale"
 RELEASE = "emberscale"
@@ -45,7 +45,8 @@ def image_values() -> list[str]:
     """The images under test."""
     repository, tag = setting(IMAGE).rsplit(":", 1)
     values = [f"image.repository={repository}", f"image.tag={tag}"]
-    for component, name in (("redis", REDIS_IMAGE), ("postgresql", POSTGRESQL_IMAGE)):
+    images = {"controlPlane": CONTROL_PLANE_IMAGE, "redis": REDIS_IMAGE, "postgresql": POSTGRESQL_IMAGE}
+    for component, name in images.items():
         if image := setting(name):
             repository, tag = image.rsplit(":", 1)
             part = f"{component}.image"

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from emberscale.cli import app
+from emberscale._cli import app
 from emberscale_api.environment import ROLE
 
 BATCH = 256

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from emberscale.run_folder import open_run
+from emberscale._run.folder import open_run
 from emberscale_api.checkpoint import CheckpointFile, CheckpointManifest
 from emberscale_api.job import parse_manifest, resolve_model
 from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable, buckets_of, spread_evenly

@@ -95,6 +95,15 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{ include "emberscale.imageName" (dict "image" .Values.image "defaultTag" .Chart.AppVersion) }}
 {{- end -}}
 
+{{/* The image of the operator and the brain. */}}
+{{- define "emberscale.controlPlaneImage" -}}
+{{- if .Values.controlPlane.image.repository -}}
+{{ include "emberscale.imageName" (dict "image" .Values.controlPlane.image "defaultTag" .Chart.AppVersion) }}
+{{- else -}}
+{{ include "emberscale.image" . }}
+{{- end -}}
+{{- end -}}
+
 {{/* The Secret that holds the URL of Redis, and the key in it. */}}
 {{- define "emberscale.redisSecret" -}}
 {{- if .Values.redis.enabled -}}

@@ -1,7 +1,7 @@
 """A job on this machine: processes for pods, under the same job machine."""
 
 from emberscale_operator.local.brain import BrainAddress, EmbeddedBrain
-from emberscale_operator.local.errors import PortUnavailableError, RedisUnavailableError, StartError
+from emberscale_operator.local.errors import PortUnavailableError, RedisUnavailableError
 from emberscale_operator.local.folder import RunFolder
 from emberscale_operator.local.runner import LocalJob
 from emberscale_operator.local.snapshot import MemberExit, RunOutcome, RunView
@@ -16,5 +16,4 @@ __all__ = [
     "RunFolder",
     "RunOutcome",
     "RunView",
-    "StartError",
 ]

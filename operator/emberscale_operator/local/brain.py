@@ -20,8 +20,8 @@ from tempfile import TemporaryDirectory
 import psutil
 import yaml
 
+from emberscale_api.errors import StartError
 from emberscale_operator.local.brain_seat import BrainSeat
-from emberscale_operator.local.errors import StartError
 from emberscale_operator.local.folder import RunFolder, write_private
 from emberscale_operator.local.processes import Launch
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from emberscale_operator.local.errors import StartError
+from emberscale_api.errors import StartError
 from emberscale_operator.local.folder import write_private
 
 _HOST = "127.0.0.1"

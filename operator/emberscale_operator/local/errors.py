@@ -1,8 +1,6 @@
 """What can keep a job from starting here."""
 
-
-class StartError(Exception):
-    """Something that the job needs of this machine cannot be had; the text is one line that says what."""
+from emberscale_api.errors import StartError
 
 
 class CertificatesUnusableError(StartError):

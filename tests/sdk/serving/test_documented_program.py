@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from emberscale.cli import app
+from emberscale._cli import app
 from emberscale_api.job import TrainingJob, resolve_model
 from emberscale_api.rpc.master_pb2 import DataFile
 from emberscale_trainer.data.formats import record_format

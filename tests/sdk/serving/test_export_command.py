@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 from typer.testing import CliRunner, Result
 
-from emberscale.cli import app
+from emberscale._cli import app
 from trained_run import KEYS, TrainedRun
 
 UNTRACEABLE = """

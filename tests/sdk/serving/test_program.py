@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from emberscale.serving.initial_weights import InitialWeights
-from emberscale.serving.program import ServingModel, exported_program
+from emberscale._serving.initial_weights import InitialWeights
+from emberscale._serving.program import ServingModel, exported_program
 from emberscale_api.job import TrainingJob, parse_manifest, resolve_model
 from emberscale_api.job.model import InitializerType
 from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable

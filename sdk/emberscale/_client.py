@@ -1,0 +1,270 @@
+"""TrainingJobs on a cluster, from Python."""
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kubernetes import client, config, watch
+from kubernetes.client.exceptions import ApiException
+from urllib3.exceptions import HTTPError
+
+from emberscale_api.errors import BadInputError
+from emberscale_api.job import TrainingJob, load_manifest
+from emberscale_api.job.status import JobPhase, TrainingJobStatus, UnreadableStatusError, parse_status
+
+_GROUP, _VERSION, _PLURAL = "emberscale.io", "v1alpha1", "trainingjobs"
+_ENDED = frozenset({JobPhase.COMPLETE, JobPhase.FAILED})
+_WATCH_SECONDS = 240
+"""After so long a watch is begun anew: connections that fall silent are not always noticed."""
+_GONE = 410
+_MERGE_PATCH = "application/merge-patch+json"
+
+
+class ClusterError(BadInputError):
+    """The cluster cannot be reached, or refuses; the text is its own."""
+
+
+class JobNotFoundError(ClusterError):
+    """There is no such TrainingJob."""
+
+
+@dataclass(frozen=True)
+class JobEvent:
+    """What the operator did with a job, and why; `time` as Kubernetes writes it."""
+
+    time: str
+    type: str
+    reason: str
+    message: str
+
+
+class TrainingJobClient:
+    """One namespace's TrainingJobs; the namespace of the kubeconfig's context unless another is named.
+
+    Every method raises ClusterError, and JobNotFoundError for a job that does not exist.
+    """
+
+    def __init__(self, namespace: str | None = None) -> None:
+        configuration = client.Configuration()
+        try:
+            _load(configuration)
+        except (config.ConfigException, OSError) as error:
+            problem = str(error).rstrip(".")
+            raise ClusterError(f"no cluster: {problem}; set KUBECONFIG to the file of one") from error
+        self.namespace = namespace or _context_namespace()
+        api = client.ApiClient(configuration)
+        self._jobs = client.CustomObjectsApi(api)
+        self._core = client.CoreV1Api(api)
+
+    def submit(self, job: TrainingJob | Path) -> str:
+        """Creates a job, from a manifest file or from Python; returns its name."""
+        manifest = load_manifest(job) if isinstance(job, Path) else job
+        body = manifest.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        body["metadata"].pop("namespace", None)
+        body["spec"] = _durations_in_words(body["spec"])
+        self._call(self._jobs.create_namespaced_custom_object, _GROUP, _VERSION, self.namespace, _PLURAL, body)
+        return manifest.metadata.name
+
+    def status(self, name: str) -> TrainingJobStatus:
+        """What the operator last wrote; a Pending one before it wrote anything."""
+        found = self._call(self._jobs.get_namespaced_custom_object, _GROUP, _VERSION, self.namespace, _PLURAL, name)
+        return _status_of(found)
+
+    def list(self) -> dict[str, TrainingJobStatus]:
+        """The status of every job, by name."""
+        found = self._call(self._jobs.list_namespaced_custom_object, _GROUP, _VERSION, self.namespace, _PLURAL)
+        return {item["metadata"]["name"]: _status_of(item) for item in found["items"]}
+
+    def follow(self, name: str, timeout: float | None = None) -> Iterator[TrainingJobStatus]:
+        """The status as it is, and then every one that follows it, as the API server tells of it.
+
+        Raises JobNotFoundError when the job is deleted, and TimeoutError after `timeout` seconds.
+        """
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        status = TrainingJobStatus()
+        while True:
+            found = self._call(
+                self._jobs.list_namespaced_custom_object,
+                *(_GROUP, _VERSION, self.namespace, _PLURAL),
+                field_selector=f"metadata.name={name}",
+            )
+            if not found["items"]:
+                raise JobNotFoundError(f'trainingjobs.{_GROUP} "{name}" not found')
+            status = _status_of(found["items"][0])
+            yield status
+            for status in self._changes(name, found["metadata"]["resourceVersion"], deadline):
+                yield status
+            if time.monotonic() >= deadline:
+                raise TimeoutError(f"TrainingJob {name} is {status.phase} after {timeout:g}s: {status.message}")
+
+    def _changes(self, name: str, version: str, deadline: float) -> Iterator[TrainingJobStatus]:
+        """Statuses newer than a resource version, until the watch ends for whatever reason."""
+        seconds = math.ceil(min(_WATCH_SECONDS, max(1.0, deadline - time.monotonic())))
+        events = watch.Watch().stream(  # type: ignore[no-untyped-call]
+            self._jobs.list_namespaced_custom_object,
+            *(_GROUP, _VERSION, self.namespace, _PLURAL),
+            field_selector=f"metadata.name={name}",
+            resource_version=version,
+            timeout_seconds=seconds,
+            _request_timeout=seconds + 30,
+        )
+        try:
+            for event in events:
+                if event["type"] == "DELETED":
+                    raise JobNotFoundError(f"TrainingJob {name} was deleted")
+                yield _status_of(event["object"])
+        except ApiException as error:
+            if error.status != _GONE:
+                raise ClusterError(_words_of(error)) from error
+        except HTTPError:
+            return  # the caller lists again, which says whether the cluster can be reached
+
+    def wait(
+        self,
+        name: str,
+        phases: frozenset[JobPhase] = _ENDED,
+        timeout: float | None = None,
+        observer: Callable[[TrainingJobStatus], None] = lambda _: None,
+    ) -> TrainingJobStatus:
+        """Waits until the job is in one of `phases`; by default, until it has ended. Raises TimeoutError.
+
+        `observer` gets every status on the way; `timeout` is in seconds.
+        """
+        for status in self.follow(name, timeout):
+            observer(status)
+            if status.phase in phases:
+                break
+        return status
+
+    def logs(self, name: str, member: str = "master-0", follow: bool = False) -> Iterator[str]:
+        """Lines of the log of a member's newest pod, such as `worker-1`; `follow` goes on until the pod ends."""
+        pod = self._newest_pod(name, member)
+        if not follow:
+            text: str = self._call(self._core.read_namespaced_pod_log, pod, self.namespace)
+            yield from text.splitlines()
+            return
+        response = self._call(
+            self._core.read_namespaced_pod_log, pod, self.namespace, follow=True, _preload_content=False
+        )
+        rest = b""
+        for chunk in response.stream():
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                yield line.decode("utf-8", errors="replace")
+        if rest:
+            yield rest.decode("utf-8", errors="replace")
+
+    def events(self, name: str) -> tuple[JobEvent, ...]:
+        """The job's Events, oldest first."""
+        selector = f"involvedObject.kind=TrainingJob,involvedObject.name={name}"
+        found = self._call(self._core.list_namespaced_event, self.namespace, field_selector=selector)
+        events = [
+            JobEvent(str(event.event_time or event.last_timestamp), event.type, event.reason, event.message)
+            for event in found.items
+        ]
+        return tuple(sorted(events, key=lambda event: event.time))
+
+    def suspend(self, name: str) -> None:
+        """Has a checkpoint taken and the pods deleted."""
+        self._patch(name, {"spec": {"suspend": True}})
+
+    def resume(self, name: str) -> None:
+        """Goes on from the checkpoint."""
+        self._patch(name, {"spec": {"suspend": False}})
+
+    def delete(self, name: str) -> None:
+        """Deletes the job and everything that belongs to it; its checkpoints stay."""
+        self._call(self._jobs.delete_namespaced_custom_object, _GROUP, _VERSION, self.namespace, _PLURAL, name)
+
+    def _patch(self, name: str, patch: dict[str, Any]) -> None:
+        self._call(
+            self._jobs.patch_namespaced_custom_object,
+            _GROUP,
+            _VERSION,
+            self.namespace,
+            _PLURAL,
+            name,
+            patch,
+            _content_type=_MERGE_PATCH,
+        )
+
+    def _newest_pod(self, name: str, member: str) -> str:
+        role, _, index = member.rpartition("-")
+        labels = f"emberscale.io/job-name={name},emberscale.io/role={role},emberscale.io/index={index}"
+        pods = self._call(self._core.list_namespaced_pod, self.namespace, label_selector=labels).items
+        if not pods:
+            raise JobNotFoundError(f"TrainingJob {name} has no pod of {member} in namespace {self.namespace}")
+        newest = max(pods, key=lambda pod: int(pod.metadata.labels.get("emberscale.io/incarnation", "0")))
+        pod_name: str = newest.metadata.name
+        return pod_name
+
+    def _call(self, method: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        try:
+            return method(*arguments, **options)
+        except ApiException as error:
+            kind = JobNotFoundError if error.status == 404 else ClusterError
+            raise kind(_words_of(error)) from error
+        except HTTPError as error:
+            raise ClusterError(f"the cluster cannot be reached: {error}") from error
+
+
+def _status_of(body: Mapping[str, Any]) -> TrainingJobStatus:
+    try:
+        return parse_status(body.get("status") or {})
+    except UnreadableStatusError as error:
+        name = body["metadata"]["name"]
+        raise ClusterError(f"TrainingJob {name}: {error}; install the version of the cluster's operator") from error
+
+
+def _load(configuration: client.Configuration) -> None:
+    """From KUBECONFIG, the service account of the pod that this is, or the user's own file."""
+    if not os.environ.get("KUBECONFIG") and os.environ.get("KUBERNETES_SERVICE_HOST"):
+        config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+    else:
+        config.load_kube_config(_kubeconfig(), client_configuration=configuration)  # type: ignore[no-untyped-call]
+
+
+def _kubeconfig() -> str:
+    """The variable as it is now: the library reads it when it is imported."""
+    return os.environ.get("KUBECONFIG") or "~/.kube/config"
+
+
+def _context_namespace() -> str:
+    try:
+        _, active = config.list_kube_config_contexts(_kubeconfig())  # type: ignore[no-untyped-call]
+    except config.ConfigException:
+        return "default"
+    namespace: str = active["context"].get("namespace", "default")
+    return namespace
+
+
+def _words_of(error: ApiException) -> str:
+    """The API server's message without what surrounds it."""
+    try:
+        message: str = json.loads(error.body or "")["message"]
+    except (TypeError, ValueError, KeyError):
+        return str(error.reason)
+    return message
+
+
+def _durations_in_words(spec: dict[str, Any]) -> dict[str, Any]:
+    """Durations are numbers of seconds in Python, which may have fractions; on a cluster those are written `1.5s`."""
+    fields = {
+        "checkpoint": ("interval",),
+        "sharding": ("leaseTimeout", "heartbeatInterval"),
+        "runPolicy": ("activeDeadline", "ttlAfterFinished"),
+        "scaling": ("profileInterval", "cooldown"),
+    }
+    result = dict(spec)
+    for section, names in fields.items():
+        if section in result:
+            part = result[section]
+            result[section] = {
+                name: f"{value:g}s" if name in names and value is not None else value for name, value in part.items()
+            }
+    return result

@@ -1,0 +1,127 @@
+"""Commands for TrainingJobs on the cluster that KUBECONFIG names."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from emberscale._commands.options import ManifestFile, Output, OutputFormat, Overrides, bad_input_exits
+from emberscale_api.job import load_manifest
+from emberscale_api.job.status import JobPhase, TrainingJobStatus
+
+if TYPE_CHECKING:
+    from emberscale._client import TrainingJobClient
+
+JobName = Annotated[str, typer.Argument(metavar="NAME", help="Name of a TrainingJob.", show_default=False)]
+Namespace = Annotated[
+    str | None,
+    typer.Option("--namespace", "-n", help="[dim]default: that of the kubeconfig's context[/]", show_default=False),
+]
+
+SUBMIT_HELP = "Creates a TrainingJob on the cluster that KUBECONFIG names."
+STATUS_HELP = "Shows where a TrainingJob on the cluster stands; exit code 1 for a Failed one."
+LOGS_HELP = "Prints the log of a TrainingJob's master, or of another of its members."
+SUSPEND_HELP = "Takes a checkpoint of a TrainingJob and deletes its pods."
+RESUME_HELP = "Continues a suspended TrainingJob from its checkpoint."
+DELETE_HELP = "Deletes a TrainingJob and its pods; its checkpoints stay."
+
+
+def submit(file: ManifestFile, overrides: Overrides = None, namespace: Namespace = None) -> None:
+    """Creates a TrainingJob on the cluster."""
+    with bad_input_exits():
+        job = load_manifest(file, overrides or ())
+        client = _client(namespace)
+        name = client.submit(job)
+        typer.echo(f"{name}: submitted to namespace {client.namespace}; follow it: emberscale status {name} --watch")
+
+
+def status(
+    name: JobName,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Goes on until the job ends.")] = False,
+    namespace: Namespace = None,
+    output: OutputFormat = Output.TEXT,
+) -> None:
+    """Shows where a TrainingJob stands."""
+    with bad_input_exits():
+        client = _client(namespace)
+        found = client.status(name)
+        if watch:
+            with Live(render(name, found), console=Console(stderr=output is Output.JSON)) as live:
+                found = client.wait(name, observer=lambda latest: live.update(render(name, latest)))
+        elif output is Output.TEXT:
+            Console().print(render(name, found))
+        if output is Output.JSON:
+            typer.echo(found.model_dump_json(by_alias=True, exclude_none=True))
+    raise typer.Exit(1 if found.phase is JobPhase.FAILED else 0)
+
+
+def logs(
+    name: JobName,
+    member: Annotated[str, typer.Argument(help="Such as master-0, ps-1 or worker-0.")] = "master-0",
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Goes on until the pod ends.")] = False,
+    namespace: Namespace = None,
+) -> None:
+    """Prints a member's log."""
+    with bad_input_exits():
+        for line in _client(namespace).logs(name, member, follow):
+            typer.echo(line)
+
+
+def suspend(name: JobName, namespace: Namespace = None) -> None:
+    """Takes a checkpoint of a TrainingJob and deletes its pods."""
+    with bad_input_exits():
+        _client(namespace).suspend(name)
+        typer.echo(f"{name}: the job rests once its checkpoint is complete")
+
+
+def resume(name: JobName, namespace: Namespace = None) -> None:
+    """Continues a suspended TrainingJob from its checkpoint."""
+    with bad_input_exits():
+        _client(namespace).resume(name)
+        typer.echo(f"{name}: the job goes on")
+
+
+def delete(name: JobName, namespace: Namespace = None) -> None:
+    """Deletes a TrainingJob and its pods; its checkpoints stay."""
+    with bad_input_exits():
+        _client(namespace).delete(name)
+        typer.echo(f"{name}: deleted")
+
+
+def _client(namespace: str | None) -> "TrainingJobClient":
+    # the Kubernetes client takes a second to import, which only commands that use it should cost
+    from emberscale._client import TrainingJobClient
+
+    return TrainingJobClient(namespace)
+
+
+def render(name: str, status: TrainingJobStatus) -> Group:
+    """The status for people."""
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_row("Job", name)
+    table.add_row("Phase", f"{status.phase} ({status.reason})" if status.reason else str(status.phase))
+    table.add_row("", status.message)
+    for title, role in (("Workers", status.worker), ("PS", status.ps)):
+        if role is not None:
+            restarts = f", {role.restarts} restarts" if role.restarts else ""
+            table.add_row(title, f"{role.ready} of {role.wanted} ready{restarts}")
+    progress = status.progress
+    if progress is not None and progress.expected_samples:
+        eta = f", {progress.eta} left" if progress.eta else ""
+        table.add_row(
+            "Progress",
+            f"{progress.percent} of {progress.expected_samples:,} samples, {progress.samples_per_second:,}/s{eta}",
+        )
+        if progress.loss is not None:
+            auc = f", AUC {progress.auc:.4f}" if progress.auc is not None else ""
+            table.add_row("Loss", f"{progress.loss:.4f}{auc}")
+    warnings = [f"warning: {warning}" for warning in (progress.warnings if progress is not None else ())]
+    waiting = [
+        f"{member.role}-{member.index}: {member.reason} {member.message}".rstrip()
+        for member in status.members
+        if member.reason and member.state != "Running"
+    ]
+    return Group(table, *(Text(line, style="yellow") for line in (*warnings, *waiting[:10])))

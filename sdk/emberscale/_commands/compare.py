@@ -1,0 +1,103 @@
+"""`emberscale compare`: runs over each other."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs
+from emberscale._reports.comparison import FIGURES, Figure, differing_fields, figures_of, labels_of, read_run
+from emberscale._run.preflight import ensure_writable
+from emberscale._run.summary import finite_json
+from emberscale_api.errors import BadInputError
+
+HELP = paragraphs("""\
+Shows what differs between runs: the fields of their manifests that are not the same, and what came out: AUC, log loss,
+normalised entropy, calibration, samples per second, time, memory, restarts. Differences are to the first run.
+
+Draws loss, AUC and throughput of all runs over each other, against samples and against time.
+""")
+EXAMPLES = """\
+[bold]Examples[/]
+
+  emberscale compare runs/criteo-dlrm runs/wider
+
+  emberscale compare runs/* --plot all.png --output json | jq .figures.auc
+"""
+_SHOWN_CHARACTERS = 48
+
+
+def compare(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN RUN...", help="Folders of runs that have ended, two or more.", show_default=False),
+    ],
+    plot: Annotated[Path, typer.Option(metavar="FILE", help="Where to draw them (PNG).")] = Path("comparison.png"),
+    output: OutputFormat = Output.TEXT,
+) -> None:
+    """Shows what differs between runs, and draws them over each other."""
+    with bad_input_exits():
+        if len(runs) < 2:
+            raise BadInputError("RUN RUN...: name at least two runs to compare")
+        if len({root.resolve() for root in runs}) < len(runs):
+            raise BadInputError("RUN RUN...: a run is named twice")
+        ensure_writable(plot.absolute().parent, "--plot")
+        finished = [read_run(root) for root in runs]
+    # matplotlib takes a second to import, which only this moment should cost
+    from emberscale._reports.comparison_picture import draw_comparison
+
+    labels = labels_of(finished)
+    draw_comparison(finished, labels, plot)
+    fields, figures = differing_fields([run.manifest for run in finished]), figures_of(finished)
+    if output is Output.JSON:
+        named = [{"path": str(run.paths.root), "name": run.name, "phase": run.summary["phase"]} for run in finished]
+        typer.echo(finite_json({"runs": named, "manifest": fields, "figures": figures, "plot": str(plot)}))
+        return
+    console = Console()
+    console.print(_manifest_table(labels, fields) if fields else "The manifests are the same.")
+    console.print(_figures_table(labels, figures))
+    console.print(f"drawn over each other in {plot}")
+
+
+def _manifest_table(labels: Sequence[str], fields: dict[str, list[Any]]) -> Table:
+    table = Table("manifest", *labels, title="What was asked", title_justify="left")
+    for field, values in fields.items():
+        table.add_row(field, *(_shown(value) for value in values))
+    return table
+
+
+def _shown(value: Any) -> str:
+    text = "-" if value is None else value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 3]}..."
+
+
+def _figures_table(labels: Sequence[str], figures: dict[str, list[float | None]]) -> Table:
+    table = Table("figure", title="What came out", title_justify="left")
+    for label in labels:
+        table.add_column(label, justify="right")
+    for figure in FIGURES:
+        if figure.key in figures:
+            first, *others = figures[figure.key]
+            table.add_row(
+                figure.label, _number(figure, first), *(_with_difference(figure, value, first) for value in others)
+            )
+    return table
+
+
+def _number(figure: Figure, value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value / 2**20:,.0f} MiB" if figure.key == "peak_memory_bytes" else f"{value:,.{figure.decimals}f}"
+
+
+def _with_difference(figure: Figure, value: float | None, first: float | None) -> str:
+    text = _number(figure, value)
+    if value is None or first is None or value == first:
+        return text
+    if figure.relative:
+        return f"{text} ({value / first - 1:+.1%})" if first else text
+    return f"{text} ({value - first:+,.{figure.decimals}f})"

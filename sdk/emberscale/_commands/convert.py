@@ -1,0 +1,236 @@
+"""`emberscale data convert`: data files in another format."""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+import yaml
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from emberscale._commands.layout import (
+    Categorical,
+    Delimiter,
+    Dense,
+    FileFormat,
+    FromFormat,
+    FromManifest,
+    Label,
+    Layout,
+    Lists,
+    ListSeparator,
+    NoHeader,
+    layout_of,
+)
+from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs
+from emberscale_api.errors import BadInputError
+from emberscale_api.job import ColumnMapping, CSVSpec, DataFormat
+from emberscale_api.job.resolved import CRITEO_COLUMNS
+from emberscale_api.rpc.master_pb2 import DataFile
+
+if TYPE_CHECKING:
+    from emberscale_trainer.data.targets import Target
+
+HELP = paragraphs("""\
+Writes data files in another format: each IN becomes one file, at OUT or in the folder OUT.
+
+Training on either gives the same batches: ids stay what they are (texts become their 64-bit hashes), numbers are
+written as they are, and what is missing stays missing. Parquet gets row groups of 32,768 records, each of which
+training can read by itself. What to write in the manifest is printed at the end.
+
+OUT is a folder if it is there already, ends with a slash, or there are several files. A file appears whole or not at
+all, and one that is there is replaced only with [cyan]--overwrite[/]. Exit code [red]2[/] for files that cannot be read
+or hold malformed records.
+""")
+EXAMPLES = """\
+[bold]Examples[/]
+
+  emberscale data convert 'day_*.tsv.gz' criteo/ --format parquet
+
+  emberscale data convert clicks.csv clicks.parquet --label clicked --dense price --categorical user,item
+
+  emberscale data convert clicks.parquet clicks.csv.zst --manifest job.yaml
+
+  emberscale data convert 'day_*.tsv.gz' s3://bucket/criteo/ --format parquet
+"""
+
+_ENDINGS = {
+    ".parquet": FileFormat.PARQUET,
+    ".pq": FileFormat.PARQUET,
+    ".csv": FileFormat.CSV,
+    ".tsv": FileFormat.CRITEO,
+}
+
+
+def convert(
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="IN... OUT", help="Files, globs or fsspec URIs; and where to write.", show_default=False
+        ),
+    ],
+    to_format: Annotated[
+        FileFormat | None,
+        typer.Option("--format", "-f", help="What to write. By default the name OUT says it.", show_default=False),
+    ] = None,
+    compression: Annotated[
+        str | None,
+        typer.Option(
+            metavar="none|gzip|zstd|snappy",
+            help="By default zstd for Parquet; for the others what OUT ends in, .gz or .zst, else none.",
+            show_default=False,
+        ),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replaces files that are there.")] = False,
+    max_bad_records: Annotated[int, typer.Option(min=0, help="Malformed records to leave out.")] = 0,
+    manifest: FromManifest = None,
+    from_format: FromFormat = None,
+    label: Label = None,
+    dense: Dense = None,
+    categorical: Categorical = None,
+    lists: Lists = None,
+    delimiter: Delimiter = ",",
+    list_separator: ListSeparator = "|",
+    no_header: NoHeader = False,
+    output: OutputFormat = Output.TEXT,
+) -> None:
+    """Writes data files in another format."""
+    # takes a moment to import, which `--help` should not cost
+    from emberscale_trainer.data.convert import Conversion, ConversionError, convert_files
+    from emberscale_trainer.data.errors import DataUnavailableError
+    from emberscale_trainer.data.files import expand
+    from emberscale_trainer.data.writers import COMPRESSIONS, problem_with_columns
+
+    with bad_input_exits():
+        try:
+            if len(paths) < 2:
+                raise BadInputError("give at least two paths: what to read, and last where to write")
+            *given, out = paths
+            sources = expand(given)
+            layout = layout_of(
+                [source.uri for source in sources],
+                manifest,
+                from_format,
+                label,
+                dense,
+                categorical,
+                lists,
+                delimiter,
+                list_separator,
+                no_header,
+            )
+            target = _format_of(out, to_format)
+            problem = problem_with_columns(target, layout.columns)
+            if problem is not None:
+                raise BadInputError(problem)
+            compression = compression or _compression_of(out, target)
+            if compression not in COMPRESSIONS[target]:
+                raise BadInputError(f"--compression {compression}: {target} can have {', '.join(COMPRESSIONS[target])}")
+            targets = _targets(sources, out, target, compression, overwrite)
+            conversion = Conversion(tuple(targets), target, layout.csv, compression, max_bad_records)
+            console = Console(stderr=True)
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+                task = progress.add_task("looking for files")
+                converted = convert_files(
+                    sources,
+                    layout.raw_reader(),
+                    conversion,
+                    lambda stage, done, total: progress.update(task, description=stage, completed=done, total=total),
+                )
+        except (DataUnavailableError, ConversionError) as error:
+            raise BadInputError(str(error)) from error
+    manifest_data = _manifest_data(targets, target, layout)
+    if output is Output.JSON:
+        document = {
+            "files": [
+                {"path": str(path), "bytes": path.size(), "records": records}
+                for path, records in zip(targets, converted.records, strict=True)
+            ],
+            "truncated_records": converted.truncated_records,
+            "bad_records": [str(bad) for bad in converted.bad_records],
+            "data": manifest_data,
+        }
+        typer.echo(json.dumps(document, indent=2))
+        return
+    for path, records in zip(targets, converted.records, strict=True):
+        typer.echo(f"{path}: {records:,} records, {path.size():,} bytes")
+    if converted.truncated_records:
+        typer.echo(
+            f"lists of {converted.truncated_records:,} records were cut: name a larger maximum with --list COLUMN:MAX"
+        )
+    for bad in converted.bad_records:
+        typer.echo(f"left out: {bad}")
+    typer.echo("In the manifest:\n")
+    typer.echo(yaml.safe_dump({"data": manifest_data}, sort_keys=False, default_flow_style=None, width=100).rstrip())
+
+
+def _format_of(out: str, given: FileFormat | None) -> DataFormat:
+    from emberscale_trainer.data.streams import uncompressed_name
+
+    if given is not None:
+        return given.data_format
+    found = _ENDINGS.get(Path(uncompressed_name(out)).suffix.lower())
+    if found is None:
+        raise BadInputError(f"{out}: say what to write with --format: {', '.join(FileFormat)}")
+    return found.data_format
+
+
+def _compression_of(out: str, target: DataFormat) -> str:
+    from emberscale_trainer.data.streams import compression_of
+
+    return "zstd" if target is DataFormat.PARQUET else compression_of(out) or "none"
+
+
+def _targets(
+    sources: Sequence[DataFile], out: str, target: DataFormat, compression: str, overwrite: bool
+) -> list["Target"]:
+    """Where each source goes. Makes the folder. Raises BadInputError and DataUnavailableError."""
+    from emberscale_trainer.data.streams import uncompressed_name
+    from emberscale_trainer.data.targets import Target
+    from emberscale_trainer.data.writers import ENDINGS, SUFFIXES
+
+    whole = Target.of(out)
+    try:
+        if not (out.endswith("/") or whole.is_folder() or len(sources) > 1):
+            targets, folder = [whole], os.path.dirname(out)
+        else:
+            ending = ENDINGS[target] + ("" if target is DataFormat.PARQUET else SUFFIXES.get(compression, ""))
+            names = [Path(uncompressed_name(source.uri)).stem + ending for source in sources]
+            targets, folder = [Target.of(os.path.join(out, name)) for name in names], out
+        for one in targets:
+            if [other.uri for other in targets].count(one.uri) > 1:
+                raise BadInputError(f"{one}: several of the files would be written there; convert them one by one")
+            if any(one.uri == source.uri for source in sources):
+                raise BadInputError(f"{one}: is one of the files to read; choose another path")
+            if one.exists() and not overwrite:
+                raise BadInputError(f"{one}: is there already; --overwrite replaces it")
+            if one.is_folder():
+                raise BadInputError(f"{one}: is a folder")
+    except OSError as error:
+        raise BadInputError(f"{out}: cannot be looked at: {error.strerror or error}") from error
+    try:
+        if whole.local:
+            Path(folder).mkdir(parents=not Path(folder).is_absolute(), exist_ok=True)
+        else:
+            whole.filesystem.makedirs(os.path.dirname(targets[0].path), exist_ok=True)
+    except OSError as error:
+        raise BadInputError(f"{folder}: cannot be made: {error.strerror or error}") from error
+    return targets
+
+
+def _manifest_data(targets: Sequence["Target"], target: DataFormat, layout: Layout) -> dict[str, Any]:
+    """What spec.data says of the new files."""
+    data: dict[str, Any] = {"format": target.value, "train": [str(path) for path in targets]}
+    if target is DataFormat.CRITEO_TSV:
+        return data
+    columns: ColumnMapping = layout.columns
+    data["columns"] = columns.model_dump(mode="json", by_alias=True, exclude_defaults=columns is not CRITEO_COLUMNS)
+    if columns is CRITEO_COLUMNS:
+        data["columns"].pop("lists")
+    if target is DataFormat.CSV and layout.csv != CSVSpec():
+        data["csv"] = layout.csv.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    return data

@@ -1,0 +1,278 @@
+"""`emberscale data`: make data sets, and look into them."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from emberscale._commands import convert
+from emberscale._commands.layout import (
+    Categorical,
+    Delimiter,
+    Dense,
+    FileFormat,
+    FromFormat,
+    FromManifest,
+    Label,
+    Layout,
+    Lists,
+    ListSeparator,
+    NoHeader,
+    layout_of,
+)
+from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs
+from emberscale_api.errors import BadInputError
+from emberscale_api.job import DataFormat
+from emberscale_api.rpc.master_pb2 import DataFile
+
+if TYPE_CHECKING:
+    from emberscale_trainer.data.inspect import DataSummary, FrequentId
+    from emberscale_trainer.data.synthetic import DatasetSpec, SynthesisResult
+
+_SHOWN_CHARACTERS = 32
+HELP = "Make synthetic data sets, look into data sets before training on them, and convert them."
+
+SYNTH_HELP = paragraphs("""\
+Writes a synthetic data set with the columns of Criteo: OUT/train-00000.tsv and so on, OUT/evaluation.tsv,
+OUT/metadata.json; or the same rows as Parquet or CSV.
+
+Ids follow power laws with very different cardinalities, new ids keep arriving, fields are missing, and labels come from
+a hidden teacher. The teacher's own AUC, about 0.8, is the best that a model can reach: it is printed, and kept in
+metadata.json.
+
+The same options give the same bytes. If OUT holds this data set already, nothing is done.
+""")
+SYNTH_EXAMPLES = """\
+[bold]Examples[/]
+
+  emberscale data synth data/criteo-synthetic --rows 1000000 --seed 7
+
+  emberscale data synth data/big --rows 20000000 --parts 8 --evaluation-fraction 0
+
+  emberscale data synth data/parquet --format parquet
+"""
+INSPECT_HELP = paragraphs("""\
+Counts the records of data files, and shows what is in them: malformed records with their file and number, the ratio of
+positives, and for each column how many fields are empty, the range of its numbers, its distinct ids and the most
+frequent ones, or how long its lists are.
+
+Paths are files, globs (quote them) or fsspec URIs such as s3://bucket/day_*. Of Parquet and CSV say what the columns
+mean, or leave it out to be told which there are. Exit code [green]0[/] even if there are malformed records, [red]2[/]
+if there is nothing to read.
+""")
+INSPECT_EXAMPLES = """\
+[bold]Examples[/]
+
+  emberscale data inspect data/criteo-synthetic/evaluation.tsv
+
+  emberscale data inspect 'day_*.tsv.gz' --max-records 10000000 --output json
+
+  emberscale data inspect 'clicks-*.parquet' --label clicked --dense price,age --categorical user,item --list history:50
+
+  emberscale data inspect 'clicks-*.csv' --manifest job.yaml
+"""
+
+data_app = typer.Typer(name="data", help=HELP, no_args_is_help=True, rich_markup_mode="rich")
+data_app.command(
+    "convert", short_help="Writes data files in another format.", help=convert.HELP, epilog=convert.EXAMPLES
+)(convert.convert)
+
+
+@data_app.command(
+    "synth",
+    short_help="Writes a synthetic data set with the columns of Criteo.",
+    help=SYNTH_HELP,
+    epilog=SYNTH_EXAMPLES,
+)
+def synth(
+    out: Annotated[
+        Path,
+        typer.Argument(
+            metavar="OUT", help="The folder to make. Above an absolute path, all must exist.", show_default=False
+        ),
+    ],
+    rows: Annotated[int, typer.Option(help="Rows in all files together.")] = 1_000_000,
+    seed: Annotated[int, typer.Option(help="Each seed has its own teacher and ids.")] = 0,
+    parts: Annotated[int, typer.Option(help="Training files that share the rows.")] = 1,
+    evaluation_fraction: Annotated[
+        float, typer.Option(help="Ratio of the rows, the last ones, that go to evaluation.tsv.")
+    ] = 0.1,
+    file_format: Annotated[FileFormat, typer.Option("--format", "-f", help="Of the files.")] = FileFormat.CRITEO,
+    output: OutputFormat = Output.TEXT,
+) -> None:
+    """Writes a synthetic data set with the columns of Criteo."""
+    # takes a moment to import, which `--help` should not cost
+    from emberscale_trainer.data.synthetic import DatasetSpec, SynthesisError
+
+    with bad_input_exits():
+        try:
+            spec = DatasetSpec(rows, seed, parts, evaluation_fraction, file_format.data_format)
+        except ValueError as error:
+            raise BadInputError(str(error)) from error
+        try:
+            result = _write(out, spec)
+        except SynthesisError as error:
+            raise BadInputError(str(error)) from error
+    if output is Output.JSON:
+        typer.echo(json.dumps({"path": str(out), "written": result.written, **result.metadata}, indent=2))
+    else:
+        _show_synthesis(out, result)
+
+
+def _write(out: Path, spec: "DatasetSpec") -> "SynthesisResult":
+    from emberscale_trainer.data.synthetic import write_dataset
+
+    columns = (TextColumn("writing rows"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with _progress(*columns) as progress:
+        task = progress.add_task("", total=spec.rows)
+        return write_dataset(out, spec, lambda rows: progress.advance(task, rows))
+
+
+def _progress(*columns: ProgressColumn) -> Progress:
+    console = Console(stderr=True)
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+def _show_synthesis(out: Path, result: "SynthesisResult") -> None:
+    typer.echo(f"{out} {'is written' if result.written else 'is there already; nothing was done'}")
+    table = _table("split", "files", "rows", "MiB", "positives", "teacher AUC", "teacher log loss")
+    for split, measured in result.metadata["splits"].items():
+        files = [file for file in result.metadata["files"] if file["name"].startswith(split)]
+        table.add_row(
+            split,
+            str(len(files)),
+            f"{measured['rows']:,}",
+            f"{sum(file['bytes'] for file in files) / 2**20:,.1f}",
+            f"{measured['positives'] / measured['rows']:.2%}",
+            _score(measured["teacher_auc"]),
+            _score(measured["teacher_log_loss"]),
+        )
+    Console().print(table)
+
+
+def _score(value: Any) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
+def _table(first: str, *numbers: str) -> Table:
+    table = Table(first)
+    for name in numbers:
+        table.add_column(name, justify="right")
+    return table
+
+
+@data_app.command("inspect", short_help="Shows what is in data files.", help=INSPECT_HELP, epilog=INSPECT_EXAMPLES)
+def inspect(
+    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Data files.", show_default=False)],
+    max_records: Annotated[
+        int, typer.Option(help="Records to examine, spread evenly over all files; counting covers every record.")
+    ] = 1_000_000,
+    manifest: FromManifest = None,
+    from_format: FromFormat = None,
+    label: Label = None,
+    dense: Dense = None,
+    categorical: Categorical = None,
+    lists: Lists = None,
+    delimiter: Delimiter = ",",
+    list_separator: ListSeparator = "|",
+    no_header: NoHeader = False,
+    output: OutputFormat = Output.TEXT,
+) -> None:
+    """Shows what is in data files."""
+    from emberscale_trainer.data.errors import DataUnavailableError
+    from emberscale_trainer.data.files import expand
+
+    with bad_input_exits():
+        if max_records < 1:
+            raise BadInputError(f"--max-records must be at least 1 (got {max_records})")
+        try:
+            files = expand(paths)
+            layout = layout_of(
+                [file.uri for file in files],
+                manifest,
+                from_format,
+                label,
+                dense,
+                categorical,
+                lists,
+                delimiter,
+                list_separator,
+                no_header,
+            )
+            summary = _inspect(files, layout, max_records)
+        except DataUnavailableError as error:
+            raise BadInputError(str(error)) from error
+    if output is Output.JSON:
+        typer.echo(json.dumps(asdict(summary), indent=2))
+    else:
+        _show_summary(summary, "08x" if layout.format is DataFormat.CRITEO_TSV else "d")
+
+
+def _inspect(files: list[DataFile], layout: Layout, max_records: int) -> "DataSummary":
+    from emberscale_trainer.data.inspect import inspect_files
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with _progress(*columns) as progress:
+        task = progress.add_task("looking for files")
+        return inspect_files(
+            files,
+            layout.raw_reader(),
+            max_records,
+            lambda stage, done, total: progress.update(task, description=stage, completed=done, total=total),
+        )
+
+
+def _show_summary(summary: "DataSummary", id_format: str) -> None:
+    console = Console()
+    files = _table("file", "bytes", "records")
+    for file in summary.files:
+        files.add_row(file.uri, f"{file.bytes:,}", f"{file.records:,}")
+    console.print(files)
+    part = "all" if summary.examined == summary.records else f"{summary.examined:,} of"
+    positives = "" if summary.positive_rate is None else f", {summary.positive_rate:.2%} positive"
+    typer.echo(f"Examined {part} {summary.records:,} records: {summary.bad_records:,} malformed{positives}")
+    for bad in summary.bad_record_samples:
+        typer.echo(f"  {bad}")
+    if summary.bad_records > len(summary.bad_record_samples):
+        typer.echo(f"  and {summary.bad_records - len(summary.bad_record_samples):,} more")
+    if summary.dense:
+        dense = _table("dense", "missing", "min", "mean", "max")
+        for numbers in summary.dense:
+            row = (_number(numbers.minimum), _mean(numbers.mean), _number(numbers.maximum))
+            dense.add_row(numbers.name, f"{numbers.missing:.1%}", *row)
+        console.print(dense)
+    if summary.categorical:
+        categorical = _table("categorical", "missing", "distinct ids", "most frequent, with their share of records")
+        for ids in summary.categorical:
+            top = "  ".join(f"{_shown_id(one, id_format)} {one.share:5.1%}" for one in ids.top)
+            categorical.add_row(ids.name, f"{ids.missing:.1%}", f"{ids.distinct:,}", top)
+        console.print(categorical)
+    if summary.lists:
+        lists = _table("lists", "empty", "ids a record", "longest", "truncated", "distinct ids", "most frequent")
+        for one in summary.lists:
+            top = "  ".join(f"{_shown_id(frequent, id_format)} {frequent.share:5.1%}" for frequent in one.top)
+            numbers_of_it = (f"{one.empty:.1%}", f"{one.mean_length:.1f}", f"{one.longest:,}", f"{one.truncated:.1%}")
+            lists.add_row(one.name, *numbers_of_it, f"{one.distinct:,}", top)
+        console.print(lists)
+    if summary.examined < summary.records:
+        typer.echo("Distinct ids are those of the examined records: all records may hold more.")
+
+
+def _shown_id(one: "FrequentId", id_format: str) -> str:
+    if one.text is None:
+        return f"{one.id:{id_format}}"
+    return escape(repr(one.text if len(one.text) <= _SHOWN_CHARACTERS else f"{one.text[:_SHOWN_CHARACTERS]}..."))
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}" if value.is_integer() else f"{value:,.4g}"
+
+
+def _mean(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.1f}"

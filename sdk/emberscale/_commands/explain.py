@@ -1,0 +1,112 @@
+"""`emberscale explain`: what a manifest means."""
+
+from itertools import groupby
+from pathlib import Path
+
+import typer
+import yaml
+from rich.console import Console
+from rich.syntax import Syntax
+from rich.table import Table
+
+from emberscale._commands.options import ManifestFile, Overrides, bad_input_exits, paragraphs
+from emberscale_api.job import InitializerType, RoleSpec, TableSpec, TrainingJob, load_manifest, resolve_model
+from emberscale_api.job.roles import Role
+from emberscale_operator.machine import demands_of
+
+HELP = paragraphs("""\
+Shows what a manifest resolves to: every default filled in, the embedding tables, the processes that would start with
+their resources, what of that is planned, and where files would go. Nothing is started.
+""")
+EXAMPLES = """\
+[bold]Examples[/]
+
+  emberscale explain deploy/examples/criteo-dlrm.yaml
+
+  emberscale explain job.yaml --set spec.ps.replicas=4
+"""
+
+
+def explain(file: ManifestFile, overrides: Overrides = None) -> None:
+    """Shows what a manifest resolves to."""
+    with bad_input_exits():
+        job = load_manifest(file, overrides or ())
+    console = Console()
+    text = yaml.safe_dump(job.model_dump(mode="json", by_alias=True, exclude_none=True), sort_keys=False)
+    if console.is_terminal:
+        console.print(Syntax(text, "yaml", background_color="default"))
+    else:
+        typer.echo(text)
+    for table in (tables_of(job), processes_of(job), files_of(job)):
+        console.print(table)
+        console.print()
+
+
+def tables_of(job: TrainingJob) -> Table:
+    """One row for every run of embedding tables that are alike."""
+    table = Table(title="Embedding tables", title_justify="left")
+    for column in ("tables", "dimension", "pooling", "optimizer", "initializer"):
+        table.add_column(column)
+    for alike, group in groupby(resolve_model(job.spec).tables, key=_settings):
+        names = [entry.name for entry in group]
+        table.add_row(names[0] if len(names) == 1 else f"{names[0]} to {names[-1]} ({len(names)})", *alike)
+    return table
+
+
+def _settings(table: TableSpec) -> tuple[str, ...]:
+    initializer = table.initializer
+    return (
+        str(table.dimension),
+        table.pooling or "one id",
+        f"{table.optimizer.type} {table.optimizer.learning_rate:g}",
+        initializer.type if initializer.type is InitializerType.ZEROS else f"{initializer.type} {initializer.scale:g}",
+    )
+
+
+def processes_of(job: TrainingJob) -> Table:
+    """One row a process; one for a role whose number is planned, and what is planned said so."""
+    spec, planned = job.spec, job.spec.leaves_replicas_open
+    table = Table(title="Processes", title_justify="left")
+    for column in ("process", "CPU cores", "memory limit"):
+        table.add_column(column)
+    table.add_row("redis-0", "any", "none")
+    if planned:
+        table.add_row("brain-0", "any", "none")
+        table.caption = "planned: chosen by the brain within the bounds, and anew while the job trains"
+        table.caption_justify = "left"
+    for demand in demands_of(spec):
+        role = {Role.PS: spec.ps, Role.WORKER: spec.worker}.get(demand.role)
+        names = [f"{demand.role}-{index}" for index in range(demand.replicas)]
+        open_cores, open_memory = "any", "none"
+        if planned and role is not None:
+            open_cores = open_memory = "planned"
+            names = names if role.replicas is not None else [f"{demand.role}: {_bounds(role)}, planned"]
+        cores, memory = demand.resources.cpu_cores, demand.resources.memory_bytes
+        for name in names:
+            table.add_row(
+                name,
+                open_cores if cores is None else f"{cores:g}",
+                open_memory if memory is None else f"{memory / 2**20:,.0f} MiB",
+            )
+    return table
+
+
+def _bounds(role: RoleSpec) -> str:
+    least, most = role.min_replicas or 1, role.max_replicas
+    return f"{least} or more" if most is None else f"{least} to {most}"
+
+
+def files_of(job: TrainingJob) -> Table:
+    """Where `emberscale run` reads and writes."""
+    root = Path("runs", job.metadata.name)
+    table = Table(title="Files", title_justify="left")
+    table.add_column("what")
+    table.add_column("where", overflow="fold")
+    table.add_row("training data", ", ".join(job.spec.data.train))
+    table.add_row("held-out data", ", ".join(job.spec.data.evaluation) or "none")
+    table.add_row("run", f"{root}/ (or --workdir)")
+    table.add_row("checkpoints", job.spec.checkpoint.uri or f"{root}/checkpoints/")
+    table.add_row("model", f"{root}/model/")
+    table.add_row("logs", f"{root}/logs/<process>.log")
+    table.add_row("summary, metrics", f"{root}/summary.json, metrics.csv, metrics.png")
+    return table

@@ -1,0 +1,108 @@
+"""`emberscale explain-plan`: why the brain gave a job the shape that it has."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import grpc
+import typer
+from google.protobuf.json_format import MessageToJson
+from rich.console import Console
+
+from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs
+from emberscale._reports.plan_report import plan_report
+from emberscale._run.brain_choice import BrainCaFile, BrainTokenFile, read_authority, read_token
+from emberscale._run.record import RunPaths, read_record
+from emberscale_api.errors import BadInputError
+from emberscale_api.rpc import brain_pb2 as pb
+from emberscale_api.rpc.brain_pb2_grpc import BrainStub
+from emberscale_api.rpc.tls import handshake_problem
+from emberscale_api.rpc.token import open_channel
+from emberscale_operator.local.brain import default_database
+
+HELP = paragraphs("""\
+Says why a job has the plan it has: the fit and how sure it is, the Pareto front, the point that was chosen, what it is
+expected to gain and to cost, the past jobs behind a first plan, the memory forecast, and how the job recovers best from
+the loss of a parameter server.
+
+JOB is the folder of a run on this machine, or its name under runs/: what its brain planned is read from this user's
+data folder. With [cyan]--brain[/] it is the UID of a job that the brain there knows, running or ended.
+
+Exit code [red]2[/] for a job, a plan or a brain that cannot be found.
+""")
+EXAMPLES = """\
+[bold]Examples[/]
+
+  emberscale explain-plan criteo-dlrm --plot plan.png
+
+  emberscale explain-plan 0b1e7c5e-... --brain 127.0.0.1:50061 --brain-token-file token --output json
+"""
+
+
+def explain_plan(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="A run's folder or name, or a UID.", show_default=False)],
+    brain: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Asks the brain there.", show_default=False)
+    ] = None,
+    brain_token_file: BrainTokenFile = None,
+    brain_ca_file: BrainCaFile = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draws the fit and the front (PNG).", show_default=False)
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for the brain.")] = 10.0,
+    output: OutputFormat = Output.TEXT,
+) -> None:
+    """Says why a job has the plan it has."""
+    with bad_input_exits():
+        if brain is None:
+            explanation = _remembered(job)
+        else:
+            explanation = _ask(job, brain, read_token(brain_token_file), read_authority(brain_ca_file), timeout)
+        if plot is not None:
+            from emberscale._reports.plan_picture import draw_plan  # matplotlib takes long to import
+
+            try:
+                draw_plan(explanation, plot)
+            except OSError as error:
+                raise BadInputError(f"--plot {plot}: cannot be written: {error.strerror}") from error
+            typer.echo(f"drawn: {plot}", err=True)
+    if output is Output.JSON:
+        typer.echo(MessageToJson(explanation, preserving_proto_field_name=True))
+    else:
+        console = Console()
+        for part in plan_report(explanation, job):
+            console.print(part)
+
+
+def _remembered(job: str) -> pb.PlanExplanation:
+    """What the brain beside a run planned last, from the database that it wrote."""
+    root = next((folder for folder in (Path(job), Path("runs", job)) if (folder / "run.json").exists()), None)
+    if root is None:
+        raise BadInputError(f"{job}: neither it nor {Path('runs', job)} is the folder of a run; give --brain for a UID")
+    uid = read_record(RunPaths(root)).uid
+    database = default_database(os.environ)
+    if not database.exists():
+        raise BadInputError(f"{root}: no job of this user was ever planned: {database} does not exist")
+    # the brain's libraries take a second to import, which no other command should
+    from emberscale_brain.history.database import DatabaseAwayError, DatabaseUnusableError
+    from emberscale_brain.service.recall import recall
+
+    try:
+        explanation = recall(f"sqlite:///{database}", uid)
+    except (DatabaseAwayError, DatabaseUnusableError) as error:
+        raise BadInputError(f"{database}: {error}") from error
+    if explanation is None:
+        raise BadInputError(f"{root}: no plan was made for this run: its manifest gives its sizes, or --brain was off")
+    return explanation
+
+
+def _ask(job: str, brain: str, token: str, authority: bytes | None, timeout: float) -> pb.PlanExplanation:
+    with open_channel(brain, token, authority) as channel:
+        try:
+            explanation: pb.PlanExplanation = BrainStub(channel).ExplainPlan(
+                pb.ExplainPlanRequest(job_uid=job), timeout=timeout
+            )
+        except grpc.RpcError as error:
+            problem = handshake_problem(brain, authority, "--brain-ca-file")
+            raise BadInputError(f"brain at {problem or f'{brain}: {error.code().name}: {error.details()}'}") from error
+    return explanation

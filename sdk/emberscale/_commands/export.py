@@ -1,0 +1,131 @@
+"""`emberscale export`: a trained model for whoever serves it."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs
+from emberscale._run.checkpoints import SavedCheckpoints
+from emberscale._run.record import RunPaths, read_record
+from emberscale_api.checkpoint import MANIFEST_NAME, CheckpointManifest, DamagedCheckpointError
+from emberscale_api.errors import BadInputError
+
+if TYPE_CHECKING:
+    from emberscale._serving import ExportedModel
+
+ABOUT = "model.json"
+HELP = paragraphs("""\
+Writes a trained model as plain torch tensors, to be served without Emberscale.
+
+RUN is the folder of a run or, for a job on a cluster, the URI of its checkpoints (spec.checkpoint.uri). The newest
+checkpoint is taken; each of its files is checked, and where one is damaged the checkpoint before is taken.
+
+OUT holds model.pt2, a torch.export program from features and ids to logits; for each table a safetensors file with
+sorted keys and their weights; dense.safetensors with all other parameters; and model.json, which says what they are.
+docs/serving.md shows the ten lines that predict with them. Tables may be larger than memory.
+""")
+EXAMPLES = """\
+[bold]Examples[/]
+
+  emberscale export runs/criteo-dlrm served/criteo-dlrm
+
+  emberscale export s3://bucket/checkpoints/criteo-dlrm served/criteo-dlrm --overwrite
+"""
+
+
+def export(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="The folder of a run, or the URI of checkpoints.", show_default=False)
+    ],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make.", show_default=False)],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replaces an earlier export in OUT.")] = False,
+    output: OutputFormat = Output.TEXT,
+) -> None:
+    """Writes a trained model as plain torch tensors, to be served without Emberscale."""
+    with bad_input_exits():
+        _check_out(out, overwrite)
+        exported = _export(run, out)
+    if exported.refusal is not None:
+        typer.echo(
+            f"warning: {out}: there is no model.pt2, since torch.export cannot trace the model: {exported.refusal}; "
+            "load dense.safetensors into a module of your own",
+            err=True,
+        )
+    if output is Output.JSON:
+        document = {"path": str(out), "checkpoint": exported.checkpoint, "rows": exported.rows, "bytes": exported.bytes}
+        typer.echo(json.dumps({**document, "program": exported.refusal is None}, indent=2))
+    else:
+        typer.echo(
+            f"{out}: checkpoint {exported.checkpoint}, {exported.rows:,} rows, {exported.bytes / 1e6:,.1f} MB; "
+            "docs/serving.md shows how to predict with it"
+        )
+
+
+def _check_out(out: Path, overwrite: bool) -> None:
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise BadInputError(f"OUT: {out} is not a folder")
+    if any(out.iterdir()):
+        if not (out / ABOUT).exists():
+            raise BadInputError(f"OUT: {out} holds something that is no exported model; name another folder")
+        if not overwrite:
+            raise BadInputError(f"OUT: {out} holds an exported model; replace it with --overwrite")
+
+
+def _export(run: str, out: Path) -> "ExportedModel":
+    candidates = _candidates(run)
+    # torch takes a second to import, which only this moment should cost
+    from emberscale._serving import ExportError, export_checkpoint
+    from emberscale._serving.export import rows_bytes
+    from emberscale_trainer.models.entrypoint import EntrypointError
+
+    for uri, manifest in candidates:
+        try:
+            with _progress(manifest.id, rows_bytes(manifest)) as advance:
+                return export_checkpoint(uri, out, advance)
+        except DamagedCheckpointError as error:
+            typer.echo(f"warning: {error}", err=True)
+        except (ExportError, EntrypointError) as error:
+            raise BadInputError(str(error)) from error
+    raise BadInputError(f"RUN: {run}: has no complete checkpoint that is whole; let the run finish, or go on with it")
+
+
+@contextmanager
+def _progress(checkpoint: str, total: int) -> Iterator[Callable[[int], None]]:
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(f"checkpoint {checkpoint}", total=total)
+        yield lambda size: progress.advance(task, size)
+
+
+def _candidates(run: str) -> list[tuple[str, CheckpointManifest]]:
+    """The folders of checkpoints to try, the newest first; the copy in `model/` comes after its original."""
+    paths = RunPaths(Path(run))
+    if not paths.record.exists():
+        found = _found(SavedCheckpoints(run), None)
+        if not found:
+            raise BadInputError(f"RUN: {run} is neither the folder of a run nor one of checkpoints")
+        return found
+    record = read_record(paths)
+    uri = record.job(paths).spec.checkpoint.uri
+    found = [] if uri is None else _found(SavedCheckpoints(uri), {record.uid, *record.earlier_uids})
+    copy = paths.model / MANIFEST_NAME
+    if copy.exists():
+        with suppress(DamagedCheckpointError):
+            found.append((str(paths.model), CheckpointManifest.from_json(copy.read_bytes(), str(copy))))
+    return sorted(found, key=lambda candidate: candidate[1].number, reverse=True)
+
+
+def _found(folder: SavedCheckpoints, uids: set[str] | None) -> list[tuple[str, CheckpointManifest]]:
+    found = folder.find(uids)
+    for problem in found.damaged:
+        typer.echo(f"warning: {problem}", err=True)
+    return [(folder.uri_of(manifest), manifest) for manifest in found.complete]

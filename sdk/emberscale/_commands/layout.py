@@ -1,0 +1,198 @@
+"""The options that say what data files are: their format, and what their columns mean."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from pydantic import ValidationError
+
+from emberscale_api.errors import BadInputError
+from emberscale_api.job import ColumnMapping, CSVSpec, DataFormat, ListColumn, load_manifest
+from emberscale_api.job.resolved import CRITEO_COLUMNS, columns_of
+
+if TYPE_CHECKING:
+    from emberscale_trainer.data.records import RecordFormat
+
+
+class FileFormat(StrEnum):
+    """A format, as commands name it."""
+
+    CRITEO = "criteo"
+    PARQUET = "parquet"
+    CSV = "csv"
+
+    @property
+    def data_format(self) -> DataFormat:
+        """The same, as manifests name it."""
+        return {
+            FileFormat.CRITEO: DataFormat.CRITEO_TSV,
+            FileFormat.PARQUET: DataFormat.PARQUET,
+            FileFormat.CSV: DataFormat.CSV,
+        }[self]
+
+
+_ENDINGS = {".parquet": DataFormat.PARQUET, ".pq": DataFormat.PARQUET, ".csv": DataFormat.CSV}
+_PANEL = "What the files are"
+
+FromManifest = Annotated[
+    Path | None,
+    typer.Option(
+        "--manifest",
+        metavar="FILE",
+        help="A TrainingJob whose spec.data says all that follows.",
+        show_default=False,
+        rich_help_panel=_PANEL,
+    ),
+]
+FromFormat = Annotated[
+    FileFormat | None,
+    typer.Option(
+        "--from",
+        help="By default the name says it: .parquet, .pq and .csv, with .gz or .zst after the last; else criteo.",
+        show_default=False,
+        rich_help_panel=_PANEL,
+    ),
+]
+Label = Annotated[
+    str | None, typer.Option(metavar="COLUMN", help="0 or 1.", show_default=False, rich_help_panel=_PANEL)
+]
+Dense = Annotated[
+    list[str] | None,
+    typer.Option(metavar="COLUMN,...", help="Numbers. Repeatable.", show_default=False, rich_help_panel=_PANEL),
+]
+Categorical = Annotated[
+    list[str] | None,
+    typer.Option(metavar="COLUMN,...", help="One id a record. Repeatable.", show_default=False, rich_help_panel=_PANEL),
+]
+Lists = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--list",
+        metavar="COLUMN[:MAX],...",
+        help="Any number of ids a record, of which the first MAX are taken, 100 if not given. Repeatable.",
+        show_default=False,
+        rich_help_panel=_PANEL,
+    ),
+]
+Delimiter = Annotated[str, typer.Option(metavar="CHARACTER", help="Between the fields of CSV.", rich_help_panel=_PANEL)]
+ListSeparator = Annotated[
+    str, typer.Option(metavar="CHARACTER", help="Between the ids of a list in CSV.", rich_help_panel=_PANEL)
+]
+NoHeader = Annotated[
+    bool,
+    typer.Option(
+        "--no-header",
+        help="The first line of CSV is a record; columns are column_1, column_2, ...",
+        rich_help_panel=_PANEL,
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What files are."""
+
+    format: DataFormat
+    columns: ColumnMapping
+    csv: CSVSpec
+
+    def raw_reader(self) -> "RecordFormat":
+        """Reads the files, numbers as they are written."""
+        from emberscale_trainer.data.formats import format_reader
+
+        return format_reader(self.format, self.columns, self.csv, raw=True)
+
+
+def layout_of(
+    uris: Sequence[str],
+    manifest: Path | None,
+    file_format: FileFormat | None,
+    label: str | None,
+    dense: Sequence[str] | None,
+    categorical: Sequence[str] | None,
+    lists: Sequence[str] | None,
+    delimiter: str,
+    list_separator: str,
+    no_header: bool,
+) -> Layout:
+    """What the options say of some files, of which there is at least one. Raises BadInputError and ManifestError."""
+    named = [label, *(dense or ()), *(categorical or ()), *(lists or ())]
+    if manifest is not None:
+        if any(named) or file_format is not None:
+            raise BadInputError("--manifest says what the files are: leave --from, --label and the like out")
+        data = load_manifest(manifest).spec.data
+        return Layout(data.format, columns_of(data), data.csv)
+    data_format = _format_of(uris) if file_format is None else file_format.data_format
+    if data_format is DataFormat.CRITEO_TSV:
+        if any(named):
+            raise BadInputError("--label, --dense, --categorical and --list are for Parquet and CSV (see --from)")
+        return Layout(data_format, CRITEO_COLUMNS, CSVSpec())
+    try:
+        csv = CSVSpec(delimiter=delimiter.replace("\\t", "\t"), list_separator=list_separator, header=not no_header)
+        if not any(named):
+            return Layout(data_format, _criteo_columns(uris[0], data_format, csv), csv)
+        if label is None:
+            raise BadInputError("--label is required with --dense, --categorical and --list")
+        columns = ColumnMapping(
+            label=label,
+            dense=tuple(_names(dense)),
+            categorical=tuple(_names(categorical)),
+            lists=tuple(_list_column(text) for text in _names(lists)),
+        )
+    except ValidationError as error:
+        raise BadInputError(
+            "\n".join(_problem(problem["loc"], problem["msg"]) for problem in error.errors())
+        ) from error
+    return Layout(data_format, columns, csv)
+
+
+def _problem(location: tuple[int | str, ...], message: str) -> str:
+    option = {
+        "delimiter": "--delimiter",
+        "list_separator": "--list-separator",
+        "lists": "--list",
+        "max_length": "--list",
+    }
+    name = str(location[0]) if location else ""
+    text = message.removeprefix("Value error, ")
+    return f"{option.get(name, f'--{name}')}: {text}" if name else text
+
+
+def _format_of(uris: Sequence[str]) -> DataFormat:
+    from emberscale_trainer.data.streams import uncompressed_name
+
+    found = {_ENDINGS.get(Path(uncompressed_name(uri)).suffix.lower(), DataFormat.CRITEO_TSV) for uri in uris}
+    if len(found) > 1:
+        raise BadInputError(f"the names are those of several formats ({', '.join(sorted(found))}): say one with --from")
+    return found.pop()
+
+
+def _criteo_columns(uri: str, data_format: DataFormat, csv: CSVSpec) -> ColumnMapping:
+    """The columns of CriteoTSV, which other files may have too."""
+    from emberscale_trainer.data.formats import columns_in
+
+    found = columns_in(uri, data_format, csv)
+    wanted = [CRITEO_COLUMNS.label, *CRITEO_COLUMNS.dense, *CRITEO_COLUMNS.categorical]
+    if set(wanted) <= found.keys():
+        return CRITEO_COLUMNS
+    shown = ", ".join(f"{name} ({kind})" if kind else name for name, kind in found.items())
+    raise BadInputError(
+        f"{uri}: say what its columns mean, with --label, --dense, --categorical and --list, or with --manifest; "
+        f"it has {shown}"
+    )
+
+
+def _names(texts: Sequence[str] | None) -> list[str]:
+    return [name for text in texts or () for name in text.split(",") if name]
+
+
+def _list_column(text: str) -> ListColumn:
+    name, separator, longest = text.rpartition(":")
+    if not separator:
+        return ListColumn(name=text)
+    if not longest.isdecimal():
+        raise BadInputError(f"--list {text}: expected COLUMN:MAX, such as history:50")
+    return ListColumn(name=name, max_length=int(longest))

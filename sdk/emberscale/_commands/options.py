@@ -1,0 +1,60 @@
+"""Arguments and options that several commands take, and how bad input ends a command."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from emberscale_api.errors import BadInputError, StartError, UnwritableError
+from emberscale_api.job import ManifestError
+
+BAD_INPUT = 2
+
+
+class Output(StrEnum):
+    """How a command prints its result."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+ManifestFile = Annotated[
+    Path, typer.Argument(metavar="FILE", help="A TrainingJob manifest (YAML).", show_default=False)
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="spec.path=value",
+        help="Replaces one field of the manifest, the value in YAML. Repeatable: "
+        "[cyan]--set spec.worker.replicas=4 --set spec.training.epochs=2[/]",
+        show_default=False,
+    ),
+]
+OutputFormat = Annotated[
+    Output, typer.Option("--output", "-o", help="[cyan]json[/] prints one object, for programs, last on stdout.")
+]
+
+
+@contextmanager
+def bad_input_exits() -> Iterator[None]:
+    """Turns what a person got wrong into lines on stderr and exit code 2, and a disk that is full into exit code 1."""
+    try:
+        yield
+    except (BadInputError, ManifestError, StartError) as error:
+        if isinstance(error, BadInputError) and error.trace:
+            typer.echo(error.trace.rstrip(), err=True)
+        for line in str(error).splitlines():
+            typer.echo(f"error: {line}", err=True)
+        raise typer.Exit(BAD_INPUT) from error
+    except UnwritableError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from error
+
+
+def paragraphs(text: str) -> str:
+    """Help text with each paragraph on one line, to be wrapped where the terminal ends."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))

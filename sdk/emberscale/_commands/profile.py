@@ -1,0 +1,132 @@
+"""`emberscale profile`: where a job's time goes."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+from rich.progress import Progress as ProgressBar
+from rich.table import Table
+
+from emberscale._commands.options import ManifestFile, Output, OutputFormat, Overrides, bad_input_exits, paragraphs
+from emberscale._run.interruption import Interruption
+from emberscale._run.preflight import check_columns, check_data, check_model, ensure_writable
+from emberscale._run.summary import finite_json
+from emberscale_api.errors import BadInputError
+from emberscale_api.job import load_manifest
+
+if TYPE_CHECKING:
+    from emberscale._profiling import TimeBreakdown
+    from emberscale._profiling.measure import Progress
+
+HELP = paragraphs("""\
+Shows where a job's time goes: trains a sample of it on this machine, and throws away what it learned.
+
+For every thread of the workers and for the parameter servers: the share of time by stage. What goes over the wire for
+each sample, and how many ids share a key. And the [bold]roof[/]: what the workers' own code computes in one process, as
+many threads, on batches that are pulled already; a job whose parameter servers cost nothing would reach it.
+
+Evaluation, checkpoints and the start of training, when the bound on staleness is small, are left out. The picture shows
+all of it.
+""")
+EXAMPLES = """\
+[bold]Examples[/]
+
+  emberscale profile deploy/examples/criteo-dlrm.yaml
+
+  emberscale profile job.yaml --set spec.ps.replicas=4 --samples 1000000
+
+  emberscale profile job.yaml --output json | jq .share_of_roof
+"""
+
+
+def profile(
+    file: ManifestFile,
+    overrides: Overrides = None,
+    samples: Annotated[
+        int, typer.Option(min=1, help="Samples to measure, after a quarter as many to warm up.")
+    ] = 400_000,
+    plot: Annotated[Path, typer.Option(metavar="FILE", help="Where to draw the profile (PNG).")] = Path("profile.png"),
+    output: OutputFormat = Output.TEXT,
+) -> None:
+    """Shows where a job's time goes."""
+    with Interruption() as interruption, bad_input_exits():
+        job = load_manifest(file, overrides or ())
+        check_data(job)
+        check_columns(job.spec.data)
+        for remark in check_model(job):
+            typer.echo(remark, err=True)
+        ensure_writable(plot.absolute().parent, "--plot")
+        from emberscale._profiling import ProfileFailedError, profile_job
+        from emberscale_trainer.data.errors import DataUnavailableError
+        from emberscale_trainer.models.entrypoint import EntrypointError
+
+        try:
+            with _progress() as progress:
+                measured = profile_job(job, samples, interruption, progress)
+        except (DataUnavailableError, EntrypointError) as error:
+            raise BadInputError(str(error)) from error
+        except ProfileFailedError as error:
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(1 if interruption.signal is None else 128 + interruption.signal) from error
+    # matplotlib takes a second to import, which only this moment should cost
+    from emberscale._profiling.picture import draw_profile
+
+    draw_profile(measured, plot)
+    if output is Output.JSON:
+        typer.echo(finite_json({**measured.as_document(), "plot": str(plot)}))
+    else:
+        _print(measured, plot)
+
+
+@contextmanager
+def _progress() -> Iterator["Progress"]:
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("samples"))
+    with ProgressBar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("starting", total=None)
+        yield lambda doing, trained, total: bar.update(task, description=doing, completed=trained, total=total)
+
+
+def _print(measured: "TimeBreakdown", plot: Path) -> None:
+    from emberscale._profiling.job_profile import WORKER_THREADS
+    from emberscale_api.metrics import WAITS
+
+    console = Console()
+    table = Table("process", "thread", "stage", title=f"{measured.name}: where the time goes", title_justify="left")
+    table.add_column("share of time", justify="right")
+    table.add_column("ms a batch", justify="right")
+    per_batch = 1e3 * measured.seconds * measured.workers / measured.batches
+    for thread, stages in WORKER_THREADS.items():
+        for stage in stages:
+            share = measured.worker_stages[stage]
+            mark = " *" if thread == measured.bottleneck and stage not in WAITS else ""
+            table.add_row("worker", thread, stage + mark, f"{share:.1%}", f"{share * per_batch:.2f}")
+    table.add_section()
+    per_batch = 1e3 * measured.seconds / measured.batches
+    for stage, share in measured.server_stages.items():
+        table.add_row("ps", "all", stage, f"{share:.1%}", f"{share * per_batch:.2f}")
+    console.print(table)
+    roof = measured.roof
+    console.print("* the busiest thread of the workers; in the other time a thread waits for the others\n")
+    received, sent = measured.received_bytes_per_sample, measured.sent_bytes_per_sample
+    cpu, roof_cpu = 1e6 * measured.cpu_seconds_per_sample, 1e6 * roof.cpu_seconds_per_sample
+    lines = (
+        ("speed", f"{measured.samples_per_second:,.0f} samples/s over {measured.seconds:.1f} s"),
+        ("roof", f"{roof.samples_per_second:,.0f} samples/s without parameter servers, {roof.threads} threads"),
+        ("share of the roof", f"{measured.share_of_roof:.0%}"),
+        ("CPU time", f"{cpu:,.1f} µs a sample, all processes; without parameter servers {roof_cpu:,.1f}"),
+        ("on the wire", f"{received:,.0f} bytes received and {sent:,.0f} sent a sample, by the workers"),
+        ("de-duplication", f"{measured.ids_per_key:.2f} ids a key"),
+        ("staleness bound", f"requests were held for {measured.hold_seconds:.1f} s in all"),
+        ("picture", str(plot)),
+    )
+    summary = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    summary.add_column(style="dim", no_wrap=True)
+    summary.add_column(overflow="fold")
+    for name, text in lines:
+        summary.add_row(name, text)
+    console.print(summary)

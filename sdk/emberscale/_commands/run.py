@@ -1,0 +1,107 @@
+"""`emberscale run`: trains a manifest on this machine."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from emberscale._commands.options import ManifestFile, Output, OutputFormat, Overrides, bad_input_exits, paragraphs
+from emberscale._reports.summary_table import summary_table
+from emberscale._run.brain_choice import BrainCaFile, BrainOption, BrainSettings, BrainTokenFile, choose_brain
+from emberscale._run.interruption import Interruption
+from emberscale._run.resumption import kept_by_a_run
+from emberscale._run.summary import Summary, finite_json
+from emberscale._training import default_folder, run_job
+from emberscale_api.errors import BadInputError
+from emberscale_api.job import load_manifest
+
+HELP = paragraphs(f"""\
+Trains a manifest on this machine: one process for every pod that a cluster would run.
+
+Progress goes to stderr, the summary to stdout and, with the metrics, their picture, the logs and the model, to the
+run's folder. Exit code [green]0[/] only for Complete, [red]1[/] for Failed, [red]2[/] for bad input (nothing was
+started), [yellow]130[/] after Ctrl-C.
+
+[bold]Ctrl-C[/] takes a checkpoint and stops every process; a second one stops them at once. Either way
+[cyan]--resume[/] goes on from the last checkpoint.
+
+Numbers of processes that the manifest leaves open are planned by a brain that runs beside the job and remembers, in
+this user's data folder, what earlier jobs were like; [cyan]--brain off[/] starts as few as the manifest allows.
+
+A new run is written to [cyan]next[/] in the folder while a Complete one is there, and takes its place once it is
+Complete too. It replaces a Failed one at once; one that can be resumed only with [cyan]--overwrite[/], and a folder
+that holds anything else never.
+
+[cyan]--resume[/] goes on with a run that is not Complete. These fields must stay: {kept_by_a_run()}.
+All others may differ: processes, resources, epochs, learning rates, limits. Of a run that is Complete it prints the
+summary again, provided that nothing differs.
+""")
+EXAMPLES = """\
+[bold]Examples[/]
+
+  emberscale run deploy/examples/criteo-dlrm.yaml
+
+  emberscale run job.yaml --set spec.worker.replicas=4 --set spec.training.epochs=2
+
+  emberscale run job.yaml --resume
+
+  emberscale run job.yaml --output json | jq .auc
+"""
+
+
+def run(
+    file: ManifestFile,
+    overrides: Overrides = None,
+    workdir: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="The run's folder. [dim]default: runs/<job name>[/]", show_default=False),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Goes on with the run in the folder; above is what must stay the same.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Starts anew even if the folder holds a run that can be resumed.")
+    ] = False,
+    redis: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Uses this Redis instead of one of the job's own.", show_default=False),
+    ] = None,
+    master_port: Annotated[
+        int, typer.Option(metavar="PORT", min=0, max=65535, help="Where the master listens; 0 takes any free port.")
+    ] = 0,
+    brain: BrainOption = "auto",
+    brain_settings: BrainSettings = None,
+    brain_token_file: BrainTokenFile = None,
+    brain_ca_file: BrainCaFile = None,
+    output: OutputFormat = Output.TEXT,
+) -> None:
+    """Trains a manifest on this machine."""
+    with Interruption() as interruption, bad_input_exits():
+        if resume and overwrite:
+            raise BadInputError("--resume and --overwrite contradict each other: give one of them")
+        job = load_manifest(file, overrides or ())
+        root = workdir or default_folder(job)
+        training = run_job(
+            job,
+            root,
+            interruption,
+            resume=resume,
+            overwrite=overwrite,
+            redis=redis,
+            master_port=master_port,
+            brain=choose_brain(job, brain, brain_settings or (), brain_token_file, brain_ca_file),
+        )
+        if output is Output.JSON:
+            typer.echo(finite_json(training.summary.as_document()))
+        else:
+            Console().print(summary_table(training.summary, training.folder))
+    raise typer.Exit(_exit_code(training.summary, interruption))
+
+
+def _exit_code(summary: Summary, interruption: Interruption) -> int:
+    if summary.phase == "Complete":
+        return 0
+    if interruption.signal is not None and summary.phase != "Failed":
+        return 128 + interruption.signal
+    return 1

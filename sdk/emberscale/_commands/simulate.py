@@ -1,0 +1,137 @@
+"""`emberscale simulate`: schedulers against each other on a cluster that is only computed."""
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs
+from emberscale_api.errors import BadInputError
+
+if TYPE_CHECKING:
+    from emberscale_simulator.results import Estimate, SchedulerSummary, SeedOutcome
+    from emberscale_simulator.scenario import Scenario
+
+HELP = paragraphs("""\
+Replays a cluster under several schedulers and compares them: completion time, utilization, completion rate and how
+often jobs were scaled, each with its 95% interval over seeds.
+
+A scenario (YAML) holds the cluster, its capacity over time, failures, stragglers, the workload (generated, or a CSV
+trace) and the schedulers. Examples with the reason for every number are in deploy/examples/scenarios.
+
+The same scenario and seeds give the same figures. Exit code [red]2[/] for a scenario or trace that cannot be used.
+""")
+EXAMPLES = """\
+[bold]Examples[/]
+
+  emberscale simulate deploy/examples/scenarios/small-cluster.yaml --seeds 10
+
+  emberscale simulate scenario.yaml --schedulers emberscale,static --plot pictures --output json
+"""
+
+
+def simulate(
+    scenario: Annotated[Path, typer.Argument(metavar="SCENARIO", help="A scenario (YAML).", show_default=False)],
+    schedulers: Annotated[
+        str | None,
+        typer.Option(help="Names of the scenario's schedulers, with commas between; else all.", show_default=False),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many. Two or more give intervals.")] = 3,
+    first_seed: Annotated[
+        int | None,
+        typer.Option(min=0, help="Where the seeds start; else at the scenario's judging seeds.", show_default=False),
+    ] = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="Runs at a time; else one a core.", show_default=False)
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Draws the comparison into this folder.", show_default=False)
+    ] = None,
+    output: OutputFormat = Output.TEXT,
+) -> None:
+    """Compares schedulers on a simulated cluster."""
+    with bad_input_exits():
+        if not find_spec("emberscale_simulator"):
+            raise BadInputError("the simulator is not part of the images: install Emberscale from its sources")
+    # the simulator's libraries take a second to import, which no other command should
+    from emberscale_brain.plugins import PlannerNotUsableError
+    from emberscale_simulator.experiment import UnknownSchedulerError, choose_schedulers, summarize_experiment
+    from emberscale_simulator.pictures import draw_comparison
+    from emberscale_simulator.report import as_json
+    from emberscale_simulator.scenario_file import ScenarioError, load_scenario
+    from emberscale_simulator.workload import make_jobs
+
+    with bad_input_exits():
+        try:
+            loaded = load_scenario(scenario)
+            first = loaded.seeds.judging.first if first_seed is None else first_seed
+            chosen_seeds = range(first, first + seeds)
+            wanted = [name.strip() for name in schedulers.split(",")] if schedulers else None
+            names = list(dict.fromkeys(spec.name for spec in choose_schedulers(loaded, wanted)))
+            make_jobs(loaded, first, scenario.parent)  # a bad trace is found before anything starts
+            outcomes = _run(loaded, names, chosen_seeds, scenario.parent, processes or os.cpu_count() or 1)
+        except (ScenarioError, UnknownSchedulerError, PlannerNotUsableError) as error:
+            raise BadInputError(str(error)) from error
+        summaries = summarize_experiment(outcomes, names)
+        if plot is not None:
+            try:
+                pictures = draw_comparison(loaded.name, summaries, outcomes, plot)
+            except OSError as error:
+                raise BadInputError(f"--plot {plot}: cannot be written: {error.strerror}") from error
+            typer.echo("drawn: " + ", ".join(map(str, pictures)), err=True)
+    if output is Output.JSON:
+        typer.echo(json.dumps(as_json(loaded.name, chosen_seeds, summaries), indent=2))
+    else:
+        Console().print(_table(loaded.name, summaries))
+
+
+def _run(
+    scenario: "Scenario", names: Sequence[str], seeds: Sequence[int], folder: Path, processes: int
+) -> "list[SeedOutcome]":
+    from emberscale_simulator.experiment import run_experiment
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("simulating", total=len(names) * len(seeds))
+
+        def advance(outcome: "SeedOutcome") -> None:
+            progress.update(task, advance=1, description=f"{outcome.scheduler}, seed {outcome.seed}")
+
+        return run_experiment(scenario, names, seeds, folder, processes, advance)
+
+
+def _table(name: str, summaries: "Sequence[SchedulerSummary]") -> Table:
+    seeds = summaries[0].seeds
+    title = f"{name}, {seeds} seed{'s' if seeds > 1 else ''}" + (" (± 95%)" if seeds > 1 else "")
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1))
+    table.add_column("scheduler", no_wrap=True)
+    for column in ("JCT\nmin", "p50\nmin", "p90\nmin", "worker\nCPU", "PS\nCPU", "com-\npleted", "scal-\nings"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for summary in summaries:
+        table.add_row(
+            summary.scheduler,
+            *(_cell(jct, 1 / 60, "") for jct in (summary.jct, summary.jct_p50, summary.jct_p90)),
+            _cell(summary.worker_cpu_utilization, 100, "%"),
+            _cell(summary.ps_cpu_utilization, 100, "%"),
+            _cell(summary.completion_rate, 100, "%"),
+            _cell(summary.scalings, 1, ""),
+        )
+    return table
+
+
+def _cell(estimate: "Estimate", scale: float, unit: str) -> str:
+    """The mean, and below it half the interval's width where there is one."""
+    if math.isnan(estimate.mean):
+        return "-"
+    mean = f"{estimate.mean * scale:.1f}{unit}"
+    return mean + (f"\n±{estimate.half_width * scale:.1f}" if math.isfinite(estimate.half_width) else "")

@@ -1,0 +1,42 @@
+"""`emberscale validate`: is a manifest right?"""
+
+import typer
+
+from emberscale._commands.options import ManifestFile, Overrides, bad_input_exits, paragraphs
+from emberscale._run.preflight import check_columns, check_data, check_model
+from emberscale_api.errors import BadInputError
+from emberscale_api.job import load_manifest
+
+HELP = paragraphs("""\
+Checks a manifest without starting anything.
+
+Every problem is one line that names the field and says what is allowed there. Exit code [green]0[/] if there is none,
+[red]2[/] otherwise. Local data files must have the columns that the manifest names; where they do not exist here that
+is pointed out and is no error, as the manifest may be meant for another machine. A model of your own
+([cyan]spec.model.entrypoint[/]) is loaded and takes a dry step.
+""")
+EXAMPLES = """\
+[bold]Examples[/]
+
+  emberscale validate deploy/examples/criteo-dlrm.yaml
+
+  emberscale validate job.yaml --set spec.worker.minReplicas=4 --set spec.worker.maxReplicas=2
+"""
+
+
+def validate(file: ManifestFile, overrides: Overrides = None) -> None:
+    """Checks a manifest without starting anything."""
+    with bad_input_exits():
+        job = load_manifest(file, overrides or ())
+    try:
+        check_data(job)
+    except BadInputError as absent:
+        for line in str(absent).splitlines():
+            typer.echo(f"note: {line}", err=True)
+    else:
+        with bad_input_exits():
+            check_columns(job.spec.data)
+    with bad_input_exits():
+        for remark in check_model(job):
+            typer.echo(f"note: {remark}", err=True)
+    typer.echo(f"{file}: TrainingJob {job.metadata.name} is valid")

@@ -1,0 +1,126 @@
+"""What a profile says, worked out from two readings of a job and one measurement of its model."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from emberscale._profiling.reading import Reading, difference
+from emberscale_api import metrics
+
+WORKER_THREADS: Mapping[str, tuple[str, ...]] = {
+    "read": ("read", "plan"),
+    "pull": ("pull",),
+    "compute": ("compute", *metrics.WAITS),
+    "push": ("push",),
+}
+"""The threads of a worker, and what each spends its time on; the rest of it waits for the other threads."""
+
+SERVER_STAGES = {"gather": "pull", "update": "push"}
+"""What a parameter server does under its lock, and the stage of its metrics that counts it."""
+
+
+@dataclass(frozen=True)
+class Roof:
+    """What the workers' own code reaches on batches that are pulled already, as many threads as the job's workers have.
+
+    `cpu_seconds_per_sample` is over all threads.
+    """
+
+    samples_per_second: float
+    cpu_seconds_per_sample: float
+    threads: int
+
+
+@dataclass(frozen=True)
+class TimeBreakdown:
+    """Where the time of a job went in a window of `seconds`.
+
+    `worker_stages` and `server_stages` are shares of the time of one process, on average over those of the role; stages
+    of different threads of a worker overlap. A server's stages and its `idle` add up to 1; `hold` is the time that
+    requests waited for the staleness bound, over all of them. `cpu_seconds` is by process.
+    """
+
+    name: str
+    samples: int
+    batches: int
+    seconds: float
+    workers: int
+    servers: int
+    worker_stages: Mapping[str, float]
+    server_stages: Mapping[str, float]
+    hold_seconds: float
+    received_bytes_per_sample: float
+    sent_bytes_per_sample: float
+    ids_per_key: float
+    cpu_seconds: Mapping[str, float]
+    roof: Roof
+
+    @property
+    def samples_per_second(self) -> float:
+        """Of all workers together."""
+        return self.samples / self.seconds
+
+    @property
+    def share_of_roof(self) -> float:
+        """1.0 would be a job whose parameter servers cost nothing."""
+        return self.samples_per_second / self.roof.samples_per_second
+
+    @property
+    def cpu_seconds_per_sample(self) -> float:
+        """Over all processes of the job."""
+        return sum(self.cpu_seconds.values()) / self.samples
+
+    @property
+    def bottleneck(self) -> str:
+        """The thread of the workers that has the least time left."""
+        busy = {
+            thread: sum(self.worker_stages[stage] for stage in stages if stage not in metrics.WAITS)
+            for thread, stages in WORKER_THREADS.items()
+        }
+        return max(busy, key=lambda thread: busy[thread])
+
+    def as_document(self) -> dict[str, Any]:
+        """Plain types, for JSON."""
+        return {
+            **asdict(self),
+            "samples_per_second": self.samples_per_second,
+            "cpu_seconds_per_sample": self.cpu_seconds_per_sample,
+            "share_of_roof": self.share_of_roof,
+            "bottleneck": self.bottleneck,
+        }
+
+
+def profile_of(name: str, before: Reading, after: Reading, roof: Roof) -> TimeBreakdown:
+    """Raises ValueError for a window in which nothing was trained."""
+    grown, cpu_seconds = difference(before, after)
+    worker, server = grown["worker"], grown["ps"]
+    seconds = after.at - before.at
+    workers, servers = (sum(one.startswith(f"{role}-") for one in after.counters) for role in ("worker", "ps"))
+    samples = int(worker.get(metrics.SAMPLES_TOTAL, 0))
+    if not samples:
+        raise ValueError("no sample was trained")
+    stages = {
+        stage: worker[f"{metrics.STAGE_SECONDS_TOTAL} {stage}"] / (seconds * workers)
+        for stages in WORKER_THREADS.values()
+        for stage in stages
+    }
+    served = {
+        name: server[f"{metrics.STAGE_SECONDS_TOTAL} {stage}"] / (seconds * servers)
+        for name, stage in SERVER_STAGES.items()
+    }
+    return TimeBreakdown(
+        name=name,
+        samples=samples,
+        batches=int(worker[metrics.BATCHES_TOTAL]),
+        seconds=seconds,
+        workers=workers,
+        servers=servers,
+        worker_stages=stages,
+        server_stages={**served, "idle": max(0.0, 1.0 - sum(served.values()))},
+        hold_seconds=server[f"{metrics.STAGE_SECONDS_TOTAL} hold"],
+        received_bytes_per_sample=worker[f"{metrics.WIRE_BYTES_TOTAL} received"] / samples,
+        sent_bytes_per_sample=worker[f"{metrics.WIRE_BYTES_TOTAL} sent"] / samples,
+        ids_per_key=worker[metrics.IDS_TOTAL] / max(1.0, worker[metrics.KEYS_TOTAL]),
+        cpu_seconds=cpu_seconds,
+        roof=roof,
+    )

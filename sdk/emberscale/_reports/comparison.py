@@ -1,0 +1,106 @@
+"""What differs between runs: their manifests, and what came out."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from emberscale._run.record import RunPaths, read_record
+from emberscale_api.errors import BadInputError
+from emberscale_api.job.continuity import flat_fields
+
+_OWN = ("spec.checkpoint.uri",)
+"""Fields that differ from run to run by themselves."""
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run that has ended: its manifest, and the document of its summary.json."""
+
+    paths: RunPaths
+    name: str
+    manifest: Mapping[str, Any]
+    summary: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One number of a summary. `relative`: differences are told in per cent."""
+
+    key: str
+    label: str
+    of: Callable[[Mapping[str, Any]], float | None]
+    decimals: int = 0
+    relative: bool = False
+
+
+def _field(name: str) -> Callable[[Mapping[str, Any]], float | None]:
+    return lambda summary: summary.get(name)
+
+
+def _evaluated(name: str) -> Callable[[Mapping[str, Any]], float | None]:
+    def last(summary: Mapping[str, Any]) -> float | None:
+        evaluations = summary.get("evaluations") or [{}]
+        value: float | None = evaluations[-1].get(name)
+        return value
+
+    return last
+
+
+def _total(name: str) -> Callable[[Mapping[str, Any]], float | None]:
+    return lambda summary: sum(summary.get(name, {}).values())
+
+
+FIGURES = (
+    Figure("auc", "AUC", _field("auc"), 4),
+    Figure("logloss", "log loss", _field("logloss"), 4),
+    Figure("normalized_entropy", "normalised entropy", _evaluated("normalized_entropy"), 4),
+    Figure("calibration", "calibration", _evaluated("calibration"), 4),
+    Figure("samples", "samples", _field("samples")),
+    Figure("samples_per_second", "samples/s", _field("samples_per_second"), relative=True),
+    Figure("training_seconds", "seconds of training", _field("training_seconds"), 1, relative=True),
+    Figure("wall_seconds", "wall seconds", _field("wall_seconds"), 1, relative=True),
+    Figure("peak_memory_bytes", "peak memory, all processes", _total("peak_memory_bytes"), relative=True),
+    Figure("rows", "embedding rows", _total("rows"), relative=True),
+    Figure("restarts", "restarts", _total("restarts")),
+    Figure("recoveries", "recoveries", _field("recoveries")),
+    Figure("bad_records", "malformed records", _field("bad_records")),
+)
+
+
+def read_run(root: Path) -> FinishedRun:
+    """Raises BadInputError for a folder without a run, and for a run that has not ended."""
+    paths = RunPaths(root)
+    record = read_record(paths)
+    try:
+        summary = json.loads(paths.summary.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BadInputError(f"{root}: has no {paths.summary.name}: the run has not ended") from None
+    except (OSError, ValueError) as error:
+        raise BadInputError(f"{paths.summary}: cannot be read: {error}") from error
+    return FinishedRun(paths, record.name, record.manifest, summary)
+
+
+def differing_fields(manifests: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """The fields of the manifests that are not the same in all: by dotted path one value a manifest, None if absent."""
+    flat = [flat_fields(manifest) for manifest in manifests]
+    fields = dict.fromkeys(field for fields in flat for field in fields)
+    values = {field: [one.get(field) for one in flat] for field in fields if field not in _OWN}
+    return {field: found for field, found in values.items() if any(value != found[0] for value in found)}
+
+
+def figures_of(runs: Sequence[FinishedRun]) -> dict[str, list[float | None]]:
+    """One value a run, by the key of the figure; those that no run has are left out."""
+    values = {figure.key: [figure.of(run.summary) for run in runs] for figure in FIGURES}
+    return {key: found for key, found in values.items() if any(value is not None for value in found)}
+
+
+def labels_of(runs: Sequence[FinishedRun]) -> list[str]:
+    """What to call each run: its folder's name, or as much of the path as tells them apart."""
+    parts = [run.paths.root.resolve().parts for run in runs]
+    for depth in range(1, max(map(len, parts)) + 1):
+        labels = ["/".join(path[-depth:]) for path in parts]
+        if len(set(labels)) == len(labels):
+            break
+    return labels

@@ -1,0 +1,138 @@
+"""A plan and its reasons, as `emberscale explain-plan` says them."""
+
+from collections.abc import Iterator
+
+from rich.box import SIMPLE_HEAD
+from rich.markup import escape
+from rich.table import Table
+
+from emberscale._run.durations import clock_time
+from emberscale_api.rpc import brain_pb2 as pb
+
+GIB = 1 << 30
+_FRONT_ROWS = 10
+_WORTH_SAYING = 0.05
+"""The share of a fit, or the change of a throughput, below which people need not be told."""
+
+
+def plan_report(explanation: pb.PlanExplanation, job: str) -> Iterator[str | Table]:
+    """What to print, line by line, in rich's markup; `job` is as the person named it."""
+    plan = explanation.plan
+    yield f"[bold]{escape(job)}[/]: plan {plan.version} by {plan.planner or 'nobody yet'}, {plan.action}"
+    if plan.HasField("shape"):
+        yield f"  {describe(plan.shape)}"
+    yield f"  {escape(plan.reason)}"
+    if explanation.kept:
+        yield f"[bold]since[/]     {escape(explanation.kept)}"
+    if plan.stale_because:
+        yield f"  [yellow]no newer plan:[/] {escape(plan.stale_because)}"
+    if explanation.HasField("chosen"):
+        yield f"[bold]expected[/]  {_expectation(explanation)}"
+    if explanation.HasField("fit"):
+        yield f"[bold]model[/]     {_fit(explanation.fit)}"
+    if explanation.HasField("memory"):
+        yield f"[bold]memory[/]    {_memory(explanation.memory)}"
+    if plan.HasField("fault_tolerance"):
+        yield f"[bold]recovery[/]  {escape(plan.fault_tolerance.reason)}"
+    for similar in explanation.similar:
+        name = escape(similar.job_uid or "a job of another owner")
+        yield f"[bold]like[/]      {name} ({similar.similarity:.0%}): {describe(similar.shape)}"
+    if explanation.front:
+        yield ""
+        yield _front(explanation)
+
+
+def describe(shape: pb.Shape) -> str:
+    """A shape in words."""
+    return (
+        f"{_counted(shape.workers, 'worker')} x {shape.worker_cpu:g} cores {shape.worker_memory / GIB:.3g} GiB, "
+        f"{shape.ps} PS x {shape.ps_cpu:g} cores {shape.ps_memory / GIB:.3g} GiB"
+    )
+
+
+def _expectation(explanation: pb.PlanExplanation) -> str:
+    chosen = explanation.chosen
+    price = f"for {chosen.cost_per_hour:.3g} an hour"
+    if explanation.HasField("present") and explanation.present.shape == chosen.shape:
+        return f"{chosen.throughput:,.0f} samples/s {price}, as it is"
+    text = f"{chosen.throughput:,.0f} samples/s +- {chosen.uncertainty:.0%} {price}"
+    if not explanation.HasField("present"):
+        return text
+    gain, cost, saved = explanation.expected_gain, explanation.expected_cost, explanation.saved_seconds
+    when = f"{clock_time(abs(saved))} {'sooner' if saved >= 0 else 'later'}"
+    return (
+        f"{text}; that is {gain:+,.0f} samples/s and {cost:+.3g} an hour, the change included, which takes "
+        f"{clock_time(explanation.overhead_seconds)}; done {when}"
+    )
+
+
+def _fit(fit: pb.FitSummary) -> str:
+    if not fit.profiles:
+        return "that of similar jobs: this one was not measured"
+    text = (
+        f"off by {fit.rmsle:.1%} (RMSLE) over {_counted(fit.profiles, 'profile')} of "
+        f"{_counted(fit.distinct_shapes, 'shape')}; profiles scatter by {fit.noise:.1%}"
+    )
+    if fit.outliers:
+        text += f", {_counted(fit.outliers, 'outlier')} set aside"
+    if fit.prior_share >= _WORTH_SAYING:
+        text += f"; {fit.prior_share:.0%} of what it says was believed before anything was measured"
+    if fit.overlap > 1:
+        text += f"; the steps of a batch overlap (exponent {fit.overlap:g}): the longest counts most"
+    return text
+
+
+def _memory(memory: pb.MemoryOutlook) -> str:
+    full = f"; full after {memory.oom_at_samples:,.0f} samples" if memory.oom_at_samples else ""
+    return (
+        f"the largest PS is expected to hold {memory.expected / GIB:.2f} GiB in the end "
+        f"({memory.lower / GIB:.2f} to {memory.upper / GIB:.2f}; growth: {memory.law}){full}"
+    )
+
+
+def _front(explanation: pb.PlanExplanation) -> Table:
+    """The Pareto front, thinned evenly to a few rows, with the present and the chosen shape."""
+    runs = explanation.HasField("present")
+    title = "The cheapest shape for each throughput: processes x cores, GiB"
+    table = Table(
+        title=title,
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        collapse_padding=True,
+        pad_edge=False,
+        caption_justify="left",
+    )
+    for name in ("workers", "PS", "cost/h"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("samples/s", *(["net"] if runs else []), "+-"):
+        table.add_column(name, justify="right")
+    table.add_column("")
+    if runs:
+        table.caption = "net: to the end of the job, with what the change takes; +-: of the change"
+    step = -(-len(explanation.front) // _FRONT_ROWS)
+    marks: dict[bytes, list[str]] = {}
+    points = {point.shape.SerializeToString(deterministic=True): point for point in explanation.front[::step]}
+    for name, mark in (("present", "now"), ("chosen", "chosen")):
+        if explanation.HasField(name):  # type: ignore[arg-type]  # the stubs want a literal
+            point = getattr(explanation, name)
+            key = point.shape.SerializeToString(deterministic=True)
+            points.setdefault(key, point)
+            marks.setdefault(key, []).append(mark)
+    for key, point in sorted(points.items(), key=lambda item: item[1].cost_per_hour):
+        mark = ", ".join(marks.get(key, []))
+        predicted = (f"{speed:,.0f}" for speed in (point.throughput, point.net)[: 1 + runs])
+        cells = (f"{point.cost_per_hour:.3g}", *predicted, f"{point.uncertainty:.0%}", mark)
+        table.add_row(*_roles(point.shape), *cells, style="bold" if mark else None)
+    return table
+
+
+def _roles(shape: pb.Shape) -> tuple[str, str]:
+    """Workers and PS in a column each."""
+    return (
+        f"{shape.workers} x {shape.worker_cpu:g}, {shape.worker_memory / GIB:.3g}",
+        f"{shape.ps} x {shape.ps_cpu:g}, {shape.ps_memory / GIB:.3g}",
+    )
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,73 @@
+"""A run's summary for people."""
+
+from pathlib import Path
+
+from rich.columns import Columns
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from emberscale._run.durations import clock_time
+from emberscale._run.record import RunPaths
+from emberscale._run.summary import Summary
+
+_COLOURS = {"Complete": "bold green", "Failed": "bold red"}
+
+
+def summary_table(summary: Summary, root: Path) -> RenderableType:
+    """What came out, where the time and the memory went, and where the files are."""
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in _lines(summary):
+        table.add_row(name, value if isinstance(value, str) else Columns(value, padding=(0, 3, 0, 0)))
+    paths = RunPaths(root)
+    files = [paths.summary, paths.metrics, paths.picture, paths.logs, paths.model]
+    table.add_row("files", "\n".join(str(path) for path in files if path.exists()))
+    title = Text.assemble((summary.name, "bold"), " is ", (summary.phase, _COLOURS.get(summary.phase, "bold yellow")))
+    if summary.message:
+        title.append(f": {summary.message}")
+    return Group(Text(), title, Text(), table)
+
+
+def _lines(summary: Summary) -> list[tuple[str, str | tuple[str, ...]]]:
+    """Names and values; a value of several parts is not broken within one."""
+    share = f" of {summary.expected_samples:,}" if summary.samples != summary.expected_samples else ""
+    lines: list[tuple[str, str | tuple[str, ...]]] = [("samples", f"{summary.samples:,}{share}")]
+    if summary.auc is not None and summary.logloss is not None:
+        where = "on held-out data" if summary.measured_on == "evaluation" else "on the latest training data"
+        lines.append(("AUC", f"{summary.auc:.4f}   log loss {summary.logloss:.4f}   {where}"))
+    if summary.normalized_entropy is not None and summary.calibration is not None:
+        lines.append(
+            ("normalised entropy", f"{summary.normalized_entropy:.4f}   calibration {summary.calibration:.4f}")
+        )
+    if len(summary.evaluations) > 1:
+        lines.append(("AUC by epoch", "   ".join(f"{one['auc']:.4f}" for one in summary.evaluations)))
+    lines.append(("speed", f"{summary.samples_per_second:,.0f} samples/s over {clock_time(summary.training_seconds)}"))
+    lines.append(("wall time", clock_time(summary.wall_seconds)))
+    if any(summary.stages.values()):
+        spent = {stage: f"{seconds:.1f}s" for stage, seconds in summary.stages.items()}
+        waited = f"{spent['wait_read']} for batches, {spent['wait_pull']} for rows, {spent['wait']} otherwise"
+        lines.append(("training", (f"computed {spent['compute']}", f"waited {waited}")))
+        lines.append(("beside it", "   ".join(f"{stage} {spent[stage]}" for stage in ("read", "plan", "pull", "push"))))
+    if summary.rows:
+        lines.append(("rows", f"{sum(summary.rows.values()):,} in {len(summary.rows)} tables"))
+    if summary.peak_memory_bytes:
+        peaks = tuple(f"{name} {count / 2**20:,.0f} MiB" for name, count in summary.peak_memory_bytes.items())
+        lines.append(("peak memory", peaks))
+    troubles = [f"{count} {role} restarts" for role, count in summary.restarts.items() if count]
+    if summary.recoveries:
+        troubles.append(f"{summary.recoveries} recoveries from a checkpoint")
+    if summary.bad_records:
+        troubles.append(f"{summary.bad_records:,} malformed records")
+    if summary.truncated_records:
+        lines.append(("cut to maxLength", f"lists of {summary.truncated_records:,} records"))
+    counted = [", ".join(troubles)] if troubles else []
+    lines.append(("troubles", "\n".join([*counted, *summary.warnings]) or "none"))
+    if summary.plan.get("version"):
+        scalings = summary.plan["scalings"]
+        lines.append(
+            ("plan", f"{summary.plan['message']}   ({scalings} change{'' if scalings == 1 else 's'} of shape)")
+        )
+    lines.append(("checkpoint", summary.checkpoint or "none"))
+    return lines

@@ -1,0 +1,1 @@
+"""A run's folder, record, checks before it starts, interruption, resumption, audit and summary."""

@@ -1,0 +1,109 @@
+"""Which brain plans the sizes that a manifest leaves open, when a job runs on this machine."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from emberscale_api.certificates import UnusableCertificateError, client_context
+from emberscale_api.environment import TLS_FOLDER, TOKEN_FILE, mounted_certificates
+from emberscale_api.errors import BadInputError
+from emberscale_api.job import TrainingJob
+from emberscale_operator.local import BrainAddress, EmbeddedBrain
+from emberscale_operator.local.brain import default_database
+
+AUTO, OFF = "auto", "off"
+
+BrainOption = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|off|HOST:PORT",
+        help="Who plans sizes that the manifest leaves open: a brain beside the job, nobody, or the brain there.",
+    ),
+]
+BrainSettings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--brain-set",
+        metavar="path=value",
+        help="Sets one preference of the brain beside the job, such as [cyan]planner.cpuCoreHour=0.05[/], "
+        "[cyan]planning.interval=30s[/] or [cyan]cluster.cpu=4[/]. Repeatable.",
+        show_default=False,
+    ),
+]
+BrainTokenFile = Annotated[
+    Path | None,
+    typer.Option(help=f"The token of the brain at HOST:PORT; else {TOKEN_FILE} names it.", show_default=False),
+]
+
+BrainCaFile = Annotated[
+    Path | None,
+    typer.Option(
+        help=f"The authority, in PEM, of a brain at HOST:PORT that serves TLS; else that in the folder {TLS_FOLDER}.",
+        show_default=False,
+    ),
+]
+
+
+def choose_brain(
+    job: TrainingJob, choice: str, settings: Sequence[str], token_file: Path | None, ca_file: Path | None = None
+) -> BrainAddress | EmbeddedBrain | None:
+    """The brain for a job: none for one whose numbers of processes are all given. Raises BadInputError."""
+    if settings and choice != AUTO:
+        raise BadInputError(f"--brain-set: is for the brain beside the job, not for --brain {choice}")
+    if choice == OFF:
+        return None
+    if choice != AUTO:
+        return BrainAddress(_address(choice), read_token(token_file), read_authority(ca_file))
+    _check_settings(settings)
+    if not job.spec.leaves_replicas_open:
+        return None
+    return EmbeddedBrain(default_database(os.environ), tuple(settings))
+
+
+def read_token(given: Path | None) -> str:
+    """The brain's token, from the file that is named. Raises BadInputError."""
+    path = given or os.environ.get(TOKEN_FILE)
+    if path is None:
+        raise BadInputError(f"--brain-token-file: is not given, and {TOKEN_FILE} is not set")
+    try:
+        return Path(path).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        problem = error.strerror if isinstance(error, OSError) else "is not ASCII text"
+        raise BadInputError(f"--brain-token-file {path}: cannot be read: {problem}") from error
+
+
+def read_authority(given: Path | None) -> bytes | None:
+    """Who speaks for the brain, in PEM; None for one without TLS. Raises BadInputError."""
+    try:
+        if given is None:
+            certificates = mounted_certificates()
+            return certificates.authority if certificates is not None else None
+        authority = given.read_bytes()
+        client_context(authority, f"--brain-ca-file {given}")
+    except OSError as error:
+        raise BadInputError(f"--brain-ca-file {given}: cannot be read: {error.strerror}") from error
+    except UnusableCertificateError as error:
+        raise BadInputError(str(error)) from error
+    return authority
+
+
+def _address(text: str) -> str:
+    host, separator, port = text.rpartition(":")
+    if not (separator and host and port.isdigit() and 0 < int(port) < 65536):
+        raise BadInputError(f"--brain {text!r}: expected {AUTO}, {OFF} or HOST:PORT")
+    return text
+
+
+def _check_settings(settings: Sequence[str]) -> None:
+    """Before anything starts; only where there are some, because it takes the brain's libraries."""
+    if not settings:
+        return
+    from emberscale_brain.service.settings import BrainSettingsError, load_settings
+
+    try:
+        load_settings(None, settings)
+    except BrainSettingsError as error:
+        raise BadInputError(f"--brain-set: {error}") from error

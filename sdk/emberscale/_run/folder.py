@@ -1,0 +1,187 @@
+"""Whose folder it is: when a run may begin in it, go on in it, and take the place of another."""
+
+import fcntl
+import os
+import platform
+import shutil
+import uuid
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from emberscale._run.preflight import ensure_writable
+from emberscale._run.record import RunPaths, RunRecord, RunStatus, record_if_any, write_atomically
+from emberscale._run.resumption import refuse_another_job, refuse_changes_of_a_complete_run
+from emberscale_api.errors import BadInputError
+from emberscale_api.job import TrainingJob
+from emberscale_operator.local import RunFolder
+
+_ENDED = frozenset({RunStatus.COMPLETE, RunStatus.FAILED})
+
+
+class CompleteAlreadyError(Exception):
+    """There is nothing to resume: the run is Complete, and what is asked for is that run."""
+
+
+class Run:
+    """A run's folder, held by this process alone while it is entered.
+
+    `home` is the folder that the person named. `paths` are the run's own: the same or, while a Complete run is there,
+    `next` in it.
+    """
+
+    def __init__(self, home: RunPaths, paths: RunPaths, record: RunRecord, lock: int) -> None:
+        self.home = home
+        self.paths = paths
+        self.record = record
+        self._lock = lock
+
+    @property
+    def processes(self) -> RunFolder:
+        """The part of the folder that the job's processes use."""
+        return RunFolder(self.paths.root)
+
+    @property
+    def job(self) -> TrainingJob:
+        """The manifest as this run resolved it."""
+        return self.record.job(self.paths)
+
+    def begin(self) -> None:
+        """Writes run.json; a new run first removes what an earlier one left in its own place."""
+        if self.record.launches == 1:
+            for path in self.paths.all():
+                _remove(path)
+        self.paths.root.mkdir(exist_ok=True)
+        self.save()
+
+    def cancel(self) -> None:
+        """The launch came to nothing: a new run may be replaced, a resumed one is as it was."""
+        self.save(status=RunStatus.FAILED if self.record.launches == 1 else RunStatus.INTERRUPTED)
+
+    def save(self, **changes: object) -> None:
+        """Writes run.json with these fields changed."""
+        self.record = self.record.model_copy(update=changes)
+        write_atomically(self.paths.record, self.record.model_dump_json(indent=2) + "\n")
+
+    def settle(self) -> None:
+        """Lets a run that is Complete take the place of the one before."""
+        _take_place(self.home)
+        if self.record.status is RunStatus.COMPLETE:
+            self.paths = self.home
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._lock)
+
+
+def open_run(root: Path, job: TrainingJob, resume: bool, overwrite: bool) -> Run:
+    """Takes a folder for a run; nothing in it changes before `Run.begin`.
+
+    A new run replaces what an earlier one that Failed left there at once, and a Complete one at its own end. One that
+    can be resumed is replaced only with `overwrite`, and a folder with anything else in it never. Raises BadInputError,
+    or CompleteAlreadyError.
+    """
+    existed = root.exists()
+    if existed and not root.is_dir():
+        raise BadInputError(f"--workdir: {root} is not a folder")
+    if resume and not any(paths.record.exists() for paths in (RunPaths(root), RunPaths(root).next)):
+        raise BadInputError(f"--resume: {root} holds no run; start one without --resume")
+    ensure_writable(root, "--workdir")
+    lock = _lock(root)
+    try:
+        _take_place(RunPaths(root))
+        return _open_locked(RunPaths(root), job, resume, overwrite, lock)
+    except BaseException:
+        os.close(lock)
+        if not existed:
+            root.rmdir()
+        raise
+
+
+def _open_locked(home: RunPaths, job: TrainingJob, resume: bool, overwrite: bool, lock: int) -> Run:
+    there, beside = record_if_any(home), record_if_any(home.next)
+    newest, paths = (beside, home.next) if beside is not None else (there, home)
+    if resume and newest is not None:
+        return Run(home, paths, _resumed(paths, newest, job), lock)
+    if newest is None and any(home.root.iterdir()):
+        raise BadInputError(f"--workdir: {home.root} is not empty and holds no run.json; choose another folder")
+    if newest is not None and newest.status not in _ENDED and not overwrite:
+        raise BadInputError(
+            f"--workdir: {paths.root} holds a run that was interrupted: "
+            "go on with --resume, or start anew with --overwrite"
+        )
+    complete = there is not None and there.status is RunStatus.COMPLETE
+    record = RunRecord(
+        name=job.metadata.name,
+        uid=str(uuid.uuid4()),
+        status=RunStatus.RUNNING,
+        started_at=datetime.now(UTC),
+        versions=_versions(),
+        manifest=job.model_dump(mode="json", by_alias=True, exclude_none=True),
+    )
+    return Run(home, home.next if complete else home, record, lock)
+
+
+def _resumed(paths: RunPaths, earlier: RunRecord, job: TrainingJob) -> RunRecord:
+    if earlier.status is RunStatus.COMPLETE:
+        refuse_changes_of_a_complete_run(paths, earlier, job)
+        raise CompleteAlreadyError
+    refuse_another_job(earlier, job)
+    failed = earlier.status is RunStatus.FAILED
+    return earlier.model_copy(
+        update={
+            "uid": str(uuid.uuid4()) if failed else earlier.uid,
+            "earlier_uids": [*earlier.earlier_uids, earlier.uid] if failed else earlier.earlier_uids,
+            "status": RunStatus.RUNNING,
+            "launches": earlier.launches + 1,
+            "ended_at": None,
+            "versions": _versions(),
+            "manifest": job.model_dump(mode="json", by_alias=True, exclude_none=True),
+        }
+    )
+
+
+def _take_place(home: RunPaths) -> None:
+    """Puts a Complete run that was written beside into the place of the one before.
+
+    Goes on where it was cut short: the record of the old run is the last to go and that of the new one the last to
+    move, so the records say how far it came.
+    """
+    beside = record_if_any(home.next)
+    if beside is None or beside.status is not RunStatus.COMPLETE:
+        return
+    if home.record.exists():
+        for path in home.all():
+            _remove(path)
+    for path, place in zip(home.next.all(), home.all(), strict=True):
+        if path.exists():
+            path.rename(place)
+    shutil.rmtree(home.next.root)
+
+
+def _lock(root: Path) -> int:
+    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise BadInputError(f"--workdir: {root} is in use by another `emberscale run`") from None
+    return descriptor
+
+
+def _versions() -> dict[str, str]:
+    packages = ("emberscale", "torch", "numpy", "numba")
+    return {"python": platform.python_version(), **{package: version(package) for package in packages}}
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,122 @@
+"""Checks, before anything is started: that a job's input and model are sound, and that its output can be written."""
+
+import glob
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+import fsspec
+
+from emberscale_api.errors import BadInputError
+from emberscale_api.job import DataSpec, TrainingJob
+
+_CHECKED_FILES = 20
+
+
+def local_path(uri: str) -> Path | None:
+    """The path that a URI means on this machine; None for a remote one."""
+    scheme, separator, rest = uri.partition("://")
+    if not separator:
+        return Path(uri)
+    return Path(url2pathname(urlsplit(uri).path) if rest.startswith("/") else rest) if scheme == "file" else None
+
+
+def check_data(job: TrainingJob) -> None:
+    """Raises BadInputError for a local path or glob that names no readable file, and for a URI that no file system
+    here can read; what is at a remote URI is left to the job.
+    """
+    problems = []
+    for field, uris in (("train", job.spec.data.train), ("evaluation", job.spec.data.evaluation)):
+        for number, uri in enumerate(uris):
+            path = local_path(uri)
+            problem = _problem_with_uri(uri) if path is None else _problem(path)
+            if problem is not None:
+                problems.append(f"spec.data.{field}.{number}: {uri}: {problem}")
+    if problems:
+        raise BadInputError("\n".join(problems))
+
+
+def check_columns(data: DataSpec) -> None:
+    """Raises BadInputError for local files without the columns that the manifest names, or with ones of another type.
+
+    Remote URIs are left to the job, and so are all but the first files of a glob.
+    """
+    # take a moment to import, which only those should pay who are about to start processes
+    from emberscale_trainer.data.errors import DataUnavailableError
+    from emberscale_trainer.data.files import expand
+    from emberscale_trainer.data.formats import record_format
+
+    reader = record_format(data)
+    try:
+        for uri in (*data.train, *data.evaluation):
+            if local_path(uri) is not None:
+                for file in expand([uri])[:_CHECKED_FILES]:
+                    reader.check_file(file)
+    except DataUnavailableError as error:
+        raise BadInputError(str(error)) from error
+
+
+def _problem_with_uri(uri: str) -> str | None:
+    try:
+        fsspec.core.url_to_fs(uri)
+    except ImportError as error:
+        return f"no file system for it is installed: {error}"
+    except ValueError as error:
+        return f"no file system for it: {error}"
+    return None
+
+
+def _problem(path: Path) -> str | None:
+    found = [Path(match) for match in glob.glob(str(path), recursive=True)]
+    if not found:
+        return (
+            f"no such file (relative paths start at {Path.cwd()}); "
+            "`emberscale data synth OUT` writes data to try things with"
+        )
+    files = [match for match in found if not match.is_dir()]
+    if not files:
+        return f"is a folder; name its files, such as {path / '*.tsv'}"
+    for file in files:
+        if not os.access(file, os.R_OK):
+            return f"{file} cannot be read: permission denied"
+    return None
+
+
+def check_model(job: TrainingJob) -> list[str]:
+    """A dry step of the person's own model, in a process of its own, as a worker will load it; returns remarks.
+
+    Raises BadInputError with the frames of their own code. Built-in models need no such check.
+    """
+    entrypoint = job.spec.model.entrypoint
+    if entrypoint is None:
+        return []
+    done = subprocess.run(
+        [sys.executable, "-m", "emberscale_trainer.models.rehearsal"],
+        input=job.to_json(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    try:
+        result = json.loads(done.stdout)
+    except ValueError:
+        raise BadInputError(
+            f"spec.model.entrypoint: {entrypoint}: the dry step ended with exit code {done.returncode}", done.stderr
+        ) from None
+    if result["problem"]:
+        raise BadInputError(f"spec.model.entrypoint: {entrypoint}: {result['problem']}", result["trace"])
+    return [f"spec.model.entrypoint: {entrypoint}: {remark}" for remark in result["remarks"]]
+
+
+def ensure_writable(folder: Path, field: str) -> None:
+    """Makes the folder. Raises BadInputError if it cannot be made or written to."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInputError(f"{field}: {folder} cannot be made: {error.strerror}") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise BadInputError(f"{field}: {folder} cannot be written to: permission denied")

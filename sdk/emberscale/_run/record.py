@@ -1,0 +1,113 @@
+"""What is in a run's folder: its files, and the record of the run."""
+
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from emberscale_api.errors import BadInputError
+from emberscale_api.job import TrainingJob
+
+
+class RunStatus(StrEnum):
+    """How far a run got; a run that is `Running` with no process that owns its folder was cut short."""
+
+    RUNNING = "Running"
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+    SUSPENDED = "Suspended"
+    INTERRUPTED = "Interrupted"
+
+
+class RunRecord(BaseModel):
+    """run.json.
+
+    `seconds` is the time that earlier launches took. `uid` names the job through all of them, until it fails: what goes
+    on after that from the last checkpoint is a job of its own, with `earlier_uids` before it. `manifest` is as it was
+    given, with its defaults filled in; where it names no place for checkpoints they are in the run's folder.
+    """
+
+    model_config = ConfigDict(extra="ignore")
+
+    name: str
+    uid: str
+    earlier_uids: list[str] = Field(default_factory=list)
+    status: RunStatus
+    launches: int = 1
+    seconds: float = 0.0
+    started_at: datetime
+    ended_at: datetime | None = None
+    versions: dict[str, str] = Field(default_factory=dict)
+    manifest: dict[str, Any]
+
+    @property
+    def given(self) -> TrainingJob:
+        """The manifest as it was given."""
+        return TrainingJob.model_validate(self.manifest)
+
+    def job(self, paths: "RunPaths") -> TrainingJob:
+        """The manifest as the run's processes get it: with the place of its checkpoints."""
+        given = self.given
+        if given.spec.checkpoint.uri is not None:
+            return given
+        checkpoint = given.spec.checkpoint.model_copy(update={"uri": str(paths.checkpoints.resolve())})
+        return given.model_copy(update={"spec": given.spec.model_copy(update={"checkpoint": checkpoint})})
+
+
+class RunPaths:
+    """The files of a run."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.record = root / "run.json"
+        self.summary = root / "summary.json"
+        self.metrics = root / "metrics.csv"
+        self.picture = root / "metrics.png"
+        self.logs = root / "logs"
+        self.state = root / "state"
+        self.checkpoints = root / "checkpoints"
+        self.model = root / "model"
+
+    @property
+    def next(self) -> "RunPaths":
+        """Where a new run is written while a Complete one is here."""
+        return RunPaths(self.root / "next")
+
+    def all(self) -> tuple[Path, ...]:
+        """Everything that a run writes, its record last."""
+        return (
+            self.summary,
+            self.metrics,
+            self.picture,
+            self.logs,
+            self.state,
+            self.checkpoints,
+            self.model,
+            self.record,
+        )
+
+
+def read_record(paths: RunPaths) -> RunRecord:
+    """run.json of a run. Raises BadInputError if there is none or it cannot be read."""
+    try:
+        return RunRecord.model_validate_json(paths.record.read_bytes())
+    except FileNotFoundError:
+        raise BadInputError(f"{paths.root}: holds no run: {paths.record.name} is missing") from None
+    except OSError as error:
+        raise BadInputError(f"{paths.record}: cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        raise BadInputError(f"{paths.record}: is not the record of a run") from error
+
+
+def record_if_any(paths: RunPaths) -> RunRecord | None:
+    """The record of the run that is there, None where there is none. Raises BadInputError."""
+    return read_record(paths) if paths.record.exists() else None
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Whoever reads the file sees the old text or the new one."""
+    beside = path.with_name(f".{path.name}.new")
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(path)

@@ -1,0 +1,82 @@
+"""What `--resume` may change: checks that name each field, what it is and what it was."""
+
+import json
+from typing import Any
+
+from emberscale._run.record import RunPaths, RunRecord
+from emberscale_api.checkpoint import MANIFEST_NAME, CheckpointManifest, DamagedCheckpointError
+from emberscale_api.errors import BadInputError
+from emberscale_api.job import Difference, Keeper, TrainingJob, broken_fields, differences, fixed_fields
+
+_SHOWN_CHARACTERS = 60
+
+
+def kept_by_a_run() -> str:
+    """The fields that must stay for a run to go on, for help texts."""
+    return ", ".join(fixed_fields(Keeper.RUN))
+
+
+def refuse_another_job(earlier: RunRecord, job: TrainingJob) -> None:
+    """Raises BadInputError, a line a field, if the run cannot go on as this job."""
+    changed = broken_fields(earlier.given, job, Keeper.RUN)
+    if changed:
+        raise BadInputError(
+            "\n".join(
+                f"--resume: {_told(one)}: it must stay for the run to go on; put it back, or train anew in another "
+                "--workdir"
+                for one in changed
+            )
+        )
+
+
+def refuse_changes_of_a_complete_run(paths: RunPaths, earlier: RunRecord, job: TrainingJob) -> None:
+    """Raises BadInputError, a line a change, unless the job and its data are those that the run was Complete with."""
+    changes = [_told(one) for one in differences(earlier.given, job)] + _changed_files(paths, job)
+    if changes:
+        raise BadInputError(
+            "\n".join(
+                f"--resume: {change}, but the run in {paths.root} is Complete and does not go on: train anew without "
+                "--resume, or put it back to see that run's summary"
+                for change in changes
+            )
+        )
+
+
+def _changed_files(paths: RunPaths, job: TrainingJob) -> list[str]:
+    """Data files whose size is not the one that the run read."""
+    # takes a moment to import, which only those should pay who resume a Complete run
+    from emberscale_trainer.data.files import expand
+
+    manifest = paths.model / MANIFEST_NAME
+    try:
+        read = CheckpointManifest.from_json(manifest.read_bytes(), str(manifest))
+    except (FileNotFoundError, DamagedCheckpointError):
+        return []
+    changes = []
+    for field, uris, files in (
+        ("spec.data.train", job.spec.data.train, read.training_files),
+        ("spec.data.evaluation", job.spec.data.evaluation, read.evaluation_files),
+    ):
+        before = {file.uri: file.bytes for file in files}
+        now = {file.uri: file.bytes for file in expand(uris)}
+        changes += [
+            f"{field}: {uri} {_size(now.get(uri))} and {_size(before.get(uri))} in the run"
+            for uri in sorted(before.keys() | now.keys())
+            if before.get(uri) != now.get(uri)
+        ]
+    return changes
+
+
+def _size(size: int | None) -> str:
+    return "is not there" if size is None else f"has {size:,} bytes"
+
+
+def _told(one: Difference) -> str:
+    return f"{one.path} is {_shown(one.now)} and was {_shown(one.before)}"
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "not given"
+    text = json.dumps(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 3]}..."

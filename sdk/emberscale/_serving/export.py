@@ -1,0 +1,204 @@
+"""From a checkpoint to a folder that torch alone can serve.
+
+<out>/model.json                what the model is: its columns, its tables, how it did on held-out data
+<out>/model.pt2                 a torch.export program, from features and ids to logits
+<out>/dense.safetensors         the dense parameters, as the module's state dict
+<out>/table-<n>.safetensors     keys int64 [rows], ascending, and weights float32 [rows, dimension]
+"""
+
+import io
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_model
+from torch import nn
+
+from emberscale._serving.initial_weights import InitialWeights
+from emberscale._serving.program import ServingModel, exported_program
+from emberscale._serving.sorted_rows import RowSorter
+from emberscale._serving.table_file import TableFile
+from emberscale_api.checkpoint import CheckpointManifest
+from emberscale_api.job import ResolvedModel, TableSpec, resolve_model
+from emberscale_trainer.checkpoint import CheckpointFiles, StorageUnreachableError, Work, read_dense, read_records
+from emberscale_trainer.checkpoint.layout import PartitionFile
+from emberscale_trainer.data.records import MISSING_ID
+from emberscale_trainer.models import build_model
+from emberscale_trainer.models.entrypoint import OwnModel
+from emberscale_trainer.models.flat import flat_copy, load_flat
+from emberscale_trainer.table import DensePieces, RowLayout
+
+ABOUT, PROGRAM, DENSE = "model.json", "model.pt2", "dense.safetensors"
+_BYTES_IN_MEMORY = 256 << 20
+"""Rows of this size are sorted at once; reading and writing take about as much again."""
+
+_PATIENCE_SECONDS = 30.0
+"""How long a storage that does not answer is asked again."""
+
+Advance = Callable[[int], None]
+"""Is told how many more bytes of rows have been read."""
+
+
+class ExportError(Exception):
+    """The checkpoint cannot be read, or the folder cannot be written."""
+
+
+@dataclass(frozen=True)
+class ExportedModel:
+    """What was written. `refusal` is why torch.export refused the model, in which case there is no program."""
+
+    checkpoint: str
+    rows: int
+    bytes: int
+    refusal: str | None
+
+
+def rows_bytes(manifest: CheckpointManifest) -> int:
+    """Bytes of rows that an export of the checkpoint reads."""
+    return sum(file.bytes for file in manifest.files if "/table-" in file.path)
+
+
+def export_checkpoint(
+    uri: str, out: Path, advance: Advance = lambda _: None, bytes_in_memory: int = _BYTES_IN_MEMORY
+) -> ExportedModel:
+    """Writes the model of a checkpoint, the folder `uri`, to `out`, replacing what is there.
+
+    `advance` hears how many bytes more have been read. At most some `bytes_in_memory` of rows are held at once. Every
+    file that is read is checked against the manifest. Raises DamagedCheckpointError, EntrypointError for a model
+    of the person's own that cannot be made, and ExportError; `out` is then as it was.
+    """
+    beside = out.with_name(f".{out.name}.new")
+    try:
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir(parents=True)
+        exported = _export(
+            CheckpointFiles(uri, Work(_PATIENCE_SECONDS, missing_seconds=0)), beside, advance, bytes_in_memory
+        )
+        if out.exists():
+            shutil.rmtree(out)
+        beside.rename(out)
+    except StorageUnreachableError as error:
+        raise ExportError(f"cannot be read: {error}") from error
+    except (OSError, SafetensorError) as error:
+        raise ExportError(f"{out}: cannot be written: {getattr(error, 'strerror', None) or error}") from error
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    return exported
+
+
+def _export(files: CheckpointFiles, folder: Path, advance: Advance, bytes_in_memory: int) -> ExportedModel:
+    spec = files.manifest.job.spec
+    resolved = resolve_model(spec)
+    model = build_model(spec.model, resolved, spec.training.seed)
+    initial = flat_copy(model).numpy()
+    dense = DensePieces.of(initial, spec.optimizers.dense).table(len(resolved.tables))
+    parts = files.partitions((*resolved.tables, dense), len(initial))
+    load_flat(model, torch.from_numpy(read_dense(files, parts, initial)))
+    _write_dense(model.inner if isinstance(model, OwnModel) else model, folder / DENSE)
+    refusal = _write_program(model, resolved, folder / PROGRAM)
+    rows = [_write_table(files, parts, table, folder, advance, bytes_in_memory) for table in resolved.tables]
+    about = _about(files.manifest, resolved, rows, refusal is None)
+    (folder / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+    written = sum(file.stat().st_size for file in folder.iterdir())
+    return ExportedModel(files.manifest.id, sum(rows), written, refusal)
+
+
+def _write_dense(model: nn.Module, path: Path) -> None:
+    path.touch()  # with the mode of every other file; the library makes files for their owner alone
+    mode = path.stat().st_mode
+    save_model(model, str(path))
+    path.chmod(mode)
+
+
+def _write_program(model: nn.Module, resolved: ResolvedModel, path: Path) -> str | None:
+    serving = ServingModel(model, resolved)
+    try:
+        program = exported_program(serving, resolved)
+    except Exception as error:  # noqa: BLE001 - torch.export raises what the person's model makes it raise
+        return str(error).strip().partition("\n")[0] or type(error).__name__
+    program.example_inputs = None  # they would be written too, pickled
+    # by way of memory: torch ends the process where it cannot write to the disk
+    content = io.BytesIO()
+    torch.export.save(program, content)
+    path.write_bytes(content.getbuffer())
+    return None
+
+
+def _write_table(
+    files: CheckpointFiles,
+    parts: Sequence[PartitionFile],
+    table: TableSpec,
+    folder: Path,
+    advance: Advance,
+    bytes_in_memory: int,
+) -> int:
+    layout = RowLayout.of(table)
+    runs = folder / "runs"
+    runs.mkdir()
+    sorter = RowSorter(runs, max(1, bytes_in_memory // (8 + 4 * table.dimension)))
+
+    def take(records: Any) -> None:
+        fields = layout.fields(records)
+        sorter.add(fields["key"].copy(), fields["weights"].copy())
+        advance(records.nbytes)
+
+    for part in parts:
+        for records in read_records(files, part, part.tables[table.number]):
+            take(records)
+    rows = sum(part.tables[table.number].rows for part in parts)
+    with TableFile(folder / table_file_name(table), max(1, rows), table.dimension) as file:
+        for piece in sorter.sorted():
+            file.append(piece)
+        if not rows:  # the program wants one: that of id 0, as it would begin
+            zero = torch.zeros(1, dtype=torch.int64)
+            file.append((zero.numpy(), InitialWeights([table])(zero[:, None])[:, 0].numpy()))
+    shutil.rmtree(runs)
+    return rows
+
+
+def table_file_name(table: TableSpec) -> str:
+    """By number, since a column's name may be no name for a file."""
+    return f"table-{table.number}.safetensors"
+
+
+def _about(
+    manifest: CheckpointManifest, resolved: ResolvedModel, rows: Sequence[int], has_program: bool
+) -> dict[str, Any]:
+    spec, columns = manifest.job.spec, resolved.columns
+    return {
+        "format": 1,
+        "name": manifest.job.metadata.name,
+        "checkpoint": manifest.id,
+        "model": spec.model.model_dump(mode="json", by_alias=True, exclude_none=True),
+        "program": PROGRAM if has_program else None,
+        "data_format": str(spec.data.format),
+        "label": columns.label,
+        "dense": list(columns.dense),
+        "dense_transforms": [str(transform) for transform in columns.transforms],
+        "categorical": list(columns.categorical),
+        "lists": [
+            {"name": column.name, "max_length": column.max_length, "kept": "first", "overflow": str(column.overflow)}
+            for column in columns.lists
+        ],
+        "missing_id": MISSING_ID,
+        "csv": spec.data.csv.model_dump(mode="json"),
+        "tables": [
+            {
+                "name": table.name,
+                "column": columns.id_columns[table.column],
+                "file": table_file_name(table),
+                "rows": count,
+                "dimension": table.dimension,
+                "pooling": table.pooling,
+                "initializer": table.initializer.model_dump(mode="json"),
+                "seed": table.seed,
+            }
+            for table, count in zip(resolved.tables, rows, strict=True)
+        ],
+        "evaluation": manifest.evaluations[-1].model_dump(mode="json") if manifest.evaluations else None,
+    }

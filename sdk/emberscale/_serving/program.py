@@ -1,0 +1,110 @@
+"""A whole model, from ids to logits, as a program that torch runs alone."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from emberscale._serving.initial_weights import InitialWeights
+from emberscale_api.job import Pooling, ResolvedModel, TableSpec
+
+Table = Mapping[str, Tensor]
+"""`keys` int64 [rows], ascending, and `weights` float32 [rows, dimension]; at least one row."""
+
+_EXAMPLE_ROWS = 3
+
+
+class ServingModel(nn.Module):
+    """The dense model behind a look-up of its embeddings, as evaluation computes it."""
+
+    def __init__(self, dense_model: nn.Module, resolved: ResolvedModel) -> None:
+        super().__init__()
+        self.dense_model = dense_model
+        self._resolved = resolved
+        self._groups = _alike(resolved.tables)
+        self.initial = nn.ModuleList(InitialWeights(group) for group in self._groups)
+
+    def forward(
+        self,
+        dense: Tensor,
+        ids: Tensor,
+        tables: Mapping[str, Table],
+        lists: Mapping[str, Sequence[Tensor]] | None = None,
+    ) -> Tensor:
+        """Logits float32 [batch].
+
+        `dense` float32 [batch, dense columns], `ids` int64 [batch, categorical columns], `tables` by name. `lists` has
+        for each list column the ids of all samples, int64 [n], and where those of each begin and the last end, int64
+        [batch + 1]; it is left out by models without such columns.
+        """
+        vectors: dict[int, Tensor] = {}
+        for group, initial in zip(self._groups, self.initial, strict=True):
+            if group[0].pooling is None:
+                wanted = ids[:, [spec.column for spec in group]]
+                first = initial(wanted)
+                for place, spec in enumerate(group):
+                    vectors[spec.number] = look_up(tables[spec.name], wanted[:, place], first[:, place])
+            else:
+                (spec,) = group
+                values, offsets = (lists or {})[self._resolved.columns.id_columns[spec.column]]
+                found = look_up(tables[spec.name], values, initial(values[:, None])[:, 0])
+                vectors[spec.number] = _pool(found, offsets, group[0].pooling)
+        logits: Tensor = self.dense_model(dense, torch.cat([vectors[number] for number in sorted(vectors)], dim=1))
+        return logits
+
+
+def _alike(tables: Sequence[TableSpec]) -> list[list[TableSpec]]:
+    """Tables of single ids whose initial weights are made at once, and each table of lists by itself."""
+    groups: dict[object, list[TableSpec]] = {}
+    for table in tables:
+        kind = (table.dimension, table.initializer) if table.pooling is None else table.number
+        groups.setdefault(kind, []).append(table)
+    return list(groups.values())
+
+
+def look_up(table: Table, ids: Tensor, otherwise: Tensor) -> Tensor:
+    """The row of each id, float32 [n, dimension], or what `otherwise` has for an id that has none."""
+    keys = table["keys"]
+    places = torch.searchsorted(keys, ids).clamp(max=keys.shape[0] - 1)
+    return torch.where((keys[places] == ids)[:, None], table["weights"][places], otherwise)
+
+
+def _pool(vectors: Tensor, offsets: Tensor, pooling: Pooling) -> Tensor:
+    samples = torch.searchsorted(offsets, torch.arange(vectors.shape[0]), right=True) - 1
+    pooled = torch.zeros(offsets.shape[0] - 1, vectors.shape[1]).index_add(0, samples, vectors)
+    return pooled / offsets.diff().clamp(min=1)[:, None] if pooling is Pooling.MEAN else pooled
+
+
+def exported_program(model: ServingModel, resolved: ResolvedModel) -> ExportedProgram:
+    """The model as a graph for any batch size and any number of rows.
+
+    Raises what torch.export raises for a model that hangs on more than shapes, which a person's own may.
+    """
+    batch, columns = Dim("batch", min=1), resolved.columns
+    samples = _EXAMPLE_ROWS
+    arguments: list[object] = [
+        torch.zeros(samples, len(columns.dense)),
+        torch.zeros(samples, len(columns.categorical), dtype=torch.int64),
+        {table.name: _example(table) for table in resolved.tables},
+    ]
+    rows = [Dim(f"rows_{table.number}", min=1) for table in resolved.tables]
+    shapes: list[object] = [
+        {0: batch},
+        {0: batch},
+        {
+            table.name: {"keys": {0: rows[table.number]}, "weights": {0: rows[table.number]}}
+            for table in resolved.tables
+        },
+    ]
+    if columns.lists:
+        offsets = torch.arange(samples + 1)
+        arguments.append({column.name: (torch.zeros(samples, dtype=torch.int64), offsets) for column in columns.lists})
+        shapes.append(
+            {column.name: ({0: Dim(f"ids_{number}")}, {0: batch + 1}) for number, column in enumerate(columns.lists)}
+        )
+    return torch.export.export(model.eval(), tuple(arguments), dynamic_shapes=tuple(shapes))
+
+
+def _example(table: TableSpec) -> dict[str, Tensor]:
+    return {"keys": torch.arange(_EXAMPLE_ROWS), "weights": torch.zeros(_EXAMPLE_ROWS, table.dimension)}

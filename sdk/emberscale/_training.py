@@ -1,0 +1,246 @@
+"""Training on this machine: what `emberscale run` and `emberscale.train` share."""
+
+import hashlib
+import json
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from emberscale._progress import open_progress
+from emberscale._run.brain_choice import choose_brain
+from emberscale._run.checkpoints import SavedCheckpoints
+from emberscale._run.folder import CompleteAlreadyError, Run, open_run
+from emberscale._run.interruption import Interruption
+from emberscale._run.model_folder import ModelUnavailableError, export_model
+from emberscale._run.preflight import check_columns, check_data, check_model, ensure_writable, local_path
+from emberscale._run.record import RunPaths, RunStatus, write_atomically
+from emberscale._run.recorder import MetricsRecorder
+from emberscale._run.summary import Summary, finite_json, summarize
+from emberscale_api.errors import BadInputError, StartError, UnwritableError, disk_problem
+from emberscale_api.job import API_VERSION, KIND, ManifestError, TrainingJob, load_manifest, parse_manifest
+from emberscale_api.rpc import master_pb2 as pb
+from emberscale_operator.local import BrainAddress, EmbeddedBrain, LocalJob, RunView
+
+_STATUS = {
+    pb.COMPLETE: RunStatus.COMPLETE,
+    pb.FAILED: RunStatus.FAILED,
+    pb.SUSPENDED: RunStatus.SUSPENDED,
+}
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a run came out: its summary, and its folder with metrics, logs, checkpoints and the model."""
+
+    summary: Summary
+    folder: Path
+
+    @property
+    def paths(self) -> RunPaths:
+        """The files in the folder."""
+        return RunPaths(self.folder)
+
+    def __repr__(self) -> str:
+        summary = self.summary
+        auc = "" if summary.auc is None else f", AUC {summary.auc:.4f}"
+        return f"<Training {summary.name}: {summary.phase}, {summary.samples:,} samples{auc}, in {self.folder}>"
+
+
+class TrainingFailedError(Exception):
+    """The job has Failed; `training` says how far it came."""
+
+    def __init__(self, training: Training) -> None:
+        summary = training.summary
+        super().__init__(f"{summary.name}: {summary.reason}: {summary.message}; logs are in {training.paths.logs}")
+        self.training = training
+
+
+def train(
+    manifest: Path | str | Mapping[str, Any],
+    *,
+    name: str | None = None,
+    workdir: Path | str | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    brain: str = "auto",
+) -> Training:
+    """Trains on this machine, as `emberscale run` does, and shows the progress.
+
+    `manifest` is a file, a whole TrainingJob as a mapping, or only its `spec`; then `name` is the job's name, by
+    default `training-` and a fingerprint of the spec, so that another spec never trains into this one's folder. The
+    run's folder is `workdir`, or else `runs/<name>`; `resume` goes on with the run that is there, `overwrite` starts
+    anew even if it could be resumed. `brain` says who plans numbers of processes that are left open: "auto" is a brain
+    beside the job, "off" nobody, and "host:port" the brain there.
+
+        training = emberscale.train({"data": {"train": ["data/*.tsv"]}, "training": {"epochs": 2}}, name="first")
+        training.summary.auc
+
+    Ctrl-C, or interrupting the notebook's kernel, takes a checkpoint, stops every process, and raises
+    KeyboardInterrupt. Raises TrainingFailedError, UnwritableError for a disk that is full, and for what is wrong with
+    the input BadInputError, ManifestError or StartError.
+    """
+    try:
+        return _train_here(manifest, name, workdir, resume, overwrite, brain)
+    except (BadInputError, ManifestError, StartError, TrainingFailedError, UnwritableError, KeyboardInterrupt) as error:
+        if isinstance(error, BadInputError) and error.trace:
+            error.add_note(error.trace)
+        # where in here it came to light helps nobody: what is shown is the caller's line and the message
+        raise error.with_traceback(None) from None
+
+
+def _train_here(
+    manifest: Path | str | Mapping[str, Any],
+    name: str | None,
+    workdir: Path | str | None,
+    resume: bool,
+    overwrite: bool,
+    brain: str,
+) -> Training:
+    if resume and overwrite:
+        raise BadInputError("resume and overwrite contradict each other: give one of them")
+    job = parse_manifest(_whole(manifest, name)) if isinstance(manifest, Mapping) else load_manifest(Path(manifest))
+    with Interruption([signal.SIGINT], ending=lambda _: KeyboardInterrupt()) as interruption:
+        root = Path(workdir) if workdir is not None else default_folder(job)
+        training = run_job(
+            job, root, interruption, resume=resume, overwrite=overwrite, brain=choose_brain(job, brain, (), None)
+        )
+    summary = training.summary
+    if summary.phase == "Failed":
+        raise TrainingFailedError(training)
+    if summary.phase != "Complete":
+        raise KeyboardInterrupt(f"the run in {training.folder} is {summary.phase}: resume=True goes on with it")
+    return training
+
+
+def _whole(manifest: Mapping[str, Any], name: str | None) -> Mapping[str, Any]:
+    if "spec" in manifest:
+        return manifest
+    if name is None:
+        spec = json.dumps(manifest, sort_keys=True, default=str)
+        name = f"training-{hashlib.sha256(spec.encode()).hexdigest()[:8]}"
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": manifest}
+
+
+def default_folder(job: TrainingJob) -> Path:
+    """Where a job runs unless another folder is named."""
+    return Path("runs", job.metadata.name)
+
+
+def run_job(
+    job: TrainingJob,
+    root: Path,
+    interruption: Interruption,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    redis: str | None = None,
+    master_port: int = 0,
+    brain: BrainAddress | EmbeddedBrain | None = None,
+) -> Training:
+    """Trains a job in a folder, and leaves there what came of it; a run that is Complete is left as it is.
+
+    While a Complete run is in the folder, a new one is written to `next` in it, and takes its place once it is Complete
+    too. Raises BadInputError, StartError, and UnwritableError for a disk that is full.
+    """
+    check_data(job)
+    check_columns(job.spec.data)
+    for remark in check_model(job):
+        _warn(remark)
+    _check_checkpoint_uri(job, resume)
+    try:
+        with open_run(root, job, resume, overwrite) as held:
+            try:
+                return _train(held, redis, master_port, brain, interruption)
+            except OSError as error:
+                problem = disk_problem(error)
+                if problem is None:
+                    raise
+                raise UnwritableError(
+                    f"{held.paths.root}: cannot be written: {problem}; make room, then go on with --resume"
+                ) from error
+    except CompleteAlreadyError:
+        _warn(f"{root}: the run is Complete; there is nothing to resume")
+        return Training(_summary_of(RunPaths(root)), root)
+
+
+def _check_checkpoint_uri(job: TrainingJob, resume: bool) -> None:
+    uri = job.spec.checkpoint.uri
+    if uri is None:
+        return
+    folder = local_path(uri)
+    if folder is not None:
+        ensure_writable(folder, "spec.checkpoint.uri")
+    if not resume:
+        SavedCheckpoints(uri).refuse_if_used()
+
+
+def _train(
+    held: Run,
+    redis: str | None,
+    master_port: int,
+    brain: BrainAddress | EmbeddedBrain | None,
+    interruption: Interruption,
+) -> Training:
+    begun = time.monotonic()
+    with LocalJob(held.job, held.record.uid, held.processes, redis, master_port, brain=brain) as local:
+        held.begin()
+        with (
+            open_progress(held.record.name) as progress,
+            MetricsRecorder(held.paths.metrics, held.record.seconds) as recorder,
+            interruption.of(local),
+        ):
+
+            def observe(snapshot: RunView) -> None:
+                progress.show(snapshot)
+                recorder.record(snapshot)
+
+            try:
+                outcome = local.run(observe)
+            except StartError:
+                held.cancel()
+                raise
+    seconds = held.record.seconds + time.monotonic() - begun
+    summary = summarize(held.record.name, outcome, seconds)
+    write_atomically(held.paths.summary, finite_json(summary.as_document()) + "\n")
+    _illustrate(held, summary)
+    # the run is Complete once all that belongs to it is there: only then may it take the place of the one before
+    status = _STATUS.get(outcome.phase, RunStatus.INTERRUPTED)
+    held.save(status=status, seconds=seconds, ended_at=datetime.now(UTC))
+    held.settle()
+    if held.paths is not held.home:
+        _warn(f"{held.home.root}: still holds the Complete run of before; this one is in {held.paths.root}")
+    return Training(summary, held.paths.root)
+
+
+def _illustrate(held: Run, summary: Summary) -> None:
+    # matplotlib takes a second to import, which only this moment should cost
+    from emberscale._reports.metrics_picture import draw_metrics
+
+    draw_metrics(
+        held.paths.metrics,
+        held.paths.picture,
+        held.record.name,
+        summary.evaluations,
+        summary.expected_samples,
+        held.job.spec.training.epochs,
+    )
+    uri = held.job.spec.checkpoint.uri
+    if uri is not None and summary.checkpoint is not None:
+        try:
+            export_model(uri, summary.checkpoint, held.paths.model)
+        except ModelUnavailableError as error:
+            _warn(f"warning: {error}")
+
+
+def _warn(text: str) -> None:
+    typer.echo(text, err=True)
+
+
+def _summary_of(paths: RunPaths) -> Summary:
+    return Summary(**json.loads(paths.summary.read_text(encoding="utf-8")))
