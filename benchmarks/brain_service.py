@@ -22,11 +22,12 @@ from pathlib import Path
 from emberscale_api.metrics import BRAIN_BACKLOG_CHANGES, BRAIN_PLANNING_SECONDS
 from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_api.rpc.brain_pb2_grpc import BrainStub
+from emberscale_api.rpc.codec import wire_shape
 from emberscale_api.rpc.token import open_channel
+from emberscale_api.shape import GIB
 from emberscale_brain.history.changes import JobSubmitted, ProfileReported
 from emberscale_brain.history.store import HistoryStore
-from emberscale_brain.planner.types import GIB, JobView
-from emberscale_brain.service.messages import shape_to
+from emberscale_brain.planner.types import JobView
 
 TOKEN = "benchmark"
 ASK_SECONDS, REPORT_SECONDS = 10.0, 30.0
@@ -147,7 +148,7 @@ def _report(job: JobView, number: int) -> pb.ReportProfileRequest:
     profile = pb.Profile(
         sequence=1000 + number,
         time=time.time(),
-        shape=shape_to(last.shape),
+        shape=wire_shape(last.shape),
         batch_size=last.batch_size,
         iteration_seconds=last.iteration_seconds,
         throughput=last.throughput,

@@ -12,6 +12,7 @@ from pathlib import Path
 import matplotlib as mpl
 import numpy as np
 
+from emberscale_api.shape import GIB, JobShape
 from emberscale_brain.memory.forecast import PsMemoryNeed
 from emberscale_brain.model.features import ModelConstants
 from emberscale_brain.planner.candidates import dimensions
@@ -21,16 +22,7 @@ from emberscale_brain.planner.grid import Horizon, JobProblem, shape_grid
 from emberscale_brain.planner.nsga2 import SearchEffort, nsga2_front
 from emberscale_brain.planner.optimal import select_optimally
 from emberscale_brain.planner.selection import Options, SelectionTable, select, weighted_value
-from emberscale_brain.planner.types import (
-    GIB,
-    ClusterCapacity,
-    JobShape,
-    Prices,
-    Quota,
-    ScalingOverheads,
-    ShapeBounds,
-    ThroughputFit,
-)
+from emberscale_brain.planner.types import ClusterCapacity, Prices, Quota, ScalingOverheads, ShapeBounds, ThroughputFit
 from reporting import Ratio, arguments, report, say
 
 UNITS = ModelConstants(batch_size=1, dense_bytes=1, embedding_dimension=1, network_bytes_per_second=1)

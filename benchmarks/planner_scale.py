@@ -15,16 +15,14 @@ import matplotlib as mpl
 import numpy as np
 
 from brain_service import answer_while_planning
+from emberscale_api.shape import GIB, JobProfile, JobShape
 from emberscale_brain.model.features import ModelConstants, shape_features
 from emberscale_brain.planner.default import DefaultPlanner
 from emberscale_brain.planner.types import (
-    GIB,
     ClusterCapacity,
     ClusterView,
     JobId,
     JobMetadata,
-    JobProfile,
-    JobShape,
     JobView,
     PlannerSettings,
     Quota,

@@ -19,9 +19,10 @@ from pathlib import Path
 
 import yaml
 
+from emberscale_api.shape import GIB, JobProfile, JobShape
 from emberscale_brain.history.store import HistoryStore
 from emberscale_brain.model.features import ModelConstants
-from emberscale_brain.planner.types import GIB, JobId, JobProfile, JobShape
+from emberscale_brain.planner.types import JobId
 from emberscale_brain.service.settings import CapacitySettings
 from emberscale_operator.local.brain import default_database
 from emberscale_operator.local.cpu_quota import find_cpu_quotas

@@ -8,15 +8,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from emberscale_brain.planner.types import (
-    ClusterView,
-    JobId,
-    JobShape,
-    JobView,
-    PlanAction,
-    PlannedShape,
-    PlannerSettings,
-)
+from emberscale_api.shape import JobShape
+from emberscale_brain.planner.types import ClusterView, JobId, JobView, PlanAction, PlannedShape, PlannerSettings
 
 SHAPES = "EMBERSCALE_TOUR_SHAPES"
 PROFILES = "EMBERSCALE_TOUR_PROFILES"

@@ -18,7 +18,7 @@ from statistics import mean
 import matplotlib as mpl
 import yaml
 
-from emberscale_brain.planner.types import JobShape
+from emberscale_api.shape import JobShape
 from emberscale_simulator.experiment import run_experiment
 from emberscale_simulator.results import JobOutcome, SeedOutcome
 from emberscale_simulator.scenario_file import load_scenario

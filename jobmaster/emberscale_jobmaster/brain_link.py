@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 import fsspec
 import grpc
@@ -18,6 +19,7 @@ from emberscale_api.environment import BRAIN_CA
 from emberscale_api.job import TrainingJob
 from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_api.rpc.brain_pb2_grpc import BrainStub
+from emberscale_api.rpc.codec import wire_profile
 from emberscale_api.rpc.tls import handshake_problem
 from emberscale_api.rpc.token import open_channel
 from emberscale_jobmaster import brain_messages, scaling
@@ -128,11 +130,11 @@ class BrainLink:
         state, seen = self._runtime.snapshot()
         now = moment(state, seen, self._job.spec, self._runtime.now())
         before, self._last = self._last, now
-        measurement = measure(before, now, self._job.spec) if before is not None else None
-        if measurement is not None:
-            batch = self._job.spec.training.batch_size
-            pause = self._runtime.checkpoint_cost
-            self._unsure.append(brain_messages.profile(measurement, batch, self._clock(), pause))
+        profile = measure(before, now, self._job.spec) if before is not None else None
+        if profile is not None:
+            wall = self._clock()
+            profile = replace(profile, time=wall, checkpoint_cost=self._runtime.checkpoint_cost)
+            self._unsure.append(wire_profile(profile, sequence=int(wall * 1000)))
         self._start_ups.extend(
             pb.StartUp(role=one.role, seconds=one.seconds, paused_seconds=one.paused_seconds, time=one.at)
             for one in self._runtime.take_start_ups()
@@ -140,8 +142,8 @@ class BrainLink:
         request = pb.ReportProfileRequest(job_uid=uid, profiles=self._unsure, start_ups=self._start_ups)
         if request.profiles or request.start_ups:
             reply: pb.ReportProfileReply = self._stub.ReportProfile(request, timeout=_CALL_SECONDS)
-            for profile in reply.refused:
-                _log.warning("profile refused", reason=profile.reason, message=profile.message)
+            for refused in reply.refused:
+                _log.warning("profile refused", reason=refused.reason, message=refused.message)
             for start_up in reply.refused_start_ups:
                 _log.warning("start-up refused", reason=start_up.reason, message=start_up.message)
             reasons = {*(no.reason for no in reply.refused), *(no.reason for no in reply.refused_start_ups)}

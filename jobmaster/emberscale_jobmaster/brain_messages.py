@@ -5,10 +5,10 @@ from collections.abc import Mapping
 
 from emberscale_api.job import DataFormat, TrainingJob, TrainingJobSpec, resolve_model
 from emberscale_api.rpc import brain_pb2 as pb
+from emberscale_api.shape import RoleShape
 from emberscale_jobmaster.dense_size import dense_parameters
-from emberscale_jobmaster.profiling import Measurement
 from emberscale_jobmaster.scaling import Advice
-from emberscale_jobmaster.sizes import RoleSize, Sizes
+from emberscale_jobmaster.sizes import Sizes
 from emberscale_jobmaster.state import JobState, sizes_of
 
 _FLOAT_BYTES = 4
@@ -79,29 +79,6 @@ def shape(sizes: Sizes) -> pb.Shape:
     )
 
 
-def profile(measurement: Measurement, batch_size: int, wall: float, checkpoint_cost: float) -> pb.Profile:
-    """A measurement that ended at `wall`, seconds since 1970; `checkpoint_cost` is in seconds."""
-    return pb.Profile(
-        sequence=int(wall * 1000),
-        time=wall,
-        shape=shape(measurement.sizes),
-        batch_size=batch_size,
-        iteration_seconds=measurement.iteration_seconds,
-        throughput=measurement.throughput,
-        samples=measurement.samples,
-        rows=measurement.rows,
-        ps_memory=measurement.ps_memory,
-        worker_memory=measurement.worker_memory,
-        worker_cpu_utilization=measurement.worker_utilization,
-        ps_cpu_utilization=measurement.ps_utilization,
-        stage_fractions=measurement.stage_fractions,
-        restarted=measurement.disturbed,
-        total_samples=measurement.total_samples,
-        failures=measurement.failures,
-        checkpoint_cost=checkpoint_cost,
-    )
-
-
 def advice(plan: pb.BrainPlan) -> Advice | None:
     """A plan as the master follows it; None where there is none yet, or it makes no sense."""
     if not plan.version:
@@ -113,8 +90,8 @@ def advice(plan: pb.BrainPlan) -> Advice | None:
         if not (given.workers and given.ps and all(math.isfinite(number) and number > 0 for number in numbers)):
             return None
         sizes = Sizes(
-            ps=RoleSize(given.ps, given.ps_cpu, given.ps_memory or None),
-            worker=RoleSize(given.workers, given.worker_cpu, given.worker_memory or None),
+            ps=RoleShape(given.ps, given.ps_cpu, given.ps_memory or None),
+            worker=RoleShape(given.workers, given.worker_cpu, given.worker_memory or None),
         )
     return Advice(plan.version, plan.action, sizes, plan.reason, plan.expected_throughput)
 

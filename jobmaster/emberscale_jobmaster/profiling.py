@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
+from emberscale_api.shape import JobProfile, JobShape, RoleShape
 from emberscale_jobmaster.observations import Observations
-from emberscale_jobmaster.sizes import RoleSize, Sizes
+from emberscale_jobmaster.sizes import Sizes
 from emberscale_jobmaster.state import JobState, committed_samples, phase_of, sizes_of
 
 _LEAST_CORES = 0.05
@@ -37,31 +38,6 @@ class Moment:
     memory: Mapping[Role, int]
     rows: int
     total_samples: int
-    failures: int
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """A window of `seconds`. `sizes` has no open cores or memory: what has no limit counts as it was used.
-
-    `iteration_seconds` is a worker's time for one batch; utilization is of the cores that a role has, 0 to 1; shares of
-    stages are of a worker's time. `disturbed` windows hold a start, a failure, a scaling or something else than
-    training, and say nothing about the shape.
-    """
-
-    seconds: float
-    sizes: Sizes
-    throughput: float
-    iteration_seconds: float
-    samples: int
-    total_samples: int
-    rows: int
-    ps_memory: int
-    worker_memory: int
-    ps_utilization: float
-    worker_utilization: float
-    stage_fractions: Mapping[str, float]
-    disturbed: bool
     failures: int
 
 
@@ -101,8 +77,11 @@ def moment(state: JobState, seen: Observations, spec: TrainingJobSpec, now: floa
     )
 
 
-def measure(before: Moment, after: Moment, spec: TrainingJobSpec) -> Measurement | None:
-    """What happened from one moment to a later one; None where no time passed, or the job had no size in it."""
+def measure(before: Moment, after: Moment, spec: TrainingJobSpec) -> JobProfile | None:
+    """Returns what happened between two moments, without its time and the cost of checkpoints.
+
+    None where no time passed, or the job had no size in it.
+    """
     seconds = after.now - before.now
     if seconds <= 0:
         return None
@@ -117,10 +96,8 @@ def measure(before: Moment, after: Moment, spec: TrainingJobSpec) -> Measurement
         / seconds
         for role in (Role.PS, Role.WORKER)
     }
-    counted = Sizes(
-        _counted(sizes.ps, used[Role.PS], after.memory[Role.PS]),
-        _counted(sizes.worker, used[Role.WORKER], after.memory[Role.WORKER]),
-    )
+    ps = _counted(sizes.ps, used[Role.PS], after.memory[Role.PS])
+    worker = _counted(sizes.worker, used[Role.WORKER], after.memory[Role.WORKER])
     undisturbed = (
         before.training
         and after.training
@@ -138,20 +115,21 @@ def measure(before: Moment, after: Moment, spec: TrainingJobSpec) -> Measurement
     }
     if not (before.training and after.training) and None in (sizes.ps.cpu_cores, sizes.worker.cpu_cores):
         return None  # what processes without a limit use before they train is not their size
-    return Measurement(
-        seconds=seconds,
-        sizes=counted,
-        throughput=throughput,
+    return JobProfile(
+        time=0.0,
+        shape=JobShape(workers, sizes.ps.replicas, worker[0], ps[0], worker[1], ps[1]),
+        batch_size=batch,
         iteration_seconds=workers * batch / throughput if throughput else 0.0,
+        throughput=throughput,
         samples=after.samples,
-        total_samples=after.total_samples,
         rows=after.rows,
         ps_memory=after.memory[Role.PS],
         worker_memory=after.memory[Role.WORKER],
-        ps_utilization=_utilization(used[Role.PS], counted.ps),
-        worker_utilization=_utilization(used[Role.WORKER], counted.worker),
+        worker_cpu_utilization=_utilization(used[Role.WORKER], workers, worker[0]),
+        ps_cpu_utilization=_utilization(used[Role.PS], sizes.ps.replicas, ps[0]),
         stage_fractions=stages,
-        disturbed=not undisturbed,
+        restarted=not undisturbed,
+        total_samples=after.total_samples,
         failures=after.failures,
     )
 
@@ -178,10 +156,11 @@ def _complete(moment: Moment) -> bool:
     return live == wanted
 
 
-def _counted(size: RoleSize, used_cores: float, used_memory: int) -> RoleSize:
+def _counted(size: RoleShape, used_cores: float, used_memory: int) -> tuple[float, int]:
+    """Cores and memory of a process: what has no limit counts as it was used."""
     cores = size.cpu_cores or max(_LEAST_CORES, used_cores / size.replicas)
-    return RoleSize(size.replicas, cores, size.memory_bytes or used_memory)
+    return cores, size.memory_bytes or used_memory
 
 
-def _utilization(used: float, size: RoleSize) -> float:
-    return min(1.0, used / (size.replicas * (size.cpu_cores or _LEAST_CORES)))
+def _utilization(used: float, replicas: int, cores: float) -> float:
+    return min(1.0, used / (replicas * cores))

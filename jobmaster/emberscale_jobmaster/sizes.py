@@ -3,29 +3,15 @@
 from dataclasses import dataclass, replace
 
 from emberscale_api.job import RoleSpec, TrainingJobSpec
-
-
-@dataclass(frozen=True)
-class RoleSize:
-    """Processes of one role; cores and bytes of memory of each, None where there is no limit."""
-
-    replicas: int
-    cpu_cores: float | None = None
-    memory_bytes: int | None = None
-
-    def describe(self) -> str:
-        """Such as `2 x 1.5 cores 2.0 GiB`."""
-        cpu = "" if self.cpu_cores is None else f" x {self.cpu_cores:g} cores"
-        memory = "" if self.memory_bytes is None else f" {self.memory_bytes / 2**30:.1f} GiB"
-        return f"{self.replicas}{cpu}{memory}"
+from emberscale_api.shape import RoleShape
 
 
 @dataclass(frozen=True)
 class Sizes:
     """A job's shape."""
 
-    ps: RoleSize
-    worker: RoleSize
+    ps: RoleShape
+    worker: RoleShape
 
 
 @dataclass(frozen=True)
@@ -83,15 +69,15 @@ def describe_change(before: Sizes, after: Sizes) -> str:
     return ", ".join(parts)
 
 
-def _manifest_size(role: RoleSpec) -> RoleSize:
-    return RoleSize(role.initial_replicas, role.resources.cpu_limit, role.resources.memory_limit)
+def _manifest_size(role: RoleSpec) -> RoleShape:
+    return RoleShape(role.initial_replicas, role.resources.cpu_limit, role.resources.memory_limit)
 
 
-def _within(size: RoleSize, role: RoleSpec) -> RoleSize:
+def _within(size: RoleShape, role: RoleSpec) -> RoleShape:
     replicas = max(size.replicas, role.min_replicas or 1)
     if role.max_replicas is not None:
         replicas = min(replicas, role.max_replicas)
-    return RoleSize(
+    return RoleShape(
         role.replicas or replicas,
         role.resources.cpu_limit or size.cpu_cores,
         role.resources.memory_limit or size.memory_bytes,

@@ -5,10 +5,10 @@ from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc.codec import wire_evaluation, wire_phase, wire_role
+from emberscale_api.shape import RoleShape
 from emberscale_jobmaster.lifecycle import waiting_for
 from emberscale_jobmaster.messages import wire_bad_record, wire_member
 from emberscale_jobmaster.observations import Observations, Sighting
-from emberscale_jobmaster.sizes import RoleSize
 from emberscale_jobmaster.state import OVER, JobState, committed_samples, evaluated_samples, phase_of, wanted_sizes
 from emberscale_jobmaster.statistics import eta_seconds
 from emberscale_jobmaster.warning_signs import warning_signs
@@ -118,7 +118,7 @@ def _sizing(state: JobState) -> pb.Sizing:
     )
 
 
-def _role_plan(role: Role, size: RoleSize, wanted: int) -> pb.RolePlan:
+def _role_plan(role: Role, size: RoleShape, wanted: int) -> pb.RolePlan:
     return pb.RolePlan(
         role=wire_role(role),
         replicas=size.replicas * wanted,

@@ -15,7 +15,8 @@ from emberscale_api.rpc.codec import phase_from_wire, role_from_wire, wire_role
 from emberscale_api.rpc.master_pb2_grpc import MasterStub
 from emberscale_api.rpc.tls import handshake_problem_async
 from emberscale_api.rpc.token import CHANNEL_OPTIONS, call_metadata
-from emberscale_operator.machine import RESTING, InstanceExit, InstanceId, MasterReport, PhaseNews, PlannedRole
+from emberscale_api.shape import RoleShape
+from emberscale_operator.machine import RESTING, InstanceExit, InstanceId, MasterReport, PhaseNews
 
 _CALL_SECONDS = 5.0
 _UNKNOWN_OUTCOMES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
@@ -235,10 +236,10 @@ def retry_pause(silent: float, shortest: float = 1.0) -> float:
     return min(max(shortest, silent / _PATIENCE), _LONGEST_RETRY_SECONDS)
 
 
-def sizes_of(plan: pb.Plan) -> dict[Role, PlannedRole]:
+def sizes_of(plan: pb.Plan) -> dict[Role, RoleShape]:
     """What a plan gives each role."""
     return {
-        role: PlannedRole(part.replicas, part.cpu_cores, part.memory_bytes)
+        role: RoleShape(part.replicas, part.cpu_cores or None, part.memory_bytes or None)
         for part in plan.roles
         if (role := role_from_wire(part.role)) is not None
     }

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from emberscale_api.job.quantity import memory_bytes
-from emberscale_brain.planner.types import ClusterCapacity, JobId, JobProfile, JobShape, JobView
+from emberscale_api.shape import JobProfile, JobShape
+from emberscale_brain.planner.types import ClusterCapacity, JobId, JobView
 from emberscale_simulator.failures import FailureLaw, gamma_shape
 from emberscale_simulator.job import SimulatedJob
 from emberscale_simulator.life import Happening, RunPhase

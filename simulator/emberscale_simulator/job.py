@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from emberscale_brain.planner.types import JobId, JobMetadata, JobShape, ShapeBounds
+from emberscale_api.shape import JobShape
+from emberscale_brain.planner.types import JobId, JobMetadata, ShapeBounds
 from emberscale_simulator.ground_truth import Physics, TableGrowth
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from emberscale_brain.planner.types import JobShape
+from emberscale_api.shape import JobShape
 from emberscale_simulator.pods import Pods
 from emberscale_simulator.resources import Amounts, RoleResources, overlap_of
 

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from emberscale_brain.planner.types import JobProfile, JobShape
+from emberscale_api.shape import JobProfile, JobShape
 from emberscale_simulator.ground_truth import Rate
 from emberscale_simulator.job import SimulatedJob
 

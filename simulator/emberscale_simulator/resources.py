@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from emberscale_brain.planner.types import JobShape
+from emberscale_api.shape import JobShape
 
 
 @dataclass(frozen=True, slots=True)

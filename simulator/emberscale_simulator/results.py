@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import t as student_t
 
-from emberscale_brain.planner.types import JobShape
+from emberscale_api.shape import JobShape
 from emberscale_simulator.engine import RunResult
 from emberscale_simulator.life import RunPhase
 

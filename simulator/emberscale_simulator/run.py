@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from emberscale_api.job.quantity import memory_bytes
-from emberscale_brain.planner.types import JobProfile, JobShape
+from emberscale_api.shape import JobProfile, JobShape
 from emberscale_simulator.failures import FailureLaw
 from emberscale_simulator.ground_truth import Rate, rate
 from emberscale_simulator.job import SimulatedJob

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from emberscale_brain.planner.types import GIB, JobShape
+from emberscale_api.shape import GIB, JobShape
 from emberscale_simulator.scenario_file import ScenarioError
 
 COLUMNS = (

@@ -14,9 +14,10 @@ import pytest
 from typer.testing import CliRunner
 
 from emberscale._cli import app
+from emberscale_api.shape import GIB, JobShape
 from emberscale_brain.history.changes import COMPLETE, JobEnded, JobSubmitted, StartUpObserved
 from emberscale_brain.history.store import HistoryStore
-from emberscale_brain.planner.types import GIB, JobId, JobMetadata, JobShape, ShapeBounds
+from emberscale_brain.planner.types import JobId, JobMetadata, ShapeBounds
 from emberscale_operator.local.brain import default_database
 from local_jobs import BATCH, Job
 

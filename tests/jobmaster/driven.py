@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 from tests.jobmaster.fakes import BATCH, job
 
 from emberscale_api.job.roles import Role
+from emberscale_api.shape import RoleShape
 from emberscale_jobmaster import progress, ranges
 from emberscale_jobmaster.applied import Applied
 from emberscale_jobmaster.effects import (
@@ -55,7 +56,7 @@ from emberscale_jobmaster.machine import MasterState, step
 from emberscale_jobmaster.membership import MemberId, Process
 from emberscale_jobmaster.operations import Checkpointing, Restore, Restored, SnapshotFile, Source
 from emberscale_jobmaster.scaling import Advice
-from emberscale_jobmaster.sizes import RoleSize, Sizes
+from emberscale_jobmaster.sizes import Sizes
 from emberscale_jobmaster.state import DataFile, JobState, Stage, phase_of
 from emberscale_jobmaster.tasks import Discovered, Finding, Indexed, Task
 
@@ -212,7 +213,7 @@ class Driven:
 
     def plan(self, servers: int) -> None:
         """The brain plans another number of servers."""
-        sizes = Sizes(RoleSize(servers, 1.0, 1 << 30), RoleSize(2, 1.0, 1 << 30))
+        sizes = Sizes(RoleShape(servers, 1.0, 1 << 30), RoleShape(2, 1.0, 1 << 30))
         advice = Advice(self.job.scaling.plan_version + 1, "GrowMemory", sizes, "tables grow")
         self.tell(Advised(now=self.now, advice=advice, wall=1e9))
 

@@ -44,7 +44,7 @@ def test_a_workers_speed_is_between_its_own_reports_however_long_ago_the_last_ca
     assert measured is not None
     assert measured.throughput == pytest.approx(300)
     assert measured.iteration_seconds == pytest.approx(2 * pure.spec.training.batch_size / 300)
-    assert not measured.disturbed
+    assert not measured.restarted
 
 
 def test_a_window_in_which_nobody_trained_says_nothing() -> None:
@@ -53,7 +53,7 @@ def test_a_window_in_which_nobody_trained_says_nothing() -> None:
     measured = measure(at(pure, 10.0, told), at(pure, 20.0, [*told, (one, 19.0, 0), (other, 19.0, 0)]), pure.spec)
     assert measured is not None
     assert measured.throughput == 0
-    assert measured.disturbed
+    assert measured.restarted
 
 
 def test_a_window_with_a_worker_that_came_in_it_says_nothing() -> None:
@@ -63,7 +63,7 @@ def test_a_window_with_a_worker_that_came_in_it_says_nothing() -> None:
     later = [(one, 9.0, 500), (one, 19.0, 900), (MemberId(Role.WORKER, 1, "successor"), 19.0, 100)]
     measured = measure(before, at(pure, 20.0, later), pure.spec)
     assert measured is not None
-    assert measured.disturbed
+    assert measured.restarted
 
 
 def test_a_job_without_limits_has_no_size_before_it_trains() -> None:
@@ -74,4 +74,4 @@ def test_a_job_without_limits_has_no_size_before_it_trains() -> None:
     limited = Pure(worker={"replicas": 2, **limits}, ps={"replicas": 1, **limits})
     measured = measure(at(limited, 10.0, []), at(limited, 20.0, []), limited.spec)
     assert measured is not None
-    assert (measured.sizes.worker.cpu_cores, measured.disturbed) == (2, True)
+    assert (measured.shape.worker_cpu, measured.restarted) == (2, True)

@@ -13,10 +13,11 @@ from tests.jobmaster.pure import WORKER, Pure
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
+from emberscale_api.shape import RoleShape
 from emberscale_jobmaster import lifecycle, progress, scaling
 from emberscale_jobmaster.operations import CheckpointPurpose
 from emberscale_jobmaster.scaling import Advice, follow
-from emberscale_jobmaster.sizes import RoleSize, Sizes, within_manifest
+from emberscale_jobmaster.sizes import Sizes, within_manifest
 from emberscale_jobmaster.state import JobState, Stage, phase_of, sizes_of, wanted_sizes
 
 GIB = 1 << 30
@@ -28,7 +29,7 @@ OPEN: dict[str, Any] = {
 
 
 def sizes(workers: int, ps: int, cpu: float = 1.0) -> Sizes:
-    return Sizes(RoleSize(ps, cpu, GIB), RoleSize(workers, cpu, GIB))
+    return Sizes(RoleShape(ps, cpu, GIB), RoleShape(workers, cpu, GIB))
 
 
 def plan(workers: int, ps: int, cpu: float = 1.0, version: int = 1, action: str = "Scale") -> Advice:
@@ -169,8 +170,8 @@ def test_a_worker_that_leaves_by_plan_gives_its_shard_back() -> None:
 
 shapes = st.builds(
     Sizes,
-    st.builds(RoleSize, st.integers(1, 8), st.sampled_from([0.5, 1.0, 2.0]), st.sampled_from([GIB, 2 * GIB])),
-    st.builds(RoleSize, st.integers(1, 16), st.sampled_from([0.5, 1.0, 2.0]), st.sampled_from([GIB, 2 * GIB])),
+    st.builds(RoleShape, st.integers(1, 8), st.sampled_from([0.5, 1.0, 2.0]), st.sampled_from([GIB, 2 * GIB])),
+    st.builds(RoleShape, st.integers(1, 16), st.sampled_from([0.5, 1.0, 2.0]), st.sampled_from([GIB, 2 * GIB])),
 )
 
 

@@ -11,6 +11,7 @@ from tests.simulation.world import Process, Task
 from emberscale_api.job.roles import Role
 from emberscale_api.job.roles import Role as MemberRole
 from emberscale_api.job.status import JobPhase
+from emberscale_api.shape import RoleShape
 from emberscale_jobmaster.membership import MemberId
 from emberscale_jobmaster.state import OVER, JobState
 from emberscale_operator.machine import (
@@ -28,7 +29,6 @@ from emberscale_operator.machine import (
     JobStanding,
     Kill,
     MasterReport,
-    PlannedRole,
     Policy,
     ReportExit,
     Resources,
@@ -136,7 +136,7 @@ class Operator(Process):
         if plan is None:
             return MasterReport(unanswered_since=self._unanswered_since)
         return MasterReport(
-            sizes={Role.PS: PlannedRole(plan.servers), Role.WORKER: PlannedRole(plan.workers)},
+            sizes={Role.PS: RoleShape(plan.servers), Role.WORKER: RoleShape(plan.workers)},
             plan_heard=True,
             silent=frozenset((_MEMBER_ROLES[one.role], one.index, one.incarnation) for one in plan.given_up),
             joined=frozenset(

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from emberscale_brain.planner.types import ClusterCapacity, JobId, JobShape
+from emberscale_api.shape import JobShape
+from emberscale_brain.planner.types import ClusterCapacity, JobId
 from emberscale_simulator.engine import Simulation, capacity_fractions, whole_cluster
 from emberscale_simulator.experiment import make_scheduler, simulate_seed
 from emberscale_simulator.life import RunPhase

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from emberscale_brain.planner.types import GIB, JobId, JobMetadata, JobShape, ShapeBounds
+from emberscale_api.shape import GIB, JobShape
+from emberscale_brain.planner.types import JobId, JobMetadata, ShapeBounds
 from emberscale_simulator.failures import FailureLaw
 from emberscale_simulator.ground_truth import Physics, TableGrowth, batch_rate
 from emberscale_simulator.job import SimulatedJob

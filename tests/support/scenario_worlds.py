@@ -17,6 +17,7 @@ from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc.codec import wire_phase, wire_role
+from emberscale_api.shape import RoleShape
 from emberscale_operator.controller import Backend, JobController, News, Observed
 from emberscale_operator.kubernetes.backend import KubernetesBackend
 from emberscale_operator.kubernetes.recorder import EventRecorder
@@ -41,7 +42,6 @@ from emberscale_operator.machine import (
     Kill,
     MasterReport,
     PhaseNews,
-    PlannedRole,
     Policy,
     ReportExit,
     Resize,
@@ -62,7 +62,7 @@ class ScriptedMaster:
     """What the master says to whoever has a link to it."""
 
     phase: JobPhase | None = None
-    sizes: dict[Role, PlannedRole] = field(default_factory=dict)
+    sizes: dict[Role, RoleShape] = field(default_factory=dict)
     end: PhaseNews | None = None
     silent: set[tuple[Role, int, str]] = field(default_factory=set)
     unanswered_since: float | None = None
@@ -398,7 +398,7 @@ class Stage:
             case "master", [phase]:
                 self._master.phase, self._master.unanswered_since = JobPhase(phase), None
             case "plan", _:
-                self._master.sizes = {Role(name): PlannedRole(int(number)) for name, number in options.items()}
+                self._master.sizes = {Role(name): RoleShape(int(number)) for name, number in options.items()}
             case "end", [phase]:
                 self._master.phase = JobPhase(phase)
                 self._master.end = PhaseNews(JobPhase(phase), "Said")

@@ -2,10 +2,13 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import asdict, fields
 
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import EvaluationResult, JobPhase
+from emberscale_api.rpc import brain_pb2 as brain_pb
 from emberscale_api.rpc import master_pb2 as pb
+from emberscale_api.shape import JobProfile, JobShape
 
 _ROLES: Mapping["pb.Role.ValueType", Role] = {pb.MASTER: Role.MASTER, pb.PS: Role.PS, pb.WORKER: Role.WORKER}
 _ROLE_NUMBERS = {role: number for number, role in _ROLES.items()}
@@ -45,6 +48,29 @@ def wire_evaluation(result: EvaluationResult) -> pb.EvaluationStatus:
         normalized_entropy=_or_nan(result.normalized_entropy),
         calibration=_or_nan(result.calibration),
     )
+
+
+def wire_shape(shape: JobShape) -> brain_pb.Shape:
+    """Returns the message of a shape."""
+    return brain_pb.Shape(**asdict(shape))
+
+
+def shape_from_wire(message: brain_pb.Shape) -> JobShape:
+    """Returns the shape of a message. Raises ValueError for one that no job can have."""
+    return JobShape(**{one.name: getattr(message, one.name) for one in fields(JobShape)})
+
+
+def wire_profile(profile: JobProfile, sequence: int = 0) -> brain_pb.Profile:
+    """Returns the message of a profile, whose fields have the same names."""
+    measured = {one.name: getattr(profile, one.name) for one in fields(JobProfile)}
+    return brain_pb.Profile(**{**measured, "sequence": sequence, "shape": wire_shape(profile.shape)})
+
+
+def profile_from_wire(message: brain_pb.Profile) -> JobProfile:
+    """Returns the profile of a message without its sequence. Raises ValueError for a shape that no job can have."""
+    measured = {one.name: getattr(message, one.name) for one in fields(JobProfile)}
+    stages = dict(message.stage_fractions)
+    return JobProfile(**{**measured, "shape": shape_from_wire(message.shape), "stage_fractions": stages})
 
 
 def _or_nan(value: float | None) -> float:

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
+from emberscale_api.shape import JobShape
 from emberscale_brain.fault_tolerance.advice import FailureCosts
-from emberscale_brain.planner.types import JobShape, ScalingOverheads
+from emberscale_brain.planner.types import ScalingOverheads
 
 _BELIEVED_PER_SECOND = 0.015 / 86_400  # DLRover-RM section 2.2: 1.5% of the pods fail on a day
 _BELIEF = 0.5  # failures' worth of trust in that, and in the fleet's rate against a job's own

@@ -7,15 +7,8 @@ the three can only differ in how far they have got.
 from dataclasses import dataclass
 
 from emberscale_api.job.status import JobPhase
-from emberscale_brain.planner.types import (
-    JobId,
-    JobMetadata,
-    JobProfile,
-    JobShape,
-    PlannedShape,
-    ShapeBounds,
-    ThroughputFit,
-)
+from emberscale_api.shape import JobProfile, JobShape
+from emberscale_brain.planner.types import JobId, JobMetadata, PlannedShape, ShapeBounds, ThroughputFit
 
 
 @dataclass(frozen=True, slots=True)

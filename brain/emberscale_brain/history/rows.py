@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from emberscale_api.shape import JobProfile, JobShape
 from emberscale_brain.history.changes import JobEnded, JobSubmitted, PlanMade, ProfileReported, StartUpObserved
 from emberscale_brain.history.codec import Codec
 from emberscale_brain.history.tables import JobRow, PlanRow, ProfileRow
@@ -9,8 +10,6 @@ from emberscale_brain.planner.types import (
     Explanation,
     JobId,
     JobMetadata,
-    JobProfile,
-    JobShape,
     PastJob,
     PlanAction,
     PlannedShape,
@@ -21,6 +20,7 @@ from emberscale_brain.planner.types import (
 METADATA: Codec[JobMetadata] = Codec(JobMetadata)
 BOUNDS: Codec[ShapeBounds] = Codec(ShapeBounds)
 SHAPE: Codec[JobShape] = Codec(JobShape)
+PROFILE: Codec[JobProfile] = Codec(JobProfile)
 FIT: Codec[ThroughputFit] = Codec(ThroughputFit)
 EXPLANATION: Codec[Explanation] = Codec(Explanation)
 
@@ -72,54 +72,17 @@ def end_values(change: JobEnded) -> dict[str, Any]:
 
 def profile_values(change: ProfileReported) -> dict[str, Any]:
     """Columns of `profiles`."""
-    profile, shape = change.profile, change.profile.shape
     return {
         "job_uid": change.job,
         "sequence": change.sequence,
-        "time": profile.time,
-        "workers": shape.workers,
-        "ps": shape.ps,
-        "worker_cpu": shape.worker_cpu,
-        "ps_cpu": shape.ps_cpu,
-        "worker_memory_limit": shape.worker_memory,
-        "ps_memory_limit": shape.ps_memory,
-        "batch_size": profile.batch_size,
-        "iteration_seconds": profile.iteration_seconds,
-        "throughput": profile.throughput,
-        "samples": profile.samples,
-        "rows": profile.rows,
-        "ps_memory": profile.ps_memory,
-        "worker_memory": profile.worker_memory,
-        "worker_cpu_utilization": profile.worker_cpu_utilization,
-        "ps_cpu_utilization": profile.ps_cpu_utilization,
-        "stage_fractions": dict(profile.stage_fractions),
-        "restarted": profile.restarted,
-        "total_samples": profile.total_samples,
-        "failures": profile.failures,
-        "checkpoint_cost": profile.checkpoint_cost,
+        "time": change.profile.time,
+        "profile": PROFILE.text(change.profile),
     }
 
 
 def profile_of(row: ProfileRow) -> JobProfile:
     """The inverse of `profile_values`, without job and sequence."""
-    return JobProfile(
-        time=row.time,
-        shape=JobShape(row.workers, row.ps, row.worker_cpu, row.ps_cpu, row.worker_memory_limit, row.ps_memory_limit),
-        batch_size=row.batch_size,
-        iteration_seconds=row.iteration_seconds,
-        throughput=row.throughput,
-        samples=row.samples,
-        rows=row.rows,
-        ps_memory=row.ps_memory,
-        worker_memory=row.worker_memory,
-        worker_cpu_utilization=row.worker_cpu_utilization,
-        ps_cpu_utilization=row.ps_cpu_utilization,
-        stage_fractions=row.stage_fractions,
-        restarted=row.restarted,
-        total_samples=row.total_samples,
-        failures=row.failures,
-        checkpoint_cost=row.checkpoint_cost,
-    )
+    return PROFILE.from_text(row.profile)
 
 
 def start_up_values(change: StartUpObserved) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, StatementError
 from sqlalchemy.orm import Session
 
+from emberscale_api.shape import JobProfile
 from emberscale_brain.history.changes import (
     COMPLETE,
     Change,
@@ -36,7 +37,7 @@ from emberscale_brain.history.rows import (
     submission_of,
 )
 from emberscale_brain.history.tables import JobRow, PlanRow, ProfileRow, StartUpRow
-from emberscale_brain.planner.types import JobId, JobMetadata, JobProfile, PastJob
+from emberscale_brain.planner.types import JobId, JobMetadata, PastJob
 
 _DAY = 86_400.0
 R = TypeVar("R")

@@ -58,7 +58,7 @@ class ClaimRow(HistoryTable):
 
 
 class ProfileRow(HistoryTable):
-    """One accepted profile."""
+    """One accepted profile, as JSON."""
 
     __tablename__ = "profiles"
 
@@ -66,26 +66,7 @@ class ProfileRow(HistoryTable):
     job_uid: Mapped[str] = mapped_column(ForeignKey("jobs.uid", ondelete="CASCADE"))
     sequence: Mapped[int] = mapped_column(BigInteger)
     time: Mapped[float]
-    workers: Mapped[int]
-    ps: Mapped[int]
-    worker_cpu: Mapped[float]
-    ps_cpu: Mapped[float]
-    worker_memory_limit: Mapped[int] = mapped_column(BigInteger)
-    ps_memory_limit: Mapped[int] = mapped_column(BigInteger)
-    batch_size: Mapped[int]
-    iteration_seconds: Mapped[float]
-    throughput: Mapped[float]
-    samples: Mapped[int] = mapped_column(BigInteger)
-    rows: Mapped[int] = mapped_column(BigInteger)
-    ps_memory: Mapped[int] = mapped_column(BigInteger)
-    worker_memory: Mapped[int] = mapped_column(BigInteger)
-    worker_cpu_utilization: Mapped[float]
-    ps_cpu_utilization: Mapped[float]
-    stage_fractions: Mapped[dict[str, float]] = mapped_column(_Json)
-    restarted: Mapped[bool]
-    total_samples: Mapped[int] = mapped_column(BigInteger, server_default="0")
-    failures: Mapped[int] = mapped_column(BigInteger, server_default="0")
-    checkpoint_cost: Mapped[float] = mapped_column(server_default="0")
+    profile: Mapped[str] = mapped_column(Text)
 
     __table_args__ = (UniqueConstraint("job_uid", "sequence", name="profile_once"), Index("profiles_by_time", "time"))
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from emberscale_api.shape import JobProfile, JobShape
 from emberscale_brain.memory.growth import Band, Expectation, Growth, fit_growth
-from emberscale_brain.planner.types import JobMetadata, JobProfile, JobShape, MemoryForecast
+from emberscale_brain.planner.types import JobMetadata, MemoryForecast
 
 MOST_POINTS = 48
 HEADROOM = 1.10  # buffers of pulls and pushes, and growth of slabs by whole segments

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from emberscale_brain.planner.types import COEFFICIENTS, JobMetadata, JobShape
+from emberscale_api.shape import JobShape
+from emberscale_brain.planner.types import COEFFICIENTS, JobMetadata
 
 FEATURES = len(COEFFICIENTS)
 

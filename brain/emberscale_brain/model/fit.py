@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
+from emberscale_api.shape import JobProfile
 from emberscale_brain.model.features import FEATURES, ModelConstants, features
 from emberscale_brain.model.predict import Coefficients
 from emberscale_brain.model.prior import Prior, weak_prior
 from emberscale_brain.model.window import ProfileWindow
-from emberscale_brain.planner.types import JobProfile, ThroughputFit
+from emberscale_brain.planner.types import ThroughputFit
 
 _NOISE = 0.05  # relative standard deviation of a profile before any was compared with another
 _NOISE_WEIGHT = 2.0  # profiles' worth of trust in that

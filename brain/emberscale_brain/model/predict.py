@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from emberscale_api.shape import JobShape
 from emberscale_brain.model.features import ModelConstants, shape_features
-from emberscale_brain.planner.types import JobShape, ThroughputFit
+from emberscale_brain.planner.types import ThroughputFit
 
 _LEAST_SECONDS = 1e-9
 

@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from emberscale_brain.planner.types import JobProfile, JobShape
+from emberscale_api.shape import JobProfile, JobShape
 
 PROFILES_PER_SHAPE = 32
 SHAPES = 32

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from emberscale_api.shape import JobShape
 from emberscale_brain.model.features import ModelConstants, features
 from emberscale_brain.model.predict import Coefficients
 from emberscale_brain.planner.front import Front
 from emberscale_brain.planner.grid import Floats, Horizon, Ints, JobProblem
-from emberscale_brain.planner.types import Candidate, JobShape, Prices, ThroughputFit
+from emberscale_brain.planner.types import Candidate, Prices, ThroughputFit
 
 DOUBT_PRICE = 0.5  # a bill that is uncertain by a standard deviation of 10% is taken to be 5% higher
 

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from emberscale_api.shape import JobShape
 from emberscale_brain.model.features import ModelConstants
 from emberscale_brain.planner.candidates import DOUBT_PRICE, Candidates, evaluate
 from emberscale_brain.planner.explain import explain_experiment, explain_quarantined, explain_running, explain_waiting
@@ -23,7 +24,7 @@ from emberscale_brain.planner.job_model import JobModel, expected_rows, prior_of
 from emberscale_brain.planner.room import Room
 from emberscale_brain.planner.running import Assessment, Assessor, FrontMethod
 from emberscale_brain.planner.selection import Options, select, weighted_value
-from emberscale_brain.planner.types import ClusterView, JobId, JobShape, JobView, PlannedShape, PlannerSettings
+from emberscale_brain.planner.types import ClusterView, JobId, JobView, PlannedShape, PlannerSettings
 from emberscale_brain.planner.waiting import FirstShapes, first_shapes
 from emberscale_brain.warm_start.similarity import HistoryIndex, NewJob
 from emberscale_brain.warm_start.start import WarmStart, warm_start

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from emberscale_api.shape import JobShape
 from emberscale_brain.model.features import ModelConstants, features
 from emberscale_brain.model.predict import Coefficients
 from emberscale_brain.planner.candidates import Candidates, dimensions
 from emberscale_brain.planner.grid import Floats
-from emberscale_brain.planner.types import JobShape, ShapeBounds, ThroughputFit
+from emberscale_brain.planner.types import ShapeBounds, ThroughputFit
 
 DWELL_SECONDS = 240.0
 """How long a job stays at a shape to be measured there."""

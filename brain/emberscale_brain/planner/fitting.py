@@ -3,7 +3,8 @@
 import math
 from dataclasses import replace
 
-from emberscale_brain.planner.types import ClusterCapacity, JobShape, ShapeBounds
+from emberscale_api.shape import JobShape
+from emberscale_brain.planner.types import ClusterCapacity, ShapeBounds
 
 _UNIT = 1 << 26
 _ROUNDING = 1e-9  # of a limit: cores summed in another order are not over it

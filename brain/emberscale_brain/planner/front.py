@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from emberscale_api.shape import JobShape
 from emberscale_brain.planner.grid import Floats, Ints, ShapeGrid
-from emberscale_brain.planner.types import JobShape
 
 
 def non_dominated(cost: Floats, throughput: Floats) -> Ints:

@@ -10,17 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from emberscale_api.shape import GIB, JobShape
 from emberscale_brain.memory.forecast import PsMemoryNeed
 from emberscale_brain.model.features import ModelConstants
-from emberscale_brain.planner.types import (
-    GIB,
-    ClusterCapacity,
-    JobShape,
-    Prices,
-    ScalingOverheads,
-    ShapeBounds,
-    ThroughputFit,
-)
+from emberscale_brain.planner.types import ClusterCapacity, Prices, ScalingOverheads, ShapeBounds, ThroughputFit
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from emberscale_api.shape import JobShape
 from emberscale_brain.memory.forecast import MemoryTrack, PsMemoryModel, PsMemoryNeed, fit_memory
 from emberscale_brain.memory.growth import Expectation
 from emberscale_brain.model.features import ModelConstants, shape_features
@@ -13,7 +14,7 @@ from emberscale_brain.model.prior import Prior, similar_prior
 from emberscale_brain.model.window import ProfileWindow, shape_key
 from emberscale_brain.planner.front import Front
 from emberscale_brain.planner.grid import Ints
-from emberscale_brain.planner.types import JobMetadata, JobShape, JobView, PastJob, SimilarJob, ThroughputFit
+from emberscale_brain.planner.types import JobMetadata, JobView, PastJob, SimilarJob, ThroughputFit
 
 _WORKER_HEADROOM = 1.25
 _UNIT = 1 << 26

@@ -1,5 +1,6 @@
 """Reasons for people: what was decided, what it is expected to bring, and what that rests on."""
 
+from emberscale_api.shape import GIB
 from emberscale_brain.durations import duration
 from emberscale_brain.planner.candidates import Candidates
 from emberscale_brain.planner.types import MemoryForecast, ThroughputFit
@@ -41,7 +42,7 @@ def gain_in_words(candidates: Candidates, now: int, then: int, remaining_samples
 
 def memory_in_words(forecast: MemoryForecast, limit: int) -> str:
     """When a PS is expected to be full."""
-    gib = float(1 << 30)
+    gib = float(GIB)
     return (
         f"at the end the largest PS is expected to need {forecast.expected / gib:.3g} GiB "
         f"({forecast.lower / gib:.3g} to {forecast.upper / gib:.3g}, {forecast.law}) of {limit / gib:.3g} GiB"

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Mapping
 
-from emberscale_brain.planner.types import ClusterCapacity, JobShape, Quota
+from emberscale_api.shape import JobShape
+from emberscale_brain.planner.types import ClusterCapacity, Quota
 
 
 class Room:

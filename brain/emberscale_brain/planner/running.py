@@ -6,6 +6,7 @@ from enum import StrEnum
 
 import numpy as np
 
+from emberscale_api.shape import GIB, JobShape
 from emberscale_brain.model.features import ModelConstants
 from emberscale_brain.model.predict import throughput
 from emberscale_brain.model.window import shape_key
@@ -17,7 +18,6 @@ from emberscale_brain.planner.job_model import JobModel
 from emberscale_brain.planner.nsga2 import nsga2_front
 from emberscale_brain.planner.types import (
     ClusterView,
-    JobShape,
     JobView,
     MemoryForecast,
     PlannerSettings,
@@ -88,7 +88,7 @@ class Assessor:
                 model,
                 forecast,
                 f"no number of PS within {job.bounds.ps} holds the tables, which need "
-                f"{need.shared / (1 << 30):.3g} GiB, within the bounds and nodes: raise the bounds of ps or ps_memory",
+                f"{need.shared / GIB:.3g} GiB, within the bounds and nodes: raise the bounds of ps or ps_memory",
             )
         grows = self._runs_out_of_memory(job, forecast, gross)
         stay = _with_memory_for(present, model) if grows else present

@@ -7,8 +7,8 @@ shapes cost milliseconds. It only has to let everything through that is on the f
 import numba
 import numpy as np
 
+from emberscale_api.shape import GIB
 from emberscale_brain.planner.grid import Ints, JobProblem
-from emberscale_brain.planner.types import GIB
 
 _BINS = 4096
 _ROUNDING = 1e-9  # relative: the compiled sums may differ from numpy's in their last bits

@@ -7,11 +7,12 @@ Own planners plug in through the entry-point group `PLANNER_ENTRY_POINTS`: the e
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 from typing import NewType, Protocol, runtime_checkable
 
+from emberscale_api.shape import GIB, JobProfile, JobShape
 from emberscale_brain.fault_tolerance.advice import FaultToleranceAdvice
 
 JobId = NewType("JobId", str)
@@ -21,50 +22,6 @@ PLANNER_ENTRY_POINTS = "emberscale.planners"
 # Order of the coefficients of `ThroughputFit`: DLRover-RM equations 2, 3, 4 and 5, the sum of the four betas, and what
 # a PS does for each batch however few of its rows it holds.
 COEFFICIENTS = ("gradient", "update", "synchronize", "embedding", "constant", "request")
-
-GIB = 1 << 30
-
-
-@dataclass(frozen=True, slots=True)
-class JobShape:
-    """Resources of a job: `workers` x (`worker_cpu`, `worker_memory`) and `ps` x (`ps_cpu`, `ps_memory`)."""
-
-    workers: int
-    ps: int
-    worker_cpu: float
-    ps_cpu: float
-    worker_memory: int
-    ps_memory: int
-
-    def __post_init__(self) -> None:
-        if self.workers < 1 or self.ps < 1:
-            raise ValueError(f"a job needs at least one worker and one PS, not {self.workers} and {self.ps}")
-        if not (self.worker_cpu > 0 and self.ps_cpu > 0):
-            raise ValueError(f"worker_cpu ({self.worker_cpu}) and ps_cpu ({self.ps_cpu}) must be above 0")
-        if self.worker_memory < 0 or self.ps_memory < 0:
-            raise ValueError(f"memory must not be negative: {self.worker_memory}, {self.ps_memory}")
-
-    @property
-    def cpu(self) -> float:
-        """Cores of all processes together."""
-        return self.workers * self.worker_cpu + self.ps * self.ps_cpu
-
-    @property
-    def memory(self) -> int:
-        """Bytes of all processes together."""
-        return self.workers * self.worker_memory + self.ps * self.ps_memory
-
-    def with_memory(self, worker_memory: int, ps_memory: int) -> "JobShape":
-        """The same processes and cores with other memory."""
-        return replace(self, worker_memory=worker_memory, ps_memory=ps_memory)
-
-    def describe(self) -> str:
-        """In words, for reasons and tables."""
-        workers = "1 worker" if self.workers == 1 else f"{self.workers} workers"
-        return (
-            f"{workers} x {self.worker_cpu:g} cores {self.worker_memory / GIB:.3g} GiB, "
-            f"{self.ps} PS x {self.ps_cpu:g} cores {self.ps_memory / GIB:.3g} GiB"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,37 +85,6 @@ class JobMetadata:
         for name in ("batch_size", "dense_bytes", "embedding_dimension", "total_samples", "epochs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-
-
-@dataclass(frozen=True, slots=True)
-class JobProfile:
-    """One measurement of a job in steady state, over some seconds up to `time`.
-
-    `iteration_seconds` is a worker's time for one batch and `throughput` all workers' samples per second; `samples` is
-    what the job had committed by then. `restarted` marks a window that a start, a failure or a scaling falls into: it
-    says nothing about the shape and enters no throughput fit. `ps_memory` and `worker_memory` are those of the
-    largest process of the role. Utilization is 0 to 1 of what is allocated; `stage_fractions` are shares of
-    `iteration_seconds` (read, pull, compute, push, wait). `total_samples` is what the job counts over all epochs once
-    it knows, and `failures` how many PS it has lost. `checkpoint_cost` is how many seconds of training its
-    checkpoints cost on average, 0 before the first.
-    """
-
-    time: float
-    shape: JobShape
-    batch_size: int
-    iteration_seconds: float
-    throughput: float
-    samples: int = 0
-    rows: int = 0
-    ps_memory: int = 0
-    worker_memory: int = 0
-    worker_cpu_utilization: float = 0.0
-    ps_cpu_utilization: float = 0.0
-    stage_fractions: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    restarted: bool = False
-    total_samples: int = 0
-    failures: int = 0
-    checkpoint_cost: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

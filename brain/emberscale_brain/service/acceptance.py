@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 
+from emberscale_api.shape import GIB, JobShape
 from emberscale_brain.planner.room import Room
-from emberscale_brain.planner.types import GIB, ClusterCapacity, JobId, JobShape, PlannedShape
+from emberscale_brain.planner.types import ClusterCapacity, JobId, PlannedShape
 from emberscale_brain.service.state import BrainState, Conditions
 
 _ROUNDING = 1e-9  # cores summed in another order are not more

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
+from emberscale_api.shape import JobProfile
 from emberscale_brain.history.changes import StartUpObserved
-from emberscale_brain.planner.types import JobProfile
 from emberscale_brain.service.plausible import LARGEST, MOST_SAMPLES
 
 _MOST = {

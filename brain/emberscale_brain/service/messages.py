@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from emberscale_api.job.status import JobPhase
 from emberscale_api.rpc import brain_pb2 as pb
+from emberscale_api.rpc.codec import profile_from_wire, shape_from_wire, wire_profile, wire_shape
+from emberscale_api.shape import JobProfile, JobShape
 from emberscale_brain.fault_tolerance.advice import FaultToleranceAdvice
 from emberscale_brain.history.changes import (
     COMPLETE,
@@ -21,8 +23,6 @@ from emberscale_brain.planner.types import (
     Explanation,
     JobId,
     JobMetadata,
-    JobProfile,
-    JobShape,
     MemoryForecast,
     ShapeBounds,
     SimilarJob,
@@ -46,28 +46,9 @@ def shape_from(message: pb.Shape) -> JobShape:
     """A shape. Raises MalformedRequestError."""
     check_shape("shape", message)
     try:
-        return JobShape(
-            message.workers,
-            message.ps,
-            message.worker_cpu,
-            message.ps_cpu,
-            message.worker_memory,
-            message.ps_memory,
-        )
+        return shape_from_wire(message)
     except ValueError as error:
         raise MalformedRequestError(f"shape: {error}") from error
-
-
-def shape_to(shape: JobShape) -> pb.Shape:
-    """The inverse of `shape_from`."""
-    return pb.Shape(
-        workers=shape.workers,
-        ps=shape.ps,
-        worker_cpu=shape.worker_cpu,
-        ps_cpu=shape.ps_cpu,
-        worker_memory=shape.worker_memory,
-        ps_memory=shape.ps_memory,
-    )
 
 
 def submission_from(request: pb.SubmitJobRequest, defaults: ShapeBounds, now: float) -> JobSubmitted:
@@ -129,50 +110,12 @@ def profile_from(job: JobId, message: pb.Profile) -> ProfileReported:
     """A profile as it was reported, unchecked but for sequence and shape. Raises MalformedRequestError."""
     check_number("sequence", message.sequence, 0, LARGEST)
     check_stages(list(message.stage_fractions))
-    return ProfileReported(
-        job=job,
-        sequence=message.sequence,
-        profile=JobProfile(
-            time=message.time,
-            shape=shape_from(message.shape),
-            batch_size=message.batch_size,
-            iteration_seconds=message.iteration_seconds,
-            throughput=message.throughput,
-            samples=message.samples,
-            rows=message.rows,
-            ps_memory=message.ps_memory,
-            worker_memory=message.worker_memory,
-            worker_cpu_utilization=message.worker_cpu_utilization,
-            ps_cpu_utilization=message.ps_cpu_utilization,
-            stage_fractions=dict(message.stage_fractions),
-            restarted=message.restarted,
-            total_samples=message.total_samples,
-            failures=message.failures,
-            checkpoint_cost=message.checkpoint_cost,
-        ),
-    )
-
-
-def profile_to(profile: JobProfile) -> pb.Profile:
-    """A profile without its sequence."""
-    return pb.Profile(
-        time=profile.time,
-        shape=shape_to(profile.shape),
-        batch_size=profile.batch_size,
-        iteration_seconds=profile.iteration_seconds,
-        throughput=profile.throughput,
-        samples=profile.samples,
-        rows=profile.rows,
-        ps_memory=profile.ps_memory,
-        worker_memory=profile.worker_memory,
-        worker_cpu_utilization=profile.worker_cpu_utilization,
-        ps_cpu_utilization=profile.ps_cpu_utilization,
-        stage_fractions=profile.stage_fractions,
-        restarted=profile.restarted,
-        total_samples=profile.total_samples,
-        failures=profile.failures,
-        checkpoint_cost=profile.checkpoint_cost,
-    )
+    check_shape("shape", message.shape)
+    try:
+        profile = profile_from_wire(message)
+    except ValueError as error:
+        raise MalformedRequestError(f"shape: {error}") from error
+    return ProfileReported(job, message.sequence, profile)
 
 
 def start_up_from(job: JobId, message: pb.StartUp, now: float) -> StartUpObserved:
@@ -210,7 +153,7 @@ def plan_to(plan: PlanMade) -> pb.BrainPlan:
         made_at=plan.made_at,
         planner=plan.planner,
         action=planned.action.value,
-        shape=None if planned.shape is None else shape_to(planned.shape),
+        shape=None if planned.shape is None else wire_shape(planned.shape),
         reason=planned.reason,
         expected_throughput=0.0 if chosen is None else chosen.throughput,
         fault_tolerance=None if advice is None else advice_to(advice),
@@ -273,7 +216,7 @@ def explanation_to(
         message.fit.CopyFrom(_fit(fit))
     if fit is not None and constants is not None:
         message.measured.extend(
-            pb.MeasuredPoint(profile=profile_to(profile), predicted=throughput(constants, fit, profile.shape)[0])
+            pb.MeasuredPoint(profile=wire_profile(profile), predicted=throughput(constants, fit, profile.shape)[0])
             for profile in profiles
             if not profile.restarted
         )
@@ -292,7 +235,7 @@ def summary_to(known: KnownJob, plan: pb.BrainPlan) -> pb.JobSummary:
         job_uid=known.submitted.job,
         name=known.submitted.metadata.name,
         owner=known.submitted.owner,
-        current=None if known.shape is None else shape_to(known.shape),
+        current=None if known.shape is None else wire_shape(known.shape),
         plan=plan,
         remaining_samples=known.remaining_samples,
         profiles=len(known.profiles),
@@ -302,7 +245,7 @@ def summary_to(known: KnownJob, plan: pb.BrainPlan) -> pb.JobSummary:
 
 def _point(candidate: Candidate) -> pb.PlanPoint:
     return pb.PlanPoint(
-        shape=shape_to(candidate.shape),
+        shape=wire_shape(candidate.shape),
         cost_per_hour=candidate.cost_per_hour,
         throughput=candidate.throughput,
         net=candidate.net,
@@ -325,7 +268,7 @@ def _fit(fit: ThroughputFit) -> pb.FitSummary:
 
 def _similar(job: SimilarJob) -> pb.SimilarPastJob:
     return pb.SimilarPastJob(
-        job_uid=job.id or "", similarity=job.similarity, features=job.features, shape=shape_to(job.shape)
+        job_uid=job.id or "", similarity=job.similarity, features=job.features, shape=wire_shape(job.shape)
     )
 
 

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 from emberscale_api.rpc import brain_pb2 as pb
+from emberscale_api.shape import JobProfile
 from emberscale_brain.history.changes import (
     Change,
     JobEnded,
@@ -20,7 +21,7 @@ from emberscale_brain.history.changes import (
     ProfileReported,
     StartUpObserved,
 )
-from emberscale_brain.planner.types import JobId, JobMetadata, JobProfile, PastJob, PlannedShape, ScalingOverheads
+from emberscale_brain.planner.types import JobId, JobMetadata, PastJob, PlannedShape, ScalingOverheads
 from emberscale_brain.service.adoption import acceptable, adopt_one
 from emberscale_brain.service.checks import Refusal, Refused, check_profile, check_start_up
 from emberscale_brain.service.first_plan import first_plan

@@ -11,9 +11,10 @@ from emberscale_api.job.duration import Seconds
 from emberscale_api.job.manifest import ManifestError, apply_overrides
 from emberscale_api.job.quantity import Quantity, cpu_cores, memory_bytes
 from emberscale_api.job.schema import ManifestPart
+from emberscale_api.shape import GIB
 from emberscale_brain.history.database import DatabaseUnusableError, read_url
 from emberscale_brain.history.store import Retention
-from emberscale_brain.planner.types import GIB, ClusterCapacity, Quota, ShapeBounds
+from emberscale_brain.planner.types import ClusterCapacity, Quota, ShapeBounds
 from emberscale_brain.plugins import planner_names
 from emberscale_brain.preferences import PlannerPreferences
 from emberscale_brain.service.state import Conditions

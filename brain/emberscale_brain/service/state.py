@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
+from emberscale_api.shape import JobProfile, JobShape
 from emberscale_brain.fault_tolerance.advice import FaultToleranceAdvice, advise
 from emberscale_brain.fault_tolerance.estimate import FailureRecord, failure_costs
 from emberscale_brain.history.changes import (
@@ -23,8 +24,6 @@ from emberscale_brain.planner.types import (
     ClusterCapacity,
     ClusterView,
     JobId,
-    JobProfile,
-    JobShape,
     JobView,
     PastJob,
     Prices,

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from emberscale_brain.planner.types import JobShape, PastJob, ShapeBounds, SimilarJob
+from emberscale_api.shape import JobShape
+from emberscale_brain.planner.types import PastJob, ShapeBounds, SimilarJob
 from emberscale_brain.warm_start.similarity import HistoryIndex, NewJob, describe
 
 LEAST_SIMILARITY = 0.6

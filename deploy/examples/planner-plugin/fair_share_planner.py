@@ -5,15 +5,8 @@ It learns nothing and is meant to be read. `emberscale_brain.planner.types` says
 
 from collections.abc import Mapping
 
-from emberscale_brain.planner.types import (
-    ClusterView,
-    JobId,
-    JobShape,
-    JobView,
-    PlanAction,
-    PlannedShape,
-    PlannerSettings,
-)
+from emberscale_api.shape import JobShape
+from emberscale_brain.planner.types import ClusterView, JobId, JobView, PlanAction, PlannedShape, PlannerSettings
 
 WORKER_SHARE = 0.75
 PROCESS_CORES = 4.0

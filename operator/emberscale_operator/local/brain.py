@@ -21,6 +21,7 @@ import psutil
 import yaml
 
 from emberscale_api.errors import StartError
+from emberscale_api.shape import GIB
 from emberscale_operator.local.brain_seat import BrainSeat
 from emberscale_operator.local.folder import RunFolder, write_private
 from emberscale_operator.local.processes import Launch
@@ -30,7 +31,6 @@ _NODE_SHARE = 0.5
 _CPU_STEP = 0.5
 _PLANNING_SECONDS = 15
 _NICE = "10"
-_GIB = 1 << 30
 
 
 class BrainDatabaseUnusableError(StartError):
@@ -122,7 +122,7 @@ def machine_settings(cores: int, memory: int) -> dict[str, object]:
     It takes no job over from the brain before it: those that still run tell it of themselves.
     """
     usable = int(memory * _MEMORY_SHARE)
-    largest = max(_GIB, int(usable * _NODE_SHARE))
+    largest = max(GIB, int(usable * _NODE_SHARE))
     return {
         "cluster": {"cpu": cores, "memory": usable, "largestNodeCpu": cores, "largestNodeMemory": usable},
         "bounds": {

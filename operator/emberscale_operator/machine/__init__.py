@@ -27,7 +27,7 @@ from emberscale_operator.machine.instances import (
     InstanceState,
     Resources,
 )
-from emberscale_operator.machine.intent import Demand, JobIntent, PlannedRole, Policy, demands_of, grown_memory
+from emberscale_operator.machine.intent import Demand, JobIntent, Policy, demands_of, grown_memory
 from emberscale_operator.machine.restarts import Backoff, History, Lives, advance
 from emberscale_operator.machine.standing import ENDED, RESTING, JobStanding, MasterReport, PhaseNews
 
@@ -54,7 +54,6 @@ __all__ = [
     "Lives",
     "MasterReport",
     "PhaseNews",
-    "PlannedRole",
     "Policy",
     "ReportExit",
     "Resize",

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from emberscale_api.job import ScalingMode
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
+from emberscale_api.shape import RoleShape
 from emberscale_operator.machine.actions import Action, DeleteJob, Suspend, WaitUntil
 from emberscale_operator.machine.convergence import (
     converge,
@@ -19,15 +20,7 @@ from emberscale_operator.machine.convergence import (
     wind_down,
 )
 from emberscale_operator.machine.instances import ExitReason, Instance
-from emberscale_operator.machine.intent import (
-    Demand,
-    JobIntent,
-    PlannedRole,
-    Policy,
-    demands_of,
-    grown_memory,
-    memory_of,
-)
+from emberscale_operator.machine.intent import Demand, JobIntent, Policy, demands_of, grown_memory, memory_of
 from emberscale_operator.machine.restarts import History, advance
 from emberscale_operator.machine.standing import ENDED, JobStanding, MasterReport
 
@@ -56,7 +49,7 @@ def decide(
 
 
 def _remember(
-    job: JobIntent, standing: JobStanding, instances: Sequence[Instance], sizes: Mapping[Role, PlannedRole]
+    job: JobIntent, standing: JobStanding, instances: Sequence[Instance], sizes: Mapping[Role, RoleShape]
 ) -> JobStanding:
     """Folds what is observed into what is remembered; folding it twice changes nothing."""
     wanted = not standing.rests
@@ -73,7 +66,7 @@ def _remember(
     )
 
 
-def _memory_after(job: JobIntent, instance: Instance, sizes: Mapping[Role, PlannedRole]) -> int | None:
+def _memory_after(job: JobIntent, instance: Instance, sizes: Mapping[Role, RoleShape]) -> int | None:
     """The bytes of memory that a role needs because an instance of it ran out of less; None where it keeps what it has.
 
     In Manual mode the sizes in the manifest stand.

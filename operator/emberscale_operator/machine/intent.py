@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from emberscale_api.job import ResourceRequirements, RoleSpec, TrainingJobSpec
 from emberscale_api.job.roles import Role
+from emberscale_api.shape import RoleShape
 from emberscale_operator.machine.instances import Resources
 from emberscale_operator.machine.restarts import Backoff
 
@@ -74,26 +75,17 @@ class JobIntent:
     memory_ceiling: int | None = None
 
 
-@dataclass(frozen=True)
-class PlannedRole:
-    """What a plan gives a role; 0 leaves a number as the manifest has it. Memory is in bytes."""
-
-    replicas: int = 0
-    cpu_cores: float = 0.0
-    memory_bytes: int = 0
-
-
 def demands_of(
     spec: TrainingJobSpec,
-    sizes: Mapping[Role, PlannedRole] | None = None,
+    sizes: Mapping[Role, RoleShape] | None = None,
     applied_ps: int | None = None,
     grown: Mapping[Role, int] | None = None,
     planned: bool = False,
 ) -> tuple[Demand, ...]:
     """Returns the master, PS and workers that are wanted.
 
-    sizes:       The master's plan, None until it was heard. The manifest bounds it: it may have been edited after the
-                 master read it.
+    sizes:       The master's plan, None until it was heard; what it leaves out is as in the manifest.
+                 The manifest bounds it: it may have been edited after the master read it.
     applied_ps:  The number of PS that the job runs with until it goes through a checkpoint.
     grown:       Bytes of memory that a role needs because it ran out of less.
     planned:     A brain makes the first plan: a job that leaves sizes open begins with its master, which asks for it.
@@ -101,7 +93,7 @@ def demands_of(
     plan, needed = sizes or {}, grown or {}
 
     def demand(role: Role, replicas: int, requirements: ResourceRequirements) -> Demand:
-        size = plan.get(role, PlannedRole())
+        size = plan.get(role, RoleShape(0))
         cpu = size.cpu_cores or requirements.cpu_limit
         memory = size.memory_bytes or requirements.memory_limit
         if memory is not None and role in needed:
@@ -118,7 +110,7 @@ def demands_of(
     )
 
 
-def replicas_of(role: RoleSpec, size: PlannedRole | None) -> int:
+def replicas_of(role: RoleSpec, size: RoleShape | None) -> int:
     """Returns the manifest's number if it gives one, otherwise the plan's within the manifest's bounds."""
     if role.replicas is not None:
         return role.replicas
@@ -127,7 +119,7 @@ def replicas_of(role: RoleSpec, size: PlannedRole | None) -> int:
     return min(replicas, role.max_replicas) if role.max_replicas is not None else replicas
 
 
-def memory_of(spec: TrainingJobSpec, role: Role, sizes: Mapping[Role, PlannedRole]) -> int | None:
+def memory_of(spec: TrainingJobSpec, role: Role, sizes: Mapping[Role, RoleShape]) -> int | None:
     """Returns the bytes that the plan, or else the manifest, gives a role; None where neither does."""
     parts = {
         Role.MASTER: spec.master.resources,
@@ -135,7 +127,7 @@ def memory_of(spec: TrainingJobSpec, role: Role, sizes: Mapping[Role, PlannedRol
         Role.WORKER: spec.worker.resources,
     }
     of_manifest = parts[role].memory_limit if role in parts else None
-    return sizes.get(role, PlannedRole()).memory_bytes or of_manifest
+    return sizes.get(role, RoleShape(0)).memory_bytes or of_manifest
 
 
 def grown_memory(limit: int) -> int:

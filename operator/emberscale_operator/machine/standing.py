@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
-from emberscale_operator.machine.intent import PlannedRole
+from emberscale_api.shape import RoleShape
 from emberscale_operator.machine.restarts import History
 
 ENDED = frozenset({JobPhase.COMPLETE, JobPhase.FAILED})
@@ -85,7 +85,7 @@ class MasterReport:
     cannot_be_told:    It refused to be told to end.
     """
 
-    sizes: Mapping[Role, PlannedRole] | None = None
+    sizes: Mapping[Role, RoleShape] | None = None
     plan_heard: bool = False
     end: PhaseNews | None = None
     status: PhaseNews | None = None

@@ -8,8 +8,9 @@ from rich.table import Table
 
 from emberscale._run.durations import clock_time
 from emberscale_api.rpc import brain_pb2 as pb
+from emberscale_api.rpc.codec import shape_from_wire
+from emberscale_api.shape import GIB
 
-GIB = 1 << 30
 _FRONT_ROWS = 10
 _WORTH_SAYING = 0.05
 """The share of a fit, or the change of a throughput, below which people need not be told."""
@@ -20,7 +21,7 @@ def plan_report(explanation: pb.PlanExplanation, job: str) -> Iterator[str | Tab
     plan = explanation.plan
     yield f"[bold]{escape(job)}[/]: plan {plan.version} by {plan.planner or 'nobody yet'}, {plan.action}"
     if plan.HasField("shape"):
-        yield f"  {describe(plan.shape)}"
+        yield f"  {shape_from_wire(plan.shape).describe()}"
     yield f"  {escape(plan.reason)}"
     if explanation.kept:
         yield f"[bold]since[/]     {escape(explanation.kept)}"
@@ -36,18 +37,11 @@ def plan_report(explanation: pb.PlanExplanation, job: str) -> Iterator[str | Tab
         yield f"[bold]recovery[/]  {escape(plan.fault_tolerance.reason)}"
     for similar in explanation.similar:
         name = escape(similar.job_uid or "a job of another owner")
-        yield f"[bold]like[/]      {name} ({similar.similarity:.0%}): {describe(similar.shape)}"
+        shape = shape_from_wire(similar.shape).describe()
+        yield f"[bold]like[/]      {name} ({similar.similarity:.0%}): {shape}"
     if explanation.front:
         yield ""
         yield _front(explanation)
-
-
-def describe(shape: pb.Shape) -> str:
-    """A shape in words."""
-    return (
-        f"{_counted(shape.workers, 'worker')} x {shape.worker_cpu:g} cores {shape.worker_memory / GIB:.3g} GiB, "
-        f"{shape.ps} PS x {shape.ps_cpu:g} cores {shape.ps_memory / GIB:.3g} GiB"
-    )
 
 
 def _expectation(explanation: pb.PlanExplanation) -> str:

@@ -7,7 +7,8 @@ did not.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from emberscale_brain.planner.types import ClusterCapacity, JobId, JobShape
+from emberscale_api.shape import JobShape
+from emberscale_brain.planner.types import ClusterCapacity, JobId
 from emberscale_simulator.resources import with_workers
 from emberscale_simulator.schedulers.protocol import Memoryless, ScheduledJob, admit
 

@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from emberscale_brain.planner.types import ClusterCapacity, JobId, JobShape
+from emberscale_api.shape import JobShape
+from emberscale_brain.planner.types import ClusterCapacity, JobId
 from emberscale_simulator.ground_truth import batch_rate
 from emberscale_simulator.job import SimulatedJob
 from emberscale_simulator.mechanics import ChangeMethod, Mechanics

@@ -3,16 +3,8 @@
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from emberscale_brain.planner.types import (
-    ClusterCapacity,
-    ClusterView,
-    JobId,
-    JobShape,
-    PastJob,
-    Planner,
-    Prices,
-    ThroughputFit,
-)
+from emberscale_api.shape import JobShape
+from emberscale_brain.planner.types import ClusterCapacity, ClusterView, JobId, PastJob, Planner, Prices, ThroughputFit
 from emberscale_simulator.job import SimulatedJob
 from emberscale_simulator.mechanics import Mechanics
 from emberscale_simulator.pods import StartTime

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Protocol
 
-from emberscale_brain.planner.types import ClusterCapacity, JobId, JobShape, JobView, ScalingOverheads
+from emberscale_api.shape import JobShape
+from emberscale_brain.planner.types import ClusterCapacity, JobId, JobView, ScalingOverheads
 from emberscale_simulator.job import SimulatedJob
 from emberscale_simulator.pods import StartTime
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from emberscale_brain.planner.types import ClusterCapacity, JobId, JobShape
+from emberscale_api.shape import JobShape
+from emberscale_brain.planner.types import ClusterCapacity, JobId
 from emberscale_simulator.schedulers.protocol import Memoryless, ScheduledJob, admit
 
 

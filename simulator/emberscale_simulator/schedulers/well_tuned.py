@@ -6,7 +6,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from emberscale_brain.planner.types import GIB, ClusterCapacity, JobId, JobShape, ShapeBounds
+from emberscale_api.shape import GIB, JobShape
+from emberscale_brain.planner.types import ClusterCapacity, JobId, ShapeBounds
 from emberscale_simulator.ground_truth import Physics, batch_rates
 from emberscale_simulator.job import SimulatedJob
 from emberscale_simulator.schedulers.protocol import Memoryless, ScheduledJob, admit

@@ -2,9 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from emberscale_api.shape import GIB, JobShape
 from emberscale_brain.fault_tolerance.advice import advise
 from emberscale_brain.fault_tolerance.estimate import FailureRecord, failure_costs, failure_rate
-from emberscale_brain.planner.types import GIB, JobShape, ScalingOverheads
+from emberscale_brain.planner.types import ScalingOverheads
 
 DAY = 86_400.0
 NOBODY = FailureRecord()

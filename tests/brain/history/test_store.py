@@ -14,6 +14,7 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from sqlalchemy import text
 
+from emberscale_api.shape import GIB, JobProfile, JobShape
 from emberscale_brain.history.changes import (
     Change,
     JobEnded,
@@ -32,12 +33,9 @@ from emberscale_brain.history.database import (
 from emberscale_brain.history.store import HistoryStore, Pruned, Retention
 from emberscale_brain.history.tables import HistoryTable
 from emberscale_brain.planner.types import (
-    GIB,
     Explanation,
     JobId,
     JobMetadata,
-    JobProfile,
-    JobShape,
     PlanAction,
     PlannedShape,
     ShapeBounds,

@@ -6,9 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from emberscale_api.shape import GIB, JobProfile, JobShape
 from emberscale_brain.memory.forecast import MOST_POINTS, MemoryTrack, fit_memory
 from emberscale_brain.memory.growth import Expectation
-from emberscale_brain.planner.types import GIB, JobMetadata, JobProfile, JobShape
+from emberscale_brain.planner.types import JobMetadata
 
 JOB = JobMetadata(
     architecture="DLRM", batch_size=512, dense_bytes=1 << 20, embedding_dimension=416, tables=26, total_samples=10**8

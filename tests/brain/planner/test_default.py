@@ -8,18 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from emberscale_api.shape import GIB, JobProfile, JobShape
 from emberscale_brain.model.features import ModelConstants, shape_features
 from emberscale_brain.planner.default import DefaultPlanner
 from emberscale_brain.planner.job_model import JobModel
 from emberscale_brain.planner.running import FrontMethod
 from emberscale_brain.planner.types import (
-    GIB,
     ClusterCapacity,
     ClusterView,
     JobId,
     JobMetadata,
-    JobProfile,
-    JobShape,
     JobView,
     PastJob,
     PlanAction,

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from emberscale_api.shape import GIB, JobShape
 from emberscale_brain.memory.forecast import PsMemoryNeed
 from emberscale_brain.model.features import ModelConstants
 from emberscale_brain.model.predict import throughput
@@ -15,15 +16,7 @@ from emberscale_brain.planner.exact import MOST_SHAPES, exact_front
 from emberscale_brain.planner.front import Front, hypervolume, hypervolume_ratio
 from emberscale_brain.planner.grid import Horizon, JobProblem, cpu_choices, shape_grid
 from emberscale_brain.planner.nsga2 import SearchEffort, nsga2_front
-from emberscale_brain.planner.types import (
-    GIB,
-    ClusterCapacity,
-    JobShape,
-    Prices,
-    ScalingOverheads,
-    ShapeBounds,
-    ThroughputFit,
-)
+from emberscale_brain.planner.types import ClusterCapacity, Prices, ScalingOverheads, ShapeBounds, ThroughputFit
 
 UNITS = ModelConstants(batch_size=1, dense_bytes=1, embedding_dimension=1, network_bytes_per_second=1)
 PLENTY = ClusterCapacity(1e6, 1 << 60)

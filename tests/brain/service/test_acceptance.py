@@ -3,13 +3,12 @@ from dataclasses import replace
 
 import pytest
 
+from emberscale_api.shape import GIB, JobShape
 from emberscale_brain.history.changes import JobSubmitted
 from emberscale_brain.planner.types import (
-    GIB,
     ClusterCapacity,
     JobId,
     JobMetadata,
-    JobShape,
     PlanAction,
     PlannedShape,
     Prices,

@@ -12,9 +12,10 @@ import pytest
 from prometheus_client import generate_latest
 
 from emberscale_api.rpc import brain_pb2 as pb
+from emberscale_api.shape import GIB, JobProfile, JobShape
 from emberscale_brain.history.changes import JobEnded, JobSubmitted, PlanMade, ProfileReported
 from emberscale_brain.history.store import HistoryStore
-from emberscale_brain.planner.types import GIB, JobId, JobMetadata, JobProfile, JobShape, ShapeBounds
+from emberscale_brain.planner.types import JobId, JobMetadata, ShapeBounds
 from emberscale_brain.service import first_plan
 from emberscale_brain.service.brain import Brain
 from emberscale_brain.service.clock import SteadyClock

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from emberscale_api.shape import GIB, JobProfile, JobShape
 from emberscale_brain.history.changes import StartUpObserved
-from emberscale_brain.planner.types import GIB, JobId, JobProfile, JobShape
+from emberscale_brain.planner.types import JobId
 from emberscale_brain.service.checks import Refusal, check_profile, check_start_up
 
 SHAPE = JobShape(4, 2, 4, 4, GIB, GIB)

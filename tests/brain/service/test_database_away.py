@@ -8,19 +8,11 @@ import pytest
 
 from brain_process import BrainProcess
 from emberscale_api.rpc import brain_pb2 as pb
+from emberscale_api.shape import GIB, JobProfile, JobShape
 from emberscale_brain.history.changes import Change, JobEnded, JobSubmitted, PlanMade, ProfileReported, StartUpObserved
 from emberscale_brain.history.database import DatabaseAwayError, DatabaseUnusableError
 from emberscale_brain.history.store import HistoryStore
-from emberscale_brain.planner.types import (
-    GIB,
-    JobId,
-    JobMetadata,
-    JobProfile,
-    JobShape,
-    PlanAction,
-    PlannedShape,
-    ShapeBounds,
-)
+from emberscale_brain.planner.types import JobId, JobMetadata, PlanAction, PlannedShape, ShapeBounds
 from emberscale_brain.service.recorder import ChangeRecorder
 from eventually import eventually
 from postgres import PostgresServer, postgres_binaries

@@ -3,17 +3,10 @@ from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
+from emberscale_api.shape import JobProfile, JobShape
 from emberscale_brain.history.changes import Change, JobEnded, JobSubmitted, ProfileReported
 from emberscale_brain.history.store import HistoryStore
-from emberscale_brain.planner.types import (
-    ClusterCapacity,
-    JobId,
-    JobMetadata,
-    JobProfile,
-    JobShape,
-    Prices,
-    ShapeBounds,
-)
+from emberscale_brain.planner.types import ClusterCapacity, JobId, JobMetadata, Prices, ShapeBounds
 from emberscale_brain.service.learning import not_ahead, read
 from emberscale_brain.service.runtime import BrainRuntime
 from emberscale_brain.service.state import BrainState, Conditions

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from emberscale_api.shape import GIB, JobProfile, JobShape
 from emberscale_brain.fault_tolerance.estimate import FailureRecord
 from emberscale_brain.history.changes import (
     Change,
@@ -14,12 +15,9 @@ from emberscale_brain.history.changes import (
     StartUpObserved,
 )
 from emberscale_brain.planner.types import (
-    GIB,
     ClusterCapacity,
     JobId,
     JobMetadata,
-    JobProfile,
-    JobShape,
     PlanAction,
     PlannedShape,
     Prices,

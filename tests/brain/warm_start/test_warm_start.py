@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emberscale_brain.planner.types import GIB, JobId, JobMetadata, JobShape, PastJob, ShapeBounds
+from emberscale_api.shape import GIB, JobShape
+from emberscale_brain.planner.types import JobId, JobMetadata, PastJob, ShapeBounds
 from emberscale_brain.warm_start.similarity import HistoryIndex, NewJob, describe
 from emberscale_brain.warm_start.start import smooth, warm_start
 

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase, TrainingJobStatus
 from emberscale_api.rpc import master_pb2 as pb
+from emberscale_api.shape import RoleShape
 from emberscale_operator.kubernetes.job import read_job
 from emberscale_operator.kubernetes.status import Facts, build_status, in_words, merge_patch, to_document
-from emberscale_operator.machine import Demand, JobStanding, PlannedRole, Resources, demands_of, grown_memory
+from emberscale_operator.machine import Demand, JobStanding, Resources, demands_of, grown_memory
 from emberscale_operator.machine.intent import replicas_of
 from training_jobs import job_body
 
@@ -124,12 +125,12 @@ def test_times_are_short(seconds: float, words: str) -> None:
 @given(st.integers(0, 50), st.integers(1, 20), st.integers(0, 20))
 def test_a_plan_never_leaves_the_manifests_bounds(planned: int, least: int, span: int) -> None:
     role = read_job(job_body(worker={"minReplicas": least, "maxReplicas": least + span})).spec.worker
-    assert least <= replicas_of(role, PlannedRole(planned)) <= least + span
+    assert least <= replicas_of(role, RoleShape(planned)) <= least + span
 
 
 def test_an_edit_of_replicas_goes_before_an_older_plan() -> None:
     spec = read_job(job_body(worker={"replicas": 5})).spec
-    sizes = {Role.WORKER: PlannedRole(2), Role.PS: PlannedRole(1)}
+    sizes = {Role.WORKER: RoleShape(2), Role.PS: RoleShape(1)}
     counts = {demand.role: demand.replicas for demand in demands_of(spec, sizes)}
     assert counts[Role.WORKER] == 5
 
