@@ -24,8 +24,3 @@ class StateKeys:
     def of(cls, job_uid: str) -> "StateKeys":
         """The keys of the job of this uid."""
         return cls(*(f"emberscale:{job_uid}:{part}" for part in ("term", "holder", "state", "blocks", "bad")))
-
-    @staticmethod
-    def pattern(job_uid: str) -> str:
-        """Matches every key of the job, those of other modules included, and no key of another job."""
-        return f"emberscale:{job_uid}:*"

@@ -166,13 +166,14 @@ class Operator:
         self.policy = policy
         self.registry = CollectorRegistry()
         self.tallies = Tallies(self.registry)
+        self.tenancy = NoRedis()
         self.controller = self.start()
 
     def start(self) -> JobController:
         api: Any = self.api  # the calls that they make are there
         recorder, warnings = EventRecorder(api, "op-1"), PodWarnings(api)
         backend = KubernetesBackend(
-            KEY, "job-uid", api, api, recorder, warnings, self.tallies, SETTINGS, _admit, self.policy
+            KEY, "job-uid", api, api, recorder, warnings, self.tallies, SETTINGS, self.tenancy, self.policy
         )
         return control(backend, lambda: self.api.now)
 
@@ -193,5 +194,13 @@ class Operator:
         await asyncio.sleep(0)
 
 
-def _admit(job_uid: str, password: str) -> None:
-    """There is no Redis to make a user in."""
+class NoRedis:
+    """There is none to make a user in; `why` expels all."""
+
+    why: str | None = None
+
+    def admit(self, job_uid: str, password: str) -> None:
+        return
+
+    def expelled(self, job_uid: str) -> str | None:
+        return self.why

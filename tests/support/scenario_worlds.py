@@ -51,7 +51,7 @@ from emberscale_operator.machine import (
     WaitUntil,
 )
 from emberscale_operator.master_link import MasterAddress
-from memory_api import KEY, SETTINGS, START, MemoryApi, slot_of
+from memory_api import KEY, SETTINGS, START, MemoryApi, NoRedis, slot_of
 from training_jobs import job_body, training_spec
 
 POLICY = Policy(Backoff(base=10.0, factor=2.0), backoff_limit=3, stop_grace=10.0, silence=15.0, start_silence=30.0)
@@ -248,7 +248,7 @@ class KubernetesWorld:
             PodWarnings(api),
             Tallies(CollectorRegistry()),
             SETTINGS,
-            lambda job_uid, password: None,
+            NoRedis(),
             POLICY,
         )
 

@@ -55,6 +55,7 @@ STATUS_SECONDS = 3.0
 """How often a master is asked for its status."""
 _PROGRESS_SECONDS = 5.0
 _RETRY_SECONDS = 5.0
+_EXPELLED = "StateTooLarge"
 _TRAINS = (JobPhase.TRAINING, JobPhase.EVALUATING, JobPhase.SAVING)
 _log = structlog.get_logger()
 
@@ -69,10 +70,20 @@ class ObjectCache(Protocol):
         """The pods that carry the job's label."""
 
 
+class Tenancy(Protocol):
+    """Who may store what in Redis."""
+
+    def admit(self, job_uid: str, password: str) -> None:
+        """Gives the job of this uid a user of this password."""
+
+    def expelled(self, job_uid: str) -> str | None:
+        """Why the job has lost it again, in words; None while it has not."""
+
+
 class KubernetesBackend:
     """Everything that the operator knows of one job's objects, and does to them.
 
-    `admit` is told the job's uid and its password for Redis.
+    `tenancy` lets the job have a part of Redis.
     """
 
     def __init__(
@@ -85,7 +96,7 @@ class KubernetesBackend:
         warnings: PodWarnings,
         tallies: Tallies,
         settings: Settings,
-        admit: Callable[[str, str], None],
+        tenancy: Tenancy,
         policy: Policy | None = None,
     ) -> None:
         self.key = key
@@ -97,7 +108,8 @@ class KubernetesBackend:
         self._tallies = tallies
         self._settings = settings
         self._policy = policy
-        self._makes = ObjectMaker(client, settings, admit)
+        self._tenancy = tenancy
+        self._makes = ObjectMaker(client, settings, tenancy.admit)
         self._observation = Observation()
         self._actuator = Actuator(client, self._makes, self._observation, recorder)
         self._status: TrainingJobStatus | None = None
@@ -298,6 +310,9 @@ class KubernetesBackend:
             message = f"{message}; {waits[1]}" if trains and message else waits[1]
             if not trains:
                 reason = waits[0]
+        expelled = self._tenancy.expelled(self.uid)
+        if expelled is not None and not standing.rests:
+            reason, message = _EXPELLED, expelled
         return Facts(
             name=self.key.name,
             generation=job.generation,
@@ -308,7 +323,7 @@ class KubernetesBackend:
             members=members,
             now=now,
             ready=self._observation.ready(views, news.status if news.answers else None),
-            blocked=waits if waits and not trains else None,
+            blocked=(_EXPELLED, expelled) if expelled is not None else waits if waits and not trains else None,
             master=news.status,
             plan=news.plan,
             image=self._settings.image,

@@ -1,7 +1,9 @@
 """The jobs as tenants of one Redis: each has a user that reaches its own keys and nothing else.
 
 The operator makes a job's user before its first master and removes it, with the job's state, once the job is gone. A
-Redis that comes back without its users gets those of all jobs that run.
+Redis that comes back without its users gets those of all jobs that run. Redis cannot bound what a user stores, and
+refuses writes of all once it is full: as it fills up, the operator looks what each job has there, and expels those that
+have more than their share.
 """
 
 import asyncio
@@ -23,6 +25,10 @@ _LOOK_SECONDS = 1.0
 _ATTEMPTS = 5
 _RETRY_SECONDS = 10.0
 _DEPOSED_SECONDS = 600
+_FILLS_UP = 0.5
+"""Of Redis' `maxmemory`: the operator does not look at jobs below."""
+_SHARE = 0.25
+"""Of `maxmemory`: no job may have more."""
 _COMMANDS = (
     "-@all",
     # data: every key that these touch is one of their arguments, and checked against the pattern
@@ -51,7 +57,14 @@ def user_url(url: str, user: str, password: str) -> str:
 def user_rules(job_uid: str, password: str) -> tuple[str, ...]:
     """What ACL SETUSER is told: the user as a whole, so that nothing of what it was before is left."""
     hashed = hashlib.sha256(password.encode()).hexdigest()
-    return ("reset", "on", f"#{hashed}", f"~{StateKeys.pattern(job_uid)}", "resetchannels", *_COMMANDS)
+    return (
+        "reset",
+        "on",
+        f"#{hashed}",
+        *(f"~{key}" for key in astuple(StateKeys.of(job_uid))),
+        "resetchannels",
+        *_COMMANDS,
+    )
 
 
 class Tenants:
@@ -70,6 +83,7 @@ class Tenants:
         self._look = look
         self._passwords: dict[str, str] = {}
         self._missing: set[str] = set()
+        self._expelled: dict[str, str] = {}
         self._run_id = ""
         self._news = asyncio.Event()
         self._problem = ""
@@ -81,16 +95,24 @@ class Tenants:
             self._missing.add(job_uid)
             self._news.set()
 
+    def expelled(self, job_uid: str) -> str | None:
+        """Why a job has no user any more though it is there, in words; None where it has one."""
+        return self._expelled.get(job_uid)
+
     async def keep(self) -> None:
-        """Makes the users that are missing, for ever. A Redis that was started anew may have forgotten any."""
+        """Makes the users that are missing and expels those that take too much, for ever.
+
+        A Redis that was started anew may have forgotten any user.
+        """
         while True:
             self._news.clear()
             try:
-                server = cast(Mapping[str, Any], await self._redis.info("server"))
+                server = cast(Mapping[str, Any], await self._redis.info())
                 if server["run_id"] != self._run_id:
                     self._missing = set(self._passwords)
-                await self._make(tuple(self._missing))
+                await self._make(tuple(self._missing - self._expelled.keys()))
                 self._run_id = server["run_id"]
+                await self._bound(int(server["used_memory"]), int(server["maxmemory"]))
                 self._problem = ""
             except (RedisError, OSError) as error:
                 self._tell(str(error))
@@ -103,6 +125,7 @@ class Tenants:
         """Removes what a deleted job left; tries again for a while where Redis does not answer."""
         self._passwords.pop(job_uid, None)
         self._missing.discard(job_uid)
+        self._expelled.pop(job_uid, None)
         for attempt in range(_ATTEMPTS):
             if attempt:
                 await asyncio.sleep(_RETRY_SECONDS)
@@ -141,14 +164,37 @@ class Tenants:
         await self._save()
         self._missing.difference_update(job_uids)
 
+    async def _bound(self, used: int, most: int) -> None:
+        if not most or used <= _FILLS_UP * most:
+            return
+        jobs = [job_uid for job_uid in self._passwords if job_uid not in self._expelled]
+        asking = self._redis.pipeline(transaction=False)
+        for job_uid in jobs:
+            for key in astuple(StateKeys.of(job_uid)):
+                asking.memory_usage(key, samples=0)  # all of it: samples could be chosen to look small
+        sizes = iter(await asking.execute())
+        for job_uid in jobs:
+            size = sum(next(sizes) or 0 for _ in astuple(StateKeys.of(job_uid)))
+            if size <= _SHARE * most:
+                continue
+            self._expelled[job_uid] = (
+                f"its pods kept {size >> 20} MiB in Redis, which has {most >> 20} MiB for all jobs; none may have more "
+                "than a quarter. Its state and its access were removed: delete the job, or give Redis more memory"
+            )
+            _log.warning("job expelled from Redis", job_uid=job_uid, bytes=size, maxmemory=most)
+            await self._remove(job_uid)
+
     async def _remove(self, job_uid: str) -> None:
-        """In one step, with which a master that still runs is deposed: it would put everything back otherwise."""
+        """The user first, whose connections end with it: a master that still runs would put everything back otherwise.
+
+        Not as a transaction: a Redis that is full refuses one with a write in it, before there is room again.
+        """
         keys = StateKeys.of(job_uid)
-        transaction = self._redis.pipeline()
-        transaction.acl_deluser(user_name(self._installation, job_uid))
-        transaction.delete(*astuple(keys))
-        transaction.set(keys.term, DEPOSED_BY_DELETION, ex=_DEPOSED_SECONDS)
-        await transaction.execute()
+        steps = self._redis.pipeline(transaction=False)
+        steps.acl_deluser(user_name(self._installation, job_uid))
+        steps.delete(*astuple(keys))
+        steps.set(keys.term, DEPOSED_BY_DELETION, ex=_DEPOSED_SECONDS)
+        await steps.execute()
         await self._save()
 
     async def _save(self) -> None:

@@ -435,6 +435,21 @@ def test_a_job_whose_phase_is_of_another_version_is_kept_and_left_alone() -> Non
     assert api.body["status"]["conditions"][0]["status"] == "True"
 
 
+def test_a_job_that_was_expelled_from_redis_says_so() -> None:
+    api = new_api()
+
+    async def scenario() -> None:
+        operator = Operator(api)
+        await operator.settle()
+        operator.tenancy.why = "its pods kept 120 MiB in Redis"
+        await operator.settle()
+
+    asyncio.run(scenario())
+    (condition,) = api.body["status"]["conditions"]
+    assert (condition["status"], condition["reason"]) == ("False", "StateTooLarge")
+    assert condition["message"] == "its pods kept 120 MiB in Redis"
+
+
 def test_a_spec_that_cannot_run_is_said_and_mended_by_an_edit() -> None:
     api = new_api(optimizers={"dense": {"type": "FTRL"}})
 

@@ -157,3 +157,50 @@ def test_what_was_deleted_while_no_operator_ran_is_swept_and_nothing_else(server
 def test_a_weak_or_odd_password_in_the_operators_url_is_no_part_of_the_jobs(server: Server) -> None:
     assert server.url_of("job-1").endswith(f":password-job-1@127.0.0.1:{server.port}/0")
     assert "own" not in server.url_of("job-1")
+
+
+def test_a_job_that_fills_redis_is_expelled_and_the_others_go_on(server: Server) -> None:
+    server.admin.config_set("maxmemory-policy", "noeviction")
+    server.admin.config_set("maxmemory", 24 << 20)
+
+    async def body(tenants: Tenants) -> None:
+        victim = JobStore(server.url_of("victim"), "victim")
+        victim.open()
+        mallory = redis.Redis.from_url(server.url_of("mallory"))
+        own = StateKeys.of("mallory").blocks
+        for number in range(16):
+            mallory.hset(own, str(number), bytes(3 << 18))
+        with pytest.raises(redis.RedisError):  # refused as all are, or thrown out
+            mallory.hset(own, "more", bytes(16 << 20))
+        while tenants.expelled("mallory") is None:
+            await asyncio.sleep(0.01)
+        assert "none may have more than a quarter" in (tenants.expelled("mallory") or "")
+        assert tenants.expelled("victim") is None
+        victim.save_blocks("train", 0, b"there is room")
+        victim.close()
+        assert server.admin.info("memory")["used_memory"] < 12 << 20
+        tenants.admit("mallory", "password-mallory")
+        await asyncio.sleep(0.1)
+        assert not server.has_user_of("mallory"), "it stays out"
+        await tenants.remove("mallory")
+        assert tenants.expelled("mallory") is None
+
+    with_operator(server, ("victim", "mallory"), body)
+
+
+def test_nobody_is_expelled_from_a_redis_without_a_bound(server: Server) -> None:
+    async def body(tenants: Tenants) -> None:
+        JobStore(server.url_of("job-1"), "job-1").open()
+        await asyncio.sleep(0.1)
+        assert tenants.expelled("job-1") is None
+        assert server.has_user_of("job-1")
+
+    with_operator(server, ("job-1",), body)
+
+
+def test_a_jobs_user_stores_nothing_that_the_operator_does_not_count(server: Server) -> None:
+    async def body(tenants: Tenants) -> None:
+        with pytest.raises(redis.exceptions.NoPermissionError):
+            redis.Redis.from_url(server.url_of("job-1")).set("emberscale:job-1:more", "x")
+
+    with_operator(server, ("job-1",), body)
