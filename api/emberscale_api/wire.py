@@ -1,8 +1,8 @@
 """The data plane: frames between a worker and a parameter server, over TCP or a Unix socket.
 
 A frame is a fixed little-endian header and a payload of raw numpy buffers. Requests on one connection are answered in
-order. The first frame on a connection is HELLO; its payload is `session: uint64` and the job's token. A malformed frame
-ends the connection.
+order. The first frame on a connection is HELLO; its payload is a `Hello`. A server of another incarnation than the one
+that is meant answers REFRESH, and a malformed frame with REFUSED; both end the connection.
 
 The dense parameters travel like rows: they are one more table, the last, whose keys are the numbers of dense pieces
 (`routing.DENSE_PIECES`) and whose dimension is `routing.piece_length(parameters)`. A pull's payload is
@@ -34,12 +34,14 @@ from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 
 MAGIC = 0x4D424D45
-VERSION = 2
+VERSION = 3
 MAX_PAYLOAD_BYTES = 1 << 30
 MAX_HELLO_BYTES = 1 << 12
 """Bytes of HELLO's payload at most: nothing is reserved for a peer that has not shown the token."""
 
 MAX_TABLES = 1 << 16
+
+_HELLO = struct.Struct("<QB")
 
 
 class Kind(IntEnum):
@@ -91,6 +93,36 @@ def counts_bytes(tables: int) -> int:
 
 class WireError(Exception):
     """The other side speaks something else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What the first frame on a connection says.
+
+    `session` is what the connection belongs to, 64 bits. `incarnation` is that of the server that is meant: an address
+    may have passed to another. `token` is the job's.
+    """
+
+    session: int
+    incarnation: str
+    token: str
+
+    def pack(self) -> bytes:
+        """The payload of HELLO."""
+        meant = self.incarnation.encode()
+        return _HELLO.pack(self.session, len(meant)) + meant + self.token.encode()
+
+    @classmethod
+    def unpack(cls, payload: bytes) -> "Hello":
+        """The same from a payload. Raises WireError."""
+        if len(payload) < _HELLO.size:
+            raise WireError("HELLO ends before the session")
+        session, length = _HELLO.unpack_from(payload)
+        stop = _HELLO.size + length
+        try:
+            return cls(session, payload[_HELLO.size : stop].decode(), payload[stop:].decode())
+        except UnicodeDecodeError as error:
+            raise WireError("HELLO is not text") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,22 +88,27 @@ class ServerChannels:
                 )
                 return stub.Assign, assign, _loaded
             case HoldCall(generation=generation, barrier=number, hold_seconds=seconds):
-                return stub.Hold, pb.HoldRequest(barrier=_barrier(generation, number, seconds)), _said
+                return stub.Hold, pb.HoldRequest(barrier=_barrier(call.server, generation, number, seconds)), _said
             case SettleCall(generation=generation, barrier=number, hold_seconds=seconds) as call_to_settle:
                 settle = pb.SettleRequest(
-                    barrier=_barrier(generation, number, seconds),
+                    barrier=_barrier(call.server, generation, number, seconds),
                     settle=messages.wire_applied(call_to_settle.settle),
                     wait_seconds=call_to_settle.wait_seconds,
                 )
                 return stub.Settle, settle, _said
             case SnapshotCall(generation=generation, barrier=number, hold_seconds=seconds, checkpoint=checkpoint):
                 uri = f"{self._uri_of(checkpoint)}/"
-                snapshot = pb.SnapshotRequest(barrier=_barrier(generation, number, seconds), uri=uri)
+                snapshot = pb.SnapshotRequest(barrier=_barrier(call.server, generation, number, seconds), uri=uri)
                 return stub.Snapshot, snapshot, _snapshot_said
             case ResumeCall(generation=generation, barrier=number):
-                return stub.Resume, pb.ResumeRequest(barrier=_barrier(generation, number, 0.0)), _nothing
+                return stub.Resume, pb.ResumeRequest(barrier=_barrier(call.server, generation, number, 0.0)), _nothing
             case SavedCall(generation=generation, barrier=number, wait_seconds=seconds):
-                saved = pb.GetSavedRequest(generation=generation, barrier=number, wait_seconds=seconds)
+                saved = pb.GetSavedRequest(
+                    generation=generation,
+                    barrier=number,
+                    wait_seconds=seconds,
+                    incarnation=call.server.incarnation,
+                )
                 return stub.GetSaved, saved, _saved
 
     def _stub(self, server: PsAddress) -> rpc.ParameterServerStub:
@@ -115,8 +120,8 @@ class ServerChannels:
         return rpc.ParameterServerStub(channel)
 
 
-def _barrier(generation: int, number: int, hold_seconds: float) -> pb.Barrier:
-    return pb.Barrier(generation=generation, number=number, hold_seconds=hold_seconds)
+def _barrier(server: PsAddress, generation: int, number: int, hold_seconds: float) -> pb.Barrier:
+    return pb.Barrier(generation=generation, number=number, hold_seconds=hold_seconds, incarnation=server.incarnation)
 
 
 def _loaded(reply: pb.AssignReply) -> Loaded:

@@ -82,6 +82,7 @@ class Cluster:
             case _:
                 kind = ParameterServer if key.role is Role.PS else Worker
                 process = member = self._members[name] = kind(self, name, key.index, name)
+                self._members[member.address] = member  # as of a pod with a stable name: it passes to the successor
                 process.after(self.world.random.uniform(0.1, 0.5), lambda: member.spawn(member.live()))
         process.trace("starts")
         return process
@@ -97,9 +98,13 @@ class Cluster:
         return MemberId(role, process.index, process.incarnation)
 
     def server_at(self, address: str) -> ParameterServer | None:
-        """The parameter server at an address."""
+        """The parameter server that has an address now."""
         found = self._members.get(address)
         return found if isinstance(found, ParameterServer) else None
+
+    def server_of(self, incarnation: str) -> ParameterServer | None:
+        """The parameter server of an incarnation, dead or alive."""
+        return self.server_at(incarnation)
 
     def call_master(self, caller: Process, ask: Callable[[Master], Task[Any]], wait: float = 0.0) -> Signal[Any]:
         """Calls whoever is the master now."""

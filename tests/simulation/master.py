@@ -194,7 +194,7 @@ class Master(Process):
             answer = yield self.cluster.network.call(
                 self,
                 lambda: self.cluster.server_at(effect.server.control),
-                lambda found: _request(found, effect.request),
+                lambda found: _request(found, effect.server.incarnation, effect.request),
                 effect.seconds,
             )
         except (CallError, UnavailableError) as error:
@@ -384,7 +384,9 @@ class Master(Process):
 _UNKNOWN = object()
 
 
-def _request(server: ParameterServer, request: Any) -> Task[Loaded | Said | Saved | None]:
+def _request(server: ParameterServer, incarnation: str, request: Any) -> Task[Loaded | Said | Saved | None]:
+    if not server.is_meant(incarnation):
+        raise CallError("FAILED_PRECONDITION", f"{incarnation} is meant")
     match request:
         case AssignCall(table, checkpoint, wait):
             done, loading = yield from server.assign(table, checkpoint, wait)

@@ -52,9 +52,11 @@ class Model:
     def adopted(self, server: "ParameterServer", table: RoutingTable, checkpoint: str) -> None:
         """A server serves a table."""
         server.trace(f"adopts generation {table.generation} from {checkpoint or 'nothing'}")
+        if table.servers[server.index].incarnation != server.incarnation:
+            self._broken(f"{server.name} adopts a table that names {table.servers[server.index].incarnation}")
         known = self._tables.get(table.generation)
         if known is not None and known != table:
-            routed = [self._cluster.server_at(other.data) for other in known.servers]
+            routed = [self._cluster.server_of(other.incarnation) for other in known.servers]
             if any(other is not None and other.alive and other.core.known[0] == table.generation for other in routed):
                 self._broken(f"two tables of generation {table.generation} are served")
             # Books that were lost with every server of theirs begin anew, numbers included.
@@ -98,7 +100,7 @@ class Model:
 
     def _is_forgotten(self, server: "ParameterServer", session: int, header: Header) -> bool:
         """Whether server 0, which keeps the bound, knows by now that this pull's worker or lease is gone."""
-        keeper = self._cluster.server_at(server.table.servers[0].data) if server.table is not None else None
+        keeper = self._cluster.server_of(server.table.servers[0].incarnation) if server.table is not None else None
         return keeper is None or session in keeper.ended_sessions or keeper.knows_dead(header.token)
 
     def snapshot_taken(self, server: "ParameterServer", held_until: float) -> None:
@@ -237,7 +239,7 @@ class Model:
 
     def _on_servers(self, table: RoutingTable, batches: set[Batch], who: str) -> None:
         for server in table.servers:
-            found = self._cluster.server_at(server.data)
+            found = self._cluster.server_of(server.incarnation)
             if found is None or not found.alive or not found.core.serving or found.core.known[0] != table.generation:
                 continue  # its rows are gone, and the history with them
             for batch in batches:

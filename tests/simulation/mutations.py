@@ -137,6 +137,10 @@ def _pushes_under_way_are_not_bounded(stack: ExitStack) -> None:
     stack.enter_context(patch.object(StalenessBound, "may_push", without))
 
 
+def _successor_answers_for_its_predecessor(stack: ExitStack) -> None:
+    stack.enter_context(patch.object(ParameterServer, "is_meant", lambda self, incarnation: True))
+
+
 MUTATIONS: dict[str, Patches] = {
     "a lapsed barrier is accepted": _lapsed_barrier_is_accepted,
     "nothing is settled nor compared": _nothing_is_settled_nor_compared,
@@ -149,6 +153,7 @@ MUTATIONS: dict[str, Patches] = {
     "an old master may write": _old_master_may_write,
     "server 0 alone commits": _server_0_alone_commits,
     "pushes under way are not bounded": _pushes_under_way_are_not_bounded,
+    "a successor answers for its predecessor": _successor_answers_for_its_predecessor,
 }
 
 

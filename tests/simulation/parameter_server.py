@@ -48,6 +48,7 @@ class Hello:
     """The first frame on a stream."""
 
     session: int
+    incarnation: str
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,7 @@ class ParameterServer(Process):
         self.cluster = cluster
         self.index = index
         self.incarnation = incarnation
+        self.address = f"ps-{index}"
         self.core = ServerCore()
         self.rows: dict[Unit, set[Batch]] = {}
         self.table: RoutingTable | None = None
@@ -112,6 +114,9 @@ class ParameterServer(Process):
         session: int | None = None
         try:
             hello = yield end.receive()
+            if not self.is_meant(hello.incarnation):
+                end.send(Status.REFRESH)
+                return
             session = hello.session
             end.send(Status.OK)
             while True:
@@ -129,6 +134,10 @@ class ParameterServer(Process):
                 if self.forgets_sessions:
                     self.ended_sessions.add(session)
                 self.notify()
+
+    def is_meant(self, incarnation: str) -> bool:
+        """Whether a call is for this process, and not for one that had its address before."""
+        return incarnation == self.incarnation
 
     def _answer(self, session: int, asked: Request) -> Task[Status | None]:
         header, arrived, core = asked.header, self.world.now, self.core
@@ -365,7 +374,7 @@ class ParameterServer(Process):
             if self.registered:
                 ask = methodcaller("heartbeat", member, {}, *known, served=self.core.serving)
             else:
-                ask = methodcaller("register", member, self.name, *known)
+                ask = methodcaller("register", member, self.address, *known)
             call = self.cluster.call_master(self, ask)
             try:
                 reply = yield call

@@ -14,7 +14,7 @@ from tests.simulation.world import Process, Signal, Task
 
 from emberscale_api.routing import RoutingTable
 from emberscale_api.rpc import master_pb2 as pb
-from emberscale_api.wire import Flag, Header, Kind
+from emberscale_api.wire import Flag, Header, Kind, Status
 from emberscale_trainer.worker.core import (
     Answered,
     Ending,
@@ -112,6 +112,7 @@ class Worker(Process):
         self.cluster = cluster
         self.index = index
         self.incarnation = incarnation
+        self.address = f"worker-{index}"
         self.leases = LeaseBook()
         self.generation = 0
         self.pipeline: Pipeline | None = None
@@ -123,7 +124,7 @@ class Worker(Process):
         """Registers, then runs one pipeline after another until the job is over."""
         member = self.cluster.member_of(self)
         try:
-            yield from self.call(lambda master: master.register(member, self.name))
+            yield from self.call(lambda master: master.register(member, self.address))
             self.registered = True
             self.spawn(self._beat())
             task = yield from self._next_task()
@@ -383,8 +384,9 @@ class Servers:
             if self._closed:
                 self.close()
             try:
-                end.send(Hello(self._pipeline.session))
-                yield end.receive()
+                end.send(Hello(self._pipeline.session, incarnation))
+                if (yield end.receive()) is not Status.OK:
+                    raise StopError(f"another server is at {server.data}")
             except BrokenError as error:
                 raise StopError(str(error)) from error
 

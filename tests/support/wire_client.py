@@ -1,22 +1,22 @@
 """One connection to a parameter server that says what a test has it say, frame by frame."""
 
-import struct
-
 import numpy as np
 from numpy.typing import NDArray
 
-from emberscale_api.wire import Header, Kind, Status, counts_bytes
+from emberscale_api.wire import Header, Hello, Kind, Status, counts_bytes
 from emberscale_trainer.transport import Buffer, open_connection
 
 
 class WireClient:
     """A worker's connection, after HELLO."""
 
-    def __init__(self, address: str, token: str = "secret", session: int = 1, generation: int = 1) -> None:
+    def __init__(
+        self, address: str, token: str = "secret", session: int = 1, generation: int = 1, incarnation: str = "i"
+    ) -> None:
         self.connection = open_connection(address, None, 20)
         self._generation = generation
-        hello = [struct.pack("<Q", session), token.encode()]
-        self.connection.send(Header(Kind.HELLO, payload_bytes=sum(map(len, hello))), hello)
+        hello = Hello(session, incarnation, token).pack()
+        self.connection.send(Header(Kind.HELLO, payload_bytes=len(hello)), [hello])
         status, reason = self._answer()
         if status is not Status.OK:
             raise PermissionError(reason)

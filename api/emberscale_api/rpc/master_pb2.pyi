@@ -1106,6 +1106,7 @@ class EvaluationStatus(_message.Message):
     NORMALIZED_ENTROPY_FIELD_NUMBER: _builtins.int
     CALIBRATION_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
+    """counts from 1"""
     samples: _builtins.int
     auc: _builtins.float
     logloss: _builtins.float
@@ -1631,20 +1632,24 @@ class Barrier(_message.Message):
     GENERATION_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
     HOLD_SECONDS_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     number: _builtins.int
     """ascending over the life of the job"""
     hold_seconds: _builtins.float
+    incarnation: _builtins.str
+    """of the server that is meant; another one refuses"""
     def __init__(
         self,
         *,
         generation: _builtins.int = ...,
         number: _builtins.int = ...,
         hold_seconds: _builtins.float = ...,
+        incarnation: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "hold_seconds", b"hold_seconds", "number", b"number"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "hold_seconds", b"hold_seconds", "incarnation", b"incarnation", "number", b"number"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1884,20 +1889,24 @@ class GetSavedRequest(_message.Message):
     GENERATION_FIELD_NUMBER: _builtins.int
     BARRIER_FIELD_NUMBER: _builtins.int
     WAIT_SECONDS_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     barrier: _builtins.int
     """in which the snapshot was taken"""
     wait_seconds: _builtins.float
+    incarnation: _builtins.str
+    """as in Barrier"""
     def __init__(
         self,
         *,
         generation: _builtins.int = ...,
         barrier: _builtins.int = ...,
         wait_seconds: _builtins.float = ...,
+        incarnation: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["barrier", b"barrier", "generation", b"generation", "wait_seconds", b"wait_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["barrier", b"barrier", "generation", b"generation", "incarnation", b"incarnation", "wait_seconds", b"wait_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -538,7 +538,7 @@ class Master:
 class ParameterServerStub:
     """Served by every parameter server, called by the master only. Every call answers within its wait_seconds: what takes longer
     goes on behind, and the same call made again attaches to it. FAILED_PRECONDITION: the barrier is not held (any more), or
-    what is asked is not under way here. ABORTED: the server is of a later generation or version.
+    what is asked is not under way here, or another incarnation is meant, whose address this process has now. ABORTED: the server is of a later generation or version.
     """
 
     def __init__(self, channel):
@@ -587,7 +587,7 @@ class ParameterServerStub:
 class ParameterServerServicer:
     """Served by every parameter server, called by the master only. Every call answers within its wait_seconds: what takes longer
     goes on behind, and the same call made again attaches to it. FAILED_PRECONDITION: the barrier is not held (any more), or
-    what is asked is not under way here. ABORTED: the server is of a later generation or version.
+    what is asked is not under way here, or another incarnation is meant, whose address this process has now. ABORTED: the server is of a later generation or version.
     """
 
     def Assign(self, request, context):
@@ -626,7 +626,7 @@ class ParameterServerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Resume(self, request, context):
-        """Lets go of a barrier, whatever has become of it. Never fails.
+        """Lets go of a barrier, whatever has become of it, and gives up what is being written of its snapshot.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -688,7 +688,7 @@ def add_ParameterServerServicer_to_server(servicer, server):
 class ParameterServer:
     """Served by every parameter server, called by the master only. Every call answers within its wait_seconds: what takes longer
     goes on behind, and the same call made again attaches to it. FAILED_PRECONDITION: the barrier is not held (any more), or
-    what is asked is not under way here. ABORTED: the server is of a later generation or version.
+    what is asked is not under way here, or another incarnation is meant, whose address this process has now. ABORTED: the server is of a later generation or version.
     """
 
     @staticmethod

@@ -175,7 +175,7 @@ def add_MasterServicer_to_server(servicer: MasterServicer, server: _typing.Union
 class ParameterServerStub:
     """Served by every parameter server, called by the master only. Every call answers within its wait_seconds: what takes longer
     goes on behind, and the same call made again attaches to it. FAILED_PRECONDITION: the barrier is not held (any more), or
-    what is asked is not under way here. ABORTED: the server is of a later generation or version.
+    what is asked is not under way here, or another incarnation is meant, whose address this process has now. ABORTED: the server is of a later generation or version.
     """
 
     @_typing.overload
@@ -193,7 +193,7 @@ class ParameterServerStub:
     Switch: _grpc.UnaryUnaryMultiCallable[_master_pb2.SwitchRequest, _master_pb2.SwitchReply]
     """Within a barrier: adopts the next version of the routing table, and lets go."""
     Resume: _grpc.UnaryUnaryMultiCallable[_master_pb2.ResumeRequest, _master_pb2.ResumeReply]
-    """Lets go of a barrier, whatever has become of it. Never fails."""
+    """Lets go of a barrier, whatever has become of it, and gives up what is being written of its snapshot."""
     GetSaved: _grpc.UnaryUnaryMultiCallable[_master_pb2.GetSavedRequest, _master_pb2.GetSavedReply]
     """How far a snapshot is written, and its files when it is."""
 
@@ -201,7 +201,7 @@ class ParameterServerStub:
 class ParameterServerAsyncStub(ParameterServerStub):
     """Served by every parameter server, called by the master only. Every call answers within its wait_seconds: what takes longer
     goes on behind, and the same call made again attaches to it. FAILED_PRECONDITION: the barrier is not held (any more), or
-    what is asked is not under way here. ABORTED: the server is of a later generation or version.
+    what is asked is not under way here, or another incarnation is meant, whose address this process has now. ABORTED: the server is of a later generation or version.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -216,14 +216,14 @@ class ParameterServerAsyncStub(ParameterServerStub):
     Switch: _aio.UnaryUnaryMultiCallable[_master_pb2.SwitchRequest, _master_pb2.SwitchReply]  # type: ignore[assignment]
     """Within a barrier: adopts the next version of the routing table, and lets go."""
     Resume: _aio.UnaryUnaryMultiCallable[_master_pb2.ResumeRequest, _master_pb2.ResumeReply]  # type: ignore[assignment]
-    """Lets go of a barrier, whatever has become of it. Never fails."""
+    """Lets go of a barrier, whatever has become of it, and gives up what is being written of its snapshot."""
     GetSaved: _aio.UnaryUnaryMultiCallable[_master_pb2.GetSavedRequest, _master_pb2.GetSavedReply]  # type: ignore[assignment]
     """How far a snapshot is written, and its files when it is."""
 
 class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
     """Served by every parameter server, called by the master only. Every call answers within its wait_seconds: what takes longer
     goes on behind, and the same call made again attaches to it. FAILED_PRECONDITION: the barrier is not held (any more), or
-    what is asked is not under way here. ABORTED: the server is of a later generation or version.
+    what is asked is not under way here, or another incarnation is meant, whose address this process has now. ABORTED: the server is of a later generation or version.
     """
 
     @_abc_1.abstractmethod
@@ -272,7 +272,7 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         request: _master_pb2.ResumeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_master_pb2.ResumeReply, _abc.Awaitable[_master_pb2.ResumeReply]]:
-        """Lets go of a barrier, whatever has become of it. Never fails."""
+        """Lets go of a barrier, whatever has become of it, and gives up what is being written of its snapshot."""
 
     @_abc_1.abstractmethod
     def GetSaved(

@@ -66,7 +66,7 @@ class Server:
     def __init__(self) -> None:
         self.job = make_job()
         self.state = ServerState()
-        self.control = ParameterServerControl(0, self.state, ServerMetrics(self.state, CollectorRegistry()))
+        self.control = ParameterServerControl(0, "i", self.state, ServerMetrics(self.state, CollectorRegistry()))
         resolved = resolve_model(self.job.spec)
         parameters = len(flat_copy(build_model(self.job.spec.model, resolved, 0)))
         self.length = piece_length(parameters)
@@ -112,12 +112,12 @@ class Server:
         )
 
     def saved(self, number: int = 1, wait: float = SECONDS, generation: int = 1) -> master_pb2.GetSavedReply:
-        request = master_pb2.GetSavedRequest(generation=generation, barrier=number, wait_seconds=wait)
+        request = master_pb2.GetSavedRequest(generation=generation, barrier=number, wait_seconds=wait, incarnation="i")
         return self.control.GetSaved(request, CONTEXT)
 
 
-def barrier(number: int, generation: int = 1) -> master_pb2.Barrier:
-    return master_pb2.Barrier(generation=generation, number=number, hold_seconds=SECONDS)
+def barrier(number: int, generation: int = 1, meant: str = "i") -> master_pb2.Barrier:
+    return master_pb2.Barrier(generation=generation, number=number, hold_seconds=SECONDS, incarnation=meant)
 
 
 def ranges(reply: Any) -> list[list[int]]:
@@ -326,6 +326,37 @@ def test_a_resume_gives_up_the_snapshot_of_its_barrier_and_no_later_one(
     server.snapshot(tmp_path / "two", 3)
     server.control.Resume(master_pb2.ResumeRequest(barrier=barrier(2)), CONTEXT)
     assert server.saved(3).done
+
+
+def test_what_is_meant_for_the_process_before_is_refused_and_changes_nothing(server: Server, tmp_path: Path) -> None:
+    """An address may pass to a successor while a call is on its way."""
+    control, before = server.control, barrier(1, meant="before")
+    routing = server.routing(1, 1)
+    routing.servers[0].incarnation = "before"
+    assign = master_pb2.AssignRequest(routing=routing, manifest_json=server.job.to_json(), wait_seconds=SECONDS)
+    with pytest.raises(RefusedError, match="'before' is meant, and this is 'i'"):
+        control.Assign(assign, CONTEXT)
+    assert server.state.known == (0, 0)
+    server.assign()
+    with pytest.raises(RefusedError, match="FAILED_PRECONDITION"):
+        control.Hold(master_pb2.HoldRequest(barrier=before), CONTEXT)
+    assert server.push(0) is Status.OK, "nothing is held"
+    server.hold()
+    with pytest.raises(RefusedError, match="FAILED_PRECONDITION"):
+        control.Settle(master_pb2.SettleRequest(barrier=before), CONTEXT)
+    server.settle()
+    calls: list[tuple[Any, Any]] = [
+        (control.Snapshot, master_pb2.SnapshotRequest(barrier=before, uri=str(tmp_path))),
+        (control.Switch, master_pb2.SwitchRequest(barrier=before, routing=server.routing(1, 2))),
+        (control.Resume, master_pb2.ResumeRequest(barrier=before)),
+    ]
+    for call, request in calls:
+        with pytest.raises(RefusedError, match="FAILED_PRECONDITION"):
+            call(request, CONTEXT)
+    server.snapshot(tmp_path)
+    with pytest.raises(RefusedError, match="FAILED_PRECONDITION"):
+        control.GetSaved(master_pb2.GetSavedRequest(generation=1, barrier=1, incarnation="before"), CONTEXT)
+    assert server.saved().done
 
 
 def test_a_resume_never_fails(server: Server) -> None:

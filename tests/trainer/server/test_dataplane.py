@@ -3,7 +3,6 @@
 import errno
 import os
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ import pytest
 
 from certificates import certificates
 from emberscale_api.certificates import Certificates
-from emberscale_api.wire import HEADER_BYTES, MAX_HELLO_BYTES, MAX_PAYLOAD_BYTES, Header, Kind, Status
+from emberscale_api.wire import HEADER_BYTES, MAX_HELLO_BYTES, MAX_PAYLOAD_BYTES, Header, Hello, Kind, Status
 from emberscale_trainer.server import dataplane
 from emberscale_trainer.server.dataplane import DataPlane
 from emberscale_trainer.server.state import ServerState
@@ -30,7 +29,7 @@ MEGABYTE = 1 << 20
 def address(tmp_path: Path) -> Iterator[str]:
     listener, address = listen(f"unix://{tmp_path}/ps.sock")
     with listener:
-        DataPlane(listener, ServerState(), "secret").start()
+        DataPlane(listener, ServerState(), "secret", "i").start()
         yield address
 
 
@@ -61,6 +60,10 @@ def eventually(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def frame(payload: bytes) -> bytes:
+    return Header(Kind.HELLO, payload_bytes=len(payload)).pack() + payload
 
 
 def drip(stream: socket.socket, data: bytes) -> None:
@@ -94,14 +97,21 @@ def test_a_stranger_cannot_have_memory_reserved(address: str, held: ExitStack, s
         b"GET / HTTP/1.1\r\nHost: ps\r\n\r\n".ljust(HEADER_BYTES),
         Header(Kind.PUSH, payload_bytes=0).pack(),
         Header(Kind.HELLO, payload_bytes=3).pack() + b"abc",
-        Header(Kind.HELLO, payload_bytes=14).pack() + bytes(8) + b"Secret",
+        frame(b"\0" * 9 + b"Secret"),
+        frame(b"\0" * 8 + b"\x01\xff" + b"secret"),
     ],
-    ids=["http", "no hello", "too short", "another token"],
+    ids=["http", "no hello", "too short", "another token", "no text"],
 )
 def test_garbage_is_refused_and_hung_up_on(address: str, held: ExitStack, first: bytes) -> None:
     stream = dial(address, held)
     stream.sendall(first)
     assert answer(stream)[0] is Status.REFUSED
+
+
+def test_who_means_another_process_is_told_to_look_where_that_one_is(address: str, held: ExitStack) -> None:
+    stream = dial(address, held)
+    stream.sendall(frame(Hello(1, "before", "secret").pack()))
+    assert answer(stream)[0] is Status.REFRESH
 
 
 def test_silent_and_slow_strangers_are_hung_up_on_in_time(
@@ -110,7 +120,7 @@ def test_silent_and_slow_strangers_are_hung_up_on_in_time(
     monkeypatch.setattr(dataplane, "_STRANGER_SECONDS", 0.3)
     before = serving_threads()
     silent, slow = dial(address, held), dial(address, held)
-    hello = Header(Kind.HELLO, payload_bytes=14).pack() + struct.pack("<Q", 1) + b"secret"
+    hello = frame(Hello(1, "i", "secret").pack())
     began = time.monotonic()
     with pytest.raises((BrokenPipeError, ConnectionResetError)):
         drip(slow, hello * 20)
@@ -137,7 +147,7 @@ def test_over_tls_strangers_are_no_dearer(held: ExitStack, tmp_path: Path, monke
     listener, address = listen("tcp://127.0.0.1:0")
     held.callback(listener.close)
     before = serving_threads()
-    DataPlane(listener, ServerState(), "secret", ours.server_context).start()
+    DataPlane(listener, ServerState(), "secret", "i", ours.server_context).start()
     host, port = address.removeprefix("tcp://").split(":")
     silent = [held.enter_context(socket.create_connection((host, int(port)), SECONDS)) for _ in range(80)]
     garbage = held.enter_context(socket.create_connection((host, int(port)), SECONDS))
@@ -167,5 +177,5 @@ def test_the_acceptor_survives_errors_that_pass(tmp_path: Path) -> None:
     listener, address = listen(f"unix://{tmp_path}/ps.sock")
     with listener:
         failing = FailingListener(listener, [errno.EMFILE, errno.ECONNABORTED, errno.ENFILE, errno.ENOBUFS])
-        DataPlane(failing, ServerState(), "secret").start()  # type: ignore[arg-type]  # it has all that is used
+        DataPlane(failing, ServerState(), "secret", "i").start()  # type: ignore[arg-type]  # it has all that is used
         WireClient(address).close()

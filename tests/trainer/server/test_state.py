@@ -67,7 +67,7 @@ class Served:
         self.core = NoticedCore()
         self.state = ServerState(core=self.core)
         self.listener, self.address = listen(f"unix://{folder}/ps.sock")
-        DataPlane(self.listener, self.state, "secret").start()
+        DataPlane(self.listener, self.state, "secret", "i").start()
         self.opened: list[WireClient] = []
         self.threads = ThreadPoolExecutor(8)
         self.generation = 0

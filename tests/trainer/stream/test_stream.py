@@ -84,7 +84,7 @@ def received() -> Received:
 def address(received: Received, held: ExitStack, tmp_path: Path) -> str:
     listener, address = listen(f"unix://{tmp_path}/ps.sock")
     held.callback(listener.close)
-    DataPlane(listener, ServerState(), "secret", streams=StreamReceivers(received.accept)).start()
+    DataPlane(listener, ServerState(), "secret", "i", streams=StreamReceivers(received.accept)).start()
     return address
 
 
@@ -94,9 +94,14 @@ Send = Callable[..., StreamSender]
 @pytest.fixture
 def send(held: ExitStack) -> Send:
     def begin(
-        address: str, stream: int = 7, generation: int = 1, token: str = "secret", **options: int
+        address: str,
+        stream: int = 7,
+        generation: int = 1,
+        token: str = "secret",
+        incarnation: str = "i",
+        **options: int,
     ) -> StreamSender:
-        sender = StreamSender(address, token, stream, generation, **options)  # type: ignore[arg-type]  # window_bytes
+        sender = StreamSender(address, incarnation, token, stream, generation, **options)  # type: ignore[arg-type]  # window_bytes
         held.callback(sender.close)
         return sender
 
@@ -188,15 +193,19 @@ def test_a_server_that_is_not_there_yet_is_waited_for(
     sender.put(item(0), SECONDS)
     listener, _ = listen(f"unix://{tmp_path}/later.sock")
     held.callback(listener.close)
-    DataPlane(listener, ServerState(), "secret", streams=StreamReceivers(received.accept)).start()
+    DataPlane(listener, ServerState(), "secret", "i", streams=StreamReceivers(received.accept)).start()
     sender.flush(SECONDS)
     assert len(received.items) == 1
 
 
 @pytest.mark.parametrize(
     ("options", "reason"),
-    [({"generation": 2}, "generation 1 is served"), ({"token": "guess"}, "token")],
-    ids=["generation", "token"],
+    [
+        ({"generation": 2}, "generation 1 is served"),
+        ({"token": "guess"}, "token"),
+        ({"incarnation": "before"}, "status 2"),
+    ],
+    ids=["generation", "token", "incarnation"],
 )
 def test_a_stream_that_is_not_wanted_ends(address: str, send: Send, options: dict[str, object], reason: str) -> None:
     sender = send(address, **options)
@@ -219,7 +228,7 @@ def test_an_item_that_the_receiver_refuses_ends_the_stream(received: Received, a
 def test_a_server_expects_no_stream_unless_it_is_told_to(send: Send, held: ExitStack, tmp_path: Path) -> None:
     listener, address = listen(f"unix://{tmp_path}/ps.sock")
     held.callback(listener.close)
-    DataPlane(listener, ServerState(), "secret").start()
+    DataPlane(listener, ServerState(), "secret", "i").start()
     sender = send(address)
     with pytest.raises(StreamLostError, match="not expected"):
         deliver(sender, item(0))
@@ -230,8 +239,8 @@ def test_a_stream_travels_over_tls(received: Received, held: ExitStack, tmp_path
     listener, address = listen("tcp://127.0.0.1:0")
     held.callback(listener.close)
     streams = StreamReceivers(received.accept)
-    DataPlane(listener, ServerState(), "secret", ours.server_context, streams).start()
-    sender = StreamSender(address, "secret", 7, 1, ours.client_context)
+    DataPlane(listener, ServerState(), "secret", "i", ours.server_context, streams).start()
+    sender = StreamSender(address, "i", "secret", 7, 1, ours.client_context)
     held.callback(sender.close)
     for number in range(20):
         sender.put(item(number, rows=2000), SECONDS)

@@ -14,15 +14,15 @@ import pytest
 
 from certificates import certificates
 from emberscale_api.certificates import Certificates
-from emberscale_api.wire import Header, Kind, Status
+from emberscale_api.wire import Header, Hello, Kind, Status
 from emberscale_trainer.server import dataplane
 from emberscale_trainer.server.dataplane import DataPlane
 from emberscale_trainer.server.state import ServerState
 from emberscale_trainer.transport import Connection, ConnectionLostError, accept_connection, listen, open_connection
 
 SECONDS = 20.0
-HELLO = Header(Kind.HELLO, payload_bytes=14)
-SESSION = bytes(8)
+GREETING = Hello(0, "i", "secret").pack()
+HELLO = Header(Kind.HELLO, payload_bytes=len(GREETING))
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def server(ours: Certificates, held: ExitStack) -> str:
     """The address of a data plane with certificates, whose jobs' token is `secret`."""
     listener, address = listen("tcp://127.0.0.1:0")
     held.callback(listener.close)
-    DataPlane(listener, ServerState(), "secret", ours.server_context).start()
+    DataPlane(listener, ServerState(), "secret", "i", ours.server_context).start()
     return address
 
 
@@ -74,7 +74,7 @@ def accept(listener: socket.socket, ours: Certificates) -> Connection:
 
 def greet(connection: Connection) -> int:
     """The status of the answer to HELLO."""
-    connection.send(HELLO, [SESSION, b"secret"])
+    connection.send(HELLO, [GREETING])
     return connection.receive_header().kind
 
 
@@ -124,8 +124,8 @@ def test_what_travels_is_encrypted(ours: Certificates) -> None:
         accepted = threads.submit(accept, listener, ours)
         client = open_connection(f"tcp://127.0.0.1:{proxy.getsockname()[1]}", ours.client_context, SECONDS)
         server = accepted.result(SECONDS)
-        client.send(HELLO, [SESSION, b"secret"])
-        assert server.receive()[1].tobytes() == SESSION + b"secret"
+        client.send(HELLO, [GREETING])
+        assert server.receive()[1].tobytes() == GREETING
         client.close()
         server.close()
         between.result(SECONDS)
@@ -162,7 +162,7 @@ def test_closing_an_end_wakes_the_thread_that_waits_on_it(ends: tuple[Connection
 def test_a_data_plane_with_certificates_lets_in_who_knows_the_token(server: str, ours: Certificates) -> None:
     assert greet(open_connection(server, ours.client_context, SECONDS)) == Status.OK
     stranger = open_connection(server, ours.client_context, SECONDS)
-    stranger.send(HELLO, [SESSION, b"guess!"])
+    stranger.send(HELLO, [GREETING.replace(b"secret", b"guess!")])
     assert stranger.receive_header().kind == Status.REFUSED
 
 
@@ -180,7 +180,7 @@ def test_a_client_without_tls_is_turned_away(server: str, ours: Certificates) ->
 def test_a_client_with_tls_says_that_the_server_has_none(ours: Certificates, held: ExitStack) -> None:
     listener, address = listen("tcp://127.0.0.1:0")
     held.callback(listener.close)
-    DataPlane(listener, ServerState(), "secret").start()
+    DataPlane(listener, ServerState(), "secret", "i").start()
     with pytest.raises(ssl.SSLError, match="WRONG_VERSION_NUMBER"):
         open_connection(address, ours.client_context, SECONDS)
     assert greet(open_connection(address, None, SECONDS)) == Status.OK
@@ -189,7 +189,7 @@ def test_a_client_with_tls_says_that_the_server_has_none(ours: Certificates, hel
 def test_a_unix_socket_stays_plain(ours: Certificates, held: ExitStack, tmp_path: Path) -> None:
     listener, address = listen(f"unix://{tmp_path}/ps.sock")
     held.callback(listener.close)
-    DataPlane(listener, ServerState(), "secret", ours.server_context).start()
+    DataPlane(listener, ServerState(), "secret", "i", ours.server_context).start()
     for context in (ours.client_context, None):
         connection = open_connection(address, context, SECONDS)
         assert type(connection) is Connection

@@ -39,11 +39,11 @@ def _serve(identity: ProcessIdentity, stopping: threading.Event) -> int:
     control_port = tls.bind(grpc_server, f"{identity.listen_host}:0", identity.certificates)
 
     state = ServerState()
-    control = ParameterServerControl(identity.index, state, ServerMetrics(state, registry))
+    control = ParameterServerControl(identity.index, identity.incarnation, state, ServerMetrics(state, registry))
     master_pb2_grpc.add_ParameterServerServicer_to_server(control, grpc_server)
     grpc_server.start()
     context = identity.certificates.server_context if identity.certificates is not None else None
-    DataPlane(listener, state, identity.token, context).start()
+    DataPlane(listener, state, identity.token, identity.incarnation, context).start()
 
     try:
         registered = master.register(

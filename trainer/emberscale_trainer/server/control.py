@@ -38,7 +38,13 @@ from emberscale_trainer.table import Snapshot as TablesSnapshot
 
 log = structlog.get_logger()
 
+
+class OtherIncarnationError(Exception):
+    """A call is meant for a process that had this address before."""
+
+
 _STATUS: dict[type[Exception], grpc.StatusCode] = {
+    OtherIncarnationError: grpc.StatusCode.FAILED_PRECONDITION,
     LaterError: grpc.StatusCode.ABORTED,
     NotHeldError: grpc.StatusCode.FAILED_PRECONDITION,
     NotSettledError: grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -74,8 +80,9 @@ class _Saving:
 class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
     """Assign, and the steps of a barrier, on one server's state. Every call answers within its `wait_seconds`."""
 
-    def __init__(self, index: int, state: ServerState, metrics: ServerMetrics) -> None:
+    def __init__(self, index: int, incarnation: str, state: ServerState, metrics: ServerMetrics) -> None:
         self._index = index
+        self._incarnation = incarnation
         self._state = state
         self._metrics = metrics
         self._starting = threading.Lock()
@@ -102,6 +109,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
 
     def _assign(self, request: master_pb2.AssignRequest) -> Background[_Loaded]:
         routing = routing_from_proto(request.routing)
+        self._require(routing.servers[self._index].incarnation if self._index < len(routing.servers) else "")
         wanted = Assignment(routing.generation, routing.version, request.checkpoint_uri)
         job = TrainingJob.from_json(request.manifest_json)
         with self._starting:
@@ -148,6 +156,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         """Holds pushes, and says everything that is applied."""
         barrier = request.barrier
         with _told(context):
+            self._require(barrier.incarnation)
             applied = self._state.hold(barrier.generation, barrier.number, barrier.hold_seconds)
         return master_pb2.HoldReply(applied=_applied_to_proto(applied))
 
@@ -157,6 +166,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         """Lets through what others have applied, and says everything that is applied then."""
         barrier = request.barrier
         with _told(context):
+            self._require(barrier.incarnation)
             applied = self._state.settle(
                 barrier.generation,
                 barrier.number,
@@ -176,6 +186,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
             self._save(barrier, request.uri, outcome, snapshot)
 
         with _told(context):
+            self._require(barrier.incarnation)
             outcome = self._state.snapshot(barrier.generation, barrier.number, take)
         if not outcome.repeated:
             self._metrics.snapshot_taken(outcome.settled_seconds)
@@ -206,6 +217,8 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         self, request: master_pb2.GetSavedRequest, context: grpc.ServicerContext
     ) -> master_pb2.GetSavedReply:
         """Says how far a snapshot is written."""
+        with _told(context):
+            self._require(request.incarnation)
         saving = self._saving
         if saving is None or (saving.generation, saving.barrier) != (request.generation, request.barrier):
             context.abort(
@@ -227,6 +240,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         """Ends a barrier with the next version of the routing table."""
         barrier, routing = request.barrier, routing_from_proto(request.routing)
         with _told(context):
+            self._require(barrier.incarnation)
             outcome = self._state.switch(
                 barrier.generation, barrier.number, routing.version, Ownership.of(routing, self._index)
             )
@@ -238,10 +252,16 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
     ) -> master_pb2.ResumeReply:
         """Lets go of a barrier, and gives up the snapshot that was taken in it: nobody will ask for its files."""
         barrier, saving = request.barrier, self._saving
+        with _told(context):
+            self._require(barrier.incarnation)
         self._state.resume(barrier.generation, barrier.number)
         if saving is not None and saving.generation == barrier.generation and saving.barrier <= barrier.number:
             saving.background.abandon()
         return master_pb2.ResumeReply()
+
+    def _require(self, incarnation: str) -> None:
+        if incarnation != self._incarnation:
+            raise OtherIncarnationError(f"{incarnation!r} is meant, and this is {self._incarnation!r}")
 
 
 @contextmanager

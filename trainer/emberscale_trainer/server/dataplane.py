@@ -4,7 +4,6 @@ import contextlib
 import errno
 import socket
 import ssl
-import struct
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ import structlog
 from numpy.typing import NDArray
 
 from emberscale_api.rpc.token import tokens_match
-from emberscale_api.wire import MAX_HELLO_BYTES, MAX_PAYLOAD_BYTES, Header, Kind, Status, WireError, counts_bytes
+from emberscale_api.wire import MAX_HELLO_BYTES, MAX_PAYLOAD_BYTES, Header, Hello, Kind, Status, WireError, counts_bytes
 from emberscale_trainer.server.state import ServerState
 from emberscale_trainer.stream import StreamLostError, StreamReceivers
 from emberscale_trainer.stream.receiver import refuse_all
@@ -30,12 +29,11 @@ _MOST_STRANGERS = 64
 
 _ACCEPT_PAUSE_SECONDS = 0.1
 
-_SESSION = struct.Struct("<Q")
-
 
 class DataPlane:
     """Accepts connections on a listening socket and serves `state` to those that know the token.
 
+    Who means another `incarnation` than this process's is told to look where that one is.
     With a context, what comes over TCP must be TLS. `streams` takes what other servers send.
     """
 
@@ -44,12 +42,14 @@ class DataPlane:
         listener: socket.socket,
         state: ServerState,
         token: str,
+        incarnation: str,
         context: ssl.SSLContext | None = None,
         streams: StreamReceivers | None = None,
     ) -> None:
         self._listener = listener
         self._state = state
         self._token = token
+        self._incarnation = incarnation
         self._context = context
         self._streams = StreamReceivers(refuse_all) if streams is None else streams
         self._strangers = _Strangers(_MOST_STRANGERS)
@@ -85,12 +85,18 @@ class DataPlane:
             return
         try:
             with self._strangers.among(connection):
-                hello, payload = connection.receive_first(MAX_HELLO_BYTES, _STRANGER_SECONDS)
-                if hello.kind != Kind.HELLO or not tokens_match(payload[_SESSION.size :], self._token):
-                    raise WireError("the first frame must be HELLO with a session and the job's token")
+                first, payload = connection.receive_first(MAX_HELLO_BYTES, _STRANGER_SECONDS)
+                if first.kind != Kind.HELLO:
+                    raise WireError("the first frame must be HELLO")
+                hello = Hello.unpack(payload)
+                if not tokens_match(hello.token, self._token):
+                    raise WireError("HELLO has another token than the job's")
+            if hello.incarnation != self._incarnation:
+                log.info("another_incarnation_is_meant", meant=hello.incarnation)
+                connection.send(Header(Status.REFRESH))
+                return
             connection.trust()
-            (session,) = _SESSION.unpack_from(payload)
-            _Session(connection, self._state, session, hello.worker, self._streams).run()
+            _Session(connection, self._state, hello.session, first.worker, self._streams).run()
         except (ConnectionLostError, OSError) as error:
             log.info("no_hello", problem=str(error))
         except WireError as error:

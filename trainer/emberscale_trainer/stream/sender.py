@@ -2,14 +2,13 @@
 
 import random
 import ssl
-import struct
 import threading
 import time
 from collections.abc import Callable
 
 import structlog
 
-from emberscale_api.wire import Header, Kind, Status, WireError
+from emberscale_api.wire import Header, Hello, Kind, Status, WireError
 from emberscale_trainer.stream.core import SendWindow, StreamLostError
 from emberscale_trainer.stream.item import Item
 from emberscale_trainer.transport import Connection, ConnectionLostError, open_connection
@@ -32,14 +31,19 @@ class StreamSender:
     def __init__(
         self,
         address: str,
+        incarnation: str,
         token: str,
         stream: int,
         generation: int,
         context: ssl.SSLContext | None = None,
         window_bytes: int = _WINDOW_BYTES,
     ) -> None:
-        """`stream` names it among all streams of the job: a random number of 64 bits. Connects in a thread."""
+        """`incarnation` is the receiver's. `stream` names the stream among all of the job: a random number of 64 bits.
+
+        Connects in a thread.
+        """
         self._address = address
+        self._incarnation = incarnation
         self._token = token
         self._stream = stream
         self._generation = generation
@@ -134,8 +138,8 @@ class StreamSender:
 
     def _open(self, connection: Connection) -> int:
         """Says HELLO and which stream this is; returns where the receiver stands."""
-        hello = [struct.pack("<Q", self._stream), self._token.encode()]
-        connection.send(Header(Kind.HELLO, payload_bytes=sum(map(len, hello))), hello)
+        hello = Hello(self._stream, self._incarnation, self._token).pack()
+        connection.send(Header(Kind.HELLO, payload_bytes=len(hello)), [hello])
         _require_ok(connection)
         connection.send(Header(Kind.OPEN, generation=self._generation, shard=self._stream))
         return _require_ok(connection).batch

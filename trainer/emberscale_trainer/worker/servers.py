@@ -1,7 +1,6 @@
 """The parameter servers as one thread of a worker sees them: carries out exchanges over connections."""
 
 import ssl
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emberscale_api.routing import DENSE_PIECES, PsAddress, RoutingTable, piece_length
-from emberscale_api.wire import Flag, Header, Kind, Status, WireError, counts_bytes
+from emberscale_api.wire import Flag, Header, Hello, Kind, Status, WireError, counts_bytes
 from emberscale_trainer.data.source import Batch
 from emberscale_trainer.transport import Connection, ConnectionLostError, open_connection
 from emberscale_trainer.worker.core import (
@@ -32,7 +31,6 @@ from emberscale_trainer.worker.routes import Routes
 from emberscale_trainer.worker.rows import EmbeddingLayout
 
 _CONNECT_SECONDS = 5.0
-_SESSION = struct.Struct("<Q")
 
 
 class HistoryChangedError(Exception):
@@ -355,9 +353,11 @@ def _open(server: PsAddress, identity: Identity) -> Connection:
     except OSError as error:
         raise ConnectionLostError(f"{server.data}: {error}") from error
     try:
-        hello = [_SESSION.pack(identity.session), identity.token.encode()]
-        connection.send(Header(Kind.HELLO, payload_bytes=sum(map(len, hello)), worker=identity.worker), hello)
+        hello = Hello(identity.session, server.incarnation, identity.token).pack()
+        connection.send(Header(Kind.HELLO, payload_bytes=len(hello), worker=identity.worker), [hello])
         header = connection.receive_header()
+        if header.kind == Status.REFRESH:
+            raise ConnectionLostError(f"{server.data}: another process has this address now")
         if header.kind != Status.OK:
             raise RequestRefusedError(f"{server.data}: {_text(connection, header)}")
     except WireError as error:
