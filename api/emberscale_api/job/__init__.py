@@ -26,7 +26,7 @@ from emberscale_api.job.model import (
 )
 from emberscale_api.job.optimizer import OptimizerOverride, OptimizerSpec, OptimizersSpec, OptimizerType
 from emberscale_api.job.pod_template import PodTemplate
-from emberscale_api.job.quantity import cpu_cores, memory_bytes
+from emberscale_api.job.quantity import cpu_cores, memory_bytes, memory_quantity
 from emberscale_api.job.resolved import ResolvedModel, TableSpec, columns_of, resolve_model
 from emberscale_api.job.roles import MasterSpec, ResourceRequirements, RoleSpec
 from emberscale_api.job.run_policy import CleanPodPolicy, RunPolicy, ScalingMode, ScalingSpec
@@ -85,6 +85,7 @@ __all__ = [
     "fixed_fields",
     "load_manifest",
     "memory_bytes",
+    "memory_quantity",
     "parse_duration",
     "parse_manifest",
     "resolve_model",

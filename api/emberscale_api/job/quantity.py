@@ -45,6 +45,11 @@ def memory_bytes(quantity: str) -> int:
     return int(_parse(quantity).to_integral_value(rounding="ROUND_CEILING"))
 
 
+def memory_quantity(size: int) -> str:
+    """Bytes as people write them: `1536Mi`; as they are where they are no whole MiB."""
+    return f"{size >> 20}Mi" if size % (1 << 20) == 0 else str(size)
+
+
 def _number_as_text(value: object) -> object:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)

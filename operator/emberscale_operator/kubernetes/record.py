@@ -8,7 +8,6 @@ from emberscale_api.job import memory_bytes
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import MemberStatus, TrainingJobStatus
 from emberscale_operator.kubernetes.pod_state import PodView
-from emberscale_operator.kubernetes.quantities import quantities
 from emberscale_operator.machine import RESTING, History, Instance, JobStanding, Lives
 
 DELETING = "Deleting"
@@ -93,7 +92,7 @@ def _member(
             reason, message = view.cause, view.detail
     elif view is None and not problem and before is not None and before.reason:
         reason, message = before.reason, before.message
-    cpu, memory = quantities(view.limits) if view is not None and view.limits is not None else ("", "")
+    cpu, memory = view.limits.quantities if view is not None and view.limits is not None else ("", "")
     return MemberStatus(
         role=str(slot[0]),
         index=slot[1],

@@ -21,7 +21,6 @@ from emberscale_api.job.status import (
 )
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.kubernetes.names import JOB_LABEL, ROLE_LABEL
-from emberscale_operator.kubernetes.quantities import quantities
 from emberscale_operator.kubernetes.record import rounded
 from emberscale_operator.machine import ENDED, RESTING, Demand, JobStanding
 
@@ -227,7 +226,7 @@ def _plan(facts: Facts) -> PlanStatus | None:
         demand = by_role.get(of)
         if demand is None:
             return None
-        cpu, memory = quantities(demand.resources)
+        cpu, memory = demand.resources.quantities
         return RolePlan(replicas=demand.replicas, cpu=cpu, memory=memory)
 
     plan = facts.plan

@@ -2,12 +2,12 @@
 
 from datetime import datetime
 
+from emberscale_api.job import memory_quantity
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase, MemberStatus, TrainingJobStatus
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.kubernetes.job import Job
 from emberscale_operator.kubernetes.pod_state import PodView
-from emberscale_operator.kubernetes.quantities import quantities, quantity
 from emberscale_operator.kubernetes.recorder import EventRecorder
 from emberscale_operator.machine import InstanceId
 
@@ -105,8 +105,8 @@ def tell_growth(recorder: EventRecorder, job: Job, view: PodView, limit: int, gr
     """A role gets more memory."""
     noun = _NOUNS[view.id.role]
     text = (
-        f"memory of {view.id.role} pods goes from {quantity(limit)} to {quantity(grown)}: "
-        f"{view.name} was killed at its limit of {quantity(limit)}"
+        f"memory of {view.id.role} pods goes from {memory_quantity(limit)} to {memory_quantity(grown)}: "
+        f"{view.name} was killed at its limit of {memory_quantity(limit)}"
     )
     recorder.normal(job, f"Increased{noun}Memory", text, f"{view.name}-{grown}")
 
@@ -118,7 +118,7 @@ def tell_resize(recorder: EventRecorder, job: Job, view: PodView, before: Member
         changes = [
             f"{name} {old or 'unlimited'} -> {new or 'unlimited'}"
             for name, old, new in zip(
-                ("cpu", "memory"), (before.cpu, before.memory), quantities(view.limits), strict=True
+                ("cpu", "memory"), (before.cpu, before.memory), view.limits.quantities, strict=True
             )
             if old != new
         ]

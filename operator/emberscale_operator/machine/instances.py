@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from emberscale_api.job import memory_quantity
 from emberscale_api.job.roles import Role
 
 
@@ -29,6 +30,12 @@ class Resources:
 
     cpu_cores: float | None = None
     memory_bytes: int | None = None
+
+    @property
+    def quantities(self) -> tuple[str, str]:
+        """Cores and memory as people write them: `1.5`, `1536Mi`; empty where there is no limit."""
+        cpu, memory = self.cpu_cores, self.memory_bytes
+        return "" if cpu is None else f"{cpu:g}", "" if memory is None else memory_quantity(memory)
 
 
 class InstanceState(StrEnum):
