@@ -14,12 +14,10 @@ import numpy as np
 
 from emberscale_api.shape import GIB, JobShape
 from emberscale_brain.memory.forecast import PsMemoryNeed
-from emberscale_brain.model.features import ModelConstants
+from emberscale_brain.model.predict import ModelConstants
 from emberscale_brain.planner.candidates import dimensions
-from emberscale_brain.planner.exact import exact_front
-from emberscale_brain.planner.front import Front, hypervolume_ratio
+from emberscale_brain.planner.front import Front, SearchEffort, exact_front, hypervolume_ratio, nsga2_front
 from emberscale_brain.planner.grid import Horizon, JobProblem, shape_grid
-from emberscale_brain.planner.nsga2 import SearchEffort, nsga2_front
 from emberscale_brain.planner.optimal import select_optimally
 from emberscale_brain.planner.selection import Options, SelectionTable, select, weighted_value
 from emberscale_brain.planner.types import ClusterCapacity, Prices, Quota, ScalingOverheads, ShapeBounds, ThroughputFit

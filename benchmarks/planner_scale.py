@@ -16,7 +16,7 @@ import numpy as np
 
 from brain_service import answer_while_planning
 from emberscale_api.shape import GIB, JobProfile, JobShape
-from emberscale_brain.model.features import ModelConstants, shape_features
+from emberscale_brain.model.predict import ModelConstants, shape_features
 from emberscale_brain.planner.default import DefaultPlanner
 from emberscale_brain.planner.types import (
     ClusterCapacity,

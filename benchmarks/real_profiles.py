@@ -21,7 +21,7 @@ import yaml
 
 from emberscale_api.shape import GIB, JobProfile, JobShape
 from emberscale_brain.history.store import HistoryStore
-from emberscale_brain.model.features import ModelConstants
+from emberscale_brain.model.predict import ModelConstants
 from emberscale_brain.planner.types import JobId
 from emberscale_brain.service.settings import CapacitySettings
 from emberscale_operator.local.brain import default_database

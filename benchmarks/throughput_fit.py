@@ -21,10 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emberscale_api.shape import JobProfile, JobShape
-from emberscale_brain.history.codec import Codec
-from emberscale_brain.model.features import ModelConstants, features, shape_features
+from emberscale_brain.history.changes import Codec
 from emberscale_brain.model.fit import fit_profiles
-from emberscale_brain.model.predict import Coefficients, throughput
+from emberscale_brain.model.predict import Coefficients, ModelConstants, features, shape_features, throughput
 from emberscale_brain.planner.types import ThroughputFit
 from real_profiles import measure, shapes_for
 from reporting import Ratio, arguments, report, say

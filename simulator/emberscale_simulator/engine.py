@@ -15,9 +15,8 @@ from enum import IntEnum
 from emberscale_api.job.quantity import memory_bytes
 from emberscale_api.shape import JobProfile, JobShape
 from emberscale_brain.planner.types import ClusterCapacity, JobId, JobView
-from emberscale_simulator.failures import FailureLaw, gamma_shape
-from emberscale_simulator.job import SimulatedJob
-from emberscale_simulator.life import Happening, RunPhase
+from emberscale_simulator.job import Happening, RunPhase, SimulatedJob
+from emberscale_simulator.mechanics import FailureLaw, gamma_shape
 from emberscale_simulator.resources import NOTHING, Amounts, role_resources
 from emberscale_simulator.run import Environment, JobRun
 from emberscale_simulator.scenario import ClusterSpec, Scenario, SchedulerSpec

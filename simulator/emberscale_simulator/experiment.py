@@ -1,24 +1,62 @@
-"""Schedulers against each other: every scheduler on every seed, in parallel processes."""
+"""Schedulers against each other: every scheduler on every seed, in parallel processes, and the comparison as JSON."""
 
+import math
 import multiprocessing
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from emberscale_api.job.quantity import memory_bytes
-from emberscale_brain.plugins import load_planner
+from emberscale_brain.preferences import load_planner
 from emberscale_simulator.engine import Simulation
 from emberscale_simulator.job import SimulatedJob
-from emberscale_simulator.results import SchedulerSummary, SeedOutcome, summarize, summarize_seed
+from emberscale_simulator.results import Estimate, SchedulerSummary, SeedOutcome, summarize, summarize_seed
 from emberscale_simulator.scenario import RoundsWorkload, Scenario, SchedulerKind, SchedulerSpec
 from emberscale_simulator.schedulers.elastic import ElasticScheduler
 from emberscale_simulator.schedulers.optimus import OptimusScheduler
 from emberscale_simulator.schedulers.planned import PlannedScheduler
 from emberscale_simulator.schedulers.protocol import Scheduler
-from emberscale_simulator.schedulers.static import StaticScheduler
-from emberscale_simulator.schedulers.well_tuned import WellTunedScheduler
+from emberscale_simulator.schedulers.static import StaticScheduler, WellTunedScheduler
 from emberscale_simulator.workload import make_jobs
+
+
+def as_json(scenario: str, seeds: Sequence[int], summaries: Sequence[SchedulerSummary]) -> dict[str, Any]:
+    """`schedulers` by name; see `scheduler_json`."""
+    return {
+        "scenario": scenario,
+        "seeds": list(seeds),
+        "schedulers": {summary.scheduler: scheduler_json(summary) for summary in summaries},
+    }
+
+
+def scheduler_json(summary: SchedulerSummary) -> Mapping[str, Any]:
+    """The figures of one scheduler: each a mean with `ci95`, [lower, upper], null where one seed gives none."""
+    return {
+        "jct_seconds": {
+            **_estimate(summary.jct),
+            "p50": _number(summary.jct_p50.mean),
+            "p90": _number(summary.jct_p90.mean),
+        },
+        "wait_seconds": _estimate(summary.wait),
+        "worker_cpu_utilization": _estimate(summary.worker_cpu_utilization),
+        "ps_cpu_utilization": _estimate(summary.ps_cpu_utilization),
+        "memory_utilization": _estimate(summary.memory_utilization),
+        "completion_rate": _estimate(summary.completion_rate),
+        "scalings": _estimate(summary.scalings),
+        "core_hours": _estimate(summary.core_hours),
+    }
+
+
+def _estimate(estimate: Estimate) -> dict[str, Any]:
+    bounded = math.isfinite(estimate.half_width)
+    return {"mean": _number(estimate.mean), "ci95": list(estimate.interval) if bounded else None}
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
 
 TIMELINES_UP_TO = 50
 

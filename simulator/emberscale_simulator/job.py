@@ -1,10 +1,37 @@
-"""A job as it enters the simulation: what is known of it, what its owner asked for, and what it really costs."""
+"""A job as it enters the simulation: what is known of it, what its owner asked for, and what it really costs.
+
+Also where a job can be, and what can happen to it.
+"""
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from emberscale_api.shape import JobShape
 from emberscale_brain.planner.types import JobId, JobMetadata, ShapeBounds
 from emberscale_simulator.ground_truth import Physics, TableGrowth
+
+
+class RunPhase(StrEnum):
+    """Where a job is."""
+
+    QUEUED = "Queued"
+    STARTING = "Starting"
+    TRAINING = "Training"
+    STANDSTILL = "Standstill"
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+
+
+class Happening(StrEnum):
+    """What a job's next event is."""
+
+    READY = "Ready"  # the end of a start or of a standstill
+    DONE = "Done"
+    FAILURE = "Failure"
+    OUT_OF_MEMORY = "OutOfMemory"
+    CHANGE_READY = "ChangeReady"
+    MENDED = "Mended"  # slow pods are worked around
+    WORKER_BACK = "WorkerBack"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
-"""Cores and bytes, and what a live change of shape takes of them while old and new pods overlap."""
+"""Cores and bytes, what a live change of shape takes of them while pods overlap, and what jobs held and used."""
 
 from dataclasses import dataclass, replace
 
 from emberscale_api.shape import JobShape
+from emberscale_simulator.ground_truth import Rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,3 +114,27 @@ def _role_overlap(old: Amounts, old_count: int, new: Amounts, new_count: int, re
     before, after = old * old_count, new * new_count
     larger = before.larger(after)
     return _RoleOverlap(before + after, larger + new, larger, new_count)
+
+
+@dataclass(slots=True)
+class Usage:
+    """Integrals over a job's life: core-seconds and byte-seconds, per role."""
+
+    worker_busy: float = 0.0
+    worker_allocated: float = 0.0
+    ps_busy: float = 0.0
+    ps_allocated: float = 0.0
+    memory_used: float = 0.0
+    memory_allocated: float = 0.0
+
+    def hold(self, reserved: RoleResources, memory_used: float, seconds: float) -> None:
+        """The job had these resources for so long, and used so many bytes of them."""
+        self.worker_allocated += reserved.worker.cpu * seconds
+        self.ps_allocated += reserved.ps.cpu * seconds
+        self.memory_allocated += reserved.total.memory * seconds
+        self.memory_used += memory_used * seconds
+
+    def train(self, rate: Rate, seconds: float) -> None:
+        """The job trained at this rate for so long."""
+        self.worker_busy += rate.worker_busy_cores * seconds
+        self.ps_busy += rate.ps_busy_cores * seconds

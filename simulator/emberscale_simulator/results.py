@@ -9,7 +9,7 @@ from scipy.stats import t as student_t
 
 from emberscale_api.shape import JobShape
 from emberscale_simulator.engine import RunResult
-from emberscale_simulator.life import RunPhase
+from emberscale_simulator.job import RunPhase
 
 
 @dataclass(frozen=True, slots=True)

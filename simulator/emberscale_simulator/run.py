@@ -7,24 +7,21 @@ import numpy as np
 
 from emberscale_api.job.quantity import memory_bytes
 from emberscale_api.shape import JobProfile, JobShape
-from emberscale_simulator.failures import FailureLaw
 from emberscale_simulator.ground_truth import Rate, rate
-from emberscale_simulator.job import SimulatedJob
-from emberscale_simulator.life import Happening, RunPhase
-from emberscale_simulator.live_change import LiveChange, begin_live_change
-from emberscale_simulator.mechanics import ChangeMethod, Mechanics
-from emberscale_simulator.pods import Pods, StartTime
+from emberscale_simulator.job import Happening, RunPhase, SimulatedJob
+from emberscale_simulator.mechanics import ChangeMethod, FailureLaw, Mechanics
+from emberscale_simulator.pods import LiveChange, Pods, StartTime, begin_live_change
 from emberscale_simulator.profiler import Profiler
 from emberscale_simulator.resources import (
     NOTHING,
     Amounts,
     RoleResources,
+    Usage,
     ps_pod,
     role_resources,
     worker_pod,
 )
 from emberscale_simulator.scenario import StartUpSpec, StragglerSpec
-from emberscale_simulator.usage import Usage
 
 # Kubernetes restarts a container that keeps ending after 10 s, 20 s, 40 s, ... and at most 5 minutes.
 _BACKOFF_SECONDS, _MOST_BACKOFF_SECONDS = 10.0, 300.0

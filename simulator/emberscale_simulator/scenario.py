@@ -62,7 +62,7 @@ class ClusterSpec(ManifestPart):
 
 
 class FailureSpec(ManifestPart):
-    """The gamma law of CPR section 3.1; see `emberscale_simulator.failures`. 0 daily failures: none."""
+    """The gamma law of CPR section 3.1; see `emberscale_simulator.mechanics`. 0 daily failures: none."""
 
     daily_pod_failures: Probability = 0.0
     median_over_mean: float = Field(default=0.569, gt=0.05, lt=0.98)

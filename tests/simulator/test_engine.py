@@ -9,7 +9,7 @@ from emberscale_api.shape import JobShape
 from emberscale_brain.planner.types import ClusterCapacity, JobId
 from emberscale_simulator.engine import Simulation, capacity_fractions, whole_cluster
 from emberscale_simulator.experiment import make_scheduler, simulate_seed
-from emberscale_simulator.life import RunPhase
+from emberscale_simulator.job import RunPhase
 from emberscale_simulator.scenario import CapacityStep, DailyDip, GeneratedWorkload, Scenario
 from emberscale_simulator.scenario_file import load_scenario
 from emberscale_simulator.schedulers.protocol import ScheduledJob

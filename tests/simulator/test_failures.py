@@ -1,13 +1,7 @@
 import numpy as np
 import pytest
 
-from emberscale_simulator.failures import (
-    CPR_MEAN_HOURS,
-    CPR_MEDIAN_HOURS,
-    FailureLaw,
-    cpr_shape,
-    gamma_shape,
-)
+from emberscale_simulator.mechanics import CPR_MEAN_HOURS, CPR_MEDIAN_HOURS, FailureLaw, cpr_shape, gamma_shape
 
 
 def test_the_fitted_law_reproduces_cprs_medians_from_its_means() -> None:

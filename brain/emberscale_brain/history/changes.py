@@ -1,14 +1,40 @@
-"""What happens to the brain's knowledge, one record a fact.
+"""What happens to the brain's knowledge, one record a fact, and the codec of what such records hold."""
 
-The same records are written to the database, applied to the service's memory and sent to the planning process, so that
-the three can only differ in how far they have got.
-"""
-
+import json
 from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from pydantic import TypeAdapter
 
 from emberscale_api.job.status import JobPhase
 from emberscale_api.shape import JobProfile, JobShape
 from emberscale_brain.planner.types import JobId, JobMetadata, PlannedShape, ShapeBounds, ThroughputFit
+
+T = TypeVar("T")
+
+
+class Codec(Generic[T]):
+    """To and from what `json` can write, for one type."""
+
+    def __init__(self, kind: Any) -> None:
+        self._adapter: TypeAdapter[T] = TypeAdapter(kind)
+
+    def plain(self, value: T) -> Any:
+        """The value as dicts, lists, texts and numbers."""
+        # The types' empty mappings are mapping proxies, which pydantic takes but does not know.
+        return self._adapter.dump_python(value, fallback=dict, warnings="none")
+
+    def from_plain(self, plain: Any) -> T:
+        """The inverse of `plain`. Raises pydantic.ValidationError."""
+        return self._adapter.validate_python(plain)
+
+    def text(self, value: T) -> str:
+        """The value as one line of JSON, with Python's spelling of infinities."""
+        return json.dumps(self.plain(value), separators=(",", ":"))
+
+    def from_text(self, text: str | bytes) -> T:
+        """The inverse of `text`. Raises pydantic.ValidationError or json.JSONDecodeError."""
+        return self.from_plain(json.loads(text))
 
 
 @dataclass(frozen=True, slots=True)

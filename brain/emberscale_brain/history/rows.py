@@ -3,8 +3,7 @@
 from typing import Any
 
 from emberscale_api.shape import JobProfile, JobShape
-from emberscale_brain.history.changes import JobEnded, JobSubmitted, PlanMade, ProfileReported, StartUpObserved
-from emberscale_brain.history.codec import Codec
+from emberscale_brain.history.changes import Codec, JobEnded, JobSubmitted, PlanMade, ProfileReported, StartUpObserved
 from emberscale_brain.history.tables import JobRow, PlanRow, ProfileRow
 from emberscale_brain.planner.types import (
     Explanation,

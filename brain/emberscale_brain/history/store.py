@@ -22,8 +22,7 @@ from emberscale_brain.history.changes import (
     ProfileReported,
     StartUpObserved,
 )
-from emberscale_brain.history.claim import Claim
-from emberscale_brain.history.database import WriteRefusedError, failure, first_line, migrate, open_engine
+from emberscale_brain.history.database import Claim, WriteRefusedError, failure, first_line, migrate, open_engine
 from emberscale_brain.history.rows import (
     METADATA,
     end_values,

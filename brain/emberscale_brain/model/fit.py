@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from emberscale_api.shape import JobProfile
-from emberscale_brain.model.features import FEATURES, ModelConstants, features
-from emberscale_brain.model.predict import Coefficients
+from emberscale_brain.model.predict import FEATURES, Coefficients, ModelConstants, features
 from emberscale_brain.model.prior import Prior, weak_prior
 from emberscale_brain.model.window import ProfileWindow
 from emberscale_brain.planner.types import ThroughputFit

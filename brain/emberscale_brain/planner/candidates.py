@@ -1,8 +1,9 @@
-"""A job's candidates: points of its Pareto front, its present shape, and what changing from one to the other means.
+"""A job's candidates: points of its Pareto front, its present shape, and what changing from one to another takes.
 
-The bill of a shape is what the rest of the job costs in it: (cost per hour + worth of an hour of the job) x hours left,
-the change included. A running job only moves to a shape with a smaller bill, so no gain is bought for more than it is
-worth; how much an hour is worth is the operator's to say.
+`best_experiment` finds a small change of shape that teaches more than it costs. A measurement at a new shape moves the
+fitted coefficients by k Z, Z standard normal and k = Sigma x / sd of the measurement: one step of a Kalman filter. A
+bill is linear in the iteration time and so in the coefficients (to first order where the terms overlap), so what the
+measurement is worth follows: the least bill now, less the expected least bill after it (the knowledge gradient).
 """
 
 from dataclasses import dataclass
@@ -10,11 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from emberscale_api.shape import JobShape
-from emberscale_brain.model.features import ModelConstants, features
-from emberscale_brain.model.predict import Coefficients
+from emberscale_brain.model.predict import Coefficients, ModelConstants, features
 from emberscale_brain.planner.front import Front
 from emberscale_brain.planner.grid import Floats, Horizon, Ints, JobProblem
-from emberscale_brain.planner.types import Candidate, Prices, ThroughputFit
+from emberscale_brain.planner.types import Candidate, Prices, ShapeBounds, ThroughputFit
 
 DOUBT_PRICE = 0.5  # a bill that is uncertain by a standard deviation of 10% is taken to be 5% higher
 
@@ -125,3 +125,97 @@ def worker_only_shapes(problem: JobProblem, present: JobShape, most: int) -> tup
         JobShape(int(workers), present.ps, present.worker_cpu, present.ps_cpu, present.worker_memory, present.ps_memory)
         for workers in counts
     )
+
+
+DWELL_SECONDS = 240.0
+"""How long a job stays at a shape to be measured there."""
+
+_PROFILES = 8.0  # that a dwell brings
+_MISFIT = 0.02
+_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(15)
+_WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
+_LEAST_DWELLS = 6  # remaining time, in dwells, below which nothing is tried any more
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """A change to try: row among the trials, what its measurement is worth and costs, in the prices' currency."""
+
+    row: int
+    worth: float
+    cost: float
+
+
+def neighbours(present: JobShape, bounds: ShapeBounds) -> tuple[JobShape, ...]:
+    """Shapes that differ in one dimension by a little: a step, or about a third where that is more."""
+
+    def around(value: float, low: float, high: float, step: float) -> list[float]:
+        change = max(step, round(value / 3 / step) * step)
+        return [v for v in (value - change, value + change) if low - 1e-9 <= v <= high + 1e-9]
+
+    w, p, cpu_w, cpu_p = present.workers, present.ps, present.worker_cpu, present.ps_cpu
+    memory = (present.worker_memory, present.ps_memory)
+    tables = present.ps * present.ps_memory
+    return (
+        *(JobShape(int(n), p, cpu_w, cpu_p, *memory) for n in around(w, *bounds.workers, 1)),
+        *(
+            JobShape(w, int(n), cpu_w, cpu_p, memory[0], min(max(memory[1], round(tables / n)), bounds.ps_memory[1]))
+            for n in around(p, *bounds.ps, 1)
+            if tables / n <= bounds.ps_memory[1]
+        ),
+        *(JobShape(w, p, c, cpu_p, *memory) for c in around(cpu_w, *bounds.worker_cpu, bounds.cpu_step)),
+        *(JobShape(w, p, cpu_w, c, *memory) for c in around(cpu_p, *bounds.ps_cpu, bounds.cpu_step)),
+    )
+
+
+def best_experiment(
+    trials: Candidates,
+    options: Candidates,
+    constants: ModelConstants,
+    fit: ThroughputFit,
+    remaining_samples: float,
+    time_value_per_hour: float,
+    exploration: float = 1.0,
+) -> Experiment | None:
+    """The trial whose measurement, times `exploration`, is worth most above its cost; None when none is worth it.
+
+    `options` are the shapes that the job could move to afterwards, its present one first; `trials` have their changes
+    evaluated from that one.
+    """
+    present_seconds = remaining_samples / float(options.gross[0])
+    if not len(trials) or present_seconds < _LEAST_DWELLS * DWELL_SECONDS:
+        return None
+    model = Coefficients.of(fit)
+    x = features(constants, *dimensions(trials.shapes))
+    seconds = model.iteration_seconds(x)
+    measurement = seconds**2 * (fit.noise**2 / _PROFILES + _MISFIT**2)
+    trial_slopes = model.slopes(x)
+    gain = trial_slopes @ model.covariance  # rows: Sigma x
+    k = gain / np.sqrt(np.einsum("ni,ni->n", gain, trial_slopes) + measurement)[:, None]
+
+    left = max(0.0, 1 - DWELL_SECONDS / present_seconds)
+    option_x = features(constants, *dimensions(options.shapes))
+    workers = np.array([shape.workers for shape in options.shapes], dtype=np.float64)
+    per_second = (
+        (options.cost + time_value_per_hour) * remaining_samples * left / (workers * constants.batch_size) / 3600
+    )
+    now = per_second * model.iteration_seconds(option_x) * options.gross / np.maximum(options.net, 1e-12)
+    slopes = per_second[:, None] * (model.slopes(option_x) @ k.T)  # [options, trials]
+    after = (now[:, None, None] + slopes[:, :, None] * _NODES).min(axis=0) @ _WEIGHTS
+    worth = exploration * (float(now.min()) - after)
+
+    cost = _costs(trials, options, remaining_samples, time_value_per_hour)
+    best = int(np.argmax(worth - cost))
+    if worth[best] <= cost[best]:
+        return None
+    return Experiment(best, float(worth[best]), float(cost[best]))
+
+
+def _costs(trials: Candidates, options: Candidates, remaining_samples: float, time_value_per_hour: float) -> Floats:
+    """The change there and back, and the dwell at another price per sample than the present shape's."""
+    rate = (trials.cost + time_value_per_hour) / 3600
+    per_sample = rate / trials.gross
+    present = float((options.cost[0] + time_value_per_hour) / 3600 / options.gross[0])
+    samples = np.minimum(trials.gross * DWELL_SECONDS, remaining_samples)
+    cost: Floats = 2 * trials.pause * rate + (per_sample - present) * samples + trials.delay * trials.cost / 3600
+    return np.maximum(cost, 0.0)

@@ -15,10 +15,17 @@ from typing import TypeVar
 import numpy as np
 
 from emberscale_api.shape import JobShape
-from emberscale_brain.model.features import ModelConstants
-from emberscale_brain.planner.candidates import DOUBT_PRICE, Candidates, evaluate
+from emberscale_brain.model.predict import ModelConstants
+from emberscale_brain.planner.candidates import (
+    DOUBT_PRICE,
+    DWELL_SECONDS,
+    Candidates,
+    Experiment,
+    best_experiment,
+    evaluate,
+    neighbours,
+)
 from emberscale_brain.planner.explain import explain_experiment, explain_quarantined, explain_running, explain_waiting
-from emberscale_brain.planner.explore import DWELL_SECONDS, Experiment, best_experiment, neighbours
 from emberscale_brain.planner.grid import Floats, Horizon
 from emberscale_brain.planner.job_model import JobModel, expected_rows, prior_of
 from emberscale_brain.planner.room import Room

@@ -3,8 +3,7 @@
 from types import MappingProxyType
 
 from emberscale_brain.durations import duration
-from emberscale_brain.planner.candidates import Candidates
-from emberscale_brain.planner.explore import DWELL_SECONDS, Experiment
+from emberscale_brain.planner.candidates import DWELL_SECONDS, Candidates, Experiment
 from emberscale_brain.planner.reasons import fit_in_words, gain_in_words, memory_in_words
 from emberscale_brain.planner.running import Assessment
 from emberscale_brain.planner.types import Candidate, Explanation, JobView, PlanAction, PlannedShape, SimilarJob

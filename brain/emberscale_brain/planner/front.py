@@ -1,11 +1,23 @@
-"""Pareto fronts of (cost, throughput), and how good one is."""
+"""Pareto fronts of (cost, throughput), and how good one is.
+
+`exact_front` looks at every shape of a job's grid. `nsga2_front` searches grids that are too large for that by NSGA-II,
+as in DLRover-RM section 4.3. Its search starts from the last population of the job where there is one, else from shapes
+of every size in which workers and PS are balanced in several ways. All points that it evaluates compete for the front.
+"""
 
 from dataclasses import dataclass
 
 import numpy as np
+from pymoo.algorithms.moo.nsga2 import NSGA2
+from pymoo.core.population import Population
+from pymoo.core.problem import Problem
+from pymoo.operators.crossover.sbx import SBX
+from pymoo.operators.mutation.pm import PM
+from pymoo.operators.repair.rounding import RoundingRepair
 
 from emberscale_api.shape import JobShape
-from emberscale_brain.planner.grid import Floats, Ints, ShapeGrid
+from emberscale_brain.planner.grid import Floats, Ints, JobProblem, ShapeGrid
+from emberscale_brain.planner.sieve import promising
 
 
 def non_dominated(cost: Floats, throughput: Floats) -> Ints:
@@ -68,3 +80,91 @@ def hypervolume_ratio(front: Front, exact: Front) -> float:
         float(inverse.max() + 0.1 * np.ptp(inverse) + 1e-12),
     )
     return hypervolume(front.cost, front.throughput, reference) / hypervolume(exact.cost, exact.throughput, reference)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchEffort:
+    """Individuals of a generation, and generations from scratch and from a last population."""
+
+    population: int = 64
+    cold_generations: int = 40
+    warm_generations: int = 8
+
+
+def _lengths(grid: ShapeGrid) -> Ints:
+    return np.array([len(grid.workers), len(grid.ps), len(grid.worker_cpu), len(grid.ps_cpu)])
+
+
+def _balanced_start(grid: ShapeGrid, count: int, random: np.random.Generator) -> Ints:
+    """Index vectors [count, 4]: sizes spread evenly, each dimension about as far along as the size, and the corners."""
+    lengths = _lengths(grid)
+    level = np.linspace(0, 1, count)[:, None]
+    spread = random.normal(0, 0.25, (count, 4))
+    start = np.rint(np.clip(level + spread, 0, 1) ** 1.5 * (lengths - 1)).astype(np.int64)
+    start[0], start[-1] = 0, lengths - 1
+    return start
+
+
+def nsga2_front(
+    problem: JobProblem, seed: int, last: Ints | None = None, effort: SearchEffort | None = None
+) -> tuple[Front, Ints]:
+    """The front, and the population as indices [n, 4] into the grid's dimensions, from which the next search starts."""
+    effort = effort or SearchEffort()
+    grid = problem.grid
+    lengths = _lengths(grid)
+    if last is None:
+        start = _balanced_start(grid, effort.population, np.random.default_rng(seed))
+        generations = effort.cold_generations
+    else:
+        start = np.minimum(last, lengths - 1)
+        generations = effort.warm_generations
+    algorithm = NSGA2(
+        pop_size=effort.population,
+        sampling=start.astype(np.float64),
+        crossover=SBX(prob=0.9, eta=5, vtype=float, repair=RoundingRepair()),
+        mutation=PM(prob=1.0, prob_var=0.4, eta=8, vtype=float, repair=RoundingRepair()),
+        eliminate_duplicates=True,
+    )
+    search_space = Problem(n_var=4, n_obj=2, xl=np.zeros(4), xu=(lengths - 1).astype(np.float64))
+    algorithm.setup(search_space, termination=("n_gen", generations), seed=seed, verbose=False)
+    archive_index: list[Ints] = []
+    archive_cost, archive_throughput = [], []
+    while algorithm.has_next():
+        individuals: Population = algorithm.ask()
+        index = np.rint(individuals.get("X")).astype(np.int64)
+        cost, throughput = problem.evaluate(
+            grid.workers[index[:, 0]], index[:, 1], grid.worker_cpu[index[:, 2]], grid.ps_cpu[index[:, 3]]
+        )
+        archive_index.append(index)
+        archive_cost.append(cost)
+        archive_throughput.append(throughput)
+        inverse = 1 / np.maximum(throughput, 1e-12)
+        individuals.set("F", np.column_stack([np.minimum(cost, 1e12), inverse]))
+        algorithm.tell(infills=individuals)
+    index = np.concatenate(archive_index)
+    cost, throughput = np.concatenate(archive_cost), np.concatenate(archive_throughput)
+    kept = non_dominated(cost, throughput)
+    chosen = index[kept]
+    choices = np.column_stack(
+        [grid.workers[chosen[:, 0]], grid.ps[chosen[:, 1]], grid.worker_cpu[chosen[:, 2]], grid.ps_cpu[chosen[:, 3]]]
+    )
+    front = Front(grid, choices.astype(np.float64), cost[kept], throughput[kept])
+    population = np.rint(algorithm.pop.get("X")).astype(np.int64)
+    return front, population
+
+
+MOST_SHAPES = 1 << 21
+"""A front of this many shapes takes some 50 ms and 16 MB."""
+
+
+def exact_front(problem: JobProblem) -> Front:
+    """Evaluates the whole grid; raises ValueError for more than `MOST_SHAPES` shapes."""
+    grid = problem.grid
+    if grid.size > MOST_SHAPES:
+        raise ValueError(f"{grid.size} shapes are more than the {MOST_SHAPES} that are enumerated: use NSGA-II")
+    extent = (len(grid.workers), len(grid.ps), len(grid.worker_cpu), len(grid.ps_cpu))
+    w, p, cpu_w, cpu_p = np.unravel_index(promising(problem), extent)
+    choices = np.column_stack([grid.workers[w], grid.ps[p], grid.worker_cpu[cpu_w], grid.ps_cpu[cpu_p]])
+    cost, throughput = problem.evaluate(grid.workers[w], p, grid.worker_cpu[cpu_w], grid.ps_cpu[cpu_p])
+    kept = non_dominated(cost, throughput)
+    return Front(grid, choices[kept].astype(np.float64), cost[kept], throughput[kept])

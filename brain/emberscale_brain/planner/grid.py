@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from emberscale_api.shape import GIB, JobShape
 from emberscale_brain.memory.forecast import PsMemoryNeed
-from emberscale_brain.model.features import ModelConstants
+from emberscale_brain.model.predict import ModelConstants
 from emberscale_brain.planner.types import ClusterCapacity, Prices, ScalingOverheads, ShapeBounds, ThroughputFit
 
 Floats = NDArray[np.float64]

@@ -1,9 +1,128 @@
-"""What is left of a cluster and of its owners' quotas while a plan is made."""
+"""What is left of a cluster and of its owners' quotas while a plan is made, and how a first shape is cut to it."""
 
+import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from emberscale_api.shape import JobShape
-from emberscale_brain.planner.types import ClusterCapacity, Quota
+from emberscale_brain.planner.types import ClusterCapacity, Quota, ShapeBounds
+
+_UNIT = 1 << 26
+_ROUNDING = 1e-9  # of a limit: cores summed in another order are not over it
+
+
+def fits(shape: JobShape, room: ClusterCapacity) -> bool:
+    """Whether there is room for all processes together, and for each on the largest node."""
+    return (
+        shape.cpu <= room.cpu * (1 + _ROUNDING)
+        and shape.memory <= room.memory
+        and max(shape.worker_cpu, shape.ps_cpu) <= room.largest_node_cpu
+        and max(shape.worker_memory, shape.ps_memory) <= room.largest_node_memory
+    )
+
+
+def cut_to(wanted: JobShape, bounds: ShapeBounds, room: ClusterCapacity, *, keep_memory: bool) -> JobShape | None:
+    """The shape itself if it fits, else a smaller one that does; None where `least_of` does not fit either.
+
+    `wanted` is within `bounds`, and so is the answer. Starting from the least, the dimension with the smallest share of
+    what is wanted grows a step at a time, until no further step fits.
+    """
+    if fits(wanted, room):
+        return wanted
+    shape = least_of(wanted, bounds, room, keep_memory=keep_memory)
+    if not fits(shape, room):
+        return None
+    most = replace(
+        _on_largest_node(wanted, bounds, room),
+        ps=max(wanted.ps, shape.ps),
+        worker_memory=shape.worker_memory,
+    )
+    tables = shape.ps * shape.ps_memory
+    while True:
+        larger = (one for one in _one_step_more(shape, most, bounds, tables) if fits(one, room))
+        grown = next(larger, None)
+        if grown is None:
+            return shape
+        shape = grown
+
+
+def least_of(wanted: JobShape, bounds: ShapeBounds, room: ClusterCapacity, *, keep_memory: bool) -> JobShape:
+    """The smallest shape within the bounds that holds the same tables, on as many PS as that takes.
+
+    Where the tables and the workers' memory have no room and may be cut, both are, by the same share of what is above
+    their lower bounds. A process larger than the largest node has no use for its memory, so that is always cut.
+    """
+    cut = _on_largest_node(wanted, bounds, room)
+    tables = wanted.ps * wanted.ps_memory
+    ps = min(bounds.ps[1], max(bounds.ps[0], math.ceil(tables / _most_ps_memory(bounds, room))))
+    shape = JobShape(
+        workers=bounds.workers[0],
+        ps=ps,
+        worker_cpu=bounds.worker_cpu[0],
+        ps_cpu=bounds.ps_cpu[0],
+        worker_memory=cut.worker_memory,
+        ps_memory=_ps_memory(tables, ps, bounds, room),
+    )
+    if keep_memory or fits(shape, room):
+        return shape
+    fewest = replace(shape, ps=bounds.ps[0], ps_memory=_ps_memory(tables, bounds.ps[0], bounds, room))
+    bottom = fewest.with_memory(bounds.worker_memory[0], bounds.ps_memory[0])
+    above = fewest.memory - bottom.memory
+    share = min(1.0, max(0.0, (room.memory - bottom.memory) / above)) if above else 0.0
+    return fewest.with_memory(
+        _part(bottom.worker_memory, fewest.worker_memory, share), _part(bottom.ps_memory, fewest.ps_memory, share)
+    )
+
+
+def _on_largest_node(wanted: JobShape, bounds: ShapeBounds, room: ClusterCapacity) -> JobShape:
+    """The shape with cores and workers' memory that a node has, as far as the bounds allow."""
+
+    def cores(value: float, least: float) -> float:
+        if value <= room.largest_node_cpu:
+            return value
+        return max(least, math.floor(room.largest_node_cpu / bounds.cpu_step + _ROUNDING) * bounds.cpu_step)
+
+    return replace(
+        wanted,
+        worker_cpu=cores(wanted.worker_cpu, bounds.worker_cpu[0]),
+        ps_cpu=cores(wanted.ps_cpu, bounds.ps_cpu[0]),
+        worker_memory=max(bounds.worker_memory[0], int(min(wanted.worker_memory, room.largest_node_memory))),
+    )
+
+
+def _most_ps_memory(bounds: ShapeBounds, room: ClusterCapacity) -> int:
+    return max(bounds.ps_memory[0], int(min(bounds.ps_memory[1], room.largest_node_memory)))
+
+
+def _ps_memory(tables: int, ps: int, bounds: ShapeBounds, room: ClusterCapacity) -> int:
+    """What each of so many PS needs for the tables, as far as it may have it."""
+    return min(_most_ps_memory(bounds, room), max(bounds.ps_memory[0], math.ceil(tables / ps)))
+
+
+def _part(low: int, high: int, share: float) -> int:
+    return low + int((high - low) * share) // _UNIT * _UNIT
+
+
+def _one_step_more(shape: JobShape, most: JobShape, bounds: ShapeBounds, tables: int) -> list[JobShape]:
+    """The shape with one dimension larger, the one first that has the smallest share of what it may have at most."""
+    step, low = bounds.cpu_step, bounds.ps_memory[0]
+
+    def more(cores: float, most_cores: float) -> float:
+        return min(most_cores, (math.floor(cores / step + _ROUNDING) + 1) * step)
+
+    larger: list[tuple[float, JobShape]] = []
+    if shape.workers < most.workers:
+        larger.append((shape.workers / most.workers, replace(shape, workers=shape.workers + 1)))
+    if shape.worker_cpu < most.worker_cpu:
+        cores = more(shape.worker_cpu, most.worker_cpu)
+        larger.append((shape.worker_cpu / most.worker_cpu, replace(shape, worker_cpu=cores)))
+    if shape.ps < most.ps:
+        memory = max(low, math.ceil(tables / (shape.ps + 1)))
+        larger.append((shape.ps / most.ps, replace(shape, ps=shape.ps + 1, ps_memory=memory)))
+    if shape.ps_cpu < most.ps_cpu:
+        cores = more(shape.ps_cpu, most.ps_cpu)
+        larger.append((shape.ps_cpu / most.ps_cpu, replace(shape, ps_cpu=cores)))
+    return [one for _, one in sorted(larger, key=lambda item: item[0])]
 
 
 class Room:

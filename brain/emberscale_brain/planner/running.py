@@ -7,15 +7,12 @@ from enum import StrEnum
 import numpy as np
 
 from emberscale_api.shape import GIB, JobShape
-from emberscale_brain.model.features import ModelConstants
-from emberscale_brain.model.predict import throughput
+from emberscale_brain.model.predict import ModelConstants, throughput
 from emberscale_brain.model.window import shape_key
 from emberscale_brain.planner.candidates import Candidates, evaluate, front_shapes, worker_only_shapes
-from emberscale_brain.planner.exact import MOST_SHAPES, exact_front
-from emberscale_brain.planner.front import Front
+from emberscale_brain.planner.front import MOST_SHAPES, Front, exact_front, nsga2_front
 from emberscale_brain.planner.grid import Floats, Horizon, Ints, JobProblem, ShapeGrid, shape_grid
 from emberscale_brain.planner.job_model import JobModel
-from emberscale_brain.planner.nsga2 import nsga2_front
 from emberscale_brain.planner.types import (
     ClusterView,
     JobView,

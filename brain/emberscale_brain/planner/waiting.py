@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from emberscale_api.shape import JobShape
-from emberscale_brain.model.features import ModelConstants
 from emberscale_brain.model.fit import prior_fit
+from emberscale_brain.model.predict import ModelConstants
 from emberscale_brain.model.prior import Prior
 from emberscale_brain.planner.candidates import Candidates, evaluate
-from emberscale_brain.planner.fitting import cut_to, fits
 from emberscale_brain.planner.grid import Horizon
+from emberscale_brain.planner.room import cut_to, fits
 from emberscale_brain.planner.types import ClusterCapacity, ClusterView, JobView, PlannerSettings, ThroughputFit
 from emberscale_brain.warm_start.start import WarmStart, within
 

@@ -14,17 +14,15 @@ import structlog
 
 from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_brain.history.changes import SILENT, Change, JobEnded, JobSubmitted, ProfileReported, StartUpObserved
-from emberscale_brain.history.claim import ClaimLostError
-from emberscale_brain.history.database import DatabaseAwayError, DatabaseUnusableError
+from emberscale_brain.history.database import ClaimLostError, DatabaseAwayError, DatabaseUnusableError
 from emberscale_brain.history.store import HistoryStore
-from emberscale_brain.model.features import ModelConstants
+from emberscale_brain.model.predict import ModelConstants
 from emberscale_brain.planner.types import JobId, PlannedShape
 from emberscale_brain.service import learning
-from emberscale_brain.service.adoption import UnacceptablePlanError
 from emberscale_brain.service.checks import Refusal
 from emberscale_brain.service.clock import SteadyClock
 from emberscale_brain.service.first_plan import WarmStarts
-from emberscale_brain.service.in_force import refreshed
+from emberscale_brain.service.in_force import UnacceptablePlanError, refreshed
 from emberscale_brain.service.messages import explanation_to, plan_to
 from emberscale_brain.service.meters import Meters
 from emberscale_brain.service.planning import PlanningFailedError

@@ -3,7 +3,7 @@
 import threading
 
 from emberscale_brain.history.changes import JobSubmitted, PlanMade
-from emberscale_brain.planner.fitting import cut_to, least_of
+from emberscale_brain.planner.room import cut_to, least_of
 from emberscale_brain.planner.types import ClusterCapacity, Explanation, PastJob, PlanAction, PlannedShape, ShapeBounds
 from emberscale_brain.preferences import PlannerPreferences
 from emberscale_brain.service.acceptance import free_room, missing_room

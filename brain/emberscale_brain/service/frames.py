@@ -6,13 +6,13 @@ from typing import Any, NewType
 
 from emberscale_brain.history.changes import (
     Change,
+    Codec,
     JobEnded,
     JobSubmitted,
     PlanMade,
     ProfileReported,
     StartUpObserved,
 )
-from emberscale_brain.history.codec import Codec
 from emberscale_brain.planner.types import PastJob, PlannedShape, PlannerSettings
 from emberscale_brain.service.state import Conditions
 

@@ -1,13 +1,93 @@
-"""The plans in force, as callers are told them, and why they are what they are."""
+"""The plans in force: what becomes of a round of planning, job by job, and why each job has the plan that it has."""
 
-from dataclasses import replace
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
 
 from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_brain.fault_tolerance.advice import FaultToleranceAdvice
-from emberscale_brain.history.changes import PlanMade
+from emberscale_brain.history.changes import JobSubmitted, PlanMade
 from emberscale_brain.planner.types import JobId, PlannedShape
+from emberscale_brain.service.acceptance import beside_newcomers, unacceptable
 from emberscale_brain.service.messages import advice_to, no_plan, plan_to
-from emberscale_brain.service.reasons import Reasons
+from emberscale_brain.service.state import BrainState, Conditions
+
+
+class UnacceptablePlanError(Exception):
+    """A round that plans what cannot be; the text says what."""
+
+
+def acceptable(
+    state: BrainState,
+    conditions: Conditions,
+    planned: Mapping[JobId, PlannedShape],
+    shown: AbstractSet[JobId],
+    now: float,
+) -> Mapping[JobId, PlannedShape]:
+    """What of a round may be adopted; `shown` are the jobs that the planner knew of. Raises UnacceptablePlanError."""
+    problem = unacceptable(state, conditions, planned, shown, now)
+    if problem is not None:
+        raise UnacceptablePlanError(problem)
+    return beside_newcomers(state, conditions, planned, shown, now)
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """A job's part of a round: the reasons of now, and a new version where the shape is another."""
+
+    planned: PlannedShape | None
+    change: PlanMade | None
+
+
+def adopt_one(
+    submitted: JobSubmitted,
+    last: PlanMade | None,
+    planned: PlannedShape | None,
+    advice: FaultToleranceAdvice | None,
+    planner: str,
+    now: float,
+) -> Adopted:
+    """The plan of one job, with how it recovers best; a job that is fixed gets no plan."""
+    if submitted.fixed or planned is None:
+        return Adopted(None, None)
+    planned = replace(planned, explanation=replace(planned.explanation, fault_tolerance=advice))
+    if last is not None and last.planned.shape == planned.shape:
+        return Adopted(planned, None)
+    version = (submitted.last_plan if last is None else last.version) + 1
+    return Adopted(planned, PlanMade(submitted.job, version, now, planner, planned))
+
+
+_CHOICE = 3
+"""Points of a front from which on there was something to choose from."""
+
+
+class Reasons:
+    """The reasons of the last round, and of the last with a wide choice: at a job's end no other shape pays off."""
+
+    def __init__(self) -> None:
+        self._latest: dict[JobId, PlannedShape] = {}
+        self._chosen: dict[JobId, PlannedShape] = {}
+
+    def give(self, job: JobId, planned: PlannedShape) -> None:
+        """A round's reasons. A choice is wide if it has half the points of the one before, or more."""
+        self._latest[job] = planned
+        chosen, choice = self._chosen.get(job), len(planned.explanation.front)
+        least = len(chosen.explanation.front) / 2 if chosen is not None and chosen.shape == planned.shape else 0
+        if choice >= max(_CHOICE, least):
+            self._chosen[job] = planned
+
+    def latest(self, job: JobId) -> PlannedShape | None:
+        """Those of the last round; None before the first."""
+        return self._latest.get(job)
+
+    def end(self, job: JobId) -> PlannedShape | None:
+        """What stays to be told of a job that is over: the last choice, with what was known in the end."""
+        latest, chosen = self._latest.pop(job, None), self._chosen.pop(job, None)
+        if latest is None or chosen is None or chosen.shape != latest.shape:
+            return latest
+        last = latest.explanation
+        known = replace(chosen.explanation, fit=last.fit, memory=last.memory, fault_tolerance=last.fault_tolerance)
+        return replace(chosen, explanation=known)
 
 
 class PlansInForce:

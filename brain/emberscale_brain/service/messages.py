@@ -15,8 +15,7 @@ from emberscale_brain.history.changes import (
     ProfileReported,
     StartUpObserved,
 )
-from emberscale_brain.model.features import ModelConstants
-from emberscale_brain.model.predict import throughput
+from emberscale_brain.model.predict import ModelConstants, throughput
 from emberscale_brain.planner.types import (
     COEFFICIENTS,
     Candidate,
@@ -28,7 +27,7 @@ from emberscale_brain.planner.types import (
     SimilarJob,
     ThroughputFit,
 )
-from emberscale_brain.service.plausible import (
+from emberscale_brain.service.checks import (
     LARGEST,
     MalformedRequestError,
     check_number,

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 from emberscale_brain.history.changes import Change
 from emberscale_brain.planner.types import Planner
-from emberscale_brain.plugins import PlannerNotUsableError, load_planner
+from emberscale_brain.preferences import PlannerNotUsableError, load_planner
 from emberscale_brain.service.frames import CONDITIONS, PAST_JOB, PLANNED, SETTINGS, frame, read_change, read_frame
 from emberscale_brain.service.state import BrainState
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import structlog
 
 from emberscale_brain.history.changes import Change, PlanMade, ProfileReported
-from emberscale_brain.history.claim import ClaimLostError
-from emberscale_brain.history.database import DatabaseAwayError, DatabaseUnusableError
+from emberscale_brain.history.database import ClaimLostError, DatabaseAwayError, DatabaseUnusableError
 from emberscale_brain.history.store import HistoryStore
 from emberscale_brain.planner.types import JobId
 

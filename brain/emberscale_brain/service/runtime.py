@@ -22,10 +22,9 @@ from emberscale_brain.history.changes import (
     StartUpObserved,
 )
 from emberscale_brain.planner.types import JobId, JobMetadata, PastJob, PlannedShape, ScalingOverheads
-from emberscale_brain.service.adoption import acceptable, adopt_one
 from emberscale_brain.service.checks import Refusal, Refused, check_profile, check_start_up
 from emberscale_brain.service.first_plan import first_plan
-from emberscale_brain.service.in_force import PlansInForce, with_reasons
+from emberscale_brain.service.in_force import PlansInForce, acceptable, adopt_one, with_reasons
 from emberscale_brain.service.learning import Learned
 from emberscale_brain.service.messages import plan_to, summary_to
 from emberscale_brain.service.state import BrainState, Conditions

@@ -17,7 +17,7 @@ from emberscale_brain.history.changes import ProfileReported
 from emberscale_brain.planner.types import JobId
 from emberscale_brain.service.brain import Brain
 from emberscale_brain.service.callers import CallerCheck
-from emberscale_brain.service.checks import Refusal
+from emberscale_brain.service.checks import MOST_PROFILES, MOST_START_UPS, MalformedRequestError, Refusal, check_count
 from emberscale_brain.service.messages import (
     job_from,
     outcome_from,
@@ -25,7 +25,6 @@ from emberscale_brain.service.messages import (
     start_up_from,
     submission_from,
 )
-from emberscale_brain.service.plausible import MOST_PROFILES, MOST_START_UPS, MalformedRequestError, check_count
 from emberscale_brain.service.runtime import UnknownJobError
 from emberscale_brain.service.settings import BrainSettings
 

@@ -15,8 +15,7 @@ from emberscale_api.shape import GIB
 from emberscale_brain.history.database import DatabaseUnusableError, read_url
 from emberscale_brain.history.store import Retention
 from emberscale_brain.planner.types import ClusterCapacity, Quota, ShapeBounds
-from emberscale_brain.plugins import planner_names
-from emberscale_brain.preferences import PlannerPreferences
+from emberscale_brain.preferences import PlannerPreferences, planner_names
 from emberscale_brain.service.state import Conditions
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]

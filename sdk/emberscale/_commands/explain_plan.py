@@ -85,7 +85,7 @@ def _remembered(job: str) -> pb.PlanExplanation:
         raise BadInputError(f"{root}: no job of this user was ever planned: {database} does not exist")
     # the brain's libraries take a second to import, which no other command should
     from emberscale_brain.history.database import DatabaseAwayError, DatabaseUnusableError
-    from emberscale_brain.service.recall import recall
+    from emberscale_brain.service.learning import recall
 
     try:
         explanation = recall(f"sqlite:///{database}", uid)

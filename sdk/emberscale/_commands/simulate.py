@@ -63,10 +63,9 @@ def simulate(
         if not find_spec("emberscale_simulator"):
             raise BadInputError("the simulator is not part of the images: install Emberscale from its sources")
     # the simulator's libraries take a second to import, which no other command should
-    from emberscale_brain.plugins import PlannerNotUsableError
-    from emberscale_simulator.experiment import UnknownSchedulerError, choose_schedulers, summarize_experiment
+    from emberscale_brain.preferences import PlannerNotUsableError
+    from emberscale_simulator.experiment import UnknownSchedulerError, as_json, choose_schedulers, summarize_experiment
     from emberscale_simulator.pictures import draw_comparison
-    from emberscale_simulator.report import as_json
     from emberscale_simulator.scenario_file import ScenarioError, load_scenario
     from emberscale_simulator.workload import make_jobs
 

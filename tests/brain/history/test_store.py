@@ -23,8 +23,8 @@ from emberscale_brain.history.changes import (
     ProfileReported,
     StartUpObserved,
 )
-from emberscale_brain.history.claim import ClaimLostError
 from emberscale_brain.history.database import (
+    ClaimLostError,
     DatabaseAwayError,
     DatabaseUnusableError,
     WriteRefusedError,

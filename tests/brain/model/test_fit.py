@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from emberscale_api.shape import JobProfile, JobShape
-from emberscale_brain.model.features import ModelConstants, features, shape_features
 from emberscale_brain.model.fit import fit_profiles, fit_window
-from emberscale_brain.model.predict import Coefficients, rmsle, throughput
+from emberscale_brain.model.predict import Coefficients, ModelConstants, features, rmsle, shape_features, throughput
 from emberscale_brain.model.prior import similar_prior, weak_prior
 from emberscale_brain.model.window import PROFILES_PER_SHAPE, SHAPES, ProfileWindow, problem_with
 from emberscale_brain.planner.types import ThroughputFit

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emberscale_api.shape import GIB, JobProfile, JobShape
-from emberscale_brain.model.features import ModelConstants, shape_features
+from emberscale_brain.model.predict import ModelConstants, shape_features
 from emberscale_brain.planner.default import DefaultPlanner
 from emberscale_brain.planner.job_model import JobModel
 from emberscale_brain.planner.running import FrontMethod

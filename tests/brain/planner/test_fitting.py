@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emberscale_api.shape import GIB, JobShape
-from emberscale_brain.planner.fitting import cut_to, fits, least_of
+from emberscale_brain.planner.room import cut_to, fits, least_of
 from emberscale_brain.planner.types import ClusterCapacity, ShapeBounds
 
 BOUNDS = ShapeBounds((1, 8), (1, 4), (0.5, 8.0), (0.5, 8.0), (1 * GIB, 16 * GIB), (1 * GIB, 64 * GIB), cpu_step=0.5)

@@ -9,13 +9,18 @@ from hypothesis import strategies as st
 
 from emberscale_api.shape import GIB, JobShape
 from emberscale_brain.memory.forecast import PsMemoryNeed
-from emberscale_brain.model.features import ModelConstants
-from emberscale_brain.model.predict import throughput
+from emberscale_brain.model.predict import ModelConstants, throughput
 from emberscale_brain.planner.candidates import dimensions
-from emberscale_brain.planner.exact import MOST_SHAPES, exact_front
-from emberscale_brain.planner.front import Front, hypervolume, hypervolume_ratio
+from emberscale_brain.planner.front import (
+    MOST_SHAPES,
+    Front,
+    SearchEffort,
+    exact_front,
+    hypervolume,
+    hypervolume_ratio,
+    nsga2_front,
+)
 from emberscale_brain.planner.grid import Horizon, JobProblem, cpu_choices, shape_grid
-from emberscale_brain.planner.nsga2 import SearchEffort, nsga2_front
 from emberscale_brain.planner.types import ClusterCapacity, Prices, ScalingOverheads, ShapeBounds, ThroughputFit
 
 UNITS = ModelConstants(batch_size=1, dense_bytes=1, embedding_dimension=1, network_bytes_per_second=1)

@@ -3,8 +3,7 @@ from dataclasses import replace
 from emberscale_api.shape import GIB, JobShape
 from emberscale_brain.history.changes import PlanMade
 from emberscale_brain.planner.types import Candidate, Explanation, JobId, PlanAction, PlannedShape, ThroughputFit
-from emberscale_brain.service.in_force import refreshed
-from emberscale_brain.service.reasons import Reasons
+from emberscale_brain.service.in_force import Reasons, refreshed
 
 JOB = JobId("a")
 SHAPE = JobShape(4, 2, 4, 4, GIB, GIB)
