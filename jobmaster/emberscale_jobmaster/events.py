@@ -60,6 +60,9 @@ class Spoke(_At):
 class Beat(_At):
     """A heartbeat. `leases` are positions by token; `work` counts once for each `sequence`.
 
+    A parameter server also says which table it has adopted, and which tokens and barrier numbers it has heard of under
+    that generation: all below `next_token` and `next_barrier`.
+
     Answered by `Dropped`.
     """
 
@@ -71,6 +74,8 @@ class Beat(_At):
     served: ServerReport | None = None
     generation: int = 0
     version: int = 0
+    next_token: int = 0
+    next_barrier: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -225,6 +225,7 @@ def _registered(state: MasterState, event: Registered, spec: TrainingJobSpec) ->
 def _beat(state: MasterState, event: Beat, spec: TrainingJobSpec) -> Stepped:
     member, work = event.member, event.work
     job = lifecycle.heard(state.job, spec, member, event.generation, event.version)
+    job = progress.numbers_surpassed(job, event.generation, event.next_token, event.next_barrier)
     job, dropped = tasks.report_progress(job, spec, member, dict(event.leases))
     seen = state.seen.heard(member).beat(member, event.vitals, event.leases)
     if work is not None and member.role is Role.WORKER:

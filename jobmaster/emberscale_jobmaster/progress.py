@@ -23,8 +23,8 @@ from emberscale_jobmaster.state import (
     servers_missing,
 )
 
-_LOST_NUMBERS = 1_000_000
-_LOST_CHECKPOINTS = 100
+_LOST_NUMBERS = 10_000
+LOST_CHECKPOINTS = 100
 """More than a master gives while the store loses what it was given last."""
 
 
@@ -85,7 +85,7 @@ def taken_over(state: JobState, spec: TrainingJobSpec, wall: float) -> JobState:
     )
     state = with_fresh_numbers(state, wall)
     if state.routing.ready and not state.over:  # else a restore looks which checkpoints there are
-        state = replace(state, next_checkpoint=state.next_checkpoint + _LOST_CHECKPOINTS)
+        state = replace(state, next_checkpoint=state.next_checkpoint + LOST_CHECKPOINTS)
     if state.outcome is None or state.outcome.phase is not JobPhase.SUSPENDED:
         return state
     return unrouted(replace(state, outcome=None, members=state.members.silenced()), spec)
@@ -150,6 +150,22 @@ def history_surpassed(
     return replace(
         state, routing=Routing(_unowned(max(beyond.generation, generation + 1), max(beyond.version, version + 1)))
     )
+
+
+def numbers_surpassed(state: JobState, generation: int, next_token: int, next_barrier: int) -> JobState:
+    """A server has heard of these numbers, from a master whose books the store has lost.
+
+    It fences what has a lower token, unless it is told that the lease lives, and refuses barriers with lower numbers:
+    the leases begin anew, beyond them.
+    """
+    if state.over or generation != state.routing.table.generation:
+        return state
+    if next_token > state.next_token:
+        ledger = state.ledger.revoke_all() if state.stage is Stage.TRAIN else state.ledger
+        state = replace(state, next_token=next_token + _LOST_NUMBERS, ledger=ledger)
+    if next_barrier > state.next_barrier:
+        state = replace(state, next_barrier=next_barrier + _LOST_NUMBERS)
+    return state
 
 
 def assignment_begun(state: JobState, spec: TrainingJobSpec) -> JobState:
@@ -268,9 +284,10 @@ def _epoch_after(state: JobState, spec: TrainingJobSpec) -> JobState:
 def with_fresh_numbers(state: JobState, wall: float) -> JobState:
     """Tokens and barrier numbers that no master before gave, even one whose last writes were lost.
 
-    `wall` is in seconds since 1970; no lease and no barrier takes a millisecond.
+    `wall` is in seconds since 1970. No master gives a token or a number each microsecond: where two take over from the
+    same books, since what the first wrote is lost, the second begins beyond what the first gave.
     """
-    first = int(wall * 1000)
+    first = int(wall * 1_000_000)
     return replace(state, next_token=max(state.next_token, first), next_barrier=max(state.next_barrier, first))
 
 

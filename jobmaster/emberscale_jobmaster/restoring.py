@@ -21,7 +21,7 @@ from emberscale_jobmaster.operations import (
     answered,
     asking_later,
 )
-from emberscale_jobmaster.progress import assigned, assignment_begun, failed, unrouted
+from emberscale_jobmaster.progress import LOST_CHECKPOINTS, assigned, assignment_begun, failed, unrouted
 from emberscale_jobmaster.state import JobState, servers_missing
 
 FIND_SECONDS = 60.0
@@ -63,7 +63,9 @@ def effects_of(state: JobState, operation: Restore, whom: int, serial: int) -> t
 def found(state: JobState, spec: TrainingJobSpec, operation: Restore, event: CheckpointFound, now: float) -> JobState:
     """The checkpoint folder was read."""
     damaged = {**state.damaged, **event.damaged}
-    state = replace(state, damaged=damaged, next_checkpoint=max(state.next_checkpoint, event.newest + 1))
+    state = replace(state, damaged=damaged)
+    if event.newest >= state.next_checkpoint:  # what a master before may still be writing is newer than what is seen
+        state = replace(state, next_checkpoint=event.newest + LOST_CHECKPOINTS)
     if event.source is None and damaged:
         problems = "; ".join(f"{checkpoint}: {problem}" for checkpoint, problem in sorted(damaged.items()))
         return failed(state, "CheckpointDamaged", f"no checkpoint can be used: {problems}")

@@ -101,6 +101,8 @@ class MasterService(rpc.MasterServicer):
             served=served,
             generation=request.ps.generation,
             version=request.ps.routing_version,
+            next_token=request.ps.next_token,
+            next_barrier=request.ps.next_barrier,
         )
         handled = self._runtime.handle(event)
         state, table = handled.job, handled.job.routing.table

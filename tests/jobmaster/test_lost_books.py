@@ -57,6 +57,34 @@ def test_the_first_table_of_new_books_is_not_the_one_that_servers_hold() -> None
     assert pure.state.routing.table.generation == old.generation + 1
 
 
+def test_two_masters_that_take_over_from_the_same_books_give_no_number_twice() -> None:
+    """What the first of them wrote is lost with the store's last second."""
+    pure = Pure()
+    pure.start_training()
+    first, second = (progress.taken_over(pure.state, pure.spec, wall) for wall in (5000.0, 5001.5))
+    given = 1000
+    assert first.next_token > pure.state.next_token
+    assert second.next_token > first.next_token + given
+    assert second.next_barrier > first.next_barrier + given
+
+
+def test_a_master_goes_beyond_numbers_that_a_server_has_of_one_whose_books_are_lost() -> None:
+    """Its own leases are fenced and its barriers refused there, as of old: it would get no further for ever."""
+    pure = Pure()
+    pure.start_training()
+    pure.acquire()
+    table, token, barrier = pure.state.routing.table, pure.state.next_token, pure.state.next_barrier
+    told = {"next_token": token + 5_000_000, "next_barrier": barrier + 7_000_000}
+    unchanged = progress.numbers_surpassed(pure.state, table.generation, token, barrier)
+    assert unchanged is pure.state
+    assert progress.numbers_surpassed(pure.state, table.generation - 1, **told) is pure.state
+    after = progress.numbers_surpassed(pure.state, table.generation, **told)
+    assert after.next_token >= told["next_token"]
+    assert after.next_barrier >= told["next_barrier"]
+    assert not after.ledger.leases
+    after.ledger.check()
+
+
 def _process() -> Process:
     return Process("ps", "tcp://a", "a:1", "", 1, "h")
 

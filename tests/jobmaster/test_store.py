@@ -122,7 +122,7 @@ def test_of_two_masters_only_the_newer_writes(redis_server: RedisServer) -> None
     new.confirm()
     found = JobStore(redis_server.url, uid).open()
     assert found is not None
-    assert found.next_token == 3000
+    assert found.next_token == 3_000_000
 
 
 def test_a_deposed_master_says_so_and_answers_nobody_any_more(redis_server: RedisServer) -> None:

@@ -149,6 +149,11 @@ class Cluster:
                         self.exited(process, -9)
                 self.disk.lose_tail(self.world.random.uniform(0.0, LOST_TAIL_SECONDS))
                 self.model.store_lost()
+            case Kind.LOST_WRITES:
+                for process in self.operator.all_of(Role.REDIS):
+                    self.exited(process, -9)
+                self.disk.lose_tail(self.world.random.uniform(0.0, LOST_TAIL_SECONDS))
+                self.model.store_lost()
             case Kind.LOST_STORE:
                 for process in self.operator.all_of(Role.REDIS):
                     self.exited(process, -9)

@@ -280,6 +280,7 @@ class Master(Process):
         version: int = 0,
         sequence: int = 0,
         served: bool = False,
+        numbers: tuple[int, int] = (0, 0),
     ) -> Task[BeatReply]:
         """A member lives."""
         job, effects = yield from self._changing(
@@ -290,6 +291,8 @@ class Master(Process):
                 sequence=sequence,
                 generation=generation,
                 version=version,
+                next_token=numbers[0],
+                next_barrier=numbers[1],
             )
         )
         table, live = job.routing.table, None
@@ -315,6 +318,7 @@ class Master(Process):
             job, effects = yield from self._changing(TaskWanted(now=self.world.now, member=member))
             granted = next((effect.task for effect in effects if isinstance(effect, Granted)), None)
             if granted is not None:
+                self.cluster.model.granted(member, granted)
                 return messages.wire_task(granted), False
             if job.over or self.world.now >= deadline:
                 return None, job.over

@@ -9,7 +9,7 @@
 * A complete checkpoint holds the same batches in all its rows.
 * A snapshot is taken in a barrier that has not lapsed.
 * The job goes back to no older checkpoint than the newest sound one.
-* One master at a time writes the state.
+* One master at a time writes the state, and no token stands for two leases.
 * In the end, each batch of each epoch is applied once to all that it touches.
 """
 
@@ -25,7 +25,9 @@ from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.wire import Flag, Header
 from emberscale_jobmaster import ranges
 from emberscale_jobmaster.applied import Applied
+from emberscale_jobmaster.membership import MemberId
 from emberscale_jobmaster.state import JobState, Stage
+from emberscale_jobmaster.tasks import Task as MasterTask
 from emberscale_trainer.partition import AppliedBatches
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ class Model:
         self._applied: defaultdict[tuple[str, int], int] = defaultdict(int)
         self._tables: dict[int, RoutingTable] = {}
         self._newest_at_restore: dict[int, str] = {}
+        self._granted: dict[int, tuple[MemberId, MasterTask]] = {}
         self._writer = ""
 
     # Parameter servers
@@ -63,6 +66,11 @@ class Model:
             for unit in UNITS:
                 self._committed.pop((table.generation, unit), None)
         self._tables[table.generation] = table
+
+    def assigned(self, server: "ParameterServer", loaded: AppliedBatches) -> None:
+        """A server answers that its rows are as they were loaded."""
+        if more := recorded(server.core.applied) - recorded(loaded):
+            self._broken(f"{server.name} calls an assignment done though its rows have trained on by {sorted(more)}")
 
     def pulled(self, server: "ParameterServer", session: int, header: Header, units: tuple[Unit, ...]) -> None:
         """A server answers a pull."""
@@ -121,6 +129,12 @@ class Model:
         self._on_servers(table, {batch}, f"{worker.name} committed")
         for unit in touched(batch):
             self._committed[table.generation, unit].add(batch)
+
+    def granted(self, member: MemberId, task: MasterTask) -> None:
+        """A worker is told of a lease. A token that two masters gave would have the work on one count for the other."""
+        before = self._granted.setdefault(task.token, (member, task))
+        if before != (member, task):
+            self._broken(f"{task} is granted to {member.slot}, and the token was given before for {before}")
 
     def evaluated(self, worker: "Worker", task: pb.Task) -> None:
         """A worker has evaluated a shard."""

@@ -237,6 +237,8 @@ class ParameterServer(Process):
             if loading is not self._loading:
                 raise CallError("ABORTED", "another assignment has replaced this one")
             done = self.core.serving and self.core.known == (table.generation, table.version)
+            if done:
+                self.cluster.model.assigned(self, loading.applied)
             if done or self.world.now >= deadline:
                 return done, loading
             yield self._changed(deadline)
@@ -372,7 +374,9 @@ class ParameterServer(Process):
         while True:
             known = self.core.known
             if self.registered:
-                ask = methodcaller("heartbeat", member, {}, *known, served=self.core.serving)
+                ask = methodcaller(
+                    "heartbeat", member, {}, *known, served=self.core.serving, numbers=self.core.next_numbers
+                )
             else:
                 ask = methodcaller("register", member, self.address, *known)
             call = self.cluster.call_master(self, ask)

@@ -20,6 +20,8 @@ class Kind(StrEnum):
     """The next push to a parameter server finds no room."""
     LOST_TAIL = "lost tail"
     """Redis dies with the master, and what it wrote within the last second is gone."""
+    LOST_WRITES = "lost writes"
+    """Redis alone dies, and what it wrote within the last second is gone."""
     LOST_STORE = "lost store"
     """Redis dies with all that it held."""
     STORAGE_FAILS = "storage fails"
@@ -116,6 +118,7 @@ _WEIGHTS = {
     Kind.SPLIT: 1,
     Kind.NO_MEMORY: 2,
     Kind.LOST_TAIL: 2,
+    Kind.LOST_WRITES: 1,
     Kind.LOST_STORE: 1,
     Kind.STORAGE_FAILS: 2,
     Kind.STORAGE_HANGS: 1,
@@ -159,6 +162,10 @@ def _company(random: Random, fault: Fault, workers: int, servers: int) -> list[F
         case ((Kind.STORAGE_FAILS | Kind.STORAGE_HANGS), _):
             at = max(0.0, round(fault.at - 0.5, 3))
             return [Fault(at, Kind.KILL, "ps", random.randrange(servers))]
+        case Kind.SPLIT, _:
+            return [Fault(round(fault.at + random.uniform(0.6, 1.6), 3), Kind.LOST_WRITES)]
+        case Kind.LOST_TAIL, _:
+            return [Fault(round(fault.at + random.uniform(0.6, 2.0), 3), Kind.LOST_TAIL)]
         case _:
             return []
 

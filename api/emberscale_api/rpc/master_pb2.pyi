@@ -348,12 +348,19 @@ class PsReport(_message.Message):
     ROUTING_VERSION_FIELD_NUMBER: _builtins.int
     STAGE_SECONDS_FIELD_NUMBER: _builtins.int
     REPEATED_BATCHES_FIELD_NUMBER: _builtins.int
+    NEXT_TOKEN_FIELD_NUMBER: _builtins.int
+    NEXT_BARRIER_FIELD_NUMBER: _builtins.int
     table_bytes: _builtins.int
     applied_batches: _builtins.int
     generation: _builtins.int
     routing_version: _builtins.int
     repeated_batches: _builtins.int
     """pushes that were applied before, and ignored"""
+    next_token: _builtins.int
+    """Lease tokens and barrier numbers below these were given in this generation, as far as the server has heard. A master
+    that would give them again goes beyond them: the books of the one that gave them are lost.
+    """
+    next_barrier: _builtins.int
     @_builtins.property
     def rows(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """per table"""
@@ -372,10 +379,12 @@ class PsReport(_message.Message):
         routing_version: _builtins.int = ...,
         stage_seconds: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         repeated_batches: _builtins.int = ...,
+        next_token: _builtins.int = ...,
+        next_barrier: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_batches", b"applied_batches", "generation", b"generation", "repeated_batches", b"repeated_batches", "routing_version", b"routing_version", "rows", b"rows", "stage_seconds", b"stage_seconds", "table_bytes", b"table_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_batches", b"applied_batches", "generation", b"generation", "next_barrier", b"next_barrier", "next_token", b"next_token", "repeated_batches", b"repeated_batches", "routing_version", b"routing_version", "rows", b"rows", "stage_seconds", b"stage_seconds", "table_bytes", b"table_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -147,8 +147,10 @@ def test_an_assignment_from_nothing_serves(server: Server) -> None:
     reply = server.assign()
     assert reply.done
     assert dict(reply.rows) == {"user": 0, "item/id": 0}
-    assert server.push(0) is Status.OK
     assert server.assign().done, "asked again, it attaches"
+    assert server.push(0) is Status.OK
+    with pytest.raises(RefusedError, match="ABORTED: the rows of generation 1 have trained on"):
+        server.assign()
     assert server.state.known == (1, 1)
 
 

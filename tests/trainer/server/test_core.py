@@ -114,6 +114,22 @@ class TestAssignments:
         assert core.assign(second) is Assigning.DONE
         assert core.known == (2, 2)
 
+    @pytest.mark.parametrize("checkpoint", ["a", "b"])
+    def test_an_assignment_whose_rows_have_trained_on_is_not_done_again(self, checkpoint: str) -> None:
+        """Its master has lost the end of its books, and would take the rows for those of the checkpoint."""
+        core = ServerCore()
+        first = Assignment(2, 2, "a")
+        core.assign(first)
+        core.adopt(first, Ownership.of_everything(), AppliedBatches(), None)
+        assert core.assign(first) is Assigning.DONE
+        header = Header(Kind.PUSH, generation=2, version=2, batch=7)
+        assert core.push(1, header, 0.0, 0.0) is Status.OK
+        core.record(1, header, 0.0)
+        with pytest.raises(LaterError, match="trained on"):
+            core.assign(Assignment(2, 2, checkpoint))
+        assert core.serving
+        assert core.assign(Assignment(3, 3, "a")) is Assigning.LOAD
+
     def test_an_assignment_that_failed_may_be_asked_for_again(self) -> None:
         core, wanted = ServerCore(), Assignment(1, 1, "checkpoint")
         core.assign(wanted)

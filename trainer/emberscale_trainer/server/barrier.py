@@ -50,6 +50,11 @@ class Barrier:
         self._held: _Held | None = None
         self._over = 0
 
+    @property
+    def newest(self) -> int:
+        """The largest number that was held or resumed; 0 if there was none."""
+        return self._over if self._held is None else max(self._over, self._held.number)
+
     def hold(self, number: int, seconds: float, now: float) -> None:
         """Holds pushes from now on. Raises NotHeldError for a barrier that is over, or older than the one held."""
         held = self._current(now)

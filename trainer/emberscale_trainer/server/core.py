@@ -71,13 +71,17 @@ class Outcome:
 
 @dataclass(slots=True)
 class _Serving:
-    """What is served. `version` and `owned` change with a switch, `applied` with every push."""
+    """What is served. `version` and `owned` change with a switch, `applied` with every push.
+
+    `trained`: a batch was applied since the rows were loaded.
+    """
 
     generation: int
     version: int
     owned: Ownership
     applied: AppliedBatches
     bound: StalenessBound | None
+    trained: bool = False
 
 
 class ServerCore:
@@ -99,6 +103,11 @@ class ServerCore:
         return self._known
 
     @property
+    def next_numbers(self) -> tuple[int, int]:
+        """Lease tokens and barrier numbers below these were given in this generation, as far as is known here."""
+        return self._next_token, self._barrier.newest + 1
+
+    @property
     def serving(self) -> bool:
         """Whether rows are served."""
         return self._serving is not None
@@ -116,10 +125,16 @@ class ServerCore:
     # Assignment
 
     def assign(self, wanted: Assignment) -> Assigning:
-        """Begins an assignment, or attaches to it. LOAD ends what was served. Raises LaterError."""
+        """Begins an assignment, or attaches to it. LOAD ends what was served. Raises LaterError.
+
+        Rows that have trained on are later than what they were loaded from, too: only a master whose books have lost
+        their end asks again, and it must begin another generation.
+        """
         newest = self._known if self._wanted is None else max(self._known, _order(self._wanted))
         if _order(wanted) < newest:
             raise LaterError(f"generation {newest[0]}, version {newest[1]} is known here, which is later")
+        if self._serving is not None and self._serving.trained and _order(wanted) == newest:
+            raise LaterError(f"the rows of generation {newest[0]} have trained on since they were loaded")
         if wanted == self._wanted:
             return Assigning.LOADING if self._serving is None else Assigning.DONE
         self._wanted, self._known = wanted, _order(wanted)
@@ -246,6 +261,7 @@ class ServerCore:
             raise RuntimeError(f"batch {batch} is applied already, or nothing is served")
         self._barrier.applied(batch, now)
         serving.applied.record(*batch)
+        serving.trained = True
         if serving.bound is not None:
             serving.bound.pushed(_ticket(session, header), header.token)
 

@@ -84,6 +84,11 @@ class ServerState:
         return self._core.known
 
     @property
+    def next_numbers(self) -> tuple[int, int]:
+        """As `ServerCore.next_numbers`."""
+        return self._core.next_numbers
+
+    @property
     def owned(self) -> Ownership:
         """What the server owns. Raises NotHeldError where nothing is served."""
         return self._core.owned
