@@ -27,4 +27,4 @@ def test_a_job_reads_compressed_files_forwards_and_every_record_once(
     assert finished.summary["phase"] == "Complete", finished.stderr
     assert finished.summary["auc"] > 0.6
     audit = finished.job.audit()
-    assert (audit["missing"], audit["repeated"]) == (0, 0)
+    assert (audit["missing"], audit["repeated"], audit["contradictions"]) == (0, 0, [])

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(300)
 
 def assert_exact(job: Job) -> None:
     audit = job.audit()
-    assert (audit["missing"], audit["repeated"]) == (0, 0)
+    assert (audit["missing"], audit["repeated"], audit["contradictions"]) == (0, 0, [])
 
 
 def newest_checkpoint(job: Job) -> Path | None:
@@ -65,7 +65,7 @@ def test_an_interrupted_run_is_resumed_with_another_number_of_servers(make_job: 
     assert resumed.summary["phase"] == "Complete", resumed.stderr
     assert resumed.summary["samples"] == resumed.summary["expected_samples"]
     audit = job.audit()
-    assert (audit["missing"], audit["repeated"], audit["ps_count"]) == (0, 0, 3)
+    assert (audit["missing"], audit["repeated"], audit["contradictions"], audit["ps_count"]) == (0, 0, [], 3)
 
 
 def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_used(make_job: Callable[..., Job]) -> None:

@@ -52,7 +52,7 @@ def test_a_job_with_certificates_trains_as_any_other(
     assert finished.summary["phase"] == "Complete", finished.stderr + job.logs()[-8000:]
     assert finished.summary["plan"]["version"] >= 1, "the brain was heard"
     audit = job.audit()
-    assert (audit["missing"], audit["repeated"]) == (0, 0)
+    assert (audit["missing"], audit["repeated"], audit["contradictions"]) == (0, 0, [])
     assert audit["once"] == finished.summary["expected_samples"]
 
 

@@ -73,7 +73,7 @@ def test_runs_are_counted_as_samples_one_by_one_would_be(
 
 
 def test_the_document_adds_the_epochs_up() -> None:
-    report = AuditReport({1: Counts(once=5), 0: Counts(missing=1, once=4)}, "00000007", 2)
+    report = AuditReport({1: Counts(once=5), 0: Counts(missing=1, once=4)}, (), "00000007", 2)
     assert report.as_document() == {
         "missing": 1,
         "once": 9,
@@ -82,6 +82,7 @@ def test_the_document_adds_the_epochs_up() -> None:
             {"epoch": 0, "missing": 1, "once": 4, "repeated": 0},
             {"epoch": 1, "missing": 0, "once": 5, "repeated": 0},
         ],
+        "contradictions": [],
         "checkpoint": "00000007",
         "ps_count": 2,
     }

@@ -13,7 +13,8 @@ from emberscale._run.audit import Runs
 from emberscale._run.folder import open_run
 from emberscale._run.record import RunStatus
 from emberscale_api.checkpoint import CheckpointFile, CheckpointManifest
-from emberscale_api.job import TrainingJob, load_manifest
+from emberscale_api.job import OptimizerType, TrainingJob, load_manifest
+from emberscale_trainer.checkpoint.layout import PartitionFile, TablePart
 
 RECORDS, BATCH = 1000, 64
 EXACT: Runs = [(0, 16, 1)]
@@ -28,15 +29,21 @@ class Run:
             held.save(status=status)
             self.uid, self.job = held.record.uid, held.job
 
-    def checkpoint(self, cut: int, servers: list[Runs], uid: str | None = None) -> Path:
+    def checkpoint(self, cut: int, servers: list[Runs], uid: str | None = None, steps: int | None = None) -> Path:
+        """Each server has a dense piece, stepped once for each push that it recorded or `steps` times."""
         folder = self.root / "checkpoints" / f"{cut:08}"
         files = []
         for index, runs in enumerate(servers):
-            content = json.dumps({"epochs": [{"epoch": 0, "runs": runs}]}).encode()
-            path = folder / f"ps-{index}" / "applied.json"
-            path.parent.mkdir(parents=True)
-            path.write_bytes(content)
-            files.append(CheckpointFile(path=f"ps-{index}/applied.json", bytes=len(content), crc32=zlib.crc32(content)))
+            pushes = sum(times * (stop - first) for first, stop, times in runs)
+            written = {
+                "applied.json": json.dumps({"epochs": [{"epoch": 0, "runs": runs}]}).encode(),
+                "partition.json": _partition(index, len(servers)),
+                "dense-0.rows": _dense_row(index, pushes if steps is None else steps),
+            }
+            (folder / f"ps-{index}").mkdir(parents=True)
+            for name, content in written.items():
+                (folder / f"ps-{index}" / name).write_bytes(content)
+                files.append(CheckpointFile(path=f"ps-{index}/{name}", bytes=len(content), crc32=zlib.crc32(content)))
         manifest = CheckpointManifest(
             id=folder.name,
             number=cut,
@@ -58,6 +65,22 @@ class Run:
         )
         (folder / "manifest.json").write_text(manifest.to_json())
         return folder
+
+
+_DENSE = TablePart(name="(dense)", files=["dense-0.rows"], rows=1, dimension=1, optimizer=OptimizerType.SGD, stride=16)
+
+
+def _partition(index: int, servers: int) -> bytes:
+    """Server i owns dense piece i, which holds a parameter."""
+    part = PartitionFile(index=index, buckets=[], pieces=[(index, index + 1)], tables=[], dense=_DENSE, parameters=1024)
+    return part.model_dump_json().encode()
+
+
+def _dense_row(piece: int, steps: int) -> bytes:
+    records = _DENSE.layout.empty(1)
+    row = _DENSE.layout.fields(records)
+    row["key"], row["pushes"] = piece, steps
+    return records.tobytes()
 
 
 @pytest.fixture
@@ -104,6 +127,17 @@ def test_an_unfinished_run_is_called_so_unless_something_is_repeated(
     run.checkpoint(1, [runs])
     _, printed, _ = audit(run)
     assert verdict in " ".join(printed.split())
+
+
+def test_rows_that_changed_more_often_than_their_server_recorded_fail_the_audit(run: Run) -> None:
+    """The record of applied batches keeps batches from being applied twice, so it cannot show that one was."""
+    run.checkpoint(1, [EXACT, EXACT], steps=32)
+    code, printed, _ = audit(run, "--output", "json")
+    assert code == 1
+    assert json.loads(printed)["contradictions"] == [
+        f"ps-{index} recorded 16 pushes, but dense piece {index} took 32 steps" for index in (0, 1)
+    ]
+    assert "not exactly once: ps-0 recorded 16 pushes" in " ".join(audit(run)[1].split())
 
 
 def test_the_newest_complete_checkpoint_counts(run: Run) -> None:

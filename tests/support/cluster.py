@@ -176,8 +176,8 @@ class Job:
 
 _AUDIT = """
 import json, sys
-from emberscale._run.checkpoints import CheckpointFolder, audit_checkpoints
-folder = CheckpointFolder(sys.argv[1])
+from emberscale._run.checkpoints import SavedCheckpoints, audit_checkpoints
+folder = SavedCheckpoints(sys.argv[1])
 report, refused = audit_checkpoints(folder, folder.find({sys.argv[2]}))
 open("/dev/termination-log", "w").write(json.dumps(report.as_document() if report else {"refused": refused}))
 """
@@ -249,6 +249,7 @@ def assert_exact(job: Job, place: Place, records: int = RECORDS) -> None:
     """Every sample of one epoch was applied exactly once, on every server."""
     counted = audit(job, place)
     assert (counted["missing"], counted["once"], counted["repeated"]) == (0, records, 0), counted
+    assert counted["contradictions"] == []
 
 
 _LOCAL_RUN = """

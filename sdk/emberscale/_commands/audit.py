@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs
-from emberscale._run.audit import AuditReport, Counts
+from emberscale._run.audit import AuditReport
 from emberscale._run.checkpoints import SavedCheckpoints, audit_checkpoints
 from emberscale._run.record import RunPaths, RunRecord, RunStatus, read_record
 from emberscale_api.errors import BadInputError
@@ -19,10 +19,11 @@ Proves that a run lost no sample and repeated none.
 
 Every parameter server records how often it applied each batch, and saves that with its rows. From the last complete
 checkpoint of the run this counts the samples of each epoch that some server never applied ([red]missing[/]), that
-every server applied exactly once, and that some server applied more often ([red]repeated[/]).
+every server applied exactly once, and that some server applied more often ([red]repeated[/]). The dense parameters
+count their steps by themselves, where they change; a server whose count is not that of its record is named.
 
-Exit code [green]0[/] only if nothing is missing or repeated. What an unfinished run has not trained yet is missing, and
-it is called unfinished if nothing is repeated.
+Exit code [green]0[/] only if nothing is missing or repeated and the counts agree. What an unfinished run has not
+trained yet is missing, and it is called unfinished if nothing is repeated.
 """)
 EXAMPLES = """\
 [bold]Examples[/]
@@ -44,7 +45,7 @@ def audit(
         typer.echo(json.dumps(report.as_document(), indent=2))
     else:
         _print(report, record.status)
-    raise typer.Exit(0 if report.total.exact else 1)
+    raise typer.Exit(0 if report.exact else 1)
 
 
 def _audit(paths: RunPaths) -> tuple[AuditReport, RunRecord]:
@@ -74,10 +75,13 @@ def _print(report: AuditReport, status: RunStatus) -> None:
     table.add_row("all", f"{total.missing:,}", f"{total.once:,}", f"{total.repeated:,}", style="bold")
     console = Console()
     console.print(table)
-    console.print(_verdict(total, status))
+    console.print(_verdict(report, status))
 
 
-def _verdict(total: Counts, status: RunStatus) -> str:
+def _verdict(report: AuditReport, status: RunStatus) -> str:
+    total = report.total
+    if report.contradictions:
+        return "".join(f"[red]not exactly once: {line}[/]\n" for line in report.contradictions).rstrip()
     if total.exact:
         return "[green]every sample exactly once[/]"
     if status is not RunStatus.COMPLETE and not total.repeated:

@@ -1,4 +1,9 @@
-"""How often each sample was applied, from what every parameter server recorded."""
+"""How often each sample was applied: what every parameter server recorded, and what its dense parameters counted.
+
+The record of applied batches is also what keeps a batch from being applied twice, so it alone could not show that one
+was. Each push steps every dense piece of a server, and a piece counts its steps where rows are changed: the two must
+agree.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -30,12 +35,38 @@ class Counts:
 
 
 @dataclass(frozen=True)
+class ServerRecord:
+    """What one parameter server saved about its past.
+
+    * `applied`: by epoch, which batches it applied and how often.
+    * `dense_steps`: by dense piece that holds parameters, how many gradients stepped it.
+    """
+
+    applied: Mapping[int, Runs]
+    dense_steps: Mapping[int, int]
+
+    @property
+    def pushes(self) -> int:
+        """Pushes that `applied` tells of."""
+        return sum(times * (stop - first) for runs in self.applied.values() for first, stop, times in runs)
+
+
+@dataclass(frozen=True)
 class AuditReport:
-    """Counts by epoch, over all servers of a checkpoint."""
+    """Counts by epoch, over all servers of a checkpoint.
+
+    * `contradictions`: where the dense parameters of a server took more or fewer steps than its record tells of.
+    """
 
     epochs: Mapping[int, Counts]
+    contradictions: tuple[str, ...]
     checkpoint: str
     ps_count: int
+
+    @property
+    def exact(self) -> bool:
+        """Whether every sample was applied once, by record and by count."""
+        return self.total.exact and not self.contradictions
 
     @property
     def total(self) -> Counts:
@@ -47,9 +78,24 @@ class AuditReport:
         return {
             **asdict(self.total),
             "epochs": [{"epoch": epoch, **asdict(counts)} for epoch, counts in sorted(self.epochs.items())],
+            "contradictions": list(self.contradictions),
             "checkpoint": self.checkpoint,
             "ps_count": self.ps_count,
         }
+
+
+def contradictions_of(servers: Sequence[ServerRecord]) -> tuple[str, ...]:
+    """One line for each server whose dense pieces were not stepped once for each push that it recorded."""
+    lines = []
+    for index, server in enumerate(servers):
+        wrong = {piece: steps for piece, steps in server.dense_steps.items() if steps != server.pushes}
+        if wrong:
+            piece, steps = next(iter(wrong.items()))
+            lines.append(
+                f"ps-{index} recorded {server.pushes:,} pushes, but dense piece {piece} took {steps:,} steps"
+                + (f", and {len(wrong) - 1} more pieces disagree" if len(wrong) > 1 else "")
+            )
+    return tuple(lines)
 
 
 def audit_applied(

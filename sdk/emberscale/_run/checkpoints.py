@@ -1,29 +1,16 @@
 """The checkpoints of a run, as far as people ask about them."""
 
-import zlib
 from collections.abc import Container
 from dataclasses import dataclass
-from typing import Any
 
 import fsspec
-from pydantic import BaseModel, ConfigDict, ValidationError
 
-from emberscale._run.audit import AuditReport, Runs, audit_applied
+from emberscale._run.audit import AuditReport, ServerRecord, audit_applied, contradictions_of
 from emberscale_api.checkpoint import MANIFEST_NAME, CheckpointManifest, DamagedCheckpointError
 from emberscale_api.errors import BadInputError
 
-
-class _EpochRuns(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    epoch: int
-    runs: list[tuple[int, int, int]]
-
-
-class _AppliedFile(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    epochs: list[_EpochRuns]
+_PATIENCE_SECONDS = 10.0
+"""How long a storage that does not answer is asked again."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +59,17 @@ class SavedCheckpoints:
             tuple(sorted(complete, key=lambda manifest: manifest.number, reverse=True)), tuple(damaged)
         )
 
-    def applied(self, manifest: CheckpointManifest) -> list[dict[int, Runs]]:
-        """What each server had applied at the cut, by epoch. Raises DamagedCheckpointError."""
-        return [self._applied(manifest, f"ps-{index}/applied.json") for index in range(manifest.ps_count)]
+    def records(self, manifest: CheckpointManifest) -> list[ServerRecord]:
+        """What each server saved about its past. Raises DamagedCheckpointError, for one that cannot be read too."""
+        # the trainer's tables take a second to import, which only an audit should cost
+        from emberscale_trainer.checkpoint import CheckpointFiles, StorageUnreachableError, Work, server_history
+
+        try:
+            files = CheckpointFiles(self.uri_of(manifest), Work(_PATIENCE_SECONDS, missing_seconds=0))
+            histories = [server_history(files, index) for index in range(manifest.ps_count)]
+        except StorageUnreachableError as error:
+            raise DamagedCheckpointError(f"{self.uri_of(manifest)}: cannot be read: {error}") from error
+        return [ServerRecord(applied, steps) for applied, steps in histories]
 
     def _manifests(self) -> list[str]:
         try:
@@ -82,35 +77,21 @@ class SavedCheckpoints:
         except OSError as error:
             raise BadInputError(f"spec.checkpoint.uri: {self._uri}: cannot be read: {error}") from error
 
-    def _applied(self, manifest: CheckpointManifest, name: str) -> dict[int, Runs]:
-        path = f"{self._root}/{manifest.id}/{name}"
-        recorded = next((file for file in manifest.files if file.path == name), None)
-        if recorded is None:
-            raise DamagedCheckpointError(f"{path}: the checkpoint's manifest does not list it")
-        try:
-            content: Any = self._filesystem.cat_file(path)
-        except OSError as error:
-            raise DamagedCheckpointError(f"{path}: cannot be read: {error}") from error
-        if len(content) != recorded.bytes or zlib.crc32(content) != recorded.crc32:
-            raise DamagedCheckpointError(f"{path}: was altered after it was written (its checksum does not match)")
-        try:
-            applied = _AppliedFile.model_validate_json(content)
-        except ValidationError as error:
-            raise DamagedCheckpointError(f"{path}: is not a record of applied batches") from error
-        return {epoch.epoch: epoch.runs for epoch in applied.epochs}
-
 
 def audit_checkpoints(folder: SavedCheckpoints, found: FoundCheckpoints) -> tuple[AuditReport | None, list[str]]:
     """The audit of the newest checkpoint that is whole, and why newer ones are not."""
     refused = list(found.damaged)
     for manifest in found.complete:
         try:
-            servers = folder.applied(manifest)
+            servers = folder.records(manifest)
         except DamagedCheckpointError as error:
             refused.append(str(error))
             continue
         counts = audit_applied(
-            manifest.training_records, manifest.batch_size, manifest.job.spec.training.epochs, servers
+            manifest.training_records,
+            manifest.batch_size,
+            manifest.job.spec.training.epochs,
+            [server.applied for server in servers],
         )
-        return AuditReport(counts, manifest.id, manifest.ps_count), refused
+        return AuditReport(counts, contradictions_of(servers), manifest.id, manifest.ps_count), refused
     return None, refused

@@ -1,7 +1,7 @@
 """Checkpoints: writing a server's part of a snapshot, and reading what all servers wrote, with any number of them."""
 
 from emberscale_trainer.checkpoint.files import CheckpointFiles
-from emberscale_trainer.checkpoint.reader import load_partition, read_dense, read_records
+from emberscale_trainer.checkpoint.reader import load_partition, read_dense, read_records, server_history
 from emberscale_trainer.checkpoint.work import AbandonedError, StorageUnreachableError, Work
 from emberscale_trainer.checkpoint.writer import Share, WrittenFile, write_snapshot
 
@@ -15,5 +15,6 @@ __all__ = [
     "load_partition",
     "read_dense",
     "read_records",
+    "server_history",
     "write_snapshot",
 ]

@@ -65,6 +65,22 @@ def read_dense(
     return values.reshape(-1)[: len(initial)]
 
 
+def server_history(files: CheckpointFiles, index: int) -> tuple[dict[int, list[tuple[int, int, int]]], dict[int, int]]:
+    """The runs of batches that a server applied, by epoch, and the steps of each of its dense pieces with parameters.
+
+    The steps are counted in the rows themselves, where they change, and know nothing of the record of batches. Raises
+    as CheckpointFiles does.
+    """
+    part = files.parse(f"ps-{index}/partition.json", PartitionFile)
+    last = -(-part.parameters // piece_length(part.parameters))
+    steps = {piece: 0 for first, stop in part.pieces for piece in range(first, min(stop, last))}
+    for records in read_records(files, part, part.dense):
+        pushes = part.dense.layout.fields(records)["pushes"]
+        steps |= dict(zip(_pieces(records, part).tolist(), pushes.tolist(), strict=True))
+    applied = files.parse(f"ps-{index}/applied.json", AppliedFile)
+    return {item.epoch: item.runs for item in applied.epochs}, steps
+
+
 def _overlap(ranges: Sequence[tuple[int, int]], owned: NDArray[np.bool_]) -> bool:
     return any(owned[first:stop].any() for first, stop in ranges)
 
