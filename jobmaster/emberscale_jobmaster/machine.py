@@ -88,9 +88,8 @@ def step(state: MasterState, event: Event, spec: TrainingJobSpec) -> Stepped:
     changed then. Raises BooksError for a defect.
     """
     elapsed = event.now - state.looked_at
-    looked = replace(
-        state, looked_at=max(event.now, state.looked_at), seen=state.seen.counted(elapsed, _can_move(state.job))
-    )
+    seen = state.seen.counted(elapsed, _can_move(state.job))
+    looked = MasterState(state.job, seen, max(event.now, state.looked_at), state.counted_at)
     after, effects = _handled(looked, event, spec)
     return _settled(looked, after, effects, event.now, spec)
 
@@ -342,12 +341,14 @@ def _settled(
         pause = max(0.0, clock - began_at)
         effects.append(StartedUp(Role.PS, max(0.0, clock - asked_at - pause), pause))
         job = scaling.moved(job)
-    return replace(after, job=job, seen=seen, counted_at=counted_at), tuple(effects)
+    return MasterState(job, seen, after.looked_at, counted_at), tuple(effects)
 
 
 def _effects_between(before: JobState, after: JobState, spec: TrainingJobSpec) -> list[Effect]:
     """The calls that operations wait for now and did not before, and what those leave that were given up."""
     effects: list[Effect] = []
+    if before is after:
+        return effects
     earlier = {operation.id: operation for operation in before.operations}
     left = {operation.id for operation in after.operations}
     for operation in before.operations:

@@ -6,6 +6,7 @@ was given up because it was silent may speak again, without its leases.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from emberscale_api.job.roles import Role
 
@@ -154,6 +155,7 @@ class Membership:
         return Membership({**self.slots, slot_name(slot.role, slot.index): slot})
 
 
+@lru_cache(maxsize=4096)
 def slot_name(role: Role, index: int) -> str:
     """`worker-0`."""
     return f"{role.value}-{index}"

@@ -217,12 +217,12 @@ def phase_of(state: JobState, spec: TrainingJobSpec) -> JobPhase:
     """The phase that people see."""
     if state.outcome is not None:
         return state.outcome.phase
-    missing = servers_missing(state, spec)
     match state.stage:
         case Stage.DISCOVER | Stage.INDEX:
-            return JobPhase.PENDING if missing else JobPhase.PREPARING
+            return JobPhase.PENDING if servers_missing(state, spec) else JobPhase.PREPARING
         case Stage.READY:
-            return JobPhase.PENDING if missing and not state.recoveries else JobPhase.RESTORING
+            waits = not state.recoveries and servers_missing(state, spec)
+            return JobPhase.PENDING if waits else JobPhase.RESTORING
         case Stage.TRAIN:
             return JobPhase.TRAINING
         case Stage.EVALUATE:

@@ -85,7 +85,8 @@ def advance(history: History, observed: Iterable[Instance], backoff: Backoff, wa
     for instance in instances:
         slot = (instance.id.role, instance.id.index)
         past = lives.get(slot, Lives())
-        past = replace(past, last_incarnation=max(past.last_incarnation, instance.id.incarnation))
+        if instance.id.incarnation > past.last_incarnation:
+            past = replace(past, last_incarnation=instance.id.incarnation)
         if instance.exit is not None and instance.id.incarnation > past.counted:
             past = _count_exit(past, instance, instance.exit, backoff, wanted)
         lives[slot] = past
