@@ -30,6 +30,11 @@ def load_scenario(path: Path) -> Scenario:
         raise ScenarioError(f"{where}: is not valid YAML: {error.problem}") from error
     if root is None or not isinstance(document, dict):
         raise ScenarioError(f"{path}:1:1: holds no scenario: expected a mapping with name, cluster, workload, ...")
+    if "apiVersion" in document and "kind" in document:
+        raise ScenarioError(
+            f"{path}:1:1: holds a {document['kind']} and no scenario; `emberscale run` runs a TrainingJob, and "
+            "deploy/examples/scenarios has scenarios"
+        )
     try:
         return Scenario.model_validate(document)
     except ValidationError as error:

@@ -41,6 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
     )
     text = (folder / "job.yaml").read_text()
+    (folder / "template.yaml").write_text(text.replace("toy", "{{ .Values.name }}"))
     (folder / "twice.yaml").write_text(text + "  worker: {replicas: 3}\n")
     (folder / "tab.yaml").write_text("spec:\n\tdata: 1\n")
     (folder / "list.yaml").write_text("- a\n")
@@ -107,6 +108,12 @@ SETTINGS: list[tuple[str | Sequence[str], Sequence[str]]] = [
     # fields that are not there
     ("spec.training.batch_siz=3", ["spec.training.batch_siz: unknown field (did you mean batchSize?)"]),
     ("spec.training.batchsize=3", ["did you mean batchSize?"]),
+    ("spec.image=x", ["spec.image: unknown field (did you mean spec.master.template.image or"]),
+    ("spec.runPolicy.activeDeadlineSeconds=10", ["did you mean activeDeadline?"]),
+    ("spec.runPolicy.ttlSecondsAfterFinished=10", ["did you mean ttlAfterFinished?"]),
+    ("spec.worker.template.spec.containers=[]", ["spec.worker.template.spec: unknown field", "allowed here: affinity"]),
+    ("spec.worker.resources.limits.memory=1kb", ["did you mean 1Ki?"]),
+    ("spec.runPolicy.activeDeadline=soon", ["'soon' is not a duration: write 90s, 5m or 1h30m"]),
     ("spec.training.batch-size=3", ["did you mean batchSize?"]),
     ("spec.worker.replica=3", ["did you mean replicas?"]),
     ("spec.workers.replicas=2", ["spec.workers", "did you mean worker?"]),
@@ -225,6 +232,7 @@ SETTINGS: list[tuple[str | Sequence[str], Sequence[str]]] = [
 ]
 COMMANDS: list[tuple[str, Sequence[str]]] = [
     ("run twice.yaml", ["twice.yaml:", "'worker' is there twice"]),
+    ("run template.yaml", ["template.yaml:", "fill in a template first, quote text"]),
     ("run tab.yaml", ["tab.yaml:2: is not valid YAML", "cannot start any token"]),
     ("run list.yaml", ["list.yaml: holds no TrainingJob: expected a mapping with apiVersion"]),
     ("run empty.yaml", ["empty.yaml: holds no TrainingJob"]),
@@ -260,6 +268,7 @@ COMMANDS: list[tuple[str, Sequence[str]]] = [
     ("data synth new --rows -5", ["rows must be at least 1 (got -5)"]),
     ("status toy", ["no cluster", "set KUBECONFIG"]),
     ("submit job.yaml", ["no cluster", "set KUBECONFIG"]),
+    ("simulate job.yaml", ["job.yaml:1:1: holds a TrainingJob and no scenario; `emberscale run` runs a TrainingJob"]),
     ("simulate nowhere.yaml", ["nowhere.yaml: cannot be read"]),
 ]
 

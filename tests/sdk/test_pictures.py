@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from emberscale._profiling.job_profile import Roof, TimeBreakdown
 from emberscale._profiling.picture import profile_figure
 from emberscale._reports.charts import held_out, over_samples, read_metrics
+from emberscale._reports.metrics_picture import draw_metrics
 from emberscale._reports.plan_picture import plan_figure
 from emberscale._run.recorder import COLUMNS
 from emberscale_api.rpc import brain_pb2 as pb
@@ -40,6 +41,15 @@ def test_a_run_that_trains_between_two_looks_has_a_curve(tmp_path: Path) -> None
         ("Complete", 4000, 0.5),
     )
     assert over_samples(read_metrics(looked), "loss") == [(2000.0, 0.6), (4000.0, 0.5)]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("rows", [[], [("Failed", 0, "")], [("Pending", 0, ""), ("Failed", 0, "")]])
+def test_a_run_that_trained_nothing_has_a_picture_that_says_so(
+    rows: list[tuple[str, int, str]], tmp_path: Path
+) -> None:
+    draw_metrics(metrics(tmp_path / "metrics.csv", *rows), tmp_path / "metrics.png", "toy")
+    assert (tmp_path / "metrics.png").stat().st_size > 1000
 
 
 def test_held_out_values_stand_where_their_epochs_end() -> None:

@@ -15,11 +15,18 @@ from emberscale_api.job.training_job import TrainingJob
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that is there twice: of two sections `worker` the first would be lost without a word."""
+    """Refuses a key that is there twice, of which the first would be lost without a word, and one that is no word."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(
+                    None,
+                    None,
+                    "there is a brace or bracket in the place of a field's name: fill in a template first, quote text",
+                    key_node.start_mark,
+                )
             key = key_node.value
             if key in seen and key_node.tag != "tag:yaml.org,2002:merge":
                 raise yaml.constructor.ConstructorError(

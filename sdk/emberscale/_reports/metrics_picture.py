@@ -89,6 +89,10 @@ def _memory(axes: Axes, rows: MetricRows) -> None:
 
 def _curve(axes: Axes, points: Series, evaluated: Series, title: str, colour: str) -> None:
     axes.set_title(f"{title}, \u25c7 held out" if evaluated else title)
+    if not points and not evaluated:
+        axes.set_axis_off()
+        axes.text(0.5, 0.5, "no batch was trained", ha="center", va="center", transform=axes.transAxes, color=GREY)
+        return
     draw_curve(axes, points, colour)
     draw_held_out(axes, evaluated, colour)
     if points:
