@@ -1,4 +1,4 @@
-"""A LeaderLease, so that of two operators one waits."""
+"""A Lease, so that of two operators one waits."""
 
 import asyncio
 import base64
@@ -129,7 +129,7 @@ class LeaderLease:
             if error.status != 404:
                 raise
             metadata = {"name": self._name, "namespace": self._namespace, "ownerReferences": self._owners}
-            body = {"apiVersion": _API, "kind": "LeaderLease", "metadata": metadata, "spec": self._spec({}, taken=True)}
+            body = {"apiVersion": _API, "kind": "Lease", "metadata": metadata, "spec": self._spec({}, taken=True)}
             await self._client.create(self._collection, body)
             return True
         spec = lease["spec"]

@@ -75,6 +75,7 @@ def test_a_renewal_waits_behind_no_other_call(tmp_path: Path, monkeypatch: pytes
             await asyncio.wait_for(lease.acquire(), 5)
             assert server.lease is not None
             assert server.lease["spec"]["holderIdentity"] == "op-1"
+            assert (server.lease["apiVersion"], server.lease["kind"]) == ("coordination.k8s.io/v1", "Lease")
             for call in calls:
                 call.cancel()
             await asyncio.gather(*calls, return_exceptions=True)
