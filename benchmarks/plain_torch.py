@@ -16,6 +16,7 @@ from emberscale_trainer.data.files import expand
 from emberscale_trainer.data.formats import record_format
 from emberscale_trainer.data.source import BatchSource
 from emberscale_trainer.models import build_model
+from reference_dlrm import RowWiseAdagrad
 
 
 @dataclass(frozen=True)
@@ -58,28 +59,6 @@ class PlainModel(nn.Module):
         return logits
 
 
-class RowWiseAdagrad:
-    """One accumulator a row: the mean of the squared gradient's elements."""
-
-    def __init__(self, weights: list[torch.Tensor], learning_rate: float, epsilon: float) -> None:
-        self._weights = weights
-        self._accumulators = [torch.zeros(len(weight)) for weight in weights]
-        self._learning_rate = learning_rate
-        self._epsilon = epsilon
-
-    @torch.no_grad()
-    def step(self) -> None:
-        """Applies the sparse gradients and clears them."""
-        for weight, accumulator in zip(self._weights, self._accumulators, strict=True):
-            assert weight.grad is not None
-            gradient = weight.grad.coalesce()
-            rows, values = gradient.indices()[0], gradient.values()
-            accumulator[rows] += values.pow(2).mean(dim=1)
-            scale = accumulator[rows].sqrt_().add_(self._epsilon)
-            weight.index_add_(0, rows, values / scale[:, None], alpha=-self._learning_rate)
-            weight.grad = None
-
-
 def train(job: TrainingJob) -> HeldOut:
     """Trains on the job's rows in the job's order, and evaluates."""
     spec = job.spec
@@ -100,9 +79,9 @@ def train(job: TrainingJob) -> HeldOut:
     for (labels, features, _), numbered in zip(training, rows[: len(training)], strict=True):
         logits = model(torch.from_numpy(features), numbered)
         nn.functional.binary_cross_entropy_with_logits(logits, torch.from_numpy(labels)).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        tables.step()
-        mlps.step()
-        mlps.zero_grad()
+        for optimizer in (tables, mlps):
+            optimizer.step()
+            optimizer.zero_grad()
     with torch.no_grad():
         predictions = [
             torch.sigmoid(model(torch.from_numpy(features), numbered))

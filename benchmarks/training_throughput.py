@@ -5,7 +5,8 @@ parameters synchronised, asynchronous workers, records read and parsed from Crit
 is that of the run's summary, over the whole time spent training, with the bound on staleness as it is after the first
 thousands of batches (`stalenessWarmup: 0`).
 
-The references (`reference_dlrm.py`) train on the same records, held in memory as tensors, ids replaced by row numbers:
+The references (`reference_dlrm.py`) train on the same records, held in memory as tensors, ids replaced by row numbers,
+and step rows by row-wise Adagrad, as ours does:
 
 * one process of PyTorch with two threads, and two processes of one thread each that know nothing of each other;
 * one process with two threads whose tables are FBGEMM's table-batched embeddings with fused row-wise Adagrad, which is

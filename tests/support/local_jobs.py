@@ -86,7 +86,7 @@ class Job:
         assert self.process is not None
         return self.process.poll() is not None
 
-    def wait_for(self, condition: Callable[[], object], timeout: float = 120) -> bool:
+    def wait_for(self, condition: Callable[[], object], timeout: float = 300) -> bool:
         """Polls until the condition holds; False if the job ended first."""
         deadline = time.monotonic() + timeout
         while not condition():
