@@ -15,10 +15,11 @@ from enum import IntEnum
 from emberscale_api.job.quantity import memory_bytes
 from emberscale_api.shape import JobProfile, JobShape
 from emberscale_brain.planner.types import ClusterCapacity, JobId, JobView
+from emberscale_simulator.adviser import CheckpointAdviser
+from emberscale_simulator.environment import make_environment
 from emberscale_simulator.job import Happening, RunPhase, SimulatedJob
-from emberscale_simulator.mechanics import FailureLaw, gamma_shape
 from emberscale_simulator.resources import NOTHING, Amounts, role_resources
-from emberscale_simulator.run import Environment, JobRun
+from emberscale_simulator.run import JobRun
 from emberscale_simulator.scenario import ClusterSpec, Scenario, SchedulerSpec
 from emberscale_simulator.schedulers.protocol import ScheduledJob, Scheduler
 
@@ -54,6 +55,7 @@ class Simulation:
     ) -> None:
         environment = make_environment(scenario)
         self._scheduler = scheduler
+        self._adviser = CheckpointAdviser()
         self._interval = spec.interval
         self._horizon = scenario.horizon
         mechanics = scenario.mechanics[spec.mechanics]
@@ -195,6 +197,7 @@ class Simulation:
                 profile = run.measure(now)
                 if profile is not None:
                     self._profiles[number].append(profile)
+                    self._advise(number, run, profile, now)
             self._report_starts(run)
             if run.shape is not None:
                 overlapping = overlapping + (run.reserved - role_resources(run.shape).total).larger(NOTHING)
@@ -251,26 +254,18 @@ class Simulation:
             fixed=run.shape is not None and (run.in_transition or not may_change),
         )
 
+    def _advise(self, number: int, run: JobRun, profile: JobProfile, now: float) -> None:
+        job = run.job
+        interval = self._adviser.interval(job.id, profile, job.arrival, run.remaining_samples, run.checkpoint_cost)
+        if interval is not None:
+            run.advise(interval, now)
+            self._announce(number)
+
     def _report_starts(self, run: JobRun) -> None:
         starts = run.take_start_times()
         if starts:
+            self._adviser.observe_starts(starts)
             self._scheduler.observe_starts(starts)
-
-
-def make_environment(scenario: Scenario) -> Environment:
-    """What all jobs of a scenario share."""
-    failures = scenario.failures
-    law = None
-    if failures.daily_pod_failures > 0:
-        law = FailureLaw.from_daily_rate(failures.daily_pod_failures, gamma_shape(failures.median_over_mean))
-    return Environment(
-        failures=law,
-        stragglers=scenario.stragglers,
-        start_up=scenario.start_up,
-        profile_noise=scenario.profiling.noise,
-        profile_interval=scenario.profiling.interval,
-        ps_memory_skew=scenario.ps_memory_skew,
-    )
 
 
 def whole_cluster(cluster: ClusterSpec) -> Amounts:

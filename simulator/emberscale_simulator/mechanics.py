@@ -86,9 +86,17 @@ class Mechanics(ManifestPart):
     resize: Seconds | None = Field(
         default=None, ge=0, description="Until running pods have other cores or memory; absent: others replace them"
     )
-    checkpoint_interval: Seconds = Field(default=300.0, gt=0)
+    checkpoint_interval: Seconds | None = Field(
+        default=None, gt=0, description="Absent: what the brain advises, and five minutes until it does"
+    )
     checkpoint_pause: Seconds = Field(default=0.0, ge=0, description="Standstill of a checkpoint")
-    detection: Seconds = Field(default=0.0, ge=0, description="From the loss of a PS until the job acts on it")
+    checkpoint_slowdown: float = Field(
+        default=0.0, ge=0, le=1, description="Share of training that is lost while a checkpoint is written beside it"
+    )
+    detection: Seconds = Field(default=0.0, ge=0, description="From when a pod goes silent until it is given up")
+    end_detection: Seconds = Field(
+        default=0.0, ge=0, description="From when a pod's process ends until that is acted on"
+    )
     rollback: bool = Field(
         default=True, description="Whether the loss of a PS takes the job back to its last checkpoint"
     )
@@ -99,7 +107,8 @@ class Mechanics(ManifestPart):
         default=None, ge=0, description="Until slow pods are worked around; absent: never"
     )
     elastic: bool = Field(
-        default=False, description="Whether a job trains on without workers that the cluster takes; else it restarts"
+        default=False,
+        description="Whether a job trains on without workers that fail or that the cluster takes; else it restarts",
     )
     sees_capacity: bool = Field(
         default=False, description="Whether schedulers hear that capacity changes; else they plan for the whole cluster"
@@ -107,6 +116,12 @@ class Mechanics(ManifestPart):
     memory_growth: float = Field(
         default=1.0, ge=1, le=4, description="Factor on the memory of PS that ran out of it, within the job's bounds"
     )
+    max_memory_growth: float = Field(default=4.0, ge=1, description="The same in all, over what it was given")
+    restart_backoff: Seconds = Field(
+        default=0.0, ge=0, description="Before the second restart in a row; twice as long before each after that"
+    )
+    restart_backoff_limit: Seconds = Field(default=300.0, ge=0, description="At most so long")
+    restart_backoff_reset: Seconds = Field(default=60.0, ge=0, description="A PS that lived so long begins anew")
     backoff_limit: int = Field(default=6, ge=0, description="Restarts after running out of memory; more fail the job")
     sources: Mapping[str, str] = Field(default={}, description="Where each number comes from, by its field's name")
 

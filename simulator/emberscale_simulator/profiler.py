@@ -22,10 +22,13 @@ class Profiler:
         self._random = random
         self._reported_at = -math.inf
 
-    def report(self, now: float, shape: JobShape, samples: float, rate: Rate, steady_since: float) -> JobProfile | None:
+    def report(
+        self, now: float, shape: JobShape, samples: float, rate: Rate, steady_since: float, failures: int
+    ) -> JobProfile | None:
         """Of the windows since the last report in which the rate was `rate`; None if nothing is trained.
 
-        They are averaged into one, which makes its noise smaller by the root of their number.
+        They are averaged into one, which makes its noise smaller by the root of their number. `failures` are the
+        PS that the job has lost so far.
         """
         if rate.samples_per_second <= 0:
             return None
@@ -47,9 +50,10 @@ class Profiler:
             worker_cpu_utilization=rate.worker_busy_cores / (shape.workers * shape.worker_cpu),
             ps_cpu_utilization=rate.ps_busy_cores / (shape.ps * shape.ps_cpu),
             restarted=windows < 1,
+            failures=failures,
         )
 
-    def report_out_of_memory(self, now: float, shape: JobShape, samples: float) -> JobProfile:
+    def report_out_of_memory(self, now: float, shape: JobShape, samples: float, failures: int) -> JobProfile:
         """Of processes that reached their limits, and were killed."""
         return JobProfile(
             time=now,
@@ -62,6 +66,7 @@ class Profiler:
             ps_memory=shape.ps_memory,
             worker_memory=min(self._job.worker_memory, shape.worker_memory),
             restarted=True,
+            failures=failures,
         )
 
     def _rows(self, samples: float) -> int:

@@ -1,49 +1,28 @@
 """One job of the simulation: a state machine that knows its next event, with rates that are constant in between."""
 
 import math
-from dataclasses import dataclass, replace
 
 import numpy as np
 
 from emberscale_api.job.quantity import memory_bytes
 from emberscale_api.shape import JobProfile, JobShape
+from emberscale_simulator.checkpoints import Checkpoints
+from emberscale_simulator.environment import Environment
 from emberscale_simulator.ground_truth import Rate, rate
 from emberscale_simulator.job import Happening, RunPhase, SimulatedJob
-from emberscale_simulator.mechanics import ChangeMethod, FailureLaw, Mechanics
+from emberscale_simulator.mechanics import ChangeMethod, Mechanics
+from emberscale_simulator.memory_restarts import MemoryRestarts
 from emberscale_simulator.pods import LiveChange, Pods, StartTime, begin_live_change
 from emberscale_simulator.profiler import Profiler
-from emberscale_simulator.resources import (
-    NOTHING,
-    Amounts,
-    RoleResources,
-    Usage,
-    ps_pod,
-    role_resources,
-    worker_pod,
-)
-from emberscale_simulator.scenario import StartUpSpec, StragglerSpec
-
-# Kubernetes restarts a container that keeps ending after 10 s, 20 s, 40 s, ... and at most 5 minutes.
-_BACKOFF_SECONDS, _MOST_BACKOFF_SECONDS = 10.0, 300.0
-
-
-@dataclass(frozen=True, slots=True)
-class Environment:
-    """What all jobs of a simulation share. `profile_noise` is the logarithm's standard deviation of one window."""
-
-    failures: FailureLaw | None
-    stragglers: StragglerSpec
-    start_up: StartUpSpec
-    profile_noise: float
-    profile_interval: float
-    ps_memory_skew: float
+from emberscale_simulator.resources import NOTHING, Amounts, RoleResources, Usage, ps_pod, role_resources, worker_pod
 
 
 class JobRun:
     """Mutable, and without I/O: the engine tells it the time and asks for its next event.
 
     `samples` are committed (a roll-back takes some back). `scalings` counts changes of shape, `shapes` holds (time,
-    shape) from the first on, `restarts` starts after a roll-back. `timeline` holds (time, samples per second) at every
+    shape) from the first on, `servers_lost` counts the times that a
+    PS failed or ran out of memory. `timeline` holds (time, samples per second) at every
     change of speed.
     """
 
@@ -57,7 +36,7 @@ class JobRun:
         self.shapes: list[tuple[float, JobShape]] = []
         self.samples = 0.0
         self.scalings = 0
-        self.restarts = 0
+        self.servers_lost = 0
         self.started_at: float | None = None
         self.finished_at: float | None = None
         self.scaled_at = job.arrival
@@ -75,8 +54,8 @@ class JobRun:
         self._now = job.arrival
         self._until = math.inf
         self._change: LiveChange | None = None
-        self._saved_samples = 0.0
-        self._next_checkpoint = math.inf
+        self._checkpoints = Checkpoints(mechanics)
+        self._memory_restarts = MemoryRestarts(mechanics)
         self._mend_at = math.inf
         self._steady_since = math.inf
         self._ran_out_of_memory: JobShape | None = None
@@ -96,6 +75,11 @@ class JobRun:
         reserved = role_resources(self.shape) if self._change is None else self._change.reserved
         missing = worker_pod(self.shape) * self._pods.evicted
         return RoleResources(reserved.worker - missing, reserved.ps)
+
+    @property
+    def restarts(self) -> int:
+        """How often a PS ran out of memory."""
+        return self._memory_restarts.count
 
     @property
     def ended(self) -> bool:
@@ -131,9 +115,12 @@ class JobRun:
             self.shapes.append((now, shape))
         load = self._load_seconds(shape) if self.samples > 0 else 0.0
         self.shape = shape
+        self._memory_restarts.given(shape)
         self.scaled_at = now
         self.phase = RunPhase.STARTING
-        self._until = now + self._pods.renew(shape.workers, shape.ps) + load
+        serving = now + self._pods.renew(shape.workers, shape.ps)
+        self._memory_restarts.serving_since(serving)
+        self._until = serving + load
         self._touch()
 
     def change_to(self, target: JobShape, now: float, free: Amounts) -> bool:
@@ -235,13 +222,24 @@ class JobRun:
             self.usage.hold(self._reserved, self._memory_used(self.shape), elapsed)
         if self.phase is RunPhase.TRAINING and self.shape is not None:
             speed = self._rate.samples_per_second
-            while self._next_checkpoint <= now:
-                self._saved_samples = self.samples + speed * (self._next_checkpoint - self._now)
-                self._next_checkpoint += self._mechanics.checkpoint_interval
+            self._checkpoints.time_passes(self._now, now, self.samples, speed)
             self.samples += speed * elapsed
             self.usage.train(self._rate, elapsed)
             self._pod_seconds_left = max(0.0, self._pod_seconds_left - elapsed * (self.shape.workers + self.shape.ps))
         self._now = now
+
+    @property
+    def checkpoint_cost(self) -> float:
+        """Seconds of training that a checkpoint costs now; 0 before the first."""
+        if self.shape is None or not self._checkpoints.saved_samples:
+            return 0.0
+        return self._checkpoints.cost(self._save_seconds(self.shape))
+
+    def advise(self, interval: float, now: float) -> None:
+        """The brain advises another checkpoint interval, in seconds."""
+        self.advance(now)
+        self._checkpoints.advised(interval, now)
+        self._touch()
 
     def measure(self, now: float) -> JobProfile | None:
         """What the job's profiler reports at `now` of the time since its last report; None while nothing trains.
@@ -253,10 +251,10 @@ class JobRun:
             return None
         if self._ran_out_of_memory is not None:
             reached, self._ran_out_of_memory = self._ran_out_of_memory, None
-            return self._profiler.report_out_of_memory(now, reached, self.samples)
+            return self._profiler.report_out_of_memory(now, reached, self.samples, self.servers_lost)
         if self.phase is not RunPhase.TRAINING or self._pods.evicted:
             return None
-        return self._profiler.report(now, self.shape, self.samples, self._rate, self._steady_since)
+        return self._profiler.report(now, self.shape, self.samples, self._rate, self._steady_since, self.servers_lost)
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
@@ -275,7 +273,7 @@ class JobRun:
         workers = self._pods.effective_workers(self._mechanics.dynamic_sharding)
         servers = self._pods.effective_ps()
         whole = rate(self.job.physics, round(workers, 3), round(servers, 3), shape.worker_cpu, shape.ps_cpu)
-        kept = 1 - min(1.0, self._mechanics.checkpoint_pause / self._mechanics.checkpoint_interval)
+        kept = self._checkpoints.kept(self._save_seconds(shape))
         return Rate(whole.samples_per_second * kept, whole.worker_busy_cores * kept, whole.ps_busy_cores * kept)
 
     def _tables_of_largest_ps(self, shape: JobShape) -> float:
@@ -310,8 +308,7 @@ class JobRun:
         self._crash_looping = False
         self._until = math.inf
         self._steady_since = now
-        if self._next_checkpoint <= now or self._next_checkpoint == math.inf:
-            self._next_checkpoint = now + self._mechanics.checkpoint_interval
+        self._checkpoints.training_begins(now)
         self._watch_for_slow_pods(now)
 
     def _watch_for_slow_pods(self, now: float) -> None:
@@ -340,35 +337,41 @@ class JobRun:
         shape = self.shape
         if shape is None:
             return
-        if self._failures.uniform() < shape.workers / (shape.workers + shape.ps):
-            self._steady_since = self._pods.lose_worker(now)
-        else:
-            self._lose_servers(now)
+        silent = self._failures.uniform() < self._environment.silent_failures
+        detected = self._mechanics.detection if silent else self._mechanics.end_detection
+        is_worker = self._failures.uniform() < shape.workers / (shape.workers + shape.ps)
+        if is_worker and self._mechanics.elastic:
+            self._steady_since = self._pods.lose_worker(now + detected)
+            return
+        self.servers_lost += not is_worker
+        self._lose_servers(now, detected)
 
     def _run_out_of_memory(self, now: float, free: Amounts) -> None:
         """A PS is killed for its memory: it is lost, and starts again with more, where there is room for more."""
         shape = self.shape
         if shape is None:
             return
-        self.restarts += 1
-        if self.restarts > self._mechanics.backoff_limit:
+        backoff = self._memory_restarts.killed(now)
+        if self._memory_restarts.exhausted:
             self._end(RunPhase.FAILED, now)
             return
+        self.servers_lost += 1
         self._ran_out_of_memory, self._crash_looping = shape, True
-        most = self.job.bounds.ps_memory[1]
-        grown = replace(shape, ps_memory=min(most, round(shape.ps_memory * self._mechanics.memory_growth)))
+        grown = self._memory_restarts.grown(shape, self.job.bounds.ps_memory[1])
         if grown != shape and (role_resources(grown).total - role_resources(shape).total).fits(free):
             self.shape = grown
             self.shapes.append((now, grown))
-        backoff = min(_MOST_BACKOFF_SECONDS, _BACKOFF_SECONDS * 2 ** (self.restarts - 1))
-        self._lose_servers(now, backoff)
+        self._lose_servers(now, self._mechanics.end_detection + backoff)
 
-    def _lose_servers(self, now: float, delay: float = 0.0) -> None:
-        """A PS is gone: the job stands still until it is back, with its rows or with those of the last checkpoint."""
+    def _lose_servers(self, now: float, delay: float) -> None:
+        """After `delay` lost pods are replaced, or all where the job is not elastic. The job stands still until they
+        are there, with the rows that they had or with those of the last checkpoint."""
         shape = self.shape
         if shape is None:
             return
-        wait = delay + self._mechanics.detection + self._pods.start_seconds("ps", 1)
+        elastic = self._mechanics.elastic
+        wait = delay + (self._pods.start_seconds("ps", 1) if elastic else self._pods.renew(shape.workers, shape.ps))
+        self._memory_restarts.serving_since(now + wait)
         if self._mechanics.rollback:
             self._roll_back()
             wait += self._load_seconds(shape)
@@ -376,8 +379,7 @@ class JobRun:
         self._stand_still(now, wait)
 
     def _roll_back(self) -> None:
-        self.samples = min(self.samples, self._saved_samples)
-        self._next_checkpoint = math.inf
+        self.samples = self._checkpoints.rolled_back(self.samples)
 
     def _end(self, phase: RunPhase, now: float) -> None:
         self.phase = phase
@@ -387,6 +389,7 @@ class JobRun:
 
     def _take_on(self, target: JobShape, now: float) -> None:
         self.shape = target
+        self._memory_restarts.given(target)
         self.shapes.append((now, target))
         self.scaled_at = now
         self.scalings += 1
@@ -399,10 +402,11 @@ class JobRun:
         if self._crash_looping:
             self._crash_looping = False
         else:
-            self._saved_samples = self.samples
+            self._checkpoints.taken(self.samples)
             wait += self._save_seconds(present)
         self._take_on(target, now)
         wait += self._pods.renew(target.workers, target.ps)
+        self._memory_restarts.serving_since(now + wait)
         for role in ("worker", "ps"):
             self._pods.stood_still(role, wait)
         self._stand_still(now, wait)
@@ -430,7 +434,7 @@ class JobRun:
         same_ps = resized or ps_pod(target) == ps_pod(present)
         if not same_ps or target.ps != present.ps:
             moving = self._mechanics.reshape + self._save_seconds(present) + self._load_seconds(target)
-            self._saved_samples = self.samples  # the change is a checkpoint
+            self._checkpoints.taken(self.samples)
             self._pods.set_ps(target.ps, keep=same_ps)
             self._pods.stood_still("ps", moving)
             pause = max(pause, moving)

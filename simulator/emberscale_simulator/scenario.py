@@ -66,6 +66,9 @@ class FailureSpec(ManifestPart):
 
     daily_pod_failures: Probability = 0.0
     median_over_mean: float = Field(default=0.569, gt=0.05, lt=0.98)
+    silent: Probability = Field(
+        default=1.0, description="Share of failures in which no process ends, as where a node is gone"
+    )
 
 
 class StragglerSpec(ManifestPart):
@@ -235,6 +238,13 @@ class TraceWorkload(ManifestPart):
 
     kind: Literal["Trace"]
     path: Path
+    variation: float | None = Field(
+        default=None,
+        ge=0,
+        le=2,
+        description="Each seed draws as many jobs from the trace, with replacement, and the gaps between them; sizes "
+        "and gaps vary by this spread. Absent: every seed has the trace as it is",
+    )
     bounds: Bounds = Bounds()
 
 
@@ -258,7 +268,7 @@ class SchedulerSpec(ManifestPart):
     kind: SchedulerKind
     interval: Seconds = Field(default=180.0, gt=0)
     mechanics: str = Field(description="One of the scenario's `mechanics`")
-    step: int = Field(default=1, ge=1, description="Pods that Optimus and ElasticScheduler add at a time")
+    step: int = Field(default=1, ge=1, description="Workers that ElasticScheduler adds at a look; others take no steps")
     min_gain: float = Field(
         default=0.01, ge=0, lt=1, description="Relative gain below which Optimus and ElasticScheduler change nothing"
     )

@@ -1,6 +1,7 @@
 """From a scenario and a seed to the jobs that arrive."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from emberscale_simulator.scenario import (
     SimulatedModel,
     TraceWorkload,
 )
-from emberscale_simulator.trace import read_trace
+from emberscale_simulator.trace import TraceRow, read_trace
 
 _USUAL_CORES = (1, 2, 4, 8, 16, 32)
 _USUAL_MEMORY_GIB = (2, 4, 8, 16, 32, 64, 128, 256)
@@ -37,7 +38,7 @@ def make_jobs(scenario: Scenario, seed: int, folder: Path) -> list[SimulatedJob]
         case GeneratedWorkload() as generated:
             return _generated(scenario, generated, random)
         case TraceWorkload() as trace:
-            return _traced(scenario, trace, folder)
+            return _traced(scenario, trace, folder, random)
 
 
 def physics_of(model: SimulatedModel, cluster: ClusterSpec) -> Physics:
@@ -107,13 +108,34 @@ def _rounds(scenario: Scenario, rounds: RoundsWorkload, random: np.random.Genera
     return jobs
 
 
-def _traced(scenario: Scenario, trace: TraceWorkload, folder: Path) -> list[SimulatedJob]:
+def _traced(scenario: Scenario, trace: TraceWorkload, folder: Path, random: np.random.Generator) -> list[SimulatedJob]:
+    rows = read_trace(folder / trace.path, frozenset(scenario.models))
+    if trace.variation is not None:
+        rows = _redrawn(rows, trace.variation, random)
     return [
         replace(
             _plain_job(scenario, row.model, row.job_id, row.owner, row.total_samples, row.request),
             arrival=row.submitted_seconds,
         )
-        for row in read_trace(folder / trace.path, frozenset(scenario.models))
+        for row in rows
+    ]
+
+
+def _redrawn(rows: Sequence[TraceRow], spread: float, random: np.random.Generator) -> list[TraceRow]:
+    """As many jobs as the trace has, each like one of its own, and gaps between them like its own."""
+    gaps = np.diff([0.0, *(row.submitted_seconds for row in rows)])
+    count = len(rows)
+    chosen = random.integers(count, size=count)
+    arrivals = np.cumsum(random.choice(gaps, count) * np.exp(random.normal(0.0, spread, count)))
+    sizes = np.exp(random.normal(0.0, spread, count))
+    return [
+        replace(
+            rows[row],
+            job_id=f"{rows[row].job_id}-{number}",
+            submitted_seconds=float(arrival),
+            total_samples=max(1, round(rows[row].total_samples * float(size))),
+        )
+        for number, (row, arrival, size) in enumerate(zip(chosen, arrivals, sizes, strict=True))
     ]
 
 

@@ -1,15 +1,18 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from emberscale_api.shape import JobShape
+from emberscale_api.shape import JobProfile, JobShape
 from emberscale_brain.planner.types import ClusterCapacity, JobId
+from emberscale_simulator.adviser import CheckpointAdviser
 from emberscale_simulator.engine import Simulation, capacity_fractions, whole_cluster
 from emberscale_simulator.experiment import make_scheduler, simulate_seed
 from emberscale_simulator.job import RunPhase
+from emberscale_simulator.run import JobRun
 from emberscale_simulator.scenario import CapacityStep, DailyDip, GeneratedWorkload, Scenario
 from emberscale_simulator.scenario_file import load_scenario
 from emberscale_simulator.schedulers.protocol import ScheduledJob
@@ -192,3 +195,40 @@ def test_capacity_follows_the_steps_and_the_daily_dip(make_scenario: Callable[..
         (45, 0.5),
     ]
     assert whole_cluster(cluster).cpu == 320
+
+
+def test_every_job_is_advised_how_often_to_save_whoever_decides_on_its_shape(
+    make_scenario: Callable[..., Scenario], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    advised: dict[str, list[float]] = {}
+    advise = JobRun.advise
+
+    def record(run: JobRun, interval: float, now: float) -> None:
+        advised.setdefault(run.job.id, []).append(interval)
+        advise(run, interval, now)
+
+    monkeypatch.setattr(JobRun, "advise", record)
+    scenario = make_scenario(**TROUBLED)
+    for scheduler in ("static", "elastic-scheduler"):
+        advised.clear()
+        outcome = simulate_seed(scenario, scheduler, 0, Path())
+        assert advised.keys() >= {job.job for job in outcome.jobs if job.jct is not None and job.jct > 900}
+        assert all(math.isfinite(interval) and interval >= 1 for told in advised.values() for interval in told)
+
+
+def test_the_advice_is_the_square_root_interval_of_what_was_seen_of_the_fleet() -> None:
+    adviser = CheckpointAdviser()
+    shape = JobShape(4, 2, 4, 4, 1 << 30, 1 << 30)
+    profile = JobProfile(
+        time=1e5, shape=shape, batch_size=512, iteration_seconds=1, throughput=2048, samples=1, rows=1, restarted=False
+    )
+    calm = adviser.interval(JobId("a"), profile, 0.0, 10**9, 2.0)
+    failing = adviser.interval(JobId("a"), replace(profile, failures=9), 0.0, 10**9, 2.0)
+    other = adviser.interval(JobId("b"), replace(profile, time=1.0), 0.0, 10**9, 2.0)
+    assert calm is not None
+    assert failing is not None
+    assert other is not None
+    assert failing == pytest.approx(math.sqrt(2 * 2.0 * 1e5 / 9), rel=0.2)
+    assert failing <= other < calm
+    unknown = replace(profile, restarted=True)
+    assert adviser.interval(JobId("c"), unknown, 0.0, 10**9, 2.0) is None

@@ -6,11 +6,12 @@ import pytest
 
 from emberscale_api.shape import GIB, JobShape
 from emberscale_brain.planner.types import JobId, JobMetadata, ShapeBounds
+from emberscale_simulator.environment import Environment
 from emberscale_simulator.ground_truth import Physics, TableGrowth, batch_rate
 from emberscale_simulator.job import Happening, RunPhase, SimulatedJob
 from emberscale_simulator.mechanics import ChangeMethod, FailureLaw, Mechanics
 from emberscale_simulator.resources import Amounts
-from emberscale_simulator.run import Environment, JobRun
+from emberscale_simulator.run import JobRun
 from emberscale_simulator.scenario import StartUpSpec, StragglerSpec
 
 PHYSICS = Physics(512, 0.3, 0.95, 0.22, 0.95, 4.8e6, 2e-4, 3e-3, 6e8, 6e8)
@@ -19,9 +20,9 @@ PLENTY = Amounts(1e6, 1 << 60)
 # a server saves or loads its share of the tables at 100 MB/s
 RATES: dict[str, Any] = {"save_bandwidth": "100M", "load_bandwidth": "100M"}
 LIVE = Mechanics(
-    change=ChangeMethod.LIVE, worker_pause=1, reshape=5, dynamic_sharding=True, elastic=True, detection=8, **RATES
+    change=ChangeMethod.LIVE, worker_pause=1, reshape=5, dynamic_sharding=True, elastic=True, end_detection=8, **RATES
 )
-STOPPING = Mechanics(change=ChangeMethod.STOP_AND_RESTART, checkpoint_interval=600, detection=8, **RATES)
+STOPPING = Mechanics(change=ChangeMethod.STOP_AND_RESTART, checkpoint_interval=600, end_detection=8, **RATES)
 
 
 def job(**changes: Any) -> SimulatedJob:
@@ -172,12 +173,9 @@ def test_what_changes_cost_is_told_as_the_product_tells_it() -> None:
     assert paused.paused_seconds == pytest.approx(5 + tables(run, 4) + tables(run, 8))
 
 
-@pytest.mark.parametrize("mechanics", [LIVE, STOPPING], ids=["live", "stopping"])
-def test_a_failed_worker_only_slows_a_job_and_a_failed_server_takes_it_back_to_its_checkpoint(
-    mechanics: Mechanics,
-) -> None:
+def test_a_failed_worker_only_slows_a_job_and_a_failed_server_takes_it_back_to_its_checkpoint() -> None:
     often = environment(failures=FailureLaw(mean_pod_seconds=12 * 200, shape=1.0))
-    run = begin(mechanics, often)
+    run = begin(LIVE, often)
     workers_lost = servers_lost = 0
     while not run.ended:
         event = run.next_event()
@@ -198,7 +196,71 @@ def test_a_failed_worker_only_slows_a_job_and_a_failed_server_takes_it_back_to_i
             assert again[0] == pytest.approx(event[0] + 8 + 30 + tables(run))
     assert run.phase is RunPhase.COMPLETE
     assert workers_lost
-    assert servers_lost
+    assert servers_lost == run.servers_lost > 0
+
+
+def test_any_failed_pod_of_a_job_that_is_not_elastic_starts_all_anew_from_its_checkpoint() -> None:
+    often = environment(failures=FailureLaw(mean_pod_seconds=12 * 200, shape=1.0))
+    run = begin(STOPPING, often)
+    failures = 0
+    while not run.ended:
+        event = run.next_event()
+        assert event is not None
+        run.take_start_times()
+        run.happen(event[1], event[0], PLENTY)
+        if event[1] is not Happening.FAILURE:
+            continue
+        failures += 1
+        assert {start.role for start in run.take_start_times()} == {"worker", "ps"}
+        again = run.next_event()
+        assert again is not None
+        assert again[0] == pytest.approx(event[0] + 8 + 30 + tables(run))
+    assert failures > run.servers_lost > 0
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_pod_that_goes_silent_is_given_up_later_than_one_whose_process_ends(silent: bool) -> None:
+    often = environment(failures=FailureLaw(mean_pod_seconds=12 * 200, shape=1.0), silent_failures=float(silent))
+    run = begin(LIVE.model_copy(update={"detection": 15.0, "end_detection": 1.0}), often)
+    back: dict[Happening, float] = {}
+    while len(back) < 2:
+        event = run.next_event()
+        assert event is not None
+        run.happen(event[1], event[0], PLENTY)
+        after = run.next_event()
+        if event[1] is Happening.FAILURE and after is not None and after[1] in (Happening.READY, Happening.WORKER_BACK):
+            loading = tables(run) if after[1] is Happening.READY else 0.0
+            back[after[1]] = after[0] - event[0] - loading
+        assert not run.ended
+    assert list(back.values()) == pytest.approx([(15 if silent else 1) + 30] * 2)
+
+
+def test_a_job_saves_as_often_as_the_brain_advises_where_nothing_else_is_said() -> None:
+    run = begin(LIVE)
+    step(run)
+    speed = 512 * batch_rate(PHYSICS, 8, 4, 4, 4)
+    run.advance(430.0)
+    run.advise(100.0, 430.0)
+    run.evict(545.0)
+    assert run.samples == pytest.approx((530 - 30) * speed)
+    fixed = begin(STOPPING)
+    step(fixed)
+    fixed.advise(100.0, 430.0)
+    fixed.evict(729.0)
+    assert fixed.samples == pytest.approx(600 * speed)
+
+
+def test_writing_a_checkpoint_costs_its_share_of_training() -> None:
+    slowed = begin(STOPPING.model_copy(update={"checkpoint_slowdown": 0.1}))
+    free = begin(STOPPING)
+    for run in (slowed, free):
+        step(run)
+    saving = tables(slowed)
+    assert slowed.checkpoint_cost == 0
+    for run in (slowed, free):
+        run.advance(1000.0)
+    assert slowed.checkpoint_cost == pytest.approx(0.1 * tables(slowed))
+    assert slowed.samples == pytest.approx(free.samples * (1 - 0.1 * saving / 600))
 
 
 def test_a_roll_back_never_loses_more_than_a_checkpoint_interval() -> None:
@@ -224,7 +286,8 @@ def test_tables_that_outgrow_their_memory_end_a_job_that_nobody_resizes() -> Non
 
 
 def test_a_server_that_is_killed_for_its_memory_waits_longer_each_time_and_reports_what_it_reached() -> None:
-    run = begin(LIVE, shape=replace(SHAPE, ps_memory=GIB // 2))
+    waiting = LIVE.model_copy(update={"restart_backoff": 10.0, "restart_backoff_limit": 100.0})
+    run = begin(waiting, shape=replace(SHAPE, ps_memory=GIB // 2))
     step(run)
     waits = []
     while not run.ended:
@@ -237,7 +300,7 @@ def test_a_server_that_is_killed_for_its_memory_waits_longer_each_time_and_repor
             back = tables(run)
             again, _ = step(run)
             waits.append(again - at - back)
-    assert waits == pytest.approx([30 + 8 + delay for delay in (10, 20, 40, 80, 160, 300)])
+    assert waits == pytest.approx([30 + 8 + delay for delay in (0, 10, 20, 40, 80, 100)])
 
 
 def test_a_server_that_was_killed_for_its_memory_starts_again_with_more() -> None:
@@ -266,6 +329,31 @@ def test_memory_grows_no_further_than_the_cluster_and_the_bounds_have_room() -> 
         assert event is not None
         run.happen(event[1], event[0], free)
         assert run.shape == small
+
+
+def test_memory_grows_to_a_multiple_of_what_the_job_was_given_and_no_further() -> None:
+    growing = LIVE.model_copy(update={"memory_growth": 1.5, "max_memory_growth": 2.0})
+    run = begin(growing, shape=replace(SHAPE, ps_memory=GIB // 2))
+    step(run)
+    while not run.ended:
+        step(run)
+    assert run.shape is not None
+    assert run.shape.ps_memory == GIB
+    assert run.phase is RunPhase.FAILED
+
+
+def test_a_server_that_lived_long_starts_again_at_once() -> None:
+    waiting = LIVE.model_copy(update={"restart_backoff": 10.0, "memory_growth": 1.2, "restart_backoff_reset": 1.0})
+    run = begin(waiting, shape=replace(SHAPE, ps_memory=GIB))
+    step(run)
+    waits = []
+    while not run.ended:
+        at, what = step(run)
+        if what is Happening.OUT_OF_MEMORY:
+            back = tables(run)
+            waits.append(step(run)[0] - at - back)
+    assert len(waits) > 1
+    assert waits == pytest.approx([30 + 8] * len(waits))
 
 
 def test_a_job_that_keeps_running_out_of_memory_may_be_given_more() -> None:

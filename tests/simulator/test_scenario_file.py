@@ -5,9 +5,25 @@ from typing import Any
 import pytest
 from pydantic.alias_generators import to_camel
 
-from emberscale_simulator.scenario import SchedulerKind
+from emberscale_api.job import ScalingSpec, ShardingSpec
+from emberscale_api.job.checkpoint import (
+    DEFAULT_INTERVAL,
+    CheckpointSpec,
+    FaultToleranceSpec,
+    FaultToleranceStrategy,
+)
+from emberscale_api.job.run_policy import RunPolicy
+from emberscale_brain.planner.types import ScalingOverheads
+from emberscale_brain.preferences import PlannerPreferences
+from emberscale_jobmaster import checkpointing
+from emberscale_operator.machine import Backoff
+from emberscale_operator.machine.intent import grown_memory
+from emberscale_simulator.checkpoints import Checkpoints
+from emberscale_simulator.mechanics import ChangeMethod
+from emberscale_simulator.scenario import SchedulerKind, TraceWorkload
 from emberscale_simulator.scenario_file import ScenarioError, load_scenario
 from emberscale_simulator.trace import COLUMNS, read_trace
+from emberscale_simulator.workload import make_jobs
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "deploy/examples/scenarios").glob("*.yaml"))
 
@@ -37,11 +53,67 @@ def test_an_example_compares_our_planner_with_others_on_the_same_mechanics(path:
     assert sum(spec.kind is not SchedulerKind.PLANNER and spec.mechanics == ours for spec in scenario.schedulers) >= 2
 
 
-def test_what_is_built_has_nothing_that_the_product_lacks() -> None:
+PRODUCT = {
+    "change": ChangeMethod.LIVE,
+    "resize": ScalingOverheads().resize_seconds,
+    "checkpoint_interval": CheckpointSpec().interval,
+    "checkpoint_slowdown": checkpointing.SLOWED,
+    "detection": ShardingSpec().lease_timeout,
+    "rollback": True,  # a lost PS takes all back to the last checkpoint
+    "straggler_seconds": None,  # no load is moved off a slow PS
+    "dynamic_sharding": True,
+    "elastic": True,
+    "sees_capacity": False,  # cluster.cpu and cluster.memory are settings
+    "memory_growth": grown_memory(1 << 40) / (1 << 40),
+    "max_memory_growth": ScalingSpec().max_memory_growth,
+    "restart_backoff": Backoff().base,
+    "restart_backoff_limit": Backoff().limit,
+    "restart_backoff_reset": Backoff().reset_after,
+    "backoff_limit": RunPolicy().backoff_limit,
+}
+MEASURED = {"worker_pause", "reshape", "save_bandwidth", "load_bandwidth", "checkpoint_pause", "end_detection"}
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_what_is_built_is_what_the_product_does(path: Path) -> None:
+    built = load_scenario(path).mechanics["as-built"]
+    assert set(PRODUCT) | MEASURED == set(type(built).model_fields) - {"sources"}
+    assert {field: getattr(built, field) for field in PRODUCT} == PRODUCT
+    assert Backoff().factor == 2  # as MemoryRestarts has it
+
+
+def test_jobs_save_every_five_minutes_until_there_is_advice_as_in_the_product() -> None:
+    assert FaultToleranceSpec().strategy is FaultToleranceStrategy.AUTO
     built = load_scenario(EXAMPLES[0]).mechanics["as-built"]
-    assert built.rollback  # a lost PS takes all back to the last checkpoint
-    assert built.straggler_seconds is None  # no load is moved off a slow PS
-    assert not built.sees_capacity  # cluster.cpu and cluster.memory are settings
+    assert Checkpoints(built).interval == DEFAULT_INTERVAL
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_our_planner_is_judged_with_the_preferences_that_it_comes_with(path: Path) -> None:
+    assert all(spec.planner == PlannerPreferences() for spec in load_scenario(path).schedulers)
+
+
+def test_each_seed_draws_jobs_of_its_own_from_a_trace() -> None:
+    path = next(path for path in EXAMPLES if path.stem == "trace")
+    scenario = load_scenario(path)
+    first, again, judged = (make_jobs(scenario, seed, path.parent) for seed in (0, 0, scenario.seeds.judging.first))
+    assert first == again
+    assert len(first) == len(judged) == 24
+    assert not {job.arrival for job in first} & {job.arrival for job in judged}
+    assert not {job.metadata.total_samples for job in first} & {job.metadata.total_samples for job in judged}
+    assert [job.metadata.name for job in first] != [job.metadata.name for job in judged]
+    assert len({job.id for job in judged}) == 24
+
+
+def test_without_variation_every_seed_has_the_trace_as_it_is() -> None:
+    path = next(path for path in EXAMPLES if path.stem == "trace")
+    scenario = load_scenario(path)
+    assert isinstance(scenario.workload, TraceWorkload)
+    scenario = scenario.model_copy(update={"workload": scenario.workload.model_copy(update={"variation": None})})
+    assert [job.id for job in make_jobs(scenario, 0, path.parent)] == [
+        row.job_id for row in read_trace(path.parent / "trace.csv", frozenset(scenario.models))
+    ]
+    assert make_jobs(scenario, 0, path.parent) == make_jobs(scenario, 1, path.parent)
 
 
 def line_of(path: Path, text: str) -> int:

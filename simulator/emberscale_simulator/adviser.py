@@ -1,0 +1,52 @@
+"""The brain's advice on how often jobs save (`emberscale_brain.fault_tolerance`), as its service gives it."""
+
+from collections.abc import Sequence
+
+from emberscale_api.shape import JobProfile
+from emberscale_brain.fault_tolerance.advice import advise
+from emberscale_brain.fault_tolerance.estimate import FailureRecord, failure_costs
+from emberscale_brain.planner.types import JobId
+from emberscale_simulator.pods import StartTime
+from emberscale_simulator.schedulers.protocol import LearnedOverheads
+
+
+class CheckpointAdviser:
+    """Remembers what was seen of all jobs' servers, and what starts and standstills took.
+
+    Every job follows it whose mechanics leave `checkpointInterval` open, whoever decides on its shape.
+    """
+
+    def __init__(self) -> None:
+        self._own: dict[JobId, FailureRecord] = {}
+        self._fleet = FailureRecord()
+        self._measured_until: dict[JobId, float] = {}
+        self._speeds: dict[JobId, float] = {}
+        self._learned = LearnedOverheads()
+
+    def observe_starts(self, starts: Sequence[StartTime]) -> None:
+        """Remembers the latest."""
+        self._learned.observe(starts)
+
+    def interval(
+        self,
+        job: JobId,
+        profile: JobProfile,
+        submitted_at: float,
+        remaining_samples: int,
+        checkpoint_cost: float,
+    ) -> float | None:
+        """Seconds between checkpoints, given the newest profile; None before anything is known of the job's speed."""
+        own = self._own.get(job, FailureRecord())
+        ran = max(0.0, profile.time - self._measured_until.get(job, submitted_at)) * profile.shape.ps
+        new = FailureRecord(max(0, profile.failures - own.failures), ran)
+        self._own[job], self._fleet = own + new, self._fleet + new
+        self._measured_until[job] = profile.time
+        if not profile.restarted:
+            self._speeds[job] = profile.throughput
+        speed = self._speeds.get(job, 0.0)
+        if not speed:
+            return None
+        whole = profile.time - submitted_at + remaining_samples / speed
+        overheads = self._learned.overheads(None)
+        costs = failure_costs(profile.shape, whole, self._own[job], self._fleet, checkpoint_cost, overheads)
+        return advise(costs).checkpoint_interval
