@@ -12,6 +12,8 @@ import pytest
 from local_jobs import Job
 
 SEEDS = range(20)
+EPOCHS = 3
+"""So that the job lasts well beyond the moments at which it is harmed."""
 
 
 def reached(job: Job, samples: int) -> bool:
@@ -24,12 +26,12 @@ def test_with_workers_and_master_killed_at_random_every_sample_is_applied_once(
     make_job: Callable[..., Job], seed: int
 ) -> None:
     choice = random.Random(seed)
-    job = make_job({"training": {"seed": seed}})
+    job = make_job({"training": {"seed": seed, "epochs": EPOCHS}})
     job.start()
     moments = sorted((choice.randrange(40_000), role) for role in ("master", "worker"))
     for samples, role in moments:
-        job.wait_for(partial(reached, job, samples))
-        job.kill(role, choice)
+        assert job.wait_for(partial(reached, job, samples))
+        assert job.kill(role, choice), "the job was over before it was harmed"
     finished = job.finish()
     assert finished.summary["phase"] == "Complete", finished.stderr
     assert finished.code == 0

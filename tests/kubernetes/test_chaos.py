@@ -23,6 +23,10 @@ def deeds(killer: ProcessKiller, generator: random.Random) -> dict[str, Callable
 
     def of_job(role: str, harm: Callable[[object], None]) -> Callable[[Job], None]:
         def harm_one(job: Job) -> None:
+            def there_or_over() -> bool | None:
+                return bool(job.running(role)) or job.phase() == "Complete" or None
+
+            eventually(f"a {role} to harm", there_or_over, 240)
             if pods := job.running(role):
                 harm(generator.choice(pods))
 
