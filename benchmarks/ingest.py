@@ -33,12 +33,11 @@ from emberscale_api.job import CSVSpec, DataFormat
 from emberscale_api.job.resolved import CRITEO_COLUMNS
 from emberscale_api.rpc.master_pb2 import Dataset, Split
 from emberscale_trainer.data.convert import Conversion, convert_files
-from emberscale_trainer.data.files import expand
+from emberscale_trainer.data.files import Target, expand
 from emberscale_trainer.data.formats import format_reader
 from emberscale_trainer.data.order import EpochOrder
 from emberscale_trainer.data.source import BatchSource
 from emberscale_trainer.data.synthetic import DatasetSpec, write_dataset
-from emberscale_trainer.data.targets import Target
 from reporting import Ratio, arguments, report, say
 
 BATCH = 2048

@@ -11,7 +11,7 @@ The next master undoes a barrier and goes on with everything after it.
 from dataclasses import replace
 
 from emberscale_api.job import TrainingJobSpec
-from emberscale_api.job.checkpoint import DEFAULT_INTERVAL
+from emberscale_api.job.run_policy import DEFAULT_INTERVAL
 from emberscale_jobmaster import retry, scaling
 from emberscale_jobmaster.barrier import BarrierPhase, DrivenBarrier, VoidError
 from emberscale_jobmaster.effects import (

@@ -2,7 +2,7 @@
 
 import math
 
-from emberscale_api.job.checkpoint import DEFAULT_INTERVAL
+from emberscale_api.job.run_policy import DEFAULT_INTERVAL
 from emberscale_simulator.mechanics import Mechanics
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emberscale_api.rpc.job_token import JobClaims, claims_of, job_token
+from emberscale_api.rpc.token import JobClaims, claims_of, job_token
 
 CLAIMS = JobClaims("f3a1", "ads")
 

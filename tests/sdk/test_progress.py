@@ -8,7 +8,7 @@ from rich.console import Console
 from emberscale._progress.plain import PlainProgress
 from emberscale._progress.redrawn import live_view
 from emberscale._progress.words import remarks
-from emberscale._run.durations import clock_time
+from emberscale_api.job.duration import clock_time
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.local import MemberExit, RunView
 from emberscale_operator.machine import ExitReason

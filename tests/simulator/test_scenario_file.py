@@ -6,13 +6,13 @@ import pytest
 from pydantic.alias_generators import to_camel
 
 from emberscale_api.job import ScalingSpec, ShardingSpec
-from emberscale_api.job.checkpoint import (
+from emberscale_api.job.run_policy import (
     DEFAULT_INTERVAL,
     CheckpointSpec,
     FaultToleranceSpec,
     FaultToleranceStrategy,
+    RunPolicy,
 )
-from emberscale_api.job.run_policy import RunPolicy
 from emberscale_brain.planner.types import ScalingOverheads
 from emberscale_brain.preferences import PlannerPreferences
 from emberscale_jobmaster import checkpointing

@@ -1,6 +1,5 @@
 """The TrainingJob manifest, `emberscale.io/v1alpha1`."""
 
-from emberscale_api.job.checkpoint import CheckpointSpec, FaultToleranceSpec, FaultToleranceStrategy
 from emberscale_api.job.continuity import Difference, Keeper, broken_fields, differences, fixed_fields
 from emberscale_api.job.data import (
     ColumnMapping,
@@ -24,13 +23,26 @@ from emberscale_api.job.model import (
     Pooling,
     TableOverride,
 )
-from emberscale_api.job.optimizer import OptimizerOverride, OptimizerSpec, OptimizersSpec, OptimizerType
-from emberscale_api.job.pod_template import PodTemplate
 from emberscale_api.job.quantity import cpu_cores, memory_bytes, memory_quantity
 from emberscale_api.job.resolved import ResolvedModel, TableSpec, columns_of, resolve_model
-from emberscale_api.job.roles import MasterSpec, ResourceRequirements, RoleSpec
-from emberscale_api.job.run_policy import CleanPodPolicy, RunPolicy, ScalingMode, ScalingSpec
-from emberscale_api.job.training import ShardingSpec, TrainingSpec
+from emberscale_api.job.roles import MasterSpec, PodTemplate, ResourceRequirements, RoleSpec
+from emberscale_api.job.run_policy import (
+    CheckpointSpec,
+    CleanPodPolicy,
+    FaultToleranceSpec,
+    FaultToleranceStrategy,
+    RunPolicy,
+    ScalingMode,
+    ScalingSpec,
+)
+from emberscale_api.job.training import (
+    OptimizerOverride,
+    OptimizerSpec,
+    OptimizersSpec,
+    OptimizerType,
+    ShardingSpec,
+    TrainingSpec,
+)
 from emberscale_api.job.training_job import API_VERSION, KIND, ObjectMeta, TrainingJob, TrainingJobSpec
 
 __all__ = [

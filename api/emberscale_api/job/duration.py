@@ -1,4 +1,4 @@
-"""Durations as people write them: `90s`, `5m`, `1h30m`, or a number of seconds."""
+"""Durations as people write them, `90s`, `5m`, `1h30m` or a number of seconds, and as they read them."""
 
 import re
 from typing import Annotated
@@ -23,3 +23,30 @@ def _seconds(value: object) -> object:
 
 Seconds = Annotated[float, BeforeValidator(_seconds)]
 """Seconds, accepted as a number or as a duration in words."""
+
+
+def rough_time(seconds: float) -> str:
+    """Returns `45s`, `12m`, `3h20m` or `2d4h`: about how long something takes."""
+    left = max(0, round(seconds))
+    if left < 120:
+        return f"{left}s"
+    if left < 3600:
+        return f"{left // 60}m"
+    if left < 86400:
+        return f"{left // 3600}h{left % 3600 // 60}m"
+    return f"{left // 86400}d{left % 86400 // 3600}h"
+
+
+def measured_time(seconds: float) -> str:
+    """Returns `1.5 min`, `3.2 h`: a figure in the unit that a person would use."""
+    for unit, size in (("d", 86_400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def clock_time(seconds: float) -> str:
+    """Returns `0:07`, `12:34` or `1:02:03`: how long something has run."""
+    whole = max(0, round(seconds))
+    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from emberscale_api.job.optimizer import OptimizerOverride
 from emberscale_api.job.schema import ManifestPart
+from emberscale_api.job.training import OptimizerOverride
 
 ENTRYPOINT = r"^[A-Za-z_][A-Za-z0-9_]*([.][A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
 

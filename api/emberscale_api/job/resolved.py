@@ -12,7 +12,7 @@ from emberscale_api.job.model import (
     Pooling,
     TableOverride,
 )
-from emberscale_api.job.optimizer import OptimizerOverride, OptimizerSpec, OptimizerType
+from emberscale_api.job.training import OptimizerOverride, OptimizerSpec, OptimizerType
 from emberscale_api.job.training_job import TrainingJobSpec
 
 CRITEO_DENSE = tuple(f"I{number}" for number in range(1, 14))

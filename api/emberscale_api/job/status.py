@@ -51,18 +51,15 @@ class Condition(_Status):
 
 
 class EvaluationResult(_Status):
-    """What the evaluation after an epoch measured.
+    """What the evaluation after an epoch (counted from 1) measured.
 
-    epoch:              Counts from 1, here as in checkpoints and messages.
-    samples:            How many records were evaluated.
-    auc:                Area under the ROC curve; None, as the next three, where the labels leave it undefined.
-    logloss:            Mean over the samples, in nats.
-    normalized_entropy: The log loss relative to that of always predicting the mean label.
-    calibration:        The mean prediction relative to the mean label.
+    `normalizedEntropy` is the log loss relative to that of always predicting the mean label, `calibration` the mean
+    prediction relative to the mean label.
     """
 
     epoch: int
     samples: int
+    # None where the labels leave a value undefined; the log loss is in nats
     auc: float | None = None
     logloss: float | None = None
     normalized_entropy: float | None = None

@@ -5,14 +5,12 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field
 
-from emberscale_api.job.checkpoint import CheckpointSpec, FaultToleranceSpec
 from emberscale_api.job.data import DataSpec
 from emberscale_api.job.model import ModelSpec
-from emberscale_api.job.optimizer import OptimizersSpec
 from emberscale_api.job.roles import MasterSpec, RoleSpec
-from emberscale_api.job.run_policy import RunPolicy, ScalingMode, ScalingSpec
+from emberscale_api.job.run_policy import CheckpointSpec, FaultToleranceSpec, RunPolicy, ScalingMode, ScalingSpec
 from emberscale_api.job.schema import ManifestPart
-from emberscale_api.job.training import ShardingSpec, TrainingSpec
+from emberscale_api.job.training import OptimizersSpec, ShardingSpec, TrainingSpec
 
 API_VERSION = "emberscale.io/v1alpha1"
 KIND = "TrainingJob"

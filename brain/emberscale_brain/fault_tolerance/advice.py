@@ -13,7 +13,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from emberscale_api.job import FaultToleranceStrategy
-from emberscale_brain.durations import duration
+from emberscale_api.job.duration import measured_time
 
 
 class Recovery(StrEnum):
@@ -153,8 +153,8 @@ def advise(
     instead = f" ({others})" if others else ""
     reason = (
         f"{best} is expected to cost {chosen.overhead:.2%} of the job's time{instead}, with a PS lost every "
-        f"{duration(costs.between_failures)} and a checkpoint every {duration(chosen.interval)}, each of which costs "
-        f"{duration(costs.save)}"
+        f"{measured_time(costs.between_failures)} and a checkpoint every {measured_time(chosen.interval)}, "
+        f"each of which costs {measured_time(costs.save)}"
     )
     if chosen.expected_pls > 0:
         reason += f", which loses the effect of {chosen.expected_pls:.2%} of the samples"

@@ -2,7 +2,7 @@
 
 from types import MappingProxyType
 
-from emberscale_brain.durations import duration
+from emberscale_api.job.duration import measured_time
 from emberscale_brain.planner.candidates import DWELL_SECONDS, Candidates, Experiment
 from emberscale_brain.planner.reasons import fit_in_words, gain_in_words, memory_in_words
 from emberscale_brain.planner.running import Assessment
@@ -104,7 +104,7 @@ def explain_experiment(
     explanation = _explanation(assessment, trials, experiment.row, 0.0, similar)
     fit = "" if assessment.fit is None else fit_in_words(assessment.fit)
     reason = (
-        f"A trial of {duration(DWELL_SECONDS)}: what is learned in it should make the rest of the job "
+        f"A trial of {measured_time(DWELL_SECONDS)}: what is learned in it should make the rest of the job "
         f"{experiment.worth:.3g} cheaper and costs {experiment.cost:.3g}. {fit}"
     )
     return PlannedShape(shape, PlanAction.EXPLORE, reason, explanation)

@@ -1,7 +1,7 @@
 """Reasons for people: what was decided, what it is expected to bring, and what that rests on."""
 
+from emberscale_api.job.duration import measured_time
 from emberscale_api.shape import GIB
-from emberscale_brain.durations import duration
 from emberscale_brain.planner.candidates import Candidates
 from emberscale_brain.planner.types import MemoryForecast, ThroughputFit
 
@@ -32,11 +32,11 @@ def gain_in_words(candidates: Candidates, now: int, then: int, remaining_samples
     saved = remaining_samples / before - remaining_samples / max(float(candidates.net[then]), 1e-12)
     cost = float(candidates.cost[then] - candidates.cost[now])
     dearer = "more" if cost >= 0 else "less"
-    sooner = f"done {duration(saved)} sooner" if saved >= 0 else f"done {duration(-saved)} later"
+    sooner = f"done {measured_time(saved)} sooner" if saved >= 0 else f"done {measured_time(-saved)} later"
     speed = f"{before:,.0f} -> {after:,.0f} samples/s, +-{candidates.doubt[then]:.1%}"
     return (
         f"{after / before - 1:+.1%} throughput ({speed}) for {abs(cost):.3g}/h {dearer}; {sooner}, "
-        f"{duration(float(candidates.pause[then]))} of standstill"
+        f"{measured_time(float(candidates.pause[then]))} of standstill"
     )
 
 

@@ -6,8 +6,14 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from emberscale_api.rpc.job_token import JobClaims, claims_of
-from emberscale_api.rpc.token import AsyncServerInterceptor, CallerVersions, bearer_token, tokens_match
+from emberscale_api.rpc.token import (
+    AsyncServerInterceptor,
+    CallerVersions,
+    JobClaims,
+    bearer_token,
+    claims_of,
+    tokens_match,
+)
 
 
 class CallerCheck(AsyncServerInterceptor):

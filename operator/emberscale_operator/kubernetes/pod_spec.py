@@ -19,7 +19,7 @@ from emberscale_api.job import (
     memory_bytes,
 )
 from emberscale_api.job.roles import Role
-from emberscale_api.rpc.job_token import JobClaims, job_token
+from emberscale_api.rpc.token import JobClaims, job_token
 from emberscale_operator.kubernetes import names
 from emberscale_operator.kubernetes.certificate import CertificatePair
 from emberscale_operator.kubernetes.job import Job

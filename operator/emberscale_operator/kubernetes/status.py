@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from emberscale_api.job.duration import rough_time
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import (
     Condition,
@@ -109,18 +110,6 @@ def without_progress(document: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in document.items() if key != "progress"}
 
 
-def in_words(seconds: float) -> str:
-    """A time span for people: `45s`, `12m`, `3h20m`, `2d4h`."""
-    left = max(0, round(seconds))
-    if left < 120:
-        return f"{left}s"
-    if left < 3600:
-        return f"{left // 60}m"
-    if left < 86400:
-        return f"{left // 3600}h{left % 3600 // 60}m"
-    return f"{left // 86400}d{left % 86400 // 3600}h"
-
-
 def unknown_progress(before: Sequence[Mapping[str, Any]], problem: str, now: float) -> list[dict[str, Any]] | None:
     """The conditions of a job that this version cannot read, `before` but for Progressing; None where that says so."""
     said = {
@@ -184,7 +173,7 @@ def _progress(status: pb.JobStatus, ended: bool) -> Progress:
         expected_samples=expected,
         percent=f"{_percent(status.samples, expected)}%" if expected else "",
         samples_per_second=0 if ended else round(status.samples_per_second),
-        eta=in_words(status.eta_seconds) if going else "",
+        eta=rough_time(status.eta_seconds) if going else "",
         epoch=status.epoch + 1,
         epochs=status.epochs,
         loss=_finite(status.loss),

@@ -32,7 +32,7 @@ from emberscale_api.job.resolved import CRITEO_COLUMNS
 from emberscale_api.rpc.master_pb2 import DataFile
 
 if TYPE_CHECKING:
-    from emberscale_trainer.data.targets import Target
+    from emberscale_trainer.data.files import Target
 
 HELP = paragraphs("""\
 Writes data files in another format: each IN becomes one file, at OUT or in the folder OUT.
@@ -100,8 +100,8 @@ def convert(
     """Writes data files in another format."""
     # takes a moment to import, which `--help` should not cost
     from emberscale_trainer.data.convert import Conversion, ConversionError, convert_files
-    from emberscale_trainer.data.errors import DataUnavailableError
     from emberscale_trainer.data.files import expand
+    from emberscale_trainer.data.records import DataUnavailableError
     from emberscale_trainer.data.writers import COMPRESSIONS, problem_with_columns
 
     with bad_input_exits():
@@ -189,8 +189,8 @@ def _targets(
     sources: Sequence[DataFile], out: str, target: DataFormat, compression: str, overwrite: bool
 ) -> list["Target"]:
     """Where each source goes. Makes the folder. Raises BadInputError and DataUnavailableError."""
+    from emberscale_trainer.data.files import Target
     from emberscale_trainer.data.streams import uncompressed_name
-    from emberscale_trainer.data.targets import Target
     from emberscale_trainer.data.writers import ENDINGS, SUFFIXES
 
     whole = Target.of(out)

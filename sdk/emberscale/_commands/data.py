@@ -185,8 +185,8 @@ def inspect(
     output: OutputFormat = Output.TEXT,
 ) -> None:
     """Shows what is in data files."""
-    from emberscale_trainer.data.errors import DataUnavailableError
     from emberscale_trainer.data.files import expand
+    from emberscale_trainer.data.records import DataUnavailableError
 
     with bad_input_exits():
         if max_records < 1:

@@ -61,7 +61,7 @@ def profile(
             typer.echo(remark, err=True)
         ensure_writable(plot.absolute().parent, "--plot")
         from emberscale._profiling import ProfileFailedError, profile_job
-        from emberscale_trainer.data.errors import DataUnavailableError
+        from emberscale_trainer.data.records import DataUnavailableError
         from emberscale_trainer.models.entrypoint import EntrypointError
 
         try:

@@ -3,8 +3,8 @@
 from rich.console import Console
 
 from emberscale._progress.words import figures, headline, remarks
-from emberscale._run.durations import clock_time
 from emberscale._run.summary import phase_name
+from emberscale_api.job.duration import clock_time
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.local import RunView
 

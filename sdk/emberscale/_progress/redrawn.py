@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from emberscale._progress.words import figures, headline, remarks
-from emberscale._run.durations import clock_time
+from emberscale_api.job.duration import clock_time
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.local import RunView
 

@@ -7,9 +7,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from emberscale._run.durations import clock_time
 from emberscale._run.record import RunPaths
 from emberscale._run.summary import Summary
+from emberscale_api.job.duration import clock_time
 
 _COLOURS = {"Complete": "bold green", "Failed": "bold red"}
 

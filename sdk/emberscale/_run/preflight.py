@@ -46,9 +46,9 @@ def check_columns(data: DataSpec) -> None:
     Remote URIs are left to the job, and so are all but the first files of a glob.
     """
     # take a moment to import, which only those should pay who are about to start processes
-    from emberscale_trainer.data.errors import DataUnavailableError
     from emberscale_trainer.data.files import expand
     from emberscale_trainer.data.formats import record_format
+    from emberscale_trainer.data.records import DataUnavailableError
 
     reader = record_format(data)
     try:

@@ -19,7 +19,8 @@ LARGEST = pb.Shape(workers=20, ps=1, worker_cpu=4, ps_cpu=4, worker_memory=4 << 
 FAKE_PLANNERS = '''
 import os, threading
 from dataclasses import replace
-from emberscale_brain.planner.types import Explanation, JobShape, PlanAction, PlannedShape, ThroughputFit
+from emberscale_api.shape import JobShape
+from emberscale_brain.planner.types import Explanation, PlanAction, PlannedShape, ThroughputFit
 
 class Growing:
     """One worker more than the job has, at each look."""

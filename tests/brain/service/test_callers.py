@@ -9,8 +9,7 @@ import pytest
 from brain_process import BrainProcess
 from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_api.rpc import brain_pb2_grpc
-from emberscale_api.rpc.job_token import JobClaims, job_token
-from emberscale_api.rpc.token import open_channel
+from emberscale_api.rpc.token import JobClaims, job_token, open_channel
 
 METHODS = pb.DESCRIPTOR.services_by_name["Brain"].methods
 

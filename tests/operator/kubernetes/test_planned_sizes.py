@@ -8,7 +8,7 @@ import pytest
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase, TrainingJobStatus
 from emberscale_api.rpc import master_pb2 as pb
-from emberscale_api.rpc.job_token import JobClaims, claims_of
+from emberscale_api.rpc.token import JobClaims, claims_of
 from emberscale_operator.kubernetes import stories
 from emberscale_operator.kubernetes.job import Job, read_job
 from emberscale_operator.kubernetes.observation import plan_of

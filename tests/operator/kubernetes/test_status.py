@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from emberscale_api.job.duration import rough_time
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase, TrainingJobStatus
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.shape import RoleShape
 from emberscale_operator.kubernetes.job import read_job
-from emberscale_operator.kubernetes.status import Facts, build_status, in_words, merge_patch, to_document
+from emberscale_operator.kubernetes.status import Facts, build_status, merge_patch, to_document
 from emberscale_operator.machine import Demand, JobStanding, Resources, demands_of, grown_memory
 from emberscale_operator.machine.intent import replicas_of
 from training_jobs import job_body
@@ -119,7 +120,7 @@ def test_a_status_survives_being_written_and_read() -> None:
     ("seconds", "words"), [(5, "5s"), (119, "119s"), (600, "10m"), (12000, "3h20m"), (187200, "2d4h")]
 )
 def test_times_are_short(seconds: float, words: str) -> None:
-    assert in_words(seconds) == words
+    assert rough_time(seconds) == words
 
 
 @given(st.integers(0, 50), st.integers(1, 20), st.integers(0, 20))

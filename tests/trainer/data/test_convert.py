@@ -11,12 +11,11 @@ from emberscale_api.job import ColumnMapping, CSVSpec, DataFormat, ListColumn
 from emberscale_api.job.resolved import CRITEO_COLUMNS
 from emberscale_api.rpc.master_pb2 import Dataset, Split
 from emberscale_trainer.data.convert import Conversion, ConversionError, Converted, convert_files
-from emberscale_trainer.data.errors import DataUnavailableError
-from emberscale_trainer.data.files import expand
+from emberscale_trainer.data.files import Target, expand
 from emberscale_trainer.data.formats import format_reader
+from emberscale_trainer.data.records import DataUnavailableError
 from emberscale_trainer.data.source import Batch, BatchSource
 from emberscale_trainer.data.synthetic import DatasetSpec, write_dataset
-from emberscale_trainer.data.targets import Target
 
 ROWS = 3000
 MAPPING = ColumnMapping(label="y", dense=("x",), categorical=("u",), lists=(ListColumn(name="h", max_length=3),))

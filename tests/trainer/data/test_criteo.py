@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from emberscale_api.job.resolved import CRITEO_COLUMNS
 from emberscale_api.rpc.master_pb2 import Block, DataFile
 from emberscale_trainer.data.criteo import CriteoTSV, split_lines
-from emberscale_trainer.data.errors import DataUnavailableError
-from emberscale_trainer.data.records import empty_columns
+from emberscale_trainer.data.records import DataUnavailableError, empty_columns
 
 
 @dataclass(frozen=True)

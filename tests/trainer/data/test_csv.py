@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from emberscale_api.job import ColumnMapping, CSVSpec, DenseTransform, ListColumn, ListOverflow
 from emberscale_api.rpc.master_pb2 import DataFile
 from emberscale_trainer.data.csv_text import CSV
-from emberscale_trainer.data.errors import DataUnavailableError
 from emberscale_trainer.data.hashing import hash_text, is_utf8
-from emberscale_trainer.data.index import LineIndexer
-from emberscale_trainer.data.records import Columns, empty_columns
+from emberscale_trainer.data.lines import LineIndexer
+from emberscale_trainer.data.records import Columns, DataUnavailableError, empty_columns
 
 MAPPING = ColumnMapping(label="y", dense=("x",), categorical=("u",), lists=(ListColumn(name="h", max_length=2),))
 HEADER = "y,x,u,h\n"
@@ -187,10 +186,10 @@ def test_a_file_that_is_not_what_the_manifest_says_is_refused(tmp_path: Path, te
 
 
 def test_a_quote_that_is_never_closed_does_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from emberscale_trainer.data import index
+    from emberscale_trainer.data import lines
 
-    monkeypatch.setattr(index, "MAX_LINE_BYTES", 1000)
-    monkeypatch.setattr(index, "CHUNK_BYTES", 500)
+    monkeypatch.setattr(lines, "MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr(lines, "CHUNK_BYTES", 500)
     path = tmp_path / "a.csv"
     path.write_text(HEADER + '1,1,"u,\n' + "0,1,v,\n" * 1000)
     with pytest.raises(DataUnavailableError, match=r"a\.csv: is not a file of lines.*is a quote left open"):

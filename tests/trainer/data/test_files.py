@@ -4,8 +4,8 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from emberscale_trainer.data.errors import DataUnavailableError
 from emberscale_trainer.data.files import expand
+from emberscale_trainer.data.records import DataUnavailableError
 
 
 @pytest.fixture

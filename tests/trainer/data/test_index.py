@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emberscale_api.rpc.master_pb2 import Block, DataFile
-from emberscale_trainer.data import index
-from emberscale_trainer.data.errors import DataUnavailableError
-from emberscale_trainer.data.index import LineIndexer, index_lines
+from emberscale_trainer.data import lines
+from emberscale_trainer.data.lines import LineIndexer, index_lines
+from emberscale_trainer.data.records import DataUnavailableError
 
 texts = st.lists(st.sampled_from([b"\n", b"\r\n", b"a", b"bcd\t"]), max_size=60).map(b"".join)
 
@@ -56,7 +56,7 @@ def test_a_file_is_indexed_through_any_file_system(
 ) -> None:
     import fsspec
 
-    monkeypatch.setattr(index, "CHUNK_BYTES", 64)
+    monkeypatch.setattr(lines, "CHUNK_BYTES", 64)
     text = b"".join(b"line %d\n" % number for number in range(1000)) + b"last"
     uri = f"{scheme}{tmp_path}/data.tsv"
     with fsspec.open(uri, "wb") as stream:
@@ -82,7 +82,7 @@ def test_an_empty_file_has_no_blocks(tmp_path: Path) -> None:
 def test_what_is_no_file_of_lines_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None, size: int, problem: str
 ) -> None:
-    monkeypatch.setattr(index, "MAX_LINE_BYTES", 200)
+    monkeypatch.setattr(lines, "MAX_LINE_BYTES", 200)
     path = tmp_path / "a.tsv"
     if content is not None:
         path.write_bytes(content)

@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 
 from emberscale_api.job import ColumnMapping, DenseTransform, ListColumn, ListOverflow
 from emberscale_api.rpc.master_pb2 import DataFile
-from emberscale_trainer.data.errors import DataUnavailableError
 from emberscale_trainer.data.hashing import hash_text
 from emberscale_trainer.data.parquet import Parquet
-from emberscale_trainer.data.records import Columns, empty_columns
+from emberscale_trainer.data.records import Columns, DataUnavailableError, empty_columns
 
 
 def write(folder: Path, **columns: Any) -> DataFile:

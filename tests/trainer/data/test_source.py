@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from emberscale_api.rpc.master_pb2 import Dataset, Split
 from emberscale_trainer.data.criteo import CriteoTSV, LineBlock
-from emberscale_trainer.data.errors import DataUnavailableError
+from emberscale_trainer.data.records import DataUnavailableError
 from emberscale_trainer.data.source import Batch, BatchSource
 
 MakeDataset = Callable[..., Dataset]

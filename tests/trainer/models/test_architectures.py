@@ -8,12 +8,9 @@ from torch import Tensor, nn
 
 from emberscale_api.job import parse_manifest, resolve_model
 from emberscale_trainer.models import build_model
+from emberscale_trainer.models.architectures import DLRM, CrossLayer, DCNv2, WideAndDeep, XDeepFM
 from emberscale_trainer.models.cin import compress
-from emberscale_trainer.models.dcn import CrossLayer, DCNv2
-from emberscale_trainer.models.dlrm import DLRM
 from emberscale_trainer.models.interaction import interact
-from emberscale_trainer.models.wide_and_deep import WideAndDeep
-from emberscale_trainer.models.xdeepfm import XDeepFM
 
 B, DENSE, TABLES, D = 6, 3, 5, 4
 

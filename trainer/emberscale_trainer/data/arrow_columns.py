@@ -9,11 +9,16 @@ import pyarrow.compute as pc
 import pyarrow.types as kinds
 
 from emberscale_api.job import ColumnMapping, DenseTransform, ListOverflow
-from emberscale_trainer.data.decoded import DecodedBlock, IdColumn, IdColumns
-from emberscale_trainer.data.errors import DataUnavailableError
+from emberscale_trainer.data.decoded import (
+    DecodedBlock,
+    IdColumn,
+    IdColumns,
+    fill_dense,
+    fill_ids,
+    fill_log1p_of_integers,
+)
 from emberscale_trainer.data.hashing import hash_texts
-from emberscale_trainer.data.records import MISSING_ID, IdLists
-from emberscale_trainer.data.transform import fill_dense, fill_ids, fill_log1p_of_integers
+from emberscale_trainer.data.records import MISSING_ID, DataUnavailableError, IdLists
 
 _SHOWN_COLUMNS = 12
 

@@ -9,8 +9,8 @@ from emberscale_api.job import CSVSpec, DataFormat
 from emberscale_api.job.data import BadRecord
 from emberscale_api.rpc.master_pb2 import Block, DataFile
 from emberscale_trainer.data.criteo import CriteoTSV
+from emberscale_trainer.data.files import Target
 from emberscale_trainer.data.records import RecordFormat, empty_columns
-from emberscale_trainer.data.targets import Target
 from emberscale_trainer.data.writers import ROW_GROUP_RECORDS, RecordWriter, UnwritableRecordError, open_writer
 
 Progress = Callable[[str, int, int], None]

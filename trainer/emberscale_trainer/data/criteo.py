@@ -16,11 +16,8 @@ from emberscale_api.job.data import BadRecord
 from emberscale_api.job.resolved import CRITEO_CATEGORICAL, CRITEO_COLUMNS, CRITEO_DENSE
 from emberscale_api.rpc.master_pb2 import Block, DataFile
 from emberscale_trainer.data.compiled import kernel, prefetch
-from emberscale_trainer.data.errors import DataUnavailableError
-from emberscale_trainer.data.first_records import refuse_unreadable_head
-from emberscale_trainer.data.index import index_lines
-from emberscale_trainer.data.lines import find_lines
-from emberscale_trainer.data.records import MISSING_ID, Columns
+from emberscale_trainer.data.lines import find_lines, index_lines, refuse_unreadable_head
+from emberscale_trainer.data.records import MISSING_ID, Columns, DataUnavailableError
 from emberscale_trainer.data.streams import TextRanges, compression_of
 
 MAX_LINE_BYTES = 1024

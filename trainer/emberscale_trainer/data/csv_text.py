@@ -27,11 +27,8 @@ from emberscale_trainer.data.csv_kernels import (
     parse_items,
     parse_records,
 )
-from emberscale_trainer.data.errors import DataUnavailableError
-from emberscale_trainer.data.first_records import refuse_unreadable_head
-from emberscale_trainer.data.index import index_lines
-from emberscale_trainer.data.lines import find_lines, find_quoted_lines
-from emberscale_trainer.data.records import Columns
+from emberscale_trainer.data.lines import find_lines, find_quoted_lines, index_lines, refuse_unreadable_head
+from emberscale_trainer.data.records import Columns, DataUnavailableError
 from emberscale_trainer.data.streams import TextRanges, compression_of, open_text
 
 _HEADER_BYTES = 1 << 20

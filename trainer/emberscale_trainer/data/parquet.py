@@ -21,8 +21,8 @@ from emberscale_api.job import ColumnMapping
 from emberscale_api.rpc.master_pb2 import Block, DataFile
 from emberscale_trainer.data.arrow_columns import check_schema, decode, distinct_texts, holds_texts
 from emberscale_trainer.data.decoded import DecodedBlock
-from emberscale_trainer.data.errors import DataUnavailableError
 from emberscale_trainer.data.files import open_filesystem
+from emberscale_trainer.data.records import DataUnavailableError
 
 _MAGIC = b"PAR1"
 _OPEN_FILES = 8

@@ -1,4 +1,4 @@
-"""What a format of records must do for the rest of the data side."""
+"""What a format of records must do for the rest of the data side, and what can be wrong with data."""
 
 from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass
@@ -10,6 +10,21 @@ import numpy.typing as npt
 from emberscale_api.job import ColumnMapping
 from emberscale_api.job.data import BadRecord
 from emberscale_api.rpc.master_pb2 import Block, DataFile
+
+
+class DataUnavailableError(Exception):
+    """Data that cannot be read at all; `reason` is how the job's master names it.
+
+    One malformed record is not this: it is a `BadRecord`, and reading goes on.
+    """
+
+    reason = "DataUnavailable"
+
+    def __init__(self, path: str, problem: str) -> None:
+        super().__init__(f"{path}: {problem}")
+        self.path = path
+        self.problem = problem
+
 
 MISSING_ID = -1
 """The id of a category that is missing."""

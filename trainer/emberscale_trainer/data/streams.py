@@ -12,8 +12,8 @@ from typing import Any
 
 from fsspec.implementations.local import LocalFileSystem
 
-from emberscale_trainer.data.errors import DataUnavailableError
 from emberscale_trainer.data.files import open_filesystem, read_range
+from emberscale_trainer.data.records import DataUnavailableError
 
 _SUFFIXES = {".gz": "gzip", ".zst": "zstd"}
 _COMPRESSED = {

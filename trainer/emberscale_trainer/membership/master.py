@@ -1,4 +1,4 @@
-"""Calls to the master, repeated while it is away."""
+"""Calls to the master, repeated while it is away, and routing tables as it sends them."""
 
 import os
 import random
@@ -12,9 +12,25 @@ import grpc
 import structlog
 
 from emberscale_api.environment import TLS_FOLDER, ProcessIdentity
+from emberscale_api.routing import PsAddress, RoutingTable
 from emberscale_api.rpc import master_pb2, master_pb2_grpc
 from emberscale_api.rpc.tls import handshake_problem
 from emberscale_api.rpc.token import open_channel
+
+
+def routing_from_proto(routing: master_pb2.Routing) -> RoutingTable:
+    """The routing table of a message."""
+    return RoutingTable(
+        generation=routing.generation,
+        version=routing.version,
+        servers=tuple(
+            PsAddress(server.index, server.incarnation, server.data_address, server.control_address)
+            for server in routing.servers
+        ),
+        bucket_owners=tuple(routing.bucket_owners),
+        piece_owners=tuple(routing.piece_owners),
+    )
+
 
 log = structlog.get_logger()
 

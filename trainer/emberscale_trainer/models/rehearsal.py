@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from emberscale_api.job import TrainingJob, resolve_model
-from emberscale_trainer.models.build import build_model
+from emberscale_trainer.models.architectures import build_model
 from emberscale_trainer.models.entrypoint import EntrypointError, OwnModel, their_frames
 
 _SAMPLES = 4

@@ -22,7 +22,7 @@ from emberscale_trainer.checkpoint import (
     load_partition,
     write_snapshot,
 )
-from emberscale_trainer.membership.routing import routing_from_proto
+from emberscale_trainer.membership.master import routing_from_proto
 from emberscale_trainer.models import build_model
 from emberscale_trainer.models.entrypoint import EntrypointError
 from emberscale_trainer.models.flat import flat_copy

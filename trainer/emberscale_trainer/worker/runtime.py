@@ -11,8 +11,8 @@ from emberscale_api.environment import ProcessIdentity
 from emberscale_api.job import TrainingJob
 from emberscale_api.routing import RoutingTable
 from emberscale_api.rpc import master_pb2
-from emberscale_trainer.data.errors import DataUnavailableError
 from emberscale_trainer.data.formats import record_format
+from emberscale_trainer.data.records import DataUnavailableError
 from emberscale_trainer.data.source import BatchSource
 from emberscale_trainer.membership import Heartbeat, JobOverError, MasterClient, SupersededError
 from emberscale_trainer.models.entrypoint import REASON, EntrypointError

@@ -17,12 +17,10 @@ import numpy as np
 
 from emberscale_api.job import CSVSpec, DataFormat
 from emberscale_api.job.resolved import CRITEO_CATEGORICAL, CRITEO_COLUMNS
-from emberscale_trainer.data.criteo_text import MISSING_INTEGER, criteo_lines
 from emberscale_trainer.data.records import Columns
 from emberscale_trainer.data.synthetic.calibration import RankStatistics
-from emberscale_trainer.data.synthetic.columns import CATEGORICAL
-from emberscale_trainer.data.synthetic.population import Population, Rows, SeenIds
-from emberscale_trainer.data.writers import ENDINGS, ROW_GROUP_RECORDS, open_writer
+from emberscale_trainer.data.synthetic.population import CATEGORICAL, Population, Rows, SeenIds
+from emberscale_trainer.data.writers import ENDINGS, MISSING_INTEGER, ROW_GROUP_RECORDS, criteo_lines, open_writer
 
 METADATA = "metadata.json"
 GENERATOR = 1
