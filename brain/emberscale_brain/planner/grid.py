@@ -127,7 +127,12 @@ class JobProblem:
     memory_limit: float = float("inf")
 
     def gross(self, workers: Floats, ps: Floats, worker_cpu: Floats, ps_cpu: Floats) -> Floats:
-        """Samples per second (DLRover-RM equations 1-6) of shapes given as arrays that broadcast together."""
+        """Samples per second of shapes given as arrays that broadcast together.
+
+        The shares of a batch's time are DLRover-RM's (equations 2-5), and what requests cost a PS. Some fall with cores
+        or PS, those of the PS rise with workers. At an overlap of 1 the time is their sum (equation 1), above it their
+        p-norm, with p the overlap: work that goes on at the same time hides the shorter share.
+        """
         constants = self.constants
         gradient, update, synchronize, embedding, constant, request = self.fit.coefficients
         compute = gradient * constants.batch_size
