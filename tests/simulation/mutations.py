@@ -141,6 +141,12 @@ def _successor_answers_for_its_predecessor(stack: ExitStack) -> None:
     stack.enter_context(patch.object(ParameterServer, "is_meant", lambda self, incarnation: True))
 
 
+def _numbers_come_again(stack: ExitStack) -> None:
+    """Each master goes on a fixed gap beyond the numbers that it finds, whatever was given beyond them and lost."""
+    stack.enter_context(patch.object(progress, "with_fresh_numbers", lambda state, wall: state))
+    stack.enter_context(patch.object(progress, "numbers_surpassed", lambda state, *numbers: state))
+
+
 MUTATIONS: dict[str, Patches] = {
     "a lapsed barrier is accepted": _lapsed_barrier_is_accepted,
     "nothing is settled nor compared": _nothing_is_settled_nor_compared,
@@ -153,6 +159,7 @@ MUTATIONS: dict[str, Patches] = {
     "an old master may write": _old_master_may_write,
     "server 0 alone commits": _server_0_alone_commits,
     "pushes under way are not bounded": _pushes_under_way_are_not_bounded,
+    "numbers come again": _numbers_come_again,
     "a successor answers for its predecessor": _successor_answers_for_its_predecessor,
 }
 

@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import psutil
@@ -139,6 +139,30 @@ def test_a_crowd_of_silent_strangers_costs_little_and_keeps_nobody_out(address: 
     grown = psutil.Process().memory_info().rss - before
     assert grown < len(crowd) * MEGABYTE / 4, f"{grown / len(crowd):.0f} bytes a peer"
     assert crowd[0].recv(1) == b"", "the first made way"
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\n" * 8], ids=["silent", "garbage"])
+def test_an_hour_of_a_stranger_that_comes_again_and_again_costs_nothing_that_stays(
+    address: str, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    """It is hung up on after 5 s, so an hour has 720 of its connections."""
+
+    def stay(times: int) -> None:
+        for _ in range(times):
+            with socket.socket(socket.AF_UNIX) as stream, suppress(ConnectionError):  # it may be hung up on at once
+                stream.settimeout(SECONDS)
+                stream.connect(address.removeprefix("unix://"))
+                stream.sendall(sent)
+                while stream.recv(4096):
+                    pass
+
+    monkeypatch.setattr(dataplane, "_STRANGER_SECONDS", 0.005)
+    threads = serving_threads()
+    stay(50)  # what is allocated once is
+    before = psutil.Process().memory_info().rss
+    stay(3600 // 5)
+    eventually(lambda: serving_threads() <= threads)
+    assert psutil.Process().memory_info().rss - before < MEGABYTE
 
 
 def test_over_tls_strangers_are_no_dearer(held: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
