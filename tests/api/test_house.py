@@ -48,3 +48,12 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
         TopologicalSorter(imports).prepare()
     except CycleError as error:
         pytest.fail(f"an import cycle: {' -> '.join(reversed(error.args[1]))}")
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_component_has_layers_for_all_of_its_modules(package: str) -> None:
+    assert any(
+        contract["type"] == "layers" and contract.get("exhaustive") and package in contract["containers"]
+        for contract in CONTRACTS["contracts"]
+        if "containers" in contract
+    )
