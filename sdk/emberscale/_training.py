@@ -13,8 +13,9 @@ from typing import Any
 import typer
 
 from emberscale._progress import open_progress
+from emberscale._run.audit import AuditReport
 from emberscale._run.brain_choice import choose_brain
-from emberscale._run.checkpoints import SavedCheckpoints
+from emberscale._run.checkpoints import SavedCheckpoints, audit_checkpoints
 from emberscale._run.folder import CompleteAlreadyError, Run, open_run
 from emberscale._run.interruption import Interruption
 from emberscale._run.model_folder import ModelUnavailableError, export_model
@@ -206,7 +207,7 @@ def _train(
                 held.cancel()
                 raise
     seconds = held.record.seconds + time.monotonic() - begun
-    summary = summarize(held.record.name, outcome, seconds)
+    summary = summarize(held.record.name, outcome, seconds, _saved(held))
     write_atomically(held.paths.summary, finite_json(summary.as_document()) + "\n")
     _illustrate(held, summary)
     # the run is Complete once all that belongs to it is there: only then may it take the place of the one before
@@ -216,6 +217,19 @@ def _train(
     if held.paths is not held.home:
         _warn(f"{held.home.root}: still holds the Complete run of before; this one is in {held.paths.root}")
     return Training(summary, held.paths.root)
+
+
+def _saved(held: Run) -> AuditReport | None:
+    """The audit of the newest whole checkpoint of the run, None where there is none that can be read."""
+    uri = held.job.spec.checkpoint.uri
+    if uri is None:
+        return None
+    try:
+        folder = SavedCheckpoints(uri)
+        report, _ = audit_checkpoints(folder, folder.find({held.record.uid, *held.record.earlier_uids}))
+    except BadInputError:
+        return None
+    return report
 
 
 def _illustrate(held: Run, summary: Summary) -> None:

@@ -68,6 +68,21 @@ def test_an_interrupted_run_is_resumed_with_another_number_of_servers(make_job: 
     assert (audit["missing"], audit["repeated"], audit["contradictions"], audit["ps_count"]) == (0, 0, [], 3)
 
 
+def test_the_summary_of_a_run_that_was_cut_off_says_what_a_resume_goes_on_from(make_job: Callable[..., Job]) -> None:
+    """What was trained since the last checkpoint is in no audit, and trained again."""
+    job = make_job({"checkpoint": {"interval": "1s"}, "training": {"epochs": 100}})
+    job.start()
+    assert job.process is not None
+    assert job.wait_for(lambda: newest_checkpoint(job))
+    job.process.send_signal(signal.SIGINT)
+    job.process.send_signal(signal.SIGINT)
+    ended = job.finish()
+    assert ended.summary["phase"] in ("Interrupted", "Suspended"), ended.stderr
+    audit = job.audit()
+    assert ended.summary["checkpoint"] == audit["checkpoint"]
+    assert ended.summary["checkpoint_samples"] == audit["once"] > 0
+
+
 def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_used(make_job: Callable[..., Job]) -> None:
     job = make_job({"checkpoint": {"interval": "1s", "keep": 3}, "training": {"epochs": 6}})
     job.start()

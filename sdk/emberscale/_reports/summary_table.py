@@ -34,6 +34,9 @@ def _lines(summary: Summary) -> list[tuple[str, str | tuple[str, ...]]]:
     """Names and values; a value of several parts is not broken within one."""
     share = f" of {summary.expected_samples:,}" if summary.samples != summary.expected_samples else ""
     lines: list[tuple[str, str | tuple[str, ...]]] = [("samples", f"{summary.samples:,}{share}")]
+    if summary.phase != "Complete" and summary.checkpoint_samples not in (None, summary.samples):
+        kept = f"{summary.checkpoint_samples:,} in checkpoint {summary.checkpoint}, from which --resume goes on"
+        lines.append(("saved", kept))
     if summary.auc is not None and summary.logloss is not None:
         where = "on held-out data" if summary.measured_on == "evaluation" else "on the latest training data"
         lines.append(("AUC", f"{summary.auc:.4f}   log loss {summary.logloss:.4f}   {where}"))

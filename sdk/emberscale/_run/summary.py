@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from emberscale._run.audit import AuditReport
 from emberscale_api.metrics import WORKER_STAGES
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.local import RunOutcome
@@ -21,6 +22,8 @@ class Summary:
     mean label, `calibration` the mean prediction relative to the mean label; `evaluations` has one entry an epoch.
     `samples_per_second` is over the time spent training. `stages` are seconds summed over workers; `peak_memory_bytes`
     by process; `restarts` by role. `truncated_records` had a list that was cut to its maxLength.
+    `samples` are all that were trained; `checkpoint_samples` are those that `checkpoint` holds, as `audit` counts them:
+    what a resume goes on from.
     `warnings` are signs that the job is not what was wanted, each with what to do. `plan` is the shape that the job
     ended with and why.
     """
@@ -48,6 +51,7 @@ class Summary:
     recoveries: int
     warnings: tuple[str, ...]
     checkpoint: str | None
+    checkpoint_samples: int | None
     evaluations: tuple[Mapping[str, float], ...]
     plan: Mapping[str, Any]
 
@@ -74,8 +78,11 @@ def phase_name(phase: "pb.Phase.ValueType") -> str:
     return pb.Phase.Name(phase).capitalize()
 
 
-def summarize(name: str, outcome: RunOutcome, wall_seconds: float) -> Summary:
-    """Puts the master's last status and the observations of the processes together."""
+def summarize(name: str, outcome: RunOutcome, wall_seconds: float, saved: AuditReport | None = None) -> Summary:
+    """Puts the master's last status and the observations of the processes together.
+
+    `saved` is the audit of the newest checkpoint, which the status may be too old to know; None where there is none.
+    """
     status = outcome.status or pb.JobStatus()
     quality, measured_on = _quality(status)
     return Summary(
@@ -101,7 +108,8 @@ def summarize(name: str, outcome: RunOutcome, wall_seconds: float) -> Summary:
         truncated_records=status.truncated_records,
         recoveries=status.recoveries,
         warnings=tuple(status.warnings),
-        checkpoint=status.checkpoint or None,
+        checkpoint=saved.checkpoint if saved is not None else status.checkpoint or None,
+        checkpoint_samples=saved.total.once if saved is not None else None,
         evaluations=tuple(
             {
                 "epoch": evaluation.epoch,
