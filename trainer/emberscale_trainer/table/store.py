@@ -19,6 +19,8 @@ from emberscale_trainer.table.memory import CACHE_LINE, address_of
 from emberscale_trainer.table.slab import MAX_SLOTS, Segment, rows_per_segment
 from emberscale_trainer.table.snapshot import Lock, Records, Snapshot, TableShare
 
+_UINT32, _INT64, _FLOAT32 = np.dtype("<u4"), np.dtype("<i8"), np.dtype("<f4")
+
 
 class TableStore:
     """Dynamic embedding tables with fused optimizers; `specs[i]` is table i of every request.
@@ -129,6 +131,12 @@ class TableStore:
         done: the store must not be used any more.
         """
         self.reserve(counts, keys, gradients)
+        self.push_reserved(counts, keys, gradients)
+
+    def push_reserved(
+        self, counts: NDArray[np.uint32], keys: NDArray[np.int64], gradients: NDArray[np.float32]
+    ) -> None:
+        """As `push`, for arguments for which `reserve` was called last."""
         addresses = (address_of(counts), address_of(keys), len(keys), address_of(gradients), len(gradients))
         done = kernels.push(self._tables_address, len(counts), *addresses, self._scratch_address)
         if done == kernels.NO_MEMORY:
@@ -309,11 +317,13 @@ class TableStore:
     def _check(
         self, counts: NDArray[np.uint32], keys: NDArray[np.int64], values: NDArray[np.float32], values_name: str
     ) -> None:
-        for name, array, dtype in (("counts", counts, "<u4"), ("keys", keys, "<i8"), (values_name, values, "<f4")):
+        for name, array, dtype in (
+            ("counts", counts, _UINT32),
+            ("keys", keys, _INT64),
+            (values_name, values, _FLOAT32),
+        ):
             if array.dtype != dtype or array.ndim != 1 or not array.flags.c_contiguous:
-                raise ValueError(
-                    f"{name} must be a contiguous vector of {np.dtype(dtype)}, not {array.dtype}{array.shape}"
-                )
+                raise ValueError(f"{name} must be a contiguous vector of {dtype}, not {array.dtype}{array.shape}")
         if len(counts) != len(self.specs):
             raise ValueError(f"counts has {len(counts)} entries for {len(self.specs)} tables")
 

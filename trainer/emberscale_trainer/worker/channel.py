@@ -1,7 +1,6 @@
 """A bounded queue between two stages of the pipeline that can be torn down from anywhere."""
 
-import threading
-from collections import deque
+from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 _Item = TypeVar("_Item")
@@ -12,35 +11,38 @@ class ChannelClosedError(Exception):
 
 
 class Channel(Generic[_Item]):
-    """`put` waits while `capacity` items are queued, `get` while none is; after `abort` both raise."""
+    """`put` waits while `capacity` items are queued, `get` while none is; after `abort` both raise.
+
+    Each stage passes through several of these for every batch. What waits, waits within a queue of the interpreter's
+    own: a Condition would run some fifty lines of Python for each item.
+    """
 
     def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
-        self._items: deque[_Item] = deque()
-        self._changed = threading.Condition()
+        self._items: SimpleQueue[_Item | None] = SimpleQueue()
+        self._places: SimpleQueue[None] = SimpleQueue()
+        for _ in range(capacity):
+            self._places.put(None)
         self._aborted = False
 
     def put(self, item: _Item) -> None:
         """Queues an item."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._aborted or len(self._items) < self._capacity)
-            if self._aborted:
-                raise ChannelClosedError
-            self._items.append(item)
-            self._changed.notify_all()
+        self._places.get()
+        if self._aborted:
+            self._places.put(None)  # for the next who waits
+            raise ChannelClosedError
+        self._items.put(item)
 
     def get(self) -> _Item:
         """Waits for the next item."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._aborted or self._items)
-            if self._aborted:
-                raise ChannelClosedError
-            item = self._items.popleft()
-            self._changed.notify_all()
-            return item
+        item = self._items.get()
+        if self._aborted:
+            self._items.put(None)  # for the next who waits
+            raise ChannelClosedError
+        self._places.put(None)
+        return item  # type: ignore[return-value]  # None is queued by `abort`, or is an item
 
     def abort(self) -> None:
         """Wakes and ends both sides."""
-        with self._changed:
-            self._aborted = True
-            self._changed.notify_all()
+        self._aborted = True
+        self._places.put(None)
+        self._items.put(None)
