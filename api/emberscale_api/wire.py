@@ -14,11 +14,10 @@ Every request carries the `generation` and `version` of the routing table that p
 server of the same generation that owns everything asked for. A push is applied only under the version that the server
 has: a server applies a batch once, so the push must name all that the batch changes there.
 
-Server 0 alone bounds the staleness of gradients. A worker that wants to pull a batch for training first asks it with
-ADMIT, which is answered when the bound allows the pull; then it pulls from all servers at once. It pushes to server 0
-first, which answers when the bound allows the push, then to the others; when all have answered it tells server 0 with
-COMPLETE, which is not answered. ADMIT and COMPLETE have no payload. A pull with READ_ONLY, for evaluation, needs no
-admission.
+Server 0 alone bounds the staleness of gradients. A worker pulls a batch for training from server 0 first, which answers
+when the bound allows the pull, then from all others at once. It pushes to server 0 first, which answers when the bound
+allows the push, then to the others; when all have answered it tells server 0 with COMPLETE, which has no payload and is
+not answered. A pull with READ_ONLY, for evaluation, needs no admission.
 
 A worker keeps two connections to each server, one for pulls and one for pushes, so that a pull which is held back never
 stands in the way of the push that it waits for. The two say the same `session` in HELLO: what a worker has outstanding
@@ -32,9 +31,10 @@ OPEN on another one is answered with the number to go on after.
 import struct
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
+from typing import NamedTuple
 
 MAGIC = 0x4D424D45
-VERSION = 3
+VERSION = 4
 MAX_PAYLOAD_BYTES = 1 << 30
 MAX_HELLO_BYTES = 1 << 12
 """Bytes of HELLO's payload at most: nothing is reserved for a peer that has not shown the token."""
@@ -50,11 +50,10 @@ class Kind(IntEnum):
     HELLO = 1
     PULL = 2
     PUSH = 3
-    ADMIT = 4
-    COMPLETE = 5
-    OPEN = 6
+    COMPLETE = 4
+    OPEN = 5
     """Begins a connection of the row stream that `shard` names; answered with OK and where the receiver stands."""
-    ITEM = 7
+    ITEM = 6
     """Item number `batch` of a row stream; answered with OK and the number up to which all are dealt with."""
 
 
@@ -79,7 +78,7 @@ class Flag(IntFlag):
 
     NONE = 0
     READ_ONLY = 1
-    """PULL: the batch is not trained on, so the staleness bound does not admit it first."""
+    """PULL: the batch is not trained on, so the staleness bound does not hold it back."""
 
 
 _HEADER = struct.Struct("<IBBHIIIIQQQII")
@@ -125,12 +124,12 @@ class Hello:
             raise WireError("HELLO is not text") from error
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):
     """The fixed part of a frame.
 
     `kind` is a Kind in requests and a Status in answers. `generation` and `version` are those of the routing table that
-    the sender used. `epoch`, `batch`, `shard` and `token` name the batch and the lease as the ledger does.
+    the sender used. `epoch`, `batch`, `shard` and `token` name the batch and the lease as the ledger does. The order of
+    the fields is that of the frame.
     """
 
     kind: int
@@ -147,28 +146,12 @@ class Header:
 
     def pack(self) -> bytes:
         """The header as `HEADER_BYTES` bytes."""
-        return _HEADER.pack(
-            MAGIC,
-            VERSION,
-            self.kind,
-            self.flags,
-            self.generation,
-            self.version,
-            self.epoch,
-            self.tables,
-            self.batch,
-            self.shard,
-            self.token,
-            self.payload_bytes,
-            self.worker,
-        )
+        return _HEADER.pack(MAGIC, VERSION, *self)
 
     @classmethod
     def unpack(cls, buffer: bytes | bytearray | memoryview) -> "Header":
         """The header in the first `HEADER_BYTES` bytes. Raises WireError for another protocol or an absurd size."""
-        (magic, wire_version, kind, flags, generation, version, epoch, tables, batch, shard, token, payload, worker) = (
-            _HEADER.unpack_from(buffer)
-        )
+        magic, wire_version, *fields = _HEADER.unpack_from(buffer)
         if magic != MAGIC:
             raise WireError("not a frame of Emberscale")
         if wire_version != VERSION:
@@ -176,6 +159,7 @@ class Header:
                 f"this process speaks version {VERSION} of the data plane, and the other side version {wire_version}: "
                 "give parameter servers and workers one image"
             )
-        if payload > MAX_PAYLOAD_BYTES or tables > MAX_TABLES:
-            raise WireError(f"frame of {payload} bytes for {tables} tables is beyond the limits")
-        return cls(kind, flags, generation, version, epoch, tables, batch, shard, token, payload, worker)
+        header = cls._make(fields)
+        if header.payload_bytes > MAX_PAYLOAD_BYTES or header.tables > MAX_TABLES:
+            raise WireError(f"frame of {header.payload_bytes} bytes for {header.tables} tables is beyond the limits")
+        return header

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -118,7 +117,7 @@ def _server_0_alone_commits(stack: ExitStack) -> None:
     def first_only(exchange: Any) -> Any:
         exchange, effects = ask_all(exchange)
         if exchange.purpose is worker_core.Purpose.PUSH:
-            exchange = replace(exchange, queue=())
+            exchange = exchange._replace(queue=())
         return exchange, effects
 
     stack.enter_context(patch.object(worker_core, "_ask_all", first_only))

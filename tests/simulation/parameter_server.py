@@ -145,11 +145,9 @@ class ParameterServer(Process):
             core.complete(session, header)
             self.notify()
             return None
-        if header.kind == Kind.ADMIT:
-            status = yield from self._decided(lambda: core.admit(session, header))
-        elif header.kind == Kind.PULL:
+        if header.kind == Kind.PULL:
             counts, keys = request(asked.units)
-            status = yield from self._decided(lambda: core.pull(header, counts, keys, arrived, self.world.now))
+            status = yield from self._decided(lambda: core.pull(session, header, counts, keys, arrived, self.world.now))
             if status is Status.OK:
                 self.cluster.model.pulled(self, session, header, asked.units)
         else:

@@ -431,8 +431,7 @@ class Servers:
             raise StopError(reason)
 
     def _planned(self) -> Planned:
-        servers = self._table.servers
-        return Planned(self._table.version, len(servers), servers[0].incarnation)
+        return Planned(self._table.version, len(self._table.servers))
 
     def _end(self, server: int) -> End:
         return self._ends[self._table.servers[server].incarnation]

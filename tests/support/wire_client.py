@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from emberscale_api.wire import Header, Hello, Kind, Status, counts_bytes
+from emberscale_api.wire import Flag, Header, Hello, Kind, Status, counts_bytes
 from emberscale_trainer.transport import Buffer, open_connection
 
 
@@ -24,9 +24,9 @@ class WireClient:
     def close(self) -> None:
         self.connection.close()
 
-    def admit(self, batch: int, token: int = 1, shard: int = 0) -> Status:
-        """The answer to ADMIT."""
-        self._send(Kind.ADMIT, batch, token, shard, 1, [])
+    def admit(self, batch: int, token: int = 1, shard: int = 0, tables: int = 3) -> Status:
+        """The status of the answer to a pull for training, of no keys."""
+        self._send(Kind.PULL, batch, token, shard, 1, [[]] * tables)
         return self._answer()[0]
 
     def complete(self, batch: int, token: int = 1, shard: int = 0) -> None:
@@ -34,8 +34,8 @@ class WireClient:
         self._send(Kind.COMPLETE, batch, token, shard, 1, [])
 
     def pull(self, keys: list[list[int]], version: int = 1) -> tuple[Status, NDArray[np.float32]]:
-        """The answer to a pull of keys, table by table: its status, and the weights."""
-        self._send(Kind.PULL, 0, 0, 0, version, keys)
+        """The answer to a pull of keys for evaluation, table by table: its status, and the weights."""
+        self._send(Kind.PULL, 0, 0, 0, version, keys, flags=Flag.READ_ONLY)
         status, payload = self._answer()
         return status, np.frombuffer(payload, np.float32) if status is Status.OK else np.empty(0, np.float32)
 
@@ -64,6 +64,7 @@ class WireClient:
         version: int,
         keys: list[list[int]],
         *values: NDArray[np.float32],
+        flags: Flag = Flag.NONE,
     ) -> None:
         counts = np.array([len(table) for table in keys], np.uint32)
         named = np.array([key for table in keys for key in table], np.int64)
@@ -72,6 +73,7 @@ class WireClient:
         size = len(padding) + counts.nbytes + named.nbytes + sum(array.nbytes for array in values)
         header = Header(
             kind,
+            flags=flags,
             generation=self._generation,
             version=version,
             tables=len(keys),

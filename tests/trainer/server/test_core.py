@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from emberscale_api.routing import bucket_of
-from emberscale_api.wire import Header, Kind, Status
+from emberscale_api.wire import Flag, Header, Kind, Status
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server.barrier import NotHeldError
 from emberscale_trainer.server.core import (
@@ -54,7 +54,7 @@ class TestVersionsAndGenerations:
         for version in (1, 5, 9):
             old = header(0, generation=1, version=version)
             assert core.push(0, old, 0, 0) is Status.REFRESH
-            assert core.pull(old, NO_COUNTS, NO_KEYS, 0, 0) is Status.REFRESH
+            assert core.pull(0, old, NO_COUNTS, NO_KEYS, 0, 0) is Status.REFRESH
             assert core.admit(0, old) is Status.REFRESH
 
     def test_nothing_is_served_before_the_first_assignment_and_while_one_loads(self) -> None:
@@ -96,7 +96,7 @@ class TestVersionsAndGenerations:
             ([key, -1], Status.MOVED),
         ):
             counts = np.array([1, 1], dtype=np.uint32)
-            decision = core.pull(header(0, version=1), counts, np.array(keys, dtype=np.int64), 0, 0)
+            decision = core.pull(0, header(0, version=1), counts, np.array(keys, dtype=np.int64), 0, 0)
             assert decision is expected, keys
 
 
@@ -301,6 +301,15 @@ class TestSessions:
         assert core.admit(1, header(1)) == Wait(None)  # on the other connection, for the push that is under way
         core.disconnected(1)
         assert core.admit(2, header(1)) is Status.OK
+
+    def test_a_pull_for_training_waits_for_the_bound_and_one_for_evaluation_does_not(self) -> None:
+        core = serving(bound=StalenessBound(0))
+        assert core.pull(1, header(0), NO_COUNTS, NO_KEYS, 0, 0) is Status.OK
+        second = header(1, token=2, shard=1)
+        assert core.pull(2, second, NO_COUNTS, NO_KEYS, 0, 0) == Wait(None)
+        assert core.pull(2, second._replace(flags=Flag.READ_ONLY), NO_COUNTS, NO_KEYS, 0, 0) is Status.OK
+        core.disconnected(1)
+        assert core.pull(2, second, NO_COUNTS, NO_KEYS, 0, 0) is Status.OK
 
     def test_a_pull_asked_for_anew_is_admitted_and_counts_once(self) -> None:
         core = serving(bound=StalenessBound(1))

@@ -22,7 +22,7 @@ from emberscale_trainer.worker.core import (
     step,
 )
 
-PLAN = Planned(version=4, servers=3, first="ps-0a")
+PLAN = Planned(version=4, servers=3)
 
 
 def run(purpose: Purpose, *events: Event, plan: Planned = PLAN) -> tuple[Exchange, list[Effect]]:
@@ -41,9 +41,10 @@ def to(kind: Kind, *servers: int) -> list[Effect]:
     return [Send(server, kind) for server in servers]
 
 
-def test_a_pull_for_training_is_admitted_first_and_one_for_evaluation_is_not() -> None:
-    assert run(Purpose.TRAIN)[1] == to(Kind.ADMIT, 0)
-    assert run(Purpose.TRAIN, *answers(Status.OK, 0))[1] == to(Kind.PULL, 0, 1, 2)
+def test_a_pull_for_training_goes_to_server_0_first_and_one_for_evaluation_to_all_at_once() -> None:
+    assert run(Purpose.TRAIN)[1] == to(Kind.PULL, 0)
+    assert run(Purpose.TRAIN, *answers(Status.OK, 0))[1] == to(Kind.PULL, 1, 2)
+    assert run(Purpose.TRAIN, *answers(Status.OK, 0, 2, 1))[1] == [End(Ending.DONE)]
     assert run(Purpose.EVALUATE)[1] == to(Kind.PULL, 0, 1, 2)
     assert run(Purpose.EVALUATE, *answers(Status.OK, 2, 0))[1] == []
     assert run(Purpose.EVALUATE, *answers(Status.OK, 2, 0, 1))[1] == [End(Ending.DONE)]
@@ -59,7 +60,7 @@ def test_a_push_goes_to_server_0_then_to_the_others_and_is_committed_when_all_ha
 
 
 def test_one_server_alone_is_enough() -> None:
-    only = Planned(1, 1, "ps-0a")
+    only = Planned(1, 1)
     assert run(Purpose.PUSH, *answers(Status.OK, 0), plan=only)[1] == [*to(Kind.COMPLETE, 0), End(Ending.DONE)]
 
 
@@ -67,7 +68,7 @@ def test_a_push_that_moved_is_planned_anew_once_all_have_answered_and_asked_of_a
     moved = [*answers(Status.OK, 0), *answers(Status.MOVED, 2)]
     assert run(Purpose.PUSH, *moved)[1] == []
     assert run(Purpose.PUSH, *moved, *answers(Status.OK, 1))[1] == [Replan(4)]
-    anew = Planned(version=6, servers=2, first="ps-0a")
+    anew = Planned(version=6, servers=2)
     assert run(Purpose.PUSH, *moved, *answers(Status.OK, 1), anew)[1] == to(Kind.PUSH, 0)
     assert run(Purpose.PUSH, *moved, *answers(Status.OK, 1), anew, *answers(Status.REPEATED, 0))[1] == to(Kind.PUSH, 1)
 
@@ -76,11 +77,11 @@ def test_a_push_that_server_0_moved_is_not_shown_to_others() -> None:
     assert run(Purpose.PUSH, *answers(Status.MOVED, 0))[1] == [Replan(4)]
 
 
-def test_an_admission_outlives_other_owners_but_not_another_server_0() -> None:
-    moved = [*answers(Status.OK, 0), *answers(Status.MOVED, 0, 1), *answers(Status.OK, 2)]
+def test_a_pull_that_moved_is_asked_of_server_0_first_again() -> None:
+    moved = [*answers(Status.OK, 0), *answers(Status.MOVED, 1), *answers(Status.OK, 2)]
     assert run(Purpose.TRAIN, *moved)[1] == [Replan(4)]
-    assert run(Purpose.TRAIN, *moved, Planned(5, 4, "ps-0a"))[1] == to(Kind.PULL, 0, 1, 2, 3)
-    assert run(Purpose.TRAIN, *moved, Planned(5, 2, "ps-0b"))[1] == to(Kind.ADMIT, 0)
+    assert run(Purpose.TRAIN, *moved, Planned(5, 4))[1] == to(Kind.PULL, 0)
+    assert run(Purpose.TRAIN, *moved, Planned(5, 4), *answers(Status.OK, 0))[1] == to(Kind.PULL, 1, 2, 3)
 
 
 def test_another_history_ends_the_exchange() -> None:
@@ -108,7 +109,7 @@ def test_a_conversation_sends_nothing_more_once_a_connection_broke() -> None:
 
 
 def test_a_conversation_waits_for_answers_in_the_order_of_servers() -> None:
-    talk = conversation(Purpose.PUSH, Planned(1, 3, "ps-0a"))
+    talk = conversation(Purpose.PUSH, Planned(1, 3))
     assert next(talk) == Send(0, Kind.PUSH)
     assert talk.send(None) == Receive(0, Kind.PUSH)
     assert talk.send(Answered(0, Status.OK)) == Send(1, Kind.PUSH)
@@ -116,7 +117,7 @@ def test_a_conversation_waits_for_answers_in_the_order_of_servers() -> None:
 
 
 def test_a_push_is_committed_even_if_server_0_cannot_be_told() -> None:
-    talk = conversation(Purpose.PUSH, Planned(1, 1, "ps-0a"))
+    talk = conversation(Purpose.PUSH, Planned(1, 1))
     assert [next(talk), talk.send(None)] == [Send(0, Kind.PUSH), Receive(0, Kind.PUSH)]
     assert talk.send(Answered(0, Status.OK)) == Send(0, Kind.COMPLETE)
     with pytest.raises(StopIteration) as stopped:

@@ -152,7 +152,7 @@ def test_what_a_server_says_ends_a_push(
 
 
 def test_a_server_that_goes_away_ends_a_pull(peer: Callable[[str, Answer], Peer]) -> None:
-    first = peer("0", lambda header: (Status.OK, b"") if header.kind == Kind.ADMIT else None)
+    first = peer("0", lambda header: None)
     routes = StandingRoutes(table(first))
     servers = connected(routes)
     with pytest.raises(ConnectionLostError):

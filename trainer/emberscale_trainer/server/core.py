@@ -14,7 +14,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from emberscale_api.wire import Header, Status
+from emberscale_api.wire import Flag, Header, Status
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server.barrier import Barrier, NotHeldError
 from emberscale_trainer.server.staleness import StalenessBound, Ticket
@@ -219,18 +219,27 @@ class ServerCore:
             serving.bound.completed(_ticket(session, header))
 
     def pull(
-        self, header: Header, counts: NDArray[np.uint32], keys: NDArray[np.int64], arrived: float, now: float
+        self,
+        session: int,
+        header: Header,
+        counts: NDArray[np.uint32],
+        keys: NDArray[np.int64],
+        arrived: float,
+        now: float,
     ) -> Decision:
         """Whether rows are served, by who owns them: `counts` uint32 [tables], the dense table last, `keys` int64 [n].
 
-        A request that was planned under the server's own version is trusted to ask for what the server owns.
+        A request that was planned under the server's own version is trusted to ask for what the server owns. Server 0
+        serves a pull for training once the staleness bound admits it.
         """
         serving = self._serving
         if serving is None or serving.generation != header.generation:
             return Status.REFRESH
-        if header.version == serving.version or serving.owned.owns(counts, keys):
+        if header.version != serving.version and not serving.owned.owns(counts, keys):
+            return _moved(header, serving, arrived, now)
+        if serving.bound is None or header.flags & Flag.READ_ONLY:
             return Status.OK
-        return _moved(header, serving, arrived, now)
+        return self.admit(session, header)
 
     def push(self, session: int, header: Header, arrived: float, now: float) -> Decision:
         """Whether a batch is to be applied now. OK is to be followed by `record` at once."""

@@ -159,12 +159,10 @@ class _Session:
 
     def _serve(self, header: Header, payload: NDArray[np.uint8]) -> None:
         match header.kind:
-            case Kind.ADMIT:
-                self._connection.send(Header(self._state.admit(self._session, header)))
-            case Kind.COMPLETE:
-                self._state.complete(self._session, header)
             case Kind.PULL | Kind.PUSH:
                 self._serve_rows(header, payload)
+            case Kind.COMPLETE:
+                self._state.complete(self._session, header)
             case Kind.OPEN:
                 self._streams.serve(self._connection, header)
             case unknown:
@@ -175,12 +173,12 @@ class _Session:
         if len(payload) < start:
             raise WireError("the payload ends within the counts")
         counts = payload[: header.tables * 4].view(np.uint32)
-        stop = start + 8 * int(counts.sum())
+        stop = start + 8 * sum(counts.tolist())  # numpy's own sum takes longer for so few
         if len(payload) < stop:
             raise WireError("the payload ends within the keys")
         keys = payload[start:stop].view(np.int64)
         if header.kind == Kind.PULL:
-            status, weights = self._state.pull(header, counts, keys, self._room)
+            status, weights = self._state.pull(self._session, header, counts, keys, self._room)
             if weights is not None:
                 self._connection.send(Header(status, payload_bytes=weights.nbytes), [weights])
                 return

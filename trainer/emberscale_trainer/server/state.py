@@ -4,7 +4,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import structlog
@@ -27,7 +27,7 @@ _FIGURES_SECONDS = 0.1
 """How long a report waits for the lock before it tells the figures of the time before."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Totals:
     """What a server has done since it started.
 
@@ -96,7 +96,7 @@ class ServerState:
     @property
     def totals(self) -> Totals:
         """Counters since the start of the process."""
-        return self._totals
+        return replace(self._totals)
 
     def figures(self) -> Figures:
         """The figures of this moment, or those of the last call where the lock is not free soon."""
@@ -159,11 +159,6 @@ class ServerState:
 
     # Requests
 
-    def admit(self, session: int, header: Header) -> Status:
-        """Waits until the staleness bound admits the pull of a batch for training."""
-        with self._changed:
-            return self._decided(lambda _: self._core.admit(session, header))
-
     def complete(self, session: int, header: Header) -> None:
         """Takes note that all servers have applied a batch."""
         with self._changed:
@@ -172,6 +167,7 @@ class ServerState:
 
     def pull(
         self,
+        session: int,
         header: Header,
         counts: NDArray[np.uint32],
         keys: NDArray[np.int64],
@@ -179,11 +175,12 @@ class ServerState:
     ) -> tuple[Status, NDArray[np.float32] | None]:
         """The weights of the keys, float32, in what `room` gives for so many of them, where the status is OK.
 
+        Waits until the staleness bound admits a pull for training, and for a switch to a newer version.
         Raises ValueError for a request that does not fit the tables.
         """
         arrived = self._clock()
         with self._changed:
-            status = self._decided(lambda now: self._core.pull(header, counts, keys, arrived, now))
+            status = self._decided(lambda now: self._core.pull(session, header, counts, keys, arrived, now))
             tables = self._tables
             if status is not Status.OK or tables is None:
                 return status, None
@@ -191,7 +188,8 @@ class ServerState:
             values = room(tables.values_per_request(counts))
             self._check_pieces(counts, keys)
             tables.pull(counts, keys, values)
-            self._count(pulls=1, pull_seconds=self._clock() - began)
+            self._totals.pulls += 1
+            self._totals.pull_seconds += self._clock() - began
             return status, values
 
     def push(
@@ -213,7 +211,7 @@ class ServerState:
             status = self._decided(lambda now: self._core.push(session, header, arrived, now))
             tables = self._tables
             if status is not Status.OK or tables is None:
-                self._count(repeated=int(status is Status.REPEATED))
+                self._totals.repeated += status is Status.REPEATED
                 self._changed.notify_all()  # the refusal may have ended what others wait for
                 return status
             if problem is not None:
@@ -223,11 +221,12 @@ class ServerState:
             self._check_pieces(counts, keys)
             self._core.record(session, header, began)
             try:
-                tables.push(counts, keys, gradients)
+                tables.push_reserved(counts, keys, gradients)
             except BaseException as error:
                 self._fatal(error)
                 raise
-            self._count(pushes=1, push_seconds=self._clock() - began)
+            self._totals.pushes += 1
+            self._totals.push_seconds += self._clock() - began
             self._changed.notify_all()
             return status
 
@@ -318,8 +317,7 @@ class ServerState:
         while True:
             decision = decide(now)
             if isinstance(decision, Status):
-                if now > began:
-                    self._count(hold_seconds=now - began)
+                self._totals.hold_seconds += now - began
                 return decision
             self._changed.wait(None if decision.until is None else max(0.0, decision.until - now))
             now = self._clock()
@@ -328,25 +326,6 @@ class ServerState:
         pieces = keys[len(keys) - int(counts[-1]) :]
         if not self._core.owned.owns_pieces(pieces):
             raise ValueError(f"the request names dense pieces of which this server does not own all: {pieces.tolist()}")
-
-    def _count(
-        self,
-        pulls: int = 0,
-        pushes: int = 0,
-        repeated: int = 0,
-        pull_seconds: float = 0.0,
-        push_seconds: float = 0.0,
-        hold_seconds: float = 0.0,
-    ) -> None:
-        totals = self._totals
-        self._totals = Totals(
-            totals.pulls + pulls,
-            totals.pushes + pushes,
-            totals.repeated + repeated,
-            totals.pull_seconds + pull_seconds,
-            totals.push_seconds + push_seconds,
-            totals.hold_seconds + hold_seconds,
-        )
 
 
 def _not_finite(gradients: NDArray[np.float32]) -> NonFiniteGradientError | None:

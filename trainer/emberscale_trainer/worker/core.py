@@ -5,13 +5,13 @@ An exchange is everything between a worker and the servers that pulls the rows o
 what happens; `conversation` is that, one thing to do after another, for who has one thread. There is no I/O, no clock
 and no thread in here.
 
-* A pull for training first asks server 0 for admission (ADMIT), then pulls from all servers at once. A pull for
-  evaluation needs no admission.
+* A pull for training goes to server 0, which answers once the bound on staleness admits it, then to all others at
+  once. A pull for evaluation needs no admission, and goes to all at once.
 * A push goes to server 0, then to all others at once. When all have answered, the batch is committed and server 0 is
   told (COMPLETE).
 * MOVED: when the answers that are under way are in, the batch is planned anew under a newer routing table of the same
-  generation and asked again of every server. A push that a server has applied is REPEATED there. The worker's lease,
-  its admission and all other batches stay.
+  generation and asked again of every server. A push that a server has applied is REPEATED there, and a pull that is
+  admitted stays so. The worker's lease and all other batches stay.
 * REFRESH, FENCED, REFUSED and a lost connection end the exchange; its batch is not committed.
 
 Requests on a connection are answered in order, so an exchange that ended early ends its connections too.
@@ -19,8 +19,9 @@ Requests on a connection are answered in order, so an exchange that ended early 
 
 from collections import deque
 from collections.abc import Generator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from emberscale_api.wire import Kind, Status
 
@@ -35,14 +36,10 @@ class Purpose(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The batch is planned under a routing table: `version` of it, and how many `servers` it has.
-
-    `first` is the incarnation of server 0, which keeps admissions: those of another incarnation are unknown to it.
-    """
+    """The batch is planned under a routing table: `version` of it, and how many `servers` it has."""
 
     version: int
     servers: int
-    first: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,21 +115,17 @@ class Receive:
     kind: Kind
 
 
-@dataclass(frozen=True, slots=True)
-class Exchange:
+class Exchange(NamedTuple):
     """One batch's pull or push, from `begin` to an End.
 
     `queue` are the groups of servers that are asked next, one group after another; `asked` those of the present group
-    whose answers are under way. `admitted_by` is the incarnation of server 0 that admitted the pull. `moved`: a server
-    has said MOVED.
+    whose answers are under way. `moved`: a server has said MOVED.
     """
 
     purpose: Purpose
     plan: Planned
     queue: tuple[tuple[int, ...], ...] = ()
     asked: frozenset[int] = frozenset()
-    admitted_by: str | None = None
-    asking: Kind = Kind.PULL
     moved: bool = False
     over: bool = False
 
@@ -150,7 +143,7 @@ def step(exchange: Exchange, event: Event) -> tuple[Exchange, tuple[Effect, ...]
         case Answered(server, status, reason):
             return _answered(exchange, server, status, reason)
         case Planned():
-            return _ask_all(replace(exchange, plan=event))
+            return _ask_all(exchange._replace(plan=event))
         case HistoryChanged():
             return _end(exchange, Ending.STALE)
         case Lost(problem):
@@ -166,7 +159,7 @@ def conversation(purpose: Purpose, plan: Planned) -> Generator[Send | Replan | R
     pending = deque(effects)
     while True:
         effect: Effect | Receive
-        effect = pending.popleft() if pending else Receive(min(exchange.asked), exchange.asking)
+        effect = pending.popleft() if pending else Receive(min(exchange.asked), _kind(exchange))
         if isinstance(effect, End):
             return effect
         event = yield effect
@@ -180,40 +173,38 @@ def conversation(purpose: Purpose, plan: Planned) -> Generator[Send | Replan | R
 
 def _ask_all(exchange: Exchange) -> tuple[Exchange, tuple[Effect, ...]]:
     servers = tuple(range(exchange.plan.servers))
-    exchange = replace(exchange, moved=False)
-    if exchange.purpose is Purpose.PUSH:
-        return _ask_next(replace(exchange, asking=Kind.PUSH, queue=(servers[:1], servers[1:])))
-    if exchange.purpose is Purpose.TRAIN and exchange.admitted_by != exchange.plan.first:
-        return _ask_next(replace(exchange, asking=Kind.ADMIT, queue=((0,),)))
-    return _ask_next(replace(exchange, asking=Kind.PULL, queue=(servers,)))
+    groups = (servers,) if exchange.purpose is Purpose.EVALUATE else (servers[:1], servers[1:])
+    return _ask_next(exchange._replace(moved=False, queue=groups))
+
+
+def _kind(exchange: Exchange) -> Kind:
+    return Kind.PUSH if exchange.purpose is Purpose.PUSH else Kind.PULL
 
 
 def _ask_next(exchange: Exchange) -> tuple[Exchange, tuple[Effect, ...]]:
     group, *rest = exchange.queue
-    exchange = replace(exchange, asked=frozenset(group), queue=tuple(one for one in rest if one))
-    return exchange, tuple(Send(server, exchange.asking) for server in group)
+    exchange = exchange._replace(asked=frozenset(group), queue=tuple(one for one in rest if one))
+    kind = _kind(exchange)
+    return exchange, tuple(Send(server, kind) for server in group)
 
 
 def _answered(exchange: Exchange, server: int, status: Status, reason: str) -> tuple[Exchange, tuple[Effect, ...]]:
-    match status:
-        case Status.REFRESH:
-            return _end(exchange, Ending.STALE)
-        case Status.FENCED:
-            return _end(exchange, Ending.FENCED)
-        case Status.REFUSED:
-            return _end(exchange, Ending.REFUSED, reason)
-    exchange = replace(exchange, asked=exchange.asked - {server}, moved=exchange.moved or status is Status.MOVED)
+    if status is Status.REFRESH:
+        return _end(exchange, Ending.STALE)
+    if status is Status.FENCED:
+        return _end(exchange, Ending.FENCED)
+    if status is Status.REFUSED:
+        return _end(exchange, Ending.REFUSED, reason)
+    exchange = exchange._replace(asked=exchange.asked - {server}, moved=exchange.moved or status is Status.MOVED)
     if exchange.asked:
         return exchange, ()
     if exchange.moved:
-        return replace(exchange, queue=()), (Replan(exchange.plan.version),)
+        return exchange._replace(queue=()), (Replan(exchange.plan.version),)
     if exchange.queue:
         return _ask_next(exchange)
-    if exchange.asking is Kind.ADMIT:
-        return _ask_all(replace(exchange, admitted_by=exchange.plan.first))
     exchange, effects = _end(exchange, Ending.DONE)
     return exchange, ((Send(0, Kind.COMPLETE), *effects) if exchange.purpose is Purpose.PUSH else effects)
 
 
 def _end(exchange: Exchange, how: Ending, reason: str = "") -> tuple[Exchange, tuple[Effect, ...]]:
-    return replace(exchange, asked=frozenset(), queue=(), over=True), (End(how, reason),)
+    return exchange._replace(asked=frozenset(), queue=(), over=True), (End(how, reason),)

@@ -342,8 +342,7 @@ class _Push(_Request):
 
 
 def _planned(plan: KeyPlan) -> Planned:
-    servers = plan.routing.servers
-    return Planned(plan.routing.version, len(servers), servers[0].incarnation)
+    return Planned(plan.routing.version, len(plan.routing.servers))
 
 
 def _open(server: PsAddress, identity: Identity) -> Connection:
@@ -371,6 +370,8 @@ def _open(server: PsAddress, identity: Identity) -> Connection:
 
 def _text(connection: Connection, header: Header) -> str:
     """The payload of an answer as text: why a request is refused."""
+    if not header.payload_bytes:
+        return ""
     reason = np.empty(header.payload_bytes, dtype=np.uint8)
     connection.receive_payload(reason)
     return reason.tobytes().decode(errors="replace")
