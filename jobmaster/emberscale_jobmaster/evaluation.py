@@ -1,14 +1,26 @@
-"""Merging what evaluation shards measured into one result an epoch."""
+"""Merging what evaluation shards measured into one result an epoch, with its AUC from histograms."""
 
 import math
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from emberscale_api.job.status import EvaluationResult
-from emberscale_jobmaster.auc import auc
+from emberscale_api.job.status import EVALUATION_BINS, EvaluationResult
 
-BINS = 16384
+
+def auc(positives: npt.ArrayLike, negatives: npt.ArrayLike) -> float:
+    """AUC from counts per bin of predictions, ascending, with label 1 and with label 0; shape [bins] both.
+
+    The trapezoid rule over bins: predictions in the same bin are ties and count half. NaN where a label is absent.
+    """
+    ones = np.asarray(positives, dtype=np.float64)
+    zeros = np.asarray(negatives, dtype=np.float64)
+    pairs = ones.sum() * zeros.sum()
+    if pairs == 0:
+        return math.nan
+    below = np.cumsum(zeros) - zeros
+    return float((ones * (below + zeros / 2)).sum() / pairs)
 
 
 @dataclass(frozen=True)
@@ -19,8 +31,8 @@ class Tally:
     loss_sum: float = 0.0
     prediction_sum: float = 0.0
     label_sum: int = 0
-    positives: tuple[int, ...] = (0,) * BINS
-    negatives: tuple[int, ...] = (0,) * BINS
+    positives: tuple[int, ...] = (0,) * EVALUATION_BINS
+    negatives: tuple[int, ...] = (0,) * EVALUATION_BINS
 
     def merge(self, other: "Tally") -> "Tally":
         """The sums over the samples of both."""

@@ -8,11 +8,12 @@ import numpy as np
 
 from emberscale_api.job.data import BadRecord
 from emberscale_api.job.roles import Role
+from emberscale_api.job.status import EVALUATION_BINS
 from emberscale_api.routing import RoutingTable
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc.codec import role_from_wire, wire_role
 from emberscale_jobmaster import ranges
-from emberscale_jobmaster.evaluation import BINS, Tally
+from emberscale_jobmaster.evaluation import Tally
 from emberscale_jobmaster.membership import MemberId, Process
 from emberscale_jobmaster.observations import ServerReport, Vitals, WorkReport
 from emberscale_jobmaster.ranges import Ranges
@@ -76,8 +77,8 @@ def vitals(request: pb.HeartbeatRequest) -> Vitals:
 def work_report(delta: pb.WorkerDelta) -> WorkReport:
     """What a worker did. Raises InvalidReportError."""
     _finite("worker.stage_seconds", delta.stage_seconds.values())
-    if len(delta.positives) != len(delta.negatives) or len(delta.positives) > BINS:
-        raise InvalidReportError(f"worker.positives and negatives: expected equal lengths of at most {BINS}")
+    if len(delta.positives) != len(delta.negatives) or len(delta.positives) > EVALUATION_BINS:
+        raise InvalidReportError(f"worker.positives and negatives: expected equal lengths of at most {EVALUATION_BINS}")
     if not math.isfinite(delta.loss_sum):
         raise InvalidReportError("worker.loss_sum: is not finite; report a failure with reason NonFiniteLoss")
     return WorkReport(
@@ -219,8 +220,10 @@ def _tally(evaluation: pb.Evaluation) -> Tally:
     _finite("evaluation sums", [evaluation.loss_sum, evaluation.prediction_sum])
     histograms = []
     for name, data in (("positives", evaluation.positives), ("negatives", evaluation.negatives)):
-        if len(data) != 4 * BINS:
-            raise InvalidReportError(f"evaluation.{name}: expected {BINS} 32-bit counts, got {len(data)} bytes")
+        if len(data) != 4 * EVALUATION_BINS:
+            raise InvalidReportError(
+                f"evaluation.{name}: expected {EVALUATION_BINS} 32-bit counts, got {len(data)} bytes"
+            )
         histograms.append(tuple(np.frombuffer(data, dtype="<u4").tolist()))
     if sum(map(sum, histograms)) != evaluation.samples:
         raise InvalidReportError("evaluation: the histograms do not add up to evaluation.samples")

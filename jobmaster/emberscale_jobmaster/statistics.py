@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from emberscale_jobmaster.auc import auc
+from emberscale_jobmaster.evaluation import auc
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from emberscale._cli import app
-from emberscale_jobmaster.auc import auc
-from emberscale_trainer.worker.statistics import EVALUATION_BINS, histogram
+from emberscale_api.job.status import EVALUATION_BINS
+from emberscale_jobmaster.evaluation import auc
+from emberscale_trainer.worker.statistics import histogram
 from local_jobs import Finished
 
 # The job is whole, with real processes, but shared with other tests; exporting takes torch.export some seconds.

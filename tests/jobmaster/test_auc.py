@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import log_loss, roc_auc_score
 
-from emberscale_jobmaster.auc import auc
-from emberscale_jobmaster.evaluation import BINS, Tally
+from emberscale_api.job.status import EVALUATION_BINS
+from emberscale_jobmaster.evaluation import Tally, auc
 
 COUNTS = st.lists(st.integers(0, 30), min_size=1, max_size=12)
 
@@ -27,9 +27,11 @@ def test_sixteen_thousand_bins_are_exact_to_a_millionth() -> None:
     generator = np.random.default_rng(3)
     labels = generator.random(200_000) < 0.25
     scores = np.clip(generator.normal(0.3 + 0.1 * labels, 0.15), 0, 1)
-    bins = np.minimum((scores * BINS).astype(int), BINS - 1)
+    bins = np.minimum((scores * EVALUATION_BINS).astype(int), EVALUATION_BINS - 1)
 
-    found = auc(np.bincount(bins[labels], minlength=BINS), np.bincount(bins[~labels], minlength=BINS))
+    found = auc(
+        np.bincount(bins[labels], minlength=EVALUATION_BINS), np.bincount(bins[~labels], minlength=EVALUATION_BINS)
+    )
 
     assert found == pytest.approx(roc_auc_score(labels, scores), abs=1e-6)
 
@@ -40,7 +42,7 @@ def test_merged_shards_measure_what_all_samples_together_do() -> None:
     scores = np.clip(generator.normal(0.25 + 0.2 * labels, 0.1), 0.01, 0.99)
     tally = Tally()
     for part in np.array_split(np.arange(3000), 4):
-        bins = (scores[part] * BINS).astype(int)
+        bins = (scores[part] * EVALUATION_BINS).astype(int)
         ones, truth = scores[part], labels[part]
         tally = tally.merge(
             Tally(
@@ -48,8 +50,8 @@ def test_merged_shards_measure_what_all_samples_together_do() -> None:
                 loss_sum=float(-np.log(np.where(truth, ones, 1 - ones)).sum()),
                 prediction_sum=float(ones.sum()),
                 label_sum=int(truth.sum()),
-                positives=tuple(np.bincount(bins[truth], minlength=BINS).tolist()),
-                negatives=tuple(np.bincount(bins[~truth], minlength=BINS).tolist()),
+                positives=tuple(np.bincount(bins[truth], minlength=EVALUATION_BINS).tolist()),
+                negatives=tuple(np.bincount(bins[~truth], minlength=EVALUATION_BINS).tolist()),
             )
         )
 

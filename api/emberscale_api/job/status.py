@@ -10,6 +10,12 @@ from pydantic import ConfigDict, Field, ValidationError
 from emberscale_api.job.schema import ManifestPart
 from emberscale_api.version import VERSION
 
+PROGRESS_BINS = 1024
+"""Bins of the histograms of predictions that travel with every heartbeat."""
+
+EVALUATION_BINS = 16384
+"""Bins of an evaluation shard's histograms: AUC to about 1e-6."""
+
 
 class JobPhase(StrEnum):
     """Where a job stands. `SUSPENDING`: the checkpoint that it will go on from is being taken."""

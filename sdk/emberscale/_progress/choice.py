@@ -1,4 +1,4 @@
-"""ProgressDisplay where a person sees it: a notebook, a terminal, or a log; on stderr where it is not a notebook."""
+"""Progress where a person sees it: a notebook, a terminal, or a log; on stderr where it is not a notebook."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +24,7 @@ class ProgressDisplay(Protocol):
 
 @contextmanager
 def open_progress(name: str) -> Iterator[ProgressDisplay]:
-    """ProgressDisplay where it is seen: in the notebook's cell, or on stderr."""
+    """Progress where it is seen: in the notebook's cell, or on stderr."""
     console = Console(stderr=True, highlight=False)
     if console.is_jupyter:
         from emberscale._progress.notebook import NotebookProgress  # IPython is there in notebooks only

@@ -3,8 +3,9 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from emberscale_api.job.status import EVALUATION_BINS
 from emberscale_api.rpc import master_pb2
-from emberscale_trainer.worker.statistics import EVALUATION_BINS, histogram
+from emberscale_trainer.worker.statistics import histogram
 
 
 class EvaluationTotals:

@@ -8,15 +8,9 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
+from emberscale_api.job.status import PROGRESS_BINS
 from emberscale_api.metrics import WORKER_STAGES
 from emberscale_api.rpc import master_pb2
-
-PROGRESS_BINS = 1024
-"""Bins of the histograms of predictions that travel with every heartbeat."""
-
-EVALUATION_BINS = 16384
-"""Bins of an evaluation shard's histograms: AUC to about 1e-6."""
-
 
 Span = tuple[float, float]
 """When something began and ended, by time.perf_counter."""
