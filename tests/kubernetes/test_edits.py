@@ -5,7 +5,19 @@ from typing import Any
 
 import pytest
 
-from cluster import RECORDS, Job, Place, assert_exact, eventually, kubectl, manifest, submit
+from cluster import (
+    RECORDS,
+    CommandFailedError,
+    Job,
+    Place,
+    apply,
+    assert_exact,
+    eventually,
+    get,
+    kubectl,
+    manifest,
+    submit,
+)
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -100,3 +112,30 @@ def test_bounds_of_the_number_of_workers_change_while_it_runs(place: Place) -> N
     eventually("no more than the new bound", lambda: len(job.running("worker")) == 2 or None, seconds=120)
     job.wait_complete()
     assert_exact(job, place, 12 * RECORDS)
+
+
+def test_a_job_with_bounds_is_sized_by_its_plan_and_by_nobody_else(place: Place) -> None:
+    """No autoscaler has a number of workers to begin with, and `kubectl scale` contradicts the bounds."""
+    document = manifest("bounded", place, suspend=True)
+    bounds = {"minReplicas": 2, "maxReplicas": 4}
+    document["spec"]["worker"] = {**document["spec"]["worker"], "replicas": None, **bounds}
+    job = submit(document, place)
+    with pytest.raises(CommandFailedError, match="give either replicas, or minReplicas and maxReplicas"):
+        kubectl("scale", f"tj/{job.name}", "-n", job.namespace, "--replicas=3")
+    target = {"apiVersion": "emberscale.io/v1alpha1", "kind": "TrainingJob", "name": job.name}
+    cpu = {"type": "Resource", "resource": {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 80}}}
+    autoscaler = {
+        "apiVersion": "autoscaling/v2",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": {"name": job.name},
+        "spec": {"scaleTargetRef": target, "minReplicas": 1, "maxReplicas": 8, "metrics": [cpu]},
+    }
+    apply(autoscaler, namespace=job.namespace)
+
+    def gives_up() -> bool:
+        found = get("hpa", job.name, job.namespace).get("status", {}).get("conditions", ())
+        return any(condition["status"] == "False" for condition in found)
+
+    eventually("the autoscaler says that it cannot", lambda: gives_up() or None, seconds=60)
+    worker = job.read()["spec"]["worker"]
+    assert {name: worker.get(name) for name in ("replicas", *bounds)} == {"replicas": None, **bounds}
