@@ -23,6 +23,7 @@ from emberscale_trainer.server.staleness import StalenessBound
 from emberscale_trainer.server.state import NotSettledError, ServerState
 from emberscale_trainer.table import DensePieces, RowLayout, Snapshot, TableStore
 from emberscale_trainer.transport import ConnectionLostError, listen
+from eventually import eventually
 from memory_limit import refused_beyond
 from snapshots import drained
 from wire_client import WireClient
@@ -193,6 +194,7 @@ from emberscale_api.wire import Header, Kind
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server.core import Assignment
 from emberscale_trainer.server.state import ServerState
+from eventually import eventually
 from memory_limit import refused_beyond
 from test_state import tables
 
@@ -322,6 +324,18 @@ def test_a_worker_that_dies_does_not_hold_the_others(served: Served) -> None:
     second = served.threads.submit(alive.admit, 1, 2, 1)
     dead.close()
     assert second.result(SECONDS) is Status.OK
+
+
+def test_a_request_that_waits_is_given_up_with_its_session(served: Served) -> None:
+    served.assign(StalenessBound(0))
+    other, pulls, pushes = (served.connect(session, generation=2) for session in (1, 2, 2))
+    assert other.admit(0) is Status.OK
+    waiting = served.threads.submit(pulls.admit, 1, 2, 1)
+    eventually(lambda: bool(served.state._waiting))
+    pushes.close()
+    with pytest.raises(ConnectionLostError):
+        waiting.result(SECONDS)
+    assert other.push(0, KEYS, ones(), version=2) is Status.OK
 
 
 def test_a_worker_that_hangs_holds_the_others_no_longer_than_its_leases_last(served: Served) -> None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from emberscale_api.rpc.token import tokens_match
 from emberscale_api.wire import MAX_HELLO_BYTES, MAX_PAYLOAD_BYTES, Header, Hello, Kind, Status, WireError, counts_bytes
-from emberscale_trainer.server.state import ServerState
+from emberscale_trainer.server.state import ServerState, SessionEndedError
 from emberscale_trainer.stream import StreamLostError, StreamReceivers
 from emberscale_trainer.stream.receiver import refuse_all
 from emberscale_trainer.transport import Connection, ConnectionLostError, accept_connection
@@ -147,7 +147,7 @@ class _Session:
             self._connection.send(Header(Status.OK))
             while True:
                 self._serve(*self._connection.receive())
-        except ConnectionLostError:
+        except (ConnectionLostError, SessionEndedError):
             pass  # workers come and go; the master notices by their heartbeats
         except (WireError, ValueError, StreamLostError) as error:
             log.warning("request_refused", worker=self._worker, reason=str(error))

@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -51,6 +52,10 @@ class Figures:
     table_bytes: int
 
 
+class SessionEndedError(Exception):
+    """A connection of the session that a request belongs to ended while the request waited."""
+
+
 class NotSettledError(Exception):
     """A batch that other servers have applied did not come in time."""
 
@@ -75,6 +80,8 @@ class ServerState:
         self._core = ServerCore() if core is None else core
         self._tables: TableStore | None = None
         self._given_away: list[int] = []
+        self._waiting: Counter[int] = Counter()
+        self._ended: set[int] = set()
         self._totals = Totals()
         self._figures = Figures({}, 0)
 
@@ -146,9 +153,11 @@ class ServerState:
     # Sessions and leases
 
     def disconnected(self, session: int) -> None:
-        """A connection of a session ended."""
+        """A connection of a session ended; requests of the session that wait are given up."""
         with self._changed:
             self._core.disconnected(session)
+            if session in self._waiting:
+                self._ended.add(session)
             self._changed.notify_all()
 
     def leases(self, generation: int, live: Iterable[int], next_token: int) -> None:
@@ -176,11 +185,11 @@ class ServerState:
         """The weights of the keys, float32, in what `room` gives for so many of them, where the status is OK.
 
         Waits until the staleness bound admits a pull for training, and for a switch to a newer version.
-        Raises ValueError for a request that does not fit the tables.
+        Raises ValueError for a request that does not fit the tables, and SessionEndedError.
         """
         arrived = self._clock()
         with self._changed:
-            status = self._decided(lambda now: self._core.pull(session, header, counts, keys, arrived, now))
+            status = self._decided(session, lambda now: self._core.pull(session, header, counts, keys, arrived, now))
             tables = self._tables
             if status is not Status.OK or tables is None:
                 return status, None
@@ -203,12 +212,12 @@ class ServerState:
         """Applies a batch unless it is applied already; waits while a barrier or the staleness bound holds it.
 
         A batch is applied whole or not at all: what can fail happens before the batch is recorded, and a failure after
-        it is fatal. Raises NonFiniteGradientError, ValueError and MemoryError, nothing being done.
+        it is fatal. Raises NonFiniteGradientError, ValueError, MemoryError and SessionEndedError, nothing being done.
         """
         arrived = self._clock()
         problem = _not_finite(gradients)
         with self._changed:
-            status = self._decided(lambda now: self._core.push(session, header, arrived, now))
+            status = self._decided(session, lambda now: self._core.push(session, header, arrived, now))
             tables = self._tables
             if status is not Status.OK or tables is None:
                 self._totals.repeated += status is Status.REPEATED
@@ -310,8 +319,8 @@ class ServerState:
             self._core.resume(generation, number)
             self._changed.notify_all()
 
-    def _decided(self, decide: Callable[[float], Decision]) -> Status:
-        """Asks until there is a decision, after every change and when the time comes."""
+    def _decided(self, session: int, decide: Callable[[float], Decision]) -> Status:
+        """Asks until there is a decision, after every change and when the time comes. Raises SessionEndedError."""
         began = self._clock()
         now = began
         while True:
@@ -319,8 +328,20 @@ class ServerState:
             if isinstance(decision, Status):
                 self._totals.hold_seconds += now - began
                 return decision
-            self._changed.wait(None if decision.until is None else max(0.0, decision.until - now))
+            self._wait(session, None if decision.until is None else max(0.0, decision.until - now))
             now = self._clock()
+
+    def _wait(self, session: int, seconds: float | None) -> None:
+        """Waits for a change. Raises SessionEndedError: nobody reads the connection of a request that waits."""
+        self._waiting[session] += 1
+        self._changed.wait(seconds)
+        self._waiting[session] -= 1
+        ended = session in self._ended
+        if not self._waiting[session]:
+            del self._waiting[session]
+            self._ended.discard(session)
+        if ended:
+            raise SessionEndedError(f"session {session} ended")
 
     def _check_pieces(self, counts: NDArray[np.uint32], keys: NDArray[np.int64]) -> None:
         pieces = keys[len(keys) - int(counts[-1]) :]
