@@ -120,7 +120,6 @@ def broken(prometheus: Prometheus, shared_folder: str, killer: ProcessKiller) ->
     documents["late"]["spec"]["runPolicy"]["activeDeadline"] = "2s"
     documents["stalled"]["spec"]["ps"]["replicas"] = 4
     documents["starved"]["spec"]["ps"]["replicas"] = 1
-    documents["starved"]["spec"]["ps"]["resources"]["limits"]["cpu"] = "200m"
     documents["straggling"]["spec"]["training"] |= {"maxStaleness": 256, "stalenessWarmup": 1}
     documents["straggling"]["spec"]["worker"]["replicas"] = 3
     try:
@@ -131,9 +130,17 @@ def broken(prometheus: Prometheus, shared_folder: str, killer: ProcessKiller) ->
             stalled.wait_for_samples(1)
             lose_servers(stalled, killer)
             lose_workers(stalled, place)
+            starve(jobs["starved"])
             yield
     finally:
         kubectl("delete", "namespace", BROKEN, "--wait=false")
+
+
+def starve(job: Job) -> None:
+    """Takes most of its CPU from a server that runs: with so little it would not start in time."""
+    job.wait_for_samples(1)
+    little = {"spec": {"ps": {"resources": {"limits": {"cpu": "50m"}}}}}
+    kubectl("patch", "tj", job.name, "-n", job.namespace, "--type=merge", "-p", json.dumps(little))
 
 
 def lose_servers(job: Job, killer: ProcessKiller) -> None:
