@@ -71,6 +71,7 @@ def run(identity: ProcessIdentity, job: TrainingJob, redis_url: str, brain_autho
             brain_address=os.environ.get(environment.BRAIN_ADDRESS, ""),
             brain_token=os.environ.get(environment.BRAIN_TOKEN, ""),
             brain_authority=brain_authority,
+            alone=environment.ALONE in os.environ,
         )
     except UnusableUriError as error:
         return _unusable(str(error))

@@ -29,7 +29,6 @@ from emberscale_jobmaster.effects import (
     WriteManifest,
 )
 from emberscale_jobmaster.events import Said, Saved
-from emberscale_jobmaster.ledger import Ledger
 from emberscale_jobmaster.operations import (
     STORAGE,
     Checkpointing,
@@ -37,6 +36,7 @@ from emberscale_jobmaster.operations import (
     CheckpointPurpose,
     Image,
     Pruning,
+    Restored,
     answered,
     asking_later,
 )
@@ -75,7 +75,7 @@ def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
         return state
     can_save = state.routing.ready and state.stage in _TRAINED and spec.checkpoint.uri is not None
     if state.suspending and not can_save:
-        return suspended(state)
+        return suspended(state, spec)
     purpose = _due(state, spec, now) if can_save else None
     trouble = state.troubles.get(purpose) if purpose is not None else None
     if purpose is None or (trouble is not None and now < trouble.next_at):
@@ -185,18 +185,19 @@ def written(
     cost = operation.held_seconds + SLOWED * max(0.0, seconds - operation.held_seconds)
     size = sum(file.bytes for files in operation.files.values() for file in files)
     pruning = Pruning(state.next_operation, deadline=now + PRUNE_SECONDS)
-    state = replace(state, checkpoint=operation.checkpoint, checkpointed_at=now, next_operation=pruning.id + 1)
+    state = replace(
+        state,
+        checkpoint=operation.checkpoint,
+        checkpointed_at=now,
+        restored=_held(state, operation),
+        next_operation=pruning.id + 1,
+    )
     state = state.without(operation).untroubled(*CheckpointPurpose).asking(pruning, STORAGE)
     taken = CheckpointTaken(operation.checkpoint, cost, size)
     match operation.purpose:
         case CheckpointPurpose.RESHAPE:
             state = scaling.reshaped(state, spec, operation.began_at)
             return state, (taken, *(_resume(operation) if state.routing.ready else ()))
-        case CheckpointPurpose.SUSPENSION if state.stage is Stage.TRAIN:
-            # It has trained what the checkpoint holds: workers may not have told of the last batches, and will not.
-            done = operation.barrier.settled.get(state.epoch, ())
-            ledger = Ledger.fresh(state.ledger.batches, done)
-            return replace(state, ledger=ledger, ends_with=operation.purpose), (taken,)
         case CheckpointPurpose.FINAL | CheckpointPurpose.SUSPENSION:
             return replace(state, ends_with=operation.purpose), (taken,)
         case CheckpointPurpose.PERIODIC:
@@ -231,7 +232,7 @@ def given_up(state: JobState, spec: TrainingJobSpec, operation: Checkpointing, p
         return state
     match operation.purpose:
         case CheckpointPurpose.SUSPENSION:
-            return suspended(state)
+            return suspended(state, spec)
         case CheckpointPurpose.FINAL:
             return failed(state, trouble.reason, problem)
         case _:
@@ -265,6 +266,18 @@ def taken_over(state: JobState, operation: Checkpointing) -> JobState:
 def prune_effect(state: JobState, spec: TrainingJobSpec, operation: Pruning, serial: int) -> Effect:
     """The call that the removal of old checkpoints waits for."""
     return PruneCheckpoints(operation.id, serial, spec.checkpoint.keep, tuple(sorted(state.damaged)))
+
+
+def _held(state: JobState, operation: Checkpointing) -> Restored:
+    """What the checkpoint holds, for the books of a job that goes back to it."""
+    files = (*state.training_files, *state.evaluation_files)
+    image = operation.image
+    return Restored(
+        operation.barrier.settled,
+        image.evaluations,
+        tuple((file.uri, file.bytes) for file in files),
+        image.training_seconds,
+    )
 
 
 def _resume(operation: Checkpointing) -> tuple[CallServer, ...]:

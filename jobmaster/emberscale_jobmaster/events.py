@@ -25,10 +25,15 @@ class _At:
 
 @dataclass(frozen=True, kw_only=True)
 class TakenOver(_At):
-    """A master begins, with the state that it found. `awaits_plan`: there is a brain to ask for a first shape."""
+    """A master begins, with the state that it found.
+
+    * `awaits_plan`: there is a brain to ask for a first shape.
+    * `alone`: no member that the master before knew is alive, as after the end of a whole run on one machine.
+    """
 
     wall: float
     awaits_plan: bool = False
+    alone: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

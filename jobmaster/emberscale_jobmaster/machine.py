@@ -155,7 +155,7 @@ def _handled(state: MasterState, event: Event, spec: TrainingJobSpec) -> Stepped
 
 
 def _taken_over(state: MasterState, event: TakenOver, spec: TrainingJobSpec) -> MasterState:
-    job = progress.taken_over(state.job, spec, event.wall)
+    job = progress.taken_over(state.job, spec, event.wall, event.alone)
     if event.awaits_plan:
         job = scaling.await_plan(job, spec)
     for operation in job.operations:

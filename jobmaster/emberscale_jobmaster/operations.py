@@ -22,7 +22,7 @@ STORAGE = -1
 
 @dataclass(frozen=True)
 class Restored:
-    """What the parameter servers held when they were last assigned: batches applied on all of them, by epoch.
+    """What a checkpoint holds, and so what the parameter servers go back to: batches applied on all, by epoch.
 
     `data` is the (uri, bytes) of each data file that the checkpoint saw, None where they started from nothing.
     """

@@ -55,8 +55,10 @@ def suspension_begun(state: JobState) -> JobState:
     return state if state.over else replace(state, suspending=True)
 
 
-def suspended(state: JobState) -> JobState:
-    """The job rests at its last checkpoint."""
+def suspended(state: JobState, spec: TrainingJobSpec) -> JobState:
+    """The job rests at its last checkpoint, and counts what that holds."""
+    if state.stage not in PREPARATION:
+        state = _at_checkpoint(state, spec)
     where = f"checkpoint {state.checkpoint}" if state.checkpoint else "the start: no checkpoint was taken"
     return _ended(replace(state, suspending=False), JobEnd(JobPhase.SUSPENDED, "Suspended", f"resumes from {where}"))
 
@@ -66,10 +68,11 @@ def completed(state: JobState) -> JobState:
     return _ended(state, JobEnd(JobPhase.COMPLETE, "Completed", "every sample of every epoch is trained"))
 
 
-def taken_over(state: JobState, spec: TrainingJobSpec, wall: float) -> JobState:
+def taken_over(state: JobState, spec: TrainingJobSpec, wall: float, alone: bool = False) -> JobState:
     """A new master goes on; `wall` is now, in seconds since 1970.
 
-    A suspended job is active again: its processes were told to go, so it waits for new ones and assigns those.
+    A suspended job is active again: its processes were told to go, so it waits for new ones and assigns those. So does
+    a job whose master is `alone`: all processes ended with the master before, and so did a suspension that it began.
     """
     scaling = state.scaling
     if scaling.sizes is not None:  # the manifest may have been edited
@@ -86,7 +89,9 @@ def taken_over(state: JobState, spec: TrainingJobSpec, wall: float) -> JobState:
     state = with_fresh_numbers(state, wall)
     if state.routing.ready and not state.over:  # else a restore looks which checkpoints there are
         state = replace(state, next_checkpoint=state.next_checkpoint + LOST_CHECKPOINTS)
-    if state.outcome is None or state.outcome.phase is not JobPhase.SUSPENDED:
+    if state.outcome is None and alone:
+        state = replace(state, suspending=False, troubles={})
+    elif state.outcome is None or state.outcome.phase is not JobPhase.SUSPENDED:
         return state
     return unrouted(replace(state, outcome=None, members=state.members.silenced()), spec)
 
@@ -204,7 +209,7 @@ def _following(state: JobState, spec: TrainingJobSpec) -> JobState:
     if state.over:
         return state
     if state.ends_with is not None and not state.prunings:
-        return _ended_by(state, state.ends_with)
+        return _ended_by(state, spec, state.ends_with)
     match state.stage:
         case Stage.DISCOVER if state.ledger.complete:
             files = len(state.training_files) + len(state.evaluation_files)
@@ -228,12 +233,12 @@ def _following(state: JobState, spec: TrainingJobSpec) -> JobState:
     return state
 
 
-def _ended_by(state: JobState, purpose: CheckpointPurpose) -> JobState:
+def _ended_by(state: JobState, spec: TrainingJobSpec, purpose: CheckpointPurpose) -> JobState:
     """A checkpoint of this purpose is complete, and old ones are removed."""
     state = replace(state, ends_with=None)
     if purpose is CheckpointPurpose.FINAL and state.stage is Stage.SAVE:
         return completed(state)
-    return suspended(state) if state.suspending else state
+    return suspended(state, spec) if state.suspending else state
 
 
 def _training_begun(state: JobState, spec: TrainingJobSpec) -> JobState:
@@ -241,6 +246,11 @@ def _training_begun(state: JobState, spec: TrainingJobSpec) -> JobState:
     if changed := _changed_file(state):
         advice = "restore the files, or start a new job with the new ones"
         return failed(state, "DataChanged", f"{changed}; a job cannot continue on changed or added data yet: {advice}")
+    return _at_checkpoint(state, spec)
+
+
+def _at_checkpoint(state: JobState, spec: TrainingJobSpec) -> JobState:
+    """The books as `state.restored` has them."""
     batches = batches_of(state.training_records, spec.training.batch_size)
     books = [Ledger.fresh(batches, state.restored.applied.get(epoch, ())) for epoch in range(spec.training.epochs)]
     evaluated = {result.epoch for result in state.restored.evaluations}

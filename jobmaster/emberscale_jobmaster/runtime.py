@@ -92,8 +92,8 @@ class JobRuntime:
             threading.Thread(target=self._watch, name="deadline-watch"),
         ]
 
-    def take_over(self, awaits_plan: bool = False) -> None:
-        """Deposes the master before, if there was one, and goes on from its state.
+    def take_over(self, awaits_plan: bool = False, alone: bool = False) -> None:
+        """Deposes the master before, if there was one, and goes on from its state; see TakenOver.
 
         Raises StoreUnavailableError and UnreadableStateError.
         """
@@ -102,7 +102,7 @@ class JobRuntime:
         with self._changed:
             if found is not None:
                 self._state = MasterState(found)
-            event = TakenOver(now=self.now(), wall=self._wall(), awaits_plan=awaits_plan)
+            event = TakenOver(now=self.now(), wall=self._wall(), awaits_plan=awaits_plan, alone=alone)
             self._state, effects = step(self._state, event, self.spec)
             self.store.save(self._state.job)
             self._durable = self._version

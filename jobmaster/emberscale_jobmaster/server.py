@@ -42,7 +42,8 @@ class AddressInUseError(Exception):
 class MasterProcess:
     """One running master; without the address of a brain, its job keeps the sizes that it has.
 
-    `on_deposed` is called when another master has taken over, `on_shutdown` when this one is asked to end.
+    `on_deposed` is called when another master has taken over, `on_shutdown` when this one is asked to end. `alone`: no
+    other process of the job is alive.
     """
 
     def __init__(
@@ -55,8 +56,10 @@ class MasterProcess:
         brain_address: str = "",
         brain_token: str = "",
         brain_authority: bytes | None = None,
+        alone: bool = False,
     ) -> None:
         self._identity = identity
+        self._alone = alone
         self._store = store
         self._runtime = JobRuntime(job, identity.job_uid, store, on_deposed)
         self._brain: BrainLink | None = None
@@ -83,7 +86,7 @@ class MasterProcess:
         Raises StoreUnavailableError, UnreadableStateError and AddressInUseError.
         """
         self._bind()
-        self._runtime.take_over(awaits_plan=self._brain is not None)
+        self._runtime.take_over(awaits_plan=self._brain is not None, alone=self._alone)
         registry = CollectorRegistry()
         registry.register(JobMetrics(self._runtime))
         registry.register(ProcessMetrics())

@@ -157,6 +157,14 @@ class Driven:
         self.state = MasterState(_state_json.validate_json(kept[-1]))
         self.tell(TakenOver(now=self.now, wall=2000.0 + self.now))
 
+    def all_die(self) -> None:
+        """Every process ends at once, and a new master begins alone with what is durable."""
+        for member in (*(server.member for server in self.ps.values()), *self.workers.values()):
+            self.quiet.add(member.slot)
+        self.tasks.clear()
+        self.state = MasterState(_state_json.validate_json(self.saves[-1]))
+        self.tell(TakenOver(now=self.now, wall=2000.0 + self.now, alone=True))
+
     def pass_time(self, seconds: float) -> None:
         """Time passes, in which members that are not quiet send heartbeats."""
         for tick in range(round(seconds / TICK)):
@@ -474,6 +482,8 @@ class Scenario:
                 driven.master_dies()
             case ["master", "dies", "without", "its", "last", writes, "writes"]:
                 driven.master_dies(int(writes))
+            case ["all", "die"]:
+                driven.all_die()
             case ["plan", servers, "ps"]:
                 driven.plan(int(servers))
             case ["suspend"]:

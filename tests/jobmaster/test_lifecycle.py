@@ -74,7 +74,7 @@ def test_only_time_in_which_the_job_is_active_counts() -> None:
     spec = job(runPolicy={"activeDeadline": 60}).spec
     state = lifecycle.time_passed(START, spec, 50.0)
     assert state.clock.active_seconds == 50.0
-    state = progress.suspended(state)
+    state = progress.suspended(state, spec)
     state = lifecycle.time_passed(state, spec, 850.0)
     state = progress.taken_over(state, spec, wall=1000.0)
     state = lifecycle.time_passed(state, spec, 9.0)

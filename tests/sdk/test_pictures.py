@@ -52,6 +52,14 @@ def test_a_run_that_trained_nothing_has_a_picture_that_says_so(
     assert (tmp_path / "metrics.png").stat().st_size > 1000
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("loss", [0.5, ""])
+def test_a_run_without_evaluation_is_drawn_without_a_warning(tmp_path: Path, loss: float | str) -> None:
+    looked = metrics(tmp_path / "metrics.csv", ("Pending", 0, ""), ("Training", 2000, loss), ("Failed", 3000, loss))
+    draw_metrics(looked, tmp_path / "metrics.png", "toy")
+    assert (tmp_path / "metrics.png").stat().st_size
+
+
 def test_held_out_values_stand_where_their_epochs_end() -> None:
     evaluations: list[dict[str, Any]] = [
         {"epoch": 1, "auc": 0.7},

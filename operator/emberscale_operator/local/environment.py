@@ -58,6 +58,9 @@ class JobEnvironment:
         if instance.role is Role.MASTER:
             variables[names.MANIFEST_FILE] = str(self.manifest_file)
             variables[names.REDIS_URL] = self.redis_url
+            variables.pop(names.ALONE, None)
+            if instance.incarnation == 1:  # whatever ran in an earlier launch died with it
+                variables[names.ALONE] = "1"
             variables.pop(names.BRAIN_CA, None)  # of another brain
             if self.brain_authority is not None:
                 variables[names.BRAIN_CA] = self.brain_authority.decode("ascii")

@@ -77,6 +77,8 @@ def draw_curve(axes: Axes, points: Series, colour: str, label: str | None = None
 
 def draw_held_out(axes: Axes, points: Series, colour: str) -> None:
     """Hollow diamonds, which no curve has."""
+    if not points:
+        return  # a line of nothing that is not clipped has no place, and the layout none for it
     axes.plot(
         [x for x, _ in points],
         [y for _, y in points],

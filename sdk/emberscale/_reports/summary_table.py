@@ -1,5 +1,7 @@
 """A run's summary for people."""
 
+from collections.abc import Mapping
+from math import isfinite
 from pathlib import Path
 
 from rich.columns import Columns
@@ -8,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from emberscale._run.record import RunPaths
-from emberscale._run.summary import Summary
+from emberscale._run.summary import Summary, count_of
 from emberscale_api.job.duration import clock_time
 
 _COLOURS = {"Complete": "bold green", "Failed": "bold red"}
@@ -30,6 +32,15 @@ def summary_table(summary: Summary, root: Path) -> RenderableType:
     return Group(Text(), title, Text(), table)
 
 
+def _measured(values: Mapping[str, float | None], where: str = "") -> list[tuple[str, str | tuple[str, ...]]]:
+    """One line for those of the values that are known, called by the first of them."""
+    known = [(name, f"{value:.4f}") for name, value in values.items() if value is not None]
+    if not known:
+        return []
+    (title, first), *others = known
+    return [(title, "   ".join([first, *(f"{name} {value}" for name, value in others), *([where] if where else [])]))]
+
+
 def _lines(summary: Summary) -> list[tuple[str, str | tuple[str, ...]]]:
     """Names and values; a value of several parts is not broken within one."""
     share = f" of {summary.expected_samples:,}" if summary.samples != summary.expected_samples else ""
@@ -37,15 +48,13 @@ def _lines(summary: Summary) -> list[tuple[str, str | tuple[str, ...]]]:
     if summary.phase != "Complete" and summary.checkpoint_samples not in (None, summary.samples):
         kept = f"{summary.checkpoint_samples:,} in checkpoint {summary.checkpoint}, from which --resume goes on"
         lines.append(("saved", kept))
-    if summary.auc is not None and summary.logloss is not None:
-        where = "on held-out data" if summary.measured_on == "evaluation" else "on the latest training data"
-        lines.append(("AUC", f"{summary.auc:.4f}   log loss {summary.logloss:.4f}   {where}"))
-    if summary.normalized_entropy is not None and summary.calibration is not None:
-        lines.append(
-            ("normalised entropy", f"{summary.normalized_entropy:.4f}   calibration {summary.calibration:.4f}")
-        )
+    where = "on held-out data" if summary.measured_on == "evaluation" else "on the latest training data"
+    lines += _measured({"AUC": summary.auc, "log loss": summary.logloss}, where)
+    lines += _measured({"normalised entropy": summary.normalized_entropy, "calibration": summary.calibration})
     if len(summary.evaluations) > 1:
-        lines.append(("AUC by epoch", "   ".join(f"{one['auc']:.4f}" for one in summary.evaluations)))
+        by_epoch = (one["auc"] for one in summary.evaluations)
+        shown = (f"{auc:.4f}" if auc is not None and isfinite(auc) else "unknown" for auc in by_epoch)
+        lines.append(("AUC by epoch", "   ".join(shown)))
     lines.append(("speed", f"{summary.samples_per_second:,.0f} samples/s over {clock_time(summary.training_seconds)}"))
     lines.append(("wall time", clock_time(summary.wall_seconds)))
     if any(summary.stages.values()):
@@ -58,13 +67,13 @@ def _lines(summary: Summary) -> list[tuple[str, str | tuple[str, ...]]]:
     if summary.peak_memory_bytes:
         peaks = tuple(f"{name} {count / 2**20:,.0f} MiB" for name, count in summary.peak_memory_bytes.items())
         lines.append(("peak memory", peaks))
-    troubles = [f"{count} {role} restarts" for role, count in summary.restarts.items() if count]
+    troubles = [count_of(count, f"{role} restart") for role, count in summary.restarts.items() if count]
     if summary.recoveries:
-        troubles.append(f"{summary.recoveries} recoveries from a checkpoint")
+        troubles.append(f"{count_of(summary.recoveries, 'recovery', 'recoveries')} from a checkpoint")
     if summary.bad_records:
-        troubles.append(f"{summary.bad_records:,} malformed records")
+        troubles.append(count_of(summary.bad_records, "malformed record"))
     if summary.truncated_records:
-        lines.append(("cut to maxLength", f"lists of {summary.truncated_records:,} records"))
+        lines.append(("cut to maxLength", f"lists of {count_of(summary.truncated_records, 'record')}"))
     counted = [", ".join(troubles)] if troubles else []
     lines.append(("troubles", "\n".join([*counted, *summary.warnings]) or "none"))
     if summary.plan.get("version"):

@@ -78,6 +78,11 @@ def phase_name(phase: "pb.Phase.ValueType") -> str:
     return pb.Phase.Name(phase).capitalize()
 
 
+def count_of(number: int, noun: str, plural: str = "") -> str:
+    """`1 record`, `1,200 records`."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
 def summarize(name: str, outcome: RunOutcome, wall_seconds: float, saved: AuditReport | None = None) -> Summary:
     """Puts the master's last status and the observations of the processes together.
 
@@ -158,10 +163,15 @@ class _Quality:
 def _quality(status: pb.JobStatus) -> tuple[_Quality, str | None]:
     if status.evaluations:
         last = status.evaluations[-1]
-        return _Quality(last.auc, last.logloss, last.normalized_entropy, last.calibration), "evaluation"
-    if status.samples:
-        return _Quality(status.auc, status.loss), "training"
-    return _Quality(), None
+        measured = (last.auc, last.logloss, last.normalized_entropy, last.calibration)
+        return _Quality(*map(_known, measured)), "evaluation"
+    quality = _Quality(_known(status.auc), _known(status.loss)) if status.samples else _Quality()
+    return quality, None if quality == _Quality() else "training"
+
+
+def _known(measured: float) -> float | None:
+    """A master that has just begun, or saw one class only, has no number to tell."""
+    return measured if math.isfinite(measured) else None
 
 
 def _stages(status: pb.JobStatus) -> dict[str, float]:

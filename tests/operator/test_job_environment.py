@@ -1,0 +1,28 @@
+"""What the processes of a job on this machine are told."""
+
+from pathlib import Path
+
+from emberscale_api import environment as names
+from emberscale_api.job.roles import Role
+from emberscale_operator.local.environment import JobEnvironment
+from emberscale_operator.machine import InstanceId, Resources
+
+ENVIRONMENT = JobEnvironment(
+    job_name="toy",
+    job_uid="uid-1",
+    launch="first",
+    master_address="127.0.0.1:1",
+    token_file=Path("token"),
+    manifest_file=Path("job.json"),
+    redis_url="redis://",
+    socket_folder=Path("sockets"),
+    numba_cache=Path("numba"),
+)
+
+
+def test_only_the_first_master_of_a_launch_is_told_that_no_other_process_lives() -> None:
+    told = {
+        instance: names.ALONE in ENVIRONMENT.of(instance, Resources(None, None), {names.ALONE: "1"})
+        for instance in (InstanceId(Role.MASTER, 0, 1), InstanceId(Role.MASTER, 0, 2))
+    }
+    assert list(told.values()) == [True, False]

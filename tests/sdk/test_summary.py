@@ -1,0 +1,48 @@
+"""What a person reads when a run has ended."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from emberscale._reports.summary_table import summary_table
+from emberscale._run.summary import summarize
+from emberscale_api.rpc import master_pb2 as pb
+from emberscale_operator.local import RunOutcome
+
+NAN = float("nan")
+
+
+def printed(status: pb.JobStatus, restarts: dict[str, int] | None = None) -> str:
+    outcome = RunOutcome(pb.SUSPENDED, "Suspended", "", status, {}, restarts or {}, 1.0)
+    written = io.StringIO()
+    Console(file=written, width=200).print(summary_table(summarize("toy", outcome, 1.0), Path("runs/toy")))
+    return written.getvalue()
+
+
+def test_a_measure_that_nobody_knows_has_no_line() -> None:
+    text = printed(pb.JobStatus(samples=744_576, expected_samples=10**6, loss=NAN, auc=NAN))
+    assert "744,576" in text
+    assert "nan" not in text
+    assert "AUC" not in text
+
+
+def test_what_is_known_is_told_without_what_is_not() -> None:
+    """Data of one class has a log loss and no AUC."""
+    status = pb.JobStatus(samples=10, expected_samples=10)
+    status.evaluations.add(epoch=1, samples=10, auc=NAN, logloss=0.25, normalized_entropy=NAN, calibration=1.0)
+    status.evaluations.add(epoch=2, samples=10, auc=NAN, logloss=0.25, normalized_entropy=NAN, calibration=1.0)
+    text = printed(status)
+    assert "log loss" in text
+    assert "0.2500   on held-out data" in text
+    assert "calibration" in text
+    assert "nan" not in text
+
+
+@pytest.mark.parametrize(("count", "told"), [(1, "1 worker restart, 1 recovery from"), (2, "2 worker restarts, 2 rec")])
+def test_one_of_a_thing_is_singular(count: int, told: str) -> None:
+    status = pb.JobStatus(recoveries=count, bad_records=count, truncated_records=count)
+    text = printed(status, {"worker": count})
+    assert told in text
+    assert ("records" in text) == (count > 1)
