@@ -69,6 +69,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "wide.csv").write_bytes(("y,x,u\n" + rows).encode("utf-16"))
     (folder / "words.csv").write_text("y,x,u\n" + "yes,2,a\n" * 20)
     (folder / "nan.csv").write_text("y,x,u\n" + "1,nan,a\n" * 20)
+    for name in ("tabs.tsv", "tabs.txt"):
+        (folder / name).write_text(("y,x,u\n" + rows).replace(",", "\t"))
+    (folder / "headless.csv").write_text(rows)
+    (folder / "twofold.csv").write_text("y,x,u,x\n" + "1,2,a,2\n" * 20)
+    (folder / "header.csv").write_text("y,x,u\n")
+    (folder / "huge.csv").write_text("y,x,u\n" + "1,1e300,a\n" * 20)
     (folder / "empty.csv").touch()
     (folder / "packed.csv").write_bytes(b"\x1f\x8b\x08\0\0")
     (folder / "array.npy").write_bytes(b"\x93NUMPY\1\0")
@@ -216,7 +222,15 @@ SETTINGS: list[tuple[str | Sequence[str], Sequence[str]]] = [
     (csv("latin.csv"), ["is not UTF-8 text: line 2 has the byte 0xfc", "iconv -f LATIN1 -t UTF-8"]),
     (csv("wide.csv"), ["is UTF-16 text", "iconv -f UTF-16 -t UTF-8"]),
     (csv("empty.csv"), ["is empty: it has no header"]),
-    (csv("semicolons.csv"), ["has no column 'y'", "set spec.data.csv.delimiter to ';'"]),
+    (csv("semicolons.csv"), ["has no column 'y'", 'set spec.data.csv.delimiter (--delimiter) to ";"']),
+    (csv("tabs.txt"), ["has no column 'y'", r'set spec.data.csv.delimiter (--delimiter) to "\t"']),
+    (csv("headless.csv"), ["has no column 'y'", "set spec.data.csv.header to false", "column_1"]),
+    (csv("twofold.csv"), ["has 2 columns 'x'"]),
+    (csv("header.csv"), ["spec.data.train: the files hold no records"]),
+    (
+        csv("huge.csv", COLUMNS.replace("}", ", denseTransform: Log1p}")),
+        ["huge.csv:2: x is '1e300', not a finite number of 32 bits"],
+    ),
     (csv("words.csv"), ["words.csv:2: the label, y, is 'yes', neither 0 nor 1"]),
     (csv("nan.csv"), ["nan.csv:2: x is 'nan', not a finite number"]),
     ([csv("a.csv"), "spec.data.csv.delimiter=tab"], ["spec.data.csv.delimiter: must be one ASCII character"]),
@@ -260,6 +274,8 @@ COMMANDS: list[tuple[str, Sequence[str]]] = [
     ("data inspect a.parquet --from csv --label y --categorical u", ["is a Parquet file", "--from parquet"]),
     ("data convert latin.csv b.parquet --label y --dense x --categorical u", ["latin.csv:2: u is not UTF-8 text"]),
     ("data inspect .", ["is a folder"]),
+    ("data inspect tabs.tsv", ["found 3", "--from csv --delimiter '\\t'"]),
+    ("data inspect semicolons.csv", ["say --delimiter ';'", "--label"]),
     ("data convert a.csv", ["give at least two paths"]),
     ("data convert a.csv b.xyz --label y --categorical u", ["say what to write with --format: criteo, parquet, csv"]),
     ("data convert a.csv a.csv --label y --categorical u", ["is one of the files to read; choose another path"]),

@@ -205,6 +205,8 @@ def inspect(
                 list_separator,
                 no_header,
             )
+            if layout.format is DataFormat.CRITEO_TSV and manifest is None and from_format is None:
+                _refuse_other_text(files, layout)
             summary = _inspect(files, layout, max_records)
         except DataUnavailableError as error:
             raise BadInputError(str(error)) from error
@@ -212,6 +214,20 @@ def inspect(
         typer.echo(json.dumps(asdict(summary), indent=2))
     else:
         _show_summary(summary, "08x" if layout.format is DataFormat.CRITEO_TSV else "d")
+
+
+def _refuse_other_text(files: list[DataFile], layout: Layout) -> None:
+    """Raises BadInputError for files that were taken for Criteo TSV by their names only, and are not."""
+    from emberscale_trainer.data.records import DataUnavailableError
+
+    for file in files:
+        try:
+            layout.raw_reader().check_file(file)
+        except DataUnavailableError as error:
+            raise BadInputError(
+                f"{error}; files of this name are read as Criteo TSV: of other text say --from csv "
+                "--delimiter '\\t' (or what is between its fields), and what its columns mean"
+            ) from error
 
 
 def _inspect(files: list[DataFile], layout: Layout, max_records: int) -> "DataSummary":

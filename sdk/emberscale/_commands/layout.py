@@ -1,5 +1,6 @@
 """The options that say what data files are: their format, and what their columns mean."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -172,6 +173,7 @@ def _format_of(uris: Sequence[str]) -> DataFormat:
 
 def _criteo_columns(uri: str, data_format: DataFormat, csv: CSVSpec) -> ColumnMapping:
     """The columns of CriteoTSV, which other files may have too."""
+    from emberscale_trainer.data.csv_text import likely_delimiter
     from emberscale_trainer.data.formats import columns_in
 
     found = columns_in(uri, data_format, csv)
@@ -179,6 +181,12 @@ def _criteo_columns(uri: str, data_format: DataFormat, csv: CSVSpec) -> ColumnMa
     if set(wanted) <= found.keys():
         return CRITEO_COLUMNS
     shown = ", ".join(f"{name} ({kind})" if kind else name for name, kind in found.items())
+    mark = likely_delimiter(list(found)) if data_format is DataFormat.CSV else None
+    if mark is not None:
+        raise BadInputError(
+            f"{uri}: seems to have another delimiter: say --delimiter '{json.dumps(mark)[1:-1]}', and what its columns "
+            f"mean with --label, --dense, --categorical and --list; it has {shown}"
+        )
     raise BadInputError(
         f"{uri}: say what its columns mean, with --label, --dense, --categorical and --list, or with --manifest; "
         f"it has {shown}"

@@ -15,6 +15,9 @@ from emberscale_api.errors import BadInputError
 from emberscale_api.job import DataSpec, TrainingJob
 
 _CHECKED_FILES = 20
+_BLOCK_RECORDS = 8192
+_SMALL_BYTES = 1 << 20
+"""A larger file holds records: no header is as long."""
 
 
 def local_path(uri: str) -> Path | None:
@@ -41,7 +44,8 @@ def check_data(job: TrainingJob) -> None:
 
 
 def check_columns(data: DataSpec) -> None:
-    """Raises BadInputError for local files without the columns that the manifest names, or with ones of another type.
+    """Raises BadInputError for local files without the columns that the manifest names, or with ones of another type,
+    and where there is no record to train.
 
     Remote URIs are left to the job, and so are all but the first files of a glob.
     """
@@ -56,6 +60,10 @@ def check_columns(data: DataSpec) -> None:
             if local_path(uri) is not None:
                 for file in expand([uri])[:_CHECKED_FILES]:
                     reader.check_file(file)
+        if all(local_path(uri) is not None for uri in data.train):
+            files = (file for uri in data.train for file in expand([uri]))
+            if not any(file.bytes > _SMALL_BYTES or reader.index_file(file, 0, _BLOCK_RECORDS) for file in files):
+                raise BadInputError("spec.data.train: the files hold no records; name some that do")
     except DataUnavailableError as error:
         raise BadInputError(str(error)) from error
 

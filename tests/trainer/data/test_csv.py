@@ -84,7 +84,7 @@ def test_fields_are_those_that_pythons_reader_finds(
     assert columns.lists[0].cut.tolist() == [len(items) > 2 for _, items in rows]
 
 
-@given(st.one_of(st.floats(-1e300, 1e300), st.integers(-(10**25), 10**25)), st.booleans())
+@given(st.one_of(st.floats(-3e38, 3e38), st.integers(-(10**25), 10**25)), st.booleans())
 def test_numbers_are_those_that_python_reads_but_for_the_last_bits(
     tmp_path_factory: pytest.TempPathFactory, number: float, spaces: bool
 ) -> None:
@@ -125,6 +125,13 @@ def test_missing_numbers_are_0_and_booleans_are_numbers(tmp_path: Path) -> None:
     assert (columns.labels.tolist(), bad) == ([1.0, 0.0, 1.0], [])
     assert columns.dense[:, 0].tolist() == [0.0, 1.0, 0.0]
     assert columns.ids[:, 0].tolist() == [hash_text("u"), -1, hash_text("u")]
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_a_number_beyond_32_bits_is_malformed_whatever_is_made_of_it(tmp_path: Path, raw: bool) -> None:
+    mapping = MAPPING.model_copy(update={"dense_transform": DenseTransform.LOG1P})
+    columns, bad = read(tmp_path / "a.csv", f"{HEADER}1,1e300,u,\n1,1e38,u,\n", mapping, raw=raw)
+    assert (len(columns), bad) == (1, ["2: x is '1e300', not a finite number of 32 bits"])
 
 
 def test_log1p_is_taken_of_what_is_positive(tmp_path: Path) -> None:
@@ -171,7 +178,7 @@ def test_blocks_are_the_same_however_the_bytes_arrive(
     [
         ("", "is empty: it has no header"),
         ("y,x,u\n1,1,1\n", "has no column 'h', which spec.data.columns.lists names; it has y, x, u"),
-        ("y,x,u,h,u\n", "has 2 column 'u', which spec.data.columns.categorical names"),
+        ("y,x,u,h,u\n", "has 2 columns 'u', which spec.data.columns.categorical names"),
         (
             f"{HEADER}" + "1,cheap,u,\n" * 12,
             "none of its first 12 records can be read; .*:2: x is 'cheap', not a number",

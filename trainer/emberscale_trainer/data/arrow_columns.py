@@ -36,7 +36,8 @@ def check_schema(uri: str, schema: pa.Schema, columns: ColumnMapping) -> None:
         if len(found) != 1:
             raise DataUnavailableError(
                 uri,
-                f"has {'no' if not found else len(found)} column {name!r}, which spec.data.columns.{role} names; "
+                f"has {f'{len(found)} columns' if found else 'no column'} {name!r}, "
+                f"which spec.data.columns.{role} names; "
                 f"it has {shown_columns(schema)}",
             )
         kind = schema.field(found[0]).type
@@ -105,7 +106,7 @@ def decode(table: pa.Table, columns: ColumnMapping, raw: bool, file: str, first_
         array = _whole(table, name)
         _decode_dense(array, transform, raw, row)
         if not kinds.is_integer(array.type):
-            for record in _not_finite(array, row):
+            for record in _not_finite(array):
                 problems.setdefault(record, f"{name} is {array[record].as_py()}, not a finite number of 32 bits")
     ids = IdColumns([_id_column(_whole(table, name)) for name in columns.categorical])
     lists = []
@@ -203,9 +204,10 @@ def _decode_dense(array: pa.Array, transform: DenseTransform, raw: bool, into: n
     fill_dense(*_values(_native(array)), np.nan if raw else 0.0, log1p, into)
 
 
-def _not_finite(array: pa.Array, values: npt.NDArray[np.floating]) -> list[int]:
-    """The records whose value is there and not finite."""
-    found = np.flatnonzero(~np.isfinite(values))
+def _not_finite(array: pa.Array) -> list[int]:
+    """The records whose value is there and is no finite number of 32 bits, whatever is made of it."""
+    with np.errstate(over="ignore"):
+        found = np.flatnonzero(~np.isfinite(_values(_native(array))[0].astype(np.float32, copy=False)))
     if found.size and array.null_count:
         found = found[array.is_valid().to_numpy(zero_copy_only=False)[found]]
     return found.tolist()

@@ -293,7 +293,7 @@ def parse_records(
                     dense[row, role - 1] = LOG1P_TABLE[int(value)]
                 else:
                     dense[row, role - 1] = np.log1p(value)
-                if not (np.isfinite(value) and np.isfinite(dense[row, role - 1])):
+                if not np.isfinite(np.float32(value)):
                     problem = 1 + KINDS * role + NOT_FINITE
             role += 1
         if problem == GOOD:

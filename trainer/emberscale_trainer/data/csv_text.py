@@ -5,8 +5,10 @@ As with CriteoTSV a block in memory stays text, and only the records that a batc
 
 import csv
 import io
+import json
+import re
 import threading
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -34,6 +36,7 @@ from emberscale_trainer.data.streams import TextRanges, compression_of, open_tex
 _HEADER_BYTES = 1 << 20
 _SHOWN_COLUMNS = 12
 _SHOWN_CHARACTERS = 24
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _UNLIMITED = np.iinfo(np.int64).max
 
 
@@ -188,7 +191,7 @@ class CSV:
     def _find_columns(self, uri: str) -> _Places:
         with self._lock:
             if uri not in self._places:
-                self._places[uri] = _place(uri, column_names(uri, self.csv), self.columns)
+                self._places[uri] = _place(uri, column_names(uri, self.csv), self.columns, self.csv.header)
             return self._places[uri]
 
 
@@ -202,20 +205,32 @@ def column_names(uri: str, spec: CSVSpec) -> list[str]:
     return first if spec.header else [f"column_{number}" for number in range(1, len(first) + 1)]
 
 
-def _other_delimiter(names: list[str]) -> str:
-    """Advice where all columns seem to be in one."""
-    found = [mark for mark in ";\t|," if len(names) == 1 and mark in names[0]]
-    return f": set spec.data.csv.delimiter to {found[0]!r}" if found else ""
+def likely_delimiter(names: Sequence[str]) -> str | None:
+    """What seems to be between the columns where all of them were read as one."""
+    return next((mark for mark in ";\t|," if len(names) == 1 and mark in names[0]), None)
 
 
-def _place(uri: str, names: list[str], columns: ColumnMapping) -> _Places:
+def _advice(names: list[str], header: bool) -> str:
+    mark = likely_delimiter(names)
+    if mark is not None:  # as YAML reads it, and the shell's quotes leave it
+        return f": set spec.data.csv.delimiter (--delimiter) to {json.dumps(mark)}"
+    if header and any(_NUMBER.fullmatch(name) for name in names):
+        return (
+            ": its first line seems to be a record: set spec.data.csv.header to false (--no-header), "
+            "and name its columns column_1, column_2 and so on"
+        )
+    return ""
+
+
+def _place(uri: str, names: list[str], columns: ColumnMapping, header: bool) -> _Places:
     def place(role: str, name: str) -> int:
         if names.count(name) != 1:
             more = f" and {len(names) - _SHOWN_COLUMNS} more" if len(names) > _SHOWN_COLUMNS else ""
             raise DataUnavailableError(
                 uri,
-                f"has {names.count(name) or 'no'} column {name!r}, which spec.data.columns.{role} names; "
-                f"it has {', '.join(names[:_SHOWN_COLUMNS])}{more}{_other_delimiter(names)}",
+                f"has {f'{names.count(name)} columns' if name in names else 'no column'} {name!r}, "
+                f"which spec.data.columns.{role} names; "
+                f"it has {', '.join(names[:_SHOWN_COLUMNS])}{more}{_advice(names, header)}",
             )
         return names.index(name)
 
