@@ -8,16 +8,15 @@ neither torch nor the seconds that importing it takes.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from emberscale_api.errors import BadInputError, StartError, UnwritableError
-from emberscale_api.features import Features
-from emberscale_api.job import ManifestError, TrainingJob, load_manifest
-from emberscale_api.job.status import JobPhase, TrainingJobStatus
-
 if TYPE_CHECKING:
     from emberscale._client import ClusterError, JobEvent, JobNotFoundError, TrainingJobClient
     from emberscale._run.summary import Summary
     from emberscale._serving import ExportedModel, ExportError, export_checkpoint
     from emberscale._training import Training, TrainingFailedError, train
+    from emberscale_api.errors import BadInputError, StartError, UnwritableError
+    from emberscale_api.features import Features
+    from emberscale_api.job import ManifestError, TrainingJob, load_manifest
+    from emberscale_api.job.status import JobPhase, TrainingJobStatus
 
 __all__ = [
     "BadInputError",
@@ -43,17 +42,26 @@ __all__ = [
 ]
 
 _DEFINED_IN = {
-    "ClusterError": "_client",
-    "ExportError": "_serving",
-    "ExportedModel": "_serving",
-    "JobEvent": "_client",
-    "JobNotFoundError": "_client",
-    "Summary": "_run.summary",
-    "Training": "_training",
-    "TrainingFailedError": "_training",
-    "TrainingJobClient": "_client",
-    "export_checkpoint": "_serving",
-    "train": "_training",
+    "BadInputError": "emberscale_api.errors",
+    "ClusterError": "emberscale._client",
+    "ExportError": "emberscale._serving",
+    "ExportedModel": "emberscale._serving",
+    "Features": "emberscale_api.features",
+    "JobEvent": "emberscale._client",
+    "JobNotFoundError": "emberscale._client",
+    "JobPhase": "emberscale_api.job.status",
+    "ManifestError": "emberscale_api.job",
+    "StartError": "emberscale_api.errors",
+    "Summary": "emberscale._run.summary",
+    "Training": "emberscale._training",
+    "TrainingFailedError": "emberscale._training",
+    "TrainingJob": "emberscale_api.job",
+    "TrainingJobClient": "emberscale._client",
+    "TrainingJobStatus": "emberscale_api.job.status",
+    "UnwritableError": "emberscale_api.errors",
+    "export_checkpoint": "emberscale._serving",
+    "load_manifest": "emberscale_api.job",
+    "train": "emberscale._training",
 }
 
 
@@ -61,7 +69,7 @@ def __getattr__(name: str) -> object:
     module = _DEFINED_IN.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{module}"), name)
+    return getattr(import_module(module), name)
 
 
 def __dir__() -> list[str]:

@@ -116,7 +116,7 @@ def about(
 
 
 def main() -> None:
-    """The entry point of the console script."""
+    """Runs the command that the arguments name."""
     try:
         app()
     except OSError as error:

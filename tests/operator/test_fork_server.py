@@ -121,3 +121,16 @@ def test_a_server_that_cannot_start_ends_its_processes_with_its_own_exit_code(tm
     process = server.start(("ps",), {}, tmp_path / "ps.log", None)
     process.wait(10)
     assert (process.poll(), process.pid) == (7, None)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_process_that_is_not_wanted_any_more_does_not_wait_for_the_server(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """A server that imports may take half a minute, and Ctrl-C must not."""
+    never_ready = (sys.executable, "-c", "import signal; signal.pause()")
+    server = ForkServerClient(never_ready, os.environ, tmp_path / "fork-server.log")
+    process = server.start(("ps",), {}, tmp_path / "ps.log", None)
+    process.send_signal(number)
+    assert process.poll() == -number
+    server.close()

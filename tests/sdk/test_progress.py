@@ -133,8 +133,15 @@ def test_an_evaluation_is_told() -> None:
 
 def test_the_first_ctrl_c_is_answered_once() -> None:
     asked = snapshot(training(), suspending=True)
-    assert len(remarks(snapshot(training()), asked)) == 1
+    (line,) = remarks(snapshot(training()), asked)
+    assert "a checkpoint is being taken" in line
     assert remarks(asked, asked) == []
+
+
+@pytest.mark.parametrize("status", [None, pb.JobStatus(phase=pb.PENDING), pb.JobStatus(phase=pb.RESTORING)])
+def test_ctrl_c_promises_no_checkpoint_where_there_is_nothing_to_save(status: pb.JobStatus | None) -> None:
+    (line,) = remarks(snapshot(status), snapshot(status, suspending=True))
+    assert "nothing new to save" in line
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,7 @@ class ForkServerClient:
         self._lines = LineBuffer()
         self._running: dict[int, _Forked] = {}
         self._tickets = 0
+        self._unwanted: set[int] = set()
 
     def prepare(self) -> None:
         """Starts the server, so that it is ready when processes are wanted."""
@@ -128,7 +129,7 @@ class ForkServerClient:
         request = ForkRequest(
             self._tickets, role, environment, str(log.resolve()), None if cores is None else tuple(cores)
         )
-        process = _Forked(self)
+        process = _Forked(self, request.ticket)
         self._running[request.ticket] = process
         try:
             self._connected().sendall(encode(request))
@@ -150,10 +151,19 @@ class ForkServerClient:
                 return
             for line in self._lines.add(data):
                 match decode(line):
+                    case Forked(ticket, pid) if ticket in self._unwanted:
+                        _kill(pid)
+                    case Ended(ticket, _) if ticket in self._unwanted:
+                        self._unwanted.discard(ticket)
                     case Forked(ticket, pid):
                         self._running[ticket].begin(pid)
                     case Ended(ticket, code):
                         self._running.pop(ticket).end(code)
+
+    def give_up(self, ticket: int) -> None:
+        """A process that does not exist yet is not wanted any more: it is killed as soon as it does."""
+        del self._running[ticket]
+        self._unwanted.add(ticket)
 
     def close(self) -> None:
         """Ends the server, and with it every process."""
@@ -180,31 +190,35 @@ class ForkServerClient:
         for process in self._running.values():
             process.end(-signal.SIGKILL if process.pid is not None else code)
         self._running.clear()
+        self._unwanted.clear()
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 class _Forked:
     """A process that the server was asked for."""
 
-    def __init__(self, server: ForkServerClient) -> None:
+    def __init__(self, server: ForkServerClient, ticket: int) -> None:
         self._server = server
+        self._ticket = ticket
         self._pid: int | None = None
         self._pidfd: int | None = None
         self._code: int | None = None
-        self._owed: list[signal.Signals] = []
 
     @property
     def pid(self) -> int | None:
         return self._pid
 
     def begin(self, pid: int) -> None:
-        """It exists; signals that were sent before it did are delivered."""
+        """It exists."""
         self._pid = pid
         try:
             self._pidfd = os.pidfd_open(pid)
         except ProcessLookupError:
             return  # it has ended already, and the server says so next
-        for number in self._owed:
-            self.send_signal(number)
 
     def end(self, code: int) -> None:
         """It has ended."""
@@ -222,8 +236,10 @@ class _Forked:
         if self._pidfd is not None:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, number)
-        elif self._code is None:
-            self._owed.append(number)
+        elif self._code is None and self._pid is None:
+            # the server may take half a minute to import what it forks with; what never began has nothing to save
+            self._server.give_up(self._ticket)
+            self.end(-number)
 
     def wait(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds

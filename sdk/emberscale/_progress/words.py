@@ -38,7 +38,8 @@ def remarks(before: RunView | None, after: RunView) -> list[str]:
     """What happened from one snapshot to the next that a person should know."""
     lines = []
     if after.suspending and (before is None or not before.suspending):
-        lines.append("stopping: a checkpoint is being taken; Ctrl-C again stops at once")
+        what = "a checkpoint is being taken" if _has_rows(after.status) else "there is nothing new to save"
+        lines.append(f"stopping: {what}; Ctrl-C again stops at once")
     known = len(before.exits) if before is not None else 0
     lines.extend(exit_remark(ended) for ended in after.exits[known:])
     old = before.status if before is not None else None
@@ -64,6 +65,11 @@ def remarks(before: RunView | None, after: RunView) -> list[str]:
         for evaluation in new.evaluations[len(old.evaluations) :]
     )
     return lines
+
+
+def _has_rows(status: pb.JobStatus | None) -> bool:
+    """Whether servers hold rows that no checkpoint may have."""
+    return status is not None and status.phase in (pb.TRAINING, pb.EVALUATING, pb.SAVING)
 
 
 def _changes_shape(old: pb.JobStatus, new: pb.JobStatus) -> bool:

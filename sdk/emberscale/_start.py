@@ -1,0 +1,32 @@
+"""Where the `emberscale` command begins: Ctrl-C ends it with one line from its first moment on.
+
+Importing the command takes a second or more, in which a KeyboardInterrupt would print where in the imports it came.
+"""
+
+import os
+import signal
+import sys
+from types import FrameType
+
+_EXIT_CODE = 128 + signal.SIGINT
+_LINE = "interrupted: nothing was started\n"
+
+
+def _end_at_once(number: int, frame: FrameType | None) -> None:
+    """Nothing has begun, so there is nothing to clean up, and imports that catch exceptions are not asked."""
+    os.write(sys.stderr.fileno(), _LINE.encode())
+    os._exit(_EXIT_CODE)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    sys.stderr.write("interrupted\n")
+    raise SystemExit(_EXIT_CODE)
+
+
+def main() -> None:
+    """The entry point of the console script."""
+    signal.signal(signal.SIGINT, _end_at_once)
+    from emberscale._cli import main as command
+
+    signal.signal(signal.SIGINT, _end)
+    command()
