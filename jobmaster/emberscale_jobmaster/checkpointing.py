@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.run_policy import DEFAULT_INTERVAL
-from emberscale_jobmaster import retry, scaling
+from emberscale_jobmaster import retry
 from emberscale_jobmaster.barrier import BarrierPhase, DrivenBarrier, VoidError
 from emberscale_jobmaster.effects import (
     CallServer,
@@ -29,6 +29,7 @@ from emberscale_jobmaster.effects import (
     WriteManifest,
 )
 from emberscale_jobmaster.events import Said, Saved
+from emberscale_jobmaster.moving import is_copied
 from emberscale_jobmaster.operations import (
     STORAGE,
     Checkpointing,
@@ -82,6 +83,8 @@ def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
         return state
     if any(_is_in_the_way(state, taking, purpose, now) for taking in state.checkpointings):
         return state
+    if state.move is not None and (state.move.holds or (purpose is CheckpointPurpose.PERIODIC and is_copied(state))):
+        return state
     for taking in state.checkpointings:
         if taking.phase is CheckpointPhase.SAVE:
             state = state.without(taking)
@@ -100,7 +103,7 @@ def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
         state,
         next_operation=state.next_operation + 1,
         next_checkpoint=state.next_checkpoint + 1,
-        next_barrier=state.next_barrier + 2,  # the second holds pushes while the rows move to other servers
+        next_barrier=state.next_barrier + 1,
     )
     return state.asking(operation, *range(len(table.servers)))
 
@@ -122,13 +125,8 @@ def effects_of(state: JobState, operation: Checkpointing, whom: int, serial: int
                 evaluation_files=tuple((file.uri, file.bytes) for file in state.evaluation_files),
             ),
         )
-    barrier, server = operation.barrier, operation.servers[whom]
-    call = CallServer(operation.id, serial, server, _request(operation, whom), CALL_SECONDS)
-    if operation.phase is not CheckpointPhase.SAVE or operation.purpose is not CheckpointPurpose.RESHAPE:
-        return (call,)
-    # What is pushed after the snapshot would be lost with the old generation.
-    hold = HoldCall(barrier.generation, barrier.number + 1, HOLD_SECONDS)
-    return call, CallServer(operation.id, 0, server, hold, CALL_SECONDS)
+    server = operation.servers[whom]
+    return (CallServer(operation.id, serial, server, _request(operation, whom), CALL_SECONDS),)
 
 
 def released(operation: Checkpointing) -> tuple[Effect, ...]:
@@ -195,9 +193,6 @@ def written(
     state = state.without(operation).untroubled(*CheckpointPurpose).asking(pruning, STORAGE)
     taken = CheckpointTaken(operation.checkpoint, cost, size)
     match operation.purpose:
-        case CheckpointPurpose.RESHAPE:
-            state = scaling.reshaped(state, spec, operation.began_at)
-            return state, (taken, *(_resume(operation) if state.routing.ready else ()))
         case CheckpointPurpose.FINAL | CheckpointPurpose.SUSPENSION:
             return replace(state, ends_with=operation.purpose), (taken,)
         case CheckpointPurpose.PERIODIC:
@@ -282,13 +277,11 @@ def _held(state: JobState, operation: Checkpointing) -> Restored:
 
 def _resume(operation: Checkpointing) -> tuple[CallServer, ...]:
     barrier = operation.barrier
-    request = ResumeCall(barrier.generation, barrier.number + (operation.purpose is CheckpointPurpose.RESHAPE))
+    request = ResumeCall(barrier.generation, barrier.number)
     return tuple(CallServer(operation.id, 0, server, request, CALL_SECONDS) for server in operation.servers)
 
 
 def _due(state: JobState, spec: TrainingJobSpec, now: float) -> CheckpointPurpose | None:
-    if scaling.reshape_due(state):
-        return CheckpointPurpose.RESHAPE
     if state.stage is Stage.SAVE:
         return CheckpointPurpose.FINAL
     if state.suspending:

@@ -72,7 +72,64 @@ class SavedCall:
     wait_seconds: float
 
 
-ServerRequest = AssignCall | HoldCall | SettleCall | SnapshotCall | ResumeCall | SavedCall
+@dataclass(frozen=True)
+class PrepareCall:
+    """Make room for what a move to this table brings."""
+
+    move: int
+    table: RoutingTable
+    wait_seconds: float
+
+
+@dataclass(frozen=True)
+class CopyCall:
+    """Send what the move gives away, and say how far that is."""
+
+    move: int
+    wait_seconds: float
+
+
+@dataclass(frozen=True)
+class HandOverCall:
+    """Send what has changed until this barrier, hold on for `hold_seconds`, and say all that is applied."""
+
+    generation: int
+    barrier: int
+    hold_seconds: float
+    move: int
+    wait_seconds: float
+
+
+@dataclass(frozen=True)
+class SwitchCall:
+    """Adopt the table of the move, and let go; `applied` is all that any server has applied."""
+
+    generation: int
+    barrier: int
+    move: int
+    applied: Applied
+
+
+@dataclass(frozen=True)
+class AbandonCall:
+    """Give the move up."""
+
+    move: int
+
+
+ServerRequest = (
+    AssignCall
+    | HoldCall
+    | SettleCall
+    | SnapshotCall
+    | ResumeCall
+    | SavedCall
+    | PrepareCall
+    | CopyCall
+    | HandOverCall
+    | SwitchCall
+    | AbandonCall
+)
 
 
 @dataclass(frozen=True)
@@ -180,6 +237,20 @@ class CheckpointTaken:
 
 
 @dataclass(frozen=True)
+class Moved:
+    """The rows are with so many servers, `seconds` after the move began; pushes were held for `paused_seconds` of them.
+
+    `bytes` were copied in up to so many `rounds`.
+    """
+
+    servers: int
+    seconds: float
+    paused_seconds: float
+    bytes: int
+    rounds: int
+
+
+@dataclass(frozen=True)
 class Noted:
     """Something that people should find in the log; `event` is in snake_case, `problem` says what was wrong."""
 
@@ -198,5 +269,6 @@ Effect = (
     | Dropped
     | StartedUp
     | CheckpointTaken
+    | Moved
     | Noted
 )

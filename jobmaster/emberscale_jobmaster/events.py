@@ -10,7 +10,7 @@ from emberscale_api.job.data import BadRecord
 from emberscale_jobmaster.applied import Applied
 from emberscale_jobmaster.membership import MemberId, Process
 from emberscale_jobmaster.observations import ServerReport, Vitals, WorkReport
-from emberscale_jobmaster.operations import SnapshotFile, Source
+from emberscale_jobmaster.operations import CopyReport, SnapshotFile, Source
 from emberscale_jobmaster.scaling import Advice
 from emberscale_jobmaster.tasks import Finding
 
@@ -178,7 +178,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Said:
-    """To `HoldCall`, `SettleCall` and `SnapshotCall`: all that is applied. `held_seconds` to the last of them."""
+    """To all calls within a barrier: all that is applied. `held_seconds` to `SnapshotCall`."""
 
     applied: Applied
     held_seconds: float = 0.0
@@ -194,6 +194,16 @@ class Saved:
     files: tuple[SnapshotFile, ...] = ()
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """To `PrepareCall`: whether it is done. To `CopyCall`, the answer is a CopyReport."""
+
+    done: bool
+
+
+ServerAnswer = Loaded | Said | Saved | Prepared | CopyReport
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServerAnswered(_At):
     """A parameter server, by its index, has answered a call."""
@@ -201,7 +211,7 @@ class ServerAnswered(_At):
     operation: int
     serial: int
     server: int
-    answer: Loaded | Said | Saved
+    answer: ServerAnswer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
-from emberscale_jobmaster import checkpointing, lifecycle, progress, restoring, scaling, tasks
+from emberscale_jobmaster import checkpointing, lifecycle, moving, progress, restoring, scaling, tasks
 from emberscale_jobmaster.effects import Dropped, Effect, Granted, Noted, StartedUp
 from emberscale_jobmaster.events import (
     Advised,
@@ -26,6 +26,7 @@ from emberscale_jobmaster.events import (
     Loaded,
     ManifestWritten,
     PlanMissed,
+    Prepared,
     PruningDone,
     Registered,
     Said,
@@ -46,7 +47,9 @@ from emberscale_jobmaster.operations import (
     STORAGE,
     Checkpointing,
     CheckpointPhase,
-    CheckpointPurpose,
+    CopyReport,
+    Move,
+    MovePhase,
     Operation,
     Pruning,
     Restore,
@@ -132,7 +135,8 @@ def _handled(state: MasterState, event: Event, spec: TrainingJobSpec) -> Stepped
         case IntervalAdvised(seconds=seconds):
             return replace(state, job=replace(job, advised_interval=seconds)), ()
         case ServerAnswered():
-            return replace(state, job=_server_answered(job, event, spec, now)), ()
+            job, effects = _server_answered(job, event, spec, now)
+            return replace(state, job=job), effects
         case ServerFailed():
             return replace(state, job=_server_failed(job, event, spec, now)), ()
         case CheckpointFound():
@@ -161,6 +165,8 @@ def _taken_over(state: MasterState, event: TakenOver, spec: TrainingJobSpec) -> 
     for operation in job.operations:
         if isinstance(operation, Checkpointing):
             job = checkpointing.taken_over(job, operation)
+        elif isinstance(operation, Move):
+            job = moving.taken_over(job, operation)
         else:
             job = job.asking(operation, *{*operation.pending, *operation.again_at})
     seen = Observations().watching(job.members, job.ledger)
@@ -204,6 +210,8 @@ def _operation_time_passed(job: JobState, spec: TrainingJobSpec, number: int, no
             return restoring.time_passed(job, spec, operation, now)
         case Checkpointing():
             return checkpointing.time_passed(job, spec, operation, now)
+        case Move():
+            return moving.time_passed(job, spec, operation, now)
         case Pruning() if now >= operation.deadline:
             return job.without(operation)
         case _:
@@ -255,17 +263,27 @@ def _task_wanted(state: MasterState, event: TaskWanted, member: MemberId, spec: 
     return replace(state, job=job, seen=state.seen.heard(member)), granted
 
 
-def _server_answered(job: JobState, event: ServerAnswered, spec: TrainingJobSpec, now: float) -> JobState:
+def _server_answered(
+    job: JobState, event: ServerAnswered, spec: TrainingJobSpec, now: float
+) -> tuple[JobState, tuple[Effect, ...]]:
     operation = _waiting(job, event.operation, event.server, event.serial)
     match operation, event.answer:
         case Restore(), Loaded() as answer:
-            return restoring.loaded(job, operation, event.server, answer, now)
+            return restoring.loaded(job, operation, event.server, answer, now), ()
         case Checkpointing(phase=CheckpointPhase.BARRIER), Said() as answer:
-            return checkpointing.said(job, spec, operation, event.server, answer, now)
+            return checkpointing.said(job, spec, operation, event.server, answer, now), ()
         case Checkpointing(phase=CheckpointPhase.SAVE), Saved() as answer:
-            return checkpointing.saved(job, operation, event.server, answer, now)
+            return checkpointing.saved(job, operation, event.server, answer, now), ()
+        case Move(phase=MovePhase.PREPARE), Prepared() as answer:
+            return moving.prepared(job, operation, event.server, answer, now), ()
+        case Move(phase=MovePhase.COPY), CopyReport() as answer:
+            return moving.copied(job, operation, event.server, answer, now), ()
+        case Move(phase=MovePhase.BARRIER), Said(applied=applied):
+            return moving.said(job, operation, event.server, applied, now), ()
+        case Move(phase=MovePhase.SWITCH), Said():
+            return moving.switched(job, operation, event.server, now)
         case _:
-            return job
+            return job, ()
 
 
 def _server_failed(job: JobState, event: ServerFailed, spec: TrainingJobSpec, now: float) -> JobState:
@@ -275,6 +293,8 @@ def _server_failed(job: JobState, event: ServerFailed, spec: TrainingJobSpec, no
             return restoring.server_failed(job, spec, operation, event.server, event.code, event.problem, now)
         case Checkpointing():
             return checkpointing.server_failed(job, spec, operation, event.server, event.code, event.problem, now)
+        case Move():
+            return moving.server_failed(job, spec, operation, event.server, event.code, event.problem, now)
         case _:
             return job
 
@@ -302,10 +322,8 @@ def _waiting(job: JobState, number: int, whom: int, serial: int) -> Operation | 
 
 def _can_move(job: JobState) -> bool:
     """Whether the leases of workers can move: not before the servers are ready, nor while a barrier may hold pushes."""
-    held = any(
-        taking.phase is CheckpointPhase.BARRIER or taking.purpose is CheckpointPurpose.RESHAPE
-        for taking in job.checkpointings
-    )
+    held = any(taking.phase is CheckpointPhase.BARRIER for taking in job.checkpointings)
+    held = held or (job.move is not None and job.move.holds)
     return job.routing.ready and job.stage in (Stage.TRAIN, Stage.EVALUATE) and not held
 
 
@@ -319,6 +337,7 @@ def _settled(
             job = progress.advance(before.job, job, spec)
         begun = restoring.begin_if_due(job, spec, clock)
         begun = checkpointing.begin_if_due(begun, spec, clock)
+        begun = moving.begin_if_due(begun, clock)
         if begun is job:
             break
         job = begun
@@ -336,11 +355,6 @@ def _settled(
     if job.members is not before.job.members or job.ledger is not before.job.ledger:
         seen = seen.watching(job.members, job.ledger)
     effects = [*effects, *_effects_between(before.job, job, spec)]
-    if job.routing.ready and job.scaling.moves_since is not None:
-        asked_at, began_at = job.scaling.moves_since
-        pause = max(0.0, clock - began_at)
-        effects.append(StartedUp(Role.PS, max(0.0, clock - asked_at - pause), pause))
-        job = scaling.moved(job)
     return MasterState(job, seen, after.looked_at, counted_at), tuple(effects)
 
 
@@ -354,6 +368,8 @@ def _effects_between(before: JobState, after: JobState, spec: TrainingJobSpec) -
     for operation in before.operations:
         if operation.id not in left and isinstance(operation, Checkpointing):
             effects += checkpointing.released(operation)
+    if before.move is not None and before.move is not after.move:
+        effects += moving.left_behind(before.move, after)
     for operation in after.operations:
         known = earlier.get(operation.id)
         for whom, serial in operation.pending.items():
@@ -368,5 +384,7 @@ def _calls(job: JobState, spec: TrainingJobSpec, operation: Operation, whom: int
             return restoring.effects_of(job, operation, whom, serial)
         case Checkpointing():
             return checkpointing.effects_of(job, operation, whom, serial)
+        case Move():
+            return moving.effects_of(operation, whom, serial)
         case Pruning():
             return (checkpointing.prune_effect(job, spec, operation, serial),)

@@ -11,10 +11,11 @@ from enum import StrEnum
 from typing import TypeVar
 
 from emberscale_api.job.status import EvaluationResult
-from emberscale_api.routing import PsAddress
+from emberscale_api.routing import PsAddress, RoutingTable
 from emberscale_jobmaster.applied import Applied
 from emberscale_jobmaster.barrier import DrivenBarrier
 from emberscale_jobmaster.ranges import Ranges
+from emberscale_jobmaster.sizes import Sizes
 
 STORAGE = -1
 """In the place of a server's index: the checkpoint folder."""
@@ -77,8 +78,6 @@ class CheckpointPurpose(StrEnum):
     """What a checkpoint is taken for."""
 
     PERIODIC = "Periodic"
-    RESHAPE = "Reshape"
-    """The rows move to another number of servers, which load it."""
     SUSPENSION = "Suspension"
     FINAL = "Final"
 
@@ -146,6 +145,63 @@ class Checkpointing:
         return self.barrier.servers
 
 
+class MovePhase(StrEnum):
+    """Where a move stands."""
+
+    PREPARE = "Prepare"
+    """Servers make room for what they will receive."""
+    COPY = "Copy"
+    """Rows travel while training goes on."""
+    BARRIER = "Barrier"
+    """Pushes are held, and the last changes travel."""
+    SWITCH = "Switch"
+    """The new table counts, and not all servers are known to have adopted it."""
+
+
+@dataclass(frozen=True)
+class CopyReport:
+    """How far a server is with what it gives away; `changed_rows` are those of its last round."""
+
+    ready: bool
+    copied_bytes: int
+    rounds: int
+    changed_rows: int
+
+
+@dataclass(frozen=True)
+class Move:
+    """Brings rows to the servers that own them under another table, while training goes on.
+
+    * `number`: names the move to the servers; ascending over the life of the job.
+    * `sizes`: the shape that it leads to. `table`: what comes into force.
+    * `servers`: by index, those that serve now and those that will; some leave, some join.
+    * `done`: those that have finished their part of this phase.
+    * `copied`: what each says of its copying.
+    * `barrier`, `held_at`: the barrier, in phases BARRIER and SWITCH, and when it began on the job's clock.
+    * `began_at`, `deadline`: on the job's clock.
+    """
+
+    id: int
+    number: int
+    phase: MovePhase
+    began_at: float
+    deadline: float
+    sizes: Sizes
+    table: RoutingTable
+    servers: tuple[PsAddress, ...]
+    done: frozenset[int] = frozenset()
+    copied: Mapping[int, CopyReport] = field(default_factory=dict)
+    barrier: DrivenBarrier | None = None
+    held_at: float = 0.0
+    pending: Mapping[int, int] = field(default_factory=dict)
+    again_at: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def holds(self) -> bool:
+        """Whether pushes may be held for it."""
+        return self.phase in (MovePhase.BARRIER, MovePhase.SWITCH)
+
+
 @dataclass(frozen=True)
 class Pruning:
     """Removes checkpoints that are no longer kept; given up at the deadline."""
@@ -156,8 +212,8 @@ class Pruning:
     again_at: Mapping[int, float] = field(default_factory=dict)
 
 
-Operation = Restore | Checkpointing | Pruning
-AnyOperation = TypeVar("AnyOperation", Restore, Checkpointing, Pruning)
+Operation = Restore | Checkpointing | Move | Pruning
+AnyOperation = TypeVar("AnyOperation", Restore, Checkpointing, Move, Pruning)
 
 
 def answered(operation: AnyOperation, whom: int) -> AnyOperation:

@@ -12,16 +12,30 @@ from emberscale_api.rpc import master_pb2_grpc as rpc
 from emberscale_api.rpc.token import open_channel
 from emberscale_jobmaster import messages
 from emberscale_jobmaster.effects import (
+    AbandonCall,
     AssignCall,
     CallServer,
+    CopyCall,
+    HandOverCall,
     HoldCall,
+    PrepareCall,
     ResumeCall,
     SavedCall,
     SettleCall,
     SnapshotCall,
+    SwitchCall,
 )
-from emberscale_jobmaster.events import Event, Loaded, Said, Saved, ServerAnswered, ServerFailed
-from emberscale_jobmaster.operations import SnapshotFile
+from emberscale_jobmaster.events import (
+    Event,
+    Loaded,
+    Prepared,
+    Said,
+    Saved,
+    ServerAnswer,
+    ServerAnswered,
+    ServerFailed,
+)
+from emberscale_jobmaster.operations import CopyReport, SnapshotFile
 
 
 class ServerChannels:
@@ -64,7 +78,7 @@ class ServerChannels:
         for channel in left:
             channel.close()
 
-    def _event(self, call: CallServer, done: "grpc.Future[Any]", read: Callable[[Any], Loaded | Said | Saved]) -> Event:
+    def _event(self, call: CallServer, done: "grpc.Future[Any]", read: Callable[[Any], ServerAnswer]) -> Event:
         where = {"operation": call.operation, "serial": call.serial, "server": call.server.index}
         try:
             answer = read(done.result())
@@ -76,7 +90,7 @@ class ServerChannels:
             return ServerFailed(now=self._now(), code="INTERNAL", problem=str(error), **where)
         return ServerAnswered(now=self._now(), answer=answer, **where)
 
-    def _translated(self, call: CallServer) -> tuple[Any, Any, Callable[[Any], Loaded | Said | Saved]]:
+    def _translated(self, call: CallServer) -> tuple[Any, Any, Callable[[Any], ServerAnswer]]:
         stub = self._stub(call.server)
         match call.request:
             case AssignCall(table=table, checkpoint=checkpoint, wait_seconds=seconds):
@@ -110,6 +124,28 @@ class ServerChannels:
                     incarnation=call.server.incarnation,
                 )
                 return stub.GetSaved, saved, _saved
+            case PrepareCall(move=move, table=table, wait_seconds=seconds):
+                prepare = pb.PrepareRequest(
+                    move=move,
+                    routing=messages.wire_routing(table, ready=False),
+                    manifest_json=self._manifest,
+                    wait_seconds=seconds,
+                    incarnation=call.server.incarnation,
+                )
+                return stub.Prepare, prepare, _prepared
+            case CopyCall(move=move, wait_seconds=seconds):
+                copy = pb.CopyRequest(move=move, wait_seconds=seconds, incarnation=call.server.incarnation)
+                return stub.Copy, copy, _copied
+            case HandOverCall(generation=generation, barrier=number, hold_seconds=seconds, move=move) as last:
+                barrier = _barrier(call.server, generation, number, seconds)
+                hand_over = pb.HandOverRequest(barrier=barrier, move=move, wait_seconds=last.wait_seconds)
+                return stub.HandOver, hand_over, _said
+            case SwitchCall(generation=generation, barrier=number, move=move, applied=applied):
+                barrier = _barrier(call.server, generation, number, 0.0)
+                switch = pb.SwitchRequest(barrier=barrier, move=move, applied=messages.wire_applied(applied))
+                return stub.Switch, switch, _said
+            case AbandonCall(move=move):
+                return stub.Abandon, pb.AbandonRequest(move=move, incarnation=call.server.incarnation), _nothing
 
     def _stub(self, server: PsAddress) -> rpc.ParameterServerStub:
         with self._lock:
@@ -128,7 +164,15 @@ def _loaded(reply: pb.AssignReply) -> Loaded:
     return Loaded(reply.done, reply.loaded_bytes, reply.problem, messages.applied(reply.applied))
 
 
-def _said(reply: pb.HoldReply | pb.SettleReply) -> Said:
+def _prepared(reply: pb.PrepareReply) -> Prepared:
+    return Prepared(reply.done)
+
+
+def _copied(reply: pb.CopyReply) -> CopyReport:
+    return CopyReport(reply.ready, reply.copied_bytes, reply.rounds, reply.changed_rows)
+
+
+def _said(reply: pb.HoldReply | pb.SettleReply | pb.HandOverReply | pb.SwitchReply) -> Said:
     return Said(messages.applied(reply.applied))
 
 
@@ -141,5 +185,5 @@ def _saved(reply: pb.GetSavedReply) -> Saved:
     return Saved(reply.done, reply.written_bytes, reply.problem, files)
 
 
-def _nothing(_: pb.ResumeReply) -> Said:
+def _nothing(_: pb.ResumeReply | pb.AbandonReply) -> Said:
     return Said({})

@@ -4,11 +4,12 @@ from dataclasses import replace
 
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.status import JobPhase
-from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable, spread_evenly
+from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable
 from emberscale_jobmaster.evaluation import Tally
 from emberscale_jobmaster.ledger import Ledger
 from emberscale_jobmaster.membership import MemberId
-from emberscale_jobmaster.operations import CheckpointPurpose, Restored
+from emberscale_jobmaster.operations import CheckpointPurpose, Move, MovePhase, Restored
+from emberscale_jobmaster.placement import NOBODY, placed
 from emberscale_jobmaster.recovery import Estimates, Failure, Protection, RollBack, choose
 from emberscale_jobmaster.sizes import within_manifest
 from emberscale_jobmaster.state import (
@@ -24,7 +25,7 @@ from emberscale_jobmaster.state import (
 )
 
 _LOST_NUMBERS = 10_000
-LOST_CHECKPOINTS = 100
+LOST_CHECKPOINTS = _LOST_VERSIONS = 100
 """More than a master gives while the store loses what it was given last."""
 
 
@@ -88,7 +89,11 @@ def taken_over(state: JobState, spec: TrainingJobSpec, wall: float, alone: bool 
     )
     state = with_fresh_numbers(state, wall)
     if state.routing.ready and not state.over:  # else a restore looks which checkpoints there are
-        state = replace(state, next_checkpoint=state.next_checkpoint + LOST_CHECKPOINTS)
+        state = replace(
+            state,
+            next_checkpoint=state.next_checkpoint + LOST_CHECKPOINTS,
+            next_version=state.next_version + _LOST_VERSIONS,
+        )
     if state.outcome is None and alone:
         state = replace(state, suspending=False, troubles={})
     elif state.outcome is None or state.outcome.phase is not JobPhase.SUSPENDED:
@@ -101,13 +106,13 @@ def unrouted(state: JobState, spec: TrainingJobSpec) -> JobState:
 
     The ledger stays, without leases, until it is known what the servers go back to.
     """
-    table = state.routing.table
-    following = _unowned(table.generation + 1, table.version + 1)
     state = replace(
         state,
-        routing=Routing(following),
+        routing=Routing(_unowned(state.routing.table.generation + 1, state.next_version)),
+        next_version=state.next_version + 1,
         restore=None,
         checkpointings=(),
+        move=None,
         ends_with=None,
     )
     if state.stage in PREPARATION or state.stage is Stage.READY:
@@ -120,8 +125,7 @@ def unrouted(state: JobState, spec: TrainingJobSpec) -> JobState:
 
 def server_lost(state: JobState, lost: MemberId, spec: TrainingJobSpec) -> JobState:
     """A parameter server is gone, and its rows with it."""
-    routed = ((server.index, server.incarnation) for server in state.routing.table.servers)
-    if state.over or (lost.index, lost.incarnation) not in routed:
+    if state.over or (lost.index, lost.incarnation) not in _holders(state):
         return state
     if not state.routing.ready or state.stage in PREPARATION:  # no row has changed since it was assigned
         return unrouted(state, spec)
@@ -145,16 +149,17 @@ def history_surpassed(
     all. What was granted under that table must not count, so the job recovers, under numbers beyond it.
     """
     table = state.routing.table
-    known = (server.index, server.incarnation) in {(routed.index, routed.incarnation) for routed in table.servers}
-    surpassed = (generation, version) > (table.generation, table.version)
+    switching = _switching(state)
+    newest = table.version if switching is None else switching.table.version
+    known = (server.index, server.incarnation) in _holders(state)
+    surpassed = (generation, version) > (table.generation, newest)
     foreign = not known and generation == table.generation
     if state.over or generation == 0 or not (surpassed or foreign):
         return state
     state = recovered(state, spec, Failure((server.index,), f"{server.slot} holds rows that the books do not know of"))
     beyond = state.routing.table
-    return replace(
-        state, routing=Routing(_unowned(max(beyond.generation, generation + 1), max(beyond.version, version + 1)))
-    )
+    following = _unowned(max(beyond.generation, generation + 1), max(beyond.version, version + 1))
+    return replace(state, routing=Routing(following), next_version=following.version + 1)
 
 
 def numbers_surpassed(state: JobState, generation: int, next_token: int, next_barrier: int) -> JobState:
@@ -185,8 +190,8 @@ def assignment_begun(state: JobState, spec: TrainingJobSpec) -> JobState:
     table = replace(
         state.routing.table,
         servers=addresses,
-        bucket_owners=spread_evenly(BUCKETS, len(addresses)),
-        piece_owners=spread_evenly(DENSE_PIECES, len(addresses)),
+        bucket_owners=placed([NOBODY] * BUCKETS, len(addresses)),
+        piece_owners=placed([NOBODY] * DENSE_PIECES, len(addresses)),
     )
     return replace(state, routing=Routing(table))
 
@@ -301,6 +306,18 @@ def with_fresh_numbers(state: JobState, wall: float) -> JobState:
     return replace(state, next_token=max(state.next_token, first), next_barrier=max(state.next_barrier, first))
 
 
+def _switching(state: JobState) -> Move | None:
+    """The move whose table some servers may have adopted."""
+    return state.move if state.move is not None and state.move.phase is MovePhase.SWITCH else None
+
+
+def _holders(state: JobState) -> set[tuple[int, str]]:
+    """The servers that may own rows, by index and incarnation."""
+    switching = _switching(state)
+    servers = state.routing.table.servers if switching is None else switching.servers
+    return {(server.index, server.incarnation) for server in servers}
+
+
 def _unowned(generation: int, version: int) -> RoutingTable:
     return RoutingTable(generation=generation, version=version, servers=(), bucket_owners=(), piece_owners=())
 
@@ -312,6 +329,7 @@ def _ended(state: JobState, outcome: JobEnd) -> JobState:
         ledger=state.ledger.revoke_all(),
         restore=None,
         checkpointings=(),
+        move=None,
         prunings=(),
         troubles={},
         ends_with=None,

@@ -16,10 +16,9 @@ import structlog
 
 from emberscale_api.job import FaultToleranceStrategy, TrainingJob, TrainingJobSpec
 from emberscale_api.job.data import BadRecord
-from emberscale_api.job.roles import Role
 from emberscale_jobmaster import progress
 from emberscale_jobmaster.checkpointing import interval
-from emberscale_jobmaster.effects import CheckpointTaken, Dropped, Effect, Granted, Noted, StartedUp
+from emberscale_jobmaster.effects import CheckpointTaken, Dropped, Effect, Granted, Moved, Noted, StartedUp
 from emberscale_jobmaster.events import BadRecordsFound, Event, GrantLost, IntervalAdvised, Spoke, TakenOver, TimePassed
 from emberscale_jobmaster.machine import MasterState, step
 from emberscale_jobmaster.membership import MemberId
@@ -260,10 +259,17 @@ class JobRuntime:
                 case Noted(event=name, subject=subject, problem=problem):
                     _log.warning(name, subject=subject, problem=problem)
                 case StartedUp(role=role, seconds=seconds, paused_seconds=paused):
-                    if role is Role.PS:
-                        servers = len(self._state.job.routing.table.servers)
-                        _log.info("reshaped", servers=servers, pause_seconds=round(paused, 3))
                     self._start_ups.append(StartUp(role.value, seconds, paused, self._wall()))
+                case Moved():
+                    _log.info(
+                        "moved",
+                        servers=effect.servers,
+                        version=self._state.job.routing.table.version,
+                        bytes=effect.bytes,
+                        rounds=effect.rounds,
+                        seconds=round(effect.seconds, 3),
+                        pause_seconds=round(effect.paused_seconds, 3),
+                    )
                 case CheckpointTaken():
                     self._checkpoint_costs.append(effect.cost_seconds)
                     _log.info(

@@ -2,15 +2,14 @@
 
 A change of the number of workers, or of the resources of any process, takes effect at once: workers join and leave
 between batches, limits change under running processes. Another number of parameter servers takes three steps: the
-missing ones are started while training goes on; a checkpoint is taken, after which pushes are held; and all servers of
-the new number load it as a new generation. Only the last two stop training (DLRover-RM section 5.2).
+missing ones are started; rows move to their new owners (`moving`); and those that own nothing any more go. Training
+goes on through all of them (DLRover-RM section 5.2).
 """
 
 from dataclasses import dataclass, replace
 
 from emberscale_api.job import ScalingMode, TrainingJobSpec
 from emberscale_api.job.roles import Role
-from emberscale_jobmaster.progress import unrouted
 from emberscale_jobmaster.sizes import Scaling, Sizes, describe_change, manifest_sizes, within_manifest
 from emberscale_jobmaster.state import JobState, Stage, sizes_of
 
@@ -77,12 +76,6 @@ def follow(state: JobState, spec: TrainingJobSpec, advice: Advice, now: float, w
     changed = replace(scaling, changed_at=now, since=wall, scalings=scaling.scalings + 1)
     if wanted.ps.replicas == present.ps.replicas:
         changed = replace(changed, sizes=wanted, target=None)
-    elif spec.checkpoint.uri is None:
-        partly = Sizes(replace(wanted.ps, replicas=present.ps.replicas), wanted.worker)
-        if partly == present:
-            return state
-        change = f"{describe_change(present, partly)} (without spec.checkpoint.uri the number of PS cannot change)"
-        changed = replace(changed, sizes=partly)
     else:
         changed = replace(changed, sizes=Sizes(present.ps, wanted.worker), target=wanted, target_since=now)
     return _with(state, _told(changed, advice, f"{change}: {advice.message}"))
@@ -93,12 +86,19 @@ def time_passed(state: JobState, spec: TrainingJobSpec, now: float) -> JobState:
     scaling = state.scaling
     if scaling.target is None or state.over or now - scaling.target_since < JOINING_SECONDS:
         return state
-    missing = ", ".join(_missing(state, scaling.target))
-    message = f"stays at {describe_sizes(sizes_of(state, spec))}: {missing} did not join within {JOINING_SECONDS:g} s"
-    return _with(state, replace(scaling, target=None, reason="ScalingGivenUp", message=message, changed_at=now))
+    missing = _missing(state, scaling.target)
+    if not missing:
+        return state
+    return given_up(state, spec, f"{', '.join(missing)} did not join within {JOINING_SECONDS:g} s", now)
 
 
-def reshape_due(state: JobState) -> bool:
+def given_up(state: JobState, spec: TrainingJobSpec, why: str, now: float) -> JobState:
+    """The job keeps its number of parameter servers."""
+    message = f"stays at {describe_sizes(sizes_of(state, spec))}: {why}"
+    return _with(state, replace(state.scaling, target=None, reason="ScalingGivenUp", message=message, changed_at=now))
+
+
+def move_due(state: JobState) -> bool:
     """Whether rows can move to another number of parameter servers: all of them are there, and training goes on."""
     target = state.scaling.target
     return (
@@ -111,18 +111,12 @@ def reshape_due(state: JobState) -> bool:
     )
 
 
-def reshaped(state: JobState, spec: TrainingJobSpec, began_at: float) -> JobState:
-    """A checkpoint, begun at `began_at`, is there: the target is in force, and its servers are to be assigned."""
+def moved(state: JobState, sizes: Sizes) -> JobState:
+    """The rows are where this shape has them, which is in force now; a later target stays."""
     scaling = state.scaling
-    if scaling.target is None or state.over:
-        return state
-    moving = replace(scaling, sizes=scaling.target, target=None, moves_since=(scaling.target_since, began_at))
-    return unrouted(_with(state, moving), spec)
-
-
-def moved(state: JobState) -> JobState:
-    """The servers of another number hold the rows."""
-    return replace(state, scaling=replace(state.scaling, moves_since=None))
+    reached = scaling.target is None or scaling.target.ps.replicas == sizes.ps.replicas
+    target = None if reached else scaling.target
+    return _with(state, replace(scaling, sizes=scaling.target if reached and scaling.target else sizes, target=target))
 
 
 def describe_sizes(sizes: Sizes) -> str:

@@ -21,8 +21,6 @@ class Scaling:
     * `sizes`: the shape in force; None while it is the manifest's own.
     * `target`: a shape with another number of parameter servers, for which the missing ones are being started;
       `target_since` is when that began.
-    * `moves_since`: while the rows are being loaded by another number of servers, when these were asked for, and when
-      the checkpoint that they load was begun; None otherwise.
     * `changed_at`: when the shape changed last, which the cooldown counts from. All on the job's clock, in seconds.
     * `reason` (CamelCase), `message`, `plan_version` (of the brain's plan that was followed last, 0: none) and `since`
       (of the last change, in seconds since 1970) are for people.
@@ -31,7 +29,6 @@ class Scaling:
     sizes: Sizes | None = None
     target: Sizes | None = None
     target_since: float = 0.0
-    moves_since: tuple[float, float] | None = None
     waits_for_plan: bool = False
     reason: str = "Manifest"
     message: str = "as the manifest says"

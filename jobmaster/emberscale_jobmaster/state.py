@@ -12,7 +12,15 @@ from emberscale_api.routing import RoutingTable
 from emberscale_jobmaster.evaluation import Tally
 from emberscale_jobmaster.ledger import Ledger
 from emberscale_jobmaster.membership import Membership, Process
-from emberscale_jobmaster.operations import Checkpointing, CheckpointPurpose, Operation, Pruning, Restore, Restored
+from emberscale_jobmaster.operations import (
+    Checkpointing,
+    CheckpointPurpose,
+    Move,
+    Operation,
+    Pruning,
+    Restore,
+    Restored,
+)
 from emberscale_jobmaster.retry import Trouble
 from emberscale_jobmaster.sizes import Scaling, Sizes, combined, manifest_sizes
 
@@ -79,9 +87,10 @@ class Clock:
 class JobState:
     """Everything that must survive the master. Immutable; `machine.step` makes one of another.
 
-    * `restore`, `checkpointings`, `prunings`: the operations under way, on the parameter servers and the checkpoints.
-      All checkpoints but the last one have their snapshots.
-    * `troubles`: what is tried again, by `restoring.KIND` or the purpose of a checkpoint.
+    * `restore`, `checkpointings`, `move`, `prunings`: the operations under way, on the parameter servers and the
+      checkpoints. All checkpoints but the last one have their snapshots.
+    * `troubles`: what is tried again, by `restoring.KIND`, `moving.KIND` or the purpose of a checkpoint.
+    * `next_version`: of a routing table; greater than any that a server may have adopted.
     * `checkpoint`: the newest complete one.
     * `checkpointed_at`: when, on the job's clock, the interval to the next checkpoint began.
     * `damaged`: checkpoints that failed their checksums, and how.
@@ -110,8 +119,10 @@ class JobState:
     next_serial: int = 1
     next_barrier: int = 1
     next_checkpoint: int = 1
+    next_version: int = 2
     restore: Restore | None = None
     checkpointings: tuple[Checkpointing, ...] = ()
+    move: Move | None = None
     prunings: tuple[Pruning, ...] = ()
     troubles: Mapping[str, Trouble] = field(default_factory=dict)
     checkpoint: str = ""
@@ -139,7 +150,8 @@ class JobState:
     def operations(self) -> tuple[Operation, ...]:
         """All operations under way."""
         restores = () if self.restore is None else (self.restore,)
-        return (*restores, *self.checkpointings, *self.prunings)
+        moves = () if self.move is None else (self.move,)
+        return (*restores, *self.checkpointings, *moves, *self.prunings)
 
     def having(self, operation: Operation) -> "JobState":
         """The state with this operation, in the place of what it was before, or as a new one."""
@@ -149,6 +161,8 @@ class JobState:
             case Checkpointing():
                 checkpointings = {one.id: one for one in self.checkpointings} | {operation.id: operation}
                 return replace(self, checkpointings=tuple(checkpointings.values()))
+            case Move():
+                return replace(self, move=operation)
             case Pruning():
                 prunings = {one.id: one for one in self.prunings} | {operation.id: operation}
                 return replace(self, prunings=tuple(prunings.values()))
@@ -160,6 +174,8 @@ class JobState:
                 return replace(self, restore=None)
             case Checkpointing():
                 return replace(self, checkpointings=tuple(one for one in self.checkpointings if one.id != operation.id))
+            case Move():
+                return replace(self, move=None)
             case Pruning():
                 return replace(self, prunings=tuple(one for one in self.prunings if one.id != operation.id))
 
@@ -198,8 +214,10 @@ def sizes_of(state: JobState, spec: TrainingJobSpec) -> Sizes:
 
 def wanted_sizes(state: JobState, spec: TrainingJobSpec) -> Sizes:
     """The processes that should run: those of the shape in force, and those that another shape needs first."""
-    sizes, target = sizes_of(state, spec), state.scaling.target
-    return sizes if target is None else combined(sizes, target)
+    wanted, target = sizes_of(state, spec), state.scaling.target
+    if target is not None:
+        wanted = combined(wanted, target)
+    return wanted if state.move is None else combined(wanted, state.move.sizes)
 
 
 def live_servers(state: JobState, spec: TrainingJobSpec) -> list[Process]:

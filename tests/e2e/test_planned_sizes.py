@@ -96,7 +96,7 @@ def test_a_planner_of_ones_own_moves_the_rows_to_more_servers_and_no_sample_is_l
     assert (plan["ps"]["replicas"], plan["worker"]["replicas"]) == (2, 2), job.logs()[-8000:]
     assert "its share is 8 cores" in plan["message"]
     assert finished.summary["recoveries"] == 0
-    assert '"event": "reshaped"' in job.logs()
+    assert '"event": "moved"' in job.logs()
     audit = job.audit()
     assert (audit["missing"], audit["repeated"], audit["contradictions"]) == (0, 0, [])
     assert audit["once"] == finished.summary["expected_samples"]

@@ -12,23 +12,30 @@ from pydantic import TypeAdapter
 from tests.jobmaster.fakes import BATCH, job
 
 from emberscale_api.job.roles import Role
+from emberscale_api.routing import RoutingTable
 from emberscale_api.shape import RoleShape
 from emberscale_jobmaster import progress, ranges
 from emberscale_jobmaster.applied import Applied
 from emberscale_jobmaster.effects import (
+    AbandonCall,
     AssignCall,
     CallServer,
+    CopyCall,
     DeleteCheckpoint,
     Effect,
     FindCheckpoint,
     Granted,
+    HandOverCall,
     HoldCall,
+    Moved,
+    PrepareCall,
     PruneCheckpoints,
     ResumeCall,
     SavedCall,
     SettleCall,
     SnapshotCall,
     StartedUp,
+    SwitchCall,
     WriteManifest,
 )
 from emberscale_jobmaster.events import (
@@ -39,10 +46,12 @@ from emberscale_jobmaster.events import (
     Exited,
     Loaded,
     ManifestWritten,
+    Prepared,
     PruningDone,
     Registered,
     Said,
     Saved,
+    ServerAnswer,
     ServerAnswered,
     ServerFailed,
     StorageFailed,
@@ -54,7 +63,7 @@ from emberscale_jobmaster.events import (
 )
 from emberscale_jobmaster.machine import MasterState, step
 from emberscale_jobmaster.membership import MemberId, Process
-from emberscale_jobmaster.operations import Checkpointing, Restore, Restored, SnapshotFile, Source
+from emberscale_jobmaster.operations import Checkpointing, CopyReport, Move, Restore, Restored, SnapshotFile, Source
 from emberscale_jobmaster.scaling import Advice
 from emberscale_jobmaster.sizes import Sizes
 from emberscale_jobmaster.state import DataFile, JobState, Stage, phase_of
@@ -84,6 +93,9 @@ class ServerDouble:
     held: int | None = None
     over: int = 0
     snapshots: dict[int, tuple[str, Holding]] = field(default_factory=dict)
+    move: tuple[int, RoutingTable] | None = None
+    moves_over: int = 0
+    switched: int = 0
 
 
 @dataclass
@@ -126,6 +138,7 @@ class Driven:
         self.checkpoints: dict[str, tuple[Holding, bool]] = {}
         self.unanswered: list[Effect] = []
         self.start_ups: list[StartedUp] = []
+        self.moved: list[Moved] = []
         self.log: list[str] = []
         self.saves: deque[bytes] = deque(maxlen=50)
         self.state = MasterState(progress.initial(wall=0.0))
@@ -236,8 +249,8 @@ class Driven:
         for _ in range(batches):
             task = self.tasks.get(member) or self._take(member)
             batch = self.committed[task.token] // BATCH
-            for server in self.ps.values():
-                server.applied.setdefault(task.epoch, set()).add(batch)
+            for routed in self.job.routing.table.servers:
+                self.ps[routed.index].applied.setdefault(task.epoch, set()).add(batch)
             self.committed[task.token] = min((batch + 1) * BATCH, task.stop)
             if self.committed[task.token] == task.stop:
                 del self.tasks[member]
@@ -290,6 +303,8 @@ class Driven:
                     self.checkpoints.pop(identifier, None)
             case StartedUp():
                 self.start_ups.append(effect)
+            case Moved():
+                self.moved.append(effect)
         return None
 
     def _storage_fails(self, effect: Effect, operation: int, serial: int) -> tuple[Event | None] | None:
@@ -347,13 +362,14 @@ class Driven:
             del self.faults[name, index]
         return fault
 
-    def _answer(self, server: ServerDouble, call: CallServer) -> Loaded | Said | Saved | str | None:
+    def _answer(self, server: ServerDouble, call: CallServer) -> ServerAnswer | str | None:
         match call.request:
             case AssignCall(table=table, checkpoint=checkpoint):
                 if (table.generation, table.version) != (server.generation, server.version):
                     server.generation, server.version = table.generation, table.version
                     held = self.checkpoints[checkpoint][0] if checkpoint else {}
                     server.applied = {epoch: set(batches) for epoch, batches in held.items()}
+                    server.move = None
                     self._let_go(server)
                 return Loaded(done=True, loaded_bytes=1, applied=as_ranges(server.applied))
             case HoldCall(barrier=number):
@@ -379,11 +395,43 @@ class Driven:
                 self.checkpoints.setdefault(checkpoint, (copy, False))
                 files = (SnapshotFile(f"ps-{server.member.index}/rows", 10, 1),)
                 return Saved(done=True, written_bytes=10, files=files)
+            case PrepareCall() | CopyCall() | HandOverCall() | SwitchCall() | AbandonCall() as request:
+                return self._answer_of_move(server, request)
             case ResumeCall(barrier=number):
                 server.over = max(server.over, number)
                 if server.held is not None and server.held <= number:
                     server.held = None
                 return None
+
+    def _answer_of_move(
+        self, server: ServerDouble, request: PrepareCall | CopyCall | HandOverCall | SwitchCall | AbandonCall
+    ) -> ServerAnswer | str | None:
+        if isinstance(request, SwitchCall) and server.switched == request.move:
+            return Said(as_ranges(server.applied))
+        if isinstance(request, PrepareCall) and request.move > server.moves_over:
+            server.move = (request.move, request.table)
+        if isinstance(request, AbandonCall):
+            server.move, server.moves_over = None, max(server.moves_over, request.move)
+            return None
+        if server.move is None or server.move[0] != request.move:
+            return f"move {request.move} is not under way"
+        match request:
+            case PrepareCall():
+                return Prepared(done=True)
+            case CopyCall():
+                return CopyReport(ready=True, copied_bytes=1000, rounds=2, changed_rows=3)
+            case HandOverCall(barrier=number):
+                return Said(as_ranges(server.applied)) if server.held == number else f"barrier {number} is not held"
+            case SwitchCall(barrier=number, applied=applied):
+                table = server.move[1]
+                if server.generation == table.generation and server.held != number:
+                    return f"barrier {number} is not held"
+                self._let_go(server)
+                server.applied = {epoch: _numbers(batches) for epoch, batches in applied.items()}
+                stays = server.member.index < len(table.servers)
+                server.generation, server.version = (table.generation, table.version) if stays else (0, 0)
+                server.move, server.moves_over, server.switched = None, request.move, request.move
+                return Said(as_ranges(server.applied))
 
     def _let_go(self, server: ServerDouble) -> None:
         if server.held is not None:
@@ -418,6 +466,8 @@ def _described(operation: object) -> str:
             return f"restore: {phase}"
         case Checkpointing(checkpoint=checkpoint, phase=phase, purpose=purpose):
             return f"{purpose} checkpoint {int(checkpoint)}: {phase}"
+        case Move(phase=phase, table=table):
+            return f"move to {len(table.servers)} ps: {phase}"
         case _:
             return "pruning"
 

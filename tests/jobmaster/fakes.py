@@ -300,8 +300,51 @@ class FakePs(rpc.ParameterServerServicer):
             except FaultError as error:
                 context.abort(error.code, str(error))
 
+    def Prepare(self, request: pb.PrepareRequest, context: grpc.ServicerContext) -> pb.PrepareReply:  # noqa: N802
+        self._step("Prepare", context)
+        with self.lock:
+            self.move, self.next_table = request.move, request.routing
+        return pb.PrepareReply(done=True)
+
+    def Copy(self, request: pb.CopyRequest, context: grpc.ServicerContext) -> pb.CopyReply:  # noqa: N802
+        self._step("Copy", context)
+        self._check_move(request.move, context)
+        return pb.CopyReply(ready=True, copied_bytes=7, rounds=2)
+
+    def HandOver(self, request: pb.HandOverRequest, context: grpc.ServicerContext) -> pb.HandOverReply:  # noqa: N802
+        self._step("HandOver", context)
+        self._check_move(request.move, context)
+        with self.lock:
+            self._check_held(request.barrier, context)
+            return pb.HandOverReply(applied=to_wire(self.applied))
+
     def Switch(self, request: pb.SwitchRequest, context: grpc.ServicerContext) -> pb.SwitchReply:  # noqa: N802
-        context.abort(grpc.StatusCode.UNIMPLEMENTED, "no master asks for it")
+        self._step("Switch", context)
+        self._check_move(request.move, context)
+        with self.lock:
+            table = self.next_table
+            if self.version != table.version:
+                if self.generation == table.generation:
+                    self._check_held(request.barrier, context)
+                self._let_go()
+                self.applied = {
+                    entry.epoch: {
+                        batch
+                        for first, stop in zip(entry.ranges[::2], entry.ranges[1::2], strict=True)
+                        for batch in range(first, stop)
+                    }
+                    for entry in request.applied
+                }
+                self.generation, self.version = table.generation, table.version
+            return pb.SwitchReply(applied=to_wire(self.applied))
+
+    def Abandon(self, request: pb.AbandonRequest, context: grpc.ServicerContext) -> pb.AbandonReply:  # noqa: N802
+        self._step("Abandon", context)
+        return pb.AbandonReply()
+
+    def _check_move(self, move: int, context: grpc.ServicerContext) -> None:
+        if move != self.move:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"move {move} is not under way here")
 
     def _answer(self, name: str, reply: _Reply) -> _Reply:
         if after := self.after.get(name):

@@ -8,10 +8,12 @@ from tests.jobmaster.fakes import job
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
+from emberscale_api.routing import PsAddress, RoutingTable
 from emberscale_jobmaster import lifecycle, progress, scaling, tasks
 from emberscale_jobmaster.membership import MemberId, Process
 from emberscale_jobmaster.operations import CheckpointPurpose, Restored
-from emberscale_jobmaster.state import DataFile, JobState, Stage, phase_of
+from emberscale_jobmaster.placement import placed
+from emberscale_jobmaster.state import DataFile, JobState, Routing, Stage, phase_of
 from emberscale_jobmaster.tasks import Discovered, Finding, Indexed, Task
 
 WORKER = MemberId(Role.WORKER, 0, "w")
@@ -63,12 +65,31 @@ class Pure:
         self.apply(progress.assignment_begun(self.state, self.spec))
         self.apply(progress.assigned(self.state, Restored(**restored), checkpoint=""))
 
+    def moved(self) -> None:
+        """The rows have moved to the number of servers that is wanted."""
+        target = self.state.scaling.target
+        assert target is not None
+        before, present = self.state.routing.table, self.state.members
+        found = [(index, present.process(Role.PS, index)) for index in range(target.ps.replicas)]
+        servers = tuple(
+            PsAddress(index, process.incarnation, process.data_address, process.control_address)
+            for index, process in found
+            if process is not None
+        )
+        table = RoutingTable(
+            before.generation,
+            self.state.next_version,
+            servers,
+            placed(before.bucket_owners, len(servers)),
+            placed(before.piece_owners, len(servers)),
+        )
+        state = replace(self.state, routing=Routing(table, ready=True), next_version=self.state.next_version + 1)
+        self.apply(scaling.moved(state, target))
+
     def checkpointed(self, purpose: CheckpointPurpose, checkpoint: str = "00000001") -> None:
         """A checkpoint that was taken for this purpose is complete."""
         state = replace(self.state, checkpoint=checkpoint)
-        if purpose is CheckpointPurpose.RESHAPE:
-            self.apply(scaling.reshaped(state, self.spec, began_at=0.0))
-        elif purpose is not CheckpointPurpose.PERIODIC:
+        if purpose is not CheckpointPurpose.PERIODIC:
             self.apply(replace(state, ends_with=purpose))
 
     def train_epoch(self) -> list[Task]:

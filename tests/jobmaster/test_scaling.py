@@ -15,7 +15,6 @@ from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
 from emberscale_api.shape import RoleShape
 from emberscale_jobmaster import lifecycle, progress, scaling
-from emberscale_jobmaster.operations import CheckpointPurpose
 from emberscale_jobmaster.scaling import Advice, follow
 from emberscale_jobmaster.sizes import Sizes, within_manifest
 from emberscale_jobmaster.state import JobState, Stage, phase_of, sizes_of, wanted_sizes
@@ -92,28 +91,26 @@ def test_a_change_waits_for_the_cooldown_unless_memory_runs_out() -> None:
     assert sizes_of(rested, pure.spec).worker.replicas == 3
 
 
-def test_more_servers_are_started_first_and_serve_only_after_a_checkpoint() -> None:
+def test_more_servers_are_started_first_and_serve_once_the_rows_have_moved() -> None:
     pure = training()
-    generation = pure.state.routing.table.generation
+    table = pure.state.routing.table
     pure.apply(follow(pure.state, pure.spec, plan(2, 3), now=100.0))
     assert wanted_sizes(pure.state, pure.spec) == sizes(2, 3)
     assert sizes_of(pure.state, pure.spec).ps.replicas == 1
-    assert not scaling.reshape_due(pure.state)
+    assert not scaling.move_due(pure.state)
     pure.register(Role.PS, 1, "ps-1")
-    assert not scaling.reshape_due(pure.state)
+    assert not scaling.move_due(pure.state)
     pure.register(Role.PS, 2, "ps-2")
-    assert scaling.reshape_due(pure.state)
+    assert scaling.move_due(pure.state)
     task = pure.acquire()
     assert task is not None
-    pure.checkpointed(CheckpointPurpose.RESHAPE, "00000007")
+    pure.moved()
     assert sizes_of(pure.state, pure.spec) == sizes(2, 3)
-    assert pure.state.routing.table.generation > generation
-    assert not pure.state.ledger.leases
+    assert pure.state.routing.table.generation == table.generation
+    assert pure.state.routing.table.version > table.version
+    assert task.token in pure.state.ledger.leases
     assert pure.state.recoveries == 0
-    pure.assign(applied={0: ((0, 2),)})
-    assert len(pure.state.routing.table.servers) == 3
-    assert pure.state.stage is Stage.TRAIN
-    assert pure.state.ledger.done == ((0, 2),)
+    assert not scaling.move_due(pure.state)
 
 
 def test_fewer_servers_go_only_after_their_rows_have() -> None:
@@ -121,13 +118,11 @@ def test_fewer_servers_go_only_after_their_rows_have() -> None:
     pure.apply(replace(pure.state, scaling=replace(pure.state.scaling, sizes=sizes(1, 1))))
     pure.apply(follow(pure.state, pure.spec, plan(1, 2), now=100.0))
     pure.register(Role.PS, 1, "ps-1")
-    pure.checkpointed(CheckpointPurpose.RESHAPE, "00000001")
-    pure.assign()
+    pure.moved()
     pure.apply(follow(pure.state, pure.spec, plan(1, 1, version=2), now=1000.0))
     assert wanted_sizes(pure.state, pure.spec).ps.replicas == 2
-    assert scaling.reshape_due(pure.state)
-    pure.checkpointed(CheckpointPurpose.RESHAPE, "00000002")
-    pure.assign()
+    assert scaling.move_due(pure.state)
+    pure.moved()
     assert wanted_sizes(pure.state, pure.spec).ps.replicas == 1
     assert len(pure.state.routing.table.servers) == 1
 
@@ -141,11 +136,10 @@ def test_servers_that_do_not_come_are_given_up() -> None:
     assert "ps-1, ps-2 did not join" in pure.state.scaling.message
 
 
-def test_without_a_place_for_checkpoints_only_workers_change() -> None:
+def test_rows_move_without_a_place_for_checkpoints() -> None:
     pure = training(checkpoint={})
     pure.apply(follow(pure.state, pure.spec, plan(2, 3), now=100.0))
-    assert wanted_sizes(pure.state, pure.spec) == sizes(2, 1)
-    assert "spec.checkpoint.uri" in pure.state.scaling.message
+    assert wanted_sizes(pure.state, pure.spec) == sizes(2, 3)
 
 
 def test_a_lost_server_brings_back_the_shape_in_force_and_the_change_goes_on_afterwards() -> None:
@@ -156,7 +150,7 @@ def test_a_lost_server_brings_back_the_shape_in_force_and_the_change_goes_on_aft
     assert pure.state.recoveries == 1
     pure.assign()
     assert len(pure.state.routing.table.servers) == 1
-    assert scaling.reshape_due(pure.state)
+    assert scaling.move_due(pure.state)
 
 
 def test_a_worker_that_leaves_by_plan_gives_its_shard_back() -> None:

@@ -106,6 +106,11 @@ class Cluster:
         """The parameter server of an incarnation, dead or alive."""
         return self.server_at(incarnation)
 
+    def servers(self) -> list[ParameterServer]:
+        """The parameter servers that live."""
+        found = {id(one): one for one in self._members.values() if isinstance(one, ParameterServer) and one.alive}
+        return list(found.values())
+
     def call_master(self, caller: Process, ask: Callable[[Master], Task[Any]], wait: float = 0.0) -> Signal[Any]:
         """Calls whoever is the master now."""
         find = lambda: self.operator.process(Role.MASTER, 0)  # noqa: E731

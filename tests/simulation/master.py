@@ -13,26 +13,33 @@ from tests.simulation.world import Process, Signal, Task
 from emberscale_api.job.status import JobPhase
 from emberscale_api.routing import RoutingTable
 from emberscale_api.rpc import master_pb2 as pb
+from emberscale_api.shape import RoleShape
 from emberscale_jobmaster import messages, progress
 from emberscale_jobmaster.effects import (
+    AbandonCall,
     AssignCall,
     CallServer,
+    CopyCall,
     DeleteCheckpoint,
     Dropped,
     Effect,
     FindCheckpoint,
     Granted,
+    HandOverCall,
     HoldCall,
     Noted,
+    PrepareCall,
     PruneCheckpoints,
     ResumeCall,
     SavedCall,
     SettleCall,
     SnapshotCall,
+    SwitchCall,
     WriteManifest,
 )
 from emberscale_jobmaster.evaluation import Tally
 from emberscale_jobmaster.events import (
+    Advised,
     Beat,
     CheckpointFound,
     Event,
@@ -40,10 +47,12 @@ from emberscale_jobmaster.events import (
     GrantLost,
     Loaded,
     ManifestWritten,
+    Prepared,
     PruningDone,
     Registered,
     Said,
     Saved,
+    ServerAnswer,
     ServerAnswered,
     ServerFailed,
     StorageFailed,
@@ -55,8 +64,9 @@ from emberscale_jobmaster.events import (
 from emberscale_jobmaster.machine import MasterState, step
 from emberscale_jobmaster.membership import MemberId, SupersededMemberError, UnknownMemberError
 from emberscale_jobmaster.membership import Process as Joined
-from emberscale_jobmaster.operations import SnapshotFile
-from emberscale_jobmaster.sizes import manifest_sizes
+from emberscale_jobmaster.operations import CopyReport, SnapshotFile
+from emberscale_jobmaster.scaling import Advice
+from emberscale_jobmaster.sizes import Sizes
 from emberscale_jobmaster.state import DataFile, JobState, Stage, phase_of, wanted_sizes
 from emberscale_jobmaster.tasks import Discovered, Finding, Indexed, acquire
 from emberscale_trainer.partition import AppliedBatches
@@ -68,6 +78,7 @@ WALL = 1_000_000.0
 """Seconds since 1970 at the beginning of a simulation."""
 
 TICK_SECONDS = 0.8
+_ADVICE_SECONDS = 0.9
 
 
 @dataclass(frozen=True)
@@ -119,6 +130,7 @@ class Master(Process):
         self.state = MasterState(job)
         self.tell(TakenOver(now=self.world.now, wall=WALL + self.world.now))
         self.spawn(self._write())
+        self.spawn(self._follow_brain())
         while True:
             yield self.sleep(TICK_SECONDS)
             self.tell(TimePassed(now=self.world.now))
@@ -128,7 +140,20 @@ class Master(Process):
     def _initial(self) -> JobState:
         """A new job, its sizes decided at once: to look them up in the manifest at every step takes long."""
         job = progress.initial(WALL + self.world.now)
-        return replace(job, scaling=replace(job.scaling, sizes=manifest_sizes(self.spec)))
+        return replace(job, scaling=replace(job.scaling, sizes=self._sizes(self.cluster.scenario.servers)))
+
+    def _sizes(self, servers: int) -> Sizes:
+        return Sizes(ps=RoleShape(servers), worker=RoleShape(self.cluster.scenario.workers))
+
+    def _follow_brain(self) -> Task[None]:
+        """Hears again and again how many servers there should be."""
+        rescales = self.cluster.scenario.rescales
+        while rescales:
+            yield self.sleep(_ADVICE_SECONDS)
+            past = [number for number, (at, _) in enumerate(rescales, start=1) if at <= self.world.now]
+            if past:
+                advice = Advice(past[-1], "GrowMemory", self._sizes(rescales[past[-1] - 1][1]), "as the scenario says")
+                self.tell(Advised(now=self.world.now, advice=advice, wall=WALL + self.world.now))
 
     def tell(self, event: Event) -> tuple[int, tuple[Effect, ...]]:
         """Steps the machine; effects for others than the teller follow once the state is durable."""
@@ -388,7 +413,7 @@ class Master(Process):
 _UNKNOWN = object()
 
 
-def _request(server: ParameterServer, incarnation: str, request: Any) -> Task[Loaded | Said | Saved | None]:
+def _request(server: ParameterServer, incarnation: str, request: Any) -> Task[ServerAnswer | None]:
     if not server.is_meant(incarnation):
         raise CallError("FAILED_PRECONDITION", f"{incarnation} is meant")
     match request:
@@ -403,6 +428,20 @@ def _request(server: ParameterServer, incarnation: str, request: Any) -> Task[Lo
         case SnapshotCall(generation, barrier, _, checkpoint):
             applied, held = yield from server.snapshot(generation, barrier, checkpoint)
             return Said(ranges_of(applied), held)
+        case PrepareCall(move, table):
+            return Prepared((yield from server.prepare(move, table)))
+        case CopyCall(move, wait):
+            ready, rounds = yield from server.copy(move, wait)
+            return CopyReport(ready, rounds, rounds, 0)
+        case HandOverCall(generation, barrier, seconds, move, wait):
+            return Said(ranges_of((yield from server.hand_over(generation, barrier, seconds, move, wait))))
+        case SwitchCall(generation, barrier, move, applied):
+            runs = [(epoch, [(first, stop, 1) for first, stop in batches]) for epoch, batches in applied.items()]
+            settled = AppliedBatches.from_runs(runs)
+            return Said(ranges_of((yield from server.switch(generation, barrier, move, settled))))
+        case AbandonCall(move):
+            server.mover.abandon(move)
+            return None
         case ResumeCall(generation, barrier):
             yield from server.resume_pushes(generation, barrier)
             return None

@@ -1,7 +1,7 @@
 """What must hold of a whole job, looked at whenever something changes.
 
 * A server applies a batch once to each unit that the batch touches, and only to units that it owns.
-* Servers of one generation never own the same unit.
+* Servers of one generation never own the same unit: none applies a push to one that another owns by a later table.
 * A batch that a worker counts as committed, or the books as done, is applied to all that it touches, and stays so until
   the history ends with its generation.
 * A gradient is no staler than the bound allows.
@@ -45,7 +45,7 @@ class Model:
         self._committed: defaultdict[tuple[int, Unit], set[Batch]] = defaultdict(set)
         self._seen: dict[tuple[str, int, Batch], int] = {}
         self._applied: defaultdict[tuple[str, int], int] = defaultdict(int)
-        self._tables: dict[int, RoutingTable] = {}
+        self._tables: dict[tuple[int, int], RoutingTable] = {}
         self._newest_at_restore: dict[int, str] = {}
         self._granted: dict[int, tuple[MemberId, MasterTask]] = {}
         self._writer = ""
@@ -57,15 +57,23 @@ class Model:
         server.trace(f"adopts generation {table.generation} from {checkpoint or 'nothing'}")
         if table.servers[server.index].incarnation != server.incarnation:
             self._broken(f"{server.name} adopts a table that names {table.servers[server.index].incarnation}")
-        known = self._tables.get(table.generation)
+        known = self._tables.get((table.generation, table.version))
         if known is not None and known != table:
             routed = [self._cluster.server_of(other.incarnation) for other in known.servers]
             if any(other is not None and other.alive and other.core.known[0] == table.generation for other in routed):
-                self._broken(f"two tables of generation {table.generation} are served")
+                self._broken(f"two tables of generation {table.generation}, version {table.version} are served")
             # Books that were lost with every server of theirs begin anew, numbers included.
             for unit in UNITS:
                 self._committed.pop((table.generation, unit), None)
-        self._tables[table.generation] = table
+        self._tables[table.generation, table.version] = table
+
+    def switched(self, server: "ParameterServer", table: RoutingTable) -> None:
+        """A server has adopted a later table of its generation."""
+        server.trace(f"switches to generation {table.generation}, version {table.version}")
+        if server.index < len(table.servers) and table.servers[server.index].incarnation != server.incarnation:
+            self._broken(f"{server.name} switches to a table that names {table.servers[server.index].incarnation}")
+        if self._tables.setdefault((table.generation, table.version), table) != table:
+            self._broken(f"two tables of generation {table.generation}, version {table.version} are served")
 
     def assigned(self, server: "ParameterServer", loaded: AppliedBatches) -> None:
         """A server answers that its rows are as they were loaded."""
@@ -89,6 +97,11 @@ class Model:
         self._owned(server, units)
         if server.core.known != (header.generation, header.version):
             self._broken(f"{server.name} at {server.core.known} applies a push of {header.generation, header.version}")
+        for other in self._cluster.servers():
+            if other.table is None or other.core.known[0] != header.generation or other.core.known[1] <= header.version:
+                continue
+            if taken := [unit for unit in units if owner(other.table, unit) == other.index]:
+                self._broken(f"{server.name} applies a push to {taken[0]}, which {other.name} owns since")
         for unit in units:
             if batch in server.rows.get(unit, ()):
                 self._broken(f"{server.name} applies batch {batch} twice to {unit}")
@@ -252,13 +265,12 @@ class Model:
             self._broken(f"{job.own_errors} exits count as the job's own errors")
 
     def _on_servers(self, table: RoutingTable, batches: set[Batch], who: str) -> None:
-        for server in table.servers:
-            found = self._cluster.server_of(server.incarnation)
-            if found is None or not found.alive or not found.core.serving or found.core.known[0] != table.generation:
+        for found in self._cluster.servers():
+            if found.table is None or not found.core.serving or found.core.known[0] != table.generation:
                 continue  # its rows are gone, and the history with them
             for batch in batches:
                 for unit in touched(batch):
-                    if owner(table, unit) == server.index and batch not in found.rows.get(unit, ()):
+                    if owner(found.table, unit) == found.index and batch not in found.rows.get(unit, ()):
                         self._broken(f"{who} batch {batch}, which {found.name} has not applied to {unit}")
 
     def _broken(self, what: str) -> None:

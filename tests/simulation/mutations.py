@@ -14,7 +14,9 @@ from tests.simulation.world import Process, Task
 from emberscale_api.routing import RoutingTable
 from emberscale_api.wire import Status
 from emberscale_jobmaster import barrier as driven
-from emberscale_jobmaster import progress
+from emberscale_jobmaster import moving, progress
+from emberscale_jobmaster.effects import HandOverCall, ServerRequest, SettleCall
+from emberscale_jobmaster.operations import Move
 from emberscale_jobmaster.state import JobState
 from emberscale_trainer.server import core as server_core
 from emberscale_trainer.server.barrier import Barrier
@@ -146,6 +148,18 @@ def _numbers_come_again(stack: ExitStack) -> None:
     stack.enter_context(patch.object(progress, "numbers_surpassed", lambda state, *numbers: state))
 
 
+def _last_changes_stay_behind(stack: ExitStack) -> None:
+    request = moving._request
+
+    def held(operation: Move, whom: int) -> ServerRequest:
+        asked = request(operation, whom)
+        if not isinstance(asked, HandOverCall):
+            return asked
+        return SettleCall(asked.generation, asked.barrier, asked.hold_seconds, {}, asked.wait_seconds)
+
+    stack.enter_context(patch.object(moving, "_request", held))
+
+
 MUTATIONS: dict[str, Patches] = {
     "a lapsed barrier is accepted": _lapsed_barrier_is_accepted,
     "nothing is settled nor compared": _nothing_is_settled_nor_compared,
@@ -159,6 +173,7 @@ MUTATIONS: dict[str, Patches] = {
     "server 0 alone commits": _server_0_alone_commits,
     "pushes under way are not bounded": _pushes_under_way_are_not_bounded,
     "numbers come again": _numbers_come_again,
+    "the last changes of a move stay behind": _last_changes_stay_behind,
     "a successor answers for its predecessor": _successor_answers_for_its_predecessor,
 }
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from operator import methodcaller
 from typing import TYPE_CHECKING, TypeVar
 
+from tests.simulation.mover import SimulatedMover
 from tests.simulation.network import BrokenError, End, Stream, UnavailableError
 from tests.simulation.units import UNITS, Batch, Unit, owner, request
 from tests.simulation.world import Process, Signal, Task
@@ -91,6 +92,7 @@ class ParameterServer(Process):
         self.incarnation = incarnation
         self.address = f"ps-{index}"
         self.core = ServerCore()
+        self.mover = SimulatedMover(self)
         self.rows: dict[Unit, set[Batch]] = {}
         self.table: RoutingTable | None = None
         self.failing_pushes = 0
@@ -184,6 +186,7 @@ class ParameterServer(Process):
         self.cluster.model.applying(self, session, asked.header, asked.units)
         for unit in asked.units:
             self.rows.setdefault(unit, set()).add(batch)
+            self.mover.dirty.add(unit)
 
     def _decided(self, decide: Callable[[], Status | Wait]) -> Task[Status]:
         while True:
@@ -334,6 +337,35 @@ class ParameterServer(Process):
                 self.notify()
                 return
 
+    def prepare(self, move: int, table: RoutingTable) -> Task[bool]:
+        """Begins a move."""
+        yield self.sleep(self.world.random.uniform(0.0, 0.3))
+        return self._controlled(lambda: self.mover.prepare(move, table))
+
+    def copy(self, move: int, wait: float) -> Task[tuple[bool, int]]:
+        """How far a move is copied."""
+        try:
+            return (yield from self.mover.copy(move, wait))
+        except NotHeldError as error:
+            raise CallError("FAILED_PRECONDITION", str(error)) from error
+
+    def hand_over(self, generation: int, barrier: int, seconds: float, move: int, wait: float) -> Task[AppliedBatches]:
+        """Sends the last changes within a barrier."""
+        self._held_until = self.world.now + seconds
+        try:
+            return (yield from self.mover.hand_over(generation, barrier, seconds, move, wait))
+        except NotHeldError as error:
+            raise CallError("FAILED_PRECONDITION", str(error)) from error
+        except LaterError as error:
+            raise CallError("ABORTED", str(error)) from error
+        except TimeoutError as error:
+            raise CallError("DEADLINE_EXCEEDED", str(error)) from error
+
+    def switch(self, generation: int, barrier: int, move: int, settled: AppliedBatches) -> Task[AppliedBatches]:
+        """Adopts the table of a move."""
+        yield from ()
+        return self._controlled(lambda: self.mover.switch(generation, barrier, move, settled))
+
     def resume_pushes(self, generation: int, barrier: int) -> Task[None]:
         """Lets go of a barrier."""
         yield from ()
@@ -370,6 +402,7 @@ class ParameterServer(Process):
         """Registers, then sends heartbeats."""
         member = self.cluster.member_of(self)
         while True:
+            self.mover.lapse()
             known = self.core.known
             if self.registered:
                 ask = methodcaller(

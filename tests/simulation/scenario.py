@@ -32,6 +32,8 @@ class Kind(StrEnum):
 
 FOR_EVER = 1e9
 
+MOST_SERVERS = 4
+
 HORIZON = 12.0
 """Faults begin within so many seconds."""
 
@@ -61,6 +63,7 @@ class Scenario:
 
     * `batches`, `evaluation_batches`: of one epoch. `compute_seconds`: how long one takes.
     * `slow`, `lossy`: chances that a message is late or lost.
+    * `rescales`: when another number of servers is wanted, and which.
     * `dawdling`: the chance that the master takes long to make a call, as one that gets no processor does.
     """
 
@@ -78,6 +81,7 @@ class Scenario:
     lossy: float
     dawdling: float
     faults: tuple[Fault, ...]
+    rescales: tuple[tuple[float, int], ...] = ()
 
     @property
     def quiet_after(self) -> float:
@@ -102,7 +106,7 @@ class Scenario:
                         "pullAhead": self.pull_ahead,
                         "prefetchBatches": 1,
                     },
-                    "ps": {"replicas": self.servers},
+                    "ps": {"minReplicas": 1, "maxReplicas": MOST_SERVERS},
                     "worker": {"replicas": self.workers},
                     "sharding": {"minBatches": 1, "maxBatches": 6, "leaseTimeout": "8s", "heartbeatInterval": "2s"},
                     "checkpoint": {"uri": "/checkpoints", "interval": f"{self.interval:g}s"},
@@ -148,7 +152,17 @@ def scenario_of(seed: int) -> Scenario:
     )
     faults = [_fault(random, workers, servers) for _ in range(random.choice((0, 1, 2, 3, 4)))]
     faults += [company for fault in faults for company in _company(random, fault, workers, servers)]
-    return replace(base, faults=tuple(sorted(faults)))
+    return replace(base, faults=tuple(sorted(faults)), rescales=_rescales(Random(f"rescales of {seed}"), servers))
+
+
+def _rescales(random: Random, servers: int) -> tuple[tuple[float, int], ...]:
+    """Other numbers of servers, in half of the scenarios, each for some seconds."""
+    times = sorted(random.sample(range(5, 100), random.choice((0, 0, 0, 1, 1, 2, 3))))
+    wanted, rescales = servers, []
+    for time in times:
+        wanted = random.choice([count for count in range(1, MOST_SERVERS + 1) if count != wanted])
+        rescales.append((time / 10, wanted))
+    return tuple(rescales)
 
 
 def _company(random: Random, fault: Fault, workers: int, servers: int) -> list[Fault]:

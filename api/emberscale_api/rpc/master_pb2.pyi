@@ -1813,24 +1813,229 @@ class SnapshotReply(_message.Message):
 Global___SnapshotReply: _TypeAlias = SnapshotReply  # noqa: Y015
 
 @_typing.final
-class SwitchRequest(_message.Message):
+class PrepareRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MOVE_FIELD_NUMBER: _builtins.int
+    ROUTING_FIELD_NUMBER: _builtins.int
+    MANIFEST_JSON_FIELD_NUMBER: _builtins.int
+    WAIT_SECONDS_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    move: _builtins.int
+    """ascending over the life of the job"""
+    manifest_json: _builtins.str
+    wait_seconds: _builtins.float
+    incarnation: _builtins.str
+    """of the server that is meant"""
+    @_builtins.property
+    def routing(self) -> Global___Routing:
+        """what the move leads to"""
+
+    def __init__(
+        self,
+        *,
+        move: _builtins.int = ...,
+        routing: Global___Routing | None = ...,
+        manifest_json: _builtins.str = ...,
+        wait_seconds: _builtins.float = ...,
+        incarnation: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["routing", b"routing"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "manifest_json", b"manifest_json", "move", b"move", "routing", b"routing", "wait_seconds", b"wait_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrepareRequest: _TypeAlias = PrepareRequest  # noqa: Y015
+
+@_typing.final
+class PrepareReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DONE_FIELD_NUMBER: _builtins.int
+    done: _builtins.bool
+    """absent: ask again"""
+    def __init__(
+        self,
+        *,
+        done: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrepareReply: _TypeAlias = PrepareReply  # noqa: Y015
+
+@_typing.final
+class CopyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MOVE_FIELD_NUMBER: _builtins.int
+    WAIT_SECONDS_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    move: _builtins.int
+    wait_seconds: _builtins.float
+    incarnation: _builtins.str
+    def __init__(
+        self,
+        *,
+        move: _builtins.int = ...,
+        wait_seconds: _builtins.float = ...,
+        incarnation: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "move", b"move", "wait_seconds", b"wait_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CopyRequest: _TypeAlias = CopyRequest  # noqa: Y015
+
+@_typing.final
+class CopyReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    READY_FIELD_NUMBER: _builtins.int
+    COPIED_BYTES_FIELD_NUMBER: _builtins.int
+    ROUNDS_FIELD_NUMBER: _builtins.int
+    CHANGED_ROWS_FIELD_NUMBER: _builtins.int
+    ready: _builtins.bool
+    """what remains fits into a barrier"""
+    copied_bytes: _builtins.int
+    """grows while it copies"""
+    rounds: _builtins.int
+    """the first is of all rows, the others of those that changed meanwhile"""
+    changed_rows: _builtins.int
+    """in the last round"""
+    def __init__(
+        self,
+        *,
+        ready: _builtins.bool = ...,
+        copied_bytes: _builtins.int = ...,
+        rounds: _builtins.int = ...,
+        changed_rows: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed_rows", b"changed_rows", "copied_bytes", b"copied_bytes", "ready", b"ready", "rounds", b"rounds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CopyReply: _TypeAlias = CopyReply  # noqa: Y015
+
+@_typing.final
+class HandOverRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     BARRIER_FIELD_NUMBER: _builtins.int
-    ROUTING_FIELD_NUMBER: _builtins.int
+    MOVE_FIELD_NUMBER: _builtins.int
+    WAIT_SECONDS_FIELD_NUMBER: _builtins.int
+    move: _builtins.int
+    wait_seconds: _builtins.float
+    """DEADLINE_EXCEEDED after this"""
     @_builtins.property
     def barrier(self) -> Global___Barrier: ...
-    @_builtins.property
-    def routing(self) -> Global___Routing: ...
     def __init__(
         self,
         *,
         barrier: Global___Barrier | None = ...,
-        routing: Global___Routing | None = ...,
+        move: _builtins.int = ...,
+        wait_seconds: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["barrier", b"barrier", "routing", b"routing"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["barrier", b"barrier"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["barrier", b"barrier", "routing", b"routing"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["barrier", b"barrier", "move", b"move", "wait_seconds", b"wait_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HandOverRequest: _TypeAlias = HandOverRequest  # noqa: Y015
+
+@_typing.final
+class HandOverReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    APPLIED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def applied(self) -> _containers.RepeatedCompositeFieldContainer[Global___AppliedBatches]:
+        """everything that is applied here"""
+
+    def __init__(
+        self,
+        *,
+        applied: _abc.Iterable[Global___AppliedBatches] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HandOverReply: _TypeAlias = HandOverReply  # noqa: Y015
+
+@_typing.final
+class AbandonRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MOVE_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    move: _builtins.int
+    incarnation: _builtins.str
+    def __init__(
+        self,
+        *,
+        move: _builtins.int = ...,
+        incarnation: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "move", b"move"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AbandonRequest: _TypeAlias = AbandonRequest  # noqa: Y015
+
+@_typing.final
+class AbandonReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AbandonReply: _TypeAlias = AbandonReply  # noqa: Y015
+
+@_typing.final
+class SwitchRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BARRIER_FIELD_NUMBER: _builtins.int
+    MOVE_FIELD_NUMBER: _builtins.int
+    APPLIED_FIELD_NUMBER: _builtins.int
+    move: _builtins.int
+    """whose routing table comes into force"""
+    @_builtins.property
+    def barrier(self) -> Global___Barrier: ...
+    @_builtins.property
+    def applied(self) -> _containers.RepeatedCompositeFieldContainer[Global___AppliedBatches]:
+        """on all servers: for one that was without rows"""
+
+    def __init__(
+        self,
+        *,
+        barrier: Global___Barrier | None = ...,
+        move: _builtins.int = ...,
+        applied: _abc.Iterable[Global___AppliedBatches] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["barrier", b"barrier"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "barrier", b"barrier", "move", b"move"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

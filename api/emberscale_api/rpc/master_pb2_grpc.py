@@ -567,10 +567,30 @@ class ParameterServerStub:
                 request_serializer=emberscale__api_dot_rpc_dot_master__pb2.SnapshotRequest.SerializeToString,
                 response_deserializer=emberscale__api_dot_rpc_dot_master__pb2.SnapshotReply.FromString,
                 _registered_method=True)
+        self.Prepare = channel.unary_unary(
+                '/emberscale.v1alpha1.ParameterServer/Prepare',
+                request_serializer=emberscale__api_dot_rpc_dot_master__pb2.PrepareRequest.SerializeToString,
+                response_deserializer=emberscale__api_dot_rpc_dot_master__pb2.PrepareReply.FromString,
+                _registered_method=True)
+        self.Copy = channel.unary_unary(
+                '/emberscale.v1alpha1.ParameterServer/Copy',
+                request_serializer=emberscale__api_dot_rpc_dot_master__pb2.CopyRequest.SerializeToString,
+                response_deserializer=emberscale__api_dot_rpc_dot_master__pb2.CopyReply.FromString,
+                _registered_method=True)
+        self.HandOver = channel.unary_unary(
+                '/emberscale.v1alpha1.ParameterServer/HandOver',
+                request_serializer=emberscale__api_dot_rpc_dot_master__pb2.HandOverRequest.SerializeToString,
+                response_deserializer=emberscale__api_dot_rpc_dot_master__pb2.HandOverReply.FromString,
+                _registered_method=True)
         self.Switch = channel.unary_unary(
                 '/emberscale.v1alpha1.ParameterServer/Switch',
                 request_serializer=emberscale__api_dot_rpc_dot_master__pb2.SwitchRequest.SerializeToString,
                 response_deserializer=emberscale__api_dot_rpc_dot_master__pb2.SwitchReply.FromString,
+                _registered_method=True)
+        self.Abandon = channel.unary_unary(
+                '/emberscale.v1alpha1.ParameterServer/Abandon',
+                request_serializer=emberscale__api_dot_rpc_dot_master__pb2.AbandonRequest.SerializeToString,
+                response_deserializer=emberscale__api_dot_rpc_dot_master__pb2.AbandonReply.FromString,
                 _registered_method=True)
         self.Resume = channel.unary_unary(
                 '/emberscale.v1alpha1.ParameterServer/Resume',
@@ -618,8 +638,38 @@ class ParameterServerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Prepare(self, request, context):
+        """Begins a move: makes room for the rows that the server takes over. A server without rows begins with empty tables.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Copy(self, request, context):
+        """Copies the rows that the server gives away to their next owners while training goes on, and says how far it is. A server
+        that hears no more of a move for a minute gives it up.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def HandOver(self, request, context):
+        """Within a settled barrier: sends the last changes, and holds on. Answers when their receivers have them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Switch(self, request, context):
-        """Within a barrier: adopts the next version of the routing table, and lets go.
+        """Within a barrier: adopts the next version of the routing table, and lets go. A server that was without rows adopts what
+        it has received.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Abandon(self, request, context):
+        """Gives a move up: what was received is dropped. Never fails.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -662,10 +712,30 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     request_deserializer=emberscale__api_dot_rpc_dot_master__pb2.SnapshotRequest.FromString,
                     response_serializer=emberscale__api_dot_rpc_dot_master__pb2.SnapshotReply.SerializeToString,
             ),
+            'Prepare': grpc.unary_unary_rpc_method_handler(
+                    servicer.Prepare,
+                    request_deserializer=emberscale__api_dot_rpc_dot_master__pb2.PrepareRequest.FromString,
+                    response_serializer=emberscale__api_dot_rpc_dot_master__pb2.PrepareReply.SerializeToString,
+            ),
+            'Copy': grpc.unary_unary_rpc_method_handler(
+                    servicer.Copy,
+                    request_deserializer=emberscale__api_dot_rpc_dot_master__pb2.CopyRequest.FromString,
+                    response_serializer=emberscale__api_dot_rpc_dot_master__pb2.CopyReply.SerializeToString,
+            ),
+            'HandOver': grpc.unary_unary_rpc_method_handler(
+                    servicer.HandOver,
+                    request_deserializer=emberscale__api_dot_rpc_dot_master__pb2.HandOverRequest.FromString,
+                    response_serializer=emberscale__api_dot_rpc_dot_master__pb2.HandOverReply.SerializeToString,
+            ),
             'Switch': grpc.unary_unary_rpc_method_handler(
                     servicer.Switch,
                     request_deserializer=emberscale__api_dot_rpc_dot_master__pb2.SwitchRequest.FromString,
                     response_serializer=emberscale__api_dot_rpc_dot_master__pb2.SwitchReply.SerializeToString,
+            ),
+            'Abandon': grpc.unary_unary_rpc_method_handler(
+                    servicer.Abandon,
+                    request_deserializer=emberscale__api_dot_rpc_dot_master__pb2.AbandonRequest.FromString,
+                    response_serializer=emberscale__api_dot_rpc_dot_master__pb2.AbandonReply.SerializeToString,
             ),
             'Resume': grpc.unary_unary_rpc_method_handler(
                     servicer.Resume,
@@ -800,6 +870,87 @@ class ParameterServer:
             _registered_method=True)
 
     @staticmethod
+    def Prepare(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/emberscale.v1alpha1.ParameterServer/Prepare',
+            emberscale__api_dot_rpc_dot_master__pb2.PrepareRequest.SerializeToString,
+            emberscale__api_dot_rpc_dot_master__pb2.PrepareReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Copy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/emberscale.v1alpha1.ParameterServer/Copy',
+            emberscale__api_dot_rpc_dot_master__pb2.CopyRequest.SerializeToString,
+            emberscale__api_dot_rpc_dot_master__pb2.CopyReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def HandOver(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/emberscale.v1alpha1.ParameterServer/HandOver',
+            emberscale__api_dot_rpc_dot_master__pb2.HandOverRequest.SerializeToString,
+            emberscale__api_dot_rpc_dot_master__pb2.HandOverReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Switch(request,
             target,
             options=(),
@@ -816,6 +967,33 @@ class ParameterServer:
             '/emberscale.v1alpha1.ParameterServer/Switch',
             emberscale__api_dot_rpc_dot_master__pb2.SwitchRequest.SerializeToString,
             emberscale__api_dot_rpc_dot_master__pb2.SwitchReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Abandon(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/emberscale.v1alpha1.ParameterServer/Abandon',
+            emberscale__api_dot_rpc_dot_master__pb2.AbandonRequest.SerializeToString,
+            emberscale__api_dot_rpc_dot_master__pb2.AbandonReply.FromString,
             options,
             channel_credentials,
             insecure,

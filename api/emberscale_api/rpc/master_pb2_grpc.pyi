@@ -190,8 +190,20 @@ class ParameterServerStub:
     """Barrier, second: lets through the batches that others have applied, waits for them, and holds on."""
     Snapshot: _grpc.UnaryUnaryMultiCallable[_master_pb2.SnapshotRequest, _master_pb2.SnapshotReply]
     """Within a barrier: takes a snapshot, which is written behind, and lets go."""
+    Prepare: _grpc.UnaryUnaryMultiCallable[_master_pb2.PrepareRequest, _master_pb2.PrepareReply]
+    """Begins a move: makes room for the rows that the server takes over. A server without rows begins with empty tables."""
+    Copy: _grpc.UnaryUnaryMultiCallable[_master_pb2.CopyRequest, _master_pb2.CopyReply]
+    """Copies the rows that the server gives away to their next owners while training goes on, and says how far it is. A server
+    that hears no more of a move for a minute gives it up.
+    """
+    HandOver: _grpc.UnaryUnaryMultiCallable[_master_pb2.HandOverRequest, _master_pb2.HandOverReply]
+    """Within a settled barrier: sends the last changes, and holds on. Answers when their receivers have them."""
     Switch: _grpc.UnaryUnaryMultiCallable[_master_pb2.SwitchRequest, _master_pb2.SwitchReply]
-    """Within a barrier: adopts the next version of the routing table, and lets go."""
+    """Within a barrier: adopts the next version of the routing table, and lets go. A server that was without rows adopts what
+    it has received.
+    """
+    Abandon: _grpc.UnaryUnaryMultiCallable[_master_pb2.AbandonRequest, _master_pb2.AbandonReply]
+    """Gives a move up: what was received is dropped. Never fails."""
     Resume: _grpc.UnaryUnaryMultiCallable[_master_pb2.ResumeRequest, _master_pb2.ResumeReply]
     """Lets go of a barrier, whatever has become of it, and gives up what is being written of its snapshot."""
     GetSaved: _grpc.UnaryUnaryMultiCallable[_master_pb2.GetSavedRequest, _master_pb2.GetSavedReply]
@@ -213,8 +225,20 @@ class ParameterServerAsyncStub(ParameterServerStub):
     """Barrier, second: lets through the batches that others have applied, waits for them, and holds on."""
     Snapshot: _aio.UnaryUnaryMultiCallable[_master_pb2.SnapshotRequest, _master_pb2.SnapshotReply]  # type: ignore[assignment]
     """Within a barrier: takes a snapshot, which is written behind, and lets go."""
+    Prepare: _aio.UnaryUnaryMultiCallable[_master_pb2.PrepareRequest, _master_pb2.PrepareReply]  # type: ignore[assignment]
+    """Begins a move: makes room for the rows that the server takes over. A server without rows begins with empty tables."""
+    Copy: _aio.UnaryUnaryMultiCallable[_master_pb2.CopyRequest, _master_pb2.CopyReply]  # type: ignore[assignment]
+    """Copies the rows that the server gives away to their next owners while training goes on, and says how far it is. A server
+    that hears no more of a move for a minute gives it up.
+    """
+    HandOver: _aio.UnaryUnaryMultiCallable[_master_pb2.HandOverRequest, _master_pb2.HandOverReply]  # type: ignore[assignment]
+    """Within a settled barrier: sends the last changes, and holds on. Answers when their receivers have them."""
     Switch: _aio.UnaryUnaryMultiCallable[_master_pb2.SwitchRequest, _master_pb2.SwitchReply]  # type: ignore[assignment]
-    """Within a barrier: adopts the next version of the routing table, and lets go."""
+    """Within a barrier: adopts the next version of the routing table, and lets go. A server that was without rows adopts what
+    it has received.
+    """
+    Abandon: _aio.UnaryUnaryMultiCallable[_master_pb2.AbandonRequest, _master_pb2.AbandonReply]  # type: ignore[assignment]
+    """Gives a move up: what was received is dropped. Never fails."""
     Resume: _aio.UnaryUnaryMultiCallable[_master_pb2.ResumeRequest, _master_pb2.ResumeReply]  # type: ignore[assignment]
     """Lets go of a barrier, whatever has become of it, and gives up what is being written of its snapshot."""
     GetSaved: _aio.UnaryUnaryMultiCallable[_master_pb2.GetSavedRequest, _master_pb2.GetSavedReply]  # type: ignore[assignment]
@@ -259,12 +283,48 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         """Within a barrier: takes a snapshot, which is written behind, and lets go."""
 
     @_abc_1.abstractmethod
+    def Prepare(
+        self,
+        request: _master_pb2.PrepareRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_master_pb2.PrepareReply, _abc.Awaitable[_master_pb2.PrepareReply]]:
+        """Begins a move: makes room for the rows that the server takes over. A server without rows begins with empty tables."""
+
+    @_abc_1.abstractmethod
+    def Copy(
+        self,
+        request: _master_pb2.CopyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_master_pb2.CopyReply, _abc.Awaitable[_master_pb2.CopyReply]]:
+        """Copies the rows that the server gives away to their next owners while training goes on, and says how far it is. A server
+        that hears no more of a move for a minute gives it up.
+        """
+
+    @_abc_1.abstractmethod
+    def HandOver(
+        self,
+        request: _master_pb2.HandOverRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_master_pb2.HandOverReply, _abc.Awaitable[_master_pb2.HandOverReply]]:
+        """Within a settled barrier: sends the last changes, and holds on. Answers when their receivers have them."""
+
+    @_abc_1.abstractmethod
     def Switch(
         self,
         request: _master_pb2.SwitchRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_master_pb2.SwitchReply, _abc.Awaitable[_master_pb2.SwitchReply]]:
-        """Within a barrier: adopts the next version of the routing table, and lets go."""
+        """Within a barrier: adopts the next version of the routing table, and lets go. A server that was without rows adopts what
+        it has received.
+        """
+
+    @_abc_1.abstractmethod
+    def Abandon(
+        self,
+        request: _master_pb2.AbandonRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_master_pb2.AbandonReply, _abc.Awaitable[_master_pb2.AbandonReply]]:
+        """Gives a move up: what was received is dropped. Never fails."""
 
     @_abc_1.abstractmethod
     def Resume(

@@ -21,6 +21,7 @@ from emberscale_trainer.models import build_model
 from emberscale_trainer.models.flat import flat_copy
 from emberscale_trainer.server.control import ParameterServerControl
 from emberscale_trainer.server.metrics import ServerMetrics
+from emberscale_trainer.server.mover import RowMover
 from emberscale_trainer.server.state import ServerState
 from trained_run import TrainedRun
 
@@ -66,7 +67,9 @@ class Server:
     def __init__(self) -> None:
         self.job = make_job()
         self.state = ServerState()
-        self.control = ParameterServerControl(0, "i", self.state, ServerMetrics(self.state, CollectorRegistry()))
+        self.control = ParameterServerControl(
+            0, "i", self.state, RowMover(self.state, "secret"), ServerMetrics(self.state, CollectorRegistry())
+        )
         resolved = resolve_model(self.job.spec)
         parameters = len(flat_copy(build_model(self.job.spec.model, resolved, 0)))
         self.length = piece_length(parameters)
@@ -293,7 +296,8 @@ def test_a_switch_adopts_the_next_version(server: Server) -> None:
     server.assign()
     server.hold()
     server.settle()
-    request = master_pb2.SwitchRequest(barrier=barrier(1), routing=server.routing(1, 2))
+    server.control.Prepare(master_pb2.PrepareRequest(move=1, routing=server.routing(1, 2), incarnation="i"), CONTEXT)
+    request = master_pb2.SwitchRequest(barrier=barrier(1), move=1)
     for _ in range(2):
         server.control.Switch(request, CONTEXT)
         assert server.state.known == (1, 2)
@@ -349,7 +353,7 @@ def test_what_is_meant_for_the_process_before_is_refused_and_changes_nothing(ser
     server.settle()
     calls: list[tuple[Any, Any]] = [
         (control.Snapshot, master_pb2.SnapshotRequest(barrier=before, uri=str(tmp_path))),
-        (control.Switch, master_pb2.SwitchRequest(barrier=before, routing=server.routing(1, 2))),
+        (control.Switch, master_pb2.SwitchRequest(barrier=before, move=1)),
         (control.Resume, master_pb2.ResumeRequest(barrier=before)),
     ]
     for call, request in calls:

@@ -15,10 +15,12 @@ from emberscale_trainer.server.core import (
     Assigning,
     Assignment,
     LaterError,
+    Outcome,
     ServerCore,
     Wait,
 )
 from emberscale_trainer.server.staleness import StalenessBound
+from moves import table_of
 
 EVERYTHING = Ownership.of_everything()
 NO_KEYS = np.empty(0, dtype=np.int64)
@@ -35,6 +37,12 @@ def assign(core: ServerCore, generation: int, version: int, bound: StalenessBoun
     wanted = Assignment(generation, version, "")
     assert core.assign(wanted) is Assigning.LOAD
     assert core.adopt(wanted, EVERYTHING, AppliedBatches(), bound)
+
+
+def switched(core: ServerCore, barrier: int, version: int, generation: int = 1, now: float = 0.0) -> Outcome:
+    """A move that changes nothing but the version, and has its number."""
+    core.prepare(version, table_of(version, generation=generation), 0, now)
+    return core.switch(generation, barrier, version, AppliedBatches(), None, now)[0]
 
 
 def header(batch: int, token: int = 1, shard: int = 0, generation: int = 1, version: int = 1) -> Header:
@@ -76,7 +84,7 @@ class TestVersionsAndGenerations:
         assert core.push(0, newer, arrived=5, now=5 + SWITCH_SECONDS) is Status.MOVED
         core.hold(1, 1, 10, 6)
         core.settle(1, 1, [], 10, 6)
-        core.switch(1, 1, 2, EVERYTHING, 6)
+        switched(core, 1, 2, now=6)
         assert core.push(0, newer, arrived=5, now=7) is Status.OK
 
     def test_a_pull_of_another_version_is_served_where_everything_asked_for_is_owned(self) -> None:
@@ -150,7 +158,7 @@ class TestAssignments:
         core = serving()
         core.hold(1, 1, 10, 0)
         core.settle(1, 1, [], 10, 0)
-        core.switch(1, 1, 2, EVERYTHING, 0)
+        switched(core, 1, 2)
         with pytest.raises(LaterError):
             core.assign(Assignment(1, 1, ""))
 
@@ -229,12 +237,12 @@ class TestBarriers:
         assert again.applied.ranges(0) == []
         core.hold(1, 2, 10, 4)
         core.settle(1, 2, [], 10, 4)
-        assert not core.switch(1, 2, 2, EVERYTHING, 5).repeated
-        assert core.switch(1, 2, 2, EVERYTHING, 6).repeated
+        assert not switched(core, 2, 2, now=5).repeated
+        assert core.switch(1, 2, 2, AppliedBatches(), None, 6)[0].repeated
         with pytest.raises(LaterError):
-            core.switch(1, 2, 1, EVERYTHING, 6)
+            switched(core, 2, 1, now=6)
         with pytest.raises(NotHeldError):
-            core.switch(1, 2, 3, EVERYTHING, 6)
+            switched(core, 2, 3, now=6)
         assert core.known == (1, 2)
 
     def test_a_barrier_of_another_generation_is_refused(self) -> None:
@@ -431,7 +439,7 @@ class Interleavings(RuleBasedStateMachine):
     def finish(self, switch: bool) -> None:
         try:
             if switch:
-                outcome = self.core.switch(self.generation, self.barrier, self.version + 1, EVERYTHING, self.now)
+                outcome = switched(self.core, self.barrier, self.version + 1, self.generation, self.now)
             else:
                 outcome = self.core.snapshot(self.generation, self.barrier, self.now)
         except NotHeldError:

@@ -17,14 +17,16 @@ from emberscale_api.routing import DENSE_PIECES, piece_length
 from emberscale_api.wire import Header, Kind, Status
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server.barrier import NotHeldError
-from emberscale_trainer.server.core import Assignment, Decision, Outcome, ServerCore, Wait
+from emberscale_trainer.server.core import Assignment, Decision, ServerCore, Wait
 from emberscale_trainer.server.dataplane import DataPlane
+from emberscale_trainer.server.reports import Taken
 from emberscale_trainer.server.staleness import StalenessBound
 from emberscale_trainer.server.state import NotSettledError, ServerState
-from emberscale_trainer.table import DensePieces, RowLayout, Snapshot, TableStore
+from emberscale_trainer.table import DensePieces, RowLayout, TableStore
 from emberscale_trainer.transport import ConnectionLostError, listen
 from eventually import eventually
 from memory_limit import refused_beyond
+from moves import table_that_owns
 from snapshots import drained
 from wire_client import WireClient
 
@@ -101,6 +103,12 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 def held(state: ServerState, number: int = 1) -> None:
     state.hold(1, number, 60)
+
+
+def switched(state: ServerState, version: int, barrier: int, owned: Ownership) -> None:
+    """Ends a barrier with a move that leads to this, and has the number of the version."""
+    state.prepare(version, table_that_owns(owned, version), 0)
+    state.switch(1, barrier, version, AppliedBatches())
 
 
 def test_a_push_changes_what_the_next_pull_sees(served: Served) -> None:
@@ -237,8 +245,8 @@ def test_a_barrier_waits_for_what_others_have_applied_and_holds_everything_else(
     seen: list[float] = []
     store = tables()
 
-    def take(outcome: Outcome, snapshot: Snapshot) -> None:
-        records = b"".join(drained(snapshot, 2).values())
+    def take(taken: Taken) -> None:
+        records = b"".join(drained(taken.snapshot, 2).values())
         seen.append(float(np.frombuffer(records, RowLayout.of(store.specs[2]).dtype)["weights"][0, 0]))
 
     outcome = served.state.snapshot(1, 1, take)
@@ -278,7 +286,7 @@ def test_a_held_push_has_moved_when_the_barrier_ends_with_a_switch(served: Serve
     held(served.state)
     pushed = held_push(served)
     served.state.settle(1, 1, [], 60, 0)
-    served.state.switch(1, 1, 2, Ownership.of_everything())
+    switched(served.state, 2, 1, Ownership.of_everything())
     assert pushed.result(SECONDS) is Status.MOVED
 
 
@@ -294,14 +302,14 @@ def test_rows_and_pieces_that_a_switch_gives_away_are_gone(served: Served) -> No
     held(served.state)
     served.state.settle(1, 1, [], 60, 0)
     everything = Ownership.of_everything()
-    served.state.switch(1, 1, 2, Ownership(np.arange(1024) < 512, np.arange(64) < 32))
+    switched(served.state, 2, 1, Ownership(np.arange(1024) < 512, np.arange(64) < 32))
     held(served.state, 2)
     served.state.settle(1, 2, [], 60, 0)
     left = served.state.figures().rows["C0"]
     assert 400 < left < 600
     client = served.connect()
     assert client.pull([[], [], [40]], version=1)[0] is Status.MOVED
-    served.state.switch(1, 2, 3, everything)
+    switched(served.state, 3, 2, everything)
     _, weights = client.pull([[], [], [31, 40]], version=3)
     assert weights[0] == -1
     assert weights[LENGTH] == 0
@@ -353,7 +361,7 @@ def test_a_report_does_not_wait_for_a_lock_that_is_held_for_long(served: Served)
     before = served.state.figures()
     release, taken = threading.Event(), threading.Event()
 
-    def take(outcome: Outcome, snapshot: Snapshot) -> None:
+    def take(_: Taken) -> None:
         taken.set()
         release.wait(SECONDS)
 

@@ -11,7 +11,7 @@ from emberscale_trainer.checkpoint.files import CheckpointFiles
 from emberscale_trainer.checkpoint.layout import AppliedFile, PartitionFile, TablePart
 from emberscale_trainer.checkpoint.work import Work
 from emberscale_trainer.partition import AppliedBatches, Ownership
-from emberscale_trainer.table import TableStore
+from emberscale_trainer.table import TableStore, keys_of
 
 
 def load_partition(uri: str, owned: Ownership, tables: TableStore, parameters: int, work: Work) -> AppliedBatches:
@@ -28,7 +28,7 @@ def load_partition(uri: str, owned: Ownership, tables: TableStore, parameters: i
             everything = all(owned.buckets[first:stop].all() for first, stop in part.buckets)
             for number, table in enumerate(part.tables):
                 for records in read_records(files, part, table):
-                    wanted = records if everything else records[owned.buckets[buckets_of(_keys(records))]]
+                    wanted = records if everything else records[owned.buckets[buckets_of(keys_of(records))]]
                     tables.load(number, wanted)
         if _overlap(part.pieces, owned.pieces):
             for records in read_records(files, part, part.dense):
@@ -85,12 +85,8 @@ def _overlap(ranges: Sequence[tuple[int, int]], owned: NDArray[np.bool_]) -> boo
     return any(owned[first:stop].any() for first, stop in ranges)
 
 
-def _keys(records: NDArray[np.uint8]) -> NDArray[np.int64]:
-    return np.ascontiguousarray(records[:, :8]).view(np.int64).reshape(-1)
-
-
 def _pieces(records: NDArray[np.uint8], part: PartitionFile) -> NDArray[np.int64]:
-    pieces = _keys(records)
+    pieces = keys_of(records)
     if len(pieces) and not 0 <= int(pieces.min()) <= int(pieces.max()) < DENSE_PIECES:
         raise DamagedCheckpointError(f"ps-{part.index}/{part.dense.files} holds dense pieces that do not exist")
     return pieces

@@ -16,7 +16,7 @@ from emberscale_api.job import TableSpec
 from emberscale_trainer.checkpoint.layout import AppliedFile, EpochRuns, PartitionFile, TablePart, ranges_of
 from emberscale_trainer.checkpoint.work import AbandonedError, Work
 from emberscale_trainer.partition import AppliedBatches, Ownership
-from emberscale_trainer.table import RowLayout, Snapshot, SnapshotAbandonedError
+from emberscale_trainer.table import RowLayout, Snapshot, SnapshotAbandonedError, keys_of
 
 _PART_BYTES = 16 << 20
 """A file of records ends with the chunk that reaches this size: it is kept in memory until the storage has it."""
@@ -35,13 +35,15 @@ class WrittenFile:
 class Share:
     """One server's part of a checkpoint: who it is, what it owned, and what its rows have seen.
 
-    `parameters` is the length of the dense vector.
+    `parameters` is the length of the dense vector. With `mixed`, the tables also hold rows that are not owned,
+    which are left out.
     """
 
     index: int
     owned: Ownership
     applied: AppliedBatches
     parameters: int
+    mixed: bool = False
 
 
 def write_snapshot(
@@ -64,7 +66,7 @@ def write_snapshot(
 
 
 def _write(snapshot: Snapshot, specs: Sequence[TableSpec], share: Share, folder: "_Folder") -> list[WrittenFile]:
-    tables = [_write_table(folder, spec, snapshot.drain(number)) for number, spec in enumerate(specs)]
+    tables = [_write_table(folder, spec, _drained(snapshot, spec, number, share)) for number, spec in enumerate(specs)]
     epochs = [EpochRuns(epoch=epoch, runs=share.applied.runs(epoch)) for epoch in share.applied.epochs()]
     folder.write("applied.json", AppliedFile(epochs=epochs).model_dump_json().encode())
     partition = PartitionFile(
@@ -78,6 +80,15 @@ def _write(snapshot: Snapshot, specs: Sequence[TableSpec], share: Share, folder:
     folder.write("partition.json", partition.model_dump_json(indent=1).encode())
     folder.flush()
     return folder.written
+
+
+def _drained(snapshot: Snapshot, spec: TableSpec, number: int, share: Share) -> Iterator[NDArray[np.uint8]]:
+    """The records of a table that belong into the checkpoint, uint8 [n, stride]."""
+    for records in snapshot.drain(number):
+        if share.mixed:
+            yield records[share.owned.among(keys_of(records), dense=spec.column < 0)]
+        else:
+            yield records
 
 
 def _write_table(folder: "_Folder", spec: TableSpec, chunks: Iterable[NDArray[np.uint8]]) -> TablePart:

@@ -29,9 +29,26 @@ class Ownership:
         )
 
     @classmethod
+    def of_nothing(cls) -> "Ownership":
+        """What a server owns that is no part of a routing table."""
+        return cls(np.zeros(BUCKETS, dtype=np.bool_), np.zeros(DENSE_PIECES, dtype=np.bool_))
+
+    @classmethod
     def of_everything(cls) -> "Ownership":
         """What the only server of a job owns."""
         return cls(np.ones(BUCKETS, dtype=np.bool_), np.ones(DENSE_PIECES, dtype=np.bool_))
+
+    def __bool__(self) -> bool:
+        """Whether anything is owned."""
+        return bool(self.buckets.any() or self.pieces.any())
+
+    def without(self, other: "Ownership") -> "Ownership":
+        """What is owned here and not there."""
+        return Ownership(self.buckets & ~other.buckets, self.pieces & ~other.pieces)
+
+    def among(self, keys: NDArray[np.int64], dense: bool) -> NDArray[np.bool_]:
+        """Which of `keys`, int64 [n], are owned: bool [n]. With `dense` they are numbers of dense pieces."""
+        return self.pieces[keys] if dense else self.buckets[buckets_of(keys)]
 
     def owns(self, counts: NDArray[np.uint32], keys: NDArray[np.int64]) -> bool:
         """Whether every key of a request is owned: `counts` uint32 [tables], the dense table last, `keys` int64 [n]."""

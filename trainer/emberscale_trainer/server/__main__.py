@@ -17,6 +17,7 @@ from emberscale_trainer.process import run_process, serve_metrics
 from emberscale_trainer.server.control import ParameterServerControl
 from emberscale_trainer.server.dataplane import DataPlane
 from emberscale_trainer.server.metrics import ServerMetrics, stage_seconds
+from emberscale_trainer.server.mover import RowMover
 from emberscale_trainer.server.state import ServerState
 from emberscale_trainer.transport import listen
 
@@ -39,11 +40,14 @@ def _serve(identity: ProcessIdentity, stopping: threading.Event) -> int:
     control_port = tls.bind(grpc_server, f"{identity.listen_host}:0", identity.certificates)
 
     state = ServerState()
-    control = ParameterServerControl(identity.index, identity.incarnation, state, ServerMetrics(state, registry))
+    context = identity.certificates.server_context if identity.certificates is not None else None
+    peers = identity.certificates.client_context if identity.certificates is not None else None
+    mover = RowMover(state, identity.token, peers)
+    metrics = ServerMetrics(state, registry)
+    control = ParameterServerControl(identity.index, identity.incarnation, state, mover, metrics)
     master_pb2_grpc.add_ParameterServerServicer_to_server(control, grpc_server)
     grpc_server.start()
-    context = identity.certificates.server_context if identity.certificates is not None else None
-    DataPlane(listener, state, identity.token, identity.incarnation, context).start()
+    DataPlane(listener, state, identity.token, identity.incarnation, context, mover.streams).start()
 
     try:
         registered = master.register(
@@ -58,6 +62,7 @@ def _serve(identity: ProcessIdentity, stopping: threading.Event) -> int:
     log.info("registered", data_address=data_address)
 
     def report(request: master_pb2.HeartbeatRequest) -> None:
+        mover.look()
         figures = state.figures()
         request.ps.rows.update(figures.rows)
         request.ps.table_bytes = figures.table_bytes

@@ -81,6 +81,13 @@ class Barrier:
         """Whether everything that was to settle is applied. Raises NotHeldError."""
         return self._named(number, now).settled is not None
 
+    def renew(self, number: int, seconds: float, now: float) -> None:
+        """Holds a settled barrier for so many seconds more. Raises NotHeldError."""
+        held = self._named(number, now)
+        if held.settled is None:
+            raise NotHeldError(f"barrier {number} is not settled")
+        held.until = now + seconds
+
     def held_until(self, batch: Batch, now: float) -> float | None:
         """Until when this batch is held at most; None if it is not held."""
         held = self._current(now)

@@ -10,7 +10,7 @@ import grpc
 import structlog
 
 from emberscale_api.checkpoint import DamagedCheckpointError
-from emberscale_api.job import TableSpec, TrainingJob, resolve_model
+from emberscale_api.job import TrainingJob, resolve_model
 from emberscale_api.routing import RoutingTable
 from emberscale_api.rpc import master_pb2, master_pb2_grpc
 from emberscale_trainer.checkpoint import (
@@ -29,12 +29,13 @@ from emberscale_trainer.models.flat import flat_copy
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server.background import Background
 from emberscale_trainer.server.barrier import NotHeldError
-from emberscale_trainer.server.core import Assigning, Assignment, LaterError, Outcome
+from emberscale_trainer.server.core import Assigning, Assignment, LaterError
 from emberscale_trainer.server.metrics import ServerMetrics
+from emberscale_trainer.server.mover import RowMover
+from emberscale_trainer.server.reports import Taken
 from emberscale_trainer.server.staleness import StalenessBound
 from emberscale_trainer.server.state import NotSettledError, ServerState
 from emberscale_trainer.table import DensePieces, TableStore
-from emberscale_trainer.table import Snapshot as TablesSnapshot
 
 log = structlog.get_logger()
 
@@ -48,6 +49,7 @@ _STATUS: dict[type[Exception], grpc.StatusCode] = {
     LaterError: grpc.StatusCode.ABORTED,
     NotHeldError: grpc.StatusCode.FAILED_PRECONDITION,
     NotSettledError: grpc.StatusCode.DEADLINE_EXCEEDED,
+    TimeoutError: grpc.StatusCode.DEADLINE_EXCEEDED,
     DamagedCheckpointError: grpc.StatusCode.DATA_LOSS,
     EntrypointError: grpc.StatusCode.INVALID_ARGUMENT,
     StorageUnreachableError: grpc.StatusCode.UNAVAILABLE,
@@ -60,10 +62,8 @@ _TOLD = tuple(_STATUS)
 
 @dataclass(frozen=True)
 class _Loaded:
-    """What an assignment ended with: its tables, the dense one last, and `parameters` floats of dense vector."""
+    """What an assignment ended with."""
 
-    specs: tuple[TableSpec, ...]
-    parameters: int
     rows: dict[str, int]
     applied: AppliedBatches
 
@@ -77,17 +77,30 @@ class _Saving:
     background: Background[list[WrittenFile]]
 
 
-class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
-    """Assign, and the steps of a barrier, on one server's state. Every call answers within its `wait_seconds`."""
+@dataclass(frozen=True)
+class _Staging:
+    """Empty tables that are being made for a move to a server without rows."""
 
-    def __init__(self, index: int, incarnation: str, state: ServerState, metrics: ServerMetrics) -> None:
+    move: int
+    job: TrainingJob
+    background: Background[bool]
+
+
+class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
+    """Assign, and the steps of barriers and moves, on one server. Every call answers within its `wait_seconds`."""
+
+    def __init__(
+        self, index: int, incarnation: str, state: ServerState, mover: RowMover, metrics: ServerMetrics
+    ) -> None:
         self._index = index
         self._incarnation = incarnation
         self._state = state
+        self._mover = mover
         self._metrics = metrics
         self._starting = threading.Lock()
         self._loading: Background[_Loaded] | None = None
         self._saving: _Saving | None = None
+        self._staging: _Staging | None = None
 
     # The names of the methods are the proto's.
 
@@ -125,13 +138,11 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
     def _load(self, wanted: Assignment, routing: RoutingTable, job: TrainingJob, work: Work) -> _Loaded:
         began = time.monotonic()
         try:
-            resolved = resolve_model(job.spec)
-            initial = flat_copy(build_model(job.spec.model, resolved, job.spec.training.seed)).numpy()
-            tables = TableStore(resolved.tables, DensePieces.of(initial, job.spec.optimizers.dense))
+            tables = _empty_tables(job)
             owned, applied = Ownership.of(routing, self._index), AppliedBatches()
             if wanted.checkpoint:
-                applied = load_partition(wanted.checkpoint, owned, tables, len(initial), work)
-            loaded = _Loaded(tables.specs, len(initial), tables.rows(), applied.copy())
+                applied = load_partition(wanted.checkpoint, owned, tables, tables.dense_parameters, work)
+            loaded = _Loaded(tables.rows(), applied.copy())
             bound = _staleness_bound(job, applied) if self._index == 0 else None
             if not self._state.adopt(wanted, tables, owned, applied, bound):
                 raise AbandonedError
@@ -182,8 +193,8 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         """Ends a barrier with a snapshot, and begins to write it."""
         barrier = request.barrier
 
-        def take(outcome: Outcome, snapshot: TablesSnapshot) -> None:
-            self._save(barrier, request.uri, outcome, snapshot)
+        def take(taken: Taken) -> None:
+            self._save(barrier, request.uri, taken)
 
         with _told(context):
             self._require(barrier.incarnation)
@@ -196,18 +207,17 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
             settled_seconds=outcome.settled_seconds,
         )
 
-    def _save(self, barrier: master_pb2.Barrier, uri: str, outcome: Outcome, snapshot: TablesSnapshot) -> None:
+    def _save(self, barrier: master_pb2.Barrier, uri: str, taken: Taken) -> None:
         """Called at the moment of the snapshot, before any other push."""
-        loaded = None if self._loading is None else self._loading.result(0)
-        if loaded is None:
-            raise RuntimeError("a snapshot is taken of rows that were not loaded")
-        share = Share(self._index, self._state.owned, outcome.applied, loaded.parameters)
+        tables = taken.tables
+        share = Share(self._index, taken.owned, taken.outcome.applied, tables.dense_parameters, taken.mixed)
+        specs = tables.specs
         if self._saving is not None:
             self._saving.background.abandon()
 
         def write(work: Work) -> list[WrittenFile]:
             began = time.monotonic()
-            files = write_snapshot(snapshot, loaded.specs, share, uri, work)
+            files = write_snapshot(taken.snapshot, specs, share, uri, work)
             self._metrics.checkpoint_written(time.monotonic() - began, sum(file.bytes for file in files))
             return files
 
@@ -234,18 +244,79 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
             files=[master_pb2.SavedFile(path=file.path, bytes=file.bytes, crc32=file.crc32) for file in files or ()],
         )
 
+    def Prepare(  # noqa: N802
+        self, request: master_pb2.PrepareRequest, context: grpc.ServicerContext
+    ) -> master_pb2.PrepareReply:
+        """Begins a move; a server without rows makes empty tables for it."""
+        routing = routing_from_proto(request.routing)
+        with _told(context):
+            self._require(request.incarnation)
+            transfer = self._state.prepare(request.move, routing, self._index)
+            if not transfer.joins:
+                return master_pb2.PrepareReply(done=True)
+            staging = self._staged(request.move, TrainingJob.from_json(request.manifest_json))
+            return master_pb2.PrepareReply(done=staging.background.result(request.wait_seconds) is not None)
+
+    def _staged(self, move: int, job: TrainingJob) -> _Staging:
+        def make(_: Work) -> bool:
+            self._state.stage(move, _empty_tables(job))
+            return True
+
+        with self._starting:
+            if self._staging is None or self._staging.move != move:
+                self._staging = _Staging(move, job, Background("stage", make))
+            return self._staging
+
+    def Copy(  # noqa: N802
+        self, request: master_pb2.CopyRequest, context: grpc.ServicerContext
+    ) -> master_pb2.CopyReply:
+        """Sends what the server gives away, and says how far it is."""
+        with _told(context):
+            self._require(request.incarnation)
+            progress = self._mover.copy(request.move, request.wait_seconds)
+        return master_pb2.CopyReply(
+            ready=progress.ready,
+            copied_bytes=progress.copied_bytes,
+            rounds=progress.rounds,
+            changed_rows=progress.changed_rows,
+        )
+
+    def HandOver(  # noqa: N802
+        self, request: master_pb2.HandOverRequest, context: grpc.ServicerContext
+    ) -> master_pb2.HandOverReply:
+        """Sends the last changes, within a settled barrier, and holds on."""
+        barrier = request.barrier
+        hold = (barrier.generation, barrier.number, request.move, barrier.hold_seconds)
+        with _told(context):
+            self._require(barrier.incarnation)
+            self._state.hand_over(*hold)
+            self._mover.hand_over(request.move, request.wait_seconds)
+            applied = self._state.hand_over(*hold)
+        return master_pb2.HandOverReply(applied=_applied_to_proto(applied))
+
     def Switch(  # noqa: N802
         self, request: master_pb2.SwitchRequest, context: grpc.ServicerContext
     ) -> master_pb2.SwitchReply:
-        """Ends a barrier with the next version of the routing table."""
-        barrier, routing = request.barrier, routing_from_proto(request.routing)
+        """Ends a barrier with the table of a move."""
+        barrier, settled = request.barrier, _applied_from_proto(request.applied)
+        staging, bound = self._staging, None
+        if self._index == 0 and staging is not None and staging.move == request.move:
+            bound = _staleness_bound(staging.job, settled)
         with _told(context):
             self._require(barrier.incarnation)
-            outcome = self._state.switch(
-                barrier.generation, barrier.number, routing.version, Ownership.of(routing, self._index)
-            )
-        log.info("switched", generation=routing.generation, version=routing.version)
+            outcome = self._state.switch(barrier.generation, barrier.number, request.move, settled, bound)
+        generation, version = self._state.known
+        log.info("switched", move=request.move, generation=generation, version=version)
         return master_pb2.SwitchReply(applied=_applied_to_proto(outcome.applied))
+
+    def Abandon(  # noqa: N802
+        self, request: master_pb2.AbandonRequest, context: grpc.ServicerContext
+    ) -> master_pb2.AbandonReply:
+        """Gives a move up."""
+        with _told(context):
+            self._require(request.incarnation)
+        self._state.abandon(request.move)
+        return master_pb2.AbandonReply()
 
     def Resume(  # noqa: N802
         self, request: master_pb2.ResumeRequest, context: grpc.ServicerContext
@@ -255,7 +326,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         with _told(context):
             self._require(barrier.incarnation)
         self._state.resume(barrier.generation, barrier.number)
-        if saving is not None and saving.generation == barrier.generation and saving.barrier <= barrier.number:
+        if saving is not None and saving.generation == barrier.generation and saving.barrier == barrier.number:
             saving.background.abandon()
         return master_pb2.ResumeReply()
 
@@ -273,6 +344,13 @@ def _told(context: grpc.ServicerContext) -> Iterator[None]:
         context.abort(_STATUS[type(error)], str(error) or "the work was abandoned for a later call")
 
 
+def _empty_tables(job: TrainingJob) -> TableStore:
+    """The job's tables without rows: every key has its initial weights, every dense piece the model's."""
+    resolved = resolve_model(job.spec)
+    initial = flat_copy(build_model(job.spec.model, resolved, job.spec.training.seed)).numpy()
+    return TableStore(resolved.tables, DensePieces.of(initial, job.spec.optimizers.dense))
+
+
 def _staleness_bound(job: TrainingJob, applied: AppliedBatches) -> StalenessBound:
     batches = sum(stop - first for epoch in applied.epochs() for first, stop in applied.ranges(epoch))
     return StalenessBound(job.spec.training.max_staleness, job.spec.training.staleness_warmup, batches)
@@ -284,6 +362,11 @@ def _ranges(messages: Iterable[master_pb2.AppliedBatches]) -> list[tuple[int, in
         for message in messages
         for first, stop in zip(message.ranges[::2], message.ranges[1::2], strict=True)
     ]
+
+
+def _applied_from_proto(messages: Iterable[master_pb2.AppliedBatches]) -> AppliedBatches:
+    """What is applied, each batch once."""
+    return AppliedBatches.from_runs((epoch, [(first, stop, 1)]) for epoch, first, stop in _ranges(messages))
 
 
 def _applied_to_proto(applied: AppliedBatches) -> list[master_pb2.AppliedBatches]:

@@ -14,9 +14,11 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
+from emberscale_api.routing import RoutingTable
 from emberscale_api.wire import Flag, Header, Status
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server.barrier import Barrier, NotHeldError
+from emberscale_trainer.server.moves import Moves, Transfer
 from emberscale_trainer.server.staleness import StalenessBound, Ticket
 
 SWITCH_SECONDS = 10.0
@@ -92,6 +94,7 @@ class ServerCore:
         self._serving: _Serving | None = None
         self._known = (0, 0)
         self._barrier = Barrier()
+        self._moves = Moves()
         self._finished: tuple[int, str, Outcome] | None = None
         self._newest_token: dict[tuple[int, int], int] = {}
         self._live: frozenset[int] = frozenset()
@@ -99,8 +102,11 @@ class ServerCore:
 
     @property
     def known(self) -> tuple[int, int]:
-        """Generation and version of the newest table, from when rows were dropped for it; (0, 0) before the first."""
-        return self._known
+        """Generation and version of the newest table, from when rows were dropped for it.
+
+        (0, 0) before the first, and once all that was owned has moved away.
+        """
+        return (0, 0) if self._serving is not None and not self._serving.owned else self._known
 
     @property
     def next_numbers(self) -> tuple[int, int]:
@@ -161,6 +167,7 @@ class ServerCore:
     def _leave(self) -> None:
         self._serving = None
         self._barrier = Barrier()
+        self._moves.end()
         self._finished = None
         self._newest_token.clear()
         self._live, self._next_token = frozenset(), 0
@@ -301,18 +308,87 @@ class ServerCore:
         serving = self._of(generation)
         return self._again(number, "snapshot") or self._finish(serving, number, "snapshot", now)
 
-    def switch(self, generation: int, number: int, version: int, owned: Ownership, now: float) -> Outcome:
-        """Lets go of a settled barrier, and owns what the next version says."""
+    # Moves. They raise as barriers do.
+
+    @property
+    def transfer(self) -> Transfer | None:
+        """The server's part in the move under way, if there is one."""
+        return self._moves.transfer
+
+    def prepare(self, number: int, table: RoutingTable, index: int, now: float) -> Transfer:
+        """Takes part in a move to a table of a later version, in the place of any move before; or attaches to it."""
+        current, serving = self._moves.transfer, self._serving
+        if current is not None and current.number == number:
+            return self._moves.wanted(number, now)
+        newest = self._known if self._wanted is None else max(self._known, _order(self._wanted))
+        if (table.generation, table.version) <= newest:
+            raise LaterError(f"generation {newest[0]}, version {newest[1]} is known here, which is not earlier")
+        before = Ownership.of_nothing()
+        if serving is None and self._wanted is not None:
+            raise NotHeldError("rows are being loaded here")
+        if serving is not None and serving.generation == table.generation:
+            before = serving.owned  # rows of an earlier history count for nothing
+        transfer = Transfer(number, table, index, before)
+        self._moves.begin(transfer, now)
+        return transfer
+
+    def moving(self, number: int) -> Transfer:
+        """The server's part in a move."""
+        return self._moves.named(number)
+
+    def wanted(self, number: int, now: float) -> Transfer:
+        """The server's part in a move, which the master still wants."""
+        return self._moves.wanted(number, now)
+
+    def hand_over(self, generation: int, number: int, move: int, seconds: float, now: float) -> AppliedBatches:
+        """Holds a settled barrier for so many seconds more; returns everything that is applied, and stays so."""
         serving = self._of(generation)
-        again = self._again(number, "switch")
-        if again is not None and version == serving.version:
-            return again
-        if version <= serving.version:
-            raise LaterError(f"version {serving.version} is served, and {version} is asked for")
-        outcome = self._finish(serving, number, "switch", now)
-        serving.version, serving.owned = version, owned
-        self._known = (generation, version)
-        return outcome
+        self._moves.wanted(move, now)
+        self._barrier.renew(number, seconds, now)
+        return serving.applied.copy()
+
+    def switch(
+        self,
+        generation: int,
+        number: int,
+        move: int,
+        settled: AppliedBatches,
+        bound: StalenessBound | None,
+        now: float,
+    ) -> tuple[Outcome, Transfer | None]:
+        """Lets go of a settled barrier, and owns what the move's table says; returns what the move was, the first time.
+
+        A server without rows holds no barrier: it serves from now on, with `settled` as applied and this `bound`.
+        """
+        if again := self._again(number, f"switch {move}"):
+            self._of(generation)
+            return again, None
+        transfer = self._moves.named(move)
+        table = transfer.table
+        if table.generation != generation:
+            raise NotHeldError(f"move {move} is of generation {table.generation}")
+        if transfer.joins:
+            self._leave()
+            self._wanted = None
+            self._serving = _Serving(generation, table.version, transfer.after, settled.copy(), bound)
+            outcome = Outcome(settled.copy(), 0.0, 0.0)
+            self._finished = (number, f"switch {move}", outcome)
+        else:
+            serving = self._of(generation)
+            outcome = self._finish(serving, number, f"switch {move}", now)
+            serving.version, serving.owned = table.version, transfer.after
+        self._known = (generation, table.version)
+        self._moves.end()
+        return outcome, transfer
+
+    def abandon(self, number: int) -> Transfer | None:
+        """Takes part no more in moves up to this number; returns the one that was under way, if it is among them."""
+        return self._moves.abandon(number)
+
+    def lapse(self, now: float) -> Transfer | None:
+        """Takes part no more in a move that the master has not spoken of for too long; returns it."""
+        transfer = self._moves.transfer
+        return self._moves.abandon(transfer.number) if transfer is not None and self._moves.lapsed(now) else None
 
     def resume(self, generation: int, number: int) -> None:
         """Lets go of a barrier that has failed somewhere."""

@@ -5,16 +5,21 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+from emberscale_api.routing import RoutingTable
 from emberscale_api.wire import Header, Status
 from emberscale_trainer.partition import AppliedBatches, Ownership
+from emberscale_trainer.server.barrier import NotHeldError
 from emberscale_trainer.server.core import Assigning, Assignment, Decision, Outcome, ServerCore
+from emberscale_trainer.server.moves import Transfer
+from emberscale_trainer.server.reports import Figures, Taken, Totals
 from emberscale_trainer.server.staleness import StalenessBound
+from emberscale_trainer.stream import Item
 from emberscale_trainer.table import NonFiniteGradientError, Reader, Snapshot, TableStore, require_finite
 
 log = structlog.get_logger()
@@ -24,32 +29,11 @@ Clock = Callable[[], float]
 Fatal = Callable[[BaseException], None]
 """Ends the process, because its state is half changed."""
 
+_RECEIVED_ROWS = 2048
+"""Rows that are received under one hold of the lock."""
+
 _FIGURES_SECONDS = 0.1
 """How long a report waits for the lock before it tells the figures of the time before."""
-
-
-@dataclass(slots=True)
-class Totals:
-    """What a server has done since it started.
-
-    `pull_seconds` and `push_seconds` are spent under the lock; `hold_seconds` waiting for a barrier, the staleness
-    bound or a switch, summed over the requests that waited.
-    """
-
-    pulls: int = 0
-    pushes: int = 0
-    repeated: int = 0
-    pull_seconds: float = 0.0
-    push_seconds: float = 0.0
-    hold_seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class Figures:
-    """Rows of each embedding table, and the bytes that all tables take."""
-
-    rows: dict[str, int]
-    table_bytes: int
 
 
 class SessionEndedError(Exception):
@@ -79,6 +63,7 @@ class ServerState:
         self._changed = threading.Condition()
         self._core = ServerCore() if core is None else core
         self._tables: TableStore | None = None
+        self._staged: TableStore | None = None
         self._given_away: list[int] = []
         self._waiting: Counter[int] = Counter()
         self._ended: set[int] = set()
@@ -124,7 +109,7 @@ class ServerState:
             if assigning is Assigning.LOAD:
                 if self._tables is not None:
                     self._tables.abandon_snapshots()
-                self._tables = None
+                self._tables = self._staged = None
                 self._given_away = []
                 self._changed.notify_all()
             return assigning
@@ -273,31 +258,125 @@ class ServerState:
                     raise NotSettledError(f"a batch that others have applied did not come within {wait_seconds:g} s")
                 self._changed.wait(deadline - now)
 
-    def snapshot(self, generation: int, number: int, take: Callable[[Outcome, Snapshot], None]) -> Outcome:
+    def snapshot(self, generation: int, number: int, take: Callable[[Taken], None]) -> Outcome:
         """Ends a barrier; `take` gets the rows as of it, once, even if the call is made again."""
         with self._changed:
             outcome = self._core.snapshot(generation, number, self._clock())
             if self._tables is not None and not outcome.repeated:
-                take(outcome, self._tables.snapshot(Reader.CHECKPOINT, self._changed))
+                snapshot = self._tables.snapshot(Reader.CHECKPOINT, self._changed)
+                mixed = self._core.transfer is not None
+                take(Taken(outcome, snapshot, self._tables, self._core.owned, mixed))
             self._changed.notify_all()
             return outcome
 
-    def switch(self, generation: int, number: int, version: int, owned: Ownership) -> Outcome:
-        """Ends a barrier with the next version of the routing table.
+    # Moves
+
+    def prepare(self, number: int, table: RoutingTable, index: int) -> Transfer:
+        """As `ServerCore.prepare`. What an earlier move has left here is gone before rows of this one can come."""
+        with self._changed:
+            before = self._core.transfer
+            transfer = self._core.prepare(number, table, index, self._clock())
+            if transfer is not before:
+                self._drop_received(before)
+                while self._given_away:
+                    self._retire_one()
+            return transfer
+
+    def stage(self, number: int, tables: TableStore) -> None:
+        """Empty tables for what a server without rows receives. Raises NotHeldError."""
+        with self._changed:
+            self._core.moving(number)
+            self._staged = tables
+
+    def wanted(self, number: int) -> Transfer:
+        """As `ServerCore.wanted`."""
+        with self._changed:
+            return self._core.wanted(number, self._clock())
+
+    def receive(self, number: int, item: Item) -> None:
+        """Takes rows of a move over. Raises NotHeldError, and ValueError for rows that do not fit the tables."""
+        with self._changed:
+            self._receiving(number).retire(item.table, item.keys)
+        for first in range(0, len(item.records), _RECEIVED_ROWS):
+            with self._changed:
+                self._receiving(number).load(item.table, item.records[first : first + _RECEIVED_ROWS])
+
+    def _receiving(self, number: int) -> TableStore:
+        transfer = self._core.moving(number)
+        tables = self._staged if transfer.joins else self._tables
+        if tables is None:
+            raise NotHeldError(f"nothing is prepared here for move {number}")
+        return tables
+
+    def moved_rows(self, number: int, *, whole: bool) -> tuple[Snapshot, TableStore]:
+        """All rows, from when on changes are recorded; or those that changed since the call before.
+
+        Raises NotHeldError.
+        """
+        with self._changed:
+            self._core.moving(number)
+            if self._tables is None:
+                raise NotHeldError("nothing is served here")
+            if not whole:
+                return self._tables.take(Reader.MOVE, self._changed), self._tables
+            self._tables.untrack(Reader.MOVE)
+            self._tables.track(Reader.MOVE)
+            return self._tables.snapshot(Reader.MOVE, self._changed), self._tables
+
+    def hand_over(self, generation: int, number: int, move: int, seconds: float) -> AppliedBatches:
+        """As `ServerCore.hand_over`."""
+        with self._changed:
+            return self._core.hand_over(generation, number, move, seconds, self._clock())
+
+    def switch(
+        self,
+        generation: int,
+        number: int,
+        move: int,
+        settled: AppliedBatches,
+        bound: StalenessBound | None = None,
+    ) -> Outcome:
+        """As `ServerCore.switch`.
 
         Rows that are given away are retired: dense pieces at once, the rest bucket by bucket, and all of them before
         another barrier is settled.
         """
         with self._changed:
-            before = self._core.owned
-            outcome = self._core.switch(generation, number, version, owned, self._clock())
-            self._changed.notify_all()
-            if self._tables is not None and not outcome.repeated:
-                pieces = np.flatnonzero(before.pieces & ~owned.pieces)
-                self._tables.retire(len(self._tables.specs) - 1, pieces)
-                self._given_away = np.flatnonzero(before.buckets & ~owned.buckets).tolist()
-                threading.Thread(target=self._retire, args=(self._tables,), name="retire", daemon=True).start()
+            outcome, transfer = self._core.switch(generation, number, move, settled, bound, self._clock())
+            if transfer is not None:
+                if transfer.joins:
+                    self._tables, self._staged = self._staged, None
+                elif self._tables is not None:
+                    self._tables.untrack(Reader.MOVE)
+                    self._give_away(transfer.before.without(transfer.after))
+                self._changed.notify_all()
             return outcome
+
+    def abandon(self, number: int) -> None:
+        """Gives up all moves up to this number, and drops what was received."""
+        with self._changed:
+            self._drop_received(self._core.abandon(number))
+
+    def lapse(self) -> None:
+        """Gives up a move that the master has not spoken of for too long."""
+        with self._changed:
+            self._drop_received(self._core.lapse(self._clock()))
+
+    def _drop_received(self, transfer: Transfer | None) -> None:
+        if transfer is None:
+            return
+        self._staged = None
+        if self._tables is not None and not transfer.joins:
+            self._tables.untrack(Reader.MOVE)
+            self._give_away(transfer.gained)
+
+    def _give_away(self, left: Ownership) -> None:
+        """Begins to retire the rows of buckets and pieces."""
+        if self._tables is None or not left:
+            return
+        self._tables.retire(len(self._tables.specs) - 1, np.flatnonzero(left.pieces))
+        self._given_away += np.flatnonzero(left.buckets).tolist()
+        threading.Thread(target=self._retire, args=(self._tables,), name="retire", daemon=True).start()
 
     def _retire(self, tables: TableStore) -> None:
         """Retires the rows of the buckets that were given away, one bucket at a time."""

@@ -13,7 +13,7 @@ from emberscale_trainer.table.compiled import warm_up
 from emberscale_trainer.table.dense import DensePieces
 from emberscale_trainer.table.descriptor import Reader
 from emberscale_trainer.table.gradients import NonFiniteGradientError, require_finite
-from emberscale_trainer.table.layout import RowLayout
+from emberscale_trainer.table.layout import RowLayout, keys_of
 from emberscale_trainer.table.snapshot import Lock, Snapshot, SnapshotAbandonedError
 from emberscale_trainer.table.store import TableStore
 
@@ -26,6 +26,7 @@ __all__ = [
     "Snapshot",
     "SnapshotAbandonedError",
     "TableStore",
+    "keys_of",
     "require_finite",
     "warm_up",
 ]

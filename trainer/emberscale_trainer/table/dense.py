@@ -19,10 +19,12 @@ class DensePieces:
 
     * `initial`: float32 [DENSE_PIECES, piece length], what each piece begins with; zeros behind the last parameter.
     * `optimizer`: stepped as in torch.optim.
+    * `parameters`: floats of the flat vector.
     """
 
     initial: NDArray[np.float32]
     optimizer: OptimizerSpec
+    parameters: int
 
     @classmethod
     def of(cls, parameters: NDArray[np.float32], optimizer: OptimizerSpec) -> "DensePieces":
@@ -31,7 +33,7 @@ class DensePieces:
             raise ValueError(f"{optimizer.type} does not step dense parameters")
         initial = np.zeros((DENSE_PIECES, piece_length(len(parameters))), np.float32)
         initial.reshape(-1)[: len(parameters)] = parameters
-        return cls(initial, optimizer)
+        return cls(initial, optimizer, len(parameters))
 
     def table(self, number: int) -> TableSpec:
         """The specification of the table, as number `number` of a store."""

@@ -71,3 +71,8 @@ class RowLayout:
     def empty(self, rows: int) -> NDArray[np.uint8]:
         """`u8[rows, stride]`, all zero."""
         return np.zeros((rows, self.stride), np.uint8)
+
+
+def keys_of(records: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """The keys of records `u8[n, stride]`, as int64 [n]."""
+    return np.ascontiguousarray(records[:, :KEY_BYTES]).view(np.int64).reshape(-1)

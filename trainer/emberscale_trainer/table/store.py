@@ -84,6 +84,11 @@ class TableStore:
         table["initializer"] = initializers.GIVEN
         table["seed"] = address_of(dense.initial)
 
+    @property
+    def dense_parameters(self) -> int:
+        """Floats of the flat dense vector; 0 without one."""
+        return 0 if self._dense is None else self._dense.parameters
+
     def values_per_request(self, counts: NDArray[np.uint32]) -> int:
         """The float32 numbers in the answer to a pull of so many keys a table. Raises ValueError for another shape."""
         if counts.shape != self._dimensions.shape:
@@ -186,8 +191,14 @@ class TableStore:
         self._changes[reader] = self._new_changes(reader)
 
     def untrack(self, reader: Reader) -> None:
-        """Forgets the recorded changes of a reader, and records no more."""
-        self._changes.pop(reader).stop()
+        """Forgets the recorded changes of a reader, and records no more; a snapshot of its that is open ends.
+
+        Does nothing where none are recorded.
+        """
+        if reader in self._snapshots:
+            self._snapshots.pop(reader).give_back()
+        if reader in self._changes:
+            self._changes.pop(reader).stop()
 
     def snapshot(self, reader: Reader, lock: Lock) -> Snapshot:
         """All rows as they are now. The reader's recorded changes, if they are tracked, begin anew.

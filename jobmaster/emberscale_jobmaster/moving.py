@@ -1,0 +1,329 @@
+"""A live move: rows go to other owners while training goes on, and a barrier is held for the last changes only.
+
+    PREPARE -> COPY -> BARRIER -> SWITCH -> done
+       before SWITCH: whatever fails is undone, and the move is tried again later or not at all
+       a barrier that fails -> COPY, which goes on where it was
+       from SWITCH on: the next master finishes it; a server that refuses the switch -> the job recovers
+
+SWITCH is durable before any server adopts the new table, so the books know of every table that a server may have. A
+server holds the barrier of a move long enough for the next master; where even that lapsed, what the receivers have is
+not all that was pushed, and only a roll-back is safe.
+"""
+
+from dataclasses import replace
+
+from emberscale_api.job import TrainingJobSpec
+from emberscale_api.job.roles import Role
+from emberscale_api.routing import PsAddress, RoutingTable
+from emberscale_jobmaster import retry, scaling
+from emberscale_jobmaster.applied import Applied
+from emberscale_jobmaster.barrier import BarrierPhase, DrivenBarrier, VoidError
+from emberscale_jobmaster.effects import (
+    AbandonCall,
+    CallServer,
+    CopyCall,
+    Effect,
+    HandOverCall,
+    HoldCall,
+    Moved,
+    PrepareCall,
+    ResumeCall,
+    ServerRequest,
+    SettleCall,
+    StartedUp,
+    SwitchCall,
+)
+from emberscale_jobmaster.events import Prepared
+from emberscale_jobmaster.operations import CheckpointPhase, CopyReport, Move, MovePhase, answered, asking_later
+from emberscale_jobmaster.placement import placed
+from emberscale_jobmaster.progress import recovered
+from emberscale_jobmaster.recovery import Failure
+from emberscale_jobmaster.state import JobState, Routing, Stage
+
+KIND = "Move"
+HOLD_SECONDS = 10.0
+"""How long a server holds pushes without hearing more of the barrier, before it has handed over."""
+HANDED_OVER_SECONDS = 30.0
+"""How long it does so once it has: another master takes over within that."""
+PREPARE_SECONDS = 180.0
+"""How long servers without rows may take to build the model and its tables."""
+COPY_SECONDS = 60.0
+"""How long servers may copy without any progress."""
+BARRIER_SECONDS = 15.0
+SETTLE_SECONDS = 2.0
+HAND_OVER_SECONDS = 5.0
+WAIT_SECONDS = 1.0
+CALL_SECONDS = 8.0
+AGAIN_SECONDS = 0.25
+KEPT_SECONDS = 2.0
+"""How often a server that is ready hears that the move is still wanted."""
+
+_AGAIN = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"})
+
+
+def begin_if_due(state: JobState, now: float) -> JobState:
+    """Begins a move to the wanted number of servers, and its barrier; drops one that is not wanted any more."""
+    move = state.move
+    if move is not None:
+        if move.phase in (MovePhase.PREPARE, MovePhase.COPY) and not _is_wanted(state, move):
+            return state.without(move)
+        return _barrier_begun(state, move, now) if _may_hold(state, move, now) else state
+    trouble = state.troubles.get(KIND)
+    target = state.scaling.target
+    if target is None or not scaling.move_due(state) or (trouble is not None and now < trouble.next_at):
+        return state
+    move = Move(
+        id=state.next_operation,
+        number=state.next_barrier,
+        phase=MovePhase.PREPARE,
+        began_at=now,
+        deadline=now + PREPARE_SECONDS,
+        sizes=target,
+        table=_planned(state, target.ps.replicas),
+        servers=_all_servers(state, target.ps.replicas),
+    )
+    state = replace(
+        state,
+        next_operation=state.next_operation + 1,
+        next_barrier=state.next_barrier + 1,
+        next_version=state.next_version + 1,
+    )
+    return state.asking(move, *range(len(move.servers)))
+
+
+def effects_of(operation: Move, whom: int, serial: int) -> tuple[Effect, ...]:
+    """The call that the operation waits for."""
+    return (CallServer(operation.id, serial, operation.servers[whom], _request(operation, whom), CALL_SECONDS),)
+
+
+def left_behind(before: Move, after: JobState) -> tuple[Effect, ...]:
+    """What remains to be done where a move was given up, or its barrier."""
+    now = after.move
+    calls: list[ServerRequest] = []
+    if before.barrier is not None and (now is None or now.barrier is None):
+        calls.append(ResumeCall(before.barrier.generation, before.barrier.number))
+    if now is None or now.id != before.id:
+        calls.append(AbandonCall(before.number))
+    return tuple(
+        CallServer(before.id, 0, server, call, CALL_SECONDS)
+        for call in calls
+        for server in before.servers
+        if after.routing.table != before.table
+    )
+
+
+def prepared(state: JobState, operation: Move, server: int, answer: Prepared, now: float) -> JobState:
+    """A server is ready to receive, or not yet."""
+    operation = answered(operation, server)
+    if not answer.done:
+        return state.asking(operation, server)
+    operation = replace(operation, done=operation.done | {server})
+    if len(operation.done) < len(operation.servers):
+        return state.having(operation)
+    copying = replace(operation, phase=MovePhase.COPY, done=frozenset(), deadline=now + COPY_SECONDS)
+    return state.asking(copying, *range(len(operation.servers)))
+
+
+def copied(state: JobState, operation: Move, server: int, answer: CopyReport, now: float) -> JobState:
+    """A server says how far it is. It is asked on: one that hears no more of a move gives it up."""
+    before = operation.copied.get(server)
+    newly_ready = answer.ready and server not in operation.done
+    gets_on = before is None or answer.copied_bytes > before.copied_bytes or newly_ready
+    operation = replace(
+        operation,
+        copied={**operation.copied, server: answer},
+        done=operation.done | {server} if answer.ready else operation.done,
+        deadline=now + COPY_SECONDS if gets_on else operation.deadline,
+    )
+    if answer.ready:
+        return state.having(asking_later(operation, server, now + KEPT_SECONDS))
+    return state.asking(answered(operation, server), server)
+
+
+def said(state: JobState, operation: Move, server: int, applied: Applied, now: float) -> JobState:
+    """A server has held pushes, settled them, or handed its last changes over."""
+    barrier = operation.barrier
+    if barrier is None:
+        return state
+    try:
+        after = barrier.answered(server, applied)
+    except VoidError as error:
+        return _barrier_failed(state, operation, str(error), now)
+    operation = replace(answered(operation, server), barrier=after)
+    if after.done:
+        operation = replace(operation, phase=MovePhase.SWITCH, done=frozenset())
+        return state.asking(operation, *range(len(operation.servers)))
+    if operation.pending:
+        return state.having(operation)
+    operation = replace(operation, deadline=now + BARRIER_SECONDS)
+    return state.asking(operation, *range(len(after.servers)))
+
+
+def switched(state: JobState, operation: Move, server: int, now: float) -> tuple[JobState, tuple[Effect, ...]]:
+    """A server has adopted the new table. Once all have, it is in force."""
+    operation = answered(operation, server)
+    operation = replace(operation, done=operation.done | {server})
+    if len(operation.done) < len(operation.servers):
+        return state.having(operation), ()
+    pause = now - operation.held_at
+    asked_at = state.scaling.target_since if state.scaling.target is not None else operation.began_at
+    moved = Moved(
+        servers=len(operation.table.servers),
+        seconds=now - operation.began_at,
+        paused_seconds=pause,
+        bytes=sum(one.copied_bytes for one in operation.copied.values()),
+        rounds=max((one.rounds for one in operation.copied.values()), default=0),
+    )
+    state = state.without(operation).untroubled(KIND)
+    state = replace(state, routing=Routing(operation.table, ready=True))
+    started = StartedUp(Role.PS, max(0.0, now - asked_at - pause), pause)
+    return scaling.moved(state, operation.sizes), (moved, started)
+
+
+def server_failed(
+    state: JobState, spec: TrainingJobSpec, operation: Move, server: int, code: str, problem: str, now: float
+) -> JobState:
+    """A call to a server has failed."""
+    if operation.phase is MovePhase.BARRIER:
+        return _barrier_failed(state, operation, f"ps-{server}: {problem}", now)
+    if code in _AGAIN:
+        return state.having(asking_later(operation, server, now + AGAIN_SECONDS))
+    if operation.phase is MovePhase.SWITCH:
+        state = _given_up(state, spec, operation, f"ps-{server} refuses the switch: {problem}", now)
+        return recovered(state, spec, Failure((server,), f"ps-{server} may have rows of either table"))
+    return _given_up(state, spec, operation, f"ps-{server}: {problem}", now)
+
+
+def time_passed(state: JobState, spec: TrainingJobSpec, operation: Move, now: float) -> JobState:
+    """Asks again what is due, and gives up what does not get on; never a switch, which some may have made."""
+    if now >= operation.deadline and operation.phase is not MovePhase.SWITCH:
+        waiting = {*operation.pending, *operation.again_at} - operation.done
+        problem = f"{', '.join(f'ps-{server}' for server in sorted(waiting))} made no progress in {operation.phase}"
+        if operation.phase is MovePhase.BARRIER:
+            return _barrier_failed(state, operation, problem, now)
+        return _given_up(state, spec, operation, problem, now)
+    due = [whom for whom, at in operation.again_at.items() if now >= at]
+    return state.asking(operation, *due) if due else state
+
+
+def taken_over(state: JobState, operation: Move) -> JobState:
+    """A new master finishes what may have been switched, and undoes anything else."""
+    if operation.phase is not MovePhase.SWITCH:
+        return state.without(operation)
+    return state.asking(operation, *operation.pending, *operation.again_at)
+
+
+def _request(operation: Move, whom: int) -> ServerRequest:
+    barrier, number = operation.barrier, operation.number
+    if operation.phase is MovePhase.PREPARE:
+        return PrepareCall(number, operation.table, WAIT_SECONDS)
+    if operation.phase is MovePhase.COPY or barrier is None:
+        return CopyCall(number, WAIT_SECONDS)
+    if operation.phase is MovePhase.SWITCH:
+        return SwitchCall(barrier.generation, barrier.number, number, barrier.settled)
+    match barrier.phase:
+        case BarrierPhase.HOLD:
+            return HoldCall(barrier.generation, barrier.number, HOLD_SECONDS)
+        case BarrierPhase.SETTLE:
+            settle = barrier.settling(whom)
+            return SettleCall(barrier.generation, barrier.number, HOLD_SECONDS, settle, SETTLE_SECONDS)
+        case _:
+            return HandOverCall(barrier.generation, barrier.number, HANDED_OVER_SECONDS, number, HAND_OVER_SECONDS)
+
+
+def _planned(state: JobState, servers: int) -> RoutingTable:
+    table = state.routing.table
+    return RoutingTable(
+        generation=table.generation,
+        version=state.next_version,
+        servers=_all_servers(state, servers)[:servers],
+        bucket_owners=placed(table.bucket_owners, servers),
+        piece_owners=placed(table.piece_owners, servers),
+    )
+
+
+def _all_servers(state: JobState, servers: int) -> tuple[PsAddress, ...]:
+    """Those that serve, and those that will."""
+    present = state.routing.table.servers
+    joining = ((index, state.members.process(Role.PS, index)) for index in range(len(present), servers))
+    return (
+        *present,
+        *(
+            PsAddress(index, process.incarnation, process.data_address, process.control_address)
+            for index, process in joining
+            if process is not None
+        ),
+    )
+
+
+def _is_wanted(state: JobState, move: Move) -> bool:
+    """Whether the job still is to have this shape, and all servers of the move are there."""
+    target = state.scaling.target
+    if target is None or target.ps.replicas != move.sizes.ps.replicas or state.suspending or state.over:
+        return False
+    if state.stage not in (Stage.TRAIN, Stage.EVALUATE) or not state.routing.ready:
+        return False
+    processes = [(server, state.members.process(Role.PS, server.index)) for server in move.servers]
+    return all(process is not None and process.incarnation == server.incarnation for server, process in processes)
+
+
+def is_copied(state: JobState) -> bool:
+    """Whether a move under which servers leave waits for nothing but checkpoints that these still write."""
+    move = state.move
+    return (
+        move is not None
+        and move.phase is MovePhase.COPY
+        and len(move.done) == len(move.servers)
+        and len(move.table.servers) < len(move.servers)
+    )
+
+
+def _may_hold(state: JobState, move: Move, now: float) -> bool:
+    """Whether all is copied, and no checkpoint holds pushes, or needs servers that are about to leave."""
+    trouble = state.troubles.get(KIND)
+    if move.phase is not MovePhase.COPY or len(move.done) < len(move.servers):
+        return False
+    if trouble is not None and now < trouble.next_at:
+        return False
+    in_the_way = {CheckpointPhase.BARRIER, CheckpointPhase.SAVE} if is_copied(state) else {CheckpointPhase.BARRIER}
+    return not any(taking.phase in in_the_way for taking in state.checkpointings)
+
+
+def _barrier_begun(state: JobState, move: Move, now: float) -> JobState:
+    table = state.routing.table
+    move = replace(
+        move,
+        phase=MovePhase.BARRIER,
+        barrier=DrivenBarrier(state.next_barrier, table.generation, table.servers),
+        held_at=now,
+        deadline=now + BARRIER_SECONDS,
+        pending={},
+        again_at={},
+    )
+    state = replace(state, next_barrier=state.next_barrier + 1)
+    return state.asking(move, *range(len(table.servers)))
+
+
+def _barrier_failed(state: JobState, operation: Move, problem: str, now: float) -> JobState:
+    """Pushes go on, and so does the copying; another barrier is begun later."""
+    trouble = retry.failed_again(state.troubles.get(KIND), now, "MoveHeldUp", problem)
+    state = replace(state, troubles={**state.troubles, KIND: trouble})
+    copying = replace(
+        operation,
+        phase=MovePhase.COPY,
+        barrier=None,
+        done=frozenset(),
+        deadline=now + COPY_SECONDS,
+        pending={},
+        again_at={},
+    )
+    return state.asking(copying, *range(len(operation.servers)))
+
+
+def _given_up(state: JobState, spec: TrainingJobSpec, operation: Move, problem: str, now: float) -> JobState:
+    """The move came to nothing. Another is begun later, unless moves have failed for long."""
+    trouble = retry.failed_again(state.troubles.get(KIND), now, "MoveFailed", problem)
+    state = state.without(operation)
+    if retry.exhausted(trouble, now):
+        return scaling.given_up(state.untroubled(KIND), spec, f"the rows could not be moved: {problem}", now)
+    return replace(state, troubles={**state.troubles, KIND: trouble})

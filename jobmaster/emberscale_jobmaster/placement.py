@@ -1,0 +1,59 @@
+"""Which server owns which bucket and which dense piece: pure, and with as few moves as balance allows.
+
+Scale-out, scale-in, the replacement of a server and its drain are one question: who owns things now, and who may. What
+has lost its owner goes first, the heaviest first, to whoever is furthest below its share. Then the server that is
+furthest above gives to the one that is furthest below, until nothing that it could give would bring the two together.
+"""
+
+from collections.abc import Sequence
+
+NOBODY = -1
+"""In the place of an owner: who owned it may not any more, or nobody ever did."""
+
+
+def placed(
+    owners: Sequence[int], servers: int, weights: Sequence[int] | None = None, limits: Sequence[int] | None = None
+) -> tuple[int, ...]:
+    """The owner of each thing, in [0, servers), once all are placed; before, `owners` own them, or NOBODY does.
+
+    * `weights`: what each thing weighs, such as bytes or requests; 1 each without.
+    * `limits`: how strong each server is, such as bytes of memory; all the same without. A share is the part of the
+      whole weight that is due to a server by its limit.
+    * No two servers differ by more than the heaviest thing in how far they are above or below their shares.
+    * With equal weights and limits, no placement with numbers that differ by at most one moves fewer things.
+
+    Raises ValueError without servers, or for weights and limits that are not positive.
+    """
+    weight = [1] * len(owners) if weights is None else list(weights)
+    limit = [1] * servers if limits is None else list(limits)
+    if servers < 1 or len(weight) != len(owners) or len(limit) != servers or min([*limit, *weight], default=1) < 1:
+        raise ValueError("expected a server or more, a positive weight of each thing, and a positive limit of each")
+    whole = sum(limit)
+    after = [owner if 0 <= owner < servers else NOBODY for owner in owners]
+    above = [-limit[server] * sum(weight) for server in range(servers)]  # in units of weight / whole
+    for thing, owner in enumerate(after):
+        if owner != NOBODY:
+            above[owner] += weight[thing] * whole
+    homeless = [thing for thing, owner in enumerate(after) if owner == NOBODY]
+    taker = 0
+    for thing in sorted(homeless, key=lambda one: (-weight[one], one)):
+        if above[taker] + weight[thing] * whole > 0:  # else neighbours stay together
+            taker = above.index(min(above))
+        after[thing] = taker
+        above[taker] += weight[thing] * whole
+    while (given := _given(after, weight, above, whole)) is not None:
+        thing, taker = given
+        above[after[thing]] -= weight[thing] * whole
+        above[taker] += weight[thing] * whole
+        after[thing] = taker
+    return tuple(after)
+
+
+def _given(owners: Sequence[int], weight: Sequence[int], above: Sequence[int], whole: int) -> tuple[int, int] | None:
+    """What goes to whom next: the thing that brings the two furthest apart closest together; None where none does."""
+    giver, taker = above.index(max(above)), above.index(min(above))
+    gap = above[giver] - above[taker]
+    useful = [thing for thing, owner in enumerate(owners) if owner == giver and weight[thing] * whole < gap]
+    if not useful:
+        return None
+    return min(useful, key=lambda thing: (abs(gap - 2 * weight[thing] * whole), thing)), taker

@@ -1,0 +1,84 @@
+"""Placements: whole, balanced, and with few moves, from whatever there was before."""
+
+from itertools import pairwise
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from emberscale_jobmaster.placement import NOBODY, placed
+
+servers_and_owners = st.integers(1, 9).flatmap(
+    lambda servers: st.tuples(st.just(servers), st.lists(st.integers(NOBODY, 11), max_size=80))
+)
+
+
+def counts(owners: tuple[int, ...], servers: int) -> list[int]:
+    return [owners.count(server) for server in range(servers)]
+
+
+def moves(before: list[int] | tuple[int, ...], after: tuple[int, ...]) -> int:
+    return sum(one != other for one, other in zip(before, after, strict=True))
+
+
+@given(servers_and_owners)
+def test_equal_things_are_spread_evenly_with_as_few_moves_as_there_can_be(case: tuple[int, list[int]]) -> None:
+    servers, before = case
+    after = placed(before, servers)
+    held = counts(after, servers)
+    assert len(after) == len(before)
+    assert sum(held) == len(before), "everything is owned once"
+    assert max(held) - min(held) <= 1
+    kept = sorted((before.count(server) for server in range(servers)), reverse=True)
+    low, more = divmod(len(before), servers)
+    most_kept = sum(min(own, low + (place < more)) for place, own in enumerate(kept))
+    assert moves(before, after) == len(before) - most_kept
+
+
+@given(servers_and_owners, st.data())
+def test_weights_and_limits_are_kept_within_one_thing(case: tuple[int, list[int]], data: st.DataObject) -> None:
+    servers, before = case
+    weights = data.draw(st.lists(st.integers(1, 1000), min_size=len(before), max_size=len(before)))
+    limits = data.draw(st.lists(st.integers(1, 16), min_size=servers, max_size=servers))
+    after = placed(before, servers, weights, limits)
+    assert all(0 <= owner < servers for owner in after)
+    loads = [
+        sum(weight for weight, owner in zip(weights, after, strict=True) if owner == server)
+        for server in range(servers)
+    ]
+    above = [load - sum(weights) * limit / sum(limits) for load, limit in zip(loads, limits, strict=True)]
+    assert max(above) - min(above) <= max(weights, default=0) + 1e-6
+    assert placed(after, servers, weights, limits) == after, "what is placed stays"
+
+
+def test_a_first_placement_keeps_neighbours_together() -> None:
+    after = placed([NOBODY] * 64, 3)
+    assert sum(one != other for one, other in pairwise(after)) <= 3
+
+
+def test_one_more_server_takes_only_its_share() -> None:
+    before = placed([NOBODY] * 1024, 2)
+    after = placed(before, 3)
+    assert counts(after, 3) in ([342, 341, 341], [341, 342, 341], [341, 341, 342])
+    assert moves(before, after) == counts(after, 3)[2]
+    assert all(owner in (2, was) for was, owner in zip(before, after, strict=True))
+
+
+def test_a_server_that_goes_gives_what_it_has_and_nobody_else_gives() -> None:
+    before = placed([NOBODY] * 1024, 3)
+    after = placed(before, 2)
+    assert moves(before, after) == counts(before, 3)[2]
+
+
+def test_a_heavy_bucket_has_a_server_to_itself() -> None:
+    after = placed([0] * 9, 2, weights=[80, *[10] * 8])
+    assert sorted(sum(10 if thing else 80 for thing in range(9) if after[thing] == server) for server in (0, 1)) == [
+        80,
+        80,
+    ]
+
+
+@pytest.mark.parametrize("arguments", [([0], 0), ([0], 1, [0]), ([0], 1, [1, 1]), ([0], 2, [1], [1, 0])])
+def test_what_makes_no_sense_is_refused(arguments: tuple[object, ...]) -> None:
+    with pytest.raises(ValueError, match="expected a server"):
+        placed(*arguments)  # type: ignore[arg-type]  # that is the test

@@ -1,0 +1,197 @@
+"""Moves on one parameter server: the real core decides, and units travel where rows would, in rounds and in order."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tests.simulation.network import UnavailableError
+from tests.simulation.units import UNITS, Batch, Unit, owner
+from tests.simulation.world import Signal, Task
+
+from emberscale_api.routing import RoutingTable
+from emberscale_trainer.partition import AppliedBatches
+from emberscale_trainer.server.barrier import NotHeldError
+from emberscale_trainer.server.moves import Transfer
+from emberscale_trainer.server.staleness import StalenessBound
+
+if TYPE_CHECKING:
+    from tests.simulation.parameter_server import ParameterServer
+
+_ROUND_SECONDS = 0.1
+_COPY_SECONDS = (0.05, 2.0)
+
+
+class MoveError(Exception):
+    """A move has failed here."""
+
+
+@dataclass
+class _Outgoing:
+    """What a server sends in a move: rounds that are done, and those that were asked for within a barrier."""
+
+    move: int
+    rounds: int = 0
+    asked: int = 0
+    answered: int = 0
+    sequence: int = 0
+    problem: str = ""
+    changed: Signal[None] = field(default_factory=Signal)
+
+    def notify(self) -> None:
+        """Something has happened."""
+        before, self.changed = self.changed, Signal()
+        before.set()
+
+
+class SimulatedMover:
+    """The moves of one server."""
+
+    def __init__(self, server: "ParameterServer") -> None:
+        self._server = server
+        self.dirty: set[Unit] = set()
+        """Units that were changed since the last round took them."""
+        self._staged: dict[Unit, set[Batch]] = {}
+        self._heard: dict[int, int] = {}
+        """By who sends, the number of the last message that was taken."""
+        self._outgoing: _Outgoing | None = None
+
+    # What the master asks for
+
+    def prepare(self, move: int, table: RoutingTable) -> bool:
+        """Takes part in a move. Raises as the core does."""
+        core, before = self._server.core, self._server.core.transfer
+        if core.prepare(move, table, self._server.index, self._server.world.now) is not before:
+            self._staged, self._heard = {}, {}
+        return True
+
+    def copy(self, move: int, wait: float) -> Task[tuple[bool, int]]:
+        """Sends what is given away; whether little is left, and the rounds so far. Raises NotHeldError."""
+        world = self._server.world
+        outgoing = self._sending(self._server.core.wanted(move, world.now))
+        deadline = world.now + wait
+        if outgoing is not None:
+            self._server.after(wait, outgoing.notify)
+        while outgoing is not None and outgoing.rounds < 2 and not outgoing.problem and world.now < deadline:
+            yield outgoing.changed
+        self._check(outgoing)
+        return outgoing is None or outgoing.rounds >= 2, 0 if outgoing is None else outgoing.rounds
+
+    def hand_over(self, generation: int, barrier: int, seconds: float, move: int, wait: float) -> Task[AppliedBatches]:
+        """Sends the last changes within a barrier. Raises NotHeldError and TimeoutError."""
+        world, core = self._server.world, self._server.core
+        core.hand_over(generation, barrier, move, seconds, world.now)
+        outgoing = self._sending(core.wanted(move, world.now))
+        if outgoing is not None:
+            outgoing.asked += 1
+            mine, deadline = outgoing.asked, world.now + wait
+            outgoing.notify()
+            self._server.after(wait, outgoing.notify)
+            while outgoing.answered < mine and not outgoing.problem:
+                if world.now >= deadline:
+                    raise TimeoutError("the last changes were not sent")
+                yield outgoing.changed
+        self._check(outgoing)
+        return core.hand_over(generation, barrier, move, seconds, world.now)
+
+    def switch(self, generation: int, barrier: int, move: int, settled: AppliedBatches) -> AppliedBatches:
+        """Adopts the table of a move. Raises as the core does."""
+        server, bound = self._server, None
+        transfer = server.core.transfer
+        if transfer is not None and transfer.joins and server.index == 0:
+            spec = server.cluster.spec.training
+            count = sum(stop - first for epoch in settled.epochs() for first, stop in settled.ranges(epoch))
+            bound = StalenessBound(spec.max_staleness, spec.staleness_warmup, count)
+        outcome, switched = server.core.switch(generation, barrier, move, settled, bound, server.world.now)
+        if switched is not None:
+            kept = {} if switched.joins else server.rows
+            rows = {**kept, **self._staged}
+            server.rows = {unit: rows[unit] for unit in rows if owner(switched.table, unit) == server.index}
+            server.table = switched.table
+            self._staged = {}
+            server.cluster.model.switched(server, switched.table)
+        server.notify()
+        return outcome.applied
+
+    def abandon(self, move: int) -> None:
+        """Gives moves up."""
+        if self._server.core.abandon(move) is not None:
+            self._staged = {}
+
+    def lapse(self) -> None:
+        """Gives up a move of which the master has not spoken for long."""
+        if self._server.core.lapse(self._server.world.now) is not None:
+            self._staged = {}
+
+    # What other servers send
+
+    def receive(self, move: int, source: int, sequence: int, rows: dict[Unit, frozenset[Batch]]) -> Task[None]:
+        """Takes what another server gives away, each message once and in order. Raises MoveError."""
+        yield from ()
+        try:
+            self._server.core.moving(move)
+        except NotHeldError as error:
+            raise MoveError(str(error)) from error
+        if sequence <= self._heard.get(source, 0):
+            return
+        self._heard[source] = sequence
+        for unit, batches in rows.items():
+            self._staged[unit] = set(batches)
+
+    # Its own sending
+
+    def _check(self, outgoing: _Outgoing | None) -> None:
+        if outgoing is not None and outgoing.problem:
+            raise NotHeldError(f"move {outgoing.move} has failed here: {outgoing.problem}")
+
+    def _sending(self, transfer: Transfer) -> _Outgoing | None:
+        if self._outgoing is not None and self._outgoing.move == transfer.number:
+            return self._outgoing
+        self._outgoing = None
+        if transfer.given():
+            self._outgoing = _Outgoing(transfer.number)
+            self._server.spawn(self._send_rounds(transfer, self._outgoing))
+        return self._outgoing
+
+    def _send_rounds(self, transfer: Transfer, outgoing: _Outgoing) -> Task[None]:
+        server = self._server
+        given = {unit: owner(transfer.table, unit) for unit in UNITS if owner(transfer.table, unit) != server.index}
+        try:
+            while self._outgoing is outgoing:
+                server.core.moving(transfer.number)
+                asked = outgoing.asked
+                first = not outgoing.rounds
+                taken = set(UNITS) if first else self.dirty
+                self.dirty = set()
+                rows = {unit: frozenset(server.rows[unit]) for unit in taken & given.keys() if unit in server.rows}
+                if first:
+                    yield server.sleep(server.world.random.uniform(*_COPY_SECONDS))
+                for peer in sorted(set(given.values())):
+                    outgoing.sequence += 1
+                    moving = {unit: batches for unit, batches in rows.items() if given[unit] == peer}
+                    yield from self._deliver(transfer, peer, outgoing.sequence, moving)
+                outgoing.rounds += 1
+                outgoing.answered = asked
+                outgoing.notify()
+                if outgoing.asked == outgoing.answered:
+                    server.after(_ROUND_SECONDS, outgoing.notify)
+                    yield outgoing.changed
+        except (MoveError, NotHeldError) as error:
+            outgoing.problem = str(error)
+            outgoing.notify()
+
+    def _deliver(self, transfer: Transfer, peer: int, sequence: int, rows: dict[Unit, frozenset[Batch]]) -> Task[None]:
+        """A message, tried until it is taken. Raises MoveError and NotHeldError."""
+        server, target = self._server, transfer.table.servers[peer]
+        find = lambda: server.cluster.server_of(target.incarnation)  # noqa: E731
+        while True:
+            server.core.moving(transfer.number)
+            try:
+                yield server.cluster.network.call(
+                    server,
+                    find,
+                    lambda found: found.mover.receive(transfer.number, server.index, sequence, rows),
+                    5.0,
+                )
+            except UnavailableError:
+                yield server.sleep(0.2)
+            else:
+                return

@@ -1,0 +1,260 @@
+"""Live moves between servers over real sockets, with pushes at every moment of them."""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
+from emberscale_api.routing import DENSE_PIECES, RoutingTable, buckets_of, piece_length
+from emberscale_api.wire import Header, Kind, Status
+from emberscale_trainer.partition import AppliedBatches, Ownership
+from emberscale_trainer.server import mover as mover_module
+from emberscale_trainer.server.barrier import NotHeldError
+from emberscale_trainer.server.mover import CopyProgress
+from emberscale_trainer.server.reports import Taken
+from emberscale_trainer.table import DensePieces, Reader, TableStore
+from eventually import eventually
+from moves import SECONDS, MovingServer, table_of
+from snapshots import drained
+
+PARAMETERS = 500
+LENGTH = piece_length(PARAMETERS)
+ADAGRAD = OptimizerSpec(type=OptimizerType.ADAGRAD, learning_rate=0.1)
+TABLES = [TableSpec(number, f"C{number}", number, 4, ADAGRAD, InitializerSpec(), seed=0) for number in range(2)]
+KEYS = 3000
+
+
+def tables() -> TableStore:
+    return TableStore(TABLES, DensePieces.of(np.zeros(PARAMETERS, dtype=np.float32), ADAGRAD))
+
+
+class Servers:
+    """Some servers, a store that takes every batch whole, and what a master would do."""
+
+    def __init__(self, folder: Path, serving: int, spare: int) -> None:
+        self.all = [MovingServer(index, folder) for index in range(serving + spare)]
+        self.table = table_of(1, [server.address for server in self.all[:serving]])
+        self.stores = {server.index: tables() for server in self.all}
+        self.whole = tables()
+        self.barrier = 0
+        self.batches = 0
+        self.random = np.random.default_rng(0)
+        for server in self.all[:serving]:
+            server.assign(self.table, self.stores[server.index])
+
+    def push(self, rows: int = 200) -> None:
+        """Trains one batch on all servers of the table in force."""
+        keys = [np.sort(self.random.choice(KEYS, rows, replace=False)).astype(np.int64) for _ in TABLES]
+        pieces = np.arange(DENSE_PIECES)
+        gradients = [self.random.standard_normal((rows, 4)).astype(np.float32) for _ in TABLES]
+        dense = self.random.standard_normal((DENSE_PIECES, LENGTH)).astype(np.float32)
+        number, self.batches = self.batches, self.batches + 1
+        for server in [None, *self.all[: len(self.table.servers)]]:
+            owned = Ownership.of_everything() if server is None else Ownership.of(self.table, server.index)
+            masks = [owned.buckets[buckets_of(named)] for named in keys]
+            counts = np.array([*(int(mask.sum()) for mask in masks), int(owned.pieces.sum())], np.uint32)
+            named = np.concatenate(
+                [named[mask] for named, mask in zip(keys, masks, strict=True)] + [pieces[owned.pieces]]
+            )
+            values = [part[mask].reshape(-1) for part, mask in zip(gradients, masks, strict=True)]
+            flat = np.concatenate([*values, dense[owned.pieces].reshape(-1)])
+            if server is None:
+                self.whole.push(counts, named, flat)
+                continue
+            header = Header(Kind.PUSH, generation=1, version=self.table.version, batch=number, token=1, tables=3)
+            assert server.state.push(0, header, counts, named, flat) is Status.OK
+
+    def prepare(self, count: int) -> RoutingTable:
+        """Begins a move to so many servers; its number is its version."""
+        wanted = table_of(self.table.version + 1, [server.address for server in self.all[:count]])
+        for server in self.all:
+            if server.state.prepare(wanted.version, wanted, server.index).joins:
+                self.stores[server.index] = tables()
+                server.state.stage(wanted.version, self.stores[server.index])
+        return wanted
+
+    def copied(self, wanted: RoutingTable) -> list[CopyProgress]:
+        """How far all servers are, once what remains is little."""
+        return [server.mover.copy(wanted.version, SECONDS) for server in self.all]
+
+    def switch(self, wanted: RoutingTable) -> None:
+        """The barrier of a move."""
+        self.barrier += 1
+        serving = self.all[: len(self.table.servers)]
+        for server in serving:
+            server.state.hold(1, self.barrier, SECONDS)
+        applied = [server.state.settle(1, self.barrier, [], SECONDS, 0) for server in serving]
+        for server in serving:
+            server.state.hand_over(1, self.barrier, wanted.version, SECONDS)
+            server.mover.hand_over(wanted.version, SECONDS)
+        for server in self.all:
+            server.state.switch(1, self.barrier, wanted.version, applied[0])
+        self.table = wanted
+
+    def check(self) -> None:
+        """Each server holds what it owns as the one store does, to the bit, and nothing else."""
+        for server in self.all:
+            expected, found = {}, {}
+            owned = Ownership.of(self.table, server.index)
+            for number in range(3):
+                records = drained(self.whole.snapshot(Reader.FLASH, threading.RLock()), number)
+                keys = np.array(sorted(records), np.int64)
+                mine = keys[owned.among(keys, dense=number == 2)].tolist()
+                expected[number] = {key: records[key] for key in mine}
+            if server.state.known != (0, 0):
+                self.barrier += 1
+                server.state.hold(1, self.barrier, SECONDS)
+                server.state.settle(1, self.barrier, [], SECONDS, 0)  # what was given away is gone after it
+                server.state.resume(1, self.barrier)
+                store = self.stores[server.index]
+                found = {
+                    number: drained(store.snapshot(Reader.FLASH, threading.RLock()), number) for number in range(3)
+                }
+                assert found == expected, f"ps-{server.index}"
+
+    def close(self) -> None:
+        for server in self.all:
+            server.close()
+
+
+@pytest.fixture
+def make_servers(tmp_path: Path) -> Iterator[Callable[[int, int], Servers]]:
+    made: list[Servers] = []
+
+    def make(serving: int, spare: int) -> Servers:
+        made.append(Servers(tmp_path, serving, spare))
+        return made[-1]
+
+    yield make
+    for servers in made:
+        servers.close()
+
+
+@pytest.mark.parametrize(("serving", "spare", "wanted"), [(1, 1, 2), (2, 1, 3), (3, 0, 2), (3, 0, 1), (2, 2, 4)])
+def test_rows_are_the_same_after_a_move_to_another_number_of_servers(
+    make_servers: Callable[[int, int], Servers], serving: int, spare: int, wanted: int
+) -> None:
+    servers = make_servers(serving, spare)
+    for _ in range(20):
+        servers.push()
+    table = servers.prepare(wanted)
+    with ThreadPoolExecutor(1) as threads:
+        copying = threads.submit(servers.copied, table)
+        while not copying.done():
+            servers.push(50)
+        copying.result()
+    for _ in range(5):
+        servers.push()
+    servers.switch(table)
+    servers.check()
+    for _ in range(5):
+        servers.push()
+    servers.check()
+
+
+def test_there_and_back_again(make_servers: Callable[[int, int], Servers]) -> None:
+    servers = make_servers(2, 1)
+    for wanted in (3, 2, 3, 1, 2):
+        servers.push()
+        table = servers.prepare(wanted)
+        servers.copied(table)
+        servers.push()
+        servers.switch(table)
+        servers.check()
+
+
+def test_an_abandoned_move_leaves_nothing_behind(make_servers: Callable[[int, int], Servers]) -> None:
+    servers = make_servers(3, 0)
+    servers.push()
+    table = servers.prepare(2)
+    servers.copied(table)
+    for server in servers.all:
+        server.state.abandon(table.version)
+    servers.push()
+    servers.check()
+    with pytest.raises(NotHeldError):
+        servers.all[1].mover.copy(table.version, 0)
+
+
+def test_a_checkpoint_during_a_move_holds_what_the_server_owns(make_servers: Callable[[int, int], Servers]) -> None:
+    servers = make_servers(3, 0)
+    servers.push()
+    servers.copied(servers.prepare(2))
+    server = servers.all[0]
+    server.state.hold(1, 9, SECONDS)
+    server.state.settle(1, 9, [], SECONDS, 0)
+    taken: list[Taken] = []
+    server.state.snapshot(1, 9, taken.append)
+    assert taken[0].mixed
+    assert taken[0].owned.buckets.sum() < 350
+
+
+def test_a_move_that_the_master_forgets_is_given_up(
+    make_servers: Callable[[int, int], Servers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers = make_servers(3, 0)
+    servers.push()
+    table = servers.prepare(2)
+    servers.copied(table)
+    monkeypatch.setattr("emberscale_trainer.server.moves.PATIENCE_SECONDS", 0.0)
+    for server in servers.all:
+        server.mover.look()
+    with pytest.raises(NotHeldError):
+        servers.switch(table)
+    for server in servers.all:
+        server.state.resume(1, servers.barrier)
+    servers.check()
+
+
+def test_a_receiver_that_gives_the_move_up_fails_it_for_the_sender(
+    make_servers: Callable[[int, int], Servers],
+) -> None:
+    servers = make_servers(2, 1)
+    servers.push()
+    table = servers.prepare(3)
+    servers.copied(table)
+    servers.all[2].state.abandon(table.version)
+    servers.push()
+
+    def failed() -> bool:
+        try:
+            servers.all[1].mover.copy(table.version, 0)
+        except NotHeldError as error:
+            return "not under way" in str(error)
+        return False
+
+    eventually(failed)
+
+
+def test_what_is_pushed_after_the_last_round_is_not_lost_when_the_barrier_comes_later(
+    make_servers: Callable[[int, int], Servers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mover_module, "_PAUSE_SECONDS", SECONDS)  # no round by itself
+    servers = make_servers(2, 1)
+    servers.push()
+    monkeypatch.setattr(mover_module, "MOST_ROUNDS", 1)
+    table = servers.prepare(3)
+    servers.copied(table)
+    servers.push()
+    servers.switch(table)
+    servers.check()
+
+
+def test_a_server_that_joins_knows_what_is_applied(make_servers: Callable[[int, int], Servers]) -> None:
+    servers = make_servers(1, 1)
+    servers.push()
+    table = servers.prepare(2)
+    servers.copied(table)
+    servers.switch(table)
+    joined = servers.all[1].state
+    header = Header(Kind.PUSH, generation=1, version=2, batch=0, token=1, tables=3)
+    assert (
+        joined.push(0, header, np.zeros(3, np.uint32), np.zeros(0, np.int64), np.zeros(0, np.float32))
+        is Status.REPEATED
+    )
+    assert joined.known == (1, 2)
+    assert AppliedBatches.merged([joined.hold(1, 99, 1)]).ranges(0) == [(0, 1)]

@@ -1,0 +1,247 @@
+"""Rows on the move between parameter servers: a thread sends what is given away, the data plane takes what comes.
+
+The first round is of all rows, as a snapshot; every other is of the rows that changed since the one before. Training
+goes on beside them, so the rounds get short, but never end by themselves: the last one is sent within a barrier.
+"""
+
+import ssl
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import structlog
+
+from emberscale_trainer.partition import Ownership
+from emberscale_trainer.server.barrier import NotHeldError
+from emberscale_trainer.server.moves import Transfer, move_of, stream_of
+from emberscale_trainer.server.state import ServerState
+from emberscale_trainer.stream import Item, ItemKind, StreamLostError, StreamReceivers, StreamSender
+from emberscale_trainer.stream.receiver import Deliver
+from emberscale_trainer.table import Snapshot, SnapshotAbandonedError, TableStore, keys_of
+
+log = structlog.get_logger()
+
+SHORT_SECONDS = 0.1
+"""A round that takes no longer fits into a barrier."""
+MOST_ROUNDS = 12
+"""After so many, rows change about as fast as they are copied, and the barrier has to take what remains."""
+_PAUSE_SECONDS = 0.1
+_REST = 1.0
+"""How long the first round rests after a piece of work, in times of that work: pushes come first."""
+_STALLED_SECONDS = 30.0
+"""How long a receiver may take nothing."""
+
+
+@dataclass(frozen=True)
+class CopyProgress:
+    """How far a server is with what it gives away.
+
+    * `ready`: what remains fits into a barrier.
+    * `rounds`: those that are done. `changed_rows`: rows of the last one.
+    """
+
+    ready: bool
+    copied_bytes: int = 0
+    rounds: int = 0
+    changed_rows: int = 0
+
+
+class RowMover:
+    """What one server sends and receives in moves. Any thread may call in."""
+
+    def __init__(self, state: ServerState, token: str, context: ssl.SSLContext | None = None) -> None:
+        """With a context, streams to other machines go over TLS."""
+        self._state = state
+        self._token = token
+        self._context = context
+        self._lock = threading.Lock()
+        self._sending: _Sending | None = None
+        self.streams = StreamReceivers(self._accept)
+
+    def copy(self, move: int, wait_seconds: float) -> CopyProgress:
+        """Begins to send what this server gives away, or attaches to that, and says how far it is.
+
+        Raises NotHeldError for a move that is not under way, and for one that has failed.
+        """
+        sending = self._sending_of(self._state.wanted(move))
+        return CopyProgress(ready=True) if sending is None else sending.progress(wait_seconds)
+
+    def hand_over(self, move: int, wait_seconds: float) -> None:
+        """Sends what has changed until now, and returns when the receivers have it. To be called within a barrier.
+
+        Raises NotHeldError as `copy` does, and TimeoutError.
+        """
+        sending = self._sending_of(self._state.wanted(move))
+        if sending is not None:
+            sending.send_now(wait_seconds)
+
+    def look(self) -> None:
+        """Gives up a move that the master has not spoken of for long; to be called now and then."""
+        self._state.lapse()
+
+    def _sending_of(self, transfer: Transfer) -> "_Sending | None":
+        with self._lock:
+            if self._sending is not None and self._sending.move != transfer.number:
+                self._sending.close()
+                self._sending = None
+            if self._sending is None and (given := transfer.given()):
+                self._sending = _Sending(self._state, transfer, given, self._token, self._context)
+            return self._sending
+
+    def _accept(self, stream: int, generation: int) -> Deliver:
+        move = move_of(stream)
+        try:
+            transfer = self._state.wanted(move)
+        except NotHeldError as error:
+            raise StreamLostError(str(error)) from error
+        if transfer.table.generation != generation:
+            raise StreamLostError(f"move {move} is of generation {transfer.table.generation}")
+
+        def deliver(item: Item) -> None:
+            try:
+                self._state.receive(move, item)
+            except (NotHeldError, MemoryError) as error:
+                raise StreamLostError(str(error)) from error
+
+        return deliver
+
+
+class _Sending:
+    """The rounds of one move, in a thread that ends with the move."""
+
+    def __init__(
+        self,
+        state: ServerState,
+        transfer: Transfer,
+        given: Mapping[int, Ownership],
+        token: str,
+        context: ssl.SSLContext | None,
+    ) -> None:
+        self.move = transfer.number
+        self._state = state
+        self._given = given
+        stream, table = stream_of(transfer.number, transfer.index), transfer.table
+        self._senders = {
+            peer: StreamSender(
+                table.servers[peer].data, table.servers[peer].incarnation, token, stream, table.generation, context
+            )
+            for peer in given
+        }
+        self._changed = threading.Condition()
+        self._progress = CopyProgress(ready=False)
+        self._asked = self._answered = 0
+        self._problem = ""
+        self._closed = threading.Event()
+        threading.Thread(target=self._run, name="move", daemon=True).start()
+
+    def progress(self, wait_seconds: float) -> CopyProgress:
+        """How far it is, once it is ready or after the wait. Raises NotHeldError if it has failed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._progress.ready or self._problem, wait_seconds)
+            self._check()
+            return self._progress
+
+    def send_now(self, wait_seconds: float) -> None:
+        """A round of all that has changed before this call. Raises NotHeldError and TimeoutError."""
+        with self._changed:
+            self._asked += 1
+            mine = self._asked
+            self._changed.notify_all()
+            if not self._changed.wait_for(lambda: self._answered >= mine or self._problem, wait_seconds):
+                raise TimeoutError(f"the last changes were not sent within {wait_seconds:g} s")
+            self._check()
+
+    def close(self) -> None:
+        """Ends the streams and, soon, the thread."""
+        self._closed.set()
+        for sender in self._senders.values():
+            sender.close()
+        with self._changed:
+            self._changed.notify_all()
+
+    def _check(self) -> None:
+        if self._problem:
+            raise NotHeldError(f"move {self.move} has failed here: {self._problem}")
+
+    def _run(self) -> None:
+        began = time.monotonic()
+        try:
+            while not self._closed.is_set():
+                self._round()
+        except NotHeldError:
+            pass  # the move is over
+        except (StreamLostError, SnapshotAbandonedError, TimeoutError, MemoryError) as error:
+            if not self._closed.is_set():
+                log.warning("move_failed", move=self.move, problem=str(error))
+                self._fail(str(error))
+        except BaseException as error:
+            self._fail(repr(error))
+            raise
+        finally:
+            self.close()
+        progress = self._progress
+        log.info(
+            "move_over",
+            move=self.move,
+            bytes=progress.copied_bytes,
+            rounds=progress.rounds,
+            seconds=round(time.monotonic() - began, 3),
+        )
+
+    def _fail(self, problem: str) -> None:
+        with self._changed:
+            self._problem = problem
+            self._changed.notify_all()
+
+    def _round(self) -> None:
+        with self._changed:
+            before = self._progress
+            if before.rounds:
+                self._changed.wait_for(lambda: self._asked > self._answered or self._closed.is_set(), _PAUSE_SECONDS)
+            asked = self._asked
+        began, first = time.monotonic(), not before.rounds
+        snapshot, tables = self._state.moved_rows(self.move, whole=first)
+        try:
+            rows = self._send(snapshot, tables, rests=first)
+            for sender in self._senders.values():
+                sender.flush(_STALLED_SECONDS)
+            snapshot.commit()
+        except BaseException:
+            snapshot.give_back()
+            raise
+        with self._changed:
+            rounds = before.rounds + 1
+            is_short = not first and time.monotonic() - began <= SHORT_SECONDS
+            ready = before.ready or is_short or rounds >= MOST_ROUNDS
+            self._progress = CopyProgress(ready, self._progress.copied_bytes, rounds, rows)
+            self._answered = asked
+            self._changed.notify_all()
+
+    def _send(self, snapshot: Snapshot, tables: TableStore, *, rests: bool) -> int:
+        """Puts what is given away on its way; returns the number of rows."""
+        rows = 0
+        for table, spec in enumerate(tables.specs):
+            dense, layout, retired = spec.column < 0, tables.layouts[table], snapshot.retired[table]
+            for peer, owned in self._given.items():
+                if len(gone := retired[owned.among(retired, dense)]):
+                    self._put(peer, Item(ItemKind.CHANGES, table, layout.empty(0), gone))
+            began = time.monotonic()
+            for records in snapshot.drain(table):
+                keys = keys_of(records)
+                for peer, owned in self._given.items():
+                    if len(moving := records[owned.among(keys, dense)]):
+                        rows += len(moving)
+                        self._put(peer, Item(ItemKind.ROWS, table, moving))
+                if rests and self._closed.wait(_REST * (time.monotonic() - began)):
+                    raise StreamLostError("the move is over")
+                began = time.monotonic()
+        return rows
+
+    def _put(self, peer: int, item: Item) -> None:
+        self._senders[peer].put(item, _STALLED_SECONDS)
+        with self._changed:
+            progress = self._progress
+            self._progress = CopyProgress(
+                progress.ready, progress.copied_bytes + item.nbytes, progress.rounds, progress.changed_rows
+            )

@@ -1,0 +1,119 @@
+"""One server's part in a live move, as pure state: what it gives away, what it takes over, and whether it still is one.
+
+prepare -> (copy) -> hand over, within a barrier -> switch
+   abandoned, replaced by a move with a larger number, or not heard of for a minute -> over
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from emberscale_api.routing import RoutingTable
+from emberscale_trainer.partition import Ownership
+from emberscale_trainer.server.barrier import NotHeldError
+
+PATIENCE_SECONDS = 60.0
+"""How long a server stays in a move of which it hears no more."""
+
+_SERVERS = 1 << 10
+
+
+@dataclass(frozen=True, eq=False)
+class Transfer:
+    """What a move means to the server with this index: `table` comes into force, and it owns `before` until then."""
+
+    number: int
+    table: RoutingTable
+    index: int
+    before: Ownership
+
+    @cached_property
+    def after(self) -> Ownership:
+        """What the server owns once the table is in force."""
+        return Ownership.of(self.table, self.index) if self.index < len(self.table.servers) else Ownership.of_nothing()
+
+    @property
+    def joins(self) -> bool:
+        """Whether the server is without rows, so that what it receives is all that it will have."""
+        return not self.before
+
+    @property
+    def gained(self) -> Ownership:
+        """What the server takes over."""
+        return self.after.without(self.before)
+
+    def given(self) -> dict[int, Ownership]:
+        """What the server gives away, by the index of who takes it over."""
+        lost = self.before.without(self.after)
+        buckets, pieces = np.array(self.table.bucket_owners), np.array(self.table.piece_owners)
+        peers = sorted({*buckets[lost.buckets].tolist(), *pieces[lost.pieces].tolist()})
+        return {peer: Ownership(lost.buckets & (buckets == peer), lost.pieces & (pieces == peer)) for peer in peers}
+
+
+@dataclass(frozen=True, eq=False)
+class _Current:
+    transfer: Transfer
+    heard_at: float
+
+
+class Moves:
+    """The moves that the master asked of a server: one at a time. Times are seconds of one clock."""
+
+    def __init__(self) -> None:
+        self._current: _Current | None = None
+        self._over = 0
+
+    @property
+    def transfer(self) -> Transfer | None:
+        """The move under way, if there is one."""
+        return None if self._current is None else self._current.transfer
+
+    def begin(self, transfer: Transfer, now: float) -> None:
+        """Takes part in a move from now on, and in no earlier one. Raises NotHeldError for one that is over."""
+        current = self.transfer
+        if transfer.number <= max(self._over, 0 if current is None else current.number):
+            raise NotHeldError(f"move {transfer.number} is over")
+        self.end()
+        self._current = _Current(transfer, now)
+
+    def named(self, number: int) -> Transfer:
+        """The move of this number. Raises NotHeldError where it is not under way."""
+        if self._current is None or self._current.transfer.number != number:
+            raise NotHeldError(f"move {number} is not under way here")
+        return self._current.transfer
+
+    def wanted(self, number: int, now: float) -> Transfer:
+        """As `named`; the master still wants the move."""
+        transfer = self.named(number)
+        self._current = _Current(transfer, now)
+        return transfer
+
+    def lapsed(self, now: float) -> bool:
+        """Whether the master has not spoken of the move under way for too long."""
+        return self._current is not None and now >= self._current.heard_at + PATIENCE_SECONDS
+
+    def abandon(self, number: int) -> Transfer | None:
+        """Ends all moves up to this number; returns the one that was under way, if it is among them."""
+        transfer = self.transfer
+        self._over = max(self._over, number)
+        if transfer is None or transfer.number > number:
+            return None
+        self.end()
+        return transfer
+
+    def end(self) -> None:
+        """The move under way is over."""
+        if self._current is not None:
+            self._over = max(self._over, self._current.transfer.number)
+            self._current = None
+
+
+def stream_of(move: int, source: int) -> int:
+    """The number of the row stream of a move from a server: 64 bits."""
+    return move * _SERVERS + source
+
+
+def move_of(stream: int) -> int:
+    """The number of the move that a stream belongs to."""
+    return stream // _SERVERS

@@ -1,0 +1,45 @@
+"""What one parameter server tells others: what it has done, what it holds, and its rows as of a barrier."""
+
+from dataclasses import dataclass
+
+from emberscale_trainer.partition import Ownership
+from emberscale_trainer.server.core import Outcome
+from emberscale_trainer.table import Snapshot, TableStore
+
+
+@dataclass(slots=True)
+class Totals:
+    """What a server has done since it started.
+
+    `pull_seconds` and `push_seconds` are spent under the lock; `hold_seconds` waiting for a barrier, the staleness
+    bound or a switch, summed over the requests that waited.
+    """
+
+    pulls: int = 0
+    pushes: int = 0
+    repeated: int = 0
+    pull_seconds: float = 0.0
+    push_seconds: float = 0.0
+    hold_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Rows of each embedding table, and the bytes that all tables take."""
+
+    rows: dict[str, int]
+    table_bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class Taken:
+    """The rows as of a barrier that ended with a snapshot.
+
+    * `owned`: what the server owned. `mixed`: the tables also hold rows of others, which are on the move.
+    """
+
+    outcome: Outcome
+    snapshot: Snapshot
+    tables: TableStore
+    owned: Ownership
+    mixed: bool
