@@ -365,6 +365,46 @@ def test_what_is_meant_for_the_process_before_is_refused_and_changes_nothing(ser
     assert server.saved().done
 
 
+def test_a_server_without_rows_joins_by_a_move_and_knows_what_is_applied(server: Server) -> None:
+    prepare = master_pb2.PrepareRequest(
+        move=1,
+        routing=server.routing(2, 2),
+        manifest_json=server.job.to_json(),
+        wait_seconds=SECONDS,
+        incarnation="i",
+    )
+    assert server.control.Prepare(prepare, CONTEXT).done
+    assert server.state.known == (0, 0), "nothing is adopted before the switch"
+    assert server.control.Copy(master_pb2.CopyRequest(move=1, incarnation="i"), CONTEXT).ready
+    applied = [master_pb2.AppliedBatches(epoch=0, ranges=[0, 3])]
+    switch = master_pb2.SwitchRequest(barrier=barrier(1, generation=2), move=1, applied=applied)
+    for _ in range(2):
+        assert ranges(server.control.Switch(switch, CONTEXT)) == [[0, 3]]
+    assert server.state.known == (2, 2)
+    assert server.push(2, generation=2) is Status.REPEATED
+    assert server.push(3, generation=2) is Status.OK
+
+
+def test_an_abandoned_move_is_not_switched(server: Server) -> None:
+    server.assign()
+    prepare = master_pb2.PrepareRequest(move=1, routing=server.routing(1, 2), incarnation="i")
+    server.control.Prepare(prepare, CONTEXT)
+    server.control.Abandon(master_pb2.AbandonRequest(move=1, incarnation="i"), CONTEXT)
+    server.hold()
+    server.settle()
+    calls: list[tuple[Any, Any]] = [
+        (server.control.Prepare, prepare),
+        (server.control.Copy, master_pb2.CopyRequest(move=1, incarnation="i")),
+        (server.control.HandOver, master_pb2.HandOverRequest(barrier=barrier(1), move=1)),
+        (server.control.Switch, master_pb2.SwitchRequest(barrier=barrier(1), move=1)),
+    ]
+    for call, request in calls:
+        with pytest.raises(RefusedError, match="FAILED_PRECONDITION"):
+            call(request, CONTEXT)
+    server.control.Resume(master_pb2.ResumeRequest(barrier=barrier(1)), CONTEXT)
+    assert server.push(0) is Status.OK
+
+
 def test_a_resume_never_fails(server: Server) -> None:
     for generation in (1, 2):
         server.control.Resume(master_pb2.ResumeRequest(barrier=barrier(5, generation)), CONTEXT)
