@@ -44,7 +44,8 @@ class ServingModel(nn.Module):
                 wanted = ids[:, [spec.column for spec in group]]
                 first = initial(wanted)
                 for place, spec in enumerate(group):
-                    vectors[spec.number] = look_up(tables[spec.name], wanted[:, place], first[:, place])
+                    column = wanted[:, place].contiguous()  # torch warns of a search for one that is not
+                    vectors[spec.number] = look_up(tables[spec.name], column, first[:, place])
             else:
                 (spec,) = group
                 values, offsets = (lists or {})[self._resolved.columns.id_columns[spec.column]]
