@@ -89,7 +89,8 @@ def bad_records_found(state: JobState, spec: TrainingJobSpec, distinct: int, fre
     """`distinct` malformed records are known by now, `fresh` among them for the first time."""
     if distinct <= state.bad_records:
         return state
-    samples = (*state.bad_record_samples, *fresh)[:SHOWN_BAD_RECORDS]
+    known = (*state.bad_record_samples, *fresh)  # workers find them in the order of the epoch
+    samples = tuple(sorted(known, key=lambda record: (record.file, record.line))[:SHOWN_BAD_RECORDS])
     state = replace(state, bad_records=distinct, bad_record_samples=samples)
     limit = spec.data.max_bad_records
     if distinct <= limit or not samples:
@@ -98,7 +99,7 @@ def bad_records_found(state: JobState, spec: TrainingJobSpec, distinct: int, fre
     return failed(
         state,
         "BadRecords",
-        f"{first.file}:{first.line}: {first.problem} ({distinct} malformed so far; "
+        f"{first.file}:{first.line}: {first.problem} (at least {distinct} malformed; "
         f"spec.data.maxBadRecords allows {limit})",
     )
 

@@ -9,7 +9,15 @@ from emberscale_api.shape import RoleShape
 from emberscale_jobmaster.lifecycle import waiting_for
 from emberscale_jobmaster.messages import wire_bad_record, wire_member
 from emberscale_jobmaster.observations import Observations, Sighting
-from emberscale_jobmaster.state import OVER, JobState, committed_samples, evaluated_samples, phase_of, wanted_sizes
+from emberscale_jobmaster.state import (
+    OVER,
+    JobState,
+    Stage,
+    committed_samples,
+    evaluated_samples,
+    phase_of,
+    wanted_sizes,
+)
 from emberscale_jobmaster.statistics import eta_seconds
 from emberscale_jobmaster.warning_signs import warning_signs
 
@@ -66,7 +74,9 @@ def explanation(state: JobState, spec: TrainingJobSpec) -> tuple[str, str]:
             return "WaitingForParameterServers", missing
         case JobPhase.PREPARING:
             done, total = state.ledger.done_count, state.ledger.batches
-            return "PreparingData", f"{state.stage} task {done} of {total} is done"
+            if state.stage is Stage.DISCOVER:
+                return "PreparingData", "looking for the data files"
+            return "PreparingData", f"counting records: {done} of {total} data files done"
         case JobPhase.RESTORING:
             return ("WaitingForParameterServers", missing) if missing else ("LoadingRows", "rows are being loaded")
         case JobPhase.TRAINING:

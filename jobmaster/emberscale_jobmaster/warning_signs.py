@@ -37,7 +37,8 @@ def _signs(state: JobState, seen: Observations, spec: TrainingJobSpec) -> Iterat
     if last is not None and (last.normalized_entropy or 0.0) > 1:
         better = next((one for one in state.evaluations if (one.normalized_entropy or 1.0) < 1), None)
         advice = (
-            "scale dense features, for example by denseTransform (see docs/data.md), or lower the learning rates"
+            "check that the evaluation data has ids of the training data and both labels, scale dense features, for "
+            "example by denseTransform (see docs/data.md), or lower the learning rates"
             if better is None
             else f"after epoch {better.epoch} it was better, so the model overfits: train for fewer epochs"
         )

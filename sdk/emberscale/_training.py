@@ -247,6 +247,7 @@ def _illustrate(held: Run, summary: Summary) -> None:
     uri = held.job.spec.checkpoint.uri
     if uri is not None and summary.checkpoint is not None:
         try:
+            _warn("writing the model")
             export_model(uri, summary.checkpoint, held.paths.model)
         except ModelUnavailableError as error:
             _warn(f"warning: {error}")

@@ -70,6 +70,13 @@ def test_bad_records_beyond_the_limit_fail_the_job_and_the_first_is_named() -> N
     assert "spec.data.maxBadRecords allows 2" in message
 
 
+def test_the_first_malformed_record_by_file_and_line_is_named_whichever_was_found_first() -> None:
+    spec = job(data={"maxBadRecords": 1}).spec
+    found = tuple(BadRecord("/data/day_0", line, "blank") for line in (90, 7, 40))
+    _, _, message = outcome(lifecycle.bad_records_found(START, spec, 3, found))
+    assert message.startswith("/data/day_0:7: blank (at least 3 malformed;")
+
+
 def test_only_time_in_which_the_job_is_active_counts() -> None:
     spec = job(runPolicy={"activeDeadline": 60}).spec
     state = lifecycle.time_passed(START, spec, 50.0)

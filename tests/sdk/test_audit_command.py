@@ -176,3 +176,12 @@ def test_a_folder_without_a_run_is_bad_input(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["audit", str(tmp_path)])
     assert result.exit_code == 2
     assert "run.json is missing" in result.stderr
+
+
+def test_epochs_that_are_alike_are_one_row(manifest: Path, tmp_path: Path) -> None:
+    job = load_manifest(manifest, ["spec.training.epochs=150"])
+    run = Run(tmp_path / "run", job, RunStatus.SUSPENDED)
+    run.checkpoint(1, [EXACT])
+    shown = CliRunner().invoke(app, ["audit", str(run.root)]).stdout
+    assert "2 to 150, each" in shown
+    assert len(shown.splitlines()) < 15

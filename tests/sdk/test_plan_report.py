@@ -44,7 +44,8 @@ def test_a_change_is_told_with_what_it_brings_and_costs() -> None:
     text = printed(explanation(expected_gain=950.0, expected_cost=0.1, overhead_seconds=45, saved_seconds=-90))
     assert "ads: plan 4 by default, Scale" in text
     assert "[so]" in text
-    assert "3,000 samples/s +- 4% for 0.3 an hour; that is +950 samples/s and +0.1 an hour" in text
+    assert "3,000 samples/s +- 4% for 0.3 an hour, in the currency of planner.cpuCoreHour; that is" in text
+    assert "that is +950 samples/s and +0.1 an hour" in text
     assert "which takes 0:45; done 1:30 later" in text
     assert "recovery  FullRecovery is expected to cost" in text
 
@@ -52,7 +53,7 @@ def test_a_change_is_told_with_what_it_brings_and_costs() -> None:
 def test_a_job_that_stays_as_it_is_gains_nothing_and_says_so() -> None:
     text = printed(explanation(chosen=point(2), kept="Kept: no [other] is better."))
     assert "since     Kept: no [other] is better.\n" in text
-    assert "expected  2,000 samples/s for 0.2 an hour, as it is\n" in text
+    assert "expected  2,000 samples/s for 0.2 an hour, in the currency of planner.cpuCoreHour, as it is\n" in text
 
 
 @pytest.mark.parametrize("width", [80, 400])

@@ -102,6 +102,29 @@ def test_an_end_is_told_once_with_its_cause(ended: MemberExit, told: str) -> Non
     assert remarks(after, after) == []
 
 
+def test_a_full_disk_is_told_once_in_the_place_of_all_that_fails_by_it() -> None:
+    failed = MemberExit("redis-0", ExitReason.ERROR, 1, None, disk_is_full=True)
+    once, thrice = snapshot(training(), exits=(failed,)), snapshot(training(), exits=(failed, failed, failed))
+    (line,) = remarks(snapshot(training()), once)
+    assert "is full" in line
+    assert "make room" in line
+    assert remarks(once, thrice) == []
+    assert remarks(snapshot(training()), thrice) == [line]
+
+
+def test_an_evaluation_that_has_counted_nothing_yet_names_no_number() -> None:
+    (line,) = plain(snapshot(pb.JobStatus(phase=pb.EVALUATING)))
+    assert line.endswith("Evaluating")
+
+
+def test_the_first_malformed_record_is_told_whatever_was_found_last() -> None:
+    status = training(bad_records=3)
+    for line in (90, 7, 40):
+        status.bad_record_samples.add(file="a.tsv", line=line, problem="40 fields expected, 3 found")
+    (remark,) = remarks(snapshot(training()), snapshot(status))
+    assert "the first at a.tsv:7:" in remark
+
+
 def test_a_rollback_is_told() -> None:
     before, after = snapshot(training()), snapshot(training(recoveries=1, checkpoint="00000003"))
     assert remarks(before, after) == ["a parameter server was lost: training went back to checkpoint 00000003"]

@@ -1,5 +1,6 @@
 """One job's processes as a backend of the job machine."""
 
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ _SILENCE_SECONDS = 10.0
 _START_SILENCE_SECONDS = 30.0
 _JOIN_SILENCE_SECONDS = 60.0
 _SUSPEND_SECONDS = 120.0
+_FULL_BYTES = 1 << 20
 _RESTING_PHASES = frozenset(wire_phase(phase) for phase in RESTING)
 
 
@@ -190,7 +192,8 @@ class LocalBackend:
             limit = instance.resources.memory_bytes
             grows = ended.reason is ExitReason.OOM_KILLED and limit is not None
             grown = self._standing.grown.get(instance.id.role) if grows else None
-            self._exits[instance.id] = MemberExit(instance.id.member, ended.reason, ended.code, limit, grown)
+            full = ended.reason is ExitReason.ERROR and shutil.disk_usage(self._logs).free < _FULL_BYTES
+            self._exits[instance.id] = MemberExit(instance.id.member, ended.reason, ended.code, limit, grown, full)
 
     def _snapshot(self, now: float) -> RunView:
         return RunView(

@@ -10,13 +10,17 @@ from emberscale_operator.machine import ExitReason
 
 @dataclass(frozen=True)
 class MemberExit:
-    """A process that ended while it was wanted; `grown` is the limit that its successors get for want of memory."""
+    """A process that ended while it was wanted.
+
+    `grown` is the limit that its successors get for want of memory. `disk_is_full`: nothing could be written then.
+    """
 
     name: str
     reason: ExitReason
     code: int
     memory_limit: int | None
     grown: int | None = None
+    disk_is_full: bool = False
 
 
 @dataclass(frozen=True)

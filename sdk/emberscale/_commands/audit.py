@@ -1,6 +1,8 @@
 """`emberscale audit`: was every sample applied exactly once?"""
 
 import json
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated
 
@@ -68,8 +70,10 @@ def _print(report: AuditReport, status: RunStatus) -> None:
     table = Table(title=f"Samples applied, checkpoint {report.checkpoint}, {report.ps_count} parameter servers")
     for column in ("epoch", "missing", "once", "repeated"):
         table.add_column(column, justify="right")
-    for epoch, counts in sorted(report.epochs.items()):
-        table.add_row(str(epoch + 1), f"{counts.missing:,}", f"{counts.once:,}", f"{counts.repeated:,}")
+    for counts, alike in groupby(sorted(report.epochs.items()), key=itemgetter(1)):
+        epochs = [epoch + 1 for epoch, _ in alike]
+        name = str(epochs[0]) if len(epochs) == 1 else f"{epochs[0]} to {epochs[-1]}, each"
+        table.add_row(name, f"{counts.missing:,}", f"{counts.once:,}", f"{counts.repeated:,}")
     total = report.total
     table.add_section()
     table.add_row("all", f"{total.missing:,}", f"{total.once:,}", f"{total.repeated:,}", style="bold")

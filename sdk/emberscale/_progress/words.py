@@ -30,7 +30,7 @@ def headline(snapshot: RunView) -> str:
     if status.phase == pb.TRAINING and status.epochs > 1:
         return f"{name} epoch {status.epoch + 1} of {status.epochs}"
     if status.phase == pb.EVALUATING:
-        return f"{name}: {status.evaluated_samples:,} samples"
+        return f"{name}: {status.evaluated_samples:,} samples" if status.evaluated_samples else name
     return f"{name}: {status.message}" if status.message and status.phase != pb.TRAINING else name
 
 
@@ -41,7 +41,10 @@ def remarks(before: RunView | None, after: RunView) -> list[str]:
         what = "a checkpoint is being taken" if _has_rows(after.status) else "there is nothing new to save"
         lines.append(f"stopping: {what}; Ctrl-C again stops at once")
     known = len(before.exits) if before is not None else 0
-    lines.extend(exit_remark(ended) for ended in after.exits[known:])
+    lines.extend(exit_remark(ended) for ended in after.exits[known:] if not ended.disk_is_full)
+    full = [number for number, ended in enumerate(after.exits) if ended.disk_is_full]
+    if full and full[0] >= known:  # the cause of every such end, so it is said once
+        lines.append("the disk that the run's folder is on is full, and processes fail: make room")
     old = before.status if before is not None else None
     new = after.status
     if new is None:
@@ -55,8 +58,8 @@ def remarks(before: RunView | None, after: RunView) -> list[str]:
     if new.recoveries > old.recoveries:
         lines.append(f"a parameter server was lost: training went back to checkpoint {new.checkpoint or 'none'}")
     if new.bad_records > old.bad_records:
-        last = new.bad_record_samples[-1] if new.bad_record_samples else None
-        where = f", the last at {last.file}:{last.line}: {last.problem}" if last is not None else ""
+        first = min(new.bad_record_samples, key=lambda record: (record.file, record.line), default=None)
+        where = f", the first at {first.file}:{first.line}: {first.problem}" if first is not None else ""
         count = "1 malformed record was" if new.bad_records == 1 else f"{new.bad_records:,} malformed records were"
         lines.append(f"{count} found so far{where}")
     lines.extend(

@@ -46,7 +46,7 @@ def plan_report(explanation: pb.PlanExplanation, job: str) -> Iterator[str | Tab
 
 def _expectation(explanation: pb.PlanExplanation) -> str:
     chosen = explanation.chosen
-    price = f"for {chosen.cost_per_hour:.3g} an hour"
+    price = f"for {chosen.cost_per_hour:.3g} an hour, in the currency of planner.cpuCoreHour"
     if explanation.HasField("present") and explanation.present.shape == chosen.shape:
         return f"{chosen.throughput:,.0f} samples/s {price}, as it is"
     text = f"{chosen.throughput:,.0f} samples/s +- {chosen.uncertainty:.0%} {price}"
