@@ -132,6 +132,7 @@ def test_the_documented_program_predicts_from_files_as_training_reads_them(
         [sys.executable, "-c", WITHOUT_EMBERSCALE, "served", file], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+    assert "non-contiguous" not in done.stderr
     expected = predictions(Path("served"), run.job, read_as_training_does(run.job, tmp_path / file))
     assert [float(line) for line in done.stdout.split()] == pytest.approx(expected, abs=1e-6)
     assert len({round(one, 6) for one in expected}) == len(expected), "each record has a prediction of its own"
