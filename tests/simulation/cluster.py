@@ -61,8 +61,9 @@ class Cluster:
         job = self.operator.final
         if job is None or job.outcome is None:
             raise SimulationError(f"the job is not Complete {PATIENCE_SECONDS:g} s after the last fault")
-        if job.outcome.reason == "CheckpointDamaged" and not self.model.newest_sound():
-            return  # there is nothing left to go on from, and the job says so
+        torn = any(fault.kind is Kind.TEAR for fault in self.scenario.faults)
+        if job.outcome.reason == "CheckpointDamaged" and torn and not self.model.newest_sound():
+            return  # the storage damaged every checkpoint, and the job says so
         if job.outcome.phase is not JobPhase.COMPLETE:
             raise SimulationError(f"the job is {job.outcome.phase}: {job.outcome.reason}: {job.outcome.message}")
         self.model.ended(job)
