@@ -10,7 +10,9 @@ or goes on from its checkpoint.
 
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import astuple
+from enum import Enum, auto
 from typing import cast
 
 import redis
@@ -22,15 +24,8 @@ from redis.retry import Retry
 from emberscale_api.state_keys import StateKeys
 from emberscale_jobmaster.state import JobState
 
-_SAVE = """
-local term = redis.call('GET', KEYS[1])
-if not term then return -1 end
-if term ~= ARGV[1] or redis.call('GET', KEYS[2]) ~= ARGV[2] then return 0 end
-redis.call('SET', KEYS[3], ARGV[3])
-for _, key in ipairs(KEYS) do redis.call('EXPIRE', key, ARGV[4]) end
-return 1
-"""
-_SAVED, _EMPTY = 1, -1
+_ATTEMPTS = 3
+"""To save before others that write all the time, or a connection that breaks, count as an unusable Redis."""
 _TIMEOUT_SECONDS = 5.0
 _KEPT_SECONDS = 14 * 24 * 3600
 
@@ -53,6 +48,14 @@ class DeposedError(Exception):
     """Another master of the same job has started; this one must go."""
 
 
+class _Found(Enum):
+    """Whom a master finds to be the one that writes."""
+
+    US = auto()
+    ANOTHER = auto()
+    NOTHING = auto()
+
+
 class JobStore:
     """What one master reads and writes. All methods may raise StoreUnavailableError.
 
@@ -67,7 +70,6 @@ class JobStore:
             socket_connect_timeout=_TIMEOUT_SECONDS,
             retry=Retry(NoBackoff(), 1),
         )
-        self._save = self._redis.register_script(_SAVE)
         self._keys = StateKeys.of(job_uid)
         self._holder = uuid.uuid4().hex
         self._blocks: dict[str, bytes] = {}
@@ -97,12 +99,12 @@ class JobStore:
         """Replaces the state. Raises DeposedError."""
         document = _state_json.dump_json(state)
         with self._answering():
-            outcome = self._write(document)
-            if outcome == _EMPTY:
+            found = self._write(document)
+            if found is _Found.NOTHING:
                 _log.warning("Redis has lost the job's state and gets it back", redis=self.url)
                 self._restore()
-                outcome = self._write(document)
-        if outcome != _SAVED:
+                found = self._write(document)
+        if found is not _Found.US:
             raise DeposedError(f"another master writes the state in Redis at {self.url}")
 
     def confirm(self) -> None:
@@ -140,9 +142,32 @@ class JobStore:
         """Ends the connections."""
         self._redis.close()
 
-    def _write(self, document: bytes) -> int:
-        keys = [self._keys.term, self._keys.holder, self._keys.state, self._keys.blocks, self._keys.bad]
-        return cast(int, self._save(keys=keys, args=[self.term, self._holder, document, _KEPT_SECONDS]))
+    def _write(self, document: bytes) -> _Found:
+        """Writes if this master is the one that writes; returns whom it found.
+
+        A transaction and no script: a script that does not end holds up the jobs of all, so jobs may not run any.
+        """
+        for _ in range(_ATTEMPTS - 1):
+            with suppress(redis.WatchError):
+                return self._compare_and_write(document)
+        return self._compare_and_write(document)
+
+    def _compare_and_write(self, document: bytes) -> _Found:
+        """Raises redis.WatchError, and has written nothing, where the fencing token changed meanwhile."""
+        keys = self._keys
+        with self._redis.pipeline() as transaction:
+            transaction.watch(keys.term, keys.holder)  # type: ignore[no-untyped-call]  # so it is in redis-py
+            term, holder = cast(list[bytes | None], transaction.mget(keys.term, keys.holder))
+            if term is None:
+                return _Found.NOTHING
+            if (term, holder) != (str(self.term).encode(), self._holder.encode()):
+                return _Found.ANOTHER
+            transaction.multi()
+            transaction.set(keys.state, document)
+            for key in astuple(keys):
+                transaction.expire(key, _KEPT_SECONDS)
+            transaction.execute()
+        return _Found.US
 
     def _restore(self) -> None:
         transaction = self._redis.pipeline()

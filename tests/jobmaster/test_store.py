@@ -1,5 +1,7 @@
 import uuid
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import redis
@@ -123,6 +125,37 @@ def test_of_two_masters_only_the_newer_writes(redis_server: RedisServer) -> None
     found = JobStore(redis_server.url, uid).open()
     assert found is not None
     assert found.next_token == 3_000_000
+
+
+def test_a_master_that_is_deposed_at_any_point_of_a_save_writes_nothing(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[int] = []
+    interrupt: dict[int, Callable[[], object]] = {}
+    send = redis.Connection.send_packed_command
+
+    def send_after_others(connection: redis.Connection, *command: Any, **options: Any) -> None:
+        sent.append(len(sent))
+        interrupt.pop(sent[-1], lambda: None)()
+        send(connection, *command, **options)  # type: ignore[no-untyped-call]  # so it is in redis-py
+
+    monkeypatch.setattr(redis.Connection, "send_packed_command", send_after_others)
+    uid = uuid.uuid4().hex
+    only = JobStore(redis_server.url, uid)
+    only.open()
+    sent.clear()
+    only.save(progress.initial(wall=1.0))
+    commands = len(sent)
+    assert commands >= 2, "a save reads before it writes"
+    for moment in range(commands):
+        old, new = JobStore(redis_server.url, uid), JobStore(redis_server.url, uid)
+        old.open()
+        interrupt[moment] = new.open
+        sent.clear()
+        with pytest.raises(DeposedError):
+            old.save(progress.initial(wall=2.0))
+        assert not interrupt
+        assert JobStore(redis_server.url, uid).open() == progress.initial(wall=1.0)
 
 
 def test_a_deposed_master_says_so_and_answers_nobody_any_more(redis_server: RedisServer) -> None:

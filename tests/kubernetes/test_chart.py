@@ -50,6 +50,17 @@ def test_lint_is_clean() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_a_redis_that_accepts_connections_but_answers_nobody_is_started_anew() -> None:
+    (redis,) = [
+        container for spec in pod_specs(render()) for container in spec["containers"] if container["name"] == "redis"
+    ]
+    alive = redis["livenessProbe"]
+    assert alive["exec"]["command"] == ["redis-cli", "-e", "ping"]
+    assert alive["periodSeconds"] * alive["failureThreshold"] >= 60, "a slow disk is no reason"
+    environment = {variable["name"]: variable for variable in redis["env"]}
+    assert "secretKeyRef" in environment["REDISCLI_AUTH"]["valueFrom"], "no argument shows the password"
+
+
 def test_generated_files_are_up_to_date() -> None:
     done = subprocess.run(["deploy/render.sh", "--check"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

