@@ -105,7 +105,8 @@ class Tenants:
 
         A Redis that was started anew may have forgotten any user.
         """
-        while True:
+        task = cast(asyncio.Task[None], asyncio.current_task())
+        while not task.cancelling():  # redis-py, by asyncio.wait_for, may lose a cancellation before Python 3.12
             self._news.clear()
             try:
                 server = cast(Mapping[str, Any], await self._redis.info())
@@ -118,7 +119,8 @@ class Tenants:
             except (RedisError, OSError) as error:
                 self._tell(str(error))
             try:
-                await asyncio.wait_for(self._news.wait(), self._look)
+                async with asyncio.timeout(self._look):
+                    await self._news.wait()
             except TimeoutError:
                 continue
 
@@ -176,14 +178,13 @@ class Tenants:
         sizes = iter(await asking.execute())
         for job_uid in jobs:
             size = sum(next(sizes) or 0 for _ in astuple(StateKeys.of(job_uid)))
-            if size <= _SHARE * most:
+            if size <= _SHARE * most or job_uid not in self._passwords:
                 continue
-            self._expelled[job_uid] = (
-                f"its pods kept {size >> 20} MiB in Redis, which has {most >> 20} MiB for all jobs; none may have more "
-                "than a quarter. Its state and its access were removed: delete the job, or give Redis more memory"
-            )
-            _log.warning("job expelled from Redis", job_uid=job_uid, bytes=size, maxmemory=most)
+            self._missing.add(job_uid)  # an attempt that fails may have removed the user and not the state
             await self._remove(job_uid)
+            if job_uid in self._passwords:  # it was not deleted meanwhile
+                self._expelled[job_uid] = _too_much(size, most)
+            _log.warning("job expelled from Redis", job_uid=job_uid, bytes=size, maxmemory=most)
 
     async def _remove(self, job_uid: str) -> None:
         """The user first, whose connections end with it: a master that still runs would put everything back otherwise.
@@ -193,7 +194,7 @@ class Tenants:
         keys = StateKeys.of(job_uid)
         steps = self._redis.pipeline(transaction=False)
         steps.acl_deluser(user_name(self._installation, job_uid))
-        steps.delete(*astuple(keys))
+        steps.unlink(*astuple(keys))  # frees a large value beside the commands of others
         steps.set(keys.term, DEPOSED_BY_DELETION, ex=_DEPOSED_SECONDS)
         await steps.execute()
         await self._save()
@@ -209,6 +210,13 @@ class Tenants:
         if problem != self._problem:
             _log.warning("the users of jobs cannot be kept in Redis", problem=problem)
         self._problem = problem
+
+
+def _too_much(size: int, most: int) -> str:
+    return (
+        f"its pods kept {size >> 20} MiB in Redis, which has {most >> 20} MiB for all jobs; none may have more than a "
+        "quarter. Its state and its access were removed: delete the job, or give Redis more memory"
+    )
 
 
 def _prefix(installation: str) -> str:

@@ -196,6 +196,29 @@ def test_a_job_that_fills_redis_is_expelled_and_the_others_go_on(server: Server)
     with_operator(server, ("victim", "mallory"), body)
 
 
+def test_an_expulsion_that_redis_did_not_answer_is_tried_again(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.admin.config_set("maxmemory", 24 << 20)
+    remove, tried = Tenants._remove, []
+
+    async def fails_at_first(tenants: Tenants, job_uid: str) -> None:
+        tried.append(job_uid)
+        if len(tried) == 1:
+            raise redis.exceptions.TimeoutError("Redis is busy")
+        await remove(tenants, job_uid)
+
+    monkeypatch.setattr(Tenants, "_remove", fails_at_first)
+
+    async def body(tenants: Tenants) -> None:
+        for number in range(16):
+            server.admin.hset(StateKeys.of("mallory").blocks, str(number), "x" * (3 << 18))
+        while tenants.expelled("mallory") is None:
+            await asyncio.sleep(0.01)
+        assert tried == ["mallory", "mallory"]
+        assert not server.has_user_of("mallory")
+
+    with_operator(server, ("mallory",), body)
+
+
 def test_nobody_is_expelled_from_a_redis_without_a_bound(server: Server) -> None:
     async def body(tenants: Tenants) -> None:
         JobStore(server.url_of("job-1"), "job-1").open()
