@@ -118,9 +118,9 @@ class JobController:
         """When the step that is under way began, by the monotonic clock; None between steps."""
 
     @property
-    def standing(self) -> JobStanding:
-        """Where the job stood when it was last looked at."""
-        return self._standing or JobStanding()
+    def standing(self) -> JobStanding | None:
+        """Where the job stood when it was last looked at; None while that is not known."""
+        return self._standing
 
     def wake(self) -> None:
         """There may be something to do."""

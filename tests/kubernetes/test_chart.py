@@ -229,6 +229,18 @@ def test_monitors_and_rules_come_on_request_only() -> None:
     assert extra <= {document["kind"] for document in asked}
 
 
+def test_the_rules_are_about_the_releases_own_operator_and_the_brain_that_there_is() -> None:
+    def alerts(*settings: str) -> dict[str, str]:
+        (rules,) = of_kind(render("metrics.prometheusRule.enabled=true", *settings), "PrometheusRule")
+        written = [rule for group in rules["spec"]["groups"] for rule in group["rules"]]
+        return {rule["alert"]: rule["expr"] for rule in written if "alert" in rule}
+
+    told = alerts("brain.enabled=true")
+    assert told["EmberscaleOperatorDown"] == 'absent(emberscale_operator_defects_total{namespace="system"})'
+    assert told["EmberscaleBrainDown"] == 'absent(emberscale_brain_jobs{namespace="system"})'
+    assert told.keys() - alerts("brain.enabled=false").keys() == {"EmberscaleBrainDown"}
+
+
 def test_the_brain_reads_the_settings_that_it_is_given(tmp_path: Path) -> None:
     documents = render(
         "brain.cluster.cpu=12",

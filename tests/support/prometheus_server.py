@@ -10,7 +10,7 @@ import threading
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,6 +85,29 @@ class Prometheus:
                 return True
         except OSError:
             return False
+
+
+def alerts() -> list[dict[str, Any]]:
+    """The alerting rules of the chart."""
+    groups = yaml.safe_load(RULES.read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"] if "alert" in rule]
+
+
+def promtool_finds(
+    answers: Mapping[str, list[dict[str, Any]]], series: Mapping[str, str], at: str, interval: str, folder: Path
+) -> None:
+    """Asserts what the keys of `answers` say at a time, by promtool, of series with a value each `interval`."""
+    if shutil.which("promtool") is None:
+        pytest.skip("NOT RUN: there is no `promtool` on the path (Debian's package prometheus)")
+    asked = [{"expr": query, "eval_time": at, "exp_samples": answer} for query, answer in answers.items()]
+    given = [{"series": name, "values": values} for name, values in series.items()]
+    test = {"interval": interval, "input_series": given, "promql_expr_test": asked}
+    case = {"rule_files": [str(RULES)], "evaluation_interval": "15s", "tests": [test]}
+    (folder / "case.yaml").write_text(yaml.safe_dump(case))
+    checked = subprocess.run(
+        ["promtool", "test", "rules", str(folder / "case.yaml")], capture_output=True, text=True, check=False
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
 def scrape_configs(monitors: Sequence[dict[str, Any]], namespace: str) -> list[dict[str, Any]]:

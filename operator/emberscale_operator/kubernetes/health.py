@@ -8,20 +8,27 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from emberscale_api.metrics import JOB_PHASE
+from emberscale_api.metrics import JOB_PHASE, REDIS_MEMORY_RATIO, REDIS_UP
 from emberscale_operator.kubernetes.client import ApiClient
 from emberscale_operator.kubernetes.fleet import Fleet
+from emberscale_operator.kubernetes.tenants import Tenants
+
+_UNREAD = "Unknown"
 
 Check = Callable[[float], str | None]
 """Takes the monotonic clock's seconds; returns what is wrong, in words, or None."""
 
 
 class OperatorMetrics(Collector):
-    """The phase of each job, whether or not it has a master, and what the operator asked of the API server."""
+    """The phase of each job, whether or not it has a master, what was asked of the API server, and how Redis is.
 
-    def __init__(self, client: ApiClient, fleet: Fleet) -> None:
+    A job whose object or status this operator has not read, or cannot, is in the phase `Unknown`.
+    """
+
+    def __init__(self, client: ApiClient, fleet: Fleet, tenants: Tenants) -> None:
         self._client = client
         self._fleet = fleet
+        self._tenants = tenants
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         """Everything, as of now."""
@@ -29,7 +36,8 @@ class OperatorMetrics(Collector):
             JOB_PHASE, "1 for the phase that a TrainingJob is in", labels=["namespace", "training_job", "phase"]
         )
         for (key, _), controller in self._fleet.controllers.items():
-            phases.add_metric([key.namespace, key.name, controller.standing.phase], 1.0)
+            standing = controller.standing
+            phases.add_metric([key.namespace, key.name, standing.phase if standing else _UNREAD], 1.0)
         yield phases
         calls = CounterMetricFamily(
             "emberscale_operator_api_calls", "Calls to the API server", labels=["verb", "resource"]
@@ -40,6 +48,10 @@ class OperatorMetrics(Collector):
         yield CounterMetricFamily(
             "emberscale_operator_defects", "Errors that nothing in the operator expected", value=self._fleet.defects
         )
+        if self._tenants.up is not None:
+            yield GaugeMetricFamily(REDIS_UP, "1 while Redis does what the operator asks", float(self._tenants.up))
+        if self._tenants.fill is not None:
+            yield GaugeMetricFamily(REDIS_MEMORY_RATIO, "Used memory of Redis over its maxmemory", self._tenants.fill)
 
 
 async def serve(

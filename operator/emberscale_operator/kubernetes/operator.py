@@ -112,7 +112,7 @@ async def _run(settings: Settings) -> int:
         bury=tenants.remove,
     )
     census = Census(client, cluster, settings.watch_namespaces, settings.resync, tenants.sweep)
-    registry.register(OperatorMetrics(client, fleet))
+    registry.register(OperatorMetrics(client, fleet, tenants))
     registry.register(ProcessMetrics())
     web = await serve((fleet.stuck, census.behind), registry, settings.health_port, settings.metrics_port)
     lease = await LeaderLease.connect(settings.namespace, settings.lease_name, settings.identity, account_owner())

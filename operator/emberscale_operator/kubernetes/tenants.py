@@ -88,6 +88,10 @@ class Tenants:
         self._run_id = ""
         self._news = asyncio.Event()
         self._problem = ""
+        self.up: bool | None = None
+        """Whether Redis last did what was asked of it; None before anything was."""
+        self.fill: float | None = None
+        """The share of `maxmemory` that Redis used when it last answered; None where it has no `maxmemory`."""
 
     def admit(self, job_uid: str, password: str) -> None:
         """Has a job's user made, now and whenever Redis has forgotten it."""
@@ -112,11 +116,14 @@ class Tenants:
                 server = cast(Mapping[str, Any], await self._redis.info())
                 if server["run_id"] != self._run_id:
                     self._missing = set(self._passwords)
+                self.fill = server["used_memory"] / server["maxmemory"] if server["maxmemory"] else None
                 await self._make(tuple(self._missing - self._expelled.keys()))
                 self._run_id = server["run_id"]
                 await self._bound(int(server["used_memory"]), int(server["maxmemory"]))
                 self._problem = ""
+                self.up = True
             except (RedisError, OSError) as error:
+                self.up = False
                 self._tell(str(error))
             try:
                 async with asyncio.timeout(self._look):

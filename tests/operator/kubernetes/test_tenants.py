@@ -235,3 +235,22 @@ def test_a_jobs_user_stores_nothing_that_the_operator_does_not_count(server: Ser
             redis.Redis.from_url(server.url_of("job-1")).set("emberscale:job-1:more", "x")
 
     with_operator(server, ("job-1",), body)
+
+
+def test_it_is_known_whether_redis_answers_and_how_full_it_is(server: Server) -> None:
+    async def body(tenants: Tenants) -> None:
+        while not tenants.up:
+            await asyncio.sleep(0.01)
+        assert tenants.fill is None, "there is no maxmemory"
+        server.admin.config_set("maxmemory", 64 << 20)
+        while tenants.fill is None:
+            await asyncio.sleep(0.01)
+        assert 0.0 < tenants.fill < 0.5
+        server.end()
+        while tenants.up:
+            await asyncio.sleep(0.01)
+        server.start()
+        while not tenants.up:
+            await asyncio.sleep(0.01)
+
+    with_operator(server, ("job-1",), body)

@@ -1,0 +1,158 @@
+"""Every alert, asked by promtool of series that were made up: it fires on what it is for, and on nothing else."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from prometheus_server import alerts, promtool_finds
+
+LABELS = 'namespace="n", training_job="j"'
+LONG = "x700"
+"""As often again, every 15 s: three hours."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Whether an alert fires at a time, given series in promtool's notation with a value each `interval`."""
+
+    alert: str
+    what: str
+    fires: bool
+    series: Mapping[str, str]
+    at: str = "60m"
+    interval: str = "15s"
+
+    def __str__(self) -> str:
+        return f"{self.alert}: {self.what}"
+
+
+def phase(name: str, values: str = f"1{LONG}") -> dict[str, str]:
+    return {f'emberscale_job_phase{{{LABELS}, phase="{name}"}}': values}
+
+
+def up(component: str, values: str = f"1{LONG}", index: int = 0) -> dict[str, str]:
+    return {f'up{{{LABELS}, component="{component}", index="{index}"}}': values}
+
+
+def samples(values: str, index: int = 0) -> dict[str, str]:
+    return {f'emberscale_samples_total{{{LABELS}, component="worker", index="{index}"}}': values}
+
+
+def pulls(values: str) -> dict[str, str]:
+    return {f'emberscale_stage_seconds_total{{{LABELS}, component="ps", index="0", stage="pull"}}': values}
+
+
+def servers(cpu_seconds: float, lock_seconds: float) -> dict[str, str]:
+    """What one spends each second under its lock and in all, with a limit of 0.2 cores; another has no limit."""
+    labels = 'component="ps", namespace="n", training_job="j", index="0"'
+    free = 'component="ps", namespace="n", training_job="free", index="0"'
+    return {
+        f"up{{{labels}}}": "1x120",
+        f"emberscale_cpu_limit_cores{{{labels}}}": "0.2x120",
+        f"emberscale_cpu_seconds_total{{{labels}}}": f"0+{cpu_seconds * 15}x120",
+        f'emberscale_stage_seconds_total{{{labels}, stage="push"}}': f"0+{lock_seconds * 15}x120",
+        f'emberscale_stage_seconds_total{{{labels}, stage="hold"}}': "0+150x120",
+        f"up{{{free}}}": "1x120",
+        f"emberscale_cpu_seconds_total{{{free}}}": "0+60x120",
+        f'emberscale_stage_seconds_total{{{free}, stage="push"}}': "0+1.5x120",
+    }
+
+
+def operator(name: str, values: str, namespace: str = "emberscale-system") -> dict[str, str]:
+    return {f'emberscale_{name}{{namespace="{namespace}", instance="10.0.0.1:9090"}}': values}
+
+
+TRAINING = phase("Training") | up("master")
+RECOVERIES = f"emberscale_recoveries_total{{{LABELS}}}"
+STALLED = "EmberscaleTrainingStalled"
+STUCK = "EmberscaleJobStuck"
+FAILED = "EmberscaleJobFailed"
+UNSCRAPED = "EmberscaleJobNotScraped"
+SATURATED = "EmberscaleParameterServersSaturated"
+
+CASES = [
+    Case(STALLED, "its workers are gone", True, TRAINING),
+    Case(STALLED, "its workers do nothing", True, TRAINING | samples(f"100{LONG}")),
+    Case(STALLED, "its master is gone with the workers", True, phase("Training") | up("master", "1x60")),
+    Case(STALLED, "it trains", False, TRAINING | samples(f"0+100{LONG}")),
+    Case(STALLED, "it trains and is scraped every 2 minutes", False, TRAINING | samples("0+100x60"), interval="2m"),
+    Case(STALLED, "it was never scraped", False, phase("Training")),
+    Case(STALLED, "no scrape is answered", False, phase("Training") | up("master", f"0{LONG}")),
+    Case(STALLED, "no scrape is answered any more", False, phase("Training") | up("master", f"1x60 0{LONG}")),
+    Case(STALLED, "it was in another phase until now", False, phase("Training", f"_x205 1{LONG}") | up("master")),
+    *(Case(STUCK, name, True, phase(name)) for name in ("Pending", "Preparing", "Restoring", "Suspending", "Saving")),
+    Case(STUCK, "its status cannot be read", True, phase("Unknown")),
+    Case(STUCK, "from Pending to Restoring", True, phase("Pending", "1x120") | phase("Restoring", f"_x121 1{LONG}")),
+    Case(STUCK, "nothing is pulled for its evaluation", True, phase("Evaluating") | pulls(f"9{LONG}")),
+    Case(STUCK, "it evaluates", False, phase("Evaluating") | pulls(f"0+1{LONG}")),
+    *(Case(STUCK, name, False, phase(name)) for name in ("Training", "Suspended", "Complete", "Failed")),
+    Case(STUCK, "it was created 25 minutes ago", False, phase("Pending"), at="25m"),
+    Case(FAILED, "it trained", True, phase("Training", "1x400 _x300") | phase("Failed", f"_x401 1{LONG}"), at="2h"),
+    Case(FAILED, "it failed as it was created", True, phase("Failed", f"_x441 1{LONG}"), at="2h"),
+    Case(
+        FAILED,
+        "another of the same name has failed before",
+        True,
+        phase("Failed", f"1x300 _x100 1{LONG}") | phase("Training", "_x301 1x99 _x300"),
+        at="2h",
+    ),
+    Case(FAILED, "long ago", False, phase("Training", "1x60 _x600") | phase("Failed", f"_x61 1{LONG}"), at="2h"),
+    Case(
+        FAILED,
+        "long ago, and the operator was replaced since",
+        False,
+        phase("Failed", f"1x230 _x200 1{LONG}") | phase("Unknown", "_x429 1x2 _x300"),
+        at="2h",
+    ),
+    Case(FAILED, "it is complete", False, phase("Complete")),
+    Case(UNSCRAPED, "there is no target", True, phase("Training")),
+    Case(UNSCRAPED, "the target does not answer", True, phase("Training") | up("master", f"0{LONG}")),
+    Case(UNSCRAPED, "the target answers", False, TRAINING),
+    Case(UNSCRAPED, "it rests", False, phase("Suspended")),
+    Case("EmberscaleRecoversOften", "9 times in 36 minutes", True, {RECOVERIES: "0+1x9 9x9"}, interval="4m"),
+    Case("EmberscaleRecoversOften", "once", False, {RECOVERIES: f"0x100 1{LONG}"}),
+    *(
+        Case(
+            "EmberscaleWorkerStraggles",
+            f"a rate of {rate} where others have 100",
+            rate < 30,
+            samples(f"0+{rate}{LONG}") | samples(f"0+100{LONG}", 1) | samples(f"0+100{LONG}", 2),
+        )
+        for rate in (20, 60)
+    ),
+    Case(SATURATED, "at its CPU limit", True, servers(0.2, 0.05), at="20m"),
+    Case(SATURATED, "its lock is always held", True, servers(0.1, 0.95), at="20m"),
+    Case(SATURATED, "it has time to spare", False, servers(0.1, 0.5), at="20m"),
+    Case("EmberscaleOperatorDown", "it is gone", True, operator("operator_defects_total", "0x60")),
+    Case("EmberscaleOperatorDown", "another runs elsewhere", True, operator("operator_defects_total", f"0{LONG}", "x")),
+    Case("EmberscaleOperatorDown", "it runs", False, operator("operator_defects_total", f"0{LONG}")),
+    Case("EmberscaleOperatorDefects", "one more", True, operator("operator_defects_total", f"0x220 1{LONG}")),
+    Case("EmberscaleOperatorDefects", "none lately", False, operator("operator_defects_total", f"3{LONG}")),
+    Case("EmberscaleRedisDown", "it is", True, operator("redis_up", f"1x100 0{LONG}")),
+    Case("EmberscaleRedisDown", "it is not", False, operator("redis_up", f"1{LONG}")),
+    Case("EmberscaleRedisFillsUp", "above", True, operator("redis_memory_ratio", f"0.75{LONG}")),
+    Case("EmberscaleRedisFillsUp", "below", False, operator("redis_memory_ratio", f"0.65{LONG}")),
+    Case("EmberscaleBrainDown", "it is gone", True, operator("brain_jobs", "0x60")),
+    Case("EmberscaleBrainDown", "it runs", False, operator("brain_jobs", f"0{LONG}")),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_an_alert_fires_on_what_it_is_for_alone(case: Case, tmp_path: Path) -> None:
+    asked = f'count(ALERTS{{alertname="{case.alert}", alertstate="firing", namespace!=""}})'
+    answer = [{"labels": "{}", "value": 1}] if case.fires else []
+    promtool_finds({asked: answer}, case.series, case.at, case.interval, tmp_path)
+
+
+def test_each_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not() -> None:
+    for fires in (True, False):
+        assert {case.alert for case in CASES if case.fires is fires} == {alert["alert"] for alert in alerts()}
+
+
+@pytest.mark.parametrize("alert", alerts(), ids=lambda alert: str(alert["alert"]))
+def test_an_alert_says_what_to_call_first_in_its_namespace(alert: Mapping[str, Mapping[str, str]]) -> None:
+    (command, *_) = re.findall(r"`(kubectl [^`]*)`", alert["annotations"]["description"])
+    assert "-n {{ $labels.namespace }}" in command

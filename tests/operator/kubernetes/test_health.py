@@ -1,0 +1,64 @@
+"""What the operator says of jobs and of Redis in its metrics."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from emberscale_operator.kubernetes.fleet import Fleet
+from emberscale_operator.kubernetes.health import OperatorMetrics
+from memory_api import KEY, MemoryApi, Operator
+from training_jobs import job_body
+
+PHASE = "emberscale_job_phase"
+
+
+async def bury(uid: str) -> None:
+    pass
+
+
+def served(controller: Any = None, up: bool | None = None, fill: float | None = None) -> dict[str, dict[str, float]]:
+    """The gauges by name, each by the last of its labels."""
+    fleet = Fleet(lambda key, uid: controller, bury)
+    if controller is not None:
+        fleet.controllers[KEY, "job-uid"] = controller
+    client: Any = SimpleNamespace(calls={})
+    tenants: Any = SimpleNamespace(up=up, fill=fill)
+    registry = CollectorRegistry()
+    registry.register(OperatorMetrics(client, fleet, tenants))
+    return {
+        family.name: {sample.labels.get("phase", ""): sample.value for sample in family.samples}
+        for family in registry.collect()
+        if family.type == "gauge"
+    }
+
+
+def test_a_job_whose_status_cannot_be_read_is_in_no_phase_that_the_operator_knows() -> None:
+    api = MemoryApi(job_body())
+
+    async def scenario() -> None:
+        before = Operator(api)
+        assert served(before.controller)[PHASE] == {"Unknown": 1.0}, "nobody has looked at it yet"
+        await before.settle()
+        known = api.body["status"]["phase"]
+        assert served(before.controller)[PHASE] == {known: 1.0}
+        api.body["status"]["phase"] = "Rebalancing"
+        api.sync()
+        after = Operator(api)
+        await after.settle()
+        assert served(after.controller)[PHASE] == {"Unknown": 1.0}
+        api.body["status"]["phase"] = known
+        api.sync()
+        await after.settle()
+        assert served(after.controller)[PHASE] == {known: 1.0}
+
+    asyncio.run(scenario())
+
+
+def test_redis_has_metrics_once_the_operator_has_asked_it() -> None:
+    names = ("emberscale_redis_up", "emberscale_redis_memory_ratio")
+    assert not served().keys() & set(names), "one that waits for the lease asks nothing"
+    assert [served(up=False, fill=0.25)[name] for name in names] == [{"": 0.0}, {"": 0.25}]
+    assert served(up=True)[names[0]] == {"": 1.0}
+    assert names[1] not in served(up=True), "there is no maxmemory"
