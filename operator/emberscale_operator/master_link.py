@@ -17,6 +17,7 @@ from emberscale_api.rpc.tls import handshake_problem_async
 from emberscale_api.rpc.token import CHANNEL_OPTIONS, call_metadata
 from emberscale_api.shape import RoleShape
 from emberscale_operator.machine import RESTING, InstanceExit, InstanceId, MasterReport, PhaseNews
+from emberscale_operator.master_bounds import MAX_MESSAGE_BYTES, bounded
 
 _CALL_SECONDS = 5.0
 _UNKNOWN_OUTCOMES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
@@ -25,7 +26,14 @@ _LONGEST_RETRY_SECONDS = 8.0
 _PATIENCE = 8
 _SIGNS_OF_TLS = ("SSL_ERROR", "Socket closed")
 """In what gRPC says of a server that cannot be talked to."""
-_KEEPALIVE = (("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_timeout_ms", 5_000))
+_CHANNEL = tuple(
+    {
+        **dict(CHANNEL_OPTIONS),
+        "grpc.max_receive_message_length": MAX_MESSAGE_BYTES,
+        "grpc.keepalive_time_ms": 10_000,
+        "grpc.keepalive_timeout_ms": 5_000,
+    }.items()
+)
 
 
 _log = structlog.get_logger()
@@ -61,7 +69,7 @@ class MasterLink:
     ) -> None:
         self._master = master
         self._metadata = call_metadata(master.token)
-        self._channel = tls.connect_async(master.address, master.authority, [*CHANNEL_OPTIONS, *_KEEPALIVE])
+        self._channel = tls.connect_async(master.address, master.authority, _CHANNEL)
         self._stub: MasterStub = MasterStub(self._channel)
         self._wake = wake
         self._clock = clock
@@ -155,7 +163,7 @@ class MasterLink:
         async with self._asking:
             begun_at = self._clock()
             try:
-                self.status = await self._stub.GetStatus(  # type: ignore[misc]  # the stubs know of threads only
+                status = await self._stub.GetStatus(  # type: ignore[misc]  # the stubs know of threads only
                     pb.GetStatusRequest(), timeout=_CALL_SECONDS, metadata=self._metadata
                 )
             except grpc.aio.AioRpcError as error:
@@ -165,6 +173,7 @@ class MasterLink:
                     self._unanswered_since = max(begun_at, self._clock() - _CALL_SECONDS)
                 await self._explain(error.details() or "")
             else:
+                self.status = bounded(status)
                 if self._answers_since is None or self._unanswered_since is not None:
                     self._answers_since = self._clock()
                 self._heard_at, self._unanswered_since = self._clock(), None
@@ -211,7 +220,7 @@ class MasterLink:
             try:
                 call = self._stub.WatchPlan(pb.WatchPlanRequest(newer_than=known), metadata=self._metadata)
                 async for plan in call:  # type: ignore[attr-defined]  # the stubs know of threads only
-                    self.plan = plan
+                    self.plan = bounded(plan)
                     if plan.HasField("final"):  # the master may be gone before it can be asked
                         self.status = plan.final
                     await self.refresh_status()

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import grpc
@@ -15,8 +15,9 @@ from emberscale_api.certificates import Certificates
 from emberscale_api.job.roles import Role
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc import tls
+from emberscale_api.shape import RoleShape
 from emberscale_operator import master_link
-from emberscale_operator.master_link import MasterAddress, MasterLink, retry_pause
+from emberscale_operator.master_link import MasterAddress, MasterLink, retry_pause, sizes_of
 
 TLS_HANDSHAKE = b"\x16"
 """The first byte of a client with TLS."""
@@ -29,6 +30,8 @@ async def start(
     silent: pb.Member | None = None,
     hangs: asyncio.Event | None = None,
     final: pb.JobStatus | None = None,
+    roles: Sequence[pb.RolePlan] = (),
+    said: str = "",
     shutdown_fails: grpc.StatusCode = grpc.StatusCode.UNIMPLEMENTED,
 ) -> tuple[grpc.aio.Server, int]:
     """A master whose plan has this version, and that says that it trains; it does not while it `hangs`."""
@@ -37,11 +40,11 @@ async def start(
         if hangs is not None and hangs.is_set():
             await asyncio.Event().wait()
         worker = pb.MemberStatus(member=pb.Member(role=pb.WORKER, index=2, incarnation="life-1"))
-        return pb.JobStatus(phase=pb.TRAINING, members=[worker])
+        return pb.JobStatus(phase=pb.TRAINING, message=said, members=[worker])
 
     async def plans(request: pb.WatchPlanRequest, context: object) -> AsyncIterator[pb.Plan]:
         if request.newer_than < version:
-            yield pb.Plan(version=version, silent=[silent] if silent is not None else [], final=final)
+            yield pb.Plan(version=version, silent=[silent] if silent is not None else [], final=final, roles=roles)
         await asyncio.Event().wait()
 
     async def shutdown(request: pb.ShutdownRequest, context: grpc.aio.ServicerContext) -> pb.ShutdownReply:  # type: ignore[type-arg]  # generic in its stubs alone
@@ -85,6 +88,52 @@ def test_what_a_job_came_to_is_known_from_a_master_that_is_gone_with_the_end() -
             await asyncio.wait_for(until_status(link, pb.COMPLETE), 20)
             assert link.status is not None
             assert link.status.samples == 54_000
+        finally:
+            await link.close()
+            await server.stop(None)
+
+    asyncio.run(scenario())
+
+
+def test_what_a_master_says_is_brought_within_bounds() -> None:
+    roles = [
+        pb.RolePlan(role=pb.WORKER, replicas=1_000_000),
+        pb.RolePlan(role=pb.PS, replicas=3, cpu_cores=float("inf")),
+        pb.RolePlan(role=pb.MASTER, replicas=1, cpu_cores=2.0, memory_bytes=1 << 30),
+    ]
+    final = pb.JobStatus(phase=pb.COMPLETE, samples_per_second=float("nan"), eta_seconds=float("inf"))
+    final.rows["a"] = 7
+    final.warnings.extend(["w" * 5_000, *["w"] * 5_000])
+
+    async def scenario() -> None:
+        hangs = asyncio.Event()
+        server, port = await start(1, hangs=hangs, final=final, roles=roles)
+        link = open_link(port, lambda: None)
+        try:
+            await link.refresh_status()
+            hangs.set()
+            await asyncio.wait_for(until_status(link, pb.COMPLETE), 20)
+            assert link.plan is not None
+            assert link.status is not None
+            assert sizes_of(link.plan) == {Role.MASTER: RoleShape(1, 2.0, 1 << 30)}
+            assert (link.status.samples_per_second, link.status.eta_seconds) == (0.0, 1e15)
+            assert (len(link.status.warnings), len(link.status.warnings[0])) == (4096, 4096)
+            assert link.status.rows == {"a": 7}
+        finally:
+            await link.close()
+            await server.stop(None)
+
+    asyncio.run(scenario())
+
+
+def test_a_status_of_many_megabytes_is_not_taken_in() -> None:
+    async def scenario() -> None:
+        server, port = await start(1, said="x" * (5 << 20))
+        link = open_link(port, lambda: None)
+        try:
+            await link.refresh_status()
+            assert link.status is None
+            assert not link.answers
         finally:
             await link.close()
             await server.stop(None)
