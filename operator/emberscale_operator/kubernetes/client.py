@@ -14,6 +14,8 @@ from kubernetes.aio import config
 _TIMEOUT_SECONDS = 20.0
 _PARALLEL_CALLS = 64
 _PAGE = "500"
+_ANSWER_BYTES = 64 << 20
+_CHUNK_BYTES = 1 << 16
 _JSON = "application/json"
 _METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 MERGE_PATCH = "application/merge-patch+json"
@@ -127,10 +129,21 @@ class ApiClient:
                     body=body,
                     _request_timeout=self._timeout,
                 )
-                content = await response.read()  # type: ignore[no-untyped-call]
+                content = await _read(response.response, f"{method} {path}")
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
                 raise ApiUnavailableError(f"{method} {path}: {str(error) or type(error).__name__}") from error
         return _answer(method, path, response.status, content)
+
+
+async def _read(response: aiohttp.ClientResponse, what: str) -> bytes:
+    """Raises ApiError for an answer that is larger than any that the operator asks for."""
+    content = bytearray()
+    async for part in response.content.iter_chunked(_CHUNK_BYTES):
+        content += part
+        if len(content) > _ANSWER_BYTES:
+            response.close()
+            raise ApiError(response.status, "ResponseTooLarge", f"{what}: the answer exceeds {_ANSWER_BYTES >> 20} MiB")
+    return bytes(content)
 
 
 def _answer(method: str, path: str, status: int, content: bytes) -> dict[str, Any]:

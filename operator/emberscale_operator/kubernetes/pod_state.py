@@ -155,7 +155,8 @@ def _exit(metadata: Mapping[str, Any], status: Mapping[str, Any], own: Mapping[s
             return None
         ended = InstanceExit(ExitReason.NODE_LOST, -_SIGKILL, at=parse_time(deletion))
         return _Exit(ended, "NodeLost", "its node does not answer")
-    at = parse_time(terminated["finishedAt"]) if terminated.get("finishedAt") else now
+    # the clock of its node may be ahead of ours, and what follows from the end is to wait for neither
+    at = min(parse_time(terminated["finishedAt"]), now) if terminated.get("finishedAt") else now
     code = int(terminated.get("exitCode", 1))
     detail = (terminated.get("message") or status.get("message") or "").strip()
     outside = _outside_cause(status)

@@ -5,6 +5,8 @@ from emberscale_operator.kubernetes.pod_state import Waiting
 
 _SECONDS = 0.5
 _KNOWN_SECONDS = 5.0
+_LIMIT = "20"
+"""Events in one answer: whoever may create Events may create any number of them, and leave out what they say."""
 
 
 class PodWarnings:
@@ -26,9 +28,11 @@ class PodWarnings:
             return known
         self._next_at = now + _SECONDS
         selector = f"involvedObject.uid={uid},type=Warning"
-        found = await self._client.get(core(namespace, "events"), fieldSelector=selector)
+        found = await self._client.get(core(namespace, "events"), fieldSelector=selector, limit=_LIMIT)
         events = sorted(found["items"], key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "")
-        known = Waiting(events[-1]["reason"], events[-1]["message"]) if events else None
+        known = None
+        if events:
+            known = Waiting(events[-1].get("reason") or "Unknown", events[-1].get("message") or "")
         self._known = {of: entry for of, entry in self._known.items() if now < entry[0] + 2 * _KNOWN_SECONDS}
         self._known[uid] = now, known
         return known

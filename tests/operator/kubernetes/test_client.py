@@ -7,7 +7,8 @@ import pytest
 from aiohttp import web
 
 from api_server import api_server
-from emberscale_operator.kubernetes.client import ApiClient, ApiInternalError, ApiUnavailableError
+from emberscale_operator.kubernetes import client as client_module
+from emberscale_operator.kubernetes.client import ApiClient, ApiError, ApiInternalError, ApiUnavailableError
 
 WEBHOOK = 'Internal error occurred: failed calling webhook "guard.example.com": service unavailable'
 
@@ -36,6 +37,31 @@ def test_an_error_behind_the_api_server_is_told_from_one_that_is_away(
 
     error = asyncio.run(scenario())
     assert isinstance(error, ApiInternalError) is kind
+
+
+def test_an_answer_without_end_is_not_read_to_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "_ANSWER_BYTES", 1 << 20)
+    sent = 0
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        nonlocal sent
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for _ in range(1000):
+            await response.write(b" " * (1 << 16))
+            sent += 1 << 16
+        await response.write(b"{}")
+        return response
+
+    async def scenario() -> None:
+        async with api_server(handler, tmp_path, monkeypatch):
+            client = await ApiClient.connect()
+            with pytest.raises(ApiError, match="exceeds 1 MiB"):
+                await client.get("/api/v1/namespaces/team/events")
+            await client.close()
+
+    asyncio.run(scenario())
+    assert sent < 1000 << 16
 
 
 def test_versions_are_read_page_by_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

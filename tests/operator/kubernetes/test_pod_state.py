@@ -41,6 +41,13 @@ def ended(code: int, reason: str = "Error", **more: Any) -> dict[str, Any]:
     return {"phase": phase, "containerStatuses": [{"name": "ps", "state": {"terminated": terminated}}], **more}
 
 
+def test_an_end_by_a_clock_that_is_ahead_is_now() -> None:
+    early = NOW - 3600
+    ending = view(ended(1), now=early).instance.exit
+    assert ending is not None
+    assert ending.at == early
+
+
 def test_a_pod_of_somebody_else_is_no_instance() -> None:
     assert view_pod({"metadata": {"labels": {"app": "x"}}, "spec": {}}, NOW) is None
 

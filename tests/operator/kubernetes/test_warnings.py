@@ -36,6 +36,16 @@ def test_the_last_warning_tells_and_is_asked_for_again_after_a_while() -> None:
     assert api.asked == 2
 
 
+def test_of_many_warnings_few_are_asked_for_and_one_without_a_reason_is_one() -> None:
+    class Odd:
+        async def get(self, path: str, **query: str) -> dict[str, Any]:
+            assert query["limit"] == "20"
+            return {"items": [{"lastTimestamp": "2026-01-01T00:00:00Z"}]}
+
+    warnings = PodWarnings(Odd())  # type: ignore[arg-type]
+    assert asyncio.run(warnings.last("team", "a", 100.0)) == Waiting("Unknown", "")
+
+
 def test_hundreds_of_jobs_at_once_ask_no_more_often_than_one() -> None:
     api = Events(**{f"pod{number}": ["FailedMount"] for number in range(500)})
     warnings = PodWarnings(api)  # type: ignore[arg-type]
