@@ -1,7 +1,7 @@
-"""`python -m emberscale_jobmaster`: the master of one job, as its environment says.
+"""`python -m emberscale_jobmaster`: the master of one job, configured by its environment.
 
-Exit codes: 0 after SIGTERM, SIGINT or Shutdown, 2 when something that it needs cannot be had, 3 when another master of
-the same job has taken over, 1 for a defect.
+Exit codes: 0 after SIGTERM, SIGINT or Shutdown, 2 if something that it needs is unavailable, 3 if another master of the
+same job has taken over, 1 for a defect.
 """
 
 import os

@@ -1,10 +1,10 @@
-"""The master's side of a barrier: all servers hold pushes, settle what only some have applied, and act together.
+"""The master's side of a barrier: all servers hold pushes, settle the batches that only some have applied, and act.
 
     HOLD -> SETTLE -> ACT -> done
      any answer that fails, or that differs where all must agree -> void
 
-The outcome counts only if every server says, after settling and again after acting, that it has applied the same
-batches. What the ledger believes to be under way plays no part: its last entries may be lost.
+The barrier succeeds only if every server reports the same applied batches, after settling and again after acting. The
+ledger plays no part: its last entries may be lost.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ class BarrierPhase(StrEnum):
 
 
 class VoidError(Exception):
-    """The servers do not agree on what is applied; the text says where they differ."""
+    """The servers disagree on the applied batches; the text names the difference."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ class DrivenBarrier:
         return self.phase is BarrierPhase.DONE
 
     def settling(self, server: int) -> Applied:
-        """What other servers had applied, and this one had not, when it began to hold."""
+        """Returns the batches that other servers had applied, and this one had not, when it began to hold."""
         return minus(on_any(self.held.values()), self.held[server])
 
     def answered(self, server: int, applied: Applied) -> "DrivenBarrier":
-        """The barrier after one server's answer; the next phase once all have answered. Raises VoidError."""
+        """Returns the barrier after one server's answer, in the next phase once all have answered. Raises VoidError."""
         said = {**self.said, server: applied}
         if len(said) < len(self.servers):
             return replace(self, said=said)

@@ -1,7 +1,7 @@
-"""The conversation with the brain: profiles to it, plans from it. Nothing of the job ever waits for it.
+"""The link to the brain: it sends profiles and receives plans. Nothing in the job waits for it.
 
-One thread does it all, at the manifest's profile interval: a brain that is away is asked again, one that has forgotten
-the job gets to know it anew, and a plan that may not be followed yet is tried again until it may or a newer one comes.
+One thread works at the manifest's profile interval. It retries while the brain is unavailable, submits the job again if
+the brain has forgotten it, and offers a plan to the machine until the plan can be followed or a newer one comes.
 """
 
 import math
@@ -76,7 +76,7 @@ class BrainLink:
         self._thread.start()
 
     def finish(self) -> None:
-        """Waits, a little, until the brain knows how a job that is over has ended."""
+        """Waits briefly until the brain knows the outcome of a job that has ended."""
         state, _ = self._runtime.snapshot()
         if state.over:
             self._told_outcome.wait(_OUTCOME_SECONDS)
@@ -165,7 +165,7 @@ class BrainLink:
             self._advice = given
 
     def _follow(self) -> None:
-        """Tells the machine of the plan in force, as long as there is something of it to take up."""
+        """Offers the plan in force to the machine, as long as part of it is still to be followed."""
         given = self._advice
         before, _ = self._runtime.snapshot()
         events: list[Event] = []
@@ -191,7 +191,7 @@ class BrainLink:
         )
 
     def _report_outcome(self, state: JobState) -> None:
-        """Tries until the brain has heard it, or this process ends."""
+        """Retries until the brain has received it, or this process ends."""
         _, seen = self._runtime.snapshot()
         request = pb.ReportOutcomeRequest(
             job_uid=self._runtime.job_uid,
@@ -223,7 +223,7 @@ class BrainLink:
 
 
 def data_bytes(job: TrainingJob) -> int:
-    """How much training data there is, as far as it can be seen from here; 0 where it cannot."""
+    """Returns the size of the training data in bytes, 0 if it cannot be determined from here."""
     total = 0
     for uri in job.spec.data.train:
         try:

@@ -1,4 +1,4 @@
-"""Between the master's terms and the brain's messages."""
+"""Converts between the master's types and the brain's messages."""
 
 import math
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ _RECORD_BYTES: Mapping[DataFormat, int] = {
 
 
 def submission(job: TrainingJob, uid: str, state: JobState, data_bytes: int) -> pb.SubmitJobRequest:
-    """The job as the brain gets to know it. `data_bytes` is the size of the training data, 0 if unknown."""
+    """Returns the submission of a job. `data_bytes` is the size of the training data, 0 if unknown."""
     spec = job.spec
     model = resolve_model(spec)
     dimensions = [table.dimension for table in model.tables]
@@ -80,7 +80,7 @@ def shape(sizes: Sizes) -> pb.Shape:
 
 
 def advice(plan: pb.BrainPlan) -> Advice | None:
-    """A plan as the master follows it; None where there is none yet, or it makes no sense."""
+    """Returns the plan of a message, or None if it holds no plan or an invalid one."""
     if not plan.version:
         return None
     sizes = None

@@ -1,11 +1,11 @@
-"""A checkpoint: a barrier with a snapshot in it, the files that the servers write of it, and the manifest last.
+"""Takes a checkpoint: a snapshot within a barrier, the files that the servers write of it, and last the manifest.
 
     BARRIER -> SAVE -> WRITE -> done
-       a server that fails or does not agree -> the barrier is let go, the files are removed, another is begun later
-       a manifest that cannot be written -> written again: the files are there
-       failing for too long -> a final checkpoint fails the job, a suspension rests at the one before
+       a server that fails or disagrees -> the barrier is released, the files are removed, another begins later
+       a manifest that cannot be written -> retried: the files are there
+       failing for too long -> a final checkpoint fails the job, a suspension rests at the previous checkpoint
 
-The next master undoes a barrier and goes on with everything after it.
+The next master undoes a barrier, and continues everything after it.
 """
 
 from dataclasses import replace
@@ -139,7 +139,7 @@ def released(operation: Checkpointing) -> tuple[Effect, ...]:
 def said(
     state: JobState, spec: TrainingJobSpec, operation: Checkpointing, server: int, answer: Said, now: float
 ) -> JobState:
-    """A server has held pushes, settled them, or taken its snapshot."""
+    """Handles a server's answer that it has held pushes, settled them, or taken its snapshot."""
     try:
         barrier = operation.barrier.answered(server, answer.applied)
     except VoidError as error:
@@ -158,7 +158,7 @@ def said(
 
 
 def saved(state: JobState, operation: Checkpointing, server: int, answer: Saved, now: float) -> JobState:
-    """A server says how far its snapshot is written."""
+    """Handles a server's progress in writing its snapshot."""
     before = operation.written.get(server, -1)
     operation = replace(
         answered(operation, server),
@@ -178,7 +178,7 @@ def saved(state: JobState, operation: Checkpointing, server: int, answer: Saved,
 def written(
     state: JobState, spec: TrainingJobSpec, operation: Checkpointing, now: float
 ) -> tuple[JobState, tuple[Effect, ...]]:
-    """The manifest is there: the checkpoint is complete, and what it was taken for follows."""
+    """Completes the checkpoint, now that its manifest is written, and continues what it was taken for."""
     seconds = now - operation.began_at
     cost = operation.held_seconds + SLOWED * max(0.0, seconds - operation.held_seconds)
     size = sum(file.bytes for files in operation.files.values() for file in files)
@@ -220,7 +220,7 @@ def storage_failed(
 
 
 def given_up(state: JobState, spec: TrainingJobSpec, operation: Checkpointing, problem: str, now: float) -> JobState:
-    """The checkpoint came to nothing. Another is begun later; what can wait no longer ends without one."""
+    """Gives up the checkpoint. Another begins later; a purpose that cannot wait any longer ends without one."""
     trouble = _trouble(state, spec, operation, problem, now)
     state = replace(state.without(operation), troubles={**state.troubles, operation.purpose: trouble})
     if not retry.exhausted(trouble, now, _patience(operation)):
@@ -235,7 +235,7 @@ def given_up(state: JobState, spec: TrainingJobSpec, operation: Checkpointing, p
 
 
 def time_passed(state: JobState, spec: TrainingJobSpec, operation: Checkpointing, now: float) -> JobState:
-    """Asks again what is due, and gives up what does not get on."""
+    """Repeats the calls that are due, and gives up a checkpoint that makes no progress."""
     if now < operation.deadline:
         due = [whom for whom, at in operation.again_at.items() if now >= at]
         return state.asking(operation, *due) if due else state

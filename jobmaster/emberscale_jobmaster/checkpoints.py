@@ -21,7 +21,7 @@ class UnusableUriError(Exception):
 
 
 class CheckpointFolder:
-    """Checkpoints below one URI. Raises UnusableUriError; all methods raise OSError where the place is out of reach."""
+    """Checkpoints below one URI. Raises UnusableUriError; all methods raise OSError if the storage is unreachable."""
 
     def __init__(self, uri: str) -> None:
         try:
@@ -65,10 +65,10 @@ class CheckpointFolder:
         return manifest
 
     def write(self, manifest: CheckpointManifest) -> None:
-        """Makes a checkpoint complete: its manifest appears whole or not at all.
+        """Completes a checkpoint by writing its manifest atomically.
 
-        Raises FileNotFoundError where nothing of the checkpoint is there: a write that hung may go on after the
-        checkpoint was removed, and must not bring a manifest without files.
+        Raises FileNotFoundError if the checkpoint has no files: a write that hung may continue after the checkpoint was
+        removed, and must not leave a manifest without files.
         """
         content = manifest.to_json().encode()
         path = self._manifest_path(manifest.id)
@@ -89,7 +89,7 @@ class CheckpointFolder:
             _sync_folder(folder)
 
     def delete(self, identifier: str) -> None:
-        """Removes a checkpoint, its manifest first, so that half of it is never taken for a whole."""
+        """Removes a checkpoint, its manifest first, so that a partial checkpoint never counts as complete."""
         for path in (self._manifest_path(identifier), f"{self._root}/{identifier}"):
             try:
                 self._filesystem.rm(path, recursive=True)
@@ -97,13 +97,13 @@ class CheckpointFolder:
                 continue
 
     def discard(self, identifier: str) -> None:
-        """Removes a checkpoint that came to nothing; one that has a manifest all the same stays."""
+        """Removes an abandoned checkpoint, unless it has a manifest after all."""
         self._filesystem.invalidate_cache()
         if not self._filesystem.exists(self._manifest_path(identifier)):
             self.delete(identifier)
 
     def prune(self, keep: int, damaged: Container[str] = ()) -> None:
-        """Removes what is older than the newest complete checkpoint, but for the `keep` newest that are sound."""
+        """Removes what is older than the newest complete checkpoint, except the `keep` newest that are sound."""
         kept = [identifier for identifier in self.complete() if identifier not in damaged][-keep:]
         for identifier in self.folders():
             if kept and identifier < kept[-1] and identifier not in kept:
@@ -123,7 +123,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def incompatibility(manifest: CheckpointManifest, job: TrainingJob) -> str:
-    """Why a job cannot go on from a checkpoint, for people; empty where it can."""
+    """Returns why a job cannot continue from a checkpoint, for people; empty if it can."""
     if manifest.job.metadata.name != job.metadata.name:
         return f"it belongs to job {manifest.job.metadata.name}: give this one another spec.checkpoint.uri"
     changed = [difference.path for difference in broken_fields(manifest.job, job, Keeper.CHECKPOINT)]

@@ -1,6 +1,6 @@
 """Carries out the effects of the job's machine on parameter servers and on the checkpoint folder.
 
-One thread takes each effect and begins it; what comes of it is told to the machine as an event, whenever it comes.
+One thread takes each effect and starts it. The outcome reaches the machine later, as an event.
 """
 
 from collections.abc import Callable

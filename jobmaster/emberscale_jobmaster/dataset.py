@@ -10,7 +10,7 @@ from emberscale_jobmaster.tasks import Split
 
 
 class DatasetNotReadyError(Exception):
-    """The data is not indexed yet; a worker that waits for a task is told when it is."""
+    """The data is not indexed yet; a worker that waits for a task learns when it is."""
 
     def __init__(self) -> None:
         super().__init__("the data is not indexed yet: call again")

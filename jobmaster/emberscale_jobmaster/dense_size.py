@@ -1,4 +1,4 @@
-"""How many parameters a model has besides its embeddings: what is known of a job's size before it starts."""
+"""Counts a model's parameters besides its embeddings, an estimate of a job's size before it starts."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -7,7 +7,7 @@ from emberscale_api.job import Architecture, TrainingJobSpec, resolve_model
 
 
 def dense_parameters(spec: TrainingJobSpec) -> int:
-    """Exact for the built-in models; for a model of somebody's own, as if it were an MLP of the built-in widths."""
+    """Returns the exact number for a built-in model; for a custom model, that of an MLP with the built-in widths."""
     model, columns = spec.model, resolve_model(spec)
     dense, dimensions = len(columns.columns.dense), [table.dimension for table in columns.embeddings]
     width = dense + sum(dimensions)

@@ -1,7 +1,7 @@
-"""What the job machine asks of the world. Effects are carried out once the state that they belong to is durable.
+"""The effects of the job machine. They are carried out once the state that they belong to is durable.
 
-A call is answered by an event with the same operation, server and serial number; what carries it out may try it once,
-and says so if it fails. An effect without such an answer is lost without harm.
+An event with the same operation, server and serial number answers a call. A call is tried once, and a failure is
+reported. Losing an effect that has no such answer does no harm.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from emberscale_jobmaster.tasks import Task
 
 @dataclass(frozen=True)
 class AssignCall:
-    """Adopt a table of a new generation, and load rows from a checkpoint, by its id; empty: from nothing."""
+    """Adopt a table of a new generation, and load rows from the checkpoint with this id; empty: from nothing."""
 
     table: RoutingTable
     checkpoint: str
@@ -27,7 +27,7 @@ class AssignCall:
 
 @dataclass(frozen=True)
 class HoldCall:
-    """Hold pushes for `hold_seconds` from now on, and say all that is applied."""
+    """Hold pushes for `hold_seconds` from now on, and report all applied batches."""
 
     generation: int
     barrier: int
@@ -36,7 +36,7 @@ class HoldCall:
 
 @dataclass(frozen=True)
 class SettleCall:
-    """Let these batches through, wait for them, hold on, and say all that is applied."""
+    """Admit these batches, wait for them, keep holding, and report all applied batches."""
 
     generation: int
     barrier: int
@@ -47,7 +47,7 @@ class SettleCall:
 
 @dataclass(frozen=True)
 class SnapshotCall:
-    """Take a snapshot for a checkpoint, by its id, let go, and say all that is in it."""
+    """Take a snapshot for the checkpoint with this id, resume pushes, and report all batches in it."""
 
     generation: int
     barrier: int
@@ -57,7 +57,7 @@ class SnapshotCall:
 
 @dataclass(frozen=True)
 class ResumeCall:
-    """Let go of a barrier, whatever has become of it."""
+    """Release a barrier, in whatever state it is."""
 
     generation: int
     barrier: int
@@ -65,7 +65,7 @@ class ResumeCall:
 
 @dataclass(frozen=True)
 class SavedCall:
-    """Say how far the snapshot of a barrier is written."""
+    """Report how much of a barrier's snapshot is written."""
 
     generation: int
     barrier: int
@@ -74,7 +74,7 @@ class SavedCall:
 
 @dataclass(frozen=True)
 class PrepareCall:
-    """Make room for what a move to this table brings."""
+    """Make room for the rows that a move to this table brings."""
 
     move: int
     table: RoutingTable
@@ -83,7 +83,7 @@ class PrepareCall:
 
 @dataclass(frozen=True)
 class CopyCall:
-    """Send what the move gives away, and say how far that is."""
+    """Send the rows that the move gives away, and report the progress."""
 
     move: int
     wait_seconds: float
@@ -91,7 +91,7 @@ class CopyCall:
 
 @dataclass(frozen=True)
 class HandOverCall:
-    """Send what has changed until this barrier, hold on for `hold_seconds`, and say all that is applied."""
+    """Send what has changed until this barrier, keep holding for `hold_seconds`, and report all applied batches."""
 
     generation: int
     barrier: int
@@ -102,7 +102,7 @@ class HandOverCall:
 
 @dataclass(frozen=True)
 class SwitchCall:
-    """Adopt the table of the move, and let go; `applied` is all that any server has applied."""
+    """Adopt the table of the move, and resume pushes; `applied` is all that any server has applied."""
 
     generation: int
     barrier: int
@@ -112,7 +112,7 @@ class SwitchCall:
 
 @dataclass(frozen=True)
 class AbandonCall:
-    """Give the move up."""
+    """Abandon the move."""
 
     move: int
 
@@ -163,9 +163,9 @@ class FindCheckpoint:
 
 @dataclass(frozen=True)
 class WriteManifest:
-    """Make a checkpoint complete: its manifest appears whole or not at all.
+    """Complete a checkpoint by writing its manifest atomically.
 
-    `applied` is what its rows have seen, `files` are those of all its servers. Answered by `ManifestWritten` or
+    `applied` are the batches in its rows, `files` are those of all its servers. Answered by `ManifestWritten` or
     `StorageFailed`.
     """
 
@@ -183,7 +183,7 @@ class WriteManifest:
 
 @dataclass(frozen=True)
 class PruneCheckpoints:
-    """Remove what is older than the newest complete checkpoint, but for the `keep` newest that are not damaged.
+    """Remove what is older than the newest complete checkpoint, except the `keep` newest that are not damaged.
 
     Answered by `PruningDone` or `StorageFailed`.
     """
@@ -196,7 +196,7 @@ class PruneCheckpoints:
 
 @dataclass(frozen=True)
 class DeleteCheckpoint:
-    """Remove what was written of a checkpoint that came to nothing. Not answered."""
+    """Remove the files of an abandoned checkpoint. Not answered."""
 
     checkpoint: str
 
@@ -252,7 +252,7 @@ class Moved:
 
 @dataclass(frozen=True)
 class Noted:
-    """Something that people should find in the log; `event` is in snake_case, `problem` says what was wrong."""
+    """A log event for people; `event` is in snake_case, `problem` says what was wrong."""
 
     event: str
     subject: str

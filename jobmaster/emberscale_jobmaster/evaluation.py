@@ -1,4 +1,4 @@
-"""Merging what evaluation shards measured into one result an epoch, with its AUC from histograms."""
+"""Merges the measurements of evaluation shards into one result per epoch, with AUC from histograms."""
 
 import math
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
-"""What happens to a job, as its machine is told. `now` is seconds on a clock of the teller that never goes back.
+"""The events of the job machine. `now` is in seconds, on a monotonic clock of the caller.
 
-`wall` is seconds since 1970, and only told where something outlives the master that way.
+`wall` is in seconds since 1970; only events whose time must outlive the master carry it.
 """
 
 from collections.abc import Mapping
@@ -25,10 +25,10 @@ class _At:
 
 @dataclass(frozen=True, kw_only=True)
 class TakenOver(_At):
-    """A master begins, with the state that it found.
+    """A master starts, with the state that it found.
 
     * `awaits_plan`: there is a brain to ask for a first shape.
-    * `alone`: no member that the master before knew is alive, as after the end of a whole run on one machine.
+    * `alone`: no member that the previous master knew is alive, as after the end of a whole local run.
     """
 
     wall: float
@@ -38,7 +38,7 @@ class TakenOver(_At):
 
 @dataclass(frozen=True, kw_only=True)
 class TimePassed(_At):
-    """Told several times a second."""
+    """Time has passed; sent several times a second."""
 
 
 # Of members
@@ -46,7 +46,7 @@ class TimePassed(_At):
 
 @dataclass(frozen=True, kw_only=True)
 class Registered(_At):
-    """A process joins; the numbers are those of the table that a parameter server has adopted, 0 for none."""
+    """A process joins. The numbers are those of the table that a parameter server has adopted, 0 if none."""
 
     member: MemberId
     process: Process
@@ -56,7 +56,7 @@ class Registered(_At):
 
 @dataclass(frozen=True, kw_only=True)
 class Spoke(_At):
-    """A member called, whatever came of its call."""
+    """A member called, whatever the outcome of its call."""
 
     member: MemberId
 
@@ -65,8 +65,8 @@ class Spoke(_At):
 class Beat(_At):
     """A heartbeat. `leases` are positions by token; `work` counts once for each `sequence`.
 
-    A parameter server also says which table it has adopted, and which tokens and barrier numbers it has heard of under
-    that generation: all below `next_token` and `next_barrier`.
+    A parameter server also reports the table that it has adopted, and that it knows all tokens below `next_token` and
+    all barrier numbers below `next_barrier` of that generation.
 
     Answered by `Dropped`.
     """
@@ -101,14 +101,14 @@ class TaskFinished(_At):
 
 @dataclass(frozen=True, kw_only=True)
 class GrantLost(_At):
-    """A worker was never told of the lease that it was granted."""
+    """A worker never received the lease that it was granted."""
 
     token: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class FailureReported(_At):
-    """A member cannot go on; fatal if trying again would fail the same way."""
+    """A member cannot continue; fatal if a retry would fail in the same way."""
 
     member: MemberId
     reason: str
@@ -138,12 +138,12 @@ class Exited(_At):
 
 @dataclass(frozen=True, kw_only=True)
 class SuspensionWanted(_At):
-    """The job is to rest at a checkpoint of now."""
+    """The job is to suspend at a checkpoint taken now."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Advised(_At):
-    """The plan of the brain that is in force; told again until it is followed."""
+    """The brain's plan in force; repeated until it is followed."""
 
     advice: Advice
     wall: float
@@ -158,7 +158,7 @@ class PlanMissed(_At):
 
 @dataclass(frozen=True, kw_only=True)
 class IntervalAdvised(_At):
-    """The brain says how many seconds between checkpoints cost least."""
+    """The brain advises the checkpoint interval of least cost, in seconds."""
 
     seconds: float
 
@@ -168,7 +168,7 @@ class IntervalAdvised(_At):
 
 @dataclass(frozen=True)
 class Loaded:
-    """To `AssignCall`: `done`, or how far it is and what is being tried again."""
+    """Answers `AssignCall`: `done`, or the progress and the problem that is being retried."""
 
     done: bool
     loaded_bytes: int = 0
@@ -178,7 +178,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Said:
-    """To all calls within a barrier: all that is applied. `held_seconds` to `SnapshotCall`."""
+    """Answers all calls within a barrier: all applied batches. `held_seconds` only for `SnapshotCall`."""
 
     applied: Applied
     held_seconds: float = 0.0
@@ -186,7 +186,7 @@ class Said:
 
 @dataclass(frozen=True)
 class Saved:
-    """To `SavedCall`: the files if it is `done`, or how far it is and what is being tried again."""
+    """Answers `SavedCall`: the files if `done`, or the progress and the problem that is being retried."""
 
     done: bool
     written_bytes: int = 0
@@ -196,7 +196,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class Prepared:
-    """To `PrepareCall`: whether it is done. To `CopyCall`, the answer is a CopyReport."""
+    """Answers `PrepareCall`: whether it is done. A CopyReport answers `CopyCall`."""
 
     done: bool
 
@@ -229,8 +229,8 @@ class ServerFailed(_At):
 class CheckpointFound(_At):
     """The newest sound checkpoint, if any.
 
-    * `damaged`: those newer that failed their checks, and how.
-    * `incompatible`: why the job cannot go on from it; empty if it can.
+    * `damaged`: the newer ones that failed their checks, and how.
+    * `incompatible`: why the job cannot continue from it; empty if it can.
     * `newest`: the largest number of a checkpoint, complete or not; 0 if there is none.
     """
 
@@ -260,7 +260,7 @@ class PruningDone(_At):
 
 @dataclass(frozen=True, kw_only=True)
 class StorageFailed(_At):
-    """The checkpoint folder could not be used."""
+    """The checkpoint folder was not usable."""
 
     operation: int
     serial: int

@@ -1,8 +1,8 @@
-"""The books over one run of work, counted in batches: what is done, what is leased, what is left.
+"""The ledger of one stage's work, counted in batches: what is done, leased and left.
 
-At any time every batch is in exactly one of: `done`, a live lease from its commit offset on, `returned` (the rest of a
-lease that ended early), or `uncut` (not part of any shard yet). Leases carry fencing tokens, given by the caller, that
-ascend over the life of the job; whoever acts for a lease that is no longer in the books is told so.
+At any time every batch is in exactly one of: `done`, a live lease beyond its commit offset, `returned` (the rest of a
+lease that ended early), or `uncut` (not part of any shard yet). The caller gives leases fencing tokens that ascend over
+the life of the job. A call for a lease that is no longer live says so.
 """
 
 from collections.abc import Container, Mapping
@@ -14,14 +14,14 @@ from emberscale_jobmaster.ranges import Ranges
 
 
 class BooksError(AssertionError):
-    """A batch is in two places of the ledger, or in none: a defect, after which nothing that it says can be trusted."""
+    """A batch is in two places of the ledger, or in none: a defect, after which the ledger cannot be trusted."""
 
 
 @dataclass(frozen=True)
 class Lease:
     """Batches [start, stop) that one member works on; those below `committed` are done.
 
-    `shard` is where the shard as first cut begins: a remainder that is leased again keeps it.
+    `shard` is the start of the shard as first cut; a remainder that is leased again keeps it.
     """
 
     token: int
@@ -34,7 +34,7 @@ class Lease:
 
 @dataclass(frozen=True)
 class Remainder:
-    """What a lease that ended early left undone."""
+    """The batches that a lease left undone when it ended early."""
 
     shard: int
     start: int
@@ -43,7 +43,7 @@ class Remainder:
 
 @dataclass(frozen=True)
 class Ledger:
-    """Immutable; every method that changes something returns the books after it."""
+    """Immutable; every method that changes something returns a new ledger."""
 
     batches: int
     uncut: Ranges
@@ -53,7 +53,7 @@ class Ledger:
 
     @classmethod
     def fresh(cls, batches: int, done: Ranges = ()) -> "Ledger":
-        """Books in which only `done` is done: the start of an epoch, or what a checkpoint held of one."""
+        """Returns a ledger in which only `done` is done: the start of an epoch, or the state of one in a checkpoint."""
         everything = ranges.normalised([(0, batches)])
         done = ranges.intersection(done, everything)
         return cls(batches=batches, uncut=ranges.difference(everything, done), done=done)
@@ -78,7 +78,7 @@ class Ledger:
         return tuple(lease for lease in self.leases.values() if lease.holder == member)
 
     def grant(self, member: MemberId, token: int, batches: int) -> tuple["Ledger", Lease] | None:
-        """Leases up to `batches` batches, what was returned first; None where nothing is left to lease.
+        """Leases up to `batches` batches, returned ones first; None if nothing is left to lease.
 
         Only the first part of a longer remainder is leased; the rest waits as a shard of its own.
         """

@@ -1,4 +1,4 @@
-"""Members that come, fall silent, fail and go; limits that end the job; time that passes."""
+"""Transitions for members that join, fall silent, fail and exit, for limits that end the job, and for time."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -24,9 +24,9 @@ def registered(
     generation: int = 0,
     version: int = 0,
 ) -> JobState:
-    """A process joins, in the place of the one before it. Raises SupersededMemberError.
+    """Registers a process, which replaces the one before it. Raises SupersededMemberError.
 
-    `generation` and `version` are those of the rows that a parameter server holds already; 0 if it holds none.
+    `generation` and `version` are those of the rows that a parameter server already holds; 0 if it holds none.
     """
     before = state.members.slot(member.role, member.index).process
     state = replace(state, members=state.members.register(member.role, member.index, process))
@@ -45,21 +45,21 @@ def heard(state: JobState, spec: TrainingJobSpec, member: MemberId, generation: 
 
 
 def silent(state: JobState, spec: TrainingJobSpec, members: Iterable[MemberId]) -> JobState:
-    """These members have not been heard of for too long."""
+    """Gives up members that have been silent for too long."""
     for member in members:
         state = _gone(replace(state, members=state.members.silent(member)), spec, member)
     return state
 
 
 def stuck(state: JobState, spec: TrainingJobSpec, members: Iterable[MemberId]) -> JobState:
-    """These members speak, and their leases do not move: they are refused from now on."""
+    """Expels members that send heartbeats but make no progress: they are refused from now on."""
     for member in members:
         state = _gone(replace(state, members=state.members.expelled(member)), spec, member)
     return state
 
 
 def exited(state: JobState, spec: TrainingJobSpec, member: MemberId, exit_code: int, reason: str) -> JobState:
-    """The operator saw a process end. Too many ends by the job's own doing fail the job."""
+    """Handles the end of a process. Too many failures that the job itself caused fail the job."""
     slot = state.members.slot(member.role, member.index)
     given_up = slot.process is None and slot.given_up == member.incarnation
     members = state.members.exited(member)
@@ -115,7 +115,7 @@ def counted(clock: Clock, elapsed: float, training: bool) -> Clock:
 
 
 def time_passed(state: JobState, spec: TrainingJobSpec, elapsed: float) -> JobState:
-    """Moves the job's clock on by `elapsed` seconds, unless the job is over. A job past its deadline fails."""
+    """Advances the job's clock by `elapsed` seconds, unless the job has ended. A job past its deadline fails."""
     if state.over:
         return state
     clock = counted(state.clock, elapsed, training=phase_of(state, spec) is JobPhase.TRAINING)
@@ -129,7 +129,7 @@ def time_passed(state: JobState, spec: TrainingJobSpec, elapsed: float) -> JobSt
 
 
 def leases_expired(state: JobState, tokens: Iterable[int]) -> JobState:
-    """These leases were not mentioned for too long; their rest goes to others."""
+    """Revokes leases that no heartbeat has mentioned for too long; their rest goes to other workers."""
     return replace(state, ledger=state.ledger.revoke(frozenset(tokens)))
 
 
@@ -140,7 +140,7 @@ def _gone(state: JobState, spec: TrainingJobSpec, member: MemberId) -> JobState:
 
 
 def waiting_for(state: JobState, spec: TrainingJobSpec) -> str:
-    """Which wanted parameter servers are not there, for people; empty when all are."""
+    """Names the missing parameter servers, for people; empty if none is missing."""
     missing = [
         slot_name(Role.PS, index)
         for index in range(sizes_of(state, spec).ps.replicas)

@@ -1,8 +1,8 @@
-"""The job's machine: `step` takes what happened and says what the job is then, and what is to be done about it.
+"""The job machine: `step` takes an event and returns the new state of the job, and the effects to carry out.
 
-Nothing here knows a clock, a thread or a network. Whoever drives it makes the state durable, then carries out the
-effects, in any order and at the same time, and tells what came of them as further events. Each event is handled by the
-module that its subject has; what follows by itself (stages, operations that are due) comes after every event.
+It uses no clock, thread or network. The caller makes the state durable, then carries out the effects, in any order and
+concurrently, and reports their outcomes as further events. The module of its subject handles each event; automatic
+transitions (stages, operations that are due) follow every event.
 """
 
 from collections.abc import Iterable
@@ -63,11 +63,11 @@ COUNTED_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class MasterState:
-    """What one master knows.
+    """The state of one master.
 
-    * `job`: what must survive it. `seen`: what may be forgotten with it.
-    * `looked_at`, `counted_at`: when it was last told of anything, and until when the job's clock is counted; on the
-      clock of the events.
+    * `job`: must survive the master. `seen`: may be lost with it.
+    * `looked_at`, `counted_at`: the time of the last event, and the time until which the job's clock is counted; both
+      on the clock of the events.
     """
 
     job: JobState
@@ -85,10 +85,10 @@ Stepped = tuple[MasterState, tuple[Effect, ...]]
 
 
 def step(state: MasterState, event: Event, spec: TrainingJobSpec) -> Stepped:
-    """What follows from an event: the state after it, and what is to be done once that state is durable.
+    """Returns the state after an event, and the effects to carry out once that state is durable.
 
-    Raises UnknownMemberError, SupersededMemberError and InvalidReportError for events that must be refused; nothing has
-    changed then. Raises BooksError for a defect.
+    Raises UnknownMemberError, SupersededMemberError and InvalidReportError for events that must be refused; the state
+    is then unchanged. Raises BooksError for a defect.
     """
     elapsed = event.now - state.looked_at
     seen = state.seen.counted(elapsed, _can_move(state.job))
@@ -315,7 +315,7 @@ def _storage_failed(state: MasterState, event: StorageFailed, spec: TrainingJobS
 
 
 def _waiting(job: JobState, number: int, whom: int, serial: int) -> Operation | None:
-    """The operation that waits for this answer; answers to calls that nobody waits for any more count for nothing."""
+    """Returns the operation that waits for this answer, or None; answers that no operation waits for are ignored."""
     operation = next((one for one in job.operations if one.id == number), None)
     return operation if operation is not None and operation.pending.get(whom) == serial else None
 
@@ -330,7 +330,7 @@ def _can_move(job: JobState) -> bool:
 def _settled(
     before: MasterState, after: MasterState, effects: Iterable[Effect], now: float, spec: TrainingJobSpec
 ) -> Stepped:
-    """Everything that follows by itself, with the effects that it has."""
+    """Applies all automatic transitions, and returns their effects."""
     job, clock = after.job, after.clock(now)
     while True:
         if job is not before.job:
@@ -359,7 +359,7 @@ def _settled(
 
 
 def _effects_between(before: JobState, after: JobState, spec: TrainingJobSpec) -> list[Effect]:
-    """The calls that operations wait for now and did not before, and what those leave that were given up."""
+    """Returns the new calls that operations wait for, and the clean-up of operations that were given up."""
     effects: list[Effect] = []
     if before is after:
         return effects

@@ -1,7 +1,7 @@
-"""Who belongs to the job: one slot a role and index, held by one incarnation at a time.
+"""The members of a job: one slot per role and index, held by one incarnation at a time.
 
-An incarnation that was superseded, or whose end was reported, is refused for ever. Silence is different: a member that
-was given up because it was silent may speak again, without its leases.
+An incarnation that was superseded, or whose end was reported, is refused for ever. A silent member is different: it may
+return, without its leases.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from emberscale_api.job.roles import Role
 
 @dataclass(frozen=True)
 class MemberId:
-    """One process; `incarnation` is never used twice for one role and index."""
+    """Identifies one process; `incarnation` is never reused for the same role and index."""
 
     role: Role
     index: int
@@ -26,14 +26,14 @@ class MemberId:
 
 
 class UnknownMemberError(Exception):
-    """A member that never registered; it should."""
+    """The member never registered; it must register first."""
 
     def __init__(self, member: MemberId) -> None:
         super().__init__(f"{member.slot} with incarnation {member.incarnation!r} is not registered: register first")
 
 
 class SupersededMemberError(Exception):
-    """A member whose place was taken, or whose end was reported; it must not go on."""
+    """The member was replaced, or its end was reported; it must exit."""
 
     def __init__(self, member: MemberId) -> None:
         super().__init__(f"{member.slot} with incarnation {member.incarnation!r} was superseded and must exit")
@@ -69,7 +69,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Membership:
-    """Immutable; every method that changes something returns the membership after it."""
+    """Immutable; every method that changes something returns a new membership."""
 
     slots: Mapping[str, Slot] = field(default_factory=dict)
 
@@ -114,12 +114,12 @@ class Membership:
         return self._with(replace(slot, process=replace(process, alive=True), given_up=""))
 
     def silent(self, member: MemberId) -> "Membership":
-        """Gives up a registered member that is silent; it is to be replaced, unless it speaks again before."""
+        """Gives up a silent member; the operator replaces it, unless it speaks again first."""
         process, slot = self.check(member), self.slot(member.role, member.index)
         return self._with(replace(slot, process=replace(process, alive=False), given_up=member.incarnation))
 
     def expelled(self, member: MemberId) -> "Membership":
-        """Gives up a registered member that speaks and does nothing: it is refused from now on, and to be replaced."""
+        """Expels a member that speaks but makes no progress: it is refused and replaced from now on."""
         self.check(member)
         slot = self.slot(member.role, member.index)
         past = (*slot.past, member.incarnation)
@@ -130,7 +130,7 @@ class Membership:
         return tuple(MemberId(slot.role, slot.index, slot.given_up) for slot in self.slots.values() if slot.given_up)
 
     def silenced(self) -> "Membership":
-        """Nobody counts as alive until it speaks."""
+        """Marks every member as not alive until it speaks."""
         return Membership(
             {
                 name: replace(slot, process=replace(slot.process, alive=False) if slot.process else None, given_up="")

@@ -1,4 +1,4 @@
-"""Between the wire and the core: what comes in is checked against its bounds, what goes out is only translated."""
+"""Converts between messages and the core's types. Incoming values are checked against their bounds."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""What the master shows to Prometheus: the job as it stands when scraped."""
+"""The master's Prometheus metrics: the state of the job at each scrape."""
 
 from collections.abc import Iterator
 
