@@ -1,11 +1,12 @@
 """Carries out on pods what the job machine has decided for one job."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from emberscale_api.job.roles import Role
 from emberscale_operator.kubernetes import names, stories
 from emberscale_operator.kubernetes.client import STRATEGIC_PATCH, ApiClient, ApiError, core, group
-from emberscale_operator.kubernetes.creation import ObjectMaker, RefusedError
+from emberscale_operator.kubernetes.creation import QUOTA_EXCEEDED, ObjectMaker, RefusedError
 from emberscale_operator.kubernetes.job import Job
 from emberscale_operator.kubernetes.observation import Observation
 from emberscale_operator.kubernetes.pod_spec import JobObjects, limits_of, requests_of, role_spec
@@ -15,7 +16,22 @@ from emberscale_operator.machine import Action, Create, Delete, DeleteJob, Forge
 
 _PREPARING_SECONDS = 3.0
 _REFUSED_SECONDS = 5.0
+_MOST_REFUSED_SECONDS = 300.0
 _KILL_GRACE_SECONDS = 1
+
+
+@dataclass(frozen=True)
+class _OverQuota:
+    """A pod that a quota refused `streak` times while the job had these `pods`; it is asked for again at `until`."""
+
+    streak: int
+    until: float
+    pods: frozenset[str]
+    problem: tuple[str, str]
+
+    def holds(self, pods: frozenset[str], now: float) -> bool:
+        """Whether it is too early to ask; a change in the job's own pods may have made room."""
+        return pods == self.pods and now < self.until
 
 
 class Actuator:
@@ -31,24 +47,36 @@ class Actuator:
         self._makes = makes
         self._observation = observation
         self._recorder = recorder
+        self._over_quota: dict[tuple[Role, Resources], _OverQuota] = {}
         self._refused_resizes: set[tuple[str, Resources]] = set()
         self.problems: dict[tuple[Role, int], tuple[str, str]] = {}
 
     async def act(
-        self, job: Job, objects: JobObjects, actions: Sequence[Action], views: Mapping[InstanceId, PodView]
+        self, job: Job, objects: JobObjects, actions: Sequence[Action], views: Mapping[InstanceId, PodView], now: float
     ) -> float | None:
         """Acts; returns the seconds until there may be more to do, None if nothing is expected."""
         # a pod that is being prepared for long has a reason that no watch brings
         preparing = any(not view.running and view.instance.live for view in views.values())
         delays = [_PREPARING_SECONDS] if preparing else []
         refused: set[Role] = set()
+        pods = frozenset(view.uid for view in views.values())
         slots = {(action.id.role, action.id.index) for action in actions if isinstance(action, Create)}
         self.problems = {slot: problem for slot, problem in self.problems.items() if slot not in slots}
         for action in actions:
             match action:
                 case Create(instance, resources):
-                    if instance.role not in refused:
+                    asked = (instance.role, resources)
+                    over = self._over_quota.get(asked)
+                    if instance.role in refused:
+                        continue
+                    if over is not None and over.holds(pods, now):
+                        refused.add(instance.role)
+                        self.problems[instance.role, instance.index] = over.problem
+                    else:
                         delays.append(await self._create(job, objects, instance, resources, refused))
+                        self._count_refusal(asked, instance, pods, now)
+                    if asked in self._over_quota:
+                        delays.append(self._over_quota[asked].until - now)
                 case Resize(instance, resources):
                     await self._resize(job, views[instance], resources)
                 case Delete(instance):
@@ -74,9 +102,20 @@ class Actuator:
             refused.add(instance.role)
             self.problems[instance.role, instance.index] = (error.reason, str(error))
             stories.tell_refusal(self._recorder, job, instance, error.reason, str(error))
-            return _REFUSED_SECONDS
+            return _MOST_REFUSED_SECONDS if error.reason == QUOTA_EXCEEDED else _REFUSED_SECONDS
         self._observation.made(pod)
         return 0.0
+
+    def _count_refusal(
+        self, asked: tuple[Role, Resources], instance: InstanceId, pods: frozenset[str], now: float
+    ) -> None:
+        problem = self.problems.get((instance.role, instance.index))
+        before = self._over_quota.pop(asked, None)
+        if problem is None or problem[0] != QUOTA_EXCEEDED:
+            return
+        streak = before.streak + 1 if before is not None and before.pods == pods else 1
+        wait = min(_REFUSED_SECONDS * 2.0 ** min(streak - 1, 16), _MOST_REFUSED_SECONDS)
+        self._over_quota[asked] = _OverQuota(streak, now + wait, pods, problem)
 
     async def _delete(self, job: Job, view: PodView, grace_seconds: int | None) -> None:
         # before it is done: of a pod that is gone nobody can tell why

@@ -164,7 +164,7 @@ class KubernetesBackend:
             return None
         try:
             with self._calls():
-                return await self._actuator.act(self._current(), self._objects, actions, self._views)
+                return await self._actuator.act(self._current(), self._objects, actions, self._views, now)
         except NamespaceEndsError as error:
             # a namespace never comes back from this, and deletes the job like everything else
             self._namespace_ends = True

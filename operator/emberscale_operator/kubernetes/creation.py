@@ -14,6 +14,8 @@ from emberscale_operator.kubernetes.pod_spec import Credentials, JobObjects
 from emberscale_operator.kubernetes.settings import Settings
 from emberscale_operator.machine import InstanceId, Resources
 
+QUOTA_EXCEEDED = "QuotaExceeded"
+
 
 class RefusedError(Exception):
     """The cluster does not take an object as things are; `reason` is CamelCase."""
@@ -114,7 +116,7 @@ def _refusal(error: ApiError) -> Exception:
     if "NamespaceTerminating" in error.causes:
         return NamespaceEndsError(text)
     if error.status == 403 and "exceeded quota" in text:
-        return RefusedError("QuotaExceeded", text)
+        return RefusedError(QUOTA_EXCEEDED, text)
     if error.status == 403 and "violates PodSecurity" in text:
         return RefusedError("PodSecurityViolation", text)
     if error.status in (400, 403, 404, 409, 422):

@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -337,6 +338,40 @@ def test_what_refuses_a_pod_is_named_and_waited_for(
     asyncio.run(scenario())
     assert names_of(api.live_pods()) == WANTED
     assert api.body["status"]["conditions"][0]["status"] == "True"
+
+
+def test_a_quota_that_is_used_up_is_asked_less_and_less_often() -> None:
+    api = new_api()
+    api.refusal = ApiError(403, "Forbidden", "pods is forbidden: exceeded quota: q, requested: pods=1")
+    asked: list[float] = []
+    create = api.create
+
+    async def counted(path: str, body: dict[str, Any]) -> dict[str, Any]:
+        if path.endswith("/pods") and slot_of(body) == "ps-0":
+            asked.append(api.now)
+        return await create(path, body)
+
+    api.create = counted  # type: ignore[method-assign]
+
+    async def scenario() -> None:
+        operator = Operator(api)
+        await operator.settle(1300)
+        assert [round(later - sooner) for sooner, later in itertools.pairwise(asked)] == [
+            5,
+            10,
+            20,
+            40,
+            80,
+            160,
+            300,
+            300,
+            300,
+        ]
+        api.refusal = None
+        await operator.settle(310)
+
+    asyncio.run(scenario())
+    assert names_of(api.live_pods()) == WANTED
 
 
 def test_a_namespace_that_is_being_deleted_is_asked_once() -> None:
