@@ -1,10 +1,10 @@
-"""What the master saw lately and may forget: who spoke when, speeds, memory, progressive metrics.
+"""The master's recent observations: who spoke when, speeds, memory, progressive metrics.
 
-None of it is durable. A new master starts with nothing, and every deadline starts anew.
+None of it is durable. A new master starts without observations, and every deadline starts again.
 
-Three clocks run here, all in seconds. Figures for people use `now`, which only the caller knows. Silence is measured by
-`watched`, which a pause of the master itself does not move on: nobody could be heard in it. Progress is measured by
-`free`, which stands still besides while training cannot move: in a barrier, and until the servers are assigned.
+There are three clocks, all in seconds. Figures for people use `now`, which the caller supplies. `watched` measures
+silence; it stands still while the master itself is paused and can hear no one. `free` measures progress; it also stands
+still while training cannot move: in a barrier, and until the servers are assigned.
 """
 
 import math
@@ -67,11 +67,11 @@ class ServerReport:
 
 @dataclass(frozen=True)
 class Sighting:
-    """The last that was heard of the holder of a slot, and what the slot did in all.
+    """The latest report from the holder of a slot, and the slot's totals.
 
     * `spoke_at`, `beat_at`: when it last called, and when its last heartbeat came; on the clock `watched`.
     * `moved_at`: when its leases last moved, or it had none; on the clock `free`.
-    * `gap`: the longest time between two moves lately, in seconds; None before the first move.
+    * `gap`: the longest recent time between two moves, in seconds; None before the first move.
     """
 
     incarnation: str
@@ -110,7 +110,7 @@ class Observations:
     window: ProgressiveWindow = field(default_factory=ProgressiveWindow)
 
     def counted(self, elapsed: float, can_move: bool) -> "Observations":
-        """The clocks after `elapsed` seconds; `can_move` is whether training could go on in them."""
+        """Advances the clocks by `elapsed` seconds; `can_move` says whether training could progress meanwhile."""
         seconds = min(max(0.0, elapsed), LONGEST_GAP_SECONDS)
         return replace(self, watched=self.watched + seconds, free=self.free + (seconds if can_move else 0.0))
 
@@ -136,7 +136,7 @@ class Observations:
         return self._with(member, sighting)
 
     def beat(self, member: MemberId, vitals: Vitals, leases: Mapping[int, int]) -> "Observations":
-        """A heartbeat told a member's resources, and the leases that it holds with the position that each is at.
+        """Takes a heartbeat: the member's resources, and the position of each lease that it holds.
 
         The peak of memory is of all incarnations.
         """
@@ -193,7 +193,7 @@ class Observations:
         return self._with(member, replace(known, server=report, stage_seconds=report.stage_seconds))
 
     def rolled_back(self) -> "Observations":
-        """Progressive figures start anew: what they measured is undone."""
+        """Resets the progressive figures, because the training that they measured is undone."""
         return replace(self, meter=RateMeter(), window=ProgressiveWindow())
 
     def speed(self, slot: str, now: float) -> float | None:
@@ -215,7 +215,7 @@ class Observations:
     def lapsed(self, ledger: Ledger, timeout: float, forgotten: float) -> list[int]:
         """Live leases whose holder has not mentioned them for `timeout` seconds.
 
-        A holder whose heartbeats come, and do not mention a lease for `forgotten` seconds, never got it or dropped it.
+        A holder whose heartbeats do not mention a lease for `forgotten` seconds never received it, or dropped it.
         """
         return [
             token
@@ -225,7 +225,7 @@ class Observations:
         ]
 
     def stuck(self, members: Membership, ledger: Ledger, least: float = STUCK_SECONDS) -> list[MemberId]:
-        """Members that speak and hold leases, none of which has moved for much longer than batches take.
+        """Returns the members that speak and hold leases, none of which has moved for much longer than batches take.
 
         The bound follows the gaps between moves that are measured, and is never below `least`.
         """

@@ -1,8 +1,8 @@
-"""What the master does to its parameter servers and its checkpoints over some time, as durable data.
+"""Operations of the master on its parameter servers and checkpoints, as durable data.
 
-An operation outlives the master that began it: it says its phase, what was heard so far, and by when it must get on.
-`pending` names the calls that are under way: by the index of the server, or `STORAGE` for the checkpoint folder, the
-serial number whose answer counts. What an operation asks for follows from it alone, so the next master asks again.
+An operation outlives the master that began it: it holds its phase, the answers so far, and the deadline for progress.
+`pending` maps the calls in flight to the serial numbers whose answers count, by the index of the server, or `STORAGE`
+for the checkpoint folder. The calls follow from the operation alone, so the next master repeats them.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ STORAGE = -1
 
 @dataclass(frozen=True)
 class Restored:
-    """What a checkpoint holds, and so what the parameter servers go back to: batches applied on all, by epoch.
+    """The state in a checkpoint, to which parameter servers roll back: batches applied on all, by epoch.
 
     `data` is the (uri, bytes) of each data file that the checkpoint saw, None where they started from nothing.
     """
@@ -36,7 +36,7 @@ class Restored:
 
 @dataclass(frozen=True)
 class Source:
-    """A checkpoint to go on from: its id, and what its manifest says beyond the applied batches."""
+    """A checkpoint to restore: its id, and what its manifest says beyond the applied batches."""
 
     checkpoint: str
     restored: Restored
@@ -160,7 +160,7 @@ class MovePhase(StrEnum):
 
 @dataclass(frozen=True)
 class CopyReport:
-    """How far a server is with what it gives away; `changed_rows` are those of its last round."""
+    """A server's progress in sending the rows that it gives away; `changed_rows` are those of its last round."""
 
     ready: bool
     copied_bytes: int
@@ -217,7 +217,7 @@ AnyOperation = TypeVar("AnyOperation", Restore, Checkpointing, Move, Pruning)
 
 
 def answered(operation: AnyOperation, whom: int) -> AnyOperation:
-    """The operation once it waits for `whom` no longer."""
+    """Returns the operation when it no longer waits for `whom`."""
     return replace(operation, pending={index: serial for index, serial in operation.pending.items() if index != whom})
 
 

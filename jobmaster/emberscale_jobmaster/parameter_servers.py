@@ -1,4 +1,4 @@
-"""Calls to parameter servers, none of which is waited for: each tells of its answer when it has come."""
+"""Asynchronous calls to parameter servers: each reports its answer when it arrives."""
 
 import threading
 from collections.abc import Callable, Sequence

@@ -1,8 +1,8 @@
-"""Which server owns which bucket and which dense piece: pure, and with as few moves as balance allows.
+"""Assigns buckets and dense pieces to servers: pure, and with as few moves as balance allows.
 
-Scale-out, scale-in, the replacement of a server and its drain are one question: who owns things now, and who may. What
-has lost its owner goes first, the heaviest first, to whoever is furthest below its share. Then the server that is
-furthest above gives to the one that is furthest below, until nothing that it could give would bring the two together.
+Scale-out, scale-in, replacing a server and draining it are one problem: the owners now, and the servers that may own.
+Things without an owner go first, the heaviest first, to the server furthest below its share. Then the server furthest
+above its share gives to the one furthest below, until no transfer brings the two closer.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What a job did between two moments: the profile that the brain learns from."""
+"""Measures a job between two moments: the profile that the brain learns from."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

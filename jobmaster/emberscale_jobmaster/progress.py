@@ -1,4 +1,4 @@
-"""From stage to stage: what begins when something is done, and what a lost parameter server undoes."""
+"""Transitions between stages: what follows when a stage is done, and what a lost parameter server undoes."""
 
 from dataclasses import replace
 
@@ -30,12 +30,12 @@ LOST_CHECKPOINTS = _LOST_VERSIONS = 100
 
 
 def initial(wall: float) -> JobState:
-    """A job of which nothing is done; `wall` is now, in seconds since 1970."""
+    """Returns a job with nothing done; `wall` is the present, in seconds since 1970."""
     return with_fresh_numbers(JobState(), wall)
 
 
 def advance(before: JobState, state: JobState, spec: TrainingJobSpec) -> JobState:
-    """Everything that follows by itself from `state`; `before` is what it came from."""
+    """Applies all automatic transitions to `state`; `before` is the state before the event."""
     while (following := _following(state, spec)) is not state:
         state = following
     told = (phase_of(before, spec), before.members.given_up())
@@ -70,7 +70,7 @@ def completed(state: JobState) -> JobState:
 
 
 def taken_over(state: JobState, spec: TrainingJobSpec, wall: float, alone: bool = False) -> JobState:
-    """A new master goes on; `wall` is now, in seconds since 1970.
+    """Continues a job under a new master; `wall` is the present, in seconds since 1970.
 
     A suspended job is active again: its processes were told to go, so it waits for new ones and assigns those. So does
     a job whose master is `alone`: all processes ended with the master before, and so did a suspension that it began.
@@ -102,9 +102,9 @@ def taken_over(state: JobState, spec: TrainingJobSpec, wall: float, alone: bool 
 
 
 def unrouted(state: JobState, spec: TrainingJobSpec) -> JobState:
-    """The rows that the servers hold no longer count: all leases end and the servers are assigned again.
+    """Discards the servers' rows: all leases end, and the servers are assigned again.
 
-    The ledger stays, without leases, until it is known what the servers go back to.
+    The ledger stays, without leases, until the state that the servers restore is known.
     """
     state = replace(
         state,
@@ -124,7 +124,7 @@ def unrouted(state: JobState, spec: TrainingJobSpec) -> JobState:
 
 
 def server_lost(state: JobState, lost: MemberId, spec: TrainingJobSpec) -> JobState:
-    """A parameter server is gone, and its rows with it."""
+    """Handles the loss of a parameter server and its rows."""
     if state.over or (lost.index, lost.incarnation) not in _holders(state):
         return state
     if not state.routing.ready or state.stage in PREPARATION:  # no row has changed since it was assigned
@@ -133,7 +133,7 @@ def server_lost(state: JobState, lost: MemberId, spec: TrainingJobSpec) -> JobSt
 
 
 def recovered(state: JobState, spec: TrainingJobSpec, failure: Failure) -> JobState:
-    """The job takes the way back that costs least."""
+    """Starts the recovery that costs least."""
     since = state.clock.active_seconds - state.checkpointed_at
     match choose(failure, Protection(state.checkpoint), Estimates(lost_seconds=since)):
         case RollBack():
@@ -247,7 +247,7 @@ def _ended_by(state: JobState, spec: TrainingJobSpec, purpose: CheckpointPurpose
 
 
 def _training_begun(state: JobState, spec: TrainingJobSpec) -> JobState:
-    """Training from what the servers hold: the first epoch with something left to do."""
+    """Starts training from the servers' rows, in the first epoch with something left to do."""
     if changed := _changed_file(state):
         advice = "restore the files, or start a new job with the new ones"
         return failed(state, "DataChanged", f"{changed}; a job cannot continue on changed or added data yet: {advice}")

@@ -1,11 +1,11 @@
-"""What a job does about lost rows: a choice that depends on nothing but its arguments."""
+"""Chooses how a job recovers lost rows: a pure function of its arguments."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Parameter servers whose rows are gone, by index, or whose history the books do not know."""
+    """Parameter servers, by index, whose rows are lost or whose history the master does not know."""
 
     servers: tuple[int, ...]
     reason: str
@@ -13,21 +13,21 @@ class Failure:
 
 @dataclass(frozen=True)
 class Protection:
-    """What there is to recover from; `checkpoint` is the id of the newest complete one, empty if there is none."""
+    """The sources of recovery; `checkpoint` is the id of the newest complete checkpoint, empty if there is none."""
 
     checkpoint: str
 
 
 @dataclass(frozen=True)
 class Estimates:
-    """What each way costs; `lost_seconds` is the training since the newest checkpoint, which a roll-back repeats."""
+    """The cost of each recovery; `lost_seconds` is the training that a roll-back to the newest checkpoint repeats."""
 
     lost_seconds: float
 
 
 @dataclass(frozen=True)
 class RollBack:
-    """All servers go back to the newest sound checkpoint, or to nothing, and the books with them: a new generation."""
+    """All servers, and the books with them, go back to the newest sound checkpoint or to nothing: a new generation."""
 
     checkpoint: str
 
@@ -37,5 +37,5 @@ Recovery = RollBack
 
 
 def choose(failure: Failure, protection: Protection, estimates: Estimates) -> Recovery:
-    """The way back after a failure. Without anything but checkpoints, that is to roll back."""
+    """Returns the recovery from a failure. With checkpoints as the only protection, it is a roll-back."""
     return RollBack(protection.checkpoint)

@@ -1,4 +1,4 @@
-"""A restore: the newest sound checkpoint is found, and all servers adopt the routing table and load their rows.
+"""Restores a job: finds the newest sound checkpoint; all servers adopt the routing table and load their rows.
 
 FIND -> LOAD -> done
    storage out of reach, a server that fails or does not get on -> tried again, under a new generation
@@ -75,7 +75,7 @@ def found(state: JobState, spec: TrainingJobSpec, operation: Restore, event: Che
 
 
 def loaded(state: JobState, operation: Restore, server: int, answer: Loaded, now: float) -> JobState:
-    """A server says how far it is."""
+    """Handles a server's progress in loading."""
     progress = answer.loaded_bytes > operation.loaded.get(server, 0)
     operation = replace(
         answered(operation, server),
@@ -110,7 +110,7 @@ def server_failed(
 
 
 def tried_again(state: JobState, spec: TrainingJobSpec, reason: str, problem: str, now: float) -> JobState:
-    """The restore came to nothing: another is begun later, under a new generation, or the job fails."""
+    """Gives up the restore. Another begins later, under a new generation, or the job fails."""
     trouble = retry.failed_again(state.troubles.get(KIND), now, reason, problem)
     if retry.exhausted(trouble, now):
         return failed(state, reason, trouble.message)
@@ -121,7 +121,7 @@ def tried_again(state: JobState, spec: TrainingJobSpec, reason: str, problem: st
 
 
 def time_passed(state: JobState, spec: TrainingJobSpec, operation: Restore, now: float) -> JobState:
-    """Asks again what is due, and gives up what does not get on."""
+    """Repeats the calls that are due, and gives up a restore that makes no progress."""
     if now >= operation.deadline:
         if operation.phase is RestorePhase.FIND:
             problem = f"spec.checkpoint.uri ({spec.checkpoint.uri}) does not answer within {FIND_SECONDS:g} s"

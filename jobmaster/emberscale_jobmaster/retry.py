@@ -1,7 +1,7 @@
-"""When something that failed is tried again, and when it is given up: the policy for all operations.
+"""The retry policy of all operations: when to try again, and when to give up.
 
-Pauses double from a second to half a minute. Storage that is away for some minutes costs no job; what stays away for
-longer than the patience ends what needs it.
+Pauses double from a second to half a minute. An outage of the storage for some minutes costs no job; one that exceeds
+the patience ends the operation that needs the storage.
 """
 
 from dataclasses import dataclass
@@ -45,5 +45,5 @@ def failed_again(before: Trouble | None, now: float, reason: str, message: str, 
 
 
 def exhausted(trouble: Trouble, now: float, patience: float = PATIENCE_SECONDS) -> bool:
-    """Whether it has failed for so long that it is given up."""
+    """Returns whether it has failed for so long that it must be given up."""
     return trouble.attempts >= LEAST_ATTEMPTS and now - trouble.since >= patience

@@ -1,8 +1,8 @@
-"""The one place where the job's state changes: a lock around the machine, and nothing is done before it is durable.
+"""The one place where the job's state changes: a lock around the machine. No effect precedes the durable state.
 
-Every step is installed under the lock, and written to the store by one thread, which writes the newest state whenever
-it is behind; however many calls wait, one write serves them all. Effects go to the conductor when the state that they
-belong to is written. While the store cannot be written, calls are refused.
+Each step installs its state under the lock. One thread writes the newest state to the store whenever the store is
+behind; a single write serves all calls that wait. Effects go to the conductor once their state is written. While the
+store is unavailable, calls are refused.
 """
 
 import threading
@@ -35,12 +35,12 @@ _T = TypeVar("_T")
 
 
 class ClosingError(Exception):
-    """The master is going; another will answer."""
+    """The master is closing; its successor will answer."""
 
 
 @dataclass(frozen=True)
 class Handled:
-    """What came of an event: the job after it, and the effects that are answers to who told of it."""
+    """The result of an event: the job after it, and the effects that answer its sender."""
 
     job: JobState
     answers: tuple[Granted | Dropped, ...]
@@ -92,7 +92,7 @@ class JobRuntime:
         ]
 
     def take_over(self, awaits_plan: bool = False, alone: bool = False) -> None:
-        """Deposes the master before, if there was one, and goes on from its state; see TakenOver.
+        """Deposes the previous master, if there was one, and continues from its state; see TakenOver.
 
         Raises StoreUnavailableError and UnreadableStateError.
         """
@@ -144,7 +144,7 @@ class JobRuntime:
             return self._state.clock(self.now())
 
     def handle(self, event: Event) -> Handled:
-        """Takes one step, and returns what came of it when it is durable.
+        """Takes one step, and returns its result once it is durable.
 
         Raises StoreUnavailableError, ClosingError, and what the step raises; then nothing has changed, unless the store
         failed only now.
@@ -163,13 +163,13 @@ class JobRuntime:
         return Handled(job, answers)
 
     def note(self, event: Event) -> None:
-        """Takes one step without waiting for it to be durable; for what nobody is told."""
+        """Takes one step without waiting for it to be durable, for events that need no answer."""
         with self._changed:
             if not self._closing:
                 self._step(event)
 
     def hear(self, member: MemberId) -> None:
-        """Notes that a member calls, even if what it says cannot be taken because the store cannot be written.
+        """Notes that a member calls, even if its call is refused because the store is unavailable.
 
         Raises UnknownMemberError and SupersededMemberError.
         """
@@ -187,7 +187,7 @@ class JobRuntime:
             return self._outbox.popleft()[1]
 
     def wait_until(self, look: Callable[[JobState], _T | None], seconds: float | None) -> _T | None:
-        """What `look` finds in the job, looking again at every change; None after `seconds`. Raises ClosingError."""
+        """Calls `look` at every change, and returns what it finds; None after `seconds`. Raises ClosingError."""
         deadline = None if seconds is None else time.monotonic() + seconds
         with self._changed:
             while True:

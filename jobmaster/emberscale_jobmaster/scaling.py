@@ -1,9 +1,9 @@
-"""Following the brain's plans: from the state and a plan to the shape that the job is to have.
+"""Follows the brain's plans: turns the state and a plan into the job's desired shape.
 
 A change of the number of workers, or of the resources of any process, takes effect at once: workers join and leave
 between batches, limits change under running processes. Another number of parameter servers takes three steps: the
-missing ones are started; rows move to their new owners (`moving`); and those that own nothing any more go. Training
-goes on through all of them (DLRover-RM section 5.2).
+missing ones start; rows move to their new owners (`moving`); and those that no longer own anything stop. Training
+continues throughout (DLRover-RM section 5.2).
 """
 
 from dataclasses import dataclass, replace
@@ -44,7 +44,7 @@ def await_plan(state: JobState, spec: TrainingJobSpec) -> JobState:
 
 
 def stop_waiting(state: JobState, spec: TrainingJobSpec, why: str) -> JobState:
-    """No first plan has come: the job starts as the manifest says."""
+    """Starts the job as the manifest says, because no first plan has come."""
     if not state.scaling.waits_for_plan:
         return state
     message = f"{describe_sizes(manifest_sizes(spec))}, as the manifest says: {why}"
@@ -52,10 +52,10 @@ def stop_waiting(state: JobState, spec: TrainingJobSpec, why: str) -> JobState:
 
 
 def follow(state: JobState, spec: TrainingJobSpec, advice: Advice, now: float, wall: float = 0.0) -> JobState:
-    """Takes a plan up, as far as it may be now; to be called again with the same plan until nothing changes.
+    """Follows a plan as far as it may now; call it again with the same plan until nothing changes.
 
-    `now` is on the job's clock, `wall` in seconds since 1970. What the manifest states stands whatever the plan says;
-    changes keep the cooldown.
+    `now` is on the job's clock, `wall` in seconds since 1970. The manifest takes precedence over the plan; changes keep
+    the cooldown.
     """
     if state.over or spec.scaling.mode is ScalingMode.MANUAL or not spec.leaves_sizes_open or advice.sizes is None:
         return state
@@ -82,7 +82,7 @@ def follow(state: JobState, spec: TrainingJobSpec, advice: Advice, now: float, w
 
 
 def time_passed(state: JobState, spec: TrainingJobSpec, now: float) -> JobState:
-    """Gives up a number of parameter servers that have not come; `now` is on the job's clock."""
+    """Gives up a new number of parameter servers if they have not started in time; `now` is on the job's clock."""
     scaling = state.scaling
     if scaling.target is None or state.over or now - scaling.target_since < JOINING_SECONDS:
         return state

@@ -1,4 +1,4 @@
-"""The master as a whole: store, runtime, conductor, metrics and the gRPC server, started and stopped in order."""
+"""Assembles the master: store, runtime, conductor, metrics and the gRPC server, started and stopped in order."""
 
 import threading
 from collections.abc import Callable
@@ -36,7 +36,7 @@ _log = structlog.get_logger()
 
 
 class AddressInUseError(Exception):
-    """The master cannot listen where its members look for it."""
+    """The master's address is in use, so its members cannot reach it."""
 
 
 class MasterProcess:
@@ -81,7 +81,7 @@ class MasterProcess:
         self._metrics_address = ""
 
     def start(self) -> None:
-        """Takes the job over and serves; may be called again where it raised.
+        """Takes over the job and serves; may be called again if it raised.
 
         Raises StoreUnavailableError, UnreadableStateError and AddressInUseError.
         """

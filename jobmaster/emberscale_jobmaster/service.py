@@ -1,4 +1,4 @@
-"""The gRPC face of the master: checks what comes in, asks the core, answers when it is durable."""
+"""The gRPC service of the master: checks a request, steps the machine, and answers once the state is durable."""
 
 import functools
 import time
@@ -56,7 +56,7 @@ def _answering(call: _Call) -> _Call:
 
 
 class MasterService(rpc.MasterServicer):
-    """One job's master, as its members and the operator see it. `shut_down` must return before it has ended."""
+    """The gRPC service of one job's master. `shut_down` must return before the process has ended."""
 
     def __init__(
         self, runtime: JobRuntime, own_status: Callable[[], pb.MemberStatus], shut_down: Callable[[], None]
@@ -168,11 +168,11 @@ class MasterService(rpc.MasterServicer):
 
     @_answering
     def GetStatus(self, request: pb.GetStatusRequest, context: grpc.ServicerContext) -> pb.JobStatus:  # noqa: N802
-        """Everything about the job."""
+        """Returns the job's full status."""
         return self._status()
 
     def WatchPlan(self, request: pb.WatchPlanRequest, context: grpc.ServicerContext) -> Iterator[pb.Plan]:  # noqa: N802
-        """Every plan newer than the one that the caller knows, as it comes."""
+        """Streams every plan newer than the one that the caller knows."""
         known = request.newer_than
         while context.is_active():
             try:

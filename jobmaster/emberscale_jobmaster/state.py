@@ -1,4 +1,4 @@
-"""The durable state of a job, and what follows from it."""
+"""The durable state of a job, and the figures derived from it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -57,7 +57,7 @@ NOTHING_ASSIGNED = RoutingTable(generation=1, version=1, servers=(), bucket_owne
 
 @dataclass(frozen=True)
 class Routing:
-    """The routing table and whether every parameter server has adopted it. Without servers nothing is assigned yet."""
+    """The routing table, and whether every parameter server has adopted it. A table without servers assigns nothing."""
 
     table: RoutingTable = NOTHING_ASSIGNED
     ready: bool = False
@@ -65,7 +65,7 @@ class Routing:
 
 @dataclass(frozen=True)
 class JobEnd:
-    """How the job ended, or that it rests."""
+    """How the job ended or was suspended."""
 
     phase: JobPhase
     reason: str
@@ -74,9 +74,9 @@ class JobEnd:
 
 @dataclass(frozen=True)
 class Clock:
-    """The job's own time, in seconds, which all its deadlines are in.
+    """The job's own time in seconds, which all its deadlines use.
 
-    It runs while a master is there and the job is not over: time without a master, or suspended, does not count.
+    It runs while the job has a master and is active: time without a master, or suspended, does not count.
     """
 
     active_seconds: float = 0.0
@@ -85,7 +85,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class JobState:
-    """Everything that must survive the master. Immutable; `machine.step` makes one of another.
+    """Everything that must survive the master. Immutable; `machine.step` returns a new one.
 
     * `restore`, `checkpointings`, `move`, `prunings`: the operations under way, on the parameter servers and the
       checkpoints. All checkpoints but the last one have their snapshots.

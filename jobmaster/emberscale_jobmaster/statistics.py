@@ -1,6 +1,6 @@
 """Figures over the last seconds: speeds, and progressive loss and AUC. Time is an argument, in seconds.
 
-Samples are gathered in slices of time, so that a window costs a few slices however many workers report.
+Samples are aggregated in slices of time, so that a window costs a few slices, however many workers report.
 """
 
 import math

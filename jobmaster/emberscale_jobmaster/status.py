@@ -1,4 +1,4 @@
-"""What `GetStatus` and `WatchPlan` say."""
+"""The answers of `GetStatus` and `WatchPlan`."""
 
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.roles import Role
@@ -60,7 +60,7 @@ def job_status(state: JobState, seen: Observations, spec: TrainingJobSpec, now: 
 
 
 def explanation(state: JobState, spec: TrainingJobSpec) -> tuple[str, str]:
-    """Why the job is where it is: a CamelCase reason, and a sentence."""
+    """Explains the job's phase: a CamelCase reason, and a sentence."""
     if state.outcome is not None:
         return state.outcome.reason, state.outcome.message
     if state.troubles:

@@ -1,7 +1,7 @@
-"""The checkpoint folder at the master's edge: each call in a thread of its own, so that none can hold up another.
+"""Carries out calls on the checkpoint folder, each in its own thread, so that none can block another.
 
-A call that hangs is left behind; the machine has a deadline for it. The threads are daemons: they do not keep the
-process from ending.
+A call that hangs is abandoned; the machine has a deadline for it. The threads are daemons, so they do not keep the
+process alive.
 """
 
 import threading

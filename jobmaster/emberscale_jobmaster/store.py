@@ -1,11 +1,11 @@
 """The durable state in Redis, written by one master at a time.
 
-The term, which counts masters, and the holder, a name that is made up, are the fencing token of the one that writes: a
-Redis that lost everything counts from 1 again, and then two masters may have the same term. Blocks and bad records are
-written ahead of the state that refers to them, and writing the same thing twice changes nothing.
+The fencing token of the writer is the term, which counts masters, together with the holder, a random name: a Redis that
+lost everything counts from 1 again, and then two masters may have the same term. Blocks and bad records are written
+ahead of the state that refers to them; writing the same thing twice changes nothing.
 
-Everything expires when no master has written for long. Nobody needs it then: the job was deleted while nobody looked,
-or goes on from its checkpoint.
+All keys expire when no master has written for long. By then the job was deleted while no operator ran, or it continues
+from its checkpoint.
 """
 
 import uuid
@@ -45,7 +45,7 @@ class UnreadableStateError(Exception):
 
 
 class DeposedError(Exception):
-    """Another master of the same job has started; this one must go."""
+    """Another master of the same job has started; this one must exit."""
 
 
 class _Found(Enum):
@@ -59,7 +59,7 @@ class _Found(Enum):
 class JobStore:
     """What one master reads and writes. All methods may raise StoreUnavailableError.
 
-    What was written ahead is kept in memory too: a Redis that lost everything gets it back from the master.
+    The store also keeps what was written ahead in memory, to write it again to a Redis that lost everything.
     """
 
     def __init__(self, url: str, job_uid: str) -> None:

@@ -1,4 +1,4 @@
-"""Handing out work, and taking back what was done of it."""
+"""Hands out work, and commits what workers report of it."""
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -60,8 +60,8 @@ Finding = Discovered | Indexed | Tally | None
 def acquire(state: JobState, spec: TrainingJobSpec, member: MemberId, batches: int) -> tuple[JobState, Task | None]:
     """Leases the next work to a worker, `batches` batches where it is data; None where there is nothing for it now.
 
-    A worker prepares data one task at a time: one that asks again while it holds such a task never got it, and is
-    given the same.
+    A worker prepares data one task at a time. If it asks again while it holds such a task, it never received the task
+    and gets the same one.
     """
     if not _may_lease(state):
         return state, None

@@ -1,4 +1,4 @@
-"""Signs that a job which goes on, or is Complete, is not what the person wanted: each a line that says what to do."""
+"""Warnings that a running or Complete job may not be what the user wanted: each is a line that says what to do."""
 
 import math
 from collections.abc import Iterator
@@ -17,9 +17,9 @@ _OF_ZERO, _OF_ONE = 0.5, 1 / (1 + math.exp(-1))
 
 
 def warning_signs(state: JobState, seen: Observations, spec: TrainingJobSpec) -> tuple[str, ...]:
-    """The warnings that hold now, in an order that does not change.
+    """Returns the warnings that hold now, in a stable order.
 
-    Nor does a text change while its warning holds: who shows warnings can tell new ones by it.
+    A warning's text does not change while the warning holds, so that a viewer can recognise new ones.
     """
     return tuple(_signs(state, seen, spec))
 
