@@ -1,1 +1,1 @@
-"""The parameter server: rows and a slice of the dense vector, each batch applied once."""
+"""The parameter server: stores rows and pieces of the dense vector, and applies each batch once."""

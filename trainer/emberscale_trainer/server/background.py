@@ -1,4 +1,4 @@
-"""Work that goes on behind calls: a call starts it or attaches to it, waits a while, and says how far it is."""
+"""Background work: a call starts it or attaches to it, waits a while, and reports its progress."""
 
 import threading
 from collections.abc import Callable
@@ -29,7 +29,7 @@ class Background(Generic[_Result]):
         return self._result
 
     def abandon(self) -> None:
-        """Has the work end soon; nobody waits for it any more."""
+        """Tells the work to end soon, because nothing waits for it any more."""
         self.work.abandon()
 
     def _carry_out(self) -> None:

@@ -1,7 +1,7 @@
-"""One server's side of a barrier: pushes are held, those that other servers have applied are let through, then it ends.
+"""One server's side of a barrier: it holds pushes, admits those that other servers have applied, and ends.
 
-A barrier is held from `hold` on for as many seconds as the last call of it granted. Once these have passed it has
-lapsed: pushes go on, and no later call of that barrier succeeds.
+A barrier is held from `hold` on, for as many seconds as its last call granted. After that it has lapsed: pushes
+continue, and no later call of this barrier succeeds.
 
     hold -> settle -> (settled) -> finish
        any of them -> lapsed, resumed, or replaced by a barrier with a larger number
@@ -15,7 +15,7 @@ Batch = tuple[int, int]
 
 
 class NotHeldError(Exception):
-    """The barrier is not held here, or not any more; or it is not far enough for what is asked of it."""
+    """The barrier is not held here (any more), or has not reached the step that the call requires."""
 
 
 @dataclass(slots=True)
@@ -24,7 +24,7 @@ class _Held:
 
     * `since`: when its `hold` came.
     * `until`: when it lapses unless another call renews it.
-    * `settling`: batches that are let through, since other servers have applied them.
+    * `settling`: batches that are admitted, because other servers have applied them.
     * `settled`: when the last of them was applied; None before that, and before `settle`.
     """
 
@@ -44,7 +44,7 @@ class HeldTimes:
 
 
 class Barrier:
-    """The barrier of one server, if one is held. Times are seconds of one clock that never goes back."""
+    """The barrier of one server, if one is held. Times are in seconds, on one monotonic clock."""
 
     def __init__(self) -> None:
         self._held: _Held | None = None
@@ -68,7 +68,7 @@ class Barrier:
         self._held = _Held(number, since=now, until=now + seconds)
 
     def settle(self, number: int, missing: Iterable[Batch], seconds: float, now: float) -> None:
-        """Lets `missing` batches through, which are not applied here. Raises NotHeldError."""
+        """Admits the `missing` batches, which are not applied here. Raises NotHeldError."""
         held = self._named(number, now)
         held.until = now + seconds
         held.settling = set(missing)
@@ -78,7 +78,7 @@ class Barrier:
             held.settled = now
 
     def settled(self, number: int, now: float) -> bool:
-        """Whether everything that was to settle is applied. Raises NotHeldError."""
+        """Returns whether all batches to settle are applied. Raises NotHeldError."""
         return self._named(number, now).settled is not None
 
     def renew(self, number: int, seconds: float, now: float) -> None:
@@ -89,7 +89,7 @@ class Barrier:
         held.until = now + seconds
 
     def held_until(self, batch: Batch, now: float) -> float | None:
-        """Until when this batch is held at most; None if it is not held."""
+        """Returns the latest time until which this batch is held; None if it is not held."""
         held = self._current(now)
         return None if held is None or batch in held.settling else held.until
 
@@ -105,7 +105,7 @@ class Barrier:
             held.settled = now
 
     def finish(self, number: int, now: float) -> HeldTimes:
-        """Lets go of a settled barrier, which has succeeded here. Raises NotHeldError."""
+        """Releases a settled barrier, which has succeeded here. Raises NotHeldError."""
         held = self._named(number, now)
         if held.settled is None:
             raise NotHeldError(f"barrier {number} is not settled")
@@ -113,7 +113,7 @@ class Barrier:
         return HeldTimes(held=now - held.since, settled=now - held.settled)
 
     def resume(self, number: int) -> None:
-        """Lets go of a barrier that has failed somewhere. It cannot be held again."""
+        """Releases a barrier that has failed somewhere. It cannot be held again."""
         if self._held is not None and self._held.number <= number:
             self._end()
         self._over = max(self._over, number)

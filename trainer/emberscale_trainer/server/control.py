@@ -1,4 +1,4 @@
-"""The control plane of a parameter server: what the master asks of it."""
+"""The control plane of a parameter server: its gRPC service for the master."""
 
 import threading
 import time
@@ -41,7 +41,7 @@ log = structlog.get_logger()
 
 
 class OtherIncarnationError(Exception):
-    """A call is meant for a process that had this address before."""
+    """The call is meant for another process, which had this address before."""
 
 
 _STATUS: dict[type[Exception], grpc.StatusCode] = {
@@ -107,7 +107,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
     def Assign(  # noqa: N802
         self, request: master_pb2.AssignRequest, context: grpc.ServicerContext
     ) -> master_pb2.AssignReply:
-        """Begins to load the rows of a routing table, or attaches to it, and says how far it is."""
+        """Begins to load the rows of a routing table, or attaches to that, and reports the progress."""
         with _told(context):
             background = self._assign(request)
             loaded = background.result(request.wait_seconds)
@@ -164,7 +164,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
     def Hold(  # noqa: N802
         self, request: master_pb2.HoldRequest, context: grpc.ServicerContext
     ) -> master_pb2.HoldReply:
-        """Holds pushes, and says everything that is applied."""
+        """Holds pushes, and reports all applied batches."""
         barrier = request.barrier
         with _told(context):
             self._require(barrier.incarnation)
@@ -174,7 +174,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
     def Settle(  # noqa: N802
         self, request: master_pb2.SettleRequest, context: grpc.ServicerContext
     ) -> master_pb2.SettleReply:
-        """Lets through what others have applied, and says everything that is applied then."""
+        """Admits the batches that others have applied, and then reports all applied batches."""
         barrier = request.barrier
         with _told(context):
             self._require(barrier.incarnation)
@@ -226,7 +226,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
     def GetSaved(  # noqa: N802
         self, request: master_pb2.GetSavedRequest, context: grpc.ServicerContext
     ) -> master_pb2.GetSavedReply:
-        """Says how far a snapshot is written."""
+        """Reports how much of a snapshot is written."""
         with _told(context):
             self._require(request.incarnation)
         saving = self._saving
@@ -270,7 +270,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
     def Copy(  # noqa: N802
         self, request: master_pb2.CopyRequest, context: grpc.ServicerContext
     ) -> master_pb2.CopyReply:
-        """Sends what the server gives away, and says how far it is."""
+        """Sends the rows that the server gives away, and reports the progress."""
         with _told(context):
             self._require(request.incarnation)
             progress = self._mover.copy(request.move, request.wait_seconds)
@@ -284,7 +284,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
     def HandOver(  # noqa: N802
         self, request: master_pb2.HandOverRequest, context: grpc.ServicerContext
     ) -> master_pb2.HandOverReply:
-        """Sends the last changes, within a settled barrier, and holds on."""
+        """Sends the last changes within a settled barrier, and keeps holding."""
         barrier = request.barrier
         hold = (barrier.generation, barrier.number, request.move, barrier.hold_seconds)
         with _told(context):
@@ -312,7 +312,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
     def Abandon(  # noqa: N802
         self, request: master_pb2.AbandonRequest, context: grpc.ServicerContext
     ) -> master_pb2.AbandonReply:
-        """Gives a move up."""
+        """Abandons a move."""
         with _told(context):
             self._require(request.incarnation)
         self._state.abandon(request.move)
@@ -321,7 +321,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
     def Resume(  # noqa: N802
         self, request: master_pb2.ResumeRequest, context: grpc.ServicerContext
     ) -> master_pb2.ResumeReply:
-        """Lets go of a barrier, and gives up the snapshot that was taken in it: nobody will ask for its files."""
+        """Releases a barrier, and gives up the snapshot that was taken in it: nothing will ask for its files."""
         barrier, saving = request.barrier, self._saving
         with _told(context):
             self._require(barrier.incarnation)

@@ -1,10 +1,10 @@
-"""What one parameter server answers, and why: every decision about requests and control calls, without rows.
+"""The pure core of a parameter server: every decision about requests and control calls, without rows.
 
-The core has no clock, no thread and no I/O. Whoever drives it tells it the time, carries out what it decides, and asks
-again for what waits, after every event that may have changed the decision and at the time that `Wait.until` names.
+The core has no clock, no thread and no I/O. The caller supplies the time, carries out the decisions, and repeats
+waiting requests after every event that may change the decision, and at the time in `Wait.until`.
 
 A push takes three steps, between which nothing else may happen: `push` answers OK, `record` notes the batch as applied,
-and the rows are stepped. An error between the second and the third must end the process.
+and the caller steps the rows. An error between the second and the third step must end the process.
 """
 
 from collections.abc import Iterable
@@ -27,7 +27,7 @@ SWITCH_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing is decided yet. `until` is when to ask again at the latest; None: only after another event."""
+    """There is no decision yet. `until` is the latest time to ask again; None: only after another event."""
 
     until: float | None
 
@@ -36,11 +36,11 @@ Decision = Status | Wait
 
 
 class LaterError(Exception):
-    """The server is of a later generation or version than what is asked of it."""
+    """The server has a later generation or version than the call."""
 
 
 class Assigning(Enum):
-    """What an assignment asks for: to load rows, to wait for those that are being loaded, or nothing any more."""
+    """What an assignment requires: to load rows, to wait for rows that are being loaded, or nothing any more."""
 
     LOAD = 1
     LOADING = 2
@@ -49,7 +49,7 @@ class Assigning(Enum):
 
 @dataclass(frozen=True)
 class Assignment:
-    """What the master wants a server to be. `checkpoint` is empty to start from nothing."""
+    """The master's assignment of a server. `checkpoint` is empty to start from nothing."""
 
     generation: int
     version: int
@@ -58,11 +58,11 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a barrier ended with on this server.
+    """The outcome of a barrier on this server.
 
-    * `applied`: everything that the rows have seen.
-    * `held_seconds`, `settled_seconds`: how long pushes were held, in all and after they were settled.
-    * `repeated`: the same call came before; what it asked for is done.
+    * `applied`: all batches in the rows.
+    * `held_seconds`, `settled_seconds`: how long pushes were held, in total and after they were settled.
+    * `repeated`: the same call came before, and its work is done.
     """
 
     applied: AppliedBatches
@@ -87,7 +87,7 @@ class _Serving:
 
 
 class ServerCore:
-    """One server's decisions, from the start of its process on. Times are seconds of one clock that never goes back."""
+    """One server's decisions, from the start of its process on. Times are in seconds, on one monotonic clock."""
 
     def __init__(self) -> None:
         self._wanted: Assignment | None = None

@@ -33,8 +33,8 @@ _ACCEPT_PAUSE_SECONDS = 0.1
 class DataPlane:
     """Accepts connections on a listening socket and serves `state` to those that know the token.
 
-    Who means another `incarnation` than this process's is told to look where that one is.
-    With a context, what comes over TCP must be TLS. `streams` takes what other servers send.
+    A peer that expects another `incarnation` than this process's is told to look for it elsewhere. With a context, TCP
+    connections must use TLS. `streams` receives the rows that other servers send.
     """
 
     def __init__(

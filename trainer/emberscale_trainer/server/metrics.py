@@ -1,4 +1,4 @@
-"""What a parameter server shows to Prometheus."""
+"""The Prometheus metrics of a parameter server."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""One server's part in a live move, as pure state: what it gives away, what it takes over, and whether it still is one.
+"""One server's part in a live move, as pure state: what it gives away and takes over, and whether the move goes on.
 
 prepare -> (copy) -> hand over, within a barrier -> switch
    abandoned, replaced by a move with a larger number, or not heard of for a minute -> over
@@ -21,7 +21,7 @@ _SERVERS = 1 << 10
 
 @dataclass(frozen=True, eq=False)
 class Transfer:
-    """What a move means to the server with this index: `table` comes into force, and it owns `before` until then."""
+    """The part of the server with this index in a move: it owns `before` until `table` comes into force."""
 
     number: int
     table: RoutingTable
@@ -58,7 +58,7 @@ class _Current:
 
 
 class Moves:
-    """The moves that the master asked of a server: one at a time. Times are seconds of one clock."""
+    """The moves that the master has asked of a server, one at a time. Times are in seconds, on one clock."""
 
     def __init__(self) -> None:
         self._current: _Current | None = None
@@ -94,7 +94,7 @@ class Moves:
         return self._current is not None and now >= self._current.heard_at + PATIENCE_SECONDS
 
     def abandon(self, number: int) -> Transfer | None:
-        """Ends all moves up to this number; returns the one that was under way, if it is among them."""
+        """Ends all moves up to this number, and returns the current one if it is among them."""
         transfer = self.transfer
         self._over = max(self._over, number)
         if transfer is None or transfer.number > number:

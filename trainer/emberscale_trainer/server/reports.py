@@ -1,4 +1,4 @@
-"""What one parameter server tells others: what it has done, what it holds, and its rows as of a barrier."""
+"""The reports of a parameter server: what it has done, what it holds, and its rows as of a barrier."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from emberscale_trainer.table import Snapshot, TableStore
 
 @dataclass(slots=True)
 class Totals:
-    """What a server has done since it started.
+    """A server's totals since it started.
 
     `pull_seconds` and `push_seconds` are spent under the lock; `hold_seconds` waiting for a barrier, the staleness
     bound or a switch, summed over the requests that waited.

@@ -1,9 +1,9 @@
 """Bounded staleness: how far workers may drift apart.
 
-A gradient is as stale as the number of pushes that were applied, on any server, between its pull and its own push. The
-server with index 0 keeps the bound for all: were every server to hold pushes by its own order of pulls, two of them
-could wait for each other. A worker asks it before it pulls from anyone, pushes to it before it pushes to the others,
-and tells it when all have applied the push. In between the push is under way: a pull may or may not see it.
+The staleness of a gradient is the number of pushes that were applied, on any server, between its pull and its own push.
+The server with index 0 enforces the bound for all: if each server held pushes by its own order of pulls, two of them
+could wait for each other. A worker asks server 0 before it pulls from any server, pushes to it before the others, and
+tells it when all have applied the push. In between, the push is under way: a pull may or may not see it.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ class Ticket(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Outstanding:
-    """A pull whose push has not come. `seen` counts the pushes that it is sure to have seen."""
+    """A pull whose push has not come. `seen` counts the pushes that it has certainly seen."""
 
     ticket: Ticket
     token: int
@@ -33,9 +33,9 @@ class StalenessBound:
     """Admits pulls and pushes such that no gradient is ever more than `bound` pushes stale.
 
     The invariant, for every outstanding pull: pushes that it may not have seen, plus the outstanding pulls older than
-    it, is at most `bound`. A pull is admitted only if it holds for the newcomer; a push, only if it goes on holding for
-    the older ones. The same holds for a push that is under way, since other servers may get later pushes before it. The
-    oldest is never held for longer than pushes are under way, so someone can always go on.
+    it, number at most `bound`. A pull is admitted only if the invariant holds for it; a push, only if the invariant
+    still holds for the older pulls. It also covers a push that is under way, because other servers may receive later
+    pushes before it. The oldest pull waits only while pushes are under way, so some worker can always continue.
 
     Stale gradients do most harm while the parameters still move fast, so the bound itself grows from 0, as the square
     root of the applied batches over `warmup`: the steps of Adagrad shrink with that root, so the harm stays the same.
@@ -68,7 +68,7 @@ class StalenessBound:
         return min(self._bound, isqrt(self._applied // self._warmup)) if self._warmup else self._bound
 
     def may_pull(self, ticket: Ticket) -> bool:
-        """Whether this pull keeps the invariant. One that is outstanding already does: the worker asks anew."""
+        """Returns whether this pull keeps the invariant. An outstanding one always does: the worker asks again."""
         return len(self._under_way) + len(self._outstanding) <= self.in_force or any(
             pull.ticket == ticket for pull in self._outstanding
         )
@@ -79,7 +79,7 @@ class StalenessBound:
             self._outstanding.append(_Outstanding(ticket, token, self._applied - len(self._under_way)))
 
     def may_push(self, ticket: Ticket) -> bool:
-        """Whether applying this push keeps the invariant. A push without a pull is as the youngest."""
+        """Returns whether applying this push keeps the invariant. A push without a pull counts as the youngest."""
         bound = self.in_force
         if any(self._applied - pull.seen > bound for pull in self._under_way.values()):
             return False

@@ -1,4 +1,4 @@
-"""The rows of one parameter server, and the lock under which its core decides what may happen to them."""
+"""The rows of one parameter server, and the lock under which its core makes decisions about them."""
 
 import os
 import threading
@@ -41,7 +41,7 @@ class SessionEndedError(Exception):
 
 
 class NotSettledError(Exception):
-    """A batch that other servers have applied did not come in time."""
+    """A batch that other servers have applied did not arrive in time."""
 
 
 def end_process(cause: BaseException) -> None:
@@ -53,7 +53,7 @@ def end_process(cause: BaseException) -> None:
 
 
 class ServerState:
-    """Carries out what a ServerCore decides. Threads call in freely, and wait here while the core says Wait."""
+    """Carries out the decisions of a ServerCore. Any thread may call, and waits here while the core says Wait."""
 
     def __init__(
         self, clock: Clock = time.monotonic, fatal: Fatal = end_process, core: ServerCore | None = None
@@ -196,8 +196,9 @@ class ServerState:
     ) -> Status:
         """Applies a batch unless it is applied already; waits while a barrier or the staleness bound holds it.
 
-        A batch is applied whole or not at all: what can fail happens before the batch is recorded, and a failure after
-        it is fatal. Raises NonFiniteGradientError, ValueError, MemoryError and SessionEndedError, nothing being done.
+        A batch is applied completely or not at all: everything that can fail precedes its record, and a later failure
+        is fatal. Raises NonFiniteGradientError, ValueError, MemoryError and SessionEndedError; the state is then
+        unchanged.
         """
         arrived = self._clock()
         problem = _not_finite(gradients)
@@ -227,7 +228,7 @@ class ServerState:
     # Barriers
 
     def hold(self, generation: int, number: int, seconds: float) -> AppliedBatches:
-        """Holds pushes; returns everything that is applied. Raises LaterError and NotHeldError, as do all of these."""
+        """Holds pushes, and returns all applied batches. Raises LaterError and NotHeldError, as do the calls below."""
         with self._changed:
             return self._core.hold(generation, number, seconds, self._clock())
 
@@ -239,7 +240,7 @@ class ServerState:
         seconds: float,
         wait_seconds: float,
     ) -> AppliedBatches:
-        """Lets batches through that other servers have applied, and waits for them; returns everything applied.
+        """Admits batches that other servers have applied, waits for them, and returns all applied batches.
 
         Raises NotSettledError after `wait_seconds`.
         """

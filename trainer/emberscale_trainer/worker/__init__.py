@@ -1,1 +1,1 @@
-"""The worker: leases shards of the data, pulls what a batch needs, computes gradients, pushes them."""
+"""The worker: leases shards of the data, pulls the rows of each batch, computes gradients and pushes them."""

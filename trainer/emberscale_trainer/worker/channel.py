@@ -13,8 +13,8 @@ class ChannelClosedError(Exception):
 class Channel(Generic[_Item]):
     """`put` waits while `capacity` items are queued, `get` while none is; after `abort` both raise.
 
-    Each stage passes through several of these for every batch. What waits, waits within a queue of the interpreter's
-    own: a Condition would run some fifty lines of Python for each item.
+    Each stage uses several channels for every batch. Threads wait in a queue that is built into the interpreter: a
+    Condition would run some fifty lines of Python for each item.
     """
 
     def __init__(self, capacity: int) -> None:

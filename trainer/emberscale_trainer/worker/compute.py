@@ -18,7 +18,7 @@ from emberscale_trainer.worker.servers import Pulled
 
 
 class NonFiniteLossError(Exception):
-    """The loss is NaN or infinite; training on would only spread it."""
+    """The loss is NaN or infinite; further training would only spread it."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Predictions:
 
 
 class ModelReplica:
-    """A worker's copy of the dense model. Its parameters are overwritten with what each pull brings."""
+    """A worker's copy of the dense model. Each pull overwrites its parameters."""
 
     def __init__(self, job: TrainingJob) -> None:
         """Raises EntrypointError for a model of the person's own that cannot be made."""

@@ -1,17 +1,16 @@
 """The protocol of one batch with several parameter servers, as a pure state machine.
 
-An exchange is everything between a worker and the servers that pulls the rows of a batch, or pushes its gradients.
-`step(exchange, event) -> (exchange, effects)`: whoever drives it carries the effects out in their order and hands in
-what happens; `conversation` is that, one thing to do after another, for who has one thread. There is no I/O, no clock
-and no thread in here.
+An exchange is the whole conversation between a worker and the servers that pulls the rows of a batch, or pushes its
+gradients. `step(exchange, event) -> (exchange, effects)`: the caller carries out the effects in order and reports
+events. `conversation` drives it for a caller with a single thread. There is no I/O, no clock and no thread.
 
 * A pull for training goes to server 0, which answers once the bound on staleness admits it, then to all others at
   once. A pull for evaluation needs no admission, and goes to all at once.
 * A push goes to server 0, then to all others at once. When all have answered, the batch is committed and server 0 is
   told (COMPLETE).
-* MOVED: when the answers that are under way are in, the batch is planned anew under a newer routing table of the same
-  generation and asked again of every server. A push that a server has applied is REPEATED there, and a pull that is
-  admitted stays so. The worker's lease and all other batches stay.
+* MOVED: when the pending answers have arrived, the worker plans the batch again under a newer routing table of the same
+  generation, and asks every server again. A push that a server has applied is REPEATED there, and a pull that is
+  admitted stays admitted. The worker's lease and all other batches stay.
 * REFRESH, FENCED, REFUSED and a lost connection end the exchange; its batch is not committed.
 
 Requests on a connection are answered in order, so an exchange that ended early ends its connections too.
@@ -36,7 +35,7 @@ class Purpose(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The batch is planned under a routing table: `version` of it, and how many `servers` it has."""
+    """The batch is planned under a routing table with this `version` and number of `servers`."""
 
     version: int
     servers: int
@@ -44,7 +43,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A server has answered the request that it was sent last; `reason` says why a request is REFUSED."""
+    """A server has answered the last request that it was sent; `reason` says why a request is REFUSED."""
 
     server: int
     status: Status
@@ -118,8 +117,8 @@ class Receive:
 class Exchange(NamedTuple):
     """One batch's pull or push, from `begin` to an End.
 
-    `queue` are the groups of servers that are asked next, one group after another; `asked` those of the present group
-    whose answers are under way. `moved`: a server has said MOVED.
+    `queue` holds the groups of servers to ask next, one group after another; `asked` holds the servers of the current
+    group whose answers are pending. `moved`: a server has answered MOVED.
     """
 
     purpose: Purpose

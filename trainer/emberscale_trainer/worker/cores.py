@@ -1,10 +1,10 @@
-"""How many threads a batch is computed with: as many as the cores that the plan in force gives."""
+"""The number of compute threads: as many as the cores in the plan in force."""
 
 import torch
 
 
 def threads_of(cpu_cores: float | None) -> int:
-    """Threads for so many cores; one where a fraction of one, or nothing, is given."""
+    """Returns the number of threads for these cores; one for a fraction of a core, or if no number is given."""
     return max(1, int(cpu_cores or 1))
 
 

@@ -1,4 +1,4 @@
-"""What an evaluation shard adds up to."""
+"""The totals of an evaluation shard."""
 
 import numpy as np
 from numpy.typing import NDArray

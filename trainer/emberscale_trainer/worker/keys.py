@@ -1,4 +1,4 @@
-"""From the ids of a batch to the keys asked of each parameter server: each key once."""
+"""Maps the ids of a batch to the keys that each parameter server is asked for: each key once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ _MAX_VALUES = 2**31 - 1
 
 
 class RequestTooLargeError(ValueError):
-    """A batch is larger than a frame or an offset can say; the text names what to make smaller."""
+    """A batch exceeds a frame or an offset; the text names what to make smaller."""
 
 
 @dataclass(frozen=True)

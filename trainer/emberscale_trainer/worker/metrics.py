@@ -1,4 +1,4 @@
-"""What a worker shows to Prometheus."""
+"""The Prometheus metrics of a worker."""
 
 from collections.abc import Iterable
 

@@ -1,7 +1,7 @@
 """Four stages, each a thread: read the next batches, pull their rows, compute, push.
 
-The pipeline outlives a change of owners. When a connection breaks, the history changes or a lease is lost, it is torn
-down and `run` raises; whoever runs it builds another, which goes on from what is committed.
+The pipeline survives a change of owners. When a connection breaks, the generation changes or a lease is lost, the
+pipeline is torn down and `run` raises. The caller then builds another, which continues from the last committed batch.
 """
 
 import threading
@@ -55,7 +55,7 @@ class _Computed:
 
 
 class Pipeline:
-    """One run over as many leases as come, within one generation.
+    """One run over any number of leases, within one generation.
 
     `pulls` and `pushes` are two sets of connections to the same servers. `lease_finished` is called when the last batch
     of a lease is committed, and `before_compute` before each batch, in the thread that computes. `prefetch` batches are

@@ -1,4 +1,4 @@
-"""A worker's life: register, prepare, then one pipeline after another until the job is over."""
+"""Runs a worker: register, prepare, then one pipeline after another until the job has ended."""
 
 import contextlib
 import secrets
@@ -41,7 +41,7 @@ _PASSING = (ConnectionLostError, HistoryChangedError, LeaseFencedError)
 
 
 class FatalError(Exception):
-    """The job cannot go on; `reason` is in CamelCase."""
+    """The job cannot continue; `reason` is in CamelCase."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -75,7 +75,7 @@ class Worker:
     def run(self) -> None:
         """Trains until there is nothing left.
 
-        Raises FatalError for what would happen again, and SupersededError if another process took this one's place.
+        Raises FatalError for errors that would recur, and SupersededError if another process replaced this one.
         """
         registered = self._master.register(metrics_address=self._metrics_address)
         job = TrainingJob.from_json(registered.manifest_json)

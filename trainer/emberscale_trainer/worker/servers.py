@@ -46,12 +46,12 @@ class LeaseFencedError(Exception):
 
 
 class RequestRefusedError(Exception):
-    """A server says that a request makes no sense, or answers with something that does not."""
+    """A server refused a request as invalid, or sent an invalid answer."""
 
 
 @dataclass(frozen=True)
 class BatchName:
-    """How the ledger and the servers name a batch under a lease."""
+    """The name of a batch under a lease, for the ledger and the servers."""
 
     epoch: int
     number: int

@@ -1,4 +1,4 @@
-"""What a worker counts between heartbeats."""
+"""Statistics that a worker counts between heartbeats."""
 
 import threading
 import time

@@ -16,7 +16,7 @@ _BUSY_WAIT_SECONDS = 0.1
 
 
 class TaskFeed:
-    """The stream of tasks: what prepares the data is done here and now; training and evaluation are handed on."""
+    """The stream of tasks. It does tasks that prepare the data at once, and passes on training and evaluation."""
 
     def __init__(self, master: MasterClient, leases: LeaseBook, data: DataSpec, stopping: threading.Event) -> None:
         self._master = master
