@@ -1,4 +1,4 @@
-"""What there is room for, and what a plan must not do, whoever made it; pure."""
+"""Checks capacity, and rejects unacceptable plans, whichever planner made them; pure."""
 
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
@@ -20,7 +20,7 @@ def free_room(state: BrainState, conditions: Conditions, owner: str, now: float)
 
 
 def missing_room(shape: JobShape, free: ClusterCapacity, whole: ClusterCapacity) -> str:
-    """Why a shape that does not fit into what is free does not."""
+    """Explains why a shape does not fit into the free capacity."""
     if shape.cpu > free.cpu:
         return f"{shape.cpu:g} cores are wanted and {free.cpu:g} of {whole.cpu:g} are free"
     if shape.memory > free.memory:
@@ -41,9 +41,9 @@ def unacceptable(
     shown: AbstractSet[JobId],
     now: float,
 ) -> str | None:
-    """What is wrong with a round of planning: a shape beyond its job's bounds or any node, or more than there is.
+    """Names what is wrong with a round: a shape beyond its job's bounds or any node, or more than the capacity.
 
-    Only jobs that the planner was `shown` count, since it knew of no others. What they have already is never too much.
+    Only jobs that the planner was `shown` count, since it knew of no others. Their present shapes are never too large.
     """
     had, wanted = _Sums(), _Sums()
     for job in shown & state.jobs.keys():
@@ -73,7 +73,7 @@ def beside_newcomers(
     shown: AbstractSet[JobId],
     now: float,
 ) -> Mapping[JobId, PlannedShape]:
-    """What of a round there is still room for beside jobs that came since it began; the rest waits for the next."""
+    """Returns the part of a round that still fits beside jobs submitted meanwhile; the rest waits for the next."""
     if state.jobs.keys() <= shown:
         return planned
     room = Room(conditions.capacity, conditions.quotas)

@@ -1,6 +1,6 @@
-"""The brain: what is asked is answered from memory; what changes is recorded, and planned with.
+"""The brain: answers questions from memory, records changes, and plans with them.
 
-Three things happen at once: callers ask and report, the recorder writes, and the planning thread has the planning
+Three activities run concurrently: callers ask and report, the recorder writes, and the planning thread has the planning
 process make plans. They meet in one `BrainRuntime`.
 """
 

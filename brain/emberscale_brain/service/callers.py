@@ -1,4 +1,4 @@
-"""Who calls, and what for: the holder of the brain's key may ask anything, a job's master what is about its job."""
+"""Authorises callers: the holder of the brain's key may make any call, a job's master only calls about its own job."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -17,10 +17,10 @@ from emberscale_api.rpc.token import (
 
 
 class CallerCheck(AsyncServerInterceptor):
-    """Refuses calls without a token that `key` is or has signed, and those of a job about anything but itself.
+    """Refuses calls whose token is neither `key` nor signed with it, and calls of a job about anything but itself.
 
-    The check reads the fields `job_uid` and `owner` of the request: a call whose request has no `job_uid` is not for
-    jobs, whoever adds it.
+    The check reads the fields `job_uid` and `owner` of the request. A call whose request has no `job_uid` is closed to
+    jobs, so calls added later are closed by default.
     """
 
     def __init__(self, key: str) -> None:
@@ -70,7 +70,7 @@ def _scoped(handler: Any, claims: JobClaims) -> Any:
 
 
 def problem_of(request: Any, claims: JobClaims) -> str | None:
-    """Why a job may not ask this, in words; None where it may."""
+    """Explains why a job may not make this call; None if it may."""
     fields = request.DESCRIPTOR.fields_by_name
     if "job_uid" not in fields:
         return "a job's token does not open this call: it is about more than the job"

@@ -1,6 +1,6 @@
-"""What a request may say, and what makes a profile or a start-up unfit to learn from; pure.
+"""Validates requests, and rejects profiles and start-ups that are unfit to learn from; pure.
 
-Whoever holds the token may still be mistaken: one job with a number beyond all bounds would end each round of planning.
+An authorised caller may still be mistaken: a single absurd number from one job would end each round of planning.
 """
 
 import math
@@ -28,7 +28,7 @@ _MOST_STAGES = 64
 
 
 class MalformedRequestError(ValueError):
-    """A request that makes no sense; the text names the field."""
+    """The request is invalid; the text names the field."""
 
 
 def check_text(field: str, value: str) -> str:

@@ -1,4 +1,4 @@
-"""The brain's clock, which does not jump when somebody sets the machine's."""
+"""The brain's clock, which does not jump when the machine's clock is set."""
 
 import time
 from collections.abc import Callable

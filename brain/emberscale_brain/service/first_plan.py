@@ -1,4 +1,4 @@
-"""The plan that a job starts with: Algorithm 1's shape, cut to what there is room for now."""
+"""The plan that a job starts with: the shape of Algorithm 1, reduced to the free capacity."""
 
 import threading
 
@@ -13,7 +13,7 @@ from emberscale_brain.warm_start.start import WarmStart, warm_start
 
 
 class WarmStarts:
-    """Finds the shapes that past jobs speak for; keeps the index of one history."""
+    """Finds the shapes that past jobs suggest; keeps the index of one history."""
 
     def __init__(self, preferences: PlannerPreferences) -> None:
         self._preferences = preferences

@@ -1,4 +1,4 @@
-"""What the service and its planning process say to each other: one JSON object a line."""
+"""The protocol between the service and its planning process: one JSON object per line."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The plans in force: what becomes of a round of planning, job by job, and why each job has the plan that it has."""
+"""The plans in force: adopts rounds of planning job by job, and keeps the reasons for each job's plan."""
 
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
@@ -14,7 +14,7 @@ from emberscale_brain.service.state import BrainState, Conditions
 
 
 class UnacceptablePlanError(Exception):
-    """A round that plans what cannot be; the text says what."""
+    """The round contains an impossible plan; the text says which."""
 
 
 def acceptable(
@@ -24,7 +24,7 @@ def acceptable(
     shown: AbstractSet[JobId],
     now: float,
 ) -> Mapping[JobId, PlannedShape]:
-    """What of a round may be adopted; `shown` are the jobs that the planner knew of. Raises UnacceptablePlanError."""
+    """Returns what a round may adopt; `shown` are the jobs that the planner knew. Raises UnacceptablePlanError."""
     problem = unacceptable(state, conditions, planned, shown, now)
     if problem is not None:
         raise UnacceptablePlanError(problem)

@@ -1,4 +1,4 @@
-"""What is read from the database: by a brain that starts or whose database is back, and of one that no longer runs."""
+"""Reads the database, when a brain starts or its database returns, and for jobs that no longer run."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

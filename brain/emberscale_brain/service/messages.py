@@ -1,4 +1,4 @@
-"""Between the wire's messages and the planner's types."""
+"""Converts between messages and the planner's types."""
 
 from collections.abc import Sequence
 

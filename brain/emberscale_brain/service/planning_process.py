@@ -1,4 +1,4 @@
-"""The process that plans: it keeps its own view of the cluster, and may crash or stall without harm to the service.
+"""The planning process: it keeps its own view of the cluster, and may crash or stall without harm to the service.
 
 It reads frames from stdin and answers on what was stdout; stdout itself becomes stderr, so that a planner that prints
 disturbs nothing. A planner's exception ends the process, after a frame that says what it was.

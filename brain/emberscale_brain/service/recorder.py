@@ -1,4 +1,4 @@
-"""Writing changes to the database, many callers' in one transaction, and catching up when it comes back."""
+"""Writes changes to the database, those of many callers in one transaction, and catches up after an outage."""
 
 import threading
 from collections import deque
@@ -30,16 +30,17 @@ class _Entry:
 
 
 class ChangeRecorder:
-    """A thread that owns the writing.
+    """The only thread that writes to the database.
 
-    While the database is away, changes are kept in memory, up to `most_kept` of them (then the oldest profiles go, and
-    after them plans that were followed by others), callers are told at once that theirs is not durable yet, and every
-    `retry_seconds` it tries again. When the database is back, its schema is brought up to date, what was kept is
-    written, and `on_return` is called, which may find it away again.
+    While the database is unavailable, the recorder keeps up to `most_kept` changes in memory; beyond that it drops the
+    oldest profiles first, then superseded plans. It tells callers at once that their changes are not durable yet, and
+    retries every `retry_seconds`. When the database returns, the recorder upgrades its schema, writes the kept changes
+    and calls `on_return`, which may find the database unavailable again.
 
-    A change that the database refuses is written again after what `retell` says of its job: a database that was emptied
-    learns of running jobs that way. `on_lost` hears why how many changes were given up: "Dropped" or "Refused". Once
-    another brain has the database, nothing is written any more, and `on_superseded` hears why.
+    If the database refuses a change, the recorder writes what `retell` says of its job, then the change again: in this
+    way an emptied database learns of running jobs. `on_lost` receives the number of changes that were given up, and
+    why: "Dropped" or "Refused". Once another brain has the database, the recorder writes nothing more, and
+    `on_superseded` receives the reason.
     """
 
     def __init__(

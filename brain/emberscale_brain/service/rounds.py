@@ -1,4 +1,4 @@
-"""Rounds of planning: a planning process that is told what the brain gets to know, begun anew when it is gone."""
+"""Rounds of planning: feeds the planning process with the brain's changes, and restarts it after a failure."""
 
 import threading
 from collections.abc import Mapping

@@ -1,8 +1,8 @@
-"""What the brain knows, shared by all its threads: one state, one lock, and methods that each happen at once.
+"""The brain's knowledge, shared by all its threads: one state, one lock, and atomic methods.
 
-Callers, the recorder and the thread that plans meet here and nowhere else. The lock never leaves this module and is
-held for no more than a look at each job; what decides is pure and takes the state (`first_plan`, `adoption`,
-`acceptance`). A change is recorded while the lock is held: the database hears of a job before its profiles.
+Callers, the recorder and the planning thread meet only here. The lock never leaves this module, and is held for no more
+than a look at each job. The functions that decide are pure and take the state (`first_plan`, `in_force`, `acceptance`).
+A change is recorded while the lock is held, so that the database learns of a job before its profiles.
 """
 
 import threading

@@ -1,4 +1,4 @@
-"""What the brain is told at its start: one YAML file, and `path=value` on top of it."""
+"""The brain's settings: one YAML file, and `path=value` overrides."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the brain knows, in memory: changes in, a view of the cluster out. No I/O and no clock.
+"""The brain's knowledge in memory: it takes changes, and returns a view of the cluster. No I/O and no clock.
 
 The service and the planning process each hold one, fed with the same changes.
 """

@@ -1,8 +1,8 @@
 """The job machine: pure, and whole.
 
-`decide` takes what is wanted of a job (`intent`), where it stood (`standing`), what its master says, and the instances
-that are observed, and returns where the job stands now and what is to be done (`actions`). `kubernetes/` and `local/`
-carry that out; nothing else decides anything about a job.
+`decide` takes the job's intent (`intent`), its previous standing (`standing`), its master's report and the observed
+instances. It returns the new standing and the actions to take (`actions`). `kubernetes/` and `local/` carry them out;
+nothing else makes decisions about a job.
 """
 
 from emberscale_operator.machine.actions import (

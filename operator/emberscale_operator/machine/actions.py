@@ -1,4 +1,4 @@
-"""What a decision asks of a backend and of the master's link. Each may be carried out late, in part, or twice."""
+"""The actions of a decision, for a backend and the master's link. Each may be carried out late, in part, or twice."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from emberscale_operator.machine.instances import InstanceExit, InstanceId, Reso
 
 @dataclass(frozen=True)
 class Create:
-    """Starts this incarnation; a no-op for one that was started before, whatever became of it."""
+    """Starts this incarnation; a no-op if it was started before, whatever its state."""
 
     id: InstanceId
     resources: Resources
@@ -38,7 +38,7 @@ class Kill:
 
 @dataclass(frozen=True)
 class Forget:
-    """Removes what is left of an instance that has ended."""
+    """Removes the remains of an instance that has ended."""
 
     id: InstanceId
 
@@ -53,19 +53,19 @@ class ReportExit:
 
 @dataclass(frozen=True)
 class Suspend:
-    """Asks the master for a checkpoint and the end of the run, unless that is under way."""
+    """Asks the master to take a checkpoint and end the run, unless it is already doing so."""
 
 
 @dataclass(frozen=True)
 class ShutDown:
-    """Tells the master of a job that is over to end by itself, after it has said its last."""
+    """Tells the master of an ended job to exit by itself, after its last report."""
 
     id: InstanceId
 
 
 @dataclass(frozen=True)
 class DeleteJob:
-    """Deletes the job itself, and so all that belongs to it."""
+    """Deletes the job itself, and with it everything that belongs to it."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""From the instances that are wanted and those that are observed to what is to be done.
+"""Computes the actions that lead from the observed instances to the wanted ones.
 
-Level-triggered: nothing here knows what changed, only what is. Run on every event and on a timer, it gives the same
-answer to the same question.
+The functions are level-triggered: they see the present state, not what changed. They run on every event and on a timer,
+and return the same actions for the same state.
 """
 
 from collections import defaultdict
@@ -41,7 +41,7 @@ def converge(
     """Keeps at most one live instance of a role and index, creates none that is not wanted, and restarts what ended
     after its back-off.
 
-    Members that are done are not replaced before the master was heard to want any: they may be done because the job is.
+    Completed members are not replaced until the master is known to want members: they may be done because the job is.
     """
     live: defaultdict[tuple[Role, int], list[Instance]] = defaultdict(list)
     done: set[tuple[Role, int]] = set()
@@ -68,7 +68,7 @@ def converge(
 
 
 def report_exits(observed: Sequence[Instance], history: History) -> Iterable[Action]:
-    """Forgets exits once the master knows of them; its own, its store's and its brain's are nobody's news."""
+    """Forgets exits once the master knows of them. The exits of the master, its store and its brain need no report."""
     master_lives = any(instance.live and instance.id.role is Role.MASTER for instance in observed)
     for instance in observed:
         if instance.exit is None:
@@ -80,10 +80,10 @@ def report_exits(observed: Sequence[Instance], history: History) -> Iterable[Act
 
 
 def replace_outdated(job: JobIntent, observed: Sequence[Instance]) -> Iterable[Action]:
-    """Replaces instances for which the manifest was edited since.
+    """Replaces instances that an edit of the manifest has made outdated.
 
-    A master reads the manifest when it starts, and its state is durable. Of the others those that do not run yet may
-    wait for what the edit has mended, such as an image; those that run are left alone.
+    A master reads the manifest when it starts, and its state is durable, so it is replaced. Other instances are
+    replaced only while they do not run yet: the edit may have fixed what they wait for, such as an image.
     """
     for instance in observed:
         replaceable = instance.id.role is Role.MASTER or instance.state is InstanceState.PENDING
@@ -93,9 +93,9 @@ def replace_outdated(job: JobIntent, observed: Sequence[Instance]) -> Iterable[A
 
 
 def kill_silent(policy: Policy, observed: Sequence[Instance], master: MasterReport, now: float) -> Iterable[Action]:
-    """Kills what runs and does not answer, so that another takes its place.
+    """Kills instances that run but do not answer, so that they are replaced.
 
-    A master is not judged while the job's own store leaves it without answers of its own.
+    A master is not killed while the job's own store does not answer, since the master then cannot answer either.
     """
     running = [instance for instance in observed if instance.state is InstanceState.RUNNING]
     for instance in running:
@@ -129,9 +129,9 @@ def kill_silent(policy: Policy, observed: Sequence[Instance], master: MasterRepo
 
 
 def _unheard_since(instance: Instance, master: MasterReport) -> float | None:
-    """Since when the master could have heard of a member and has not; None where it has, or cannot be asked.
+    """Returns since when the master could have heard from a member but has not; None if it has, or cannot be asked.
 
-    Whom it never heard of it cannot give up.
+    The master cannot give up a member that it has never heard from.
     """
     if instance.id.role not in _MEMBERS or not master.answers or master.joined is None or master.answers_since is None:
         return None
@@ -143,7 +143,7 @@ def _unheard_since(instance: Instance, master: MasterReport) -> float | None:
 def wind_down(
     job: JobIntent, standing: JobStanding, observed: Sequence[Instance], master: MasterReport, now: float
 ) -> Iterable[Action]:
-    """Leaves nothing behind: first the members go, which the master tells to, then the master, then its store."""
+    """Removes everything: first the members, which the master tells to exit, then the master, then its store."""
     keeps = job.keeps_ended and standing.phase in ENDED
     for instance in observed:
         if not instance.live and not (keeps and instance.holds_log):
@@ -166,7 +166,7 @@ def wind_down(
 def _end_master(
     standing: JobStanding, instance: Instance, master: MasterReport, grace_ends: float, now: float
 ) -> Iterable[Action]:
-    """A master that knows of the end is told to end by itself: it says its last before, and its log is whole."""
+    """Tells a master that knows of the end to exit by itself, so that its last report is sent and its log complete."""
     if instance.state is not InstanceState.RUNNING or not standing.told or master.cannot_be_told:
         yield from _delete([instance])
     elif master.told_to_end_at is not None and now < master.told_to_end_at + _ENDING_SECONDS:
@@ -186,7 +186,7 @@ def _delete(instances: Iterable[Instance]) -> Iterable[Action]:
 
 
 def _differs(seen: Resources, wanted: Resources) -> bool:
-    """Whether an instance has other limits than it is to have. Limits that nobody asked for are not ours to change."""
+    """Returns whether an instance's limits differ from the wanted ones. Limits that no one set stay as they are."""
     return any(
         limit is not None and limit != present
         for limit, present in ((wanted.cpu_cores, seen.cpu_cores), (wanted.memory_bytes, seen.memory_bytes))

@@ -1,7 +1,7 @@
 """The job machine: one pure function that decides everything about a job.
 
-`decide` is called on every event and on a timer. Its caller observes, calls it, makes the new standing durable, and
-carries out the actions; it adds nothing to them and takes nothing away.
+`decide` runs on every event and on a timer. The caller observes, calls `decide`, makes the new standing durable, and
+carries out exactly the returned actions.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +29,7 @@ _WAITING = "WaitingForMaster"
 
 @dataclass(frozen=True)
 class Decision:
-    """Where the job stands now, the instances that it needs, and what is to be done; its `WaitUntil` comes last."""
+    """The job's new standing, the instances that it needs, and the actions; a `WaitUntil` comes last."""
 
     standing: JobStanding
     demands: tuple[Demand, ...]
@@ -39,7 +39,7 @@ class Decision:
 def decide(
     job: JobIntent, standing: JobStanding, master: MasterReport, instances: Sequence[Instance], now: float
 ) -> Decision:
-    """Decides what follows from where the job stood, what its master says and what is observed at `now`, in seconds."""
+    """Decides from the job's previous standing, its master's report and the instances observed at `now`, in seconds."""
     instances = sorted(instances, key=lambda instance: instance.id)
     before = _remember(job, standing, instances, master.sizes or {})
     following = _stand(job, before, master, instances, now)
@@ -51,7 +51,7 @@ def decide(
 def _remember(
     job: JobIntent, standing: JobStanding, instances: Sequence[Instance], sizes: Mapping[Role, RoleShape]
 ) -> JobStanding:
-    """Folds what is observed into what is remembered; folding it twice changes nothing."""
+    """Folds the observation into the standing; folding it twice changes nothing."""
     wanted = not standing.rests
     grown = dict(standing.grown)
     for instance in instances:
@@ -67,7 +67,7 @@ def _remember(
 
 
 def _memory_after(job: JobIntent, instance: Instance, sizes: Mapping[Role, RoleShape]) -> int | None:
-    """The bytes of memory that a role needs because an instance of it ran out of less; None where it keeps what it has.
+    """Returns the bytes that a role needs after an instance of it ran out of memory; None if its memory stays.
 
     In Manual mode the sizes in the manifest stand.
     """
@@ -105,7 +105,7 @@ def _stand(
 
 
 def _move(job: JobIntent, before: JobStanding, master: MasterReport, live: bool, now: float) -> JobStanding:
-    """From one phase of an active job to the next."""
+    """Moves an active job from one phase to the next."""
     if master.end is not None:
         end = master.end
         # its status may know more than its plan
@@ -133,20 +133,20 @@ def _active_since(standing: JobStanding, now: float) -> float:
 
 
 def _resumed(before: JobStanding, now: float) -> JobStanding:
-    """Time at rest does not count against the deadline."""
+    """Resumes a job at rest; time at rest does not count against the deadline."""
     rested = now - (now if before.rested_at is None else before.rested_at)
     since = None if before.active_since is None else before.active_since + rested
     return replace(before.at(JobPhase.PENDING, "Resumed", "the instances are being created"), active_since=since)
 
 
 def _reshapes(job: JobIntent, standing: JobStanding) -> bool:
-    """Whether the number of parameter servers was edited: they change it by way of a checkpoint."""
+    """Returns whether the number of parameter servers was edited, which takes effect through a checkpoint."""
     wanted, applied = job.spec.ps.replicas, standing.applied_ps
     return wanted is not None and applied is not None and wanted != applied
 
 
 def _suspend(job: JobIntent, before: JobStanding, master: MasterReport, live: bool, now: float) -> JobStanding:
-    """Rests once the master has taken a checkpoint, or where there is none to be had."""
+    """Rests once the master has taken a checkpoint, or if no checkpoint can be taken."""
 
     def rest(message: str, told: bool) -> JobStanding:
         return before.resting(JobPhase.SUSPENDED, *_why_suspended(job, message), now, told)
@@ -178,7 +178,7 @@ def _why_suspended(job: JobIntent, message: str) -> tuple[str, str]:
 
 
 def _exceeded(policy: Policy, history: History) -> str:
-    """Which member ended too often by errors of its own; empty where none did."""
+    """Names the member that ended too often by its own errors; empty if none did."""
     for (role, index), lives in sorted(history.lives.items()):
         if role is not Role.BRAIN and lives.faults > policy.backoff_limit and lives.last_exit is not None:
             last = lives.last_exit

@@ -1,4 +1,4 @@
-"""What runs: instances of a job's roles, whether they are processes or pods."""
+"""Instances of a job's roles, whether processes or pods."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -9,7 +9,7 @@ from emberscale_api.job.roles import Role
 
 @dataclass(frozen=True, order=True)
 class InstanceId:
-    """One life of one member: `incarnation` counts from 1 for each role and index, and is never used twice."""
+    """One incarnation of a member: `incarnation` counts from 1 for each role and index, and is never reused."""
 
     role: Role
     index: int
@@ -17,7 +17,7 @@ class InstanceId:
 
     @property
     def member(self) -> str:
-        """The name that outlives an incarnation, such as `worker-0`."""
+        """The name that all incarnations share, such as `worker-0`."""
         return f"{self.role}-{self.index}"
 
     def __str__(self) -> str:
@@ -39,7 +39,7 @@ class Resources:
 
 
 class InstanceState(StrEnum):
-    """`PENDING`: it was created and does not run yet. `TERMINATING`: it was asked to end and has not ended yet."""
+    """`PENDING`: created, but not running yet. `TERMINATING`: asked to end, but not ended yet."""
 
     PENDING = "Pending"
     RUNNING = "Running"
@@ -48,7 +48,7 @@ class InstanceState(StrEnum):
 
 
 class ExitReason(StrEnum):
-    """Why an instance ended, in the words of Kubernetes. `KILLED`: by a signal that was not the job's own doing."""
+    """Why an instance ended, in Kubernetes' terms. `KILLED`: by a signal that the job itself did not cause."""
 
     COMPLETED = "Completed"
     ERROR = "Error"
@@ -76,12 +76,12 @@ class Instance:
 
     resources:         The limits that it was given, or runs with.
     exit:              Set exactly when the state is `EXITED`.
-    name:              The incarnation under which the master knows it.
-    revision:          What of the manifest it was created from; empty where no edit makes it outdated.
+    name:              The incarnation's name, as the master knows it.
+    revision:          Identifies the parts of the manifest that it was created from; empty if no edit outdates it.
     ready:             It serves.
-    unanswered_since:  When it first left a call unanswered, if it has not answered one since; None for one that answers
-                       and for one that is not called.
-    holds_log:         Its log goes when it is forgotten.
+    unanswered_since:  When it first left a call unanswered, if it has not answered one since; None if it answers or is
+                       not called.
+    holds_log:         Forgetting it deletes its log.
     """
 
     id: InstanceId
@@ -97,7 +97,7 @@ class Instance:
 
     @property
     def live(self) -> bool:
-        """Whether something of it still runs, or will."""
+        """Whether any part of it runs or will run."""
         return self.state is not InstanceState.EXITED
 
     @property

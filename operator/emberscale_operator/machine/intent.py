@@ -1,4 +1,4 @@
-"""What people want of a job, and the instances that it needs for that."""
+"""The intent of a job: its manifest and policy, and the instances that they require."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,11 +15,11 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Policy:
-    """When the machine waits, and when it gives up.
+    """How long the machine waits, and when it gives up.
 
     backoff:          Waits before restarts.
-    backoff_limit:    Errors that each role and index may have. The master, which knows more, is mostly first to give up
-                      on its members, but it cannot count its own errors.
+    backoff_limit:    Errors allowed for each role and index. The master, which knows more, usually gives up on its
+                      members first, but it cannot count its own errors.
     stop_grace:       Seconds that members may take to end by themselves once the job has ended.
     silence:          Seconds that an instance may leave calls unanswered before it is killed.
     start_silence:    Seconds that a running master may take until its first answer; None leaves that to others.
@@ -49,18 +49,18 @@ class Demand:
 
 @dataclass(frozen=True)
 class JobIntent:
-    """What is wanted of a job.
+    """The intent of a job.
 
     spec:            Its manifest.
-    suspend:         It is to rest.
+    suspend:         The job is to be suspended.
     policy:          Patience and limits.
     own:             Instances that serve this job alone, such as its Redis. They start first and end last.
     awaits_store:    The others start only once the job's own Redis has been ready.
     planned:         A brain plans the sizes that the manifest leaves open.
-    revisions:       What of the manifest an instance of each role would be created from now.
-    keeps_ended:     Instances that ended with the job stay where they hold its logs.
+    revisions:       By role, the revision that a new instance would have now.
+    keeps_ended:     Instances that ended with the job stay if they hold its logs.
     ttl:             Seconds after its end at which the job is deleted; None keeps it.
-    memory_ceiling:  Bytes that no role's memory grows beyond; None for no bound.
+    memory_ceiling:  Bytes beyond which no role's memory grows; None for no bound.
     """
 
     spec: TrainingJobSpec
@@ -84,9 +84,9 @@ def demands_of(
 ) -> tuple[Demand, ...]:
     """Returns the master, PS and workers that are wanted.
 
-    sizes:       The master's plan, None until it was heard; what it leaves out is as in the manifest.
+    sizes:       The master's plan, None until it is known; the manifest supplies what it leaves out.
                  The manifest bounds it: it may have been edited after the master read it.
-    applied_ps:  The number of PS that the job runs with until it goes through a checkpoint.
+    applied_ps:  The number of PS that the job runs with until its next checkpoint and restart.
     grown:       Bytes of memory that a role needs because it ran out of less.
     planned:     A brain makes the first plan: a job that leaves sizes open begins with its master, which asks for it.
     """
@@ -131,5 +131,5 @@ def memory_of(spec: TrainingJobSpec, role: Role, sizes: Mapping[Role, RoleShape]
 
 
 def grown_memory(limit: int) -> int:
-    """Returns bytes for a role of which one ran out of `limit` bytes: half as much again, in whole MiB."""
+    """Returns 1.5 times `limit`, the bytes that an instance of the role ran out of, in whole MiB."""
     return -(-int(limit * _GROWTH) // _MIB) * _MIB

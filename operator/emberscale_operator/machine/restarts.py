@@ -1,4 +1,4 @@
-"""When an instance that ended may start again, and what has to be remembered for that."""
+"""Decides when an instance that ended may restart, and keeps the history that this needs."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -12,10 +12,10 @@ _FAULTS = frozenset({ExitReason.ERROR, ExitReason.OOM_KILLED})
 
 @dataclass(frozen=True)
 class Backoff:
-    """Exponential back-off, in seconds, as the kubelet's: it starts again after a life of `reset_after`.
+    """Exponential back-off in seconds, like the kubelet's: it resets after an instance has lived for `reset_after`.
 
-    The first restart is immediate, the second waits `base`, the third `base * factor`, up to `limit`. One that
-    completed while its job goes on waits `base` at least: more often than not the job is about to end.
+    The first restart is immediate, the second waits `base`, the third `base * factor`, up to `limit`. An instance that
+    completed while its job continues waits at least `base`, because the job is usually about to end.
     """
 
     base: float = 1.0
@@ -32,14 +32,14 @@ class Backoff:
 
 @dataclass(frozen=True)
 class Lives:
-    """What is known of all incarnations of one role and index.
+    """The history of all incarnations of one role and index.
 
     last_incarnation:  The newest that was seen; 0 before the first.
     counted:           The newest whose exit is in the numbers below.
-    restarts:          Ends that nobody asked for, completions aside.
-    streak:            Ends in a row, each after a short life.
+    restarts:          Exits that were not requested, completions excluded.
+    streak:            Consecutive exits, each after a short life.
     ready_at:          When the next may start, in seconds.
-    faults:            Errors of the job's own, in contrast to kills from outside.
+    faults:            Errors of the job itself, as opposed to kills from outside.
     """
 
     last_incarnation: int = 0
@@ -57,7 +57,7 @@ def _nothing() -> Mapping[tuple[Role, int], Lives]:
 
 @dataclass(frozen=True)
 class History:
-    """What outlives the instances: their past lives, and the exits that the master has been told of."""
+    """The state that outlives the instances: their past lives, and the exits that were reported to the master."""
 
     lives: Mapping[tuple[Role, int], Lives] = field(default_factory=_nothing)
     reported: frozenset[InstanceId] = frozenset()
@@ -67,18 +67,18 @@ class History:
         return self.lives.get((role, index), Lives())
 
     def with_reported(self, instance: InstanceId) -> "History":
-        """This history once the master knows of an exit."""
+        """Returns this history after an exit was reported to the master."""
         return replace(self, reported=self.reported | {instance})
 
     def restarts(self, role: Role) -> int:
-        """How often an instance of the role ended though it was wanted, completions aside."""
+        """Returns how often an instance of the role ended while it was wanted, completions excluded."""
         return sum(lives.restarts for (of, _), lives in self.lives.items() if of is role)
 
 
 def advance(history: History, observed: Iterable[Instance], backoff: Backoff, wanted: bool = True) -> History:
-    """Folds what is observed into the history; folding the same observation again changes nothing.
+    """Folds an observation into the history; folding the same observation again changes nothing.
 
-    Of a job that rests no instance is `wanted`, and no end counts.
+    While a job rests, no instance is `wanted`, and no exit counts.
     """
     instances = sorted(observed, key=lambda instance: instance.id)
     lives = dict(history.lives)

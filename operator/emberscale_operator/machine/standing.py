@@ -1,4 +1,4 @@
-"""Where a job stands, and what its master says: all that a decision knows besides the intent and the instances."""
+"""A job's standing and its master's report: a decision's inputs besides the intent and the instances."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -16,13 +16,13 @@ RESTING = ENDED | {JobPhase.SUSPENDED}
 
 @dataclass(frozen=True)
 class JobStanding:
-    """Where a job stands, and what must be remembered of its past. Times are in seconds, on the decision's clock.
+    """A job's phase, and the history that later decisions need. Times are in seconds, on the decision's clock.
 
-    active_since:      When it became active, moved on by the time that it rested; None before that.
+    active_since:      When it became active, plus the time that it rested; None before that.
     rested_at:         When it came to rest; None while it does not.
-    told:              Its master brought it to rest, and tells its members.
+    told:              Its master brought it to rest, and informs its members.
     suspending_since:  When its suspension began; None unless it is Suspending.
-    applied_ps:        The number of PS that it runs with; None while it rests and may go on with any.
+    applied_ps:        The number of PS that it runs with; None while it rests and may resume with any.
     store_ready:       Its own Redis has been ready.
     grown:             Bytes of memory that a role needs because it ran out of less.
     history:           The past lives of its instances.
@@ -58,7 +58,7 @@ class JobStanding:
 
 @dataclass(frozen=True)
 class PhaseNews:
-    """A phase, and why."""
+    """A phase and the reason for it."""
 
     phase: JobPhase
     reason: str = ""
@@ -67,17 +67,17 @@ class PhaseNews:
 
 @dataclass(frozen=True)
 class MasterReport:
-    """What is known from the master.
+    """The reports of the master.
 
-    sizes:             The newest plan; None until one was heard.
-    plan_heard:        The plan is of the master that runs now.
-    end:               How its plan says that the job came to rest; None while it did not.
-    status:            Where its status says that the job stands; None until it was heard.
+    sizes:             The newest plan; None until one was received.
+    plan_heard:        The plan is from the master that runs now.
+    end:               How the job came to rest, according to its plan; None while it has not.
+    status:            The job's phase, according to its status; None until one was received.
     silent:            Members that it has given up because they are silent, as (role, index, incarnation's name).
     joined:            Members that have registered with it, as (role, index, incarnation's name), by its newest status;
                        None until one was heard.
     answers:           It answered the last call.
-    answers_since:     When the answers began that it gives without a break; None before the first.
+    answers_since:     When its current unbroken series of answers began; None before the first.
     heard_at:          When it last answered, in seconds; None before it has.
     unanswered_since:  When it first left a call unanswered, if it has not answered one since.
     suspended:         It has answered the request to suspend.
