@@ -74,9 +74,13 @@ class SavedCall:
 
 @dataclass(frozen=True)
 class PrepareCall:
-    """Make room for the rows that a move to this table brings."""
+    """Make room for the rows that a move to this table brings.
+
+    `since` is the version that the server must serve; 0: none, since it owns nothing.
+    """
 
     move: int
+    since: int
     table: RoutingTable
     wait_seconds: float
 

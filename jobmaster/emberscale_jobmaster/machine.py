@@ -385,6 +385,6 @@ def _calls(job: JobState, spec: TrainingJobSpec, operation: Operation, whom: int
         case Checkpointing():
             return checkpointing.effects_of(job, operation, whom, serial)
         case Move():
-            return moving.effects_of(operation, whom, serial)
+            return moving.effects_of(job, operation, whom, serial)
         case Pruning():
             return (checkpointing.prune_effect(job, spec, operation, serial),)

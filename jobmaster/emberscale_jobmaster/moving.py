@@ -91,9 +91,9 @@ def begin_if_due(state: JobState, now: float) -> JobState:
     return state.asking(move, *range(len(move.servers)))
 
 
-def effects_of(operation: Move, whom: int, serial: int) -> tuple[Effect, ...]:
+def effects_of(state: JobState, operation: Move, whom: int, serial: int) -> tuple[Effect, ...]:
     """The call that the operation waits for."""
-    return (CallServer(operation.id, serial, operation.servers[whom], _request(operation, whom), CALL_SECONDS),)
+    return (CallServer(operation.id, serial, operation.servers[whom], _request(state, operation, whom), CALL_SECONDS),)
 
 
 def left_behind(before: Move, after: JobState) -> tuple[Effect, ...]:
@@ -175,7 +175,8 @@ def switched(state: JobState, operation: Move, server: int, now: float) -> tuple
         rounds=max((one.rounds for one in operation.copied.values()), default=0),
     )
     state = state.without(operation).untroubled(KIND)
-    state = replace(state, routing=Routing(operation.table, ready=True))
+    left = (*state.routing.left, *operation.servers[len(operation.table.servers) :])
+    state = replace(state, routing=Routing(operation.table, ready=True, left=_present(state, left)))
     started = StartedUp(Role.PS, max(0.0, now - asked_at - pause), pause)
     return scaling.moved(state, operation.sizes), (moved, started)
 
@@ -213,10 +214,12 @@ def taken_over(state: JobState, operation: Move) -> JobState:
     return state.asking(operation, *operation.pending, *operation.again_at)
 
 
-def _request(operation: Move, whom: int) -> ServerRequest:
+def _request(state: JobState, operation: Move, whom: int) -> ServerRequest:
     barrier, number = operation.barrier, operation.number
     if operation.phase is MovePhase.PREPARE:
-        return PrepareCall(number, operation.table, WAIT_SECONDS)
+        present = state.routing.table
+        since = present.version if whom < len(present.servers) else 0
+        return PrepareCall(number, since, operation.table, WAIT_SECONDS)
     if operation.phase is MovePhase.COPY or barrier is None:
         return CopyCall(number, WAIT_SECONDS)
     if operation.phase is MovePhase.SWITCH:
@@ -256,6 +259,14 @@ def _all_servers(state: JobState, servers: int) -> tuple[PsAddress, ...]:
     )
 
 
+def _present(state: JobState, servers: tuple[PsAddress, ...]) -> tuple[PsAddress, ...]:
+    """Those whose processes are still there."""
+    processes = [(server, state.members.process(Role.PS, server.index)) for server in servers]
+    return tuple(
+        server for server, process in processes if process is not None and process.incarnation == server.incarnation
+    )
+
+
 def _is_wanted(state: JobState, move: Move) -> bool:
     """Whether the job still is to have this shape, and all servers of the move are there."""
     target = state.scaling.target
@@ -263,8 +274,7 @@ def _is_wanted(state: JobState, move: Move) -> bool:
         return False
     if state.stage not in (Stage.TRAIN, Stage.EVALUATE) or not state.routing.ready:
         return False
-    processes = [(server, state.members.process(Role.PS, server.index)) for server in move.servers]
-    return all(process is not None and process.incarnation == server.incarnation for server, process in processes)
+    return _present(state, move.servers) == move.servers
 
 
 def is_copied(state: JobState) -> bool:

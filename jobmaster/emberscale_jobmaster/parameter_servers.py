@@ -124,9 +124,10 @@ class ServerChannels:
                     incarnation=call.server.incarnation,
                 )
                 return stub.GetSaved, saved, _saved
-            case PrepareCall(move=move, table=table, wait_seconds=seconds):
+            case PrepareCall(move=move, since=since, table=table, wait_seconds=seconds):
                 prepare = pb.PrepareRequest(
                     move=move,
+                    since=since,
                     routing=messages.wire_routing(table, ready=False),
                     manifest_json=self._manifest,
                     wait_seconds=seconds,

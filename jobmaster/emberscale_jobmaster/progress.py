@@ -151,7 +151,8 @@ def history_surpassed(
     table = state.routing.table
     switching = _switching(state)
     newest = table.version if switching is None else switching.table.version
-    known = (server.index, server.incarnation) in _holders(state)
+    left = {(one.index, one.incarnation) for one in state.routing.left}
+    known = (server.index, server.incarnation) in _holders(state) | left
     surpassed = (generation, version) > (table.generation, newest)
     foreign = not known and generation == table.generation
     if state.over or generation == 0 or not (surpassed or foreign):

@@ -8,7 +8,7 @@ from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.data import BadRecord
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import EvaluationResult, JobPhase
-from emberscale_api.routing import RoutingTable
+from emberscale_api.routing import PsAddress, RoutingTable
 from emberscale_jobmaster.evaluation import Tally
 from emberscale_jobmaster.ledger import Ledger
 from emberscale_jobmaster.membership import Membership, Process
@@ -57,10 +57,14 @@ NOTHING_ASSIGNED = RoutingTable(generation=1, version=1, servers=(), bucket_owne
 
 @dataclass(frozen=True)
 class Routing:
-    """The routing table, and whether every parameter server has adopted it. A table without servers assigns nothing."""
+    """The routing table, and whether every parameter server has adopted it. A table without servers assigns nothing.
+
+    `left`: servers that have given away all that they owned in this generation.
+    """
 
     table: RoutingTable = NOTHING_ASSIGNED
     ready: bool = False
+    left: tuple[PsAddress, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -95,6 +95,7 @@ class ServerDouble:
     snapshots: dict[int, tuple[str, Holding]] = field(default_factory=dict)
     move: tuple[int, RoutingTable] | None = None
     moves_over: int = 0
+    owns: bool = False
     switched: int = 0
 
 
@@ -369,7 +370,7 @@ class Driven:
                     server.generation, server.version = table.generation, table.version
                     held = self.checkpoints[checkpoint][0] if checkpoint else {}
                     server.applied = {epoch: set(batches) for epoch, batches in held.items()}
-                    server.move = None
+                    server.move, server.owns = None, True
                     self._let_go(server)
                 return Loaded(done=True, loaded_bytes=1, applied=as_ranges(server.applied))
             case HoldCall(barrier=number):
@@ -409,6 +410,9 @@ class Driven:
         if isinstance(request, SwitchCall) and server.switched == request.move:
             return Said(as_ranges(server.applied))
         if isinstance(request, PrepareCall) and request.move > server.moves_over:
+            serves = server.version if server.owns and server.generation == request.table.generation else 0
+            if serves != request.since and (server.move is None or server.move[0] != request.move):
+                return f"version {serves} is served"
             server.move = (request.move, request.table)
         if isinstance(request, AbandonCall):
             server.move, server.moves_over = None, max(server.moves_over, request.move)
@@ -428,8 +432,8 @@ class Driven:
                     return f"barrier {number} is not held"
                 self._let_go(server)
                 server.applied = {epoch: _numbers(batches) for epoch, batches in applied.items()}
-                stays = server.member.index < len(table.servers)
-                server.generation, server.version = (table.generation, table.version) if stays else (0, 0)
+                server.owns = server.member.index < len(table.servers)
+                server.generation, server.version = table.generation, table.version
                 server.move, server.moves_over, server.switched = None, request.move, request.move
                 return Said(as_ranges(server.applied))
 

@@ -428,8 +428,8 @@ def _request(server: ParameterServer, incarnation: str, request: Any) -> Task[Se
         case SnapshotCall(generation, barrier, _, checkpoint):
             applied, held = yield from server.snapshot(generation, barrier, checkpoint)
             return Said(ranges_of(applied), held)
-        case PrepareCall(move, table):
-            return Prepared((yield from server.prepare(move, table)))
+        case PrepareCall(move, since, table):
+            return Prepared((yield from server.prepare(move, since, table)))
         case CopyCall(move, wait):
             ready, rounds = yield from server.copy(move, wait)
             return CopyReport(ready, rounds, rounds, 0)

@@ -56,10 +56,10 @@ class SimulatedMover:
 
     # What the master asks for
 
-    def prepare(self, move: int, table: RoutingTable) -> bool:
+    def prepare(self, move: int, since: int, table: RoutingTable) -> bool:
         """Takes part in a move. Raises as the core does."""
         core, before = self._server.core, self._server.core.transfer
-        if core.prepare(move, table, self._server.index, self._server.world.now) is not before:
+        if core.prepare(move, since, table, self._server.index, self._server.world.now) is not before:
             self._staged, self._heard = {}, {}
         return True
 

@@ -151,8 +151,8 @@ def _numbers_come_again(stack: ExitStack) -> None:
 def _last_changes_stay_behind(stack: ExitStack) -> None:
     request = moving._request
 
-    def held(operation: Move, whom: int) -> ServerRequest:
-        asked = request(operation, whom)
+    def held(state: JobState, operation: Move, whom: int) -> ServerRequest:
+        asked = request(state, operation, whom)
         if not isinstance(asked, HandOverCall):
             return asked
         return SettleCall(asked.generation, asked.barrier, asked.hold_seconds, {}, asked.wait_seconds)

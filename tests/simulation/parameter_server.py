@@ -337,10 +337,10 @@ class ParameterServer(Process):
                 self.notify()
                 return
 
-    def prepare(self, move: int, table: RoutingTable) -> Task[bool]:
+    def prepare(self, move: int, since: int, table: RoutingTable) -> Task[bool]:
         """Begins a move."""
         yield self.sleep(self.world.random.uniform(0.0, 0.3))
-        return self._controlled(lambda: self.mover.prepare(move, table))
+        return self._controlled(lambda: self.mover.prepare(move, since, table))
 
     def copy(self, move: int, wait: float) -> Task[tuple[bool, int]]:
         """How far a move is copied."""

@@ -1821,12 +1821,15 @@ class PrepareRequest(_message.Message):
     MANIFEST_JSON_FIELD_NUMBER: _builtins.int
     WAIT_SECONDS_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
     move: _builtins.int
     """ascending over the life of the job"""
     manifest_json: _builtins.str
     wait_seconds: _builtins.float
     incarnation: _builtins.str
     """of the server that is meant"""
+    since: _builtins.int
+    """the version that the server must serve; 0: none, since it owns nothing"""
     @_builtins.property
     def routing(self) -> Global___Routing:
         """what the move leads to"""
@@ -1839,10 +1842,11 @@ class PrepareRequest(_message.Message):
         manifest_json: _builtins.str = ...,
         wait_seconds: _builtins.float = ...,
         incarnation: _builtins.str = ...,
+        since: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["routing", b"routing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "manifest_json", b"manifest_json", "move", b"move", "routing", b"routing", "wait_seconds", b"wait_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "manifest_json", b"manifest_json", "move", b"move", "routing", b"routing", "since", b"since", "wait_seconds", b"wait_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

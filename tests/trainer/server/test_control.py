@@ -296,7 +296,9 @@ def test_a_switch_adopts_the_next_version(server: Server) -> None:
     server.assign()
     server.hold()
     server.settle()
-    server.control.Prepare(master_pb2.PrepareRequest(move=1, routing=server.routing(1, 2), incarnation="i"), CONTEXT)
+    server.control.Prepare(
+        master_pb2.PrepareRequest(move=1, since=1, routing=server.routing(1, 2), incarnation="i"), CONTEXT
+    )
     request = master_pb2.SwitchRequest(barrier=barrier(1), move=1)
     for _ in range(2):
         server.control.Switch(request, CONTEXT)
@@ -387,7 +389,7 @@ def test_a_server_without_rows_joins_by_a_move_and_knows_what_is_applied(server:
 
 def test_an_abandoned_move_is_not_switched(server: Server) -> None:
     server.assign()
-    prepare = master_pb2.PrepareRequest(move=1, routing=server.routing(1, 2), incarnation="i")
+    prepare = master_pb2.PrepareRequest(move=1, since=1, routing=server.routing(1, 2), incarnation="i")
     server.control.Prepare(prepare, CONTEXT)
     server.control.Abandon(master_pb2.AbandonRequest(move=1, incarnation="i"), CONTEXT)
     server.hold()

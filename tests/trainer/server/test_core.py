@@ -41,7 +41,7 @@ def assign(core: ServerCore, generation: int, version: int, bound: StalenessBoun
 
 def switched(core: ServerCore, barrier: int, version: int, generation: int = 1, now: float = 0.0) -> Outcome:
     """A move that changes nothing but the version, and has its number."""
-    core.prepare(version, table_of(version, generation=generation), 0, now)
+    core.prepare(version, core.known[1], table_of(version, generation=generation), 0, now)
     return core.switch(generation, barrier, version, AppliedBatches(), None, now)[0]
 
 

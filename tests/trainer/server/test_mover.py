@@ -72,7 +72,8 @@ class Servers:
         """Begins a move to so many servers; its number is its version."""
         wanted = table_of(self.table.version + 1, [server.address for server in self.all[:count]])
         for server in self.all:
-            if server.state.prepare(wanted.version, wanted, server.index).joins:
+            since = self.table.version if server.index < len(self.table.servers) else 0
+            if server.state.prepare(wanted.version, since, wanted, server.index).joins:
                 self.stores[server.index] = tables()
                 server.state.stage(wanted.version, self.stores[server.index])
         return wanted
@@ -105,7 +106,7 @@ class Servers:
                 keys = np.array(sorted(records), np.int64)
                 mine = keys[owned.among(keys, dense=number == 2)].tolist()
                 expected[number] = {key: records[key] for key in mine}
-            if server.state.known != (0, 0):
+            if server.index < len(self.table.servers):
                 self.barrier += 1
                 server.state.hold(1, self.barrier, SECONDS)
                 server.state.settle(1, self.barrier, [], SECONDS, 0)  # what was given away is gone after it
@@ -258,3 +259,27 @@ def test_a_server_that_joins_knows_what_is_applied(make_servers: Callable[[int, 
     )
     assert joined.known == (1, 2)
     assert AppliedBatches.merged([joined.hold(1, 99, 1)]).ranges(0) == [(0, 1)]
+
+
+def test_a_server_says_under_which_table_its_rows_have_left(make_servers: Callable[[int, int], Servers]) -> None:
+    servers = make_servers(2, 0)
+    servers.push()
+    table = servers.prepare(1)
+    servers.copied(table)
+    servers.switch(table)
+    assert servers.all[1].state.known == (1, 2)
+
+
+@pytest.mark.parametrize(("index", "since"), [(0, 1), (0, 0), (1, 1)])
+def test_a_move_from_a_table_that_is_not_in_force_is_refused(
+    make_servers: Callable[[int, int], Servers], index: int, since: int
+) -> None:
+    """A master whose books have lost a switch would take a server that has given its rows away for one that joins."""
+    servers = make_servers(2, 0)
+    servers.push()
+    table = servers.prepare(1)
+    servers.copied(table)
+    servers.switch(table)
+    wanted = table_of(100, [server.address for server in servers.all])
+    with pytest.raises(NotHeldError, match=f"the move is from version {since}"):
+        servers.all[index].state.prepare(100, since, wanted, index)

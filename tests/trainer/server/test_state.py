@@ -107,7 +107,7 @@ def held(state: ServerState, number: int = 1) -> None:
 
 def switched(state: ServerState, version: int, barrier: int, owned: Ownership) -> None:
     """Ends a barrier with a move that leads to this, and has the number of the version."""
-    state.prepare(version, table_that_owns(owned, version), 0)
+    state.prepare(version, state.known[1], table_that_owns(owned, version), 0)
     state.switch(1, barrier, version, AppliedBatches())
 
 

@@ -251,7 +251,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         routing = routing_from_proto(request.routing)
         with _told(context):
             self._require(request.incarnation)
-            transfer = self._state.prepare(request.move, routing, self._index)
+            transfer = self._state.prepare(request.move, request.since, routing, self._index)
             if not transfer.joins:
                 return master_pb2.PrepareReply(done=True)
             staging = self._staged(request.move, TrainingJob.from_json(request.manifest_json))

@@ -102,11 +102,11 @@ class ServerCore:
 
     @property
     def known(self) -> tuple[int, int]:
-        """Generation and version of the newest table, from when rows were dropped for it.
+        """Generation and version of the newest table, from when rows were dropped for it; (0, 0) before the first.
 
-        (0, 0) before the first, and once all that was owned has moved away.
+        A server from which everything has moved away still says under which table it did.
         """
-        return (0, 0) if self._serving is not None and not self._serving.owned else self._known
+        return self._known
 
     @property
     def next_numbers(self) -> tuple[int, int]:
@@ -315,8 +315,12 @@ class ServerCore:
         """The server's part in the move under way, if there is one."""
         return self._moves.transfer
 
-    def prepare(self, number: int, table: RoutingTable, index: int, now: float) -> Transfer:
-        """Takes part in a move to a table of a later version, in the place of any move before; or attaches to it."""
+    def prepare(self, number: int, since: int, table: RoutingTable, index: int, now: float) -> Transfer:
+        """Takes part in a move to a table of a later version, in the place of any move before; or attaches to it.
+
+        The server must serve version `since`, or own nothing where that is 0: a master whose books have lost their end
+        plans from a table that is not in force any more.
+        """
         current, serving = self._moves.transfer, self._serving
         if current is not None and current.number == number:
             return self._moves.wanted(number, now)
@@ -328,6 +332,9 @@ class ServerCore:
             raise NotHeldError("rows are being loaded here")
         if serving is not None and serving.generation == table.generation:
             before = serving.owned  # rows of an earlier history count for nothing
+        serves = serving.version if serving is not None and before else 0
+        if serves != since:
+            raise NotHeldError(f"version {serves} is served here, and the move is from version {since}")
         transfer = Transfer(number, table, index, before)
         self._moves.begin(transfer, now)
         return transfer

@@ -272,11 +272,11 @@ class ServerState:
 
     # Moves
 
-    def prepare(self, number: int, table: RoutingTable, index: int) -> Transfer:
+    def prepare(self, number: int, since: int, table: RoutingTable, index: int) -> Transfer:
         """As `ServerCore.prepare`. What an earlier move has left here is gone before rows of this one can come."""
         with self._changed:
             before = self._core.transfer
-            transfer = self._core.prepare(number, table, index, self._clock())
+            transfer = self._core.prepare(number, since, table, index, self._clock())
             if transfer is not before:
                 self._drop_received(before)
                 while self._given_away:
