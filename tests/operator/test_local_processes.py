@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from emberscale_api.environment import SUPERSEDED_EXIT_CODE
 from emberscale_api.job.roles import Role
 from emberscale_operator.local.process import list_threads
 from emberscale_operator.local.processes import JobProcesses
@@ -47,6 +48,15 @@ def test_an_instance_runs_until_it_ends_and_is_seen_until_it_is_deleted(
     assert (seen.exit.reason, seen.exit.code, seen.exit.deleted) == (ExitReason.ERROR, 7, False)
     backend.delete(WORKER, now=2.0)
     assert observe(backend) == {}
+
+
+def test_a_process_that_was_superseded_did_nothing_wrong(make_backend: MakeBackend, eventually: Eventually) -> None:
+    backend = make_backend(f"raise SystemExit({SUPERSEDED_EXIT_CODE})")
+    backend.create(WORKER, Resources(), now=1.0)
+    eventually(lambda: ended(backend))
+    seen = observe(backend)[WORKER]
+    assert seen.exit is not None
+    assert seen.exit.reason is ExitReason.KILLED
 
 
 def test_an_incarnation_is_never_started_twice(make_backend: MakeBackend, eventually: Eventually) -> None:

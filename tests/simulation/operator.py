@@ -8,6 +8,7 @@ from tests.simulation.network import UnavailableError
 from tests.simulation.parameter_server import CallError
 from tests.simulation.world import Process, Task
 
+from emberscale_api.environment import SUPERSEDED_EXIT_CODE
 from emberscale_api.job.roles import Role
 from emberscale_api.job.roles import Role as MemberRole
 from emberscale_api.job.status import JobPhase
@@ -91,7 +92,9 @@ class Operator(Process):
 
     def note_exit(self, process: Process, code: int) -> None:
         """A process has ended."""
-        reason = {0: ExitReason.COMPLETED, -9: ExitReason.KILLED}.get(code, ExitReason.ERROR)
+        reason = {0: ExitReason.COMPLETED, -9: ExitReason.KILLED, SUPERSEDED_EXIT_CODE: ExitReason.KILLED}.get(
+            code, ExitReason.ERROR
+        )
         for key, running in self._running.items():
             if running.process is process and running.instance.exit is None:
                 left = InstanceExit(reason, code, self.world.now, running.instance.state is InstanceState.TERMINATING)

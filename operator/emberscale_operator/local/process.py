@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from emberscale_api import environment as names
+from emberscale_api.environment import SUPERSEDED_EXIT_CODE
 from emberscale_operator.local.starters import Starter
 from emberscale_operator.machine import ExitReason
 
@@ -86,12 +87,16 @@ class TetheredProcess:
         return code
 
     def exit_reason(self, code: int) -> ExitReason:
-        """The class of an exit code; SIGKILL and SIGTERM come from outside, other signals are crashes."""
+        """The class of an exit code.
+
+        SIGKILL, SIGTERM and being superseded come from outside; other signals are crashes.
+        """
         if self.out_of_memory:
             return ExitReason.OOM_KILLED
         if code == 0:
             return ExitReason.COMPLETED
-        return ExitReason.KILLED if code in (-signal.SIGKILL, -signal.SIGTERM) else ExitReason.ERROR
+        not_its_own = (-signal.SIGKILL, -signal.SIGTERM, SUPERSEDED_EXIT_CODE)
+        return ExitReason.KILLED if code in not_its_own else ExitReason.ERROR
 
     def watch_memory(self, limit: int | None) -> None:
         """Notes what it uses, and kills the process if it is above its limit, as a kubelet would."""
