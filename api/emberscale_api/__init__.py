@@ -1,4 +1,4 @@
-"""The contracts of Emberscale: what its components say to each other, and nothing that they do.
+"""The contracts between Emberscale's components: shared types, protocols and names, without behaviour.
 
 `job`      the TrainingJob manifest as types
 `rpc`      the control plane: protos, stubs, and how a call proves that it belongs to the job

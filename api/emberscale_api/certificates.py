@@ -1,13 +1,12 @@
-"""The certificates of a process: what its servers show, and what its clients believe.
+"""The certificates of a process: what its servers present, and what its clients trust.
 
-The folder that EMBERSCALE_TLS_FOLDER names holds them as kubernetes.io/tls Secrets do, and cert-manager: `tls.crt` and
-`tls.key` are shown by every server of the process, gRPC and data plane; `ca.crt` is what every client verifies one by.
-They are read once, as the process starts.
+The folder that EMBERSCALE_TLS_FOLDER names has the layout of a kubernetes.io/tls Secret, as cert-manager writes it.
+Every server of the process, gRPC and data plane, presents `tls.crt` and `tls.key`; every client verifies servers with
+`ca.crt`. The process reads them once, at startup.
 
-All certificates carry one name, SERVER_NAME, and clients ask for that one, whatever the address. Servers are found at
-addresses that nobody knows when a certificate is made (of pods, of port-forwards, of loopback), and which of a job's
-processes answers does not matter to TLS: they share one key. That it is one of the job is what the authority says, and
-who calls it is what the token says.
+All certificates carry the same name, SERVER_NAME, and clients verify that name whatever the address. The addresses of
+servers (pods, port-forwards, loopback) are unknown when a certificate is made, and TLS need not tell a job's processes
+apart: they share one key. The authority proves that a server belongs to the job; the token proves who calls it.
 """
 
 import ssl
@@ -19,12 +18,12 @@ AUTHORITY_FILE, CHAIN_FILE, KEY_FILE = "ca.crt", "tls.crt", "tls.key"
 
 
 class UnusableCertificateError(ValueError):
-    """A certificate that is missing, unreadable, expired or for something else; the text names the file."""
+    """A certificate is missing, unreadable, expired or for another purpose; the text names the file."""
 
 
 @dataclass(frozen=True, eq=False)
 class Certificates:
-    """PEM texts, for gRPC, and contexts of the same for sockets, which speak TLS 1.3 only."""
+    """PEM texts for gRPC, and the same as contexts for sockets, which use TLS 1.3 only."""
 
     authority: bytes = field(repr=False)
     chain: bytes = field(repr=False)
@@ -34,9 +33,7 @@ class Certificates:
 
 
 def read_certificates(folder: Path) -> Certificates:
-    """The certificates in a folder, once a client has shaken hands with a server on them. Raises
-    UnusableCertificateError.
-    """
+    """Reads the certificates in a folder, and tests them with a handshake. Raises UnusableCertificateError."""
     authority, chain, key = (_read(folder, name) for name in (AUTHORITY_FILE, CHAIN_FILE, KEY_FILE))
     client = client_context(authority, str(folder / AUTHORITY_FILE))
     _check_pem(chain, str(folder / CHAIN_FILE))
@@ -60,7 +57,7 @@ def read_certificates(folder: Path) -> Certificates:
 
 
 def client_context(authority: bytes, source: str) -> ssl.SSLContext:
-    """For a client that believes this authority alone; `source` names it in the UnusableCertificateError."""
+    """Returns a context that trusts only this authority; `source` names it in the UnusableCertificateError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     try:
@@ -85,7 +82,7 @@ def _read(folder: Path, name: str) -> bytes:
 
 
 def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> None:
-    """In memory: what a peer would refuse is refused here, with the same words."""
+    """Performs a handshake in memory, to refuse what a peer would refuse, with the same message."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = [
         client.wrap_bio(to_client, to_server, server_hostname=SERVER_NAME),

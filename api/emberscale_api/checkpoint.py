@@ -1,7 +1,7 @@
-"""`manifest.json` of a checkpoint: what the folder holds and which batches its rows have seen.
+"""`manifest.json` of a checkpoint: the files in the folder, and the batches that its rows contain.
 
 The folder of a checkpoint is `<spec.checkpoint.uri>/<id>/`. Parameter server i writes its files below `ps-<i>/`; the
-master writes the manifest last. A folder without a manifest, or with one that does not verify, is no checkpoint.
+master writes the manifest last. A folder without a valid manifest is not a checkpoint.
 """
 
 import json
@@ -19,7 +19,7 @@ MANIFEST_NAME = "manifest.json"
 
 
 class DamagedCheckpointError(Exception):
-    """A checkpoint that must not be used; the text says which and why."""
+    """The checkpoint must not be used; the text says which one and why."""
 
 
 class _Part(BaseModel):
@@ -51,8 +51,8 @@ class EpochApplied(_Part):
 class CheckpointManifest(_Part):
     """The content of `manifest.json`.
 
-    `seal` is the CRC-32 of the manifest itself, with `seal` being 0, its keys sorted and no space between: of what is
-    written, and not of what a version knows of it. Fields of a newer version are kept.
+    `seal` is the CRC-32 of the manifest itself, with `seal` set to 0, sorted keys and no spaces. It covers the document
+    as written, including fields of a newer version, which are kept.
     """
 
     format_version: Literal[1] = 1

@@ -1,4 +1,4 @@
-"""The environment variables that tell a process of a job who it is; the same for pods and local processes."""
+"""The environment variables that identify a process of a job; the same for pods and local processes."""
 
 import os
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ SUPERSEDED_EXIT_CODE = 3
 
 
 class MissingVariableError(Exception):
-    """A process was started without a variable that it needs."""
+    """The process was started without a required variable."""
 
     def __init__(self, name: str) -> None:
         super().__init__(
@@ -50,9 +50,9 @@ class MissingVariableError(Exception):
 class ProcessIdentity:
     """Who a process is and where its master is.
 
-    `incarnation` is never used twice for one role and index. `cpu_cores` is None where the manifest sets no limit.
-    `socket_directory`, if set, is a folder that all processes of the job share: data sockets go there.
-    `metrics_port` is 0 for any free port. Without `certificates` the process neither serves nor expects TLS.
+    `incarnation` is never reused for the same role and index. `cpu_cores` is None if the manifest sets no limit.
+    `socket_directory`, if set, is a folder for data sockets that all processes of the job share. `metrics_port` is 0
+    for any free port. Without `certificates` the process neither serves nor expects TLS.
     """
 
     job_name: str
@@ -76,7 +76,7 @@ class ProcessIdentity:
 
 
 def read_identity(environment: Mapping[str, str] = os.environ) -> ProcessIdentity:
-    """The identity that the environment gives. Raises MissingVariableError and UnusableCertificateError."""
+    """Reads the identity from the environment. Raises MissingVariableError and UnusableCertificateError."""
 
     def required(name: str) -> str:
         try:
@@ -105,7 +105,7 @@ def read_identity(environment: Mapping[str, str] = os.environ) -> ProcessIdentit
 
 
 def mounted_certificates(environment: Mapping[str, str] = os.environ) -> Certificates | None:
-    """Those in the folder that the environment names; None where it names none. Raises UnusableCertificateError."""
+    """Reads the certificates that the environment names; None if it names none. Raises UnusableCertificateError."""
     folder = environment.get(TLS_FOLDER)
     if not folder:
         return None

@@ -6,9 +6,9 @@ _OF_DISKS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, err
 
 
 class BadInputError(Exception):
-    """Nothing was started because of what was given; the text is one line a problem, and says what is allowed.
+    """The input is invalid, and nothing was started; the text has one line per problem and says what is allowed.
 
-    `trace` are the frames of the person's own code, where that is what went wrong.
+    `trace` holds the frames of the user's own code, if that code failed.
     """
 
     def __init__(self, problems: str, trace: str = "") -> None:
@@ -17,13 +17,13 @@ class BadInputError(Exception):
 
 
 class StartError(Exception):
-    """The machine lacks something that the job needs; the text is one line that says what."""
+    """The machine lacks something that the job needs; the text names it in one line."""
 
 
 class UnwritableError(Exception):
-    """Files could not be written after something had been started; the text is one line that says which and why."""
+    """Files could not be written after processes had started; the text says which and why, in one line."""
 
 
 def disk_problem(error: OSError) -> str | None:
-    """What is wrong with the disk, such as that it is full; None for an error of another kind."""
+    """Describes a problem of the disk, such as a full one; None for an error of another kind."""
     return error.strerror if error.errno in _OF_DISKS else None

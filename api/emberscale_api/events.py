@@ -1,4 +1,4 @@
-"""Structured logs: one line an event, JSON, and every line names the job, the role and the index."""
+"""Structured logs: one JSON object per line, with the job, the role and the index in every line."""
 
 import logging
 import sys
@@ -24,7 +24,7 @@ def configure_logging(job: str, role: str, index: int, level: int = logging.INFO
 
 
 class _Identity:
-    """Adds who is speaking; a processor rather than a context variable, because threads do not inherit those."""
+    """Adds the process's identity. It is a processor because threads do not inherit context variables."""
 
     def __init__(self, job: str, role: str, index: int) -> None:
         self._fields = {"job": job, "role": role, "index": index}

@@ -1,4 +1,4 @@
-"""What a model of a person's own is made for."""
+"""The features that a custom model is built for."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

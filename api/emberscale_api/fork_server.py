@@ -1,6 +1,6 @@
-"""What is said between the one who wants processes and the server that forks them: JSON lines over a socket.
+"""The protocol between the fork server and its client: JSON lines over a socket.
 
-Importing torch and the kernels costs seconds. The server has done it once, and a process forked from it starts at once.
+Importing torch and the kernels takes seconds. The server imports them once; a process forked from it starts at once.
 """
 
 import json
@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True)
 class ForkRequest:
-    """`role` is `ps` or `worker`; what it prints is appended to the file `log`; `cores` None means all of them."""
+    """`role` is `ps` or `worker`; the output is appended to the file `log`; `cores` is None for all cores."""
 
     ticket: int
     role: str

@@ -1,4 +1,4 @@
-"""What every process of a job shows to Prometheus of itself: memory and CPU, and the limits of its container."""
+"""Prometheus metrics of every process of a job: memory and CPU, and the limits of its container."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -3,11 +3,12 @@
 A hash that never changes puts a key into one of 1024 buckets; the flat dense vector is cut into 64 pieces of equal
 length. A routing table names the owner of each bucket and piece. Two numbers tell tables apart:
 
-* `version` says who owns what. Under a new version, requests are planned anew; leases and everything applied stay.
-* `generation` says which history the rows belong to. A new generation is a roll-back: it voids all leases and
-  everything under way.
+* `version` identifies the owners. Under a new version, workers plan their requests again; leases and applied batches
+  stay.
+* `generation` identifies the history of the rows. A new generation is a roll-back: it voids all leases and everything
+  in flight.
 
-Both only ever grow.
+Both only grow.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The shape of a job, and what was measured of the job in it.
+"""The shape of a job, and the measurements of the job in that shape.
 
 Times are seconds, CPU is in cores, memory in bytes, throughput in samples per second.
 """
@@ -12,7 +12,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class RoleShape:
-    """Processes of one role; cores and bytes of memory of each, None where nothing is said or there is no limit."""
+    """Processes of one role, with the cores and bytes of memory of each; None if unspecified or unlimited."""
 
     replicas: int
     cpu_cores: float | None = None

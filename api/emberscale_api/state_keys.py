@@ -1,4 +1,4 @@
-"""Names of what a job's master keeps in Redis: the master writes it, the operator removes it with the job."""
+"""The Redis keys of a job's master: the master writes them, the operator removes them with the job."""
 
 from dataclasses import dataclass
 

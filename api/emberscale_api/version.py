@@ -1,7 +1,7 @@
-"""The version of this process, and whether it can work with that of another.
+"""The version of this process, and its compatibility with others.
 
-Processes of neighbouring versions work together: what one says and the other does not know is kept and ignored. Every
-link says its version first, so that where that is not enough the reason is told.
+Processes of neighbouring versions work together: each keeps and ignores fields that it does not know. Every link
+carries its version first, so that an error can name incompatible versions.
 """
 
 from importlib.metadata import version
@@ -13,14 +13,14 @@ LINK_VERSION = 1
 
 
 def spoken_version() -> str:
-    """What a process says of itself on a link: `<link version>/<version>`."""
+    """Returns the version that a process sends on a link: `<link version>/<version>`."""
     return f"{LINK_VERSION}/{VERSION}"
 
 
 def version_problem(spoken: str) -> str | None:
-    """Why this process cannot work with one that says this of itself, in words; None where it can.
+    """Explains why this process cannot work with a peer of this version; None if it can.
 
-    Says nothing of a peer that names no version, such as a person's own tool.
+    Returns None for a peer without a version, such as a user's own tool.
     """
     link, _, release = spoken.partition("/")
     if not spoken or link == str(LINK_VERSION):

@@ -1,6 +1,6 @@
-"""Which fields of a manifest must stay as they are, and for how long.
+"""The fields of a manifest that must not change, and for how long.
 
-This is the one list. The job master holds a checkpoint against it, `emberscale run --resume` a run, and the
+This is the only list. The job master checks a checkpoint against it, `emberscale run --resume` a run, and the
 CustomResourceDefinition an edit.
 """
 
@@ -13,11 +13,10 @@ from emberscale_api.job.training_job import TrainingJob
 
 
 class Keeper(IntEnum):
-    """What a field must stay the same for. Whoever keeps a field keeps those of all lower keepers too.
+    """The scope in which a field must not change. A keeper also keeps the fields of all lower keepers.
 
-    `CHECKPOINT`: rows, dense parameters and the books of applied batches mean something only together with it.
-    `RUN`: all launches of one run have it.
-    `RESOURCE`: a TrainingJob on a cluster has it from its creation on, since its processes read it once.
+    `CHECKPOINT`: rows, dense parameters and applied batches are meaningless without it. `RUN`: all launches of a run
+    share it. `RESOURCE`: a TrainingJob on a cluster keeps it from its creation on, since its processes read it once.
     """
 
     CHECKPOINT = 1
@@ -27,7 +26,7 @@ class Keeper(IntEnum):
 
 @dataclass(frozen=True)
 class FixedField:
-    """A field, or a whole section, by its path in the manifest."""
+    """A field or a whole section, by its path in the manifest."""
 
     path: str
     keeper: Keeper
@@ -39,7 +38,7 @@ class FixedField:
 
 @dataclass(frozen=True)
 class Difference:
-    """A field that two manifests do not have in common; None where a manifest does not have it."""
+    """A field in which two manifests differ; None stands for a field that a manifest does not have."""
 
     path: str
     before: Any
@@ -70,7 +69,7 @@ FIXED_FIELDS = (
 
 
 def fixed_fields(keeper: Keeper) -> tuple[str, ...]:
-    """The paths that the keeper keeps, without those that lie within another."""
+    """Returns the paths that the keeper keeps, without those inside another one."""
     kept = [field for field in FIXED_FIELDS if field.keeper <= keeper]
     return tuple(
         field.path for field in kept if not any(other.covers(field.path) for other in kept if other is not field)
@@ -78,7 +77,7 @@ def fixed_fields(keeper: Keeper) -> tuple[str, ...]:
 
 
 def differences(before: TrainingJob, now: TrainingJob) -> tuple[Difference, ...]:
-    """Every single field of name and spec in which two manifests differ, lists as a whole."""
+    """Returns every field of name and spec in which two manifests differ; a list counts as one field."""
     old, new = _flat(before), _flat(now)
     return tuple(
         Difference(path, old.get(path), new.get(path))
@@ -88,7 +87,7 @@ def differences(before: TrainingJob, now: TrainingJob) -> tuple[Difference, ...]
 
 
 def broken_fields(before: TrainingJob, now: TrainingJob, keeper: Keeper) -> tuple[Difference, ...]:
-    """The differences that the keeper does not allow."""
+    """Returns the differences that the keeper does not allow."""
     kept = [field for field in FIXED_FIELDS if field.keeper <= keeper]
     return tuple(one for one in differences(before, now) if any(field.covers(one.path) for field in kept))
 

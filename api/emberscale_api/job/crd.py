@@ -1,8 +1,8 @@
 """The CustomResourceDefinition of TrainingJob, from its types: `python -m emberscale_api.job.crd > FILE`.
 
-The schema is structural, as the API server demands: references are put in place, `null` is left out, exclusive bounds
-are written as in OpenAPI 3.0, and quantities and durations are `int-or-string`. What a single field cannot say is said
-in CEL, here, beside the name of the type whose Python validator says the same.
+The schema is structural, as the API server demands: references are inlined, `null` is left out, exclusive bounds follow
+OpenAPI 3.0, and quantities and durations are `int-or-string`. Rules that span fields are written in CEL, here, under
+the name of the type whose Python validator enforces the same rule.
 """
 
 import sys

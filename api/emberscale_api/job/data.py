@@ -1,4 +1,4 @@
-"""Where the records are and how they are read."""
+"""The location of the records, and how they are read."""
 
 import re
 from collections import Counter
@@ -40,14 +40,14 @@ ColumnName = Annotated[str, Field(min_length=1, max_length=128)]
 
 
 class ListOverflow(StrEnum):
-    """What happens to a list that is longer than it may be."""
+    """What happens to a list that is longer than `maxLength`."""
 
     TRUNCATE = "Truncate"
     REFUSE = "Refuse"
 
 
 class DenseTransform(StrEnum):
-    """What dense features go through: `Log1p` makes log(1 + max(x, 0)) of x, as the format CriteoTSV does."""
+    """The transform of dense features: `Log1p` replaces x by log(1 + max(x, 0)), as the format CriteoTSV does."""
 
     NONE = "None"
     LOG1P = "Log1p"
@@ -66,7 +66,7 @@ class BadRecord:
 
 
 class ListColumn(ManifestPart):
-    """A column with any number of ids a record."""
+    """A column with any number of ids per record."""
 
     name: ColumnName
     max_length: int = Field(default=100, ge=1, le=65536, description="How many ids a record may have")
@@ -77,7 +77,7 @@ class ListColumn(ManifestPart):
 
 
 class ColumnMapping(ManifestPart):
-    """What the columns of a file mean. `categorical` columns hold one id a record, `lists` any number of ids."""
+    """The meaning of a file's columns. `categorical` columns hold one id per record, `lists` any number of ids."""
 
     label: ColumnName
     dense: tuple[ColumnName, ...] = Field(default=(), max_length=256)
@@ -115,7 +115,7 @@ class ColumnMapping(ManifestPart):
 
 
 class CSVSpec(ManifestPart):
-    """How fields are told apart; read for the format `CSV` only."""
+    """How fields are separated; used only for the format `CSV`."""
 
     delimiter: Separator = Field(default=",", description="One character, such as a comma or a tab")
     header: bool = Field(
@@ -139,7 +139,7 @@ class ShufflingSpec(ManifestPart):
 
 
 class DataSpec(ManifestPart):
-    """Paths are local files, globs, or fsspec URIs; relative ones start at the working directory."""
+    """Paths are local files, globs, or fsspec URIs; relative paths start at the working directory."""
 
     format: DataFormat = DataFormat.CRITEO_TSV
     train: tuple[DataPath, ...] = Field(min_length=1)

@@ -1,4 +1,4 @@
-"""From YAML to a TrainingJob, with errors that name the field and what is allowed there."""
+"""Parses YAML into a TrainingJob, with errors that name the field and what is allowed there."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from emberscale_api.job.training_job import TrainingJob
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that is there twice, of which the first would be lost without a word, and one that is no word."""
+    """Refuses a duplicate key, whose first value would silently be lost, and a key that is not a scalar."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
@@ -37,7 +37,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class ManifestError(ValueError):
-    """A manifest that cannot be used; the text is one line a problem, for people."""
+    """The manifest is invalid; the text has one line per problem, for people."""
 
 
 def load_manifest(path: Path, overrides: Sequence[str] = ()) -> TrainingJob:

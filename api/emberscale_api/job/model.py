@@ -25,7 +25,7 @@ def _entrypoint(text: str) -> str:
 
 
 class Architecture(StrEnum):
-    """Built-in models. Those with a wide part also learn one weight for each id."""
+    """Built-in models. Those with a wide part also learn one weight per id."""
 
     DLRM = "DLRM"
     WIDE_AND_DEEP = "WideAndDeep"
@@ -62,7 +62,7 @@ class InitializerSpec(ManifestPart):
 
 
 class InitializerOverride(ManifestPart):
-    """What differs from another initializer; a field that is absent is that initializer's."""
+    """Overrides of another initializer; absent fields keep its values."""
 
     type: InitializerType | None = None
     scale: Scale | None = None
@@ -80,7 +80,7 @@ class Pooling(StrEnum):
 
 
 class TableOverride(ManifestPart):
-    """What differs for one table from `model.embeddings` and, for its optimizer, from `optimizers.sparse`."""
+    """Overrides for one table: of `model.embeddings` and, for its optimizer, of `optimizers.sparse`."""
 
     dimension: int | None = Field(default=None, ge=1, le=4096)
     optimizer: OptimizerOverride | None = None
@@ -89,7 +89,7 @@ class TableOverride(ManifestPart):
 
 
 class EmbeddingSpec(ManifestPart):
-    """One table a categorical column and a list column; `tables` overrides the defaults by the column's name."""
+    """One table per categorical column and per list column; `tables` overrides the defaults by the column's name."""
 
     dimension: int = Field(default=16, ge=1, le=4096)
     initializer: InitializerSpec = InitializerSpec()
@@ -106,7 +106,7 @@ LayerWidths = Annotated[
 class ModelSpec(ManifestPart):
     """Layer widths are those of the hidden layers; the output layer of one logit is added.
 
-    What an architecture does not use is ignored by it; a model of the person's own uses `embeddings` only.
+    An architecture ignores fields that it does not use; a custom model uses only `embeddings`.
     """
 
     architecture: Architecture | None = Field(

@@ -1,6 +1,6 @@
-"""The processes of a job: how many, with what resources, and what a person may add to their pods.
+"""The processes of a job: their number and resources, and what users may add to their pods.
 
-On one machine there are no pods, and a pod's template is ignored.
+On one machine there are no pods, and the template of a pod is ignored.
 """
 
 from enum import StrEnum
@@ -66,7 +66,7 @@ class EnvironmentVariable(ManifestPart):
 
 
 class PodTemplate(ManifestPart):
-    """Merged under what Emberscale itself says about a role's pods: where both speak, Emberscale stands."""
+    """Merged into the pods of a role; where the template conflicts with Emberscale's own settings, Emberscale's win."""
 
     labels: dict[str, Annotated[str, Field(max_length=63)]] = Field(default_factory=dict, max_length=64)
     annotations: dict[str, str] = Field(default_factory=dict, max_length=64)
@@ -87,7 +87,7 @@ class PodTemplate(ManifestPart):
 
 
 class Role(StrEnum):
-    """The parts of a job. `REDIS` and `BRAIN` belong to this job alone, where there are none to share."""
+    """The parts of a job. `REDIS` and `BRAIN` belong to this job alone, if there are none to share."""
 
     REDIS = "redis"
     BRAIN = "brain"

@@ -1,4 +1,4 @@
-"""When a job gives up, who sizes it, how its state is saved, and how that serves after a failure."""
+"""When a job gives up, who sizes it, how its state is saved, and how it recovers from a failure."""
 
 from enum import StrEnum
 
@@ -14,8 +14,8 @@ DEFAULT_INTERVAL = 300.0
 class CheckpointSpec(ManifestPart):
     """Checkpoints go to any fsspec URI, at an interval and at the end.
 
-    Without a `uri`, `emberscale run` uses a folder of its run. Without an `interval`, it is the one that the brain
-    advises where `faultTolerance.strategy` is `Auto`; five minutes until it does, and where there is no brain.
+    Without a `uri`, `emberscale run` uses a folder of its run. Without an `interval`, the brain advises one if
+    `faultTolerance.strategy` is `Auto`; until then, and without a brain, it is five minutes.
     """
 
     uri: str | None = None
@@ -24,7 +24,7 @@ class CheckpointSpec(ManifestPart):
 
 
 class FaultToleranceStrategy(StrEnum):
-    """`FullRecovery`: when a parameter server dies, all go back to the last checkpoint, and the ledger with them."""
+    """`FullRecovery`: when a parameter server dies, all servers and the ledger go back to the last checkpoint."""
 
     AUTO = "Auto"
     FULL_RECOVERY = "FullRecovery"
@@ -37,7 +37,7 @@ class FaultToleranceSpec(ManifestPart):
 
 
 class CleanPodPolicy(StrEnum):
-    """Which pods go when the job has ended: those that still run, all, or none but those that would run for ever."""
+    """Pods to remove when the job has ended: those that still run, all, or only those that would run for ever."""
 
     RUNNING = "Running"
     ALL = "All"
@@ -45,9 +45,9 @@ class CleanPodPolicy(StrEnum):
 
 
 class RunPolicy(ManifestPart):
-    """Limits after which the job is Failed, its rank among others, and what stays when it has ended.
+    """Limits beyond which the job fails, its priority, and what stays after its end.
 
-    The last three concern clusters only.
+    The last three apply only on clusters.
     """
 
     backoff_limit: int = Field(
@@ -64,7 +64,7 @@ class RunPolicy(ManifestPart):
 
 
 class ScalingMode(StrEnum):
-    """`Manual`: the sizes in the manifest stand. `Auto`: plans within the roles' bounds are followed."""
+    """`Manual`: the sizes in the manifest are used. `Auto`: plans within the roles' bounds are followed."""
 
     AUTO = "Auto"
     MANUAL = "Manual"

@@ -1,4 +1,4 @@
-"""What every part of the manifest has in common."""
+"""The base of every part of the manifest."""
 
 from collections.abc import Mapping
 from typing import Any

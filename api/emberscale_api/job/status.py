@@ -18,7 +18,7 @@ EVALUATION_BINS = 16384
 
 
 class JobPhase(StrEnum):
-    """Where a job stands. `SUSPENDING`: the checkpoint that it will go on from is being taken."""
+    """The phase of a job. `SUSPENDING`: the checkpoint that it will resume from is being taken."""
 
     PENDING = "Pending"
     PREPARING = "Preparing"
@@ -33,7 +33,7 @@ class JobPhase(StrEnum):
 
 
 class ConditionType(StrEnum):
-    """`PROGRESSING`: nothing keeps the job from going on; the others as in batch/v1."""
+    """`PROGRESSING`: nothing blocks the job; the others as in batch/v1."""
 
     PROGRESSING = "Progressing"
     COMPLETE = "Complete"
@@ -57,7 +57,7 @@ class Condition(_Status):
 
 
 class EvaluationResult(_Status):
-    """What the evaluation after an epoch (counted from 1) measured.
+    """The result of the evaluation after an epoch, counted from 1.
 
     `normalizedEntropy` is the log loss relative to that of always predicting the mean label, `calibration` the mean
     prediction relative to the mean label.
@@ -75,7 +75,7 @@ class EvaluationResult(_Status):
 class Progress(_Status):
     """How far training is. `loss` and `auc` are over a recent window; `percent` and `eta` are for people.
 
-    `warnings` are signs that the job is not what was wanted, each with what to do.
+    `warnings` are signs that the job may not be what the user wanted, each with its remedy.
     """
 
     samples: int = 0
@@ -104,10 +104,10 @@ class RolePlan(_Status):
 
 
 class PlanStatus(_Status):
-    """The plan in force and why.
+    """The plan in force, and the reason for it.
 
-    `version` is the master's; `brain_version` that of the brain's plan that it followed last, 0 for none. The expected
-    speed is 0 where nobody knows; `scalings` counts changes of shape.
+    `version` is the master's; `brain_version` is that of the brain's plan that it followed last, 0 for none. The
+    expected speed is 0 if it is unknown; `scalings` counts changes of shape.
     """
 
     version: int = 0
@@ -121,7 +121,7 @@ class PlanStatus(_Status):
 
 
 class RoleStatus(_Status):
-    """How many pods of a role there are; `summary` is ready/wanted. `memory_bytes` is what running out of it led to."""
+    """Pods of a role; `summary` is ready/wanted. `memory_bytes` is the size after running out of memory."""
 
     wanted: int = 0
     ready: int = 0
@@ -133,9 +133,10 @@ class RoleStatus(_Status):
 class MemberStatus(_Status):
     """One role and index, over all of its pods.
 
-    `incarnation` counts them; `counted` is the newest whose end is in `restarts` (ends that were not asked for),
-    `streak` (ends in a row) and `faults` (errors of its own). `not_before` is when the next may start, `reason` and
-    `message` say what it waits for or how the last one ended. `cpu` and `memory` are the limits that the pod runs with.
+    `incarnation` counts them; `counted` is the newest whose exit is in `restarts` (exits that were not requested),
+    `streak` (consecutive exits) and `faults` (the job's own errors). `not_before` is when the next may start; `reason`
+    and `message` say what it waits for or how the last one ended. `cpu` and `memory` are the limits that the pod runs
+    with.
     """
 
     role: str
@@ -159,9 +160,9 @@ class MemberStatus(_Status):
 class TrainingJobStatus(_Status):
     """The whole.
 
-    `active_since` is when the job started, moved on by the time that it rested. `applied_ps` is the number of parameter
-    servers that it last ran with. `image` is that of the operator that created the job: the job's pods have it to the
-    end, unless their template names another.
+    `active_since` is when the job started, plus the time that it rested. `applied_ps` is the number of parameter
+    servers that it last ran with. `image` is that of the operator that created the job: all pods of the job use it,
+    unless their template names another.
     """
 
     phase: JobPhase = JobPhase.PENDING

@@ -10,7 +10,7 @@ from emberscale_api.job.schema import ManifestPart
 
 
 class OptimizerType(StrEnum):
-    """The update rules. `RowWiseAdagrad` keeps one accumulator a row and exists for embeddings only."""
+    """The update rules. `RowWiseAdagrad` keeps one accumulator per row and exists for embeddings only."""
 
     SGD = "SGD"
     MOMENTUM = "Momentum"
@@ -29,7 +29,7 @@ Penalty = Annotated[float, Field(ge=0, description="FTRL")]
 
 
 class OptimizerSpec(ManifestPart):
-    """One update rule with its hyperparameters; those that a rule does not use are ignored by it."""
+    """One update rule with its hyperparameters; a rule ignores those that it does not use."""
 
     type: OptimizerType = OptimizerType.ADAGRAD
     learning_rate: LearningRate = 0.01
@@ -44,7 +44,7 @@ class OptimizerSpec(ManifestPart):
 
 
 class OptimizerOverride(ManifestPart):
-    """What differs from another optimizer; a field that is absent is that optimizer's."""
+    """Overrides of another optimizer; absent fields keep its values."""
 
     type: OptimizerType | None = None
     learning_rate: LearningRate | None = None

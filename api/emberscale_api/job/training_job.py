@@ -30,7 +30,7 @@ def _job_name(name: str) -> str:
 
 
 class ObjectMeta(ManifestPart):
-    """The metadata that matters here; everything else that Kubernetes puts there is kept, not read."""
+    """The metadata that Emberscale reads; all other fields from Kubernetes are kept."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -41,7 +41,7 @@ class ObjectMeta(ManifestPart):
 
 
 class TrainingJobSpec(ManifestPart):
-    """Everything a person can say about a job; only `data.train` must be said."""
+    """The desired state of a job; only `data.train` is required."""
 
     model: ModelSpec = ModelSpec()
     data: DataSpec
