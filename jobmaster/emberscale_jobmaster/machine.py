@@ -279,7 +279,7 @@ def _server_answered(
         case Move(phase=MovePhase.COPY), CopyReport() as answer:
             return moving.copied(job, operation, event.server, answer, now), ()
         case Move(phase=MovePhase.BARRIER), Said(applied=applied):
-            return moving.said(job, operation, event.server, applied, now), ()
+            return moving.said(job, spec, operation, event.server, applied, now), ()
         case Move(phase=MovePhase.SWITCH), Said():
             return moving.switched(job, operation, event.server, now)
         case _:

@@ -119,7 +119,7 @@ def prepared(state: JobState, operation: Move, server: int, answer: Prepared, no
         return state.asking(operation, server)
     operation = replace(operation, done=operation.done | {server})
     if len(operation.done) < len(operation.servers):
-        return state.having(operation)
+        return state.having(asking_later(operation, server, now + KEPT_SECONDS))
     copying = replace(operation, phase=MovePhase.COPY, done=frozenset(), deadline=now + COPY_SECONDS)
     return state.asking(copying, *range(len(operation.servers)))
 
@@ -140,7 +140,9 @@ def copied(state: JobState, operation: Move, server: int, answer: CopyReport, no
     return state.asking(answered(operation, server), server)
 
 
-def said(state: JobState, operation: Move, server: int, applied: Applied, now: float) -> JobState:
+def said(
+    state: JobState, spec: TrainingJobSpec, operation: Move, server: int, applied: Applied, now: float
+) -> JobState:
     """A server has held pushes, settled them, or handed its last changes over."""
     barrier = operation.barrier
     if barrier is None:
@@ -148,8 +150,12 @@ def said(state: JobState, operation: Move, server: int, applied: Applied, now: f
     try:
         after = barrier.answered(server, applied)
     except VoidError as error:
-        return _barrier_failed(state, operation, str(error), now)
+        return _barrier_failed(state, spec, operation, str(error), now)
     operation = replace(answered(operation, server), barrier=after)
+    if now >= operation.deadline:  # servers may have let pushes through
+        return _barrier_failed(state, spec, operation, "the barrier took too long", now)
+    if after.done and _present(state, operation.servers) != operation.servers:
+        return _barrier_failed(state, spec, operation, "a server of the move has gone", now)
     if after.done:
         operation = replace(operation, phase=MovePhase.SWITCH, done=frozenset())
         return state.asking(operation, *range(len(operation.servers)))
@@ -186,7 +192,7 @@ def server_failed(
 ) -> JobState:
     """A call to a server has failed."""
     if operation.phase is MovePhase.BARRIER:
-        return _barrier_failed(state, operation, f"ps-{server}: {problem}", now)
+        return _barrier_failed(state, spec, operation, f"ps-{server}: {problem}", now)
     if code in _AGAIN:
         return state.having(asking_later(operation, server, now + AGAIN_SECONDS))
     if operation.phase is MovePhase.SWITCH:
@@ -197,11 +203,14 @@ def server_failed(
 
 def time_passed(state: JobState, spec: TrainingJobSpec, operation: Move, now: float) -> JobState:
     """Asks again what is due, and gives up what does not get on; never a switch, which some may have made."""
-    if now >= operation.deadline and operation.phase is not MovePhase.SWITCH:
+    if operation.phase is MovePhase.SWITCH and (gone := _gone(state, operation.servers)):
+        return recovered(state, spec, Failure(gone, f"ps-{gone[0]} is lost, and may have switched"))
+    may_wait = operation.phase is MovePhase.COPY and len(operation.done) == len(operation.servers)
+    if now >= operation.deadline and operation.phase is not MovePhase.SWITCH and not may_wait:
         waiting = {*operation.pending, *operation.again_at} - operation.done
         problem = f"{', '.join(f'ps-{server}' for server in sorted(waiting))} made no progress in {operation.phase}"
         if operation.phase is MovePhase.BARRIER:
-            return _barrier_failed(state, operation, problem, now)
+            return _barrier_failed(state, spec, operation, problem, now)
         return _given_up(state, spec, operation, problem, now)
     due = [whom for whom, at in operation.again_at.items() if now >= at]
     return state.asking(operation, *due) if due else state
@@ -261,9 +270,15 @@ def _all_servers(state: JobState, servers: int) -> tuple[PsAddress, ...]:
 
 def _present(state: JobState, servers: tuple[PsAddress, ...]) -> tuple[PsAddress, ...]:
     """Those whose processes are still there."""
+    gone = _gone(state, servers)
+    return tuple(server for server in servers if server.index not in gone)
+
+
+def _gone(state: JobState, servers: tuple[PsAddress, ...]) -> tuple[int, ...]:
+    """Those whose slots are empty, or have another process."""
     processes = [(server, state.members.process(Role.PS, server.index)) for server in servers]
     return tuple(
-        server for server, process in processes if process is not None and process.incarnation == server.incarnation
+        server.index for server, process in processes if process is None or process.incarnation != server.incarnation
     )
 
 
@@ -314,9 +329,11 @@ def _barrier_begun(state: JobState, move: Move, now: float) -> JobState:
     return state.asking(move, *range(len(table.servers)))
 
 
-def _barrier_failed(state: JobState, operation: Move, problem: str, now: float) -> JobState:
+def _barrier_failed(state: JobState, spec: TrainingJobSpec, operation: Move, problem: str, now: float) -> JobState:
     """Pushes go on, and so does the copying; another barrier is begun later."""
     trouble = retry.failed_again(state.troubles.get(KIND), now, "MoveHeldUp", problem)
+    if retry.exhausted(trouble, now):
+        return _given_up(state, spec, operation, problem, now)
     state = replace(state, troubles={**state.troubles, KIND: trouble})
     copying = replace(
         operation,

@@ -112,11 +112,12 @@ def move_due(state: JobState) -> bool:
 
 
 def moved(state: JobState, sizes: Sizes) -> JobState:
-    """The rows are where this shape has them, which is in force now; a later target stays."""
-    scaling = state.scaling
-    reached = scaling.target is None or scaling.target.ps.replicas == sizes.ps.replicas
-    target = None if reached else scaling.target
-    return _with(state, replace(scaling, sizes=scaling.target if reached and scaling.target else sizes, target=target))
+    """The rows are on as many servers as this shape has. The workers are those planned last; a later target stays."""
+    scaling, target = state.scaling, state.scaling.target
+    if target is not None and target.ps.replicas == sizes.ps.replicas:
+        return _with(state, replace(scaling, sizes=target, target=None))
+    workers = sizes.worker if scaling.sizes is None else scaling.sizes.worker
+    return _with(state, replace(scaling, sizes=Sizes(sizes.ps, workers)))
 
 
 def describe_sizes(sizes: Sizes) -> str:

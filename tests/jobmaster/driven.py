@@ -4,7 +4,7 @@ Everything that the machine asks for is done at once, in order, unless a fault s
 commands of the files in `scenarios/`, and says after each how the job stands.
 """
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -138,6 +138,7 @@ class Driven:
         self.storage = "works"
         self.checkpoints: dict[str, tuple[Holding, bool]] = {}
         self.unanswered: list[Effect] = []
+        self.called: Counter[tuple[str, int]] = Counter()
         self.start_ups: list[StartedUp] = []
         self.moved: list[Moved] = []
         self.log: list[str] = []
@@ -233,9 +234,9 @@ class Driven:
         for finding in (Discovered((DataFile("/data/day_0", 1000),), ()), Indexed(self.records)):
             self._finish(worker, self._ask(worker), finding)
 
-    def plan(self, servers: int) -> None:
-        """The brain plans another number of servers."""
-        sizes = Sizes(RoleShape(servers, 1.0, 1 << 30), RoleShape(2, 1.0, 1 << 30))
+    def plan(self, servers: int, workers: int = 2) -> None:
+        """The brain plans another number of servers, or of workers."""
+        sizes = Sizes(RoleShape(servers, 1.0, 1 << 30), RoleShape(workers, 1.0, 1 << 30))
         advice = Advice(self.job.scaling.plan_version + 1, "GrowMemory", sizes, "tables grow")
         self.tell(Advised(now=self.now, advice=advice, wall=1e9))
 
@@ -329,6 +330,7 @@ class Driven:
     def _call(self, call: CallServer) -> Event | None:
         index, name = call.server.index, type(call.request).__name__.removesuffix("Call")
         server = self.ps[index]
+        self.called[name, index] += 1
         where: dict[str, Any] = {"now": self.now, "operation": call.operation, "serial": call.serial, "server": index}
         fault = self._fault(name, index)
         if server.member.incarnation != call.server.incarnation or server.member.slot in self.quiet:
@@ -351,6 +353,11 @@ class Driven:
         if isinstance(answer, str):
             return ServerFailed(code="FAILED_PRECONDITION", problem=answer, **where)
         return ServerAnswered(answer=answer, **where)
+
+    def answer(self, call: CallServer) -> None:
+        """A call that hung is answered now."""
+        if (event := self._call(call)) is not None:
+            self.tell(event)
 
     def _fault(self, name: str, index: int) -> Fault:
         fault = self.faults.get((name, index))

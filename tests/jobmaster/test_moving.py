@@ -1,8 +1,12 @@
 """Live moves, as the master's machine drives them, where a scenario's commands cannot say what happens."""
 
-from tests.jobmaster.driven import Driven
+from dataclasses import replace
+
+from tests.jobmaster.driven import Driven, Fault
 
 from emberscale_api.job.roles import Role
+from emberscale_jobmaster import moving, retry
+from emberscale_jobmaster.effects import CallServer
 from emberscale_jobmaster.events import Beat
 
 
@@ -18,6 +22,17 @@ def training(servers: int = 2, interval: float = 1000.0) -> Driven:
     return driven
 
 
+def in_the_barrier() -> tuple[Driven, CallServer]:
+    """A job of two servers where a third joins, and the call whose answer is the last of the barrier."""
+    driven = training()
+    driven.plan(3)
+    driven.faults["HandOver", 1] = Fault(hangs=True)
+    driven.join(Role.PS, 2)
+    last = driven.unanswered.pop()
+    assert isinstance(last, CallServer)
+    return driven, last
+
+
 def test_a_late_heartbeat_of_a_server_that_has_left_changes_nothing() -> None:
     driven = training(3)
     left = driven.ps[2]
@@ -28,3 +43,84 @@ def test_a_late_heartbeat_of_a_server_that_has_left_changes_nothing() -> None:
         driven.tell(Beat(now=driven.now, member=left.member, generation=generation, version=version))
     assert driven.job.recoveries == 0
     assert driven.job.routing.ready
+
+
+def test_a_server_that_dies_while_it_joins_fails_the_barrier_and_not_the_job() -> None:
+    driven, last = in_the_barrier()
+    driven.kill(Role.PS, 2)
+    driven.answer(last)
+    assert "Switch" not in driven.describe()
+    driven.join(Role.PS, 2)
+    driven.pass_time(60)
+    assert driven.describe().startswith("Training, generation 1")
+    assert len(driven.job.routing.table.servers) == 3
+    assert not driven.job.operations
+
+
+def test_a_switch_recovers_where_the_slot_of_a_server_is_empty() -> None:
+    driven = training()
+    driven.plan(3)
+    driven.faults["Switch", 1] = Fault(hangs=True)
+    driven.join(Role.PS, 2)
+    gone = driven.ps[2].member
+    driven.quiet.add(gone.slot)
+    driven.state = replace(driven.state, job=replace(driven.job, members=driven.job.members.exited(gone)))
+    driven.pass_time(1)
+    assert driven.job.recoveries == 1
+
+
+def test_a_barrier_that_is_heard_of_after_its_deadline_is_not_switched() -> None:
+    driven, last = in_the_barrier()
+    driven.now += moving.BARRIER_SECONDS
+    driven.answer(last)
+    assert driven.job.recoveries == 0
+    assert "MoveHeldUp" in driven.describe()
+
+
+def test_a_barrier_that_never_fits_is_given_up_in_the_end() -> None:
+    driven = training()
+    driven.plan(3)
+    driven.faults["HandOver", 1] = Fault(code="DEADLINE_EXCEEDED", times=10_000)
+    driven.join(Role.PS, 2)
+    driven.pass_time(retry.PATIENCE_SECONDS + 60)
+    assert driven.job.move is None
+    assert driven.job.scaling.reason == "ScalingGivenUp"
+    assert all(server.held is None for server in driven.ps.values())
+
+
+def test_servers_that_are_ready_hear_of_the_move_while_others_prepare() -> None:
+    driven = training()
+    driven.plan(3)
+    driven.faults["Prepare", 2] = Fault(code="DEADLINE_EXCEEDED", times=120)
+    driven.join(Role.PS, 2)
+    driven.called.clear()
+    driven.pass_time(20)
+    assert 9 <= driven.called["Prepare", 0] <= 11
+
+
+def test_a_move_that_waits_for_a_slow_save_is_not_given_up() -> None:
+    driven = training(3, interval=20)
+    driven.faults["Saved", 2] = Fault(code="DEADLINE_EXCEEDED", times=10_000)
+    driven.pass_time(21)
+    driven.plan(2)
+    move = driven.job.move
+    assert move is not None
+    for taking in driven.job.checkpointings:
+        taking = replace(taking, deadline=1e9)
+        driven.state = replace(driven.state, job=driven.job.having(taking))
+    driven.pass_time(2 * moving.COPY_SECONDS)
+    assert driven.job.move is not None
+    assert driven.job.move.id == move.id
+    assert "MoveFailed" not in driven.describe()
+
+
+def test_workers_that_were_planned_during_a_move_stay() -> None:
+    driven = training()
+    driven.plan(3)
+    driven.faults["Switch", 1] = Fault(hangs=True)
+    driven.join(Role.PS, 2)
+    driven.plan(2, workers=5)
+    driven.answer(next(call for call in driven.unanswered if isinstance(call, CallServer)))
+    sizes = driven.job.scaling.sizes
+    assert sizes is not None
+    assert (sizes.ps.replicas, sizes.worker.replicas) == (3, 5)
