@@ -2,7 +2,7 @@
 
 A frame is a fixed little-endian header and a payload of raw numpy buffers. Requests on one connection are answered in
 order. The first frame on a connection is HELLO; its payload is a `Hello`. A server of another incarnation than the one
-that is meant answers REFRESH, and a malformed frame with REFUSED; both end the connection.
+that is meant answers REFRESH; a malformed frame is answered with REFUSED. Both end the connection.
 
 The dense parameters travel like rows: they are one more table, the last, whose keys are the numbers of dense pieces
 (`routing.DENSE_PIECES`) and whose dimension is `routing.piece_length(parameters)`. A pull's payload is
@@ -11,17 +11,17 @@ is the weights of the rows, `float32`, in the order of the keys. A push's payloa
 in the layout of a pull's answer.
 
 Every request carries the `generation` and `version` of the routing table that planned it. A pull is answered by a
-server of the same generation that owns everything asked for. A push is applied only under the version that the server
-has: a server applies a batch once, so the push must name all that the batch changes there.
+server of the same generation that owns everything asked for. A push is applied only under the server's own version: a
+server applies a batch once, so the push must contain everything that the batch changes there.
 
-Server 0 alone bounds the staleness of gradients. A worker pulls a batch for training from server 0 first, which answers
+Server 0 alone bounds the staleness of gradients. A worker first pulls a training batch from server 0, which answers
 when the bound allows the pull, then from all others at once. It pushes to server 0 first, which answers when the bound
 allows the push, then to the others; when all have answered it tells server 0 with COMPLETE, which has no payload and is
 not answered. A pull with READ_ONLY, for evaluation, needs no admission.
 
 A worker keeps two connections to each server, one for pulls and one for pushes, so that a pull which is held back never
-stands in the way of the push that it waits for. The two say the same `session` in HELLO: what a worker has outstanding
-belongs to its session, and ends with it.
+blocks the push that it waits for. Both send the same `session` in HELLO: the outstanding pulls of a worker belong to
+its session, and end with it.
 
 Servers send each other rows over the same sockets. After HELLO, OPEN makes a connection one of a row stream: ITEMs
 follow in the order of their numbers, and their answers, each in `batch`, acknowledge them. When a connection breaks,
@@ -91,15 +91,15 @@ def counts_bytes(tables: int) -> int:
 
 
 class WireError(Exception):
-    """The other side speaks something else."""
+    """The peer does not speak this protocol."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What the first frame on a connection says.
+    """The content of the first frame on a connection.
 
-    `session` is what the connection belongs to, 64 bits. `incarnation` is that of the server that is meant: an address
-    may have passed to another. `token` is the job's.
+    `session` is the 64-bit session that the connection belongs to. `incarnation` is that of the intended server:
+    another process may have taken over the address. `token` is the job's.
     """
 
     session: int

@@ -1,4 +1,4 @@
-"""Between the types that components share and their messages."""
+"""Converts between the types that components share and their messages."""
 
 import math
 from collections.abc import Mapping

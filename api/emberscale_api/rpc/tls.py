@@ -1,4 +1,4 @@
-"""TLS for gRPC where certificates are mounted, and plain sockets where they are not."""
+"""TLS for gRPC if certificates are mounted, plain sockets otherwise."""
 
 import asyncio
 import socket
@@ -16,7 +16,7 @@ _Options = Sequence[tuple[str, Any]]
 
 
 def bind(server: grpc.Server | grpc.aio.Server, address: str, certificates: Certificates | None) -> int:
-    """Has a server listen at an address, with TLS if there are certificates; the port that it got."""
+    """Binds a server to an address, with TLS if there are certificates, and returns the port."""
     if certificates is None:
         return server.add_insecure_port(address)
     credentials = grpc.ssl_server_credentials([(certificates.key, certificates.chain)])
@@ -24,7 +24,7 @@ def bind(server: grpc.Server | grpc.aio.Server, address: str, certificates: Cert
 
 
 def connect(address: str, authority: bytes | None, options: _Options) -> grpc.Channel:
-    """A channel to a server that this authority, in PEM, speaks for; a plain one without."""
+    """Returns a channel to a server that this authority, in PEM, has certified; without one, a plain channel."""
     if authority is None:
         return grpc.insecure_channel(address, options=options)
     return grpc.secure_channel(address, grpc.ssl_channel_credentials(authority), options=_named(options))
@@ -42,10 +42,10 @@ def _named(options: _Options) -> _Options:
 
 
 def handshake_problem(address: str, authority: bytes | None, setting: str) -> str | None:
-    """Why no connection to `host:port` can come about, if that is a matter of TLS; None for any other reason.
+    """Explains why no connection to `host:port` succeeds, if TLS is the reason; None for any other reason.
 
-    gRPC says of a plain client only that the socket was closed, so this asks the server itself, within 2 s. `setting`
-    names what the authority comes from.
+    gRPC tells a plain client only that the socket was closed, so this asks the server itself, within 2 s. `setting`
+    names the source of the authority.
     """
     context = _probing(authority)
     host, _, port = address.rpartition(":")

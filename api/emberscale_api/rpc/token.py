@@ -38,7 +38,7 @@ _PREFIX = "job."
 
 @dataclass(frozen=True)
 class JobClaims:
-    """Who the holder of a token speaks for. `owner` is the namespace, whose quota the job is counted against."""
+    """The job that the holder of a token acts for. `owner` is the namespace whose quota the job counts against."""
 
     job_uid: str
     owner: str
@@ -93,7 +93,7 @@ def _as_bytes(token: str | bytes) -> bytes:
 
 
 class TokenCheck(ServerInterceptor):
-    """Refuses calls without the token (UNAUTHENTICATED), and of a version that is too far (FAILED_PRECONDITION)."""
+    """Refuses calls without the token (UNAUTHENTICATED), and of an incompatible version (FAILED_PRECONDITION)."""
 
     def __init__(self, token: str) -> None:
         self._expected = token
@@ -117,13 +117,13 @@ def _refusal(code: grpc.StatusCode, problem: str) -> Any:
 
 
 class CallerVersions:
-    """What callers say of their versions; each that differs from this process's is logged once."""
+    """The versions of callers; each that differs from this process's is logged once."""
 
     def __init__(self) -> None:
         self._told: set[str] = set()
 
     def problem(self, handler_call_details: Any) -> str | None:
-        """Why the caller's version is too far from this one, in words; None where they work together."""
+        """Explains why the caller's version is incompatible with this one; None if they work together."""
         spoken = str(dict(handler_call_details.invocation_metadata).get(_VERSION_KEY, ""))
         problem = version_problem(spoken)
         if spoken and spoken != spoken_version() and spoken not in self._told:
@@ -133,7 +133,7 @@ class CallerVersions:
 
 
 def bearer_token(handler_call_details: Any) -> str:
-    """The token that a call carries; empty where it carries none."""
+    """Returns the token that a call carries; empty if it carries none."""
     value = dict(handler_call_details.invocation_metadata).get(_METADATA_KEY, "")
     text = value if isinstance(value, str) else ""
     return text.removeprefix(_SCHEME) if text.startswith(_SCHEME) else ""
