@@ -227,7 +227,7 @@ def test_a_port_that_is_taken_is_named(make_local: MakeJob) -> None:
         port = taken.getsockname()[1]
         with (
             pytest.raises(
-                PortUnavailableError, match=f"port {port} on 127.0.0.1 cannot be had: Address already in use"
+                PortUnavailableError, match=f"port {port} on 127.0.0.1 is unavailable: Address already in use"
             ),
             make_local(master_port=port),
         ):
@@ -242,7 +242,7 @@ def test_a_given_redis_that_does_not_answer_stops_the_start(make_local: MakeJob,
 
 def test_a_redis_server_that_cannot_start_is_named(make_local: MakeJob, folder: RunFolder) -> None:
     (folder.state / "appendonly.aof").mkdir(parents=True)
-    with pytest.raises(RedisUnavailableError, match=r"did not start.*redis-0\.log"):
+    with pytest.raises(RedisUnavailableError, match=r"could not start.*redis-0\.log"):
         run(make_local(), Watch(training, nothing))
     assert not folder.sockets.is_symlink()
 

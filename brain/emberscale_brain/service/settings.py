@@ -112,22 +112,22 @@ class BoundsSettings(ManifestPart):
 
 
 class PlanningSettings(ManifestPart):
-    """How often is planned, how long that may take, and how long a job has to take a new shape on."""
+    """The planning interval and timeout, and how long a job may take to adopt a new shape."""
 
     interval: Seconds = Field(default=60.0, gt=0)
     timeout: Seconds = Field(default=120.0, gt=0)
-    settle: Seconds = Field(default=300.0, ge=0, description="A job that is on its way to a new shape is left alone")
-    silence: Seconds = Field(default=1800.0, gt=0, description="A job that reports nothing for so long is over")
+    settle: Seconds = Field(default=300.0, ge=0, description="Time for a job to adopt a shape before the next plan")
+    silence: Seconds = Field(default=1800.0, gt=0, description="A job that reports nothing for so long has ended")
     take_over: bool = Field(
         default=True,
-        description="A brain that starts goes on with the jobs that its database runs; the last such alone may write",
+        description="A brain takes over the running jobs of its database; the latest such brain is the only writer",
     )
     profiles_per_job: int = Field(default=64, ge=1, le=10_000, description="Latest profiles that a planner sees")
     past_jobs: int = Field(default=500, ge=1, le=10_000, description="Ended jobs that a planner sees")
 
 
 class RetentionSettings(ManifestPart):
-    """How long the database keeps what."""
+    """How long the database keeps each kind of record."""
 
     profiles_per_job: int = Field(default=256, ge=1)
     profile_days: Positive = 30.0

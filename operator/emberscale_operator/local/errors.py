@@ -16,6 +16,6 @@ class PortUnavailableError(StartError):
 
     def __init__(self, host: str, port: int, reason: str) -> None:
         super().__init__(
-            f"--master-port {port}: port {port} on {host} cannot be had: {reason}; choose another, or 0 for any"
+            f"--master-port {port}: port {port} on {host} is unavailable: {reason}; choose another, or 0 for any"
         )
         self.port = port

@@ -9,7 +9,7 @@ from emberscale._run.preflight import local_path
 
 
 class ModelUnavailableError(Exception):
-    """The files of the checkpoint cannot be had; the text says which and why."""
+    """The files of the checkpoint are unavailable; the text says which and why."""
 
 
 def export_model(uri: str, checkpoint: str, model: Path) -> None:
