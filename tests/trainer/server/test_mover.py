@@ -11,12 +11,14 @@ import pytest
 from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
 from emberscale_api.routing import DENSE_PIECES, RoutingTable, buckets_of, piece_length
 from emberscale_api.wire import Header, Kind, Status
+from emberscale_trainer.checkpoint import Share, Work, write_snapshot
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server import mover as mover_module
 from emberscale_trainer.server.barrier import NotHeldError
 from emberscale_trainer.server.mover import CopyProgress
 from emberscale_trainer.server.reports import Taken
-from emberscale_trainer.table import DensePieces, Reader, TableStore
+from emberscale_trainer.server.state import ServerState
+from emberscale_trainer.table import DensePieces, Reader, TableStore, keys_of
 from eventually import eventually
 from moves import SECONDS, MovingServer, table_of
 from snapshots import drained
@@ -181,17 +183,31 @@ def test_an_abandoned_move_leaves_nothing_behind(make_servers: Callable[[int, in
         servers.all[1].mover.copy(table.version, 0)
 
 
-def test_a_checkpoint_during_a_move_holds_what_the_server_owns(make_servers: Callable[[int, int], Servers]) -> None:
+@pytest.mark.parametrize("abandoned", [False, True])
+def test_a_checkpoint_holds_what_the_server_owns_during_a_move_and_after_it(
+    make_servers: Callable[[int, int], Servers], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, abandoned: bool
+) -> None:
+    monkeypatch.setattr(ServerState, "_retire", lambda *_: None)  # the rows of an abandoned move are still there
     servers = make_servers(3, 0)
     servers.push()
-    servers.copied(servers.prepare(2))
+    table = servers.prepare(2)
+    servers.copied(table)
     server = servers.all[0]
     server.state.hold(1, 9, SECONDS)
     server.state.settle(1, 9, [], SECONDS, 0)
+    if abandoned:
+        server.state.abandon(table.version)
     taken: list[Taken] = []
     server.state.snapshot(1, 9, taken.append)
-    assert taken[0].mixed
-    assert taken[0].owned.buckets.sum() < 350
+    tables = taken[0].tables
+    share = Share(0, taken[0].owned, taken[0].outcome.applied, tables.dense_parameters)
+    write_snapshot(taken[0].snapshot, tables.specs, share, str(tmp_path / "saved"), Work())
+    layout = tables.layouts[0]
+    for number in range(2):
+        content = (tmp_path / f"saved/ps-0/table-{number}-0.rows").read_bytes()
+        keys = keys_of(np.frombuffer(content, np.uint8).reshape(-1, layout.stride))
+        assert len(keys)
+        assert taken[0].owned.among(keys, dense=False).all()
 
 
 def test_a_move_that_the_master_forgets_is_given_up(
@@ -283,3 +299,18 @@ def test_a_move_from_a_table_that_is_not_in_force_is_refused(
     wanted = table_of(100, [server.address for server in servers.all])
     with pytest.raises(NotHeldError, match=f"the move is from version {since}"):
         servers.all[index].state.prepare(100, since, wanted, index)
+
+
+def test_a_server_that_joins_after_a_roll_back_keeps_no_rows_of_before(
+    make_servers: Callable[[int, int], Servers],
+) -> None:
+    servers = make_servers(1, 1)
+    servers.push()
+    table = servers.prepare(2)
+    servers.copied(table)
+    servers.switch(table)
+    joined = servers.all[1].state
+    assert sum(joined.figures().rows.values())
+    later = table_of(10, [server.address for server in servers.all], generation=2)
+    assert joined.prepare(10, 0, later, 1).joins
+    assert not joined.figures().rows

@@ -25,11 +25,12 @@ def load_partition(uri: str, owned: Ownership, tables: TableStore, parameters: i
     dense = len(tables.specs) - 1
     for part in parts:
         if _overlap(part.buckets, owned.buckets):
-            everything = all(owned.buckets[first:stop].all() for first, stop in part.buckets)
+            buckets = np.zeros_like(owned.buckets)
+            for first, stop in part.buckets:
+                buckets[first:stop] = owned.buckets[first:stop]
             for number, table in enumerate(part.tables):
                 for records in read_records(files, part, table):
-                    wanted = records if everything else records[owned.buckets[buckets_of(keys_of(records))]]
-                    tables.load(number, wanted)
+                    tables.load(number, records[buckets[buckets_of(keys_of(records))]])
         if _overlap(part.pieces, owned.pieces):
             for records in read_records(files, part, part.dense):
                 pieces = _pieces(records, part)

@@ -35,15 +35,14 @@ class WrittenFile:
 class Share:
     """One server's part of a checkpoint: who it is, what it owned, and what its rows have seen.
 
-    `parameters` is the length of the dense vector. With `mixed`, the tables also hold rows that are not owned,
-    which are left out.
+    `parameters` is the length of the dense vector. Rows of the tables that are not owned are left out: they are on
+    the move, or wait to be removed after one.
     """
 
     index: int
     owned: Ownership
     applied: AppliedBatches
     parameters: int
-    mixed: bool = False
 
 
 def write_snapshot(
@@ -85,10 +84,7 @@ def _write(snapshot: Snapshot, specs: Sequence[TableSpec], share: Share, folder:
 def _drained(snapshot: Snapshot, spec: TableSpec, number: int, share: Share) -> Iterator[NDArray[np.uint8]]:
     """The records of a table that belong into the checkpoint, uint8 [n, stride]."""
     for records in snapshot.drain(number):
-        if share.mixed:
-            yield records[share.owned.among(keys_of(records), dense=spec.column < 0)]
-        else:
-            yield records
+        yield records[share.owned.among(keys_of(records), dense=spec.column < 0)]
 
 
 def _write_table(folder: "_Folder", spec: TableSpec, chunks: Iterable[NDArray[np.uint8]]) -> TablePart:

@@ -210,7 +210,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
     def _save(self, barrier: master_pb2.Barrier, uri: str, taken: Taken) -> None:
         """Called at the moment of the snapshot, before any other push."""
         tables = taken.tables
-        share = Share(self._index, taken.owned, taken.outcome.applied, tables.dense_parameters, taken.mixed)
+        share = Share(self._index, taken.owned, taken.outcome.applied, tables.dense_parameters)
         specs = tables.specs
         if self._saving is not None:
             self._saving.background.abandon()

@@ -331,10 +331,13 @@ class ServerCore:
         if serving is None and self._wanted is not None:
             raise NotHeldError("rows are being loaded here")
         if serving is not None and serving.generation == table.generation:
-            before = serving.owned  # rows of an earlier history count for nothing
+            before = serving.owned
         serves = serving.version if serving is not None and before else 0
         if serves != since:
             raise NotHeldError(f"version {serves} is served here, and the move is from version {since}")
+        if serving is not None and serving.generation < table.generation:  # rows of that history count for nothing
+            self._leave()
+            self._wanted = None
         transfer = Transfer(number, table, index, before)
         self._moves.begin(transfer, now)
         return transfer

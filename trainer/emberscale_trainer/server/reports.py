@@ -35,11 +35,10 @@ class Figures:
 class Taken:
     """The rows as of a barrier that ended with a snapshot.
 
-    * `owned`: what the server owned. `mixed`: the tables also hold rows of others, which are on the move.
+    * `owned`: what the server owned. The tables may hold more.
     """
 
     outcome: Outcome
     snapshot: Snapshot
     tables: TableStore
     owned: Ownership
-    mixed: bool

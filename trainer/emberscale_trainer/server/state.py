@@ -107,12 +107,16 @@ class ServerState:
         with self._changed:
             assigning = self._core.assign(wanted)
             if assigning is Assigning.LOAD:
-                if self._tables is not None:
-                    self._tables.abandon_snapshots()
-                self._tables = self._staged = None
-                self._given_away = []
-                self._changed.notify_all()
+                self._drop_rows()
+                self._staged = None
             return assigning
+
+    def _drop_rows(self) -> None:
+        if self._tables is not None:
+            self._tables.abandon_snapshots()
+        self._tables = None
+        self._given_away = []
+        self._changed.notify_all()
 
     def adopt(
         self,
@@ -265,8 +269,7 @@ class ServerState:
             outcome = self._core.snapshot(generation, number, self._clock())
             if self._tables is not None and not outcome.repeated:
                 snapshot = self._tables.snapshot(Reader.CHECKPOINT, self._changed)
-                mixed = self._core.transfer is not None
-                take(Taken(outcome, snapshot, self._tables, self._core.owned, mixed))
+                take(Taken(outcome, snapshot, self._tables, self._core.owned))
             self._changed.notify_all()
             return outcome
 
@@ -279,6 +282,8 @@ class ServerState:
             transfer = self._core.prepare(number, since, table, index, self._clock())
             if transfer is not before:
                 self._drop_received(before)
+                if self._tables is not None and not self._core.serving:
+                    self._drop_rows()
                 while self._given_away:
                     self._retire_one()
             return transfer
