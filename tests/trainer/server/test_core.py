@@ -484,3 +484,12 @@ def test_a_repeated_push_is_under_way_until_it_is_complete() -> None:
     assert core.admit(3, header(1, shard=1)) == Wait(None)  # its pull might miss what the other servers still lack
     core.complete(2, header(0))
     assert core.admit(3, header(1, shard=1)) is Status.OK
+
+
+def test_the_number_of_a_move_is_not_given_again() -> None:
+    """A master whose books are lost would have its moves refused as over."""
+    core = serving()
+    core.prepare(90, 1, table_of(2), 0, 0.0)
+    assert core.next_numbers == (0, 91)
+    core.abandon(90)
+    assert core.next_numbers == (0, 91)

@@ -111,7 +111,7 @@ class ServerCore:
     @property
     def next_numbers(self) -> tuple[int, int]:
         """Lease tokens and barrier numbers below these were given in this generation, as far as is known here."""
-        return self._next_token, self._barrier.newest + 1
+        return self._next_token, max(self._barrier.newest, self._moves.newest) + 1
 
     @property
     def serving(self) -> bool:

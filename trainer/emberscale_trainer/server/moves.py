@@ -69,10 +69,14 @@ class Moves:
         """The move under way, if there is one."""
         return None if self._current is None else self._current.transfer
 
+    @property
+    def newest(self) -> int:
+        """The largest number of a move that was asked of the server."""
+        return max(self._over, 0 if self.transfer is None else self.transfer.number)
+
     def begin(self, transfer: Transfer, now: float) -> None:
         """Takes part in a move from now on, and in no earlier one. Raises NotHeldError for one that is over."""
-        current = self.transfer
-        if transfer.number <= max(self._over, 0 if current is None else current.number):
+        if transfer.number <= self.newest:
             raise NotHeldError(f"move {transfer.number} is over")
         self.end()
         self._current = _Current(transfer, now)
