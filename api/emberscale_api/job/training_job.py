@@ -56,7 +56,7 @@ class TrainingJobSpec(ManifestPart):
     checkpoint: CheckpointSpec = CheckpointSpec()
     run_policy: RunPolicy = RunPolicy()
     suspend: bool = Field(
-        default=False, description="On a cluster: true takes a checkpoint and deletes the pods, false goes on from it"
+        default=False, description="On a cluster: true takes a checkpoint and deletes the pods, false resumes from it"
     )
 
     @property
