@@ -115,7 +115,7 @@ def _train_here(
     if summary.phase == "Failed":
         raise TrainingFailedError(training)
     if summary.phase != "Complete":
-        raise KeyboardInterrupt(f"the run in {training.folder} is {summary.phase}: resume=True goes on with it")
+        raise KeyboardInterrupt(f"the run in {training.folder} is {summary.phase}: resume=True continues it")
     return training
 
 

@@ -292,7 +292,7 @@ def test_a_suspension_whose_master_does_not_answer_rests_without_a_checkpoint_in
     assert standing.phase is JobPhase.SUSPENDING
     standing = look(intent(suspend=True), ALL, now=310.0, standing=standing, master=silent).standing
     assert (standing.phase, standing.reason, standing.told) == (JobPhase.SUSPENDED, "JobSuspended", False)
-    assert "goes on from its last checkpoint" in standing.message
+    assert "resumes from its last checkpoint" in standing.message
 
 
 def test_another_number_of_servers_goes_through_a_suspension() -> None:

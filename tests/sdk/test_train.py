@@ -73,7 +73,7 @@ def test_an_interrupt_saves_the_state_and_is_raised(tmp_path: Path) -> None:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
-    assert json.loads(out) == ["interrupted", "the run in runs/mine is Suspended: resume=True goes on with it"], err
+    assert json.loads(out) == ["interrupted", "the run in runs/mine is Suspended: resume=True continues it"], err
 
 
 @pytest.fixture(autouse=True)

@@ -159,7 +159,7 @@ def _conditions(before: Iterable[Condition], facts: Facts) -> tuple[Condition, .
     if phase is JobPhase.SUSPENDED:
         put(ConditionType.SUSPENDED, True, facts.reason or "JobSuspended", facts.message)
     elif ConditionType.SUSPENDED in conditions and phase is not JobPhase.SUSPENDING:
-        put(ConditionType.SUSPENDED, False, "JobResumed", "the job goes on from its last checkpoint")
+        put(ConditionType.SUSPENDED, False, "JobResumed", "the job resumes from its last checkpoint")
     order = {str(kind): number for number, kind in enumerate(ConditionType)}
     # others may have written conditions of types that this version does not know: they stay, behind its own
     return tuple(sorted(conditions.values(), key=lambda condition: order.get(condition.type, len(order))))

@@ -125,7 +125,7 @@ def _move(job: JobIntent, before: JobStanding, master: MasterReport, live: bool,
         return before.at(master.status.phase, master.status.reason, master.status.message)
     if before.phase in (JobPhase.PENDING, JobPhase.SUSPENDING):
         return before.at(JobPhase.PENDING, _WAITING, "the master is being started")
-    return before.at(before.phase, _WAITING, "the master is away; parameter servers and workers go on")
+    return before.at(before.phase, _WAITING, "the master is unavailable; parameter servers and workers continue")
 
 
 def _active_since(standing: JobStanding, now: float) -> float:
@@ -158,11 +158,11 @@ def _suspend(job: JobIntent, before: JobStanding, master: MasterReport, live: bo
     since, limit = _suspending_since(before, now), job.policy.suspend_limit
     if now >= max(since, master.heard_at or since) + job.policy.suspend_silence:
         return rest(
-            f"the master has not answered for {job.policy.suspend_silence:g}s: goes on from its last checkpoint",
+            f"the master has not answered for {job.policy.suspend_silence:g}s: resumes from its last checkpoint",
             told=False,
         )
     if limit is not None and now >= since + limit:
-        return rest(f"no checkpoint was complete within {limit:g}s: goes on from the last one", told=False)
+        return rest(f"no checkpoint was complete within {limit:g}s: resumes from the last one", told=False)
     at = before.at(JobPhase.SUSPENDING, "TakingCheckpoint", "the job rests once its checkpoint is complete")
     return replace(at, suspending_since=since)
 
@@ -174,7 +174,7 @@ def _suspending_since(standing: JobStanding, now: float) -> float:
 def _why_suspended(job: JobIntent, message: str) -> tuple[str, str]:
     if job.suspend:
         return "JobSuspended", message
-    return "ScalingPS", f"goes on with {job.spec.ps.replicas or 'other'} parameter servers; {message}"
+    return "ScalingPS", f"continues with {job.spec.ps.replicas or 'other'} parameter servers; {message}"
 
 
 def _exceeded(policy: Policy, history: History) -> str:

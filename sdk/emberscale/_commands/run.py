@@ -24,7 +24,7 @@ run's folder. Exit code [green]0[/] only for Complete, [red]1[/] for Failed, [re
 started), [yellow]130[/] after Ctrl-C.
 
 [bold]Ctrl-C[/] takes a checkpoint and stops every process; a second one stops them at once. Either way
-[cyan]--resume[/] goes on from the last checkpoint.
+[cyan]--resume[/] continues from the last checkpoint.
 
 Numbers of processes that the manifest leaves open are planned by a brain that runs beside the job and remembers, in
 this user's data folder, what earlier jobs were like; [cyan]--brain off[/] starts as few as the manifest allows.
@@ -33,7 +33,7 @@ A new run is written to [cyan]next[/] in the folder while a Complete one is ther
 Complete too. It replaces a Failed one at once; one that can be resumed only with [cyan]--overwrite[/], and a folder
 that holds anything else never.
 
-[cyan]--resume[/] goes on with a run that is not Complete. These fields must stay: {kept_by_a_run()}.
+[cyan]--resume[/] continues a run that is not Complete. These fields must stay: {kept_by_a_run()}.
 All others may differ: processes, resources, epochs, learning rates, limits. Of a run that is Complete it prints the
 summary again, provided that nothing differs.
 """)

@@ -576,5 +576,5 @@ def test_a_suspension_whose_master_cannot_start_comes_to_an_end() -> None:
 
     asyncio.run(scenario())
     assert api.body["status"]["phase"] == "Suspended"
-    assert "goes on from its last checkpoint" in api.body["status"]["message"]
+    assert "resumes from its last checkpoint" in api.body["status"]["message"]
     assert api.live_pods() == []
