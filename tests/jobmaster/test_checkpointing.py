@@ -89,7 +89,7 @@ def test_a_server_that_fails_at_a_step_leaves_no_checkpoint_and_training_goes_on
     for server in cluster.servers:
         wait_for(lambda: "Resume" in server.steps, "the end of the barrier")  # noqa: B023
     assert complete(cluster.checkpoints) == []
-    assert list(cluster.checkpoints.glob("*")) in ([], [*cluster.checkpoints.glob("*")][:1])
+    wait_for(lambda: len(list(cluster.checkpoints.glob("*"))) <= 1, "the removal of what was given up")
     del failing.faults[step]
     status = cluster.until_phase(pb.COMPLETE, pb.FAILED)
     assert status.phase == pb.COMPLETE, status.message
