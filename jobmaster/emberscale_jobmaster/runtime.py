@@ -138,11 +138,6 @@ class JobRuntime:
         with self._changed:
             return self._state.job, self._state.seen
 
-    def job_clock(self) -> float:
-        """Seconds on the job's clock."""
-        with self._changed:
-            return self._state.clock(self.now())
-
     def handle(self, event: Event) -> Handled:
         """Takes one step, and returns its result once it is durable.
 
