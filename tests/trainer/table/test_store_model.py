@@ -129,6 +129,10 @@ class StoreMachine(RuleBasedStateMachine):
         if book.tracked:
             self.store.untrack(reader)
             book.told, book.tracked_at_begin = None, False
+            if book.snapshot is not None:
+                with pytest.raises(SnapshotAbandonedError):
+                    book.snapshot.commit()
+                book.snapshot = None
         else:
             self.store.track(reader)
         book.tracked = not book.tracked
