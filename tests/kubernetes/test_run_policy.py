@@ -11,6 +11,9 @@ from installation import REDIS, SYSTEM
 
 pytestmark = pytest.mark.timeout(900)
 
+EPOCHS = 40
+"""So that an edited job goes on until what the edit does was seen."""
+
 
 def short(name: str, place: Place, **policy: Any) -> dict[str, Any]:
     """A job over little data, with one server and one worker."""
@@ -31,7 +34,7 @@ def states_in_redis() -> set[str]:
 
 def test_the_number_of_servers_changes_by_way_of_a_checkpoint(place: Place) -> None:
     document = manifest("reshaped", place)
-    document["spec"]["training"]["epochs"] = 8
+    document["spec"]["training"]["epochs"] = EPOCHS
     job = submit(document, place)
     job.wait_for_samples(10_000)
     patch = json.dumps({"spec": {"ps": {"replicas": 3}}})
@@ -39,7 +42,7 @@ def test_the_number_of_servers_changes_by_way_of_a_checkpoint(place: Place) -> N
     eventually("three servers", lambda: len(job.running("ps")) == 3 or None, seconds=180)
     status = job.wait_complete()
     assert status["appliedPs"] == 3
-    assert_exact(job, place, 8 * RECORDS)
+    assert_exact(job, place, EPOCHS * RECORDS)
     reasons = [event["reason"] for event in job.events()]
     assert "SuspendedJob" in reasons
     assert any("ScalingPS" in event["message"] for event in job.events() if event["reason"] == "SuspendedJob")
