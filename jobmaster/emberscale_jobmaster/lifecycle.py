@@ -120,12 +120,16 @@ def time_passed(state: JobState, spec: TrainingJobSpec, elapsed: float) -> JobSt
         return state
     clock = counted(state.clock, elapsed, training=phase_of(state, spec) is JobPhase.TRAINING)
     state = replace(state, clock=clock)
-    deadline = spec.run_policy.active_deadline
-    if deadline is None or clock.active_seconds <= deadline:
+    if not past_deadline(clock.active_seconds, spec):
         return state
-    return failed(
-        state, "DeadlineExceeded", f"the job was active for longer than spec.runPolicy.activeDeadline ({deadline:g}s)"
-    )
+    deadline = f"spec.runPolicy.activeDeadline ({spec.run_policy.active_deadline:g}s)"
+    return failed(state, "DeadlineExceeded", f"the job was active for longer than {deadline}")
+
+
+def past_deadline(active_seconds: float, spec: TrainingJobSpec) -> bool:
+    """Returns whether a job that was active for so long must fail."""
+    deadline = spec.run_policy.active_deadline
+    return deadline is not None and active_seconds > deadline
 
 
 def leases_expired(state: JobState, tokens: Iterable[int]) -> JobState:

@@ -176,7 +176,9 @@ def _taken_over(state: MasterState, event: TakenOver, spec: TrainingJobSpec) -> 
 def _time_passed(state: MasterState, event: TimePassed, spec: TrainingJobSpec) -> Stepped:
     if state.job.over:
         return state, ()
-    if (elapsed := event.now - state.counted_at) >= COUNTED_SECONDS:
+    elapsed = max(0.0, event.now - state.counted_at)
+    # A job whose phases are short never has as much left to count.
+    if elapsed >= COUNTED_SECONDS or lifecycle.past_deadline(state.clock(event.now), spec):
         job = lifecycle.time_passed(state.job, spec, elapsed)
         state = replace(state, job=job, counted_at=event.now)
     job, seen, now = state.job, state.seen, state.clock(event.now)

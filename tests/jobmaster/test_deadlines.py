@@ -6,15 +6,17 @@ from collections.abc import Iterator
 import pytest
 from tests.jobmaster.driven import Driven
 from tests.jobmaster.fakes import RedisServer, job
-from tests.jobmaster.pure import TRAINING, WORKER
+from tests.jobmaster.pure import TRAINING, WORKER, Pure
 
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
 from emberscale_jobmaster.effects import Granted
+from emberscale_jobmaster.evaluation import Tally
 from emberscale_jobmaster.events import Beat, Registered, SuspensionWanted, TaskFinished, TaskWanted, TimePassed
+from emberscale_jobmaster.machine import MasterState, step
 from emberscale_jobmaster.membership import MemberId, Process, UnknownMemberError
 from emberscale_jobmaster.runtime import JobRuntime
-from emberscale_jobmaster.state import JobState
+from emberscale_jobmaster.state import JobState, Stage
 from emberscale_jobmaster.store import JobStore
 from emberscale_jobmaster.tasks import Discovered, Task
 
@@ -104,6 +106,26 @@ def test_a_job_that_is_active_for_too_long_fails(clocked: Clocked) -> None:
     clocked.pass_time(15, WORKER)
     assert clocked.state.outcome is not None
     assert clocked.state.outcome.reason == "DeadlineExceeded"
+
+
+def test_a_job_whose_phases_are_short_fails_at_its_deadline_too() -> None:
+    """Each change of the phase counts the time until then, so that little is left to be counted by the watch."""
+    pure = Pure(
+        training={"epochs": 1000}, runPolicy={"activeDeadline": 20}, sharding={"leaseTimeout": 60}, evaluation=20
+    )
+    pure.start_training(records=20, evaluation=20)
+    state, now = MasterState(pure.state), 0.0
+    while not state.job.over and now < 25:
+        now += 0.3
+        state, effects = step(state, TaskWanted(now=now, member=WORKER), pure.spec)
+        (task,) = [effect.task for effect in effects if isinstance(effect, Granted)]
+        finding = Tally(samples=1) if task.stage is Stage.EVALUATE else None
+        state, _ = step(state, TaskFinished(now=now, member=WORKER, token=task.token, finding=finding), pure.spec)
+        state, _ = step(state, TimePassed(now=now + 0.1), pure.spec)
+    assert state.job.evaluations, "its phases changed"
+    assert state.job.outcome is not None
+    assert state.job.outcome.reason == "DeadlineExceeded"
+    assert now == pytest.approx(20.0, abs=0.5)
 
 
 def test_once_the_job_is_over_silence_means_nothing(clocked: Clocked) -> None:
