@@ -36,6 +36,8 @@ class Tally:
 
     def merge(self, other: "Tally") -> "Tally":
         """The sums over the samples of both."""
+        if not self.samples:
+            return other
         return Tally(
             samples=self.samples + other.samples,
             loss_sum=self.loss_sum + other.loss_sum,

@@ -5,6 +5,7 @@ Things without an owner go first, the heaviest first, to the server furthest bel
 above its share gives to the one furthest below, until no transfer brings the two closer.
 """
 
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 
 NOBODY = -1
@@ -41,19 +42,25 @@ def placed(
             taker = above.index(min(above))
         after[thing] = taker
         above[taker] += weight[thing] * whole
-    while (given := _given(after, weight, above, whole)) is not None:
-        thing, taker = given
-        above[after[thing]] -= weight[thing] * whole
-        above[taker] += weight[thing] * whole
-        after[thing] = taker
-    return tuple(after)
+    owned: list[list[tuple[int, int]]] = [[] for _ in range(servers)]  # (weight, thing) of each server, ascending
+    for entry in sorted(zip(weight, range(len(after)), strict=True)):
+        owned[after[entry[1]]].append(entry)
+    while True:
+        giver, taker = above.index(max(above)), above.index(min(above))
+        given = _given(owned[giver], above[giver] - above[taker], whole)
+        if given is None:
+            return tuple(after)
+        owned[giver].remove(given)
+        insort(owned[taker], given)
+        above[giver] -= given[0] * whole
+        above[taker] += given[0] * whole
+        after[given[1]] = taker
 
 
-def _given(owners: Sequence[int], weight: Sequence[int], above: Sequence[int], whole: int) -> tuple[int, int] | None:
-    """What goes to whom next: the thing that brings the two furthest apart closest together; None where none does."""
-    giver, taker = above.index(max(above)), above.index(min(above))
-    gap = above[giver] - above[taker]
-    useful = [thing for thing, owner in enumerate(owners) if owner == giver and weight[thing] * whole < gap]
-    if not useful:
-        return None
-    return min(useful, key=lambda thing: (abs(gap - 2 * weight[thing] * whole), thing)), taker
+def _given(owned: Sequence[tuple[int, int]], gap: int, whole: int) -> tuple[int, int] | None:
+    """The (weight, thing) that closes a gap between two servers best, the first of equal ones; None where none does."""
+    place = bisect_left(owned, (-(-gap // (2 * whole)), 0))  # the first that weighs at least half of the gap
+    at_least = owned[place : place + 1]
+    below = owned[bisect_left(owned, (owned[place - 1][0], 0)) : place][:1] if place else []
+    useful = [entry for entry in (*below, *at_least) if entry[0] * whole < gap]
+    return min(useful, key=lambda entry: (abs(gap - 2 * entry[0] * whole), entry[1]), default=None)

@@ -55,7 +55,7 @@ class Cluster:
         self.world.at(self.scenario.quiet_after, self._calm)
         self.operator.spawn(self.operator.live())
         until = self.scenario.quiet_after + PATIENCE_SECONDS
-        self.world.run(until, lambda: self.operator.final is not None or bool(self.operator.failure))
+        self.world.run(until)
         if self.operator.failure:
             raise SimulationError(f"the operator gave the job up: {self.operator.failure}")
         job = self.operator.final

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from tests.simulation.world import Process, Signal, Task, World
@@ -47,35 +48,42 @@ class Network:
         The signal fails with UnavailableError, or with what the handler raises.
         """
         reply: Signal[Any] = Signal()
-        random = self.world.random
-        caller.after(timeout, lambda: reply.fail(UnavailableError("deadline exceeded")))
-
-        def arrive() -> None:
-            callee = find()
-            if callee is None or not callee.alive:
-                caller.after(self.delay(), lambda: reply.fail(UnavailableError("connection refused")))
-                return
-            callee.ended(lambda: caller.after(0.001, lambda: reply.fail(UnavailableError("connection reset"))))
-            callee.deliver(lambda: callee.spawn(answer(callee)))
-
-        def answer(callee: Process) -> Task[None]:
-            value, error = None, None
-            try:
-                value = yield from handle(callee)
-            except Exception as raised:  # noqa: BLE001 - it travels to the caller
-                error = raised
-            if random.random() < self.lossy:
-                caller.after(self.delay(), lambda: reply.fail(UnavailableError("the answer was lost")))
-            elif error is None:
-                caller.after(self.delay(), lambda: reply.set(value))
-            else:
-                caller.after(self.delay(), lambda: reply.fail(error))
-
-        if random.random() < self.lossy:
-            caller.after(self.delay(), lambda: reply.fail(UnavailableError("the request was lost")))
+        caller.after(timeout, partial(_refuse, reply, "deadline exceeded"))
+        if self._is_lost():
+            caller.after(self.delay(), partial(_refuse, reply, "the request was lost"))
         else:
-            self.world.after(self.delay(), arrive)
+            self.world.after(self.delay(), partial(self._arrive, caller, find, handle, reply))
         return reply
+
+    def _arrive(
+        self,
+        caller: Process,
+        find: Callable[[], Process | None],
+        handle: Callable[[Any], Task[Any]],
+        reply: Signal[Any],
+    ) -> None:
+        callee = find()
+        if callee is None or not callee.alive:
+            caller.after(self.delay(), partial(_refuse, reply, "connection refused"))
+            return
+        callee.ended(lambda: caller.after(0.001, partial(_refuse, reply, "connection reset")))
+        callee.spawn(self._answer(callee, caller, handle, reply))
+
+    def _answer(
+        self, callee: Process, caller: Process, handle: Callable[[Any], Task[Any]], reply: Signal[Any]
+    ) -> Task[None]:
+        try:
+            value = yield from handle(callee)
+        except Exception as error:  # noqa: BLE001 - it travels to the caller
+            answered = partial(reply.fail, error)
+        else:
+            answered = partial(reply.set, value)
+        if self._is_lost():
+            answered = partial(_refuse, reply, "the answer was lost")
+        caller.after(self.delay(), answered)
+
+    def _is_lost(self) -> bool:
+        return self.world.random.random() < self.lossy
 
     def connect(self, client: Process, server: Process, accept: Callable[["Stream"], None]) -> "Stream | None":
         """Opens a stream; None if the server is dead. `accept` runs in the server."""
@@ -96,6 +104,11 @@ class Network:
         """A broken stream needs no record."""
         if stream in self._streams:
             self._streams.remove(stream)
+
+
+def _refuse(reply: Signal[Any], problem: str) -> None:
+    if not reply.done:
+        reply.fail(UnavailableError(problem))
 
 
 class Stream:

@@ -115,6 +115,7 @@ class Operator(Process):
         if decision.standing.phase in ENDED:
             if decision.standing.phase is JobPhase.FAILED and self._plan is not None and self.final is None:
                 self.failure = f"{decision.standing.reason}: {decision.standing.message}"
+                self.world.over = True
             return
         for action in decision.actions:
             match action:
@@ -193,6 +194,7 @@ class Operator(Process):
                 continue
             if plan.phase in OVER:
                 self.final = plan.job
+                self.world.over = True
 
     def _ping_redis(self) -> Task[None]:
         while self.final is None:

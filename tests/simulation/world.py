@@ -7,9 +7,9 @@ A process runs coroutines ("tasks"), which stand for its threads. A task yields 
 that hangs (SIGSTOP) gets nothing until it goes on, then everything in order; one that died gets nothing any more.
 """
 
-import heapq
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from random import Random
 from typing import Any, Generic, TypeVar
 
@@ -67,6 +67,8 @@ class World:
     traced: bool = False
     now: float = 0.0
     steps: int = 0
+    over: bool = False
+    """Nothing more is to happen."""
     lines: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -77,16 +79,17 @@ class World:
     def at(self, time: float, action: Action) -> None:
         """Runs an action at a time, or now if that is past."""
         self._scheduled += 1
-        heapq.heappush(self._queue, (max(time, self.now), self._scheduled, action))
+        heappush(self._queue, (time if time > self.now else self.now, self._scheduled, action))
 
     def after(self, delay: float, action: Action) -> None:
         """Runs an action after so many seconds."""
         self.at(self.now + delay, action)
 
-    def run(self, until: float, over: Callable[[], bool]) -> None:
+    def run(self, until: float) -> None:
         """Runs events until it is over, nothing is left, or the time has come."""
-        while self._queue and not over():
-            time, _, action = heapq.heappop(self._queue)
+        queue = self._queue
+        while queue and not self.over:
+            time, _, action = heappop(queue)
             if time > until:
                 self.now = until
                 return
