@@ -16,6 +16,7 @@ from emberscale_api.job.continuity import Keeper, fixed_fields
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase, TrainingJobStatus, UnreadableStatusError
 from emberscale_api.rpc import master_pb2 as pb
+from emberscale_api.version import VERSION
 from emberscale_operator.controller import BackendUnavailableError, JobController, News, Observed, Pause
 from emberscale_operator.kubernetes import names, stories
 from emberscale_operator.kubernetes.actuator import Actuator
@@ -186,7 +187,7 @@ class KubernetesBackend:
                 )
                 return Pause(self._settings.resync)
         try:
-            self._job = job = read_job(body)
+            self._job = job = read_job(body, runs_newer=self._runs_another_version())
         except UnreadableJobError as error:
             await self._refuse(body, str(error), now)
             return Pause(self._settings.resync)
@@ -226,6 +227,11 @@ class KubernetesBackend:
         conditions = unknown_progress(body["status"].get("conditions") or (), problem, now)
         if conditions is not None:
             await self._patch({"conditions": conditions})
+
+    def _runs_another_version(self) -> bool:
+        """Whether the job has begun with the image of another version, such as the one before a rollback."""
+        status = self._known()
+        return bool(status.members) and status.image not in ("", self._settings.image)
 
     def _known(self) -> TrainingJobStatus:
         return self._status or TrainingJobStatus()
@@ -310,6 +316,8 @@ class KubernetesBackend:
             message = f"{message}; {waits[1]}" if trains and message else waits[1]
             if not trains:
                 reason = waits[0]
+        if job.unknown:
+            message = f"{message}; {_unknown(job)}" if message else _unknown(job)
         expelled = self._tenancy.expelled(self.uid)
         if expelled is not None and not standing.rests:
             reason, message = _EXPELLED, expelled
@@ -380,6 +388,14 @@ def control(backend: KubernetesBackend, clock: Callable[[], float]) -> JobContro
     """Returns what drives a job's pods; `clock` is in seconds since 1970."""
     return JobController(
         backend, clock, lambda master, wake: MasterLink(master, wake, clock, status_seconds=STATUS_SECONDS)
+    )
+
+
+def _unknown(job: Job) -> str:
+    fields = ", ".join(map(str, job.unknown))
+    return (
+        f"version {VERSION} does not know {fields}: the job continues with its own image, and is looked after as with "
+        "the default; upgrade the operator"
     )
 
 

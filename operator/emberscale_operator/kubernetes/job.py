@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from emberscale_api.job import ManifestError, TrainingJob, TrainingJobSpec, parse_manifest
+from emberscale_api.job.newer import UnknownValue, parse_newer_manifest
 from emberscale_api.job.status import TrainingJobStatus, parse_status
 
 
@@ -22,7 +23,11 @@ class JobKey:
 
 @dataclass(frozen=True)
 class Job:
-    """One generation of a job; `created` is in seconds since 1970."""
+    """One generation of a job.
+
+    `created` is in seconds since 1970. `unknown` are the values that this version does not know; `manifest` has the
+    defaults in their place.
+    """
 
     key: JobKey
     uid: str
@@ -30,6 +35,7 @@ class Job:
     created: float
     deleting: bool
     manifest: TrainingJob
+    unknown: tuple[UnknownValue, ...] = ()
 
     @property
     def spec(self) -> TrainingJobSpec:
@@ -41,11 +47,12 @@ class UnreadableJobError(ValueError):
     """A job that the API server took and that cannot run; the text says which field and why."""
 
 
-def read_job(body: Mapping[str, Any]) -> Job:
+def read_job(body: Mapping[str, Any], runs_newer: bool = False) -> Job:
     """The job in an object. Raises UnreadableJobError.
 
     The API server refuses fields that it does not know, so one that is unknown here is of a newer definition, such as
     an upgrade installs before it replaces the operator. It is kept, for the processes of the job may know it.
+    `runs_newer`: so are values that are unknown, since the processes of another version run with them.
     """
     metadata = body["metadata"]
     key = JobKey(metadata["namespace"], metadata["name"])
@@ -55,8 +62,12 @@ def read_job(body: Mapping[str, Any]) -> Job:
         "metadata": {"name": key.name, "namespace": key.namespace},
         "spec": _plain(body.get("spec") or {}),
     }
+    unknown: tuple[UnknownValue, ...] = ()
     try:
-        manifest = parse_manifest(document, source="TrainingJob", unknown="allow")
+        if runs_newer:
+            manifest, unknown = parse_newer_manifest(document, source="TrainingJob")
+        else:
+            manifest = parse_manifest(document, source="TrainingJob", unknown="allow")
     except ManifestError as error:
         raise UnreadableJobError(str(error).replace("TrainingJob: ", "")) from error
     return Job(
@@ -66,6 +77,7 @@ def read_job(body: Mapping[str, Any]) -> Job:
         created=parse_time(metadata["creationTimestamp"]),
         deleting="deletionTimestamp" in metadata,
         manifest=manifest,
+        unknown=unknown,
     )
 
 

@@ -18,6 +18,7 @@ from emberscale_api.job import (
     cpu_cores,
     memory_bytes,
 )
+from emberscale_api.job.newer import with_values
 from emberscale_api.job.roles import Role
 from emberscale_api.rpc.token import JobClaims, job_token
 from emberscale_operator.kubernetes import names
@@ -82,17 +83,18 @@ class JobObjects:
         manifest = _with_spec(
             job, {"suspend": False, **{role: part.model_copy(update=bare) for role, part in roles.items()}}
         )
-        text = manifest.to_json()
+        text = with_values(manifest.to_json(), job.unknown)
         unsized = {role: part.model_copy(update={**bare, "replicas": None}) for role, part in roles.items()}
         unsized["master"] = MasterSpec()
         key = _with_spec(job, {"suspend": False, "run_policy": _seen_by_master(spec.run_policy), **unsized})
+        read = with_values(_said_in(key), job.unknown)
         return cls(
             image=image or settings.image,
             generation=job.generation,
             manifest=text,
             manifest_name=names.manifest_name(name, text),
             restart_keys={
-                Role.MASTER: f"{names.digest(_said_in(key))}/{names.digest(settings.brain_authority)}",
+                Role.MASTER: f"{names.digest(read)}/{names.digest(settings.brain_authority)}",
                 Role.PS: f"{names.digest(_said_in(spec.ps.template))}/",
                 Role.WORKER: f"{names.digest(_said_in(spec.worker.template))}/",
             },

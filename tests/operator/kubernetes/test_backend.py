@@ -470,6 +470,38 @@ def test_a_job_whose_phase_is_of_another_version_is_kept_and_left_alone() -> Non
     assert api.body["status"]["conditions"][0]["status"] == "True"
 
 
+def test_a_running_job_with_a_value_of_a_newer_version_is_looked_after_and_a_new_one_is_refused() -> None:
+    """The operator was downgraded, and the definition, which has more values, was not."""
+    api = new_api()
+
+    async def scenario() -> None:
+        await Operator(api).settle()
+        api.body["spec"]["optimizers"] = {"sparse": {"type": "Shampoo"}}
+        api.body["status"]["image"] = "example.org/emberscale:next"
+        before = {pod["metadata"]["uid"] for pod in api.all_pods() if slot_of(pod) != "worker-0"}
+        api.end_pod(next(pod for pod in api.live_pods() if slot_of(pod) == "worker-0"), 137, "Error")
+        api.sync()
+        await Operator(api).settle()
+        assert names_of(api.live_pods()) == WANTED
+        assert before <= {pod["metadata"]["uid"] for pod in api.live_pods()}, "no other pod was replaced"
+        master = next(pod for pod in api.live_pods() if slot_of(pod) == "master-0")
+        api.end_pod(master, 137, "Error")
+        api.sync()
+        await Operator(api).settle()
+
+    asyncio.run(scenario())
+    (condition,) = api.body["status"]["conditions"]
+    assert condition["status"] == "True"
+    assert "does not know spec.optimizers.sparse.type ('Shampoo')" in condition["message"]
+    manifests = [body["data"]["manifest.json"] for path, body in api.objects.items() if "/configmaps/" in path]
+    assert '"type": "Shampoo"' in manifests[-1], "the next master reads what is asked for"
+
+    fresh = new_api(optimizers={"sparse": {"type": "Shampoo"}})
+    asyncio.run(Operator(fresh).settle(2))
+    assert fresh.all_pods() == []
+    assert fresh.body["status"]["conditions"][0]["reason"] == "InvalidSpec"
+
+
 def test_a_job_that_was_expelled_from_redis_says_so() -> None:
     api = new_api()
 
