@@ -30,8 +30,8 @@ POD = WatchedKind("v1", "pods", names.JOB_LABEL)
 class Watched(Protocol):
     """What the watches have brought."""
 
-    def versions(self, kind: WatchedKind) -> Mapping[str, str]:
-        """The resourceVersion of every object of a kind, by uid."""
+    def versions(self, kind: WatchedKind, namespace: str) -> Mapping[str, str]:
+        """The resourceVersion of every object of a kind, by uid, in a namespace; "" stands for the whole cluster."""
 
 
 class Lag:
@@ -39,21 +39,25 @@ class Lag:
 
     def __init__(self) -> None:
         self._since: dict[tuple[str, str], float] = {}
+        self._compared_at = 0.0
 
     def compare(self, held: Mapping[str, str], seen: Mapping[str, str], now: float) -> None:
         """Takes what the API server holds and what the watch has brought, resourceVersions by uid, at `now`."""
         missed = {(uid, seen.get(uid, "")) for uid in held.keys() | seen.keys() if held.get(uid) != seen.get(uid)}
         self._since = {change: self._since.get(change, now) for change in missed}
+        self._compared_at = now
 
-    def seconds(self, now: float) -> float:
-        """For how long the change that was missed first has been missing; 0 where none is."""
-        return now - min(self._since.values(), default=now)
+    @property
+    def seconds(self) -> float:
+        """For how long, at the last comparison, the change that was missed first had been missing; 0 where none was."""
+        return self._compared_at - min(self._since.values(), default=self._compared_at)
 
 
 class Census:
-    """Lists the metadata of all TrainingJobs and pods once an `interval`, in seconds.
+    """Lists the metadata of all TrainingJobs and pods once an `interval`, in seconds, each namespace for itself.
 
-    An empty list of namespaces stands for the whole cluster. `counted` follows each census with the uids of all jobs.
+    An empty list of namespaces stands for the whole cluster. `counted` follows each census that could list the jobs of
+    all namespaces, with the uids of all jobs: those of a namespace that cannot be listed may exist.
     """
 
     def __init__(
@@ -66,35 +70,54 @@ class Census:
     ) -> None:
         self._client = client
         self._watched = watched
-        self._namespaces = namespaces or ("",)
         self._interval = interval
         self._counted = counted
-        self._lags = {kind: Lag() for kind in (TRAINING_JOB, POD)}
+        self._lags = {(kind, name): Lag() for name in (namespaces or ("",)) for kind in (TRAINING_JOB, POD)}
+        self._problems: dict[str, str] = {}
 
     async def keep(self) -> None:
-        """Takes the census for ever. A cluster that does not answer is no news of the watches."""
+        """Takes the census for ever. A namespace that cannot be listed is no news of the watches there."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(self._interval)
-            try:
-                held = {kind: await self._held(kind) for kind in self._lags}
-            except (ApiError, ApiUnavailableError) as error:
-                _log.warning("no census", problem=str(error))
-                continue
-            for kind, lag in self._lags.items():
-                lag.compare(held[kind], self._watched.versions(kind), loop.time())
-            await self._counted(held[TRAINING_JOB].keys())
+            jobs: set[str] = set()
+            problems: dict[str, str] = {}
+            complete = True
+            for (kind, namespace), lag in self._lags.items():
+                try:
+                    held = await self._held(kind, namespace)
+                except (ApiError, ApiUnavailableError) as error:
+                    problems[namespace] = str(error)
+                    complete = complete and kind is not TRAINING_JOB
+                    continue
+                lag.compare(held, self._watched.versions(kind, namespace), loop.time())
+                if kind is TRAINING_JOB:
+                    jobs |= held.keys()
+            self._tell(problems)
+            if complete:
+                await self._counted(jobs)
 
-    def behind(self, now: float) -> str | None:
+    def behind(self) -> str | None:
         """The watch that has missed something for long, in words; None where none has."""
-        for kind, lag in self._lags.items():
-            if (seconds := lag.seconds(now)) > _PATIENCE_INTERVALS * self._interval:
-                return f"the watch of {kind.plural} has missed a change for {seconds:.0f} s"
+        for (kind, namespace), lag in self._lags.items():
+            if (seconds := lag.seconds) >= _PATIENCE_INTERVALS * self._interval:
+                where = f" in {namespace}" if namespace else ""
+                return f"the watch of {kind.plural}{where} has missed a change for {seconds:.0f} s"
         return None
 
-    async def _held(self, kind: WatchedKind) -> dict[str, str]:
+    def _tell(self, problems: Mapping[str, str]) -> None:
+        """Warns of what cannot be listed, once each time that it changes."""
+        for namespace in problems.keys() - self._problems.keys():
+            _log.warning(
+                "jobs and pods cannot be listed: a dead watch is not noticed there, and what jobs left in Redis that "
+                "were deleted while no operator ran stays",
+                namespace=namespace or "all",
+                problem=problems[namespace],
+            )
+        for namespace in self._problems.keys() - problems.keys():
+            _log.info("jobs and pods can be listed again", namespace=namespace or "all")
+        self._problems = dict(problems)
+
+    async def _held(self, kind: WatchedKind, namespace: str) -> dict[str, str]:
         query = {"labelSelector": kind.label} if kind.label else {}
-        held: dict[str, str] = {}
-        for namespace in self._namespaces:
-            held |= await self._client.versions(everywhere(kind.api_version, kind.plural, namespace), **query)
-        return held
+        return await self._client.versions(everywhere(kind.api_version, kind.plural, namespace), **query)

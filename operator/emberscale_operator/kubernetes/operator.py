@@ -51,10 +51,11 @@ class WatchedCluster:
         """The pods that carry the job's label."""
         return tuple(self._pods.get(key, ()))
 
-    def versions(self, kind: WatchedKind) -> Mapping[str, str]:
-        """The resourceVersion of every object of a kind, by uid."""
+    def versions(self, kind: WatchedKind, namespace: str) -> Mapping[str, str]:
+        """The resourceVersion of every object of a kind, by uid, in a namespace; "" stands for the whole cluster."""
         found = self._jobs if kind is TRAINING_JOB else self._pods
-        bodies = (body["metadata"] for store in found.values() for body in store)
+        stores = (store for key, store in found.items() if namespace in ("", key.namespace))
+        bodies = (body["metadata"] for store in stores for body in store)
         return {metadata["uid"]: metadata["resourceVersion"] for metadata in bodies}
 
 
@@ -114,7 +115,7 @@ async def _run(settings: Settings) -> int:
     census = Census(client, cluster, settings.watch_namespaces, settings.resync, tenants.sweep)
     registry.register(OperatorMetrics(client, fleet, tenants))
     registry.register(ProcessMetrics())
-    web = await serve((fleet.stuck, census.behind), registry, settings.health_port, settings.metrics_port)
+    web = await serve((fleet.stuck, lambda _: census.behind()), registry, settings.health_port, settings.metrics_port)
     lease = await LeaderLease.connect(settings.namespace, settings.lease_name, settings.identity, account_owner())
     try:
         if not await _first(stopping, _ready(client, lease)):
