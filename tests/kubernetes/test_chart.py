@@ -50,6 +50,22 @@ def test_lint_is_clean() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_under_gitops_the_chart_as_documented_makes_no_secrets_and_renders_the_same_each_time(tmp_path: Path) -> None:
+    """Whoever renders without a cluster finds no Secret to keep: each sync would bring other passwords."""
+    _, _, told = (ROOT / "docs" / "kubernetes.md").read_text().partition("### GitOps")
+    values = tmp_path / "values.yaml"
+    values.write_text(told.partition("```yaml\n")[2].partition("```")[0])
+
+    def rendered(*more: str) -> str:
+        done = helm("template", "release", str(CHART), "--kube-version", "1.33", "--set", "tls.enabled=true", *more)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert rendered() != rendered(), "what the documentation is for"
+    assert rendered("-f", str(values)) == rendered("-f", str(values))
+    assert "kind: Secret" not in rendered("-f", str(values))
+
+
 def test_a_redis_that_accepts_connections_but_answers_nobody_is_started_anew() -> None:
     (redis,) = [
         container for spec in pod_specs(render()) for container in spec["containers"] if container["name"] == "redis"
