@@ -44,14 +44,14 @@ def read_certificates(folder: Path) -> Certificates:
         server.load_cert_chain(folder / CHAIN_FILE, folder / KEY_FILE, password="")
     except (ssl.SSLError, ValueError) as error:
         raise UnusableCertificateError(
-            f"{folder / KEY_FILE}: is not the key of {folder / CHAIN_FILE}, as PEM without a password: {error}"
+            f"{folder / KEY_FILE}: does not match {folder / CHAIN_FILE}, or is not unencrypted PEM: {error}"
         ) from error
     try:
         _shake_hands(server, client)
     except ssl.SSLCertVerificationError as error:
         raise UnusableCertificateError(
             f"{folder / CHAIN_FILE}: is refused under {folder / AUTHORITY_FILE}: {error.verify_message.rstrip('.')}; "
-            f"it must be issued anew, by that authority and for the DNS name {SERVER_NAME}"
+            f"reissue it from that authority and for the DNS name {SERVER_NAME}"
         ) from error
     return Certificates(authority, chain, key, server, client)
 
@@ -63,7 +63,7 @@ def client_context(authority: bytes, source: str) -> ssl.SSLContext:
     try:
         context.load_verify_locations(cadata=authority.decode("ascii"))
     except (ssl.SSLError, ValueError) as error:
-        raise UnusableCertificateError(f"{source}: holds no certificate in PEM: {error}") from error
+        raise UnusableCertificateError(f"{source}: contains no PEM certificate: {error}") from error
     return context
 
 

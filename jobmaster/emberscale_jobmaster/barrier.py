@@ -68,7 +68,7 @@ class DrivenBarrier:
             case BarrierPhase.ACT:
                 self._agreed(said)
                 if difference := differing(on_any(said.values()), self.settled):
-                    raise VoidError(f"pushes slipped in after barrier {self.number} was settled: {difference}")
+                    raise VoidError(f"pushes were applied after barrier {self.number} had settled: {difference}")
                 return replace(self, phase=BarrierPhase.DONE, said={})
             case BarrierPhase.DONE:
                 return self

@@ -75,7 +75,7 @@ class CheckpointFolder:
         if not isinstance(self._filesystem, LocalFileSystem):
             self._filesystem.invalidate_cache()
             if not self._filesystem.exists(f"{self._root}/{manifest.id}"):
-                raise FileNotFoundError(f"{self.uri_of(manifest.id)} is not there")
+                raise FileNotFoundError(f"{self.uri_of(manifest.id)} is missing")
             self._filesystem.pipe_file(path, content)
             return
         target = Path(path)
@@ -125,6 +125,6 @@ def _sync_folder(folder: Path) -> None:
 def incompatibility(manifest: CheckpointManifest, job: TrainingJob) -> str:
     """Returns why a job cannot continue from a checkpoint, for people; empty if it can."""
     if manifest.job.metadata.name != job.metadata.name:
-        return f"it belongs to job {manifest.job.metadata.name}: give this one another spec.checkpoint.uri"
+        return f"it belongs to job {manifest.job.metadata.name}: choose another spec.checkpoint.uri for this one"
     changed = [difference.path for difference in broken_fields(manifest.job, job, Keeper.CHECKPOINT)]
     return f"{', '.join(changed)} must stay as it was when the checkpoint was taken" if changed else ""

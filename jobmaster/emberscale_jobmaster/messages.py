@@ -42,7 +42,7 @@ def member_id(member: pb.Member, *allowed: Role) -> MemberId:
     if member.index > _MAX_INDEX:
         raise InvalidReportError(f"member.index: {member.index} is above {_MAX_INDEX}")
     if not 0 < len(member.incarnation) <= _MAX_TEXT:
-        raise InvalidReportError("member.incarnation: must be given")
+        raise InvalidReportError("member.incarnation: is required")
     return MemberId(role, member.index, member.incarnation)
 
 
@@ -54,7 +54,7 @@ def wire_member(role: Role, index: int, incarnation: str) -> pb.Member:
 def process(request: pb.RegisterRequest, role: Role) -> Process:
     """The process that registers. Raises InvalidReportError for a parameter server without addresses."""
     if role is Role.PS and not (request.data_address and request.control_address):
-        raise InvalidReportError("data_address and control_address: a parameter server must give both")
+        raise InvalidReportError("data_address and control_address: a parameter server needs both")
     texts = (request.data_address, request.control_address, request.metrics_address, request.host)
     if any(len(text) > _MAX_TEXT for text in texts):
         raise InvalidReportError(f"addresses and host: at most {_MAX_TEXT} characters")

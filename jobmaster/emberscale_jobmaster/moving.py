@@ -155,7 +155,7 @@ def said(
     if now >= operation.deadline:  # servers may have let pushes through
         return _barrier_failed(state, spec, operation, "the barrier took too long", now)
     if after.done and _present(state, operation.servers) != operation.servers:
-        return _barrier_failed(state, spec, operation, "a server of the move has gone", now)
+        return _barrier_failed(state, spec, operation, "a server of the move is gone", now)
     if after.done:
         operation = replace(operation, phase=MovePhase.SWITCH, done=frozenset())
         return state.asking(operation, *range(len(operation.servers)))
@@ -197,7 +197,7 @@ def server_failed(
         return state.having(asking_later(operation, server, now + AGAIN_SECONDS))
     if operation.phase is MovePhase.SWITCH:
         state = _given_up(state, spec, operation, f"ps-{server} refuses the switch: {problem}", now)
-        return recovered(state, spec, Failure((server,), f"ps-{server} may have rows of either table"))
+        return recovered(state, spec, Failure((server,), f"ps-{server} may serve either routing table"))
     return _given_up(state, spec, operation, f"ps-{server}: {problem}", now)
 
 

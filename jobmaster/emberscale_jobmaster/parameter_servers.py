@@ -85,7 +85,7 @@ class ServerChannels:
         except grpc.RpcError as error:
             return ServerFailed(now=self._now(), code=error.code().name, problem=error.details() or "", **where)
         except grpc.FutureCancelledError:
-            return ServerFailed(now=self._now(), code="CANCELLED", problem="the call was given up", **where)
+            return ServerFailed(now=self._now(), code="CANCELLED", problem="the call was abandoned", **where)
         except ValueError as error:
             return ServerFailed(now=self._now(), code="INTERNAL", problem=str(error), **where)
         return ServerAnswered(now=self._now(), answer=answer, **where)

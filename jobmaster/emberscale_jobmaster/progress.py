@@ -157,7 +157,7 @@ def history_surpassed(
     foreign = not known and generation == table.generation
     if state.over or generation == 0 or not (surpassed or foreign):
         return state
-    state = recovered(state, spec, Failure((server.index,), f"{server.slot} holds rows that the books do not know of"))
+    state = recovered(state, spec, Failure((server.index,), f"{server.slot} holds rows that the ledger does not know"))
     beyond = state.routing.table
     following = _unowned(max(beyond.generation, generation + 1), max(beyond.version, version + 1))
     return replace(state, routing=Routing(following), next_version=following.version + 1)

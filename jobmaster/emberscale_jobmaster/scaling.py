@@ -38,7 +38,7 @@ def await_plan(state: JobState, spec: TrainingJobSpec) -> JobState:
     if begun or state.over or not spec.leaves_sizes_open:
         return state
     waiting = replace(
-        state.scaling, waits_for_plan=True, reason="WaitingForPlan", message="the brain is asked for a first plan"
+        state.scaling, waits_for_plan=True, reason="WaitingForPlan", message="waiting for the brain's first plan"
     )
     return _with(state, waiting)
 

@@ -206,7 +206,7 @@ class MasterService(rpc.MasterServicer):
         """Ends the process once the job is over."""
         state, _ = self._runtime.snapshot()
         if not state.over:
-            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the job is not over")
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the job has not ended")
         self._shut_down()
         return pb.ShutdownReply()
 

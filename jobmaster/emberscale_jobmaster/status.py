@@ -78,13 +78,13 @@ def explanation(state: JobState, spec: TrainingJobSpec) -> tuple[str, str]:
                 return "PreparingData", "looking for the data files"
             return "PreparingData", f"counting records: {done} of {total} data files done"
         case JobPhase.RESTORING:
-            return ("WaitingForParameterServers", missing) if missing else ("LoadingRows", "rows are being loaded")
+            return ("WaitingForParameterServers", missing) if missing else ("LoadingRows", "loading rows")
         case JobPhase.TRAINING:
             return "Training", f"epoch {state.epoch + 1} of {spec.training.epochs}"
         case JobPhase.EVALUATING:
             return "Evaluating", f"epoch {state.epoch + 1} of {spec.training.epochs}"
         case _:
-            return "SavingModel", "the final checkpoint is being written"
+            return "SavingModel", "writing the final checkpoint"
 
 
 def plan(state: JobState, spec: TrainingJobSpec) -> pb.Plan:

@@ -54,7 +54,7 @@ class CheckpointStorage:
     def start(self, effect: StorageEffect) -> None:
         """Begins to carry out an effect."""
         if not self._free.acquire(blocking=False):
-            self._fail(effect, f"{_MOST_CALLS} earlier calls have not come back")
+            self._fail(effect, f"{_MOST_CALLS} earlier calls have not returned")
             return
         threading.Thread(target=self._run, args=(effect,), name="checkpoint-storage", daemon=True).start()
 

@@ -92,7 +92,7 @@ class JobStore:
         try:
             return None if document is None else _state_json.validate_json(document)
         except ValidationError as error:
-            problem = f"{error.error_count()} fields are not as this version of Emberscale writes them"
+            problem = f"{error.error_count()} fields do not match what this version of Emberscale writes"
             raise UnreadableStateError(f"{self._keys.state} in Redis at {self.url}: {problem}") from error
 
     def save(self, state: JobState) -> None:

@@ -163,7 +163,7 @@ def run_job(
                 if problem is None:
                     raise
                 raise UnwritableError(
-                    f"{held.paths.root}: cannot be written: {problem}; make room, then go on with --resume"
+                    f"{held.paths.root}: cannot be written: {problem}; free some space, then continue with --resume"
                 ) from error
     except CompleteAlreadyError:
         _warn(f"{root}: the run is Complete; there is nothing to resume")
@@ -215,7 +215,7 @@ def _train(
     held.save(status=status, seconds=seconds, ended_at=datetime.now(UTC))
     held.settle()
     if held.paths is not held.home:
-        _warn(f"{held.home.root}: still holds the Complete run of before; this one is in {held.paths.root}")
+        _warn(f"{held.home.root}: still holds the previous Complete run; this one is in {held.paths.root}")
     return Training(summary, held.paths.root)
 
 

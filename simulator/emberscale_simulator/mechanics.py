@@ -84,27 +84,29 @@ class Mechanics(ManifestPart):
     save_bandwidth: Quantity = "600M"
     load_bandwidth: Quantity = "150M"
     resize: Seconds | None = Field(
-        default=None, ge=0, description="Until running pods have other cores or memory; absent: others replace them"
+        default=None, ge=0, description="Time to resize running pods in place; absent: new pods replace them"
     )
     checkpoint_interval: Seconds | None = Field(
-        default=None, gt=0, description="Absent: what the brain advises, and five minutes until it does"
+        default=None,
+        gt=0,
+        description="Time between checkpoints; absent: as the brain advises, and five minutes until it does",
     )
     checkpoint_pause: Seconds = Field(default=0.0, ge=0, description="Standstill of a checkpoint")
     checkpoint_slowdown: float = Field(
         default=0.0, ge=0, le=1, description="Share of training that is lost while a checkpoint is written beside it"
     )
-    detection: Seconds = Field(default=0.0, ge=0, description="From when a pod goes silent until it is given up")
+    detection: Seconds = Field(default=0.0, ge=0, description="Time from a pod's silence to its replacement")
     end_detection: Seconds = Field(
-        default=0.0, ge=0, description="From when a pod's process ends until that is acted on"
+        default=0.0, ge=0, description="Time from the end of a pod's process to the reaction"
     )
     rollback: bool = Field(
         default=True, description="Whether the loss of a PS takes the job back to its last checkpoint"
     )
     dynamic_sharding: bool = Field(
-        default=False, description="Whether a slow worker only does less; else all wait for it"
+        default=False, description="Whether a slow worker only does less; if not, all workers wait for it"
     )
     straggler_seconds: Seconds | None = Field(
-        default=None, ge=0, description="Until slow pods are worked around; absent: never"
+        default=None, ge=0, description="Time until the job works around slow pods; absent: never"
     )
     elastic: bool = Field(
         default=False,
@@ -116,14 +118,18 @@ class Mechanics(ManifestPart):
     memory_growth: float = Field(
         default=1.0, ge=1, le=4, description="Factor on the memory of PS that ran out of it, within the job's bounds"
     )
-    max_memory_growth: float = Field(default=4.0, ge=1, description="The same in all, over what it was given")
-    restart_backoff: Seconds = Field(
-        default=0.0, ge=0, description="Before the second restart in a row; twice as long before each after that"
+    max_memory_growth: float = Field(
+        default=4.0, ge=1, description="The limit of that growth, as a multiple of the first memory"
     )
-    restart_backoff_limit: Seconds = Field(default=300.0, ge=0, description="At most so long")
-    restart_backoff_reset: Seconds = Field(default=60.0, ge=0, description="A PS that lived so long begins anew")
-    backoff_limit: int = Field(default=6, ge=0, description="Restarts after running out of memory; more fail the job")
-    sources: Mapping[str, str] = Field(default={}, description="Where each number comes from, by its field's name")
+    restart_backoff: Seconds = Field(
+        default=0.0, ge=0, description="Delay before the second restart in a row; doubled for each later one"
+    )
+    restart_backoff_limit: Seconds = Field(default=300.0, ge=0, description="Maximum delay between restarts")
+    restart_backoff_reset: Seconds = Field(
+        default=60.0, ge=0, description="Life of a PS after which its restarts count from zero"
+    )
+    backoff_limit: int = Field(default=6, ge=0, description="Restarts after running out of memory before the job fails")
+    sources: Mapping[str, str] = Field(default={}, description="Source of each number, by field")
 
     @model_validator(mode="after")
     def _sources_name_fields(self) -> Self:

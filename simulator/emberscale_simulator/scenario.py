@@ -307,9 +307,7 @@ class Scenario(ManifestPart):
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
     description: str = ""
-    horizon: Seconds = Field(
-        gt=0, description="The simulation ends here at the latest; jobs under way are not complete"
-    )
+    horizon: Seconds = Field(gt=0, description="Latest end of the simulation; jobs that still run count as incomplete")
     cluster: ClusterSpec
     failures: FailureSpec = FailureSpec()
     stragglers: StragglerSpec = StragglerSpec()

@@ -57,7 +57,7 @@ def test_a_file_that_is_no_pem_is_named(tmp_path: Path, name: str, content: byte
 def test_the_key_of_another_certificate_is_refused(tmp_path: Path) -> None:
     folder, other = certificate_folder(tmp_path / "tls"), certificate_folder(tmp_path / "other")
     shutil.copy(other / "tls.key", folder)
-    assert refusal(folder).startswith(f"{folder / 'tls.key'}: is not the key of {folder / 'tls.crt'}")
+    assert refusal(folder).startswith(f"{folder / 'tls.key'}: does not match {folder / 'tls.crt'}")
 
 
 def test_a_key_with_a_password_is_refused_and_nobody_is_asked_for_it(tmp_path: Path) -> None:
@@ -69,19 +69,19 @@ def test_a_key_with_a_password_is_refused_and_nobody_is_asked_for_it(tmp_path: P
         serialization.BestAvailableEncryption(b"secret"),
     )
     (folder / "tls.key").write_bytes(locked)
-    assert "PEM without a password" in refusal(folder)
+    assert "is not unencrypted PEM" in refusal(folder)
 
 
 def test_an_expired_certificate_is_refused(tmp_path: Path) -> None:
     folder = certificate_folder(tmp_path / "tls", ended=timedelta(days=2))
     said = refusal(folder)
     assert said.startswith(f"{folder / 'tls.crt'}: is refused under {folder / 'ca.crt'}: certificate has expired")
-    assert "must be issued anew" in said
+    assert "reissue it from that" in said
 
 
 def test_a_certificate_for_another_name_is_refused(tmp_path: Path) -> None:
     said = refusal(certificate_folder(tmp_path / "tls", name="ps-0.example"))
-    assert "not valid for 'emberscale'; it must be issued anew" in said
+    assert "not valid for 'emberscale'; reissue it" in said
 
 
 def test_a_certificate_of_another_authority_is_refused(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_certificate_of_another_authority_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_authority_that_is_no_certificate_is_refused_under_the_name_of_its_source() -> None:
-    with pytest.raises(UnusableCertificateError, match=r"^--brain-ca-file x: holds no certificate"):
+    with pytest.raises(UnusableCertificateError, match=r"^--brain-ca-file x: contains no PEM"):
         client_context(b"not PEM", "--brain-ca-file x")
 
 

@@ -70,7 +70,7 @@ def test_a_table_overrides_optimizer_initializer_and_pooling() -> None:
         ({"data": {"train": ["a"], "format": "CSV"}}, "columns is required for format CSV"),
         (
             {"data": {"train": ["a"], "format": "CSV", "columns": {"label": "a", "categorical": ["b", "a"]}}},
-            "each column can be used once, but a is there more often",
+            "each column can be used once, but a is repeated",
         ),
         (
             {"data": {"train": ["a"], "format": "CSV", "columns": {"label": "a", "dense": ["b"]}}},
@@ -81,7 +81,7 @@ def test_a_table_overrides_optimizer_initializer_and_pooling() -> None:
             "spec.data.columns.lists.0.x: unknown field; allowed here: maxLength, name, overflow",
         ),
         ({"model": {"embeddings": {"tables": {"price": {}}}}}, "there are user, item, history, tags"),
-        ({"model": {"embeddings": {"tables": {"user": {"pooling": "Mean"}}}}}, "a record has one id in this column"),
+        ({"model": {"embeddings": {"tables": {"user": {"pooling": "Mean"}}}}}, "lists are pooled"),
         ({"model": {"embeddings": {"tables": {"tags": {"dimension": 8}}}}}, "all dimensions must be equal"),
     ],
 )

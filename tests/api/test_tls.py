@@ -110,14 +110,14 @@ def test_a_server_of_another_authority_is_not_talked_to(serve: Any, ours: Certif
         assert code is grpc.StatusCode.UNAVAILABLE
         assert "CERTIFICATE_VERIFY_FAILED" in words
         said = problem(address, ours.authority)
-    assert said == f"{address} shows a certificate that SETTING does not vouch for: self-signed certificate"
+    assert said == f"{address} presents a certificate that SETTING does not verify: self-signed certificate"
 
 
 @pytest.mark.parametrize("serve", [threaded_server, asyncio_server])
 def test_a_plain_client_is_refused_by_a_server_with_tls_and_can_be_told_why(serve: Any, ours: Certificates) -> None:
     with serve(ours) as address:
         assert refusal(address, None)[0] is grpc.StatusCode.UNAVAILABLE
-        assert problem(address, None) == f"{address} serves TLS only, and SETTING is missing here"
+        assert problem(address, None) == f"{address} requires TLS, but SETTING is not set"
 
 
 @pytest.mark.parametrize("serve", [threaded_server, asyncio_server])
@@ -125,7 +125,7 @@ def test_a_client_with_tls_sends_a_plain_server_nothing_and_can_be_told_why(serv
     with serve(None) as address:
         assert refusal(address, ours.authority)[0] is grpc.StatusCode.UNAVAILABLE
         said = problem(address, ours.authority) or ""
-    assert said.startswith(f"{address} serves no TLS, which SETTING asks for")
+    assert said.startswith(f"{address} has no TLS, but SETTING asks for it")
 
 
 def test_a_client_on_asyncio_verifies_as_the_others_do(ours: Certificates, theirs: Certificates) -> None:

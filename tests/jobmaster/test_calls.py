@@ -71,7 +71,7 @@ def test_a_superseded_incarnation_is_refused_for_ever(cluster: Cluster, worker: 
     [
         ({"member": pb.Member(role=pb.MASTER, incarnation="x")}, "member.role: expected ps or worker"),
         ({"member": pb.Member(role=pb.PS, incarnation="x", index=1024)}, "member.index: 1024 is above 1023"),
-        ({"member": pb.Member(role=pb.PS)}, "member.incarnation: must be given"),
+        ({"member": pb.Member(role=pb.PS)}, "member.incarnation: is required"),
         ({"member": pb.Member(role=pb.PS, incarnation="x")}, "data_address and control_address"),
     ],
 )

@@ -121,7 +121,7 @@ def test_where_everything_hangs_further_calls_fail_at_once(stored: Stored) -> No
     event = stored.event()
     assert isinstance(event, StorageFailed)
     assert event.serial == 99
-    assert "earlier calls have not come back" in event.problem
+    assert "earlier calls have not returned" in event.problem
 
 
 @pytest.mark.parametrize("call", ["list", "read"])

@@ -62,7 +62,7 @@ def test_a_master_without_the_brains_authority_goes_on_and_says_why_it_has_no_br
 ) -> None:
     start_master(cluster, brain)
     log = cluster.folder / "master.log"
-    said = f"{brain.address} serves TLS only, and {environment.BRAIN_CA} is missing here"
+    said = f"{brain.address} requires TLS, but {environment.BRAIN_CA} is not set"
     wait_for(lambda: said in log.read_text(), "the reason")
     assert cluster.master_process.poll() is None
 
@@ -73,4 +73,4 @@ def test_a_master_with_an_authority_of_the_brain_that_is_of_no_use_ends_with_tha
     start_master(cluster, brain, **{environment.BRAIN_CA: "not PEM"})
     assert cluster.master_process.wait(timeout=60) == environment.UNUSABLE_EXIT_CODE
     said = (cluster.folder / "master.log").read_text()
-    assert f"{environment.BRAIN_CA}: holds no certificate in PEM" in said
+    assert f"{environment.BRAIN_CA}: contains no PEM certificate" in said

@@ -29,7 +29,7 @@ def test_the_command_line_takes_a_job_through_its_life(place: Place, tmp_path: P
     assert "goes on" not in emberscale("suspend", "typed")
     eventually("Suspended", lambda: job.phase() == "Suspended" or None, seconds=120)
     assert "Suspended (JobSuspended)" in emberscale("status", "typed")
-    assert "typed: the job goes on" in emberscale("resume", "typed")
+    assert "typed: the job continues" in emberscale("resume", "typed")
     assert "Complete" in emberscale("status", "typed", "--watch")
     assert json.loads(emberscale("status", "typed", "--output", "json"))["phase"] == "Complete"
     assert '"phase": "Complete"' in emberscale("logs", "typed")

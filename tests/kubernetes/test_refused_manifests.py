@@ -71,7 +71,7 @@ TABLE: list[tuple[str, Any, str]] = [
         [{"name": "nothing", "mountPath": "/x"}],
         "each must name one of the volumes",
     ),
-    ("spec.worker.template.env", [{"name": "EMBERSCALE_ROLE", "value": "ps"}], "are set by the operator"),
+    ("spec.worker.template.env", [{"name": "EMBERSCALE_ROLE", "value": "ps"}], "are reserved for the operator"),
     ("metadata.name", "3-starts-with-a-digit", "start with a letter"),
     ("metadata.name", "x" * 54, "at most 53 characters"),
     ("apiVersion", "emberscale.io/v1", "no matches for kind"),

@@ -79,7 +79,7 @@ def test_a_file_that_is_no_database_is_named_before_the_run_starts(tmp_path: Pat
     database = tmp_path / "brain.db"
     database.write_text("This is no database.\n" * 100)
     with (
-        pytest.raises(BrainDatabaseUnusableError, match="file is not a database; move it away"),
+        pytest.raises(BrainDatabaseUnusableError, match="file is not a database; move it aside"),
         EmbeddedBrain(database).seat(None),
     ):
         pass

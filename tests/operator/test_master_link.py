@@ -254,8 +254,8 @@ def test_a_master_with_tls_is_heard_by_who_knows_its_authority(tmp_path: Path) -
         asyncio.run(scenario())
     problems = sorted(entry["problem"].partition(" ")[2] for entry in told)
     assert problems == [
-        "serves TLS only, and the authority in the job's Secret is missing here",
-        "shows a certificate that the authority in the job's Secret does not vouch for: self-signed certificate",
+        "presents a certificate that the authority in the job's Secret does not verify: self-signed certificate",
+        "requires TLS, but the authority in the job's Secret is not set",
     ]
 
 

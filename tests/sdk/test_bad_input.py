@@ -117,7 +117,7 @@ def test_a_new_run_does_not_go_on_from_checkpoints_that_it_finds(manifest: Path,
     code, lines = invoke("run", str(manifest), "--set", "spec.checkpoint.uri=used")
     assert code == 2
     assert len(lines) == 1
-    assert "spec.checkpoint.uri: used holds checkpoints already" in lines[0]
+    assert "spec.checkpoint.uri: used already holds checkpoints" in lines[0]
 
 
 @pytest.mark.parametrize("uri", ["nosuchprotocol://bucket/x", "gs://bucket/x"])

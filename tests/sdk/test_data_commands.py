@@ -32,7 +32,7 @@ def test_synth_writes_the_rows_asked_for_and_prints_the_teachers_auc(data: Path)
 def test_synth_does_nothing_the_second_time(data: Path) -> None:
     result = run("synth", data, "--rows", 2000, "--seed", 3, "--parts", 2, "--evaluation-fraction", 0.2)
     assert result.exit_code == 0
-    assert "is there already" in result.stdout
+    assert "already exists" in result.stdout
     metadata = json.loads((data / "metadata.json").read_text())
     assert f"{metadata['splits']['train']['teacher_auc']:.4f}" in result.stdout
 
@@ -121,7 +121,7 @@ def test_convert_of_several_files_fills_a_folder(data: Path, tmp_path: Path) -> 
     assert sorted(path.name for path in (tmp_path / "csv").iterdir()) == names
     assert "denseTransform: Log1p" in result.stdout
     again = run("convert", f"{data}/train-*.tsv", tmp_path / "csv", "--format", "csv", "--compression", "zstd")
-    assert (again.exit_code, "is there already; --overwrite replaces it" in again.stderr) == (2, True)
+    assert (again.exit_code, "already exists; --overwrite replaces it" in again.stderr) == (2, True)
     over = ["--format", "csv", "--compression", "zstd", "--overwrite"]
     assert run("convert", f"{data}/train-*.tsv", tmp_path / "csv", *over).exit_code == 0
     inspected = run("inspect", f"{tmp_path}/csv/*.csv.zst", "--output", "json")
@@ -179,7 +179,7 @@ def test_convert_writes_to_any_file_system_and_replaces_nothing_unasked(data: Pa
     inspected = json.loads(run("inspect", written["path"], "--output", "json").stdout)
     assert inspected["records"] == written["records"] > 0
     assert inspected["files"][0]["bytes"] == written["bytes"]
-    assert "is there already" in run("convert", f"{data}/evaluation.tsv", out, "--format", "parquet").stderr
+    assert "already exists" in run("convert", f"{data}/evaluation.tsv", out, "--format", "parquet").stderr
     again = run("convert", f"{data}/evaluation.tsv", out, "--format", "parquet", "--overwrite")
     assert again.exit_code == 0
 

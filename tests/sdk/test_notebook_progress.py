@@ -33,5 +33,5 @@ def test_the_cell_is_redrawn_in_place_and_remarks_stay() -> None:
     assert first["transient"] == second["transient"]
     assert "25.0%" in first["data"]["text/html"]
     html = second["data"]["text/html"]
-    assert html.index("a checkpoint is being taken") < html.index("50.0%")
+    assert html.index("taking a checkpoint") < html.index("50.0%")
     assert html.startswith("<pre")

@@ -71,7 +71,7 @@ def test_the_model_says_what_it_rests_on() -> None:
     fit = pb.FitSummary(rmsle=0.031, profiles=12, distinct_shapes=1, noise=0.05, outliers=1, prior_share=0.4, overlap=4)
     text = printed(explanation(fit=fit))
     assert "off by 3.1% (RMSLE) over 12 profiles of 1 shape; profiles scatter by 5.0%, 1 outlier set aside" in text
-    assert "40% of what it says was believed before anything was measured" in text
+    assert "40% of it is the prior" in text
     assert "overlap (exponent 4)" in text
     assert "not measured" in printed(explanation(fit=pb.FitSummary(prior_share=1.0)))
 

@@ -68,7 +68,7 @@ def test_a_brain_elsewhere_is_verified_by_the_authority_that_is_given_or_mounted
     for file, authority in ((given, given), (None, folder)):
         expected = BrainAddress("brain:50061", "secret", authority.read_bytes())
         assert choose_brain(job(), "brain:50061", (), token, file) == expected
-    for wrong, said in ((token, "holds no certificate in PEM"), (tmp_path / "nowhere", "cannot be read: No such file")):
+    for wrong, said in ((token, "contains no PEM certificate"), (tmp_path / "nowhere", "cannot be read: No such file")):
         with pytest.raises(BadInputError, match=f"^--brain-ca-file {wrong}: {said}"):
             choose_brain(job(), "brain:50061", (), token, wrong)
 

@@ -195,7 +195,7 @@ def test_a_rerun_that_fails_leaves_the_complete_run_before_it(start: Start, mani
     limits = ["--set", "spec.worker.resources.limits.memory=10Mi", "--set", "spec.runPolicy.backoffLimit=0"]
     code, out, err = finish(start("run", str(manifest), *limits))
     assert code == 1
-    assert "runs/toy: still holds the Complete run of before; this one is in runs/toy/next" in err
+    assert "runs/toy: still holds the previous Complete run; this one is in runs/toy/next" in err
     assert "runs/toy/next/summary.json" in out
     root = tmp_path / "runs" / "toy"
     assert json.loads((root / "summary.json").read_text()) == complete
@@ -220,7 +220,7 @@ def test_a_disk_that_takes_no_more_is_told_in_a_line(start: Start, manifest: Pat
     code, out, err = finish(start("run", str(manifest), largest_file=1500))
     assert (code, out) == (1, "")
     told = [line for line in err.splitlines() if line.startswith("error: ")]
-    assert told == ["error: runs/toy: cannot be written: File too large; make room, then go on with --resume"]
+    assert told == ["error: runs/toy: cannot be written: File too large; free some space, then continue with --resume"]
     assert "Traceback" not in err
 
 

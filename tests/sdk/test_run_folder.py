@@ -217,7 +217,7 @@ def test_a_complete_run_does_not_go_on_as_another(
     leave(root, job, RunStatus.COMPLETE)
     with pytest.raises(BadInputError, match=re.escape(told)) as refused:
         begin(root, load_manifest(manifest, [override]), resume=True)
-    assert "is Complete and does not go on" in str(refused.value)
+    assert "is Complete and cannot continue" in str(refused.value)
 
 
 def test_a_complete_run_does_not_go_on_with_data_that_grew(root: Path, job: TrainingJob, tmp_path: Path) -> None:

@@ -71,8 +71,8 @@ def _milliseconds(name: str) -> str:
     return f"(type(self.{name}) == int ? int(self.{name}) * 1000 : duration(string(self.{name})).getMilliseconds())"
 
 
-_ADVICE = {"spec.checkpoint.uri": "the job goes on from what is there"}
-_ANEW = "delete the TrainingJob and create one of another name"
+_ADVICE = {"spec.checkpoint.uri": "a job resumes from the checkpoints at its URI"}
+_ANEW = "delete the TrainingJob and create one with another name"
 
 
 def _fixed(path: str, field: str, optional: bool) -> dict[str, str]:
@@ -178,14 +178,14 @@ _RULES: Mapping[str, list[dict[str, str]]] = {
         {"rule": "!has(self.value) || !has(self.valueFrom)", "message": "give either value or valueFrom"},
         {
             "rule": "!self.name.startsWith('EMBERSCALE_')",
-            "message": "names that start with EMBERSCALE_ are set by the operator",
+            "message": "names that start with EMBERSCALE_ are reserved for the operator",
         },
     ],
     "PodTemplate": [
         {
             "rule": "!has(self.volumes) || self.volumes.all(volume, !(volume.name in "
             "['emberscale-tmp', 'emberscale-job', 'emberscale-shm']))",
-            "message": "names of volumes that start with emberscale- are the operator's",
+            "message": "volume names that start with emberscale- are reserved for the operator",
         },
         {
             "rule": "!has(self.volumeMounts) || self.volumeMounts.all(mount, mount.mountPath.startsWith('/'))",
@@ -203,13 +203,13 @@ _NAME_RULE = {
     "message": f"metadata.name: {NAME_RULE}",
 }
 _COLUMNS = (
-    ("Phase", "string", ".status.phase", "Where the job stands"),
-    ("Workers", "string", ".status.worker.summary", "Workers that are ready / wanted"),
-    ("PS", "string", ".status.ps.summary", "Parameter servers that are ready / wanted"),
-    ("Samples/s", "integer", ".status.progress.samplesPerSecond", "Throughput over the last seconds"),
-    ("Progress", "string", ".status.progress.percent", "Samples trained, of all epochs"),
+    ("Phase", "string", ".status.phase", "Phase of the job"),
+    ("Workers", "string", ".status.worker.summary", "Ready / desired workers"),
+    ("PS", "string", ".status.ps.summary", "Ready / desired parameter servers"),
+    ("Samples/s", "integer", ".status.progress.samplesPerSecond", "Recent throughput"),
+    ("Progress", "string", ".status.progress.percent", "Share of all epochs' samples trained"),
     ("ETA", "string", ".status.progress.eta", "Time left at this throughput"),
-    ("Age", "date", ".metadata.creationTimestamp", "Since the job was created"),
+    ("Age", "date", ".metadata.creationTimestamp", "Time since creation"),
 )
 
 

@@ -69,10 +69,10 @@ class ListColumn(ManifestPart):
     """A column with any number of ids per record."""
 
     name: ColumnName
-    max_length: int = Field(default=100, ge=1, le=65536, description="How many ids a record may have")
+    max_length: int = Field(default=100, ge=1, le=65536, description="Maximum number of ids per record")
     overflow: ListOverflow = Field(
         default=ListOverflow.TRUNCATE,
-        description="Of a longer list, take the first ids, or refuse its record as malformed",
+        description="A longer list keeps its first ids, or makes its record malformed",
     )
 
 
@@ -84,10 +84,10 @@ class ColumnMapping(ManifestPart):
     categorical: tuple[ColumnName, ...] = Field(default=(), max_length=256)
     lists: tuple[ListColumn, ...] = Field(default=(), max_length=64)
     dense_transform: DenseTransform = Field(
-        default=DenseTransform.NONE, description="Log1p makes log(1 + max(x, 0)) of each dense feature x"
+        default=DenseTransform.NONE, description="Log1p replaces each dense feature x with log(1 + max(x, 0))"
     )
     dense_transforms: dict[ColumnName, DenseTransform] = Field(
-        default_factory=dict, max_length=256, description="By dense column, what differs from denseTransform"
+        default_factory=dict, max_length=256, description="Overrides of denseTransform, by dense column"
     )
 
     @property
@@ -105,7 +105,7 @@ class ColumnMapping(ManifestPart):
         names = Counter((self.label, *self.dense, *self.id_columns))
         twice = [name for name, times in names.items() if times > 1]
         if twice:
-            raise ValueError(f"each column can be used once, but {', '.join(twice)} is there more often")
+            raise ValueError(f"each column can be used once, but {', '.join(twice)} is repeated")
         strange = [name for name in self.dense_transforms if name not in self.dense]
         if strange:
             raise ValueError(f"denseTransforms names {', '.join(strange)}, which dense does not")
@@ -117,12 +117,12 @@ class ColumnMapping(ManifestPart):
 class CSVSpec(ManifestPart):
     """How fields are separated; used only for the format `CSV`."""
 
-    delimiter: Separator = Field(default=",", description="One character, such as a comma or a tab")
+    delimiter: Separator = Field(default=",", description="Field separator: one character, such as a comma or a tab")
     header: bool = Field(
         default=True,
-        description="The first line of each file names its columns; without it they are column_1, column_2, ...",
+        description="Whether the first line of each file names its columns; if not, they are column_1, column_2, ...",
     )
-    list_separator: Separator = Field(default="|", description="Between the ids of a list")
+    list_separator: Separator = Field(default="|", description="Separator of the ids in a list: one character")
 
     @model_validator(mode="after")
     def _distinct(self) -> Self:
@@ -145,7 +145,7 @@ class DataSpec(ManifestPart):
     train: tuple[DataPath, ...] = Field(min_length=1)
     evaluation: tuple[DataPath, ...] = ()
     columns: ColumnMapping | None = Field(
-        default=None, description="What the columns mean; needed for Parquet and CSV, fixed for CriteoTSV"
+        default=None, description="Roles of the columns; required for Parquet and CSV, fixed for CriteoTSV"
     )
     csv: CSVSpec = CSVSpec()
     shuffling: ShufflingSpec = ShufflingSpec()

@@ -24,13 +24,13 @@ class _Loader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(
                     None,
                     None,
-                    "there is a brace or bracket in the place of a field's name: fill in a template first, quote text",
+                    "a field's name is a brace or bracket: render the template first, and quote text",
                     key_node.start_mark,
                 )
             key = key_node.value
             if key in seen and key_node.tag != "tag:yaml.org,2002:merge":
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"{key!r} is there twice in one mapping", key_node.start_mark
+                    None, None, f"{key!r} appears twice in one mapping", key_node.start_mark
                 )
             seen.add(key)
         return super().construct_mapping(node, deep)
@@ -59,7 +59,7 @@ def load_manifest(path: Path, overrides: Sequence[str] = ()) -> TrainingJob:
         raise ManifestError(f"{where}: is not valid YAML: {_yaml_problem(error)}") from error
     if not isinstance(document, dict):
         raise ManifestError(
-            f"{path}: holds no TrainingJob: expected a mapping with apiVersion, kind, metadata and spec"
+            f"{path}: contains no TrainingJob: expected a mapping with apiVersion, kind, metadata and spec"
         )
     return parse_manifest(apply_overrides(document, overrides), source=str(path))
 
@@ -85,7 +85,7 @@ def apply_overrides(document: Mapping[str, Any], overrides: Sequence[str]) -> di
         for depth, key in enumerate(keys[:-1]):
             child = target.setdefault(key, {})
             if not isinstance(child, dict):
-                what = "is a list: replace it as a whole" if isinstance(child, list) else "is no mapping of fields"
+                what = "is a list: replace the whole list" if isinstance(child, list) else "is not a mapping"
                 raise ManifestError(f"--set {override!r}: {'.'.join(keys[: depth + 1])} {what}")
             target = child
         target[keys[-1]] = value

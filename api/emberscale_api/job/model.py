@@ -85,7 +85,7 @@ class TableOverride(ManifestPart):
     dimension: int | None = Field(default=None, ge=1, le=4096)
     optimizer: OptimizerOverride | None = None
     initializer: InitializerOverride | None = None
-    pooling: Pooling | None = Field(default=None, description="Of a list column")
+    pooling: Pooling | None = Field(default=None, description="How the ids of a list column are combined")
 
 
 class EmbeddingSpec(ManifestPart):
@@ -93,7 +93,7 @@ class EmbeddingSpec(ManifestPart):
 
     dimension: int = Field(default=16, ge=1, le=4096)
     initializer: InitializerSpec = InitializerSpec()
-    pooling: Pooling = Field(default=Pooling.SUM, description="Of list columns")
+    pooling: Pooling = Field(default=Pooling.SUM, description="How the ids of list columns are combined")
     tables: dict[str, TableOverride] = Field(default_factory=dict)
 
 
@@ -110,13 +110,12 @@ class ModelSpec(ManifestPart):
     """
 
     architecture: Architecture | None = Field(
-        default=None, description="A built-in model; DLRM where neither this nor entrypoint is given"
+        default=None, description="A built-in model; DLRM by default, unless entrypoint is given"
     )
     entrypoint: Annotated[str, AfterValidator(_entrypoint)] | None = Field(
         default=None,
         max_length=256,
-        description="A model of your own instead: package.module:factory, where factory(features) returns a "
-        "torch.nn.Module",
+        description="A custom model: package.module:factory, where factory(features) returns a torch.nn.Module",
     )
     embeddings: EmbeddingSpec = EmbeddingSpec()
     bottom_mlp: LayerWidths = Field(default=(64, 32), description="DLRM: hidden layers over the dense features")
@@ -129,7 +128,7 @@ class ModelSpec(ManifestPart):
     )
     cross_layers: int = Field(default=3, ge=1, le=32, description="DCNv2")
     cross_rank: int | None = Field(
-        default=None, ge=1, le=65536, description="DCNv2: rank of the cross layers' matrices; full where not given"
+        default=None, ge=1, le=65536, description="DCNv2: rank of the cross layers' matrices; full rank by default"
     )
 
     @model_validator(mode="before")

@@ -113,7 +113,7 @@ def _check_overrides(spec: TrainingJobSpec, columns: ColumnMapping) -> None:
         if override.pooling is not None and name in columns.categorical:
             raise UnresolvableModelError(
                 f"spec.model.embeddings.tables.{name}.pooling",
-                "a record has one id in this column: only those in spec.data.columns.lists are pooled",
+                "only the columns in spec.data.columns.lists are pooled; this one has one id per record",
             )
 
 
@@ -161,5 +161,5 @@ def _check_names(tables: Sequence[TableSpec]) -> None:
     names = {table.name for table in tables}
     if len(names) < len(tables):
         raise UnresolvableModelError(
-            "spec.data.columns", f"names that end in {WIDE_SUFFIX} are those of the wide part's tables"
+            "spec.data.columns", f"names that end in {WIDE_SUFFIX} are reserved for the wide part's tables"
         )

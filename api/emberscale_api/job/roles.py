@@ -78,9 +78,9 @@ class PodTemplate(ManifestPart):
     scheduler_name: Name | None = None
     runtime_class_name: Name | None = None
     service_account_name: Name | None = Field(
-        default=None, description="Its token is not mounted; cloud credentials that hang on it work"
+        default=None, description="Service account of the pods; workload identity works, but its token is not mounted"
     )
-    volumes: tuple[CoreObject, ...] = Field(default=(), max_length=64, description="As volumes of a Pod")
+    volumes: tuple[CoreObject, ...] = Field(default=(), max_length=64, description="Volumes, as in the spec of a Pod")
     volume_mounts: tuple[VolumeMount, ...] = Field(default=(), max_length=64)
     env: tuple[EnvironmentVariable, ...] = Field(default=(), max_length=256)
     env_from: tuple[CoreObject, ...] = Field(default=(), max_length=64, description="As envFrom of a container")

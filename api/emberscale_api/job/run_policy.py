@@ -20,7 +20,7 @@ class CheckpointSpec(ManifestPart):
 
     uri: str | None = None
     interval: Seconds | None = Field(default=None, gt=0)
-    keep: int = Field(default=2, ge=1, le=1000, description="Complete checkpoints that are kept")
+    keep: int = Field(default=2, ge=1, le=1000, description="Number of complete checkpoints to keep")
 
 
 class FaultToleranceStrategy(StrEnum):
@@ -51,15 +51,15 @@ class RunPolicy(ManifestPart):
     """
 
     backoff_limit: int = Field(
-        default=6, ge=0, le=10_000, description="Restarts after errors of the job's own; more fail it"
+        default=6, ge=0, le=10_000, description="Restarts after the job's own errors before it fails"
     )
     active_deadline: Seconds | None = Field(default=None, gt=0)
     ttl_after_finished: Seconds | None = Field(
-        default=None, ge=0, description="The TrainingJob is deleted so long after its end; absent keeps it"
+        default=None, ge=0, description="Time from the job's end to the deletion of the TrainingJob; never if absent"
     )
     clean_pod_policy: CleanPodPolicy = CleanPodPolicy.RUNNING
     priority_class_name: str | None = Field(
-        default=None, min_length=1, max_length=253, description="Of pods that are created from now on"
+        default=None, min_length=1, max_length=253, description="PriorityClass of new pods"
     )
 
 
@@ -74,11 +74,11 @@ class ScalingSpec(ManifestPart):
     """Who decides on the number of processes and their resources."""
 
     mode: ScalingMode = ScalingMode.AUTO
-    profile_interval: Seconds = Field(default=15.0, gt=0, description="How often the brain is told of the job")
-    cooldown: Seconds = Field(default=60.0, ge=0, description="At least so long between two changes of a job's shape")
+    profile_interval: Seconds = Field(default=15.0, gt=0, description="Interval between profiles sent to the brain")
+    cooldown: Seconds = Field(default=60.0, ge=0, description="Minimum time between two changes of the job's shape")
     max_memory_growth: float = Field(
         default=4.0,
         ge=1,
         le=1000,
-        description="A role that runs out of memory gets half as much again, up to so many times what it began with",
+        description="A role that runs out of memory gets 1.5 times as much, up to this multiple of its first limit",
     )

@@ -68,7 +68,7 @@ class OptimizersSpec(ManifestPart):
     sparse: OptimizerSpec = OptimizerSpec(type=OptimizerType.ROW_WISE_ADAGRAD, learning_rate=0.05)
     dense: OptimizerSpec = OptimizerSpec(type=OptimizerType.ADAGRAD, learning_rate=0.01)
     wide: OptimizerOverride | None = Field(
-        default=None, description="WideAndDeep, XDeepFM: what differs from sparse for the wide part"
+        default=None, description="WideAndDeep, XDeepFM: overrides of sparse for the wide part"
     )
 
 
@@ -89,7 +89,7 @@ class TrainingSpec(ManifestPart):
         le=1 << 20,
         description="The bound grows from 0: it is the square root of the batches applied so far over this number",
     )
-    prefetch_batches: int = Field(default=2, ge=1, le=64, description="Batches that a worker has read ahead")
+    prefetch_batches: int = Field(default=2, ge=1, le=64, description="Batches that a worker reads ahead")
     pull_ahead: int = Field(
         default=1, ge=0, le=64, description="Batches whose rows a worker pulls before its earlier ones are pushed"
     )
@@ -101,7 +101,7 @@ class ShardingSpec(ManifestPart):
     min_batches: int = Field(default=8, ge=1)
     max_batches: int = Field(default=64, ge=1)
     lease_timeout: Seconds = Field(
-        default=15.0, gt=0, description="A worker or PS that is silent for this long is given up and replaced"
+        default=15.0, gt=0, description="A worker or PS that is silent for this long is replaced"
     )
     heartbeat_interval: Seconds = Field(default=1.0, gt=0)
 

@@ -88,12 +88,12 @@ def _seen(address: str, authority: bytes | None, setting: str, error: Exception 
     """What the end of a handshake says of the two sides; `error` is None where they shook hands."""
     match error:
         case None:
-            return None if authority is not None else f"{address} serves TLS only, and {setting} is missing here"
+            return None if authority is not None else f"{address} requires TLS, but {setting} is not set"
         case ssl.SSLCertVerificationError():
-            return f"{address} shows a certificate that {setting} does not vouch for: {error.verify_message}"
+            return f"{address} presents a certificate that {setting} does not verify: {error.verify_message}"
         case ssl.SSLEOFError() | ssl.SSLZeroReturnError():
             return None  # it went away meanwhile
         case ssl.SSLError():
-            return None if authority is None else f"{address} serves no TLS, which {setting} asks for ({error.reason})"
+            return None if authority is None else f"{address} has no TLS, but {setting} asks for it ({error.reason})"
         case _:
             return None

@@ -105,7 +105,7 @@ def read_url(url: str) -> URL:
         parsed = make_url(url)
     except (ArgumentError, ValueError) as error:
         raise DatabaseUnusableError(
-            f"{shown!r} is no database URL: write sqlite:///path/to/file.db or postgresql://user@host/name"
+            f"{shown!r} is not a database URL: write sqlite:///path/to/file.db or postgresql://user@host/name"
         ) from error
     if parsed.drivername == "postgresql":
         parsed = parsed.set(drivername="postgresql+psycopg")
@@ -142,7 +142,7 @@ def _open_sqlite(url: URL) -> Engine:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise DatabaseUnusableError(f"the database's folder {folder} cannot be made: {error.strerror}") from error
+            raise DatabaseUnusableError(f"cannot create the database folder {folder}: {error.strerror}") from error
     engine = create_engine(url, connect_args={"timeout": _WAIT_SECONDS})
     event.listen(engine, "connect", _set_up_sqlite)
     return engine
@@ -159,7 +159,7 @@ def migrate(engine: Engine) -> None:
         raise failure(error, engine) from error
     except CommandError as error:
         raise DatabaseUnusableError(
-            f"the database's schema is not one of this version ({error}); it was written by a newer Emberscale, or by "
+            f"this version does not know the database's schema ({error}); it was written by a newer Emberscale, or by "
             f"something else"
         ) from error
 

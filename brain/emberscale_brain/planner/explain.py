@@ -82,7 +82,7 @@ def _why_kept(assessment: Assessment) -> str:
         return "Kept: no other shape is within the bounds."
     best = int(others.argmin()) + 1
     saves = 1 - float(candidates.bill[best] / candidates.bill[0])
-    words = f"would make the rest of the job {saves:.1%} cheaper" if saves > 0 else "would make it dearer"
+    words = f"would make the rest of the job {saves:.1%} cheaper" if saves > 0 else "would cost more"
     return (
         f"Kept: of {len(candidates) - 1} other shapes the best, {candidates.shapes[best].describe()}, {words}, "
         "time and the change included."

@@ -14,7 +14,7 @@ def counted(number: int, noun: str) -> str:
 def fit_in_words(fit: ThroughputFit) -> str:
     """What the model rests on and how sure it is."""
     if not fit.profiles:
-        return "The model is that of similar jobs; this job has not been measured yet."
+        return "The model is that of similar jobs; this job has no measurements yet."
     text = (
         f"The fit rests on {counted(fit.profiles, 'profile')} of {counted(fit.distinct_shapes, 'shape')}, "
         f"RMSLE {fit.rmsle:.3f}"
@@ -22,7 +22,7 @@ def fit_in_words(fit: ThroughputFit) -> str:
     if fit.outliers:
         text += f", {counted(fit.outliers, 'outlier')} set aside"
     if fit.prior_share >= 0.05:
-        text += f"; {fit.prior_share:.0%} of what it says was believed before anything was measured"
+        text += f"; {fit.prior_share:.0%} of it is the prior"
     return text + "."
 
 

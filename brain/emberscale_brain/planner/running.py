@@ -71,7 +71,7 @@ class Assessor:
         """The job's candidates within `limits`, the cores and bytes that it may have."""
         forecast = None if model.memory is None else model.memory.forecast(present)
         if model.fit is None:
-            return self._stays(job, present, model, forecast, "nothing usable has been measured yet")
+            return self._stays(job, present, model, forecast, "there is no usable measurement yet")
         constants = self._constants(job)
         gross = throughput(constants, model.fit, present)[0]
         seconds = max(job.remaining_samples / gross, 1.0)

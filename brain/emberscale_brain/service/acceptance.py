@@ -22,10 +22,10 @@ def free_room(state: BrainState, conditions: Conditions, owner: str, now: float)
 def missing_room(shape: JobShape, free: ClusterCapacity, whole: ClusterCapacity) -> str:
     """Explains why a shape does not fit into the free capacity."""
     if shape.cpu > free.cpu:
-        return f"{shape.cpu:g} cores are wanted and {free.cpu:g} of {whole.cpu:g} are free"
+        return f"{shape.cpu:g} cores are needed and {free.cpu:g} of {whole.cpu:g} are free"
     if shape.memory > free.memory:
         return (
-            f"{shape.memory / GIB:.1f} GiB are wanted and {free.memory / GIB:.1f} of {whole.memory / GIB:.1f} are free"
+            f"{shape.memory / GIB:.1f} GiB are needed and {free.memory / GIB:.1f} of {whole.memory / GIB:.1f} are free"
         )
     cores, memory = max(shape.worker_cpu, shape.ps_cpu), max(shape.worker_memory, shape.ps_memory)
     if cores > whole.largest_node_cpu:

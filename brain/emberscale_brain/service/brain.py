@@ -274,7 +274,7 @@ class Brain:
         try:
             made = self._runtime.adopt(planned, self._rounds.shown, planner, self.clock())
         except UnacceptablePlanError as error:
-            self._no_plan("unacceptable", f"the planner {planner!r} planned what cannot be: {error}")
+            self._no_plan("unacceptable", f"the planner {planner!r} returned an infeasible plan: {error}")
             self._log.error("plan refused", reason=str(error))
             return
         reasons = [] if self._recorder.away is not None else self._runtime.reasons_of_now()

@@ -73,9 +73,9 @@ def problem_of(request: Any, claims: JobClaims) -> str | None:
     """Explains why a job may not make this call; None if it may."""
     fields = request.DESCRIPTOR.fields_by_name
     if "job_uid" not in fields:
-        return "a job's token does not open this call: it is about more than the job"
+        return "a job's token does not authorize this call, which concerns more than the job"
     if request.job_uid != claims.job_uid:
         return f"the token is that of job {claims.job_uid}, and the call is about another"
     if "owner" in fields and request.owner != claims.owner:
-        return f"the token is that of a job of {claims.owner}, and the request names another owner"
+        return f"the token belongs to a job of {claims.owner}, and the request names another owner"
     return None

@@ -36,7 +36,7 @@ def check_text(field: str, value: str) -> str:
     if len(value) > _LONGEST_TEXT:
         raise MalformedRequestError(f"{field}: has {len(value)} characters, {_LONGEST_TEXT} are allowed")
     if "\0" in value:
-        raise MalformedRequestError(f"{field}: must not hold the character NUL")
+        raise MalformedRequestError(f"{field}: must not contain NUL")
     return value
 
 
@@ -141,7 +141,7 @@ def check_profile(profile: JobProfile, batch_size: int, now: float, clock_skew: 
     if profile.time > now + clock_skew:
         return Refused(
             Refusal.FROM_THE_FUTURE,
-            f"time is {profile.time - now:.0f} s ahead of the brain's clock; up to {clock_skew:g} s are let pass",
+            f"time is {profile.time - now:.0f} s ahead of the brain's clock, beyond the {clock_skew:g} s tolerance",
         )
     if 0 < profile.total_samples < profile.samples:
         return Refused(
@@ -169,7 +169,7 @@ def check_profile(profile: JobProfile, batch_size: int, now: float, clock_skew: 
 def check_start_up(start_up: StartUpObserved) -> Refused | None:
     """None if the start-up may be used."""
     if start_up.role not in ("worker", "ps"):
-        return Refused(Refusal.INCONSISTENT, "role must be worker or ps")
+        return Refused(Refusal.INCONSISTENT, "role: must be worker or ps")
     return _impossible({name: getattr(start_up, name) for name in ("time", "seconds", "paused_seconds")})
 
 

@@ -70,14 +70,14 @@ def _token(settings: BrainSettings) -> str:
     path = settings.token_file or os.environ.get(TOKEN_FILE)
     if path is None:
         raise BrainSettingsError(
-            f"tokenFile: is not set, and {TOKEN_FILE} is not either: callers could not prove themselves"
+            f"tokenFile: is not set, and {TOKEN_FILE} is not either: callers need it to authenticate"
         )
     try:
         token = Path(path).read_text(encoding="ascii").strip()
     except OSError as error:
         raise BrainSettingsError(f"tokenFile: {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise BrainSettingsError(f"tokenFile: {path} holds more than ASCII, which no caller can send") from error
+        raise BrainSettingsError(f"tokenFile: {path} has non-ASCII characters, which no caller can send") from error
     if not token:
         raise BrainSettingsError(f"tokenFile: {path} is empty")
     return token

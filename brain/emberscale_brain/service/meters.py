@@ -13,19 +13,19 @@ class Meters:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.jobs = Gauge(names.BRAIN_JOBS, "Jobs that have not ended", registry=self.registry)
-        self.profiles = Counter(
-            names.BRAIN_PROFILES_TOTAL, "Profiles by what became of them", ["result"], registry=self.registry
-        )
+        self.profiles = Counter(names.BRAIN_PROFILES_TOTAL, "Profiles by outcome", ["result"], registry=self.registry)
         self.start_ups = Counter(
-            names.BRAIN_START_UPS_TOTAL, "Start-ups by what became of them", ["result"], registry=self.registry
+            names.BRAIN_START_UPS_TOTAL, "Start-ups by outcome", ["result"], registry=self.registry
         )
         self.plans = Counter(names.BRAIN_PLANS_TOTAL, "New plans by action", ["action"], registry=self.registry)
         self.planning_seconds = Histogram(
             names.BRAIN_PLANNING_SECONDS, "Rounds of planning", buckets=_PLANNING_BUCKETS, registry=self.registry
         )
         self.planning_failures = Counter(
-            names.BRAIN_PLANNING_FAILURES_TOTAL, "Rounds that gave no plan, by how", ["how"], registry=self.registry
+            names.BRAIN_PLANNING_FAILURES_TOTAL, "Rounds without a plan, by cause", ["how"], registry=self.registry
         )
-        self.database_up = Gauge(names.BRAIN_DATABASE_UP, "1 while the database is there", registry=self.registry)
-        self.backlog = Gauge(names.BRAIN_BACKLOG_CHANGES, "Changes that wait for the database", registry=self.registry)
-        self.lost = Counter(names.BRAIN_LOST_CHANGES_TOTAL, "Changes given up, by why", ["why"], registry=self.registry)
+        self.database_up = Gauge(names.BRAIN_DATABASE_UP, "1 while the database is available", registry=self.registry)
+        self.backlog = Gauge(names.BRAIN_BACKLOG_CHANGES, "Changes waiting for the database", registry=self.registry)
+        self.lost = Counter(
+            names.BRAIN_LOST_CHANGES_TOTAL, "Changes dropped, by reason", ["why"], registry=self.registry
+        )

@@ -85,7 +85,7 @@ class PlanningProcess:
                 yield JobId(str(content["job"])), PLANNED.from_plain(content["planned"])
             except (KeyError, ValidationError) as error:
                 self.close()
-                raise PlanningFailedError("raised", f"the planner's answer is no plan: {error}") from error
+                raise PlanningFailedError("raised", f"the planner returned no valid plan: {error}") from error
 
     def kill(self) -> None:
         """Ends the process under whoever waits for it, who then hears that it crashed; for other threads."""
@@ -105,14 +105,14 @@ class PlanningProcess:
     def _write(self, frames: Iterable[Frame]) -> None:
         pipe = self._process.stdin
         if pipe is None or pipe.closed:
-            raise PlanningFailedError("crashed", "the planning process is gone")
+            raise PlanningFailedError("crashed", "the planning process has ended")
         try:
             for line in frames:
                 pipe.write(line)
             pipe.flush()
         except BrokenPipeError as error:
             self.close()
-            raise PlanningFailedError("crashed", "the planning process is gone") from error
+            raise PlanningFailedError("crashed", "the planning process has ended") from error
 
     def _answers(self, last: str, deadline: float) -> Iterator[dict[str, object]]:
         """Frames until the one of kind `last`, which is not among them."""
@@ -121,7 +121,7 @@ class PlanningProcess:
                 content = dict(read_frame(line))
             except json.JSONDecodeError as error:
                 self.close()
-                raise PlanningFailedError("crashed", "the planning process sent no JSON") from error
+                raise PlanningFailedError("crashed", "the planning process sent invalid JSON") from error
             kind = content["kind"]
             if kind == last:
                 return
@@ -133,7 +133,7 @@ class PlanningProcess:
     def _lines(self, deadline: float) -> Iterator[bytes]:
         pipe = self._process.stdout
         if pipe is None:
-            raise PlanningFailedError("crashed", "the planning process is gone")
+            raise PlanningFailedError("crashed", "the planning process has ended")
         with selectors.DefaultSelector() as selector:
             selector.register(pipe, selectors.EVENT_READ)
             while True:
@@ -145,7 +145,7 @@ class PlanningProcess:
                 left = deadline - time.monotonic()
                 if left <= 0 or not selector.select(left):
                     self.close()
-                    raise PlanningFailedError("stalled", "the planner did not answer in time and was ended")
+                    raise PlanningFailedError("stalled", "the planner timed out and was stopped")
                 data = os.read(pipe.fileno(), _READ_BYTES)
                 if not data:
                     status = self._status()

@@ -142,7 +142,7 @@ class BrainRuntime:
         with self._lock:
             known = self._state.jobs.get(job)
             if known is None:
-                unknown = Refused(Refusal.UNKNOWN_JOB, f"job {job!r} is not known here: submit it first")
+                unknown = Refused(Refusal.UNKNOWN_JOB, f"job {job!r} is unknown: submit it first")
                 refused = [(report.sequence, unknown) for report in reports]
                 refused_start_ups = [(place, unknown) for place in range(len(start_ups))]
             else:

@@ -176,7 +176,7 @@ async def _known_soon(durable: Future[bool]) -> bool:
 
 async def _not_found(context: Context, job: str) -> NoReturn:
     shown = f"{job[:_LONGEST_SHOWN]!r}"  # a longer text would not go into the trailer
-    await context.abort(grpc.StatusCode.NOT_FOUND, f"job {shown} is not known here: submit it first")
+    await context.abort(grpc.StatusCode.NOT_FOUND, f"job {shown} is unknown: submit it first")
     raise UnknownJobError(job)
 
 

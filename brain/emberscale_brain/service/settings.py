@@ -117,7 +117,7 @@ class PlanningSettings(ManifestPart):
     interval: Seconds = Field(default=60.0, gt=0)
     timeout: Seconds = Field(default=120.0, gt=0)
     settle: Seconds = Field(default=300.0, ge=0, description="Time for a job to adopt a shape before the next plan")
-    silence: Seconds = Field(default=1800.0, gt=0, description="A job that reports nothing for so long has ended")
+    silence: Seconds = Field(default=1800.0, gt=0, description="A job that reports nothing for this long has ended")
     take_over: bool = Field(
         default=True,
         description="A brain takes over the running jobs of its database; the latest such brain is the only writer",
@@ -149,10 +149,10 @@ class BrainSettings(ManifestPart):
     metrics: Address | None = "127.0.0.1:9461"
     database: Annotated[str, AfterValidator(_of_a_database)] = "sqlite:///emberscale-brain.db"
     database_file: Path | None = Field(
-        default=None, description="A file with the URL of the database, instead of `database`: it may hold a password"
+        default=None, description="File with the database's URL, instead of `database`, if the URL contains a password"
     )
-    token_file: Path | None = Field(default=None, description="Else EMBERSCALE_TOKEN_FILE names it")
-    clock_skew: Seconds = Field(default=30.0, ge=0, description="How far ahead a reporter's clock may be")
+    token_file: Path | None = Field(default=None, description="Default: the value of EMBERSCALE_TOKEN_FILE")
+    clock_skew: Seconds = Field(default=30.0, ge=0, description="Tolerated clock skew of reporters")
     cluster: CapacitySettings = CapacitySettings()
     quotas: dict[str, QuotaSettings] = Field(default_factory=dict, description="By owner")
     bounds: BoundsSettings = BoundsSettings()

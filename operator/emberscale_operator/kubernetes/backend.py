@@ -183,7 +183,7 @@ class KubernetesBackend:
                 self._take_over(body)
             except UnreadableStatusError as error:
                 await self._leave_alone(
-                    body, f"{error}; the operator of the version that wrote it goes on with the job", now
+                    body, f"{error}; only an operator of the version that wrote it can continue the job", now
                 )
                 return Pause(self._settings.resync)
         try:
@@ -238,7 +238,7 @@ class KubernetesBackend:
 
     def _current(self) -> Job:
         if self._job is None:
-            raise ValueError("the job was not observed yet")
+            raise ValueError("the job has not been observed yet")
         return self._job
 
     async def _refuse(self, body: Mapping[str, Any], problem: str, now: float) -> None:
@@ -246,9 +246,9 @@ class KubernetesBackend:
         status = self._known()
         fixed = any(path in problem for path in fixed_fields(Keeper.RESOURCE))
         problem += (
-            "; this cannot be edited: delete the TrainingJob, and apply one that is right"
+            "; this field is immutable: delete the TrainingJob and apply a corrected one"
             if fixed
-            else "; the job goes on once this is edited"
+            else "; edit the TrainingJob to continue"
         )
         facts = Facts(
             name=self.key.name,

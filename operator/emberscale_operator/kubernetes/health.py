@@ -46,12 +46,12 @@ class OperatorMetrics(Collector):
             calls.add_metric([verb, resource], count)
         yield calls
         yield CounterMetricFamily(
-            "emberscale_operator_defects", "Errors that nothing in the operator expected", value=self._fleet.defects
+            "emberscale_operator_defects", "Unexpected errors in the operator", value=self._fleet.defects
         )
         if self._tenants.up is not None:
-            yield GaugeMetricFamily(REDIS_UP, "1 while Redis does what the operator asks", float(self._tenants.up))
+            yield GaugeMetricFamily(REDIS_UP, "1 while Redis executes the operator's commands", float(self._tenants.up))
         if self._tenants.fill is not None:
-            yield GaugeMetricFamily(REDIS_MEMORY_RATIO, "Used memory of Redis over its maxmemory", self._tenants.fill)
+            yield GaugeMetricFamily(REDIS_MEMORY_RATIO, "Redis memory in use over its maxmemory", self._tenants.fill)
 
 
 async def serve(

@@ -55,7 +55,7 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
     def required(name: str) -> str:
         value = environment.get(name, "")
         if not value:
-            raise OperatorSettingsError(f"{name} is not set; `python -m emberscale_operator --help` says what it is")
+            raise OperatorSettingsError(f"{name} is not set; `python -m emberscale_operator --help` describes it")
         return value
 
     def chosen(name: str, default: str, allowed: tuple[str, ...]) -> str:

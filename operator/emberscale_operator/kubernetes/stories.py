@@ -14,13 +14,13 @@ from emberscale_operator.machine import InstanceId
 _NOUNS = {Role.MASTER: "Master", Role.PS: "PS", Role.WORKER: "Worker", Role.REDIS: "Redis", Role.BRAIN: "Brain"}
 _ROLES = {pb.PS: Role.PS, pb.WORKER: Role.WORKER}
 _PHASES = {
-    JobPhase.PREPARING: ("PreparedPods", "the parameter servers are there; workers index the data"),
-    JobPhase.RESTORING: ("RestoringRows", "the parameter servers take up their rows, new or of the last checkpoint"),
+    JobPhase.PREPARING: ("PreparedPods", "the parameter servers are ready; workers index the data"),
+    JobPhase.RESTORING: ("RestoringRows", "the parameter servers load their rows, new or from the last checkpoint"),
     JobPhase.TRAINING: ("StartedTraining", "workers train"),
     JobPhase.EVALUATING: ("StartedEvaluation", "workers evaluate"),
-    JobPhase.SAVING: ("SavingModel", "the final checkpoint is being written"),
-    JobPhase.SUSPENDING: ("SuspendingJob", "a checkpoint is being taken"),
-    JobPhase.PENDING: ("ResumedJob", "the pods are being created"),
+    JobPhase.SAVING: ("SavingModel", "writing the final checkpoint"),
+    JobPhase.SUSPENDING: ("SuspendingJob", "taking a checkpoint"),
+    JobPhase.PENDING: ("ResumedJob", "creating the pods"),
 }
 
 

@@ -23,12 +23,12 @@ class Tallies:
         )
         self._failures = Counter(
             "emberscale_pod_failures",
-            "Pods that ended though they were wanted, by role and cause",
+            "Pods that ended unplanned, by role and cause",
             ["role", "reason"],
             registry=registry,
         )
         self._reconciliations = Counter(
-            "emberscale_operator_reconciliations", "How often a job was looked at", registry=registry
+            "emberscale_operator_reconciliations", "Reconciliations of jobs", registry=registry
         )
         # a series that is there from the start has its first increase seen, too
         self._ends.labels("Completed")

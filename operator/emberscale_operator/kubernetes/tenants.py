@@ -221,7 +221,7 @@ class Tenants:
 
 def _too_much(size: int, most: int) -> str:
     return (
-        f"its pods kept {size >> 20} MiB in Redis, which has {most >> 20} MiB for all jobs; none may have more than a "
+        f"its pods kept {size >> 20} MiB in Redis, which has {most >> 20} MiB for all jobs; a job may keep a "
         "quarter. Its state and its access were removed: delete the job, or give Redis more memory"
     )
 

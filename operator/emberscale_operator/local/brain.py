@@ -106,7 +106,7 @@ def _check_database(path: Path) -> None:
     except sqlite3.DatabaseError as error:
         if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_CANTOPEN):
             raise BrainDatabaseUnusableError(
-                f"{path}: {error}; move it away, and jobs are remembered in a new one"
+                f"{path}: {error}; move it aside and a new database will be created"
             ) from error
 
 

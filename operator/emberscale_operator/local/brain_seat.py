@@ -39,7 +39,7 @@ class BrainSeat:
             self._socket = self._bound()
         except (OSError, ValueError) as error:
             self.__exit__(None, None, None)
-            raise BrainSeatUnavailableError(f"{self._folder}: no brain can be had there: {error}") from error
+            raise BrainSeatUnavailableError(f"{self._folder}: cannot start a brain there: {error}") from error
         return self
 
     def __exit__(

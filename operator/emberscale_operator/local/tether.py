@@ -22,7 +22,7 @@ def main(arguments: list[str]) -> None:
         _give_up(f"prctl(PR_SET_PDEATHSIG): {os.strerror(ctypes.get_errno())}")
     # the parent may have died before the line above took effect; the signal would then never come
     if os.getppid() != int(parent):
-        _give_up("the process that started this one is gone")
+        _give_up("the parent process has ended")
     if cores != "-":
         os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
     try:

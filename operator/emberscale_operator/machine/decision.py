@@ -124,7 +124,7 @@ def _move(job: JobIntent, before: JobStanding, master: MasterReport, live: bool,
     if master.status is not None and master.answers:
         return before.at(master.status.phase, master.status.reason, master.status.message)
     if before.phase in (JobPhase.PENDING, JobPhase.SUSPENDING):
-        return before.at(JobPhase.PENDING, _WAITING, "the master is being started")
+        return before.at(JobPhase.PENDING, _WAITING, "starting the master")
     return before.at(before.phase, _WAITING, "the master is unavailable; parameter servers and workers continue")
 
 
@@ -136,7 +136,7 @@ def _resumed(before: JobStanding, now: float) -> JobStanding:
     """Resumes a job at rest; time at rest does not count against the deadline."""
     rested = now - (now if before.rested_at is None else before.rested_at)
     since = None if before.active_since is None else before.active_since + rested
-    return replace(before.at(JobPhase.PENDING, "Resumed", "the instances are being created"), active_since=since)
+    return replace(before.at(JobPhase.PENDING, "Resumed", "creating the instances"), active_since=since)
 
 
 def _reshapes(job: JobIntent, standing: JobStanding) -> bool:
@@ -163,7 +163,7 @@ def _suspend(job: JobIntent, before: JobStanding, master: MasterReport, live: bo
         )
     if limit is not None and now >= since + limit:
         return rest(f"no checkpoint was complete within {limit:g}s: resumes from the last one", told=False)
-    at = before.at(JobPhase.SUSPENDING, "TakingCheckpoint", "the job rests once its checkpoint is complete")
+    at = before.at(JobPhase.SUSPENDING, "TakingCheckpoint", "the job suspends once its checkpoint is complete")
     return replace(at, suspending_since=since)
 
 

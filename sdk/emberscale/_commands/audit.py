@@ -60,9 +60,7 @@ def _audit(paths: RunPaths) -> tuple[AuditReport, RunRecord]:
     for problem in refused:
         typer.echo(f"warning: {problem}", err=True)
     if report is None:
-        raise BadInputError(
-            f"{paths.root}: the run has no complete checkpoint in {uri}; let it finish, or go on with it"
-        )
+        raise BadInputError(f"{paths.root}: the run has no complete checkpoint in {uri}; let it finish, or continue it")
     return report, record
 
 

@@ -40,7 +40,7 @@ def submit(file: ManifestFile, overrides: Overrides = None, namespace: Namespace
 
 def status(
     name: JobName,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Goes on until the job ends.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeats until the job ends.")] = False,
     namespace: Namespace = None,
     output: OutputFormat = Output.TEXT,
 ) -> None:
@@ -61,7 +61,7 @@ def status(
 def logs(
     name: JobName,
     member: Annotated[str, typer.Argument(help="Such as master-0, ps-1 or worker-0.")] = "master-0",
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Goes on until the pod ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follows the log until the pod ends.")] = False,
     namespace: Namespace = None,
 ) -> None:
     """Prints a member's log."""
@@ -74,14 +74,14 @@ def suspend(name: JobName, namespace: Namespace = None) -> None:
     """Takes a checkpoint of a TrainingJob and deletes its pods."""
     with bad_input_exits():
         _client(namespace).suspend(name)
-        typer.echo(f"{name}: the job rests once its checkpoint is complete")
+        typer.echo(f"{name}: the job suspends once its checkpoint is complete")
 
 
 def resume(name: JobName, namespace: Namespace = None) -> None:
     """Continues a suspended TrainingJob from its checkpoint."""
     with bad_input_exits():
         _client(namespace).resume(name)
-        typer.echo(f"{name}: the job goes on")
+        typer.echo(f"{name}: the job continues")
 
 
 def delete(name: JobName, namespace: Namespace = None) -> None:

@@ -207,7 +207,7 @@ def _targets(
             if any(one.uri == source.uri for source in sources):
                 raise BadInputError(f"{one}: is one of the files to read; choose another path")
             if one.exists() and not overwrite:
-                raise BadInputError(f"{one}: is there already; --overwrite replaces it")
+                raise BadInputError(f"{one}: already exists; --overwrite replaces it")
             if one.is_folder():
                 raise BadInputError(f"{one}: is a folder")
     except OSError as error:
@@ -218,7 +218,7 @@ def _targets(
         else:
             whole.filesystem.makedirs(os.path.dirname(targets[0].path), exist_ok=True)
     except OSError as error:
-        raise BadInputError(f"{folder}: cannot be made: {error.strerror or error}") from error
+        raise BadInputError(f"{folder}: cannot be created: {error.strerror or error}") from error
     return targets
 
 

@@ -140,7 +140,7 @@ def _progress(*columns: ProgressColumn) -> Progress:
 
 
 def _show_synthesis(out: Path, result: "SynthesisResult") -> None:
-    typer.echo(f"{out} {'is written' if result.written else 'is there already; nothing was done'}")
+    typer.echo(f"{out} {'is written' if result.written else 'already exists; nothing was done'}")
     table = _table("split", "files", "rows", "MiB", "positives", "teacher AUC", "teacher log loss")
     for split, measured in result.metadata["splits"].items():
         files = [file for file in result.metadata["files"] if file["name"].startswith(split)]

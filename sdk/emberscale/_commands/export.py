@@ -94,7 +94,7 @@ def _export(run: str, out: Path) -> "ExportedModel":
             typer.echo(f"warning: {error}", err=True)
         except (ExportError, EntrypointError) as error:
             raise BadInputError(str(error)) from error
-    raise BadInputError(f"RUN: {run}: has no complete checkpoint that is whole; let the run finish, or go on with it")
+    raise BadInputError(f"RUN: {run}: has no complete checkpoint that is whole; let the run finish, or continue it")
 
 
 @contextmanager

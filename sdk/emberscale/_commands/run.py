@@ -58,10 +58,10 @@ def run(
         typer.Option(metavar="DIR", help="The run's folder. [dim]default: runs/<job name>[/]", show_default=False),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Goes on with the run in the folder; above is what must stay the same.")
+        bool, typer.Option("--resume", help="Resumes the run in the folder; see above for what must stay the same.")
     ] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Starts anew even if the folder holds a run that can be resumed.")
+        bool, typer.Option("--overwrite", help="Starts over even if the folder holds a run that can be resumed.")
     ] = False,
     redis: Annotated[
         str | None,

@@ -38,13 +38,13 @@ def remarks(before: RunView | None, after: RunView) -> list[str]:
     """What happened from one snapshot to the next that a person should know."""
     lines = []
     if after.suspending and (before is None or not before.suspending):
-        what = "a checkpoint is being taken" if _has_rows(after.status) else "there is nothing new to save"
+        what = "taking a checkpoint" if _has_rows(after.status) else "there is nothing new to save"
         lines.append(f"stopping: {what}; Ctrl-C again stops at once")
     known = len(before.exits) if before is not None else 0
     lines.extend(exit_remark(ended) for ended in after.exits[known:] if not ended.disk_is_full)
     full = [number for number, ended in enumerate(after.exits) if ended.disk_is_full]
     if full and full[0] >= known:  # the cause of every such end, so it is said once
-        lines.append("the disk that the run's folder is on is full, and processes fail: make room")
+        lines.append("the disk of the run's folder is full and processes fail: free some space")
     old = before.status if before is not None else None
     new = after.status
     if new is None:
@@ -89,7 +89,7 @@ def exit_remark(ended: MemberExit) -> str:
         case ExitReason.COMPLETED:
             return f"{ended.name} ended before the job did; {log}"
         case ExitReason.KILLED:
-            return f"{ended.name} was killed by {_how(ended.code)}; it is started again"
+            return f"{ended.name} was killed by {_how(ended.code)}; it restarts"
         case _:
             return f"{ended.name} failed with {_how(ended.code)}; {log}"
 

@@ -70,7 +70,7 @@ def _fit(fit: pb.FitSummary) -> str:
     if fit.outliers:
         text += f", {_counted(fit.outliers, 'outlier')} set aside"
     if fit.prior_share >= _WORTH_SAYING:
-        text += f"; {fit.prior_share:.0%} of what it says was believed before anything was measured"
+        text += f"; {fit.prior_share:.0%} of it is the prior"
     if fit.overlap > 1:
         text += f"; the steps of a batch overlap (exponent {fit.overlap:g}): the longest counts most"
     return text

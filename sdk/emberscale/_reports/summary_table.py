@@ -46,7 +46,7 @@ def _lines(summary: Summary) -> list[tuple[str, str | tuple[str, ...]]]:
     share = f" of {summary.expected_samples:,}" if summary.samples != summary.expected_samples else ""
     lines: list[tuple[str, str | tuple[str, ...]]] = [("samples", f"{summary.samples:,}{share}")]
     if summary.phase != "Complete" and summary.checkpoint_samples not in (None, summary.samples):
-        kept = f"{summary.checkpoint_samples:,} in checkpoint {summary.checkpoint}, from which --resume goes on"
+        kept = f"{summary.checkpoint_samples:,} in checkpoint {summary.checkpoint}, from which --resume continues"
         lines.append(("saved", kept))
     where = "on held-out data" if summary.measured_on == "evaluation" else "on the latest training data"
     lines += _measured({"AUC": summary.auc, "log loss": summary.logloss}, where)

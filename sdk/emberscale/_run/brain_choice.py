@@ -20,7 +20,7 @@ BrainOption = Annotated[
     str,
     typer.Option(
         metavar="auto|off|HOST:PORT",
-        help="Who plans sizes that the manifest leaves open: a brain beside the job, nobody, or the brain there.",
+        help="Which brain plans sizes that the manifest leaves open: one beside the job, none, or that at HOST:PORT.",
     ),
 ]
 BrainSettings = Annotated[
@@ -35,7 +35,7 @@ BrainSettings = Annotated[
 ]
 BrainTokenFile = Annotated[
     Path | None,
-    typer.Option(help=f"The token of the brain at HOST:PORT; else {TOKEN_FILE} names it.", show_default=False),
+    typer.Option(help=f"File with the token for the brain at HOST:PORT. Default: {TOKEN_FILE}.", show_default=False),
 ]
 
 BrainCaFile = Annotated[

@@ -36,8 +36,8 @@ class SavedCheckpoints:
         manifests = self._manifests()
         if manifests:
             raise BadInputError(
-                f"spec.checkpoint.uri: {self._uri} holds checkpoints already, and a new run would go on from them: "
-                "name another place, or remove them"
+                f"spec.checkpoint.uri: {self._uri} already holds checkpoints, from which a new run would continue: "
+                "choose another URI or remove them"
             )
 
     def uri_of(self, manifest: CheckpointManifest) -> str:

@@ -114,7 +114,7 @@ def _open_locked(home: RunPaths, job: TrainingJob, resume: bool, overwrite: bool
     if newest is not None and newest.status not in _ENDED and not overwrite:
         raise BadInputError(
             f"--workdir: {paths.root} holds a run that was interrupted: "
-            "go on with --resume, or start anew with --overwrite"
+            "continue with --resume, or start over with --overwrite"
         )
     complete = there is not None and there.status is RunStatus.COMPLETE
     record = RunRecord(

@@ -63,7 +63,7 @@ def check_columns(data: DataSpec) -> None:
         if all(local_path(uri) is not None for uri in data.train):
             files = (file for uri in data.train for file in expand([uri]))
             if not any(file.bytes > _SMALL_BYTES or reader.index_file(file, 0, _BLOCK_RECORDS) for file in files):
-                raise BadInputError("spec.data.train: the files hold no records; name some that do")
+                raise BadInputError("spec.data.train: the files contain no records")
     except DataUnavailableError as error:
         raise BadInputError(str(error)) from error
 
@@ -125,6 +125,6 @@ def ensure_writable(folder: Path, field: str) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BadInputError(f"{field}: {folder} cannot be made: {error.strerror}") from error
+        raise BadInputError(f"{field}: {folder} cannot be created: {error.strerror}") from error
     if not os.access(folder, os.W_OK | os.X_OK):
         raise BadInputError(f"{field}: {folder} cannot be written to: permission denied")

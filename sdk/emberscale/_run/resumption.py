@@ -22,7 +22,7 @@ def refuse_another_job(earlier: RunRecord, job: TrainingJob) -> None:
     if changed:
         raise BadInputError(
             "\n".join(
-                f"--resume: {_told(one)}: it must stay for the run to go on; put it back, or train anew in another "
+                f"--resume: {_told(one)}: it must not change when a run resumes; restore it, or train in another "
                 "--workdir"
                 for one in changed
             )
@@ -35,8 +35,8 @@ def refuse_changes_of_a_complete_run(paths: RunPaths, earlier: RunRecord, job: T
     if changes:
         raise BadInputError(
             "\n".join(
-                f"--resume: {change}, but the run in {paths.root} is Complete and does not go on: train anew without "
-                "--resume, or put it back to see that run's summary"
+                f"--resume: {change}, but the run in {paths.root} is Complete and cannot continue: train without "
+                "--resume, or undo the change to see that run's summary"
                 for change in changes
             )
         )
@@ -68,7 +68,7 @@ def _changed_files(paths: RunPaths, job: TrainingJob) -> list[str]:
 
 
 def _size(size: int | None) -> str:
-    return "is not there" if size is None else f"has {size:,} bytes"
+    return "is missing" if size is None else f"has {size:,} bytes"
 
 
 def _told(one: Difference) -> str:

@@ -371,11 +371,11 @@ migrate(engine)
 @pytest.mark.parametrize(
     ("url", "problem"),
     [
-        ("brain.db", "is no database URL"),
+        ("brain.db", "is not a database URL"),
         ("mysql://root@localhost/brain", "must be SQLite or PostgreSQL, not mysql"),
         ("postgresql+psycopg2://root@localhost/brain", r"not postgresql\+psycopg2: write"),
-        ("postgresql://root@localhost:port/brain", "is no database URL"),
-        ("sqlite:////proc/no/brain.db", "folder /proc/no cannot be made: No such file"),
+        ("postgresql://root@localhost:port/brain", "is not a database URL"),
+        ("sqlite:////proc/no/brain.db", "cannot create the database folder /proc/no: No such file"),
     ],
 )
 def test_an_address_that_is_no_database_is_refused(url: str, problem: str) -> None:

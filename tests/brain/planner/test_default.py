@@ -205,7 +205,7 @@ def test_an_oversized_job_gives_back_what_gains_nothing() -> None:
 def test_a_job_without_profiles_stays_as_it_is_and_says_why() -> None:
     planned = only(plan([replace(running(), profiles=())]))
     assert (planned.action, planned.shape) == (PlanAction.KEEP, SMALL)
-    assert "nothing usable has been measured" in planned.reason
+    assert "no usable measurement" in planned.reason
 
 
 def test_a_job_is_measured_at_its_new_shape_before_it_moves_again() -> None:

@@ -142,7 +142,7 @@ def test_a_full_cluster_lets_jobs_wait_and_says_so(start_brain: StartBrain) -> N
     assert brain.submit(submitted())[0].shape.workers == 6
     waiting, _ = brain.submit(submitted(JobId("other")))
     assert (waiting.action, waiting.HasField("shape")) == ("Wait", False)
-    assert "12 cores are wanted and 7 of 35 are free, for no more than 2 workers" in waiting.reason
+    assert "12 cores are needed and 7 of 35 are free, for no more than 2 workers" in waiting.reason
 
 
 def test_a_first_plan_is_cut_to_what_is_free_and_says_so(start_brain: StartBrain) -> None:
@@ -151,7 +151,7 @@ def test_a_first_plan_is_cut_to_what_is_free_and_says_so(start_brain: StartBrain
     cut, _ = brain.submit(submitted(JobId("other")))
     assert (cut.action, cut.shape.workers) == ("Start", 3)
     assert "cut to 3 workers x 4 cores" in cut.reason
-    assert "28 cores are wanted and 17 of 45 are free" in cut.reason
+    assert "28 cores are needed and 17 of 45 are free" in cut.reason
 
 
 def test_a_first_plan_keeps_to_the_owners_quota_and_the_largest_node(start_brain: StartBrain) -> None:
@@ -177,7 +177,7 @@ def test_memory_is_a_guess_only_where_no_job_was_similar(start_brain: StartBrain
     assert warm.shape.ps_memory >= 8 * GIB
     waiting, _ = brain.submit(submitted(JobId("third"), free))
     assert waiting.action == "Wait"
-    assert "GiB are wanted" in waiting.reason
+    assert "GiB are needed" in waiting.reason
 
 
 def test_a_restarted_brain_has_the_plan_and_its_reasons(start_brain: StartBrain) -> None:

@@ -114,7 +114,7 @@ def test_a_job_from_submission_to_history(run_brain: RunBrain, submission: Submi
     assert (mixed.accepted, mixed.durable) == (1, True)
     assert [(item.place, item.reason, item.message) for item in mixed.refused_start_ups] == [
         (1, "NotFinite", "seconds is nan"),
-        (2, "Inconsistent", "role must be worker or ps"),
+        (2, "Inconsistent", "role: must be worker or ps"),
     ]
     unknown = brain.report("nobody", profile(1))
     assert (unknown.accepted, unknown.refused[0].reason) == (0, "UnknownJob")

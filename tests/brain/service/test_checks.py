@@ -56,7 +56,7 @@ def test_sense_is_let_pass() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason", "detail"),
     [
-        ({"role": "master"}, Refusal.INCONSISTENT, "role must be worker or ps"),
+        ({"role": "master"}, Refusal.INCONSISTENT, "role: must be worker or ps"),
         ({"seconds": math.nan}, Refusal.NOT_FINITE, "seconds is nan"),
         ({"paused_seconds": -1.0}, Refusal.NEGATIVE, "paused_seconds is -1"),
         ({"seconds": 1e7}, Refusal.INCONSISTENT, "seconds is 1e+07: more than there can be"),

@@ -18,7 +18,7 @@ Submission = Callable[..., pb.SubmitJobRequest]
     [
         ({"job_uid": "u" * 256}, "job_uid: has 256 characters, 255 are allowed"),
         ({"owner": "o" * 256}, "owner: has 256 characters"),
-        ({"owner": "a\0b"}, "owner: must not hold the character NUL"),
+        ({"owner": "a\0b"}, "owner: must not contain NUL"),
         ({"description": pb.JobDescription(name="n" * 300)}, "description.name: has 300"),
         ({"description": pb.JobDescription(architecture="a" * 300)}, "description.architecture: has 300"),
         ({"description": pb.JobDescription(batch_size=1 << 31)}, "description.batch_size: must be from 0 to"),
@@ -51,7 +51,7 @@ def test_a_submission_that_the_database_or_a_planner_could_not_take_is_refused(
         ({"sequence": 1 << 63}, "sequence: must be"),
         ({"shape": pb.Shape(worker_memory=1 << 63)}, "shape.worker_memory: must be"),
         ({"shape": pb.Shape(workers=1 << 31)}, "shape.workers: must be"),
-        ({"stage_fractions": {"a\0": 0.1}}, "stage_fractions: must not hold"),
+        ({"stage_fractions": {"a\0": 0.1}}, "stage_fractions: must not contain"),
         ({"stage_fractions": {str(number): 0.1 for number in range(65)}}, "stage_fractions: 65 of them; up to 64"),
     ],
 )
@@ -90,5 +90,5 @@ def test_one_request_holds_only_so_much() -> None:
     check_count("profiles", range(MOST_PROFILES), MOST_PROFILES)
     with pytest.raises(MalformedRequestError, match=f"profiles: {MOST_PROFILES + 1} of them"):
         check_count("profiles", range(MOST_PROFILES + 1), MOST_PROFILES)
-    with pytest.raises(MalformedRequestError, match="job_uid: must not hold"):
+    with pytest.raises(MalformedRequestError, match="job_uid: must not contain"):
         job_from("a\0")

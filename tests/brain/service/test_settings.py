@@ -64,7 +64,7 @@ def test_a_bad_start_exits_with_2_and_says_why(
     assert "must be SQLite or PostgreSQL" in capsys.readouterr().err
     (tmp_path / "token").write_text("ä")
     assert main(["--set", f"tokenFile={tmp_path / 'token'}"]) == 2
-    assert "holds more than ASCII" in capsys.readouterr().err
+    assert "has non-ASCII characters" in capsys.readouterr().err
 
 
 def test_check_prints_what_holds(capsys: pytest.CaptureFixture[str]) -> None:

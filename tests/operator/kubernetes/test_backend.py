@@ -527,7 +527,7 @@ def test_a_spec_that_cannot_run_is_said_and_mended_by_an_edit() -> None:
         (condition,) = api.body["status"]["conditions"]
         assert condition["reason"] == "InvalidSpec"
         assert "spec.optimizers.dense.type" in condition["message"]
-        assert "cannot be edited: delete the TrainingJob" in condition["message"], "the API server refuses that edit"
+        assert "immutable: delete the TrainingJob" in condition["message"], "the API server refuses that edit"
         del api.body["spec"]["optimizers"]
         api.sync()
         await operator.settle()

@@ -155,7 +155,7 @@ def test_settings_of_tls_are_read_and_wrong_ones_refused_by_name() -> None:
     assert read_settings({**REQUIRED, "EMBERSCALE_JOB_TLS": "true"}).job_tls
     given = read_settings({**REQUIRED, **brain, "EMBERSCALE_BRAIN_CA": AUTHORITY})
     assert given.brain_authority == AUTHORITY
-    with pytest.raises(OperatorSettingsError, match=r"^EMBERSCALE_BRAIN_CA: holds no certificate"):
+    with pytest.raises(OperatorSettingsError, match=r"^EMBERSCALE_BRAIN_CA: contains no PEM"):
         read_settings({**REQUIRED, **brain, "EMBERSCALE_BRAIN_CA": "not PEM"})
     with pytest.raises(OperatorSettingsError, match=r"^EMBERSCALE_JOB_TLS='perhaps': expected one of"):
         read_settings({**REQUIRED, "EMBERSCALE_JOB_TLS": "perhaps"})

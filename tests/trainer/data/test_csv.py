@@ -110,7 +110,7 @@ def test_numbers_are_those_that_python_reads_but_for_the_last_bits(
         ("1,1e300,u,", "x is '1e300', not a finite number of 32 bits"),
         ("1,1,u", "expected 4 fields, found 3"),
         ("1,1,u,,", "expected 4 fields, found 5"),
-        ('1,1,"u" ,', "a quoted field is not closed, or goes on after its quote"),
+        ('1,1,"u" ,', "a quoted field is not closed, or has text after its closing quote"),
         ("", "the line is blank"),
     ],
 )

@@ -54,17 +54,17 @@ def test_a_member_and_a_master_of_one_mind_talk(tmp_path: Path, secure: bool) ->
 def test_a_member_without_certificates_is_told_that_its_master_has_some(tmp_path: Path) -> None:
     with master(certificates(tmp_path / "tls")) as address, pytest.raises(NoHandshakeError) as raised:
         member(address, None).register()
-    assert str(raised.value) == f"the master at {address} serves TLS only, and EMBERSCALE_TLS_FOLDER is missing here"
+    assert str(raised.value) == f"the master at {address} requires TLS, but EMBERSCALE_TLS_FOLDER is not set"
 
 
 def test_a_member_with_certificates_is_told_that_its_master_has_none(tmp_path: Path) -> None:
-    with master(None) as address, pytest.raises(NoHandshakeError, match="serves no TLS, which EMBERSCALE_TLS_FOLDER"):
+    with master(None) as address, pytest.raises(NoHandshakeError, match="has no TLS, but EMBERSCALE_TLS_FOLDER"):
         member(address, certificates(tmp_path / "tls")).register()
 
 
 def test_a_member_is_told_that_its_master_is_of_another_authority(tmp_path: Path) -> None:
     with (
         master(certificates(tmp_path / "theirs")) as address,
-        pytest.raises(NoHandshakeError, match="a certificate that EMBERSCALE_TLS_FOLDER does not vouch for"),
+        pytest.raises(NoHandshakeError, match="a certificate that EMBERSCALE_TLS_FOLDER does not verify"),
     ):
         member(address, certificates(tmp_path / "ours")).register()

@@ -45,7 +45,7 @@ class CheckpointFiles:
         except FileNotFoundError as error:
             raise DamagedCheckpointError(f"{name} is missing") from error
         if len(content) != listed.bytes:
-            raise DamagedCheckpointError(f"{name} has not the {listed.bytes} bytes that it was written with")
+            raise DamagedCheckpointError(f"{name} does not have the {listed.bytes} bytes it was written with")
         if zlib.crc32(content) != listed.crc32:
             raise DamagedCheckpointError(f"{name} was altered: its checksum does not match")
         return content
@@ -57,7 +57,7 @@ class CheckpointFiles:
                 content: bytes = file.read(most + 1)
         except FileNotFoundError as error:
             if not self._filesystem.exists(f"{self._root}/{MANIFEST_NAME}"):  # a volume may go, and come back
-                raise OSError("the checkpoint's folder is not there") from error
+                raise OSError("the checkpoint's folder is missing") from error
             raise
         self._work.advance(len(content))
         return content

@@ -110,7 +110,7 @@ class CSVBlock:
         if problem == BLANK:
             return "the line is blank"
         if problem == BAD_QUOTES:
-            return "a quoted field is not closed, or goes on after its quote"
+            return "a quoted field is not closed, or has text after its closing quote"
         fields = next(csv.reader([record], delimiter=self.layout.csv.delimiter, strict=False))
         if problem == WRONG_FIELDS:
             return f"expected {self.places.fields} fields, found {len(fields)}"

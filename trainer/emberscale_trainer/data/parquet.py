@@ -207,7 +207,7 @@ def _unsound(uri: str, error: pa.ArrowException) -> str:
         if filesystem.size(path) == 0:
             return "is empty: write or copy it again"
         if filesystem.cat_file(path, start=0, end=len(_MAGIC)) != _MAGIC:
-            return "is no Parquet file: set spec.data.format to what it is, CSV or CriteoTSV"
+            return "is not a Parquet file: set spec.data.format to CSV or CriteoTSV"
         if filesystem.cat_file(path, start=-len(_MAGIC)) != _MAGIC:
             return "is a Parquet file that was cut short: write or copy it again"
     except OSError as unreadable:

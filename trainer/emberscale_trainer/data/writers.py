@@ -207,13 +207,13 @@ class _CriteoWriter:
             (numbers != np.floor(numbers)) | (np.abs(numbers) >= _MAX_INTEGER),
             self._columns.dense,
             columns.dense,
-            "no integer of at most 18 digits, which CriteoTSV needs",
+            "not an integer of at most 18 digits, as CriteoTSV requires",
         )
         self._refuse(
             (columns.ids != MISSING_ID) & ((columns.ids < 0) | (columns.ids >= 1 << 32)),
             self._columns.categorical,
             columns.ids,
-            "no id from 0 to 2**32 - 1, which CriteoTSV needs",
+            "not an id from 0 to 2**32 - 1, as CriteoTSV requires",
         )
         integers = np.where(missing, MISSING_INTEGER, numbers.astype(np.int64))
         self._sink.write(criteo_lines(columns.labels.astype(np.uint8), integers, columns.ids).data)

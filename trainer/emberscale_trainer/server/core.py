@@ -329,7 +329,7 @@ class ServerCore:
             raise LaterError(f"generation {newest[0]}, version {newest[1]} is known here, which is not earlier")
         before = Ownership.of_nothing()
         if serving is None and self._wanted is not None:
-            raise NotHeldError("rows are being loaded here")
+            raise NotHeldError("this server is loading rows")
         if serving is not None and serving.generation == table.generation:
             before = serving.owned
         serves = serving.version if serving is not None and before else 0
