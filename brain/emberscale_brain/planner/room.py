@@ -9,6 +9,7 @@ from emberscale_brain.planner.types import ClusterCapacity, Quota, ShapeBounds
 
 _UNIT = 1 << 26
 _ROUNDING = 1e-9  # of a limit: cores summed in another order are not over it
+_UNLIMITED = Quota(math.inf, math.inf)
 
 
 def fits(shape: JobShape, room: ClusterCapacity) -> bool:
@@ -125,40 +126,57 @@ def _one_step_more(shape: JobShape, most: JobShape, bounds: ShapeBounds, tables:
     return [one for _, one in sorted(larger, key=lambda item: item[0])]
 
 
+EVERY_OTHER = "*"
+"""In quotas, the owner that stands for each one without a quota of its own."""
+
+
+def quota_of(owner: str, quotas: Mapping[str, Quota]) -> Quota:
+    """What all jobs of an owner together may have."""
+    return quotas.get(owner) or quotas.get(EVERY_OTHER) or _UNLIMITED
+
+
 class Room:
-    """Shapes are taken from it and given back; what is overdrawn shows as no room at all."""
+    """Shapes are taken from it and given back; what is overdrawn shows as no room at all.
+
+    Jobs say themselves what they have. What an owner's jobs say beyond its quota leaves that owner no room, but takes
+    none from the others: no job can talk the cluster full.
+    """
 
     def __init__(self, capacity: ClusterCapacity, quotas: Mapping[str, Quota]) -> None:
-        self._nodes = (capacity.largest_node_cpu, capacity.largest_node_memory)
+        self._capacity = capacity
+        self._quotas = quotas
+        self._taken: dict[str, tuple[float, float]] = {}
         self._cpu, self._memory = capacity.cpu, float(capacity.memory)
-        self._quotas = {owner: [quota.cpu, quota.memory] for owner, quota in quotas.items()}
 
     def take(self, owner: str, shape: JobShape | None) -> None:
         """Counts a shape of an owner's job."""
-        self._add(owner, shape, -1)
+        if shape is not None:
+            self._add(owner, shape.cpu, shape.memory)
 
     def give_back(self, owner: str, shape: JobShape | None) -> None:
         """The inverse of `take`."""
-        self._add(owner, shape, 1)
+        if shape is not None:
+            self._add(owner, -shape.cpu, -shape.memory)
 
-    def _add(self, owner: str, shape: JobShape | None, sign: int) -> None:
-        if shape is None:
-            return
-        self._cpu += sign * shape.cpu
-        self._memory += sign * shape.memory
-        if owner in self._quotas:
-            self._quotas[owner][0] += sign * shape.cpu
-            self._quotas[owner][1] += sign * shape.memory
+    def _add(self, owner: str, cpu: float, memory: float) -> None:
+        quota, (cpu_before, memory_before) = quota_of(owner, self._quotas), self._taken.get(owner, (0.0, 0.0))
+        now = self._taken[owner] = (cpu_before + cpu, memory_before + memory)
+        self._cpu -= cpu - (max(0.0, now[0] - quota.cpu) - max(0.0, cpu_before - quota.cpu))
+        self._memory -= memory - (max(0.0, now[1] - quota.memory) - max(0.0, memory_before - quota.memory))
+
+    def _left_of_quota(self, owner: str) -> Quota:
+        quota, (cpu, memory) = quota_of(owner, self._quotas), self._taken.get(owner, (0.0, 0.0))
+        return Quota(max(0.0, quota.cpu - cpu), max(0.0, quota.memory - memory))
 
     def limits(self, owner: str) -> tuple[float, float]:
         """Cores and bytes that a job of the owner may have in all."""
-        cpu, memory = self._quotas.get(owner, (float("inf"), float("inf")))
-        return max(0.0, min(self._cpu, cpu)), max(0.0, min(self._memory, memory))
+        quota = self._left_of_quota(owner)
+        return max(0.0, min(self._cpu, quota.cpu)), max(0.0, min(self._memory, quota.memory))
 
     def left(self, owner: str) -> ClusterCapacity:
         """What a job of the owner may have, in all and for each process."""
         cpu, memory = self.limits(owner)
-        return ClusterCapacity(cpu, int(memory), *self._nodes)
+        return replace(self._capacity, cpu=cpu, memory=int(memory))
 
     def fits(self, owner: str, shape: JobShape) -> bool:
         """Whether a job of the owner may have the shape."""
@@ -168,8 +186,7 @@ class Room:
     def rest(self, owners: Iterable[str]) -> tuple[ClusterCapacity, dict[str, Quota]]:
         """What is left, as a capacity and quotas of those owners that have one."""
         quotas = {
-            owner: Quota(max(0.0, self._quotas[owner][0]), max(0.0, self._quotas[owner][1]))
-            for owner in owners
-            if owner in self._quotas
+            owner: self._left_of_quota(owner) for owner in owners if quota_of(owner, self._quotas) is not _UNLIMITED
         }
-        return ClusterCapacity(max(0.0, self._cpu), int(max(0.0, self._memory)), *self._nodes), quotas
+        left = replace(self._capacity, cpu=max(0.0, self._cpu), memory=int(max(0.0, self._memory)))
+        return left, quotas

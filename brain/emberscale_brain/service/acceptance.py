@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 
 from emberscale_api.shape import GIB, JobShape
-from emberscale_brain.planner.room import Room
-from emberscale_brain.planner.types import ClusterCapacity, JobId, PlannedShape
+from emberscale_brain.planner.room import Room, quota_of
+from emberscale_brain.planner.types import ClusterCapacity, JobId, PlannedShape, Quota
 from emberscale_brain.service.state import BrainState, Conditions
 
 _ROUNDING = 1e-9  # cores summed in another order are not more
@@ -45,7 +45,7 @@ def unacceptable(
 
     Only jobs that the planner was `shown` count, since it knew of no others. Their present shapes are never too large.
     """
-    had, wanted = _Sums(), _Sums()
+    had, wanted = _Sums(conditions.quotas), _Sums(conditions.quotas)
     for job in shown & state.jobs.keys():
         submitted, view = state.jobs[job].submitted, state.view(job, now, conditions.settle_seconds)
         shape = None if submitted.fixed or job not in planned else planned[job].shape
@@ -59,7 +59,8 @@ def unacceptable(
         wanted.add(submitted.owner, shape)
     capacity = conditions.capacity
     problem = _too_much(wanted.all, had.all, capacity.cpu, capacity.memory, "in all")
-    for owner, quota in conditions.quotas.items():
+    for owner in wanted.owners:
+        quota = quota_of(owner, conditions.quotas)
         problem = problem or _too_much(
             wanted.of(owner), had.of(owner), quota.cpu, quota.memory, f"for the jobs of {owner}"
         )
@@ -97,23 +98,32 @@ def beside_newcomers(
 
 
 class _Sums:
-    """Cores and bytes of all jobs, and of each owner's."""
+    """Cores and bytes of each owner's jobs, and of all, in which an owner counts for no more than its quota."""
 
-    def __init__(self) -> None:
-        self.all = (0.0, 0)
-        self._owners: dict[str, tuple[float, int]] = {}
+    def __init__(self, quotas: Mapping[str, Quota]) -> None:
+        self._quotas = quotas
+        self.owners: dict[str, tuple[float, int]] = {}
 
     def add(self, owner: str, shape: JobShape | None) -> None:
         if shape is not None:
-            self.all = (self.all[0] + shape.cpu, self.all[1] + shape.memory)
             cpu, memory = self.of(owner)
-            self._owners[owner] = (cpu + shape.cpu, memory + shape.memory)
+            self.owners[owner] = (cpu + shape.cpu, memory + shape.memory)
+
+    @property
+    def all(self) -> tuple[float, float]:
+        cpu, memory = 0.0, 0.0
+        for owner, (cores, taken) in self.owners.items():
+            quota = quota_of(owner, self._quotas)
+            cpu, memory = cpu + min(cores, quota.cpu), memory + min(taken, quota.memory)
+        return cpu, memory
 
     def of(self, owner: str) -> tuple[float, int]:
-        return self._owners.get(owner, (0.0, 0))
+        return self.owners.get(owner, (0.0, 0))
 
 
-def _too_much(wanted: tuple[float, int], had: tuple[float, int], cpu: float, memory: float, whose: str) -> str | None:
+def _too_much(
+    wanted: tuple[float, float], had: tuple[float, float], cpu: float, memory: float, whose: str
+) -> str | None:
     if wanted[0] > max(cpu, had[0]) * (1 + _ROUNDING):
         return f"{wanted[0]:g} cores {whose}, of {cpu:g}"
     if wanted[1] > max(memory, had[1]):

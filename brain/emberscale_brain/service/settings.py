@@ -154,7 +154,7 @@ class BrainSettings(ManifestPart):
     token_file: Path | None = Field(default=None, description="Default: the value of EMBERSCALE_TOKEN_FILE")
     clock_skew: Seconds = Field(default=30.0, ge=0, description="Tolerated clock skew of reporters")
     cluster: CapacitySettings = CapacitySettings()
-    quotas: dict[str, QuotaSettings] = Field(default_factory=dict, description="By owner")
+    quotas: dict[str, QuotaSettings] = Field(default_factory=dict, description="By owner; * is each that is not named")
     bounds: BoundsSettings = BoundsSettings()
     planner: PlannerPreferences = PlannerPreferences()
     planning: PlanningSettings = PlanningSettings()

@@ -240,6 +240,20 @@ def test_plans_are_never_over_the_capacity_or_a_quota(
     assert plans.keys() == owner_of.keys()
 
 
+@pytest.mark.parametrize("name", ["liars", "*"])
+def test_what_an_owners_jobs_say_beyond_its_quota_takes_no_room_from_others(name: str) -> None:
+    """Jobs say themselves what they have: one that says it has all there is would stop all others."""
+    huge = JobShape(1000, 1000, 1000, 1000, 1 << 40, 1 << 40)
+    liar = replace(running("liar"), owner="liars", current=huge, fixed=True)
+    capacity, quotas = ClusterCapacity(100, 2000 * GIB), {name: Quota(40, 800 * GIB), "ads": Quota()}
+    plans = plan([liar, waiting()], capacity, quotas=quotas)
+    first = only(plans).shape
+    assert first is not None
+    assert 0 < first.cpu <= 60
+    more = plan([liar, waiting(), waiting("greedy", owner="liars")], capacity, quotas=quotas)
+    assert more[JobId("greedy")].shape is None, "its owner has nothing left"
+
+
 def test_the_job_that_is_nearly_done_gets_the_scarce_cores() -> None:
     soon, late = replace(running("soon"), remaining_samples=10**7), replace(running("late"), remaining_samples=10**9)
     plans = plan([late, soon], ClusterCapacity(60, 10_000 * GIB))
