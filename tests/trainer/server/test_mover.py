@@ -16,6 +16,7 @@ from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server import mover as mover_module
 from emberscale_trainer.server.barrier import NotHeldError
 from emberscale_trainer.server.mover import CopyProgress
+from emberscale_trainer.server.moves import Transfer
 from emberscale_trainer.server.reports import Taken
 from emberscale_trainer.server.state import ServerState
 from emberscale_trainer.table import DensePieces, Reader, TableStore, keys_of
@@ -245,6 +246,55 @@ def test_a_receiver_that_gives_the_move_up_fails_it_for_the_sender(
         return False
 
     eventually(failed)
+
+
+def test_a_late_call_of_an_earlier_move_leaves_the_later_one_alone(
+    make_servers: Callable[[int, int], Servers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers = make_servers(2, 1)
+    servers.push()
+    servers.prepare(3)
+    server = servers.all[0]
+    earlier = server.state.wanted(2)
+    table = table_of(3, [one.address for one in servers.all])
+    for one in servers.all:
+        if one.state.prepare(3, 1 if one.index < 2 else 0, table, one.index).joins:
+            servers.stores[one.index] = tables()
+            one.state.stage(3, servers.stores[one.index])
+    servers.copied(table)
+    with monkeypatch.context() as late:
+        late.setattr(server.state, "wanted", lambda number: earlier)  # asked before the later move was prepared
+        with pytest.raises(NotHeldError, match="move 2 is over"):
+            server.mover.copy(2, 0)
+    servers.push()
+    servers.switch(table)
+    servers.check()
+
+
+@pytest.mark.parametrize("hands_over", [False, True])
+def test_whoever_waits_for_a_move_hears_that_it_is_abandoned(
+    make_servers: Callable[[int, int], Servers], monkeypatch: pytest.MonkeyPatch, hands_over: bool
+) -> None:
+    monkeypatch.setattr(mover_module._Sending, "_round", lambda self: self._closed.wait())  # it never gets on
+    servers = make_servers(3, 0)
+    table = servers.prepare(2)
+    server, asked = servers.all[2], threading.Event()
+    wanted = server.state.wanted
+    assert not server.mover.copy(table.version, 0).ready
+
+    def noted(number: int) -> Transfer:
+        transfer = wanted(number)
+        asked.set()
+        return transfer
+
+    monkeypatch.setattr(server.state, "wanted", noted)
+    wait = server.mover.hand_over if hands_over else server.mover.copy
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(wait, table.version, SECONDS)
+        asked.wait()
+        server.mover.abandon(table.version)
+        with pytest.raises(NotHeldError, match="move 2 has failed here: it was abandoned"):
+            waiting.result()
 
 
 def test_what_is_pushed_after_the_last_round_is_not_lost_when_the_barrier_comes_later(

@@ -263,7 +263,9 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
             return True
 
         with self._starting:
-            if self._staging is None or self._staging.move != move:
+            if self._staging is not None and move < self._staging.move:
+                raise NotHeldError(f"move {move} is over")
+            if self._staging is None or self._staging.move < move:
                 self._staging = _Staging(move, job, Background("stage", make))
             return self._staging
 
@@ -315,7 +317,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         """Abandons a move."""
         with _told(context):
             self._require(request.incarnation)
-        self._state.abandon(request.move)
+        self._mover.abandon(request.move)
         return master_pb2.AbandonReply()
 
     def Resume(  # noqa: N802

@@ -76,14 +76,24 @@ class RowMover:
         if sending is not None:
             sending.send_now(wait_seconds)
 
+    def abandon(self, move: int) -> None:
+        """Gives up all moves up to this number; calls that wait for one of them fail."""
+        self._state.abandon(move)
+        with self._lock:
+            if self._sending is not None and self._sending.move <= move:
+                self._sending.close("it was abandoned")
+
     def look(self) -> None:
         """Gives up a move that the master has not spoken of for long; to be called now and then."""
         self._state.lapse()
 
     def _sending_of(self, transfer: Transfer) -> "_Sending | None":
         with self._lock:
-            if self._sending is not None and self._sending.move != transfer.number:
-                self._sending.close()
+            newest = 0 if self._sending is None else self._sending.move
+            if transfer.number < newest:
+                raise NotHeldError(f"move {transfer.number} is over")
+            if self._sending is not None and transfer.number > newest:
+                self._sending.close("a later move has begun")
                 self._sending = None
             if self._sending is None and (given := transfer.given()):
                 self._sending = _Sending(self._state, transfer, given, self._token, self._context)
@@ -152,13 +162,12 @@ class _Sending:
                 raise TimeoutError(f"the last changes were not sent within {wait_seconds:g} s")
             self._check()
 
-    def close(self) -> None:
-        """Ends the streams and, soon, the thread."""
+    def close(self, why: str) -> None:
+        """Ends the streams and, soon, the thread; calls that wait fail."""
         self._closed.set()
         for sender in self._senders.values():
             sender.close()
-        with self._changed:
-            self._changed.notify_all()
+        self._fail(why)
 
     def _check(self) -> None:
         if self._problem:
@@ -169,8 +178,8 @@ class _Sending:
         try:
             while not self._closed.is_set():
                 self._round()
-        except NotHeldError:
-            pass  # the move is over
+        except NotHeldError as error:
+            self._fail(str(error))
         except (StreamLostError, SnapshotAbandonedError, TimeoutError, MemoryError) as error:
             if not self._closed.is_set():
                 log.warning("move_failed", move=self.move, problem=str(error))
@@ -179,7 +188,7 @@ class _Sending:
             self._fail(repr(error))
             raise
         finally:
-            self.close()
+            self.close("it is over")
         progress = self._progress
         log.info(
             "move_over",
@@ -190,8 +199,9 @@ class _Sending:
         )
 
     def _fail(self, problem: str) -> None:
+        """The first problem counts."""
         with self._changed:
-            self._problem = problem
+            self._problem = self._problem or problem
             self._changed.notify_all()
 
     def _round(self) -> None:
