@@ -68,7 +68,7 @@ class ServerChannels:
         method, request, read = self._translated(call)
         future = method.future(request, timeout=call.seconds)
         # Even where nobody waits for the answer: gRPC cancels a call that nothing refers to.
-        future.add_done_callback(lambda done: self._tell(self._event(call, done, read)))
+        future.add_done_callback(lambda done: self._answered(call, done, read))
 
     def forget(self, keep: Sequence[PsAddress]) -> None:
         """Closes the channels to all but these servers."""
@@ -77,6 +77,13 @@ class ServerChannels:
             left = [self._channels.pop(address) for address in self._channels.keys() - addresses]
         for channel in left:
             channel.close()
+
+    def _answered(self, call: CallServer, done: "grpc.Future[Any]", read: Callable[[Any], ServerAnswer]) -> None:
+        try:
+            self._tell(self._event(call, done, read))
+        except Exception as error:  # noqa: BLE001  # gRPC would drop it, and whoever waits would wait for ever
+            found = (type(error), error, error.__traceback__, threading.current_thread())
+            threading.excepthook(threading.ExceptHookArgs(found))
 
     def _event(self, call: CallServer, done: "grpc.Future[Any]", read: Callable[[Any], ServerAnswer]) -> Event:
         where = {"operation": call.operation, "serial": call.serial, "server": call.server.index}
