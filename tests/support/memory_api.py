@@ -195,12 +195,16 @@ class Operator:
 
 
 class NoRedis:
-    """There is none to make a user in; `why` expels all."""
+    """There is none to make a user in; `why` expels all, and `full` is said of all."""
 
     why: str | None = None
+    full: str | None = None
 
     def admit(self, job_uid: str, password: str) -> None:
         return
 
     def expelled(self, job_uid: str) -> str | None:
         return self.why
+
+    def fills(self, job_uid: str) -> str | None:
+        return self.full

@@ -80,6 +80,9 @@ class Tenancy(Protocol):
     def expelled(self, job_uid: str) -> str | None:
         """Why the job has lost it again, in words; None while it has not."""
 
+    def fills(self, job_uid: str) -> str | None:
+        """That Redis fills up and that this job has the most in it, in words; None otherwise."""
+
 
 class KubernetesBackend:
     """Everything that the operator knows of one job's objects, and does to them.
@@ -316,8 +319,8 @@ class KubernetesBackend:
             message = f"{message}; {waits[1]}" if trains and message else waits[1]
             if not trains:
                 reason = waits[0]
-        if job.unknown:
-            message = f"{message}; {_unknown(job)}" if message else _unknown(job)
+        notes = (_unknown(job) if job.unknown else None, None if standing.rests else self._tenancy.fills(self.uid))
+        message = "; ".join(part for part in (message, *notes) if part)
         expelled = self._tenancy.expelled(self.uid)
         if expelled is not None and not standing.rests:
             reason, message = _EXPELLED, expelled

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from emberscale_api.metrics import JOB_PHASE, REDIS_MEMORY_RATIO, REDIS_UP
+from emberscale_api.metrics import JOB_PHASE, JOB_REDIS_BYTES, REDIS_MEMORY_RATIO, REDIS_UP
 from emberscale_operator.kubernetes.client import ApiClient
 from emberscale_operator.kubernetes.fleet import Fleet
 from emberscale_operator.kubernetes.tenants import Tenants
@@ -52,6 +52,13 @@ class OperatorMetrics(Collector):
             yield GaugeMetricFamily(REDIS_UP, "1 while Redis executes the operator's commands", float(self._tenants.up))
         if self._tenants.fill is not None:
             yield GaugeMetricFamily(REDIS_MEMORY_RATIO, "Redis memory in use over its maxmemory", self._tenants.fill)
+        stored = GaugeMetricFamily(
+            JOB_REDIS_BYTES, "What a job keeps in a Redis that is half full", labels=["namespace", "training_job"]
+        )
+        for key, uid in self._fleet.controllers:
+            if uid in self._tenants.sizes:
+                stored.add_metric([key.namespace, key.name], self._tenants.sizes[uid])
+        yield stored
 
 
 async def serve(

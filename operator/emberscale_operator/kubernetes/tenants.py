@@ -27,6 +27,10 @@ _RETRY_SECONDS = 10.0
 _DEPOSED_SECONDS = 600
 _FILLS_UP = 0.5
 """Of Redis' `maxmemory`: the operator does not look at jobs below."""
+_NEARLY_FULL = 0.7
+"""Of `maxmemory`, as the alert EmberscaleRedisFillsUp has it: the job that has the most is told."""
+_CHANGED = 0.1
+"""Of its size: what is said of a job does not change for less."""
 _SHARE = 0.25
 """Of `maxmemory`: no job may have more."""
 _COMMANDS = (
@@ -85,6 +89,7 @@ class Tenants:
         self._passwords: dict[str, str] = {}
         self._missing: set[str] = set()
         self._expelled: dict[str, str] = {}
+        self._largest: tuple[str, int, str] | None = None
         self._run_id = ""
         self._news = asyncio.Event()
         self._problem = ""
@@ -92,6 +97,8 @@ class Tenants:
         """Whether Redis last did what was asked of it; None before anything was."""
         self.fill: float | None = None
         """The share of `maxmemory` that Redis used when it last answered; None where it has no `maxmemory`."""
+        self.sizes: dict[str, int] = {}
+        """Bytes that each job has in Redis, by uid; empty while Redis is less than half full."""
 
     def admit(self, job_uid: str, password: str) -> None:
         """Has a job's user made, now and whenever Redis has forgotten it."""
@@ -103,6 +110,10 @@ class Tenants:
     def expelled(self, job_uid: str) -> str | None:
         """Why a job has no user any more though it is there, in words; None where it has one."""
         return self._expelled.get(job_uid)
+
+    def fills(self, job_uid: str) -> str | None:
+        """That Redis fills up and that this job has the most in it, in words; None of any other job."""
+        return self._largest[2] if self._largest is not None and self._largest[0] == job_uid else None
 
     async def keep(self) -> None:
         """Makes the users that are missing and expels those that take too much, for ever.
@@ -136,6 +147,7 @@ class Tenants:
         self._passwords.pop(job_uid, None)
         self._missing.discard(job_uid)
         self._expelled.pop(job_uid, None)
+        self.sizes.pop(job_uid, None)
         for attempt in range(_ATTEMPTS):
             if attempt:
                 await asyncio.sleep(_RETRY_SECONDS)
@@ -176,15 +188,17 @@ class Tenants:
 
     async def _bound(self, used: int, most: int) -> None:
         if not most or used <= _FILLS_UP * most:
+            self.sizes, self._largest = {}, None
             return
         jobs = [job_uid for job_uid in self._passwords if job_uid not in self._expelled]
         asking = self._redis.pipeline(transaction=False)
         for job_uid in jobs:
             for key in astuple(StateKeys.of(job_uid)):
                 asking.memory_usage(key, samples=0)  # all of it: samples could be chosen to look small
-        sizes = iter(await asking.execute())
-        for job_uid in jobs:
-            size = sum(next(sizes) or 0 for _ in astuple(StateKeys.of(job_uid)))
+        answers = iter(await asking.execute())
+        self.sizes = {job_uid: sum(next(answers) or 0 for _ in astuple(StateKeys.of(job_uid))) for job_uid in jobs}
+        self._find_largest(used, most)
+        for job_uid, size in tuple(self.sizes.items()):
             if size <= _SHARE * most or job_uid not in self._passwords:
                 continue
             self._missing.add(job_uid)  # an attempt that fails may have removed the user and not the state
@@ -192,6 +206,16 @@ class Tenants:
             if job_uid in self._passwords:  # it was not deleted meanwhile
                 self._expelled[job_uid] = _too_much(size, most)
             _log.warning("job expelled from Redis", job_uid=job_uid, bytes=size, maxmemory=most)
+
+    def _find_largest(self, used: int, most: int) -> None:
+        """Until Redis is less than half full again, so that nothing flutters."""
+        if not self.sizes or (self._largest is None and used <= _NEARLY_FULL * most):
+            return
+        job_uid = max(self.sizes, key=lambda one: self.sizes[one])
+        size = self.sizes[job_uid]
+        if self._largest is None or self._largest[0] != job_uid or abs(size - self._largest[1]) > _CHANGED * size:
+            _log.warning("Redis fills up", largest=job_uid, bytes=size, used=used, maxmemory=most)
+            self._largest = (job_uid, size, _fills(size, most))
 
     async def _remove(self, job_uid: str) -> None:
         """The user first, whose connections end with it: a master that still runs would put everything back otherwise.
@@ -223,6 +247,13 @@ def _too_much(size: int, most: int) -> str:
     return (
         f"its pods kept {size >> 20} MiB in Redis, which has {most >> 20} MiB for all jobs; a job may keep a "
         "quarter. Its state and its access were removed: delete the job, or give Redis more memory"
+    )
+
+
+def _fills(size: int, most: int) -> str:
+    return (
+        f"Redis fills up, and of all jobs this one has the most in it: {size / 2**20:.1f} MiB of {most >> 20}. A full "
+        "Redis refuses the writes of all jobs: give it more memory"
     )
 
 

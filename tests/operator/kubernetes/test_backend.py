@@ -517,6 +517,21 @@ def test_a_job_that_was_expelled_from_redis_says_so() -> None:
     assert condition["message"] == "its pods kept 120 MiB in Redis"
 
 
+def test_the_job_that_has_the_most_in_a_full_redis_says_so_and_continues() -> None:
+    api = new_api()
+
+    async def scenario() -> None:
+        operator = Operator(api)
+        operator.tenancy.full = "Redis fills up, and of all jobs this one has the most in it"
+        await operator.settle()
+
+    asyncio.run(scenario())
+    (condition,) = api.body["status"]["conditions"]
+    assert condition["status"] == "True"
+    assert "this one has the most in it" in condition["message"]
+    assert names_of(api.live_pods()) == WANTED
+
+
 def test_a_spec_that_cannot_run_is_said_and_mended_by_an_edit() -> None:
     api = new_api(optimizers={"dense": {"type": "FTRL"}})
 

@@ -24,7 +24,7 @@ def served(controller: Any = None, up: bool | None = None, fill: float | None = 
     if controller is not None:
         fleet.controllers[KEY, "job-uid"] = controller
     client: Any = SimpleNamespace(calls={})
-    tenants: Any = SimpleNamespace(up=up, fill=fill)
+    tenants: Any = SimpleNamespace(up=up, fill=fill, sizes={"job-uid": 7 << 20, "gone": 1})
     registry = CollectorRegistry()
     registry.register(OperatorMetrics(client, fleet, tenants))
     return {
@@ -62,3 +62,8 @@ def test_redis_has_metrics_once_the_operator_has_asked_it() -> None:
     assert [served(up=False, fill=0.25)[name] for name in names] == [{"": 0.0}, {"": 0.25}]
     assert served(up=True)[names[0]] == {"": 1.0}
     assert names[1] not in served(up=True), "there is no maxmemory"
+
+
+def test_what_jobs_have_in_redis_is_a_metric_of_each_job_that_is_there() -> None:
+    controller: Any = SimpleNamespace(standing=None)
+    assert served(controller)["emberscale_job_redis_bytes"] == {"": 7 << 20}

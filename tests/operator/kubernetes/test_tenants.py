@@ -196,6 +196,27 @@ def test_a_job_that_fills_redis_is_expelled_and_the_others_go_on(server: Server)
     with_operator(server, ("victim", "mallory"), body)
 
 
+def test_where_several_jobs_together_fill_redis_the_one_with_the_most_is_named(server: Server) -> None:
+    server.admin.config_set("maxmemory", 24 << 20)
+
+    async def body(tenants: Tenants) -> None:
+        for job, blocks in (("a", 6), ("b", 7), ("c", 6), ("d", 5)):
+            for number in range(blocks):
+                server.admin.hset(StateKeys.of(job).blocks, str(number), "x" * (3 << 18))
+        while tenants.fills("b") is None:
+            await asyncio.sleep(0.01)
+        assert "this one has the most in it: 5." in (tenants.fills("b") or "")
+        assert [tenants.fills(job) for job in "acd"] == [None] * 3
+        assert sorted(tenants.sizes, key=lambda job: tenants.sizes[job])[-1] == "b"
+        assert not [job for job in "abcd" if tenants.expelled(job)], "none has more than a quarter"
+        for job in "abc":
+            await tenants.remove(job)
+        while tenants.fills("b") is not None or tenants.sizes:
+            await asyncio.sleep(0.01)
+
+    with_operator(server, ("a", "b", "c", "d"), body)
+
+
 def test_an_expulsion_that_redis_did_not_answer_is_tried_again(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     server.admin.config_set("maxmemory", 24 << 20)
     remove, tried = Tenants._remove, []
