@@ -13,6 +13,8 @@ from pydantic_core import ErrorDetails
 from emberscale_api.job.resolved import UnresolvableModelError, resolve_model
 from emberscale_api.job.training_job import TrainingJob
 
+_LONGEST_SHOWN = 200
+
 
 class _Loader(yaml.SafeLoader):
     """Refuses a duplicate key, whose first value would silently be lost, and a key that is not a scalar."""
@@ -175,7 +177,12 @@ def _got(given: Any, meant: str = "") -> str:
     if given is None:
         return " (it is empty)"
     hint = f"; did you mean {meant}?" if meant else ""
-    return "" if isinstance(given, dict | list | tuple | BaseModel) else f" (got {given!r}{hint})"
+    if isinstance(given, dict | list | tuple | BaseModel):
+        return ""
+    shown = repr(given)
+    if len(shown) > _LONGEST_SHOWN:
+        shown = f"{shown[:_LONGEST_SHOWN]}... of {len(str(given))} characters"
+    return f" (got {shown}{hint})"
 
 
 def _closest(given: str, allowed: Sequence[str]) -> str:

@@ -23,6 +23,7 @@ from emberscale_operator.kubernetes.actuator import Actuator
 from emberscale_operator.kubernetes.client import ApiClient, ApiError, ApiUnavailableError, group
 from emberscale_operator.kubernetes.creation import NamespaceEndsError, ObjectMaker
 from emberscale_operator.kubernetes.job import Job, JobKey, UnreadableJobError, read_job, read_status
+from emberscale_operator.kubernetes.manifest_size import too_large
 from emberscale_operator.kubernetes.observation import Observation, plan_of
 from emberscale_operator.kubernetes.pod_spec import JobObjects
 from emberscale_operator.kubernetes.pod_state import PodView
@@ -190,12 +191,16 @@ class KubernetesBackend:
                 )
                 return Pause(self._settings.resync)
         try:
-            self._job = job = read_job(body, runs_newer=self._runs_another_version())
+            job = read_job(body, runs_newer=self._runs_another_version())
         except UnreadableJobError as error:
             await self._refuse(body, str(error), now)
             return Pause(self._settings.resync)
+        objects = JobObjects.of(job, self._settings, self._known().image)
+        if (problem := too_large(job.spec, objects.manifest)) is not None:
+            await self._refuse(body, problem, now)
+            return Pause(self._settings.resync)
         self._tallies.job_reconciled()
-        self._objects = JobObjects.of(job, self._settings, self._known().image)
+        self._job, self._objects = job, objects
         views = await self._with_warnings(self._observation.observe(self._cluster.pods(self.key), self.uid, now), now)
         self._views = {view.id: view for view in views}
         masters = [view for view in views if view.id.role is Role.MASTER and view.running and view.address]

@@ -517,6 +517,38 @@ def test_a_job_that_was_expelled_from_redis_says_so() -> None:
     assert condition["message"] == "its pods kept 120 MiB in Redis"
 
 
+@pytest.mark.parametrize(
+    ("spec", "path"),
+    [
+        (
+            {"worker": {"template": {"env": [{"name": f"A{i}", "value": "a" * 30_000} for i in range(4)]}}},
+            "spec.worker.template.env",
+        ),
+        ({"ps": {"template": {"annotations": {"note": "a" * 100_000}}}}, "spec.ps.template.annotations.note"),
+        ({"data": {"train": [f"/data/{day:0100}" for day in range(8000)]}}, "spec.data.train"),
+    ],
+    ids=["env", "annotations", "data"],
+)
+def test_a_job_that_is_too_large_for_what_it_is_copied_into_is_refused_by_its_field(
+    spec: dict[str, Any], path: str
+) -> None:
+    api = MemoryApi(job_body(**spec))
+    asyncio.run(Operator(api).settle(2))
+    assert api.all_pods() == []
+    (condition,) = api.body["status"]["conditions"]
+    assert condition["reason"] == "InvalidSpec"
+    assert condition["message"].startswith(f"{path}: has most of the ")
+
+
+def test_what_can_be_done_about_a_value_is_said_however_long_the_value_is() -> None:
+    api = new_api(optimizers={"dense": {"type": "a" * 100_000}})
+    asyncio.run(Operator(api).settle(2))
+    (condition,) = api.body["status"]["conditions"]
+    assert condition["message"].startswith("spec.optimizers.dense.type: ")
+    assert "of 100000 characters" in condition["message"]
+    assert condition["message"].endswith("delete the TrainingJob and apply a corrected one")
+
+
 def test_the_job_that_has_the_most_in_a_full_redis_says_so_and_continues() -> None:
     api = new_api()
 

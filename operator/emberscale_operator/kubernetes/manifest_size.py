@@ -1,0 +1,51 @@
+"""How large a manifest may be: it is copied into a ConfigMap, and what is said of pods into each pod.
+
+A TrainingJob may have 1.5 MiB, a ConfigMap 1 MiB. The defaults that are filled in, and the copies in each pod, add to
+what a person wrote, so what would be refused later, piece by piece, is refused as a whole and by its name.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from emberscale_api.job import TrainingJobSpec
+
+_KIB = 1 << 10
+MOST_MANIFEST_BYTES = 768 * _KIB
+MOST_TEMPLATE_BYTES = 96 * _KIB
+"""Of one role: a process takes 128 KiB in one environment variable, and annotations may have 256 KiB in all."""
+
+
+def too_large(spec: TrainingJobSpec, text: str) -> str | None:
+    """Returns which field makes a job too large, in words; None of one that can run.
+
+    `text` is the manifest that its processes read, with all defaults and without templates of pods.
+    """
+    for role, part in (("master", spec.master), ("ps", spec.ps), ("worker", spec.worker)):
+        template = part.template.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+        size = _size(template)
+        if size > MOST_TEMPLATE_BYTES:
+            path = _largest(template, f"spec.{role}.template")
+            return (
+                f"{path}: has most of the {size // _KIB} KiB of a template that may have {MOST_TEMPLATE_BYTES // _KIB}"
+            )
+    size = len(text.encode())
+    if size <= MOST_MANIFEST_BYTES:
+        return None
+    path = _largest(json.loads(text)["spec"], "spec")
+    return f"{path}: has most of the {size // _KIB} KiB of a manifest that may have {MOST_MANIFEST_BYTES // _KIB}"
+
+
+def _largest(part: Any, path: str) -> str:
+    """Returns the path of the smallest part that makes up most of this one."""
+    while isinstance(part, Mapping | list) and part:
+        children = part.items() if isinstance(part, Mapping) else enumerate(part)
+        key, child = max(children, key=lambda item: _size(item[1]))
+        if 2 * _size(child) <= _size(part):
+            break
+        part, path = child, f"{path}.{key}"
+    return path
+
+
+def _size(part: Any) -> int:
+    return len(json.dumps(part).encode())
