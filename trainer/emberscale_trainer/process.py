@@ -1,5 +1,6 @@
 """What every process of the trainer does as it starts, and how it ends."""
 
+import ctypes
 import os
 import signal
 import sys
@@ -17,6 +18,9 @@ from emberscale_api.process_metrics import ProcessMetrics
 from emberscale_trainer.membership import NoHandshakeError
 
 log = structlog.get_logger()
+
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
+"""Parameters of mallopt(3)."""
 
 Serve = Callable[[ProcessIdentity, threading.Event], int]
 
@@ -49,6 +53,19 @@ def serve_metrics(identity: ProcessIdentity) -> tuple[CollectorRegistry, str]:
     registry.register(ProcessMetrics())
     server, _ = start_http_server(identity.metrics_port, addr=identity.listen_host, registry=registry)
     return registry, f"{identity.advertised_host}:{server.server_port}"
+
+
+def keep_freed_memory() -> None:
+    """Has malloc keep what is freed, for a process that allocates the same sizes batch after batch.
+
+    By default glibc returns the megabytes of a batch to the kernel and has them zeroed for the next one: 90 page faults
+    a batch of 2,048. Does nothing with a C library other than glibc.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # the largest that glibc takes
+        mallopt(_M_TRIM_THRESHOLD, 1 << 30)
+        mallopt(_M_TOP_PAD, 16 << 20)
 
 
 def _end(code: int) -> NoReturn:

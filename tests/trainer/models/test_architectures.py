@@ -23,10 +23,13 @@ def pairwise_products(first: Tensor, others: Tensor, dimension: int) -> Tensor:
 
 @pytest.mark.parametrize(("vectors", "dimension"), [(1, 16), (2, 1), (3, 5), (8, 8), (27, 16), (41, 20)])
 @pytest.mark.parametrize("repeated", [0, 1])
-def test_interactions_and_their_gradients_are_those_of_the_formula(vectors: int, dimension: int, repeated: int) -> None:
+@pytest.mark.parametrize("batch", [1, 8, 19])
+def test_interactions_and_their_gradients_are_those_of_the_formula(
+    vectors: int, dimension: int, repeated: int, batch: int
+) -> None:
     generator = torch.Generator().manual_seed(vectors)
-    first = torch.randn(B, repeated * dimension, generator=generator, requires_grad=True)
-    others = torch.randn(B, vectors * dimension, generator=generator, requires_grad=True)
+    first = torch.randn(batch, repeated * dimension, generator=generator, requires_grad=True)
+    others = torch.randn(batch, vectors * dimension, generator=generator, requires_grad=True)
     expected, got = pairwise_products(first, others, dimension), interact(first, others, dimension)
     torch.testing.assert_close(got, expected)
     gradient = torch.randn(expected.shape, generator=generator)

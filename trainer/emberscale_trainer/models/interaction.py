@@ -1,8 +1,10 @@
 """Dot products between all pairs of a sample's vectors: the feature interaction of DLRM.
 
 torch.bmm over 27 vectors of 16 spends most of its time in the bookkeeping of thousands of tiny products, computes every
-product twice, and index_select and its backward copy the half that is wanted. Here one pass over a sample's vectors,
-which stay in the first-level cache, makes the rows of the next layer's input, and one pass back makes both gradients.
+product twice, and index_select and its backward copy the half that is wanted. Here one pass over the vectors, which
+stay in the first-level cache, makes the rows of the next layer's input, and one pass back makes both gradients.
+Forward, a register holds one element of eight samples, so no sum crosses lanes and no lane is idle. Backward, it holds
+eight elements of one vector: turning vectors, gradients and triangle would cost more than it saves.
 
 The backward of p_ij = v_i . v_j is dv_i = sum over j != i of g_ij v_j, with g symmetric.
 """
@@ -16,10 +18,14 @@ from torch.autograd.function import once_differentiable
 
 from emberscale_trainer.table.compiled import part
 from emberscale_trainer.table.memory import copy, float32, load_float32, store_float32
-from emberscale_trainer.table.vector import LANES, VECTOR_BYTES, add_product, load8, splat8, store8
+from emberscale_trainer.table.vector import LANES, VECTOR_BYTES, WHOLE, add_product, load8, splat8, store8, turn8
 
 _TILE = 4
-"""Vectors whose products are summed at once: enough independent sums to hide the latency of an addition."""
+"""Rows of the triangle of pairs that are summed at once: enough independent sums to hide the latency of an addition."""
+
+_FLOAT = 4
+_LINE = VECTOR_BYTES
+"""Bytes of one element of LANES samples."""
 
 
 def interact(first: Tensor, others: Tensor, dimension: int) -> Tensor:
@@ -48,9 +54,9 @@ class _Interaction(torch.autograd.Function):
         context.save_for_backward(first, others)
         context.dimension = dimension
         shape = _Shape(first, others, dimension)
-        out = torch.empty(len(first), first.shape[1] + shape.vectors * (shape.vectors - 1) // 2)
-        scratch = shape.scratch()
-        _forward(first.data_ptr(), others.data_ptr(), *shape.numbers, scratch.data_ptr(), shape.room, out.data_ptr())
+        out = torch.empty(len(first), first.shape[1] + shape.pairs)
+        scratch = shape.forward_scratch()
+        _forward(first.data_ptr(), others.data_ptr(), *shape.numbers, scratch.data_ptr(), out.data_ptr())
         return out
 
     @staticmethod
@@ -60,14 +66,14 @@ class _Interaction(torch.autograd.Function):
         gradient = gradient.contiguous()
         of_first, of_others = torch.empty_like(first), torch.empty_like(others)
         shape = _Shape(first, others, context.dimension)
-        scratch = shape.scratch()
+        scratch = shape.backward_scratch()
         _backward(
             gradient.data_ptr(),
             first.data_ptr(),
             others.data_ptr(),
             *shape.numbers,
             scratch.data_ptr(),
-            shape.room,
+            shape.tiled,
             of_first.data_ptr(),
             of_others.data_ptr(),
         )
@@ -84,62 +90,136 @@ class _Shape:
         if len(first) != len(others) or first.shape[1] % dimension or others.shape[1] % dimension:
             raise ValueError(f"{tuple(first.shape)} and {tuple(others.shape)} are no vectors of {dimension}")
         self.numbers = (len(first), first.shape[1], others.shape[1], dimension)
-        self.vectors = width // dimension
-        self.room = -(-self.vectors // LANES) * LANES
+        vectors = width // dimension
+        self.pairs = vectors * (vectors - 1) // 2
+        self.tiled = -(-vectors // _TILE) * _TILE
 
-    def scratch(self) -> Tensor:
-        """Zeros for two copies of a sample's vectors and a square of products, each padded to whole registers."""
+    def forward_scratch(self) -> Tensor:
+        """Zeros for LANES samples: their vectors, all pairs, and the rows in and out of a block that is not whole."""
+        _, first_width, others_width, dimension = self.numbers
+        turned = self.tiled * dimension + self.tiled * (self.tiled - 1) // 2
+        rows = 2 * first_width + others_width + self.pairs
+        return torch.zeros(LANES * (turned + rows))
+
+    def backward_scratch(self) -> Tensor:
+        """Zeros for the vectors and the gradients of a sample, and a row of the triangle."""
         _, _, _, dimension = self.numbers
-        return torch.zeros(self.room * (2 * dimension + self.room) + LANES)
+        return torch.zeros(self.tiled * (2 * dimension + 1))
 
 
-@numba.njit("void(i8, i8, i8, i8, i8, i8, i8, i8, i8)", nogil=True, cache=True, error_model="numpy")
-def _forward(first, others, batch, first_width, others_width, dimension, scratch, room, out):  # type: ignore[no-untyped-def]
-    # Numba types this from the signature above. All but the numbers batch to dimension, and room, are addresses.
-    width = first_width + others_width
-    count = width // dimension
-    by_vectors = count - 1 if count > LANES else 0  # rows with at least a vector's length of floats after them
-    row_bytes = 4 * dimension
-    vectors = scratch
-    turned = scratch + room * row_bytes
-    products = turned + room * row_bytes
-    out_at = out
-    for sample in range(batch):
-        copy(vectors, first + 4 * first_width * sample, 4 * first_width)
-        copy(vectors + 4 * first_width, others + 4 * others_width * sample, 4 * others_width)
-        for vector in range(count):
-            source = vectors + vector * row_bytes
-            target = turned + 4 * vector
-            for element in range(dimension):
-                store_float32(target + 4 * room * element, load_float32(source + 4 * element))
-        copy(out_at, vectors, 4 * first_width)
-        out_at += 4 * first_width
-        for tile in range(0, count, _TILE):
-            row0 = vectors + tile * row_bytes
-            for chunk in range(0, tile + _TILE, LANES):
-                sum0 = sum1 = sum2 = sum3 = splat8(float32(0))
-                column = turned + 4 * chunk
-                for element in range(0, row_bytes, 4):
-                    at = row0 + element
-                    values = load8(column)
-                    sum0 = add_product(sum0, load_float32(at), values)
-                    sum1 = add_product(sum1, load_float32(at + row_bytes), values)
-                    sum2 = add_product(sum2, load_float32(at + 2 * row_bytes), values)
-                    sum3 = add_product(sum3, load_float32(at + 3 * row_bytes), values)
-                    column += 4 * room
-                at = products + 4 * chunk
-                store8(at, sum0)
-                store8(at + 4 * room, sum1)
-                store8(at + 8 * room, sum2)
-                store8(at + 12 * room, sum3)
-            for row in range(tile, min(tile + _TILE, count)):
-                source = products + 4 * room * (row - tile)
-                if row < by_vectors:  # what is copied beyond the row's end is written over by the rows that follow
-                    for at in range(0, 4 * row, VECTOR_BYTES):
-                        store8(out_at + at, load8(source + at))
-                else:
-                    copy(out_at, source, 4 * row)
-                out_at += 4 * row
+@part
+def _turn(source: int, stride: int, width: int, target: int) -> None:
+    """`width` floats of each of LANES samples, `stride` bytes apart, become lines of one element of all samples."""
+    whole = width & WHOLE
+    for column in range(0, whole, LANES):
+        turn8(source + _FLOAT * column, stride, target + _LINE * column, _LINE)
+    for column in range(whole, width):
+        for sample in range(LANES):
+            value = load_float32(source + stride * sample + _FLOAT * column)
+            store_float32(target + _LINE * column + _FLOAT * sample, value)
+
+
+@part
+def _turn_back(source: int, width: int, target: int, stride: int) -> None:
+    """The inverse of `_turn`."""
+    whole = width & WHOLE
+    for column in range(0, whole, LANES):
+        turn8(source + _LINE * column, _LINE, target + _FLOAT * column, stride)
+    for column in range(whole, width):
+        for sample in range(LANES):
+            value = load_float32(source + _LINE * column + _FLOAT * sample)
+            store_float32(target + stride * sample + _FLOAT * column, value)
+
+
+@part
+def _row(triangle: int, row: int) -> int:
+    """Where the pairs of a row begin in a triangle of lines."""
+    return triangle + _LINE * (row * (row - 1) // 2)
+
+
+@part
+def _forward_block(
+    first: int, others: int, first_width: int, others_width: int, dimension: int, scratch: int, out: int
+) -> None:
+    """The rows of LANES samples; those of the triangle beyond the last vector are computed of zeros, and not kept."""
+    count = (first_width + others_width) // dimension
+    tiles = (count + _TILE - 1) // _TILE * _TILE
+    vector_bytes = _LINE * dimension
+    vectors, products = scratch, scratch + tiles * vector_bytes
+    _turn(first, _FLOAT * first_width, first_width, vectors)
+    _turn(others, _FLOAT * others_width, others_width, vectors + _LINE * first_width)
+    for tile in range(0, tiles, _TILE):
+        own = vectors + tile * vector_bytes
+        row0, row1 = _row(products, tile), _row(products, tile + 1)
+        row2, row3 = _row(products, tile + 2), _row(products, tile + 3)
+        for column in range(0, tile, 2):
+            sum00 = sum01 = sum10 = sum11 = splat8(float32(0))
+            sum20 = sum21 = sum30 = sum31 = splat8(float32(0))
+            other = vectors + column * vector_bytes
+            for element in range(0, vector_bytes, _LINE):
+                value0, value1 = load8(other + element), load8(other + vector_bytes + element)
+                at = own + element
+                value = load8(at)
+                sum00, sum01 = add_product(sum00, value, value0), add_product(sum01, value, value1)
+                value = load8(at + vector_bytes)
+                sum10, sum11 = add_product(sum10, value, value0), add_product(sum11, value, value1)
+                value = load8(at + 2 * vector_bytes)
+                sum20, sum21 = add_product(sum20, value, value0), add_product(sum21, value, value1)
+                value = load8(at + 3 * vector_bytes)
+                sum30, sum31 = add_product(sum30, value, value0), add_product(sum31, value, value1)
+            at = _LINE * column
+            store8(row0 + at, sum00)
+            store8(row0 + at + _LINE, sum01)
+            store8(row1 + at, sum10)
+            store8(row1 + at + _LINE, sum11)
+            store8(row2 + at, sum20)
+            store8(row2 + at + _LINE, sum21)
+            store8(row3 + at, sum30)
+            store8(row3 + at + _LINE, sum31)
+        sum10 = sum20 = sum21 = sum30 = sum31 = sum32 = splat8(float32(0))
+        for element in range(0, vector_bytes, _LINE):
+            at = own + element
+            value0, value1 = load8(at), load8(at + vector_bytes)
+            value2, value3 = load8(at + 2 * vector_bytes), load8(at + 3 * vector_bytes)
+            sum10 = add_product(sum10, value1, value0)
+            sum20, sum21 = add_product(sum20, value2, value0), add_product(sum21, value2, value1)
+            sum30, sum31 = add_product(sum30, value3, value0), add_product(sum31, value3, value1)
+            sum32 = add_product(sum32, value3, value2)
+        at = _LINE * tile
+        store8(row1 + at, sum10)
+        store8(row2 + at, sum20)
+        store8(row2 + at + _LINE, sum21)
+        store8(row3 + at, sum30)
+        store8(row3 + at + _LINE, sum31)
+        store8(row3 + at + 2 * _LINE, sum32)
+    pairs = count * (count - 1) // 2
+    stride = _FLOAT * (first_width + pairs)
+    for sample in range(LANES):
+        copy(out + stride * sample, first + _FLOAT * first_width * sample, _FLOAT * first_width)
+    _turn_back(products, pairs, out + _FLOAT * first_width, stride)
+
+
+@numba.njit("void(i8, i8, i8, i8, i8, i8, i8, i8)", nogil=True, cache=True, error_model="numpy")
+def _forward(first, others, batch, first_width, others_width, dimension, scratch, out):  # type: ignore[no-untyped-def]
+    # Numba types this from the signature above. All but the numbers batch to dimension are addresses.
+    count = (first_width + others_width) // dimension
+    out_bytes = _FLOAT * (first_width + count * (count - 1) // 2)
+    first_bytes, others_bytes = _FLOAT * first_width, _FLOAT * others_width
+    some_first = scratch
+    some_others = some_first + LANES * first_bytes
+    some_out = some_others + LANES * others_bytes
+    room = some_out + LANES * out_bytes
+    for sample in range(0, batch, LANES):
+        samples = min(LANES, batch - sample)
+        of_first, of_others = first + first_bytes * sample, others + others_bytes * sample
+        target = out + out_bytes * sample
+        if samples < LANES:
+            copy(some_first, of_first, first_bytes * samples)
+            copy(some_others, of_others, others_bytes * samples)
+            of_first, of_others, target = some_first, some_others, some_out
+        _forward_block(of_first, of_others, first_width, others_width, dimension, room, target)
+        if samples < LANES:
+            copy(out + out_bytes * sample, some_out, out_bytes * samples)
 
 
 @part
@@ -151,9 +231,9 @@ def _pair(gradient: int, sum_row: float, sum_column: float, row: float, column: 
 
 @numba.njit("void(i8, i8, i8, i8, i8, i8, i8, i8, i8, i8, i8)", nogil=True, cache=True, error_model="numpy")
 def _backward(  # type: ignore[no-untyped-def]
-    gradient, first, others, batch, first_width, others_width, dimension, scratch, room, of_first, of_others
+    gradient, first, others, batch, first_width, others_width, dimension, scratch, tiled, of_first, of_others
 ):
-    # Numba types this from the signature above. All but the numbers batch to dimension, and room, are addresses.
+    # Numba types this from the signature above. All but the numbers batch to dimension, and tiled, are addresses.
     #
     # Four rows of the triangle of gradients at a time: each of their pairs adds to the row's sum, which stays in a
     # register, and to that of its column, which an earlier tile has begun. Rows that fill the last tile are zero.
@@ -162,8 +242,8 @@ def _backward(  # type: ignore[no-untyped-def]
     row_bytes = 4 * dimension
     whole = row_bytes // VECTOR_BYTES * VECTOR_BYTES
     vectors = scratch
-    result = scratch + room * row_bytes
-    nothing = result + room * row_bytes
+    result = scratch + tiled * row_bytes
+    nothing = result + tiled * row_bytes
     gradient_at = gradient
     for sample in range(batch):
         copy(vectors, first + 4 * first_width * sample, 4 * first_width)

@@ -134,6 +134,41 @@ def _chosen(comparison: str) -> Any:
     return instruction(choose)
 
 
+def _turn8(_typing: Any, source: Any, source_stride: Any, target: Any, target_stride: Any) -> Any:
+    def lower(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        source, source_stride, target, target_stride = arguments
+
+        def row(address: Any, stride: Any, number: int) -> Any:
+            at = builder.add(address, builder.mul(stride, ir.Constant(ir.IntType(64), number)))
+            return builder.inttoptr(at, _VECTOR.as_pointer())
+
+        def mixed(left: Any, right: Any, order: list[int]) -> Any:
+            return builder.shuffle_vector(left, right, ir.Constant(ir.VectorType(ir.IntType(32), LANES), order))
+
+        rows = [builder.load(row(source, source_stride, number), align=1) for number in range(LANES)]
+        # each step doubles the blocks that are in place, by a shuffle that takes one instruction
+        pairs = [
+            mixed(rows[number], rows[number + 1], order)
+            for number in range(0, LANES, 2)
+            for order in ([0, 8, 1, 9, 4, 12, 5, 13], [2, 10, 3, 11, 6, 14, 7, 15])
+        ]
+        fours = [
+            mixed(pairs[number], pairs[number + 2], order)
+            for number in (0, 1, 4, 5)
+            for order in ([0, 1, 8, 9, 4, 5, 12, 13], [2, 3, 10, 11, 6, 7, 14, 15])
+        ]
+        columns = [
+            mixed(fours[number], fours[number + 4], order)
+            for order in ([0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15])
+            for number in range(4)
+        ]
+        for number, column in enumerate(columns):
+            builder.store(column, row(target, target_stride, number), align=1)
+        return context.get_dummy_value()
+
+    return types.none(*[types.int64] * 4), lower
+
+
 load8: Callable[[int], float] = instruction(_load8)
 store8: Callable[[int, float], None] = instruction(_store8)
 splat8: Callable[[float], float] = instruction(_splat8)
@@ -141,6 +176,8 @@ sum8: Callable[[float], float] = instruction(_sum8)
 root: Callable[[float], float] = instruction(_root)
 least: Callable[[float, float], float] = _chosen("<")
 greatest: Callable[[float, float], float] = _chosen(">")
+turn8: Callable[[int, int, int, int], None] = instruction(_turn8)
+"""(source, its stride, target, its stride, in bytes): eight rows of eight float32 become eight columns."""
 
 
 def _add_product(_typing: Any, total: Any, left: Any, right: Any) -> Any:

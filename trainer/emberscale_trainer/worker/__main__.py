@@ -10,7 +10,7 @@ import torch
 from emberscale_api.environment import SUPERSEDED_EXIT_CODE, ProcessIdentity
 from emberscale_api.rpc import master_pb2
 from emberscale_trainer.membership import MasterClient, SupersededError
-from emberscale_trainer.process import run_process, serve_metrics
+from emberscale_trainer.process import keep_freed_memory, run_process, serve_metrics
 from emberscale_trainer.worker.cores import threads_of
 from emberscale_trainer.worker.metrics import WorkerMetrics
 from emberscale_trainer.worker.runtime import FatalError, Worker
@@ -28,6 +28,7 @@ def main() -> NoReturn:
 
 
 def _work(identity: ProcessIdentity, stopping: threading.Event) -> int:
+    keep_freed_memory()
     torch.set_num_threads(threads_of(identity.cpu_cores))
     master = MasterClient(identity)
 
