@@ -206,7 +206,7 @@ def test_a_column_that_is_missing_or_of_the_wrong_type_is_named(
     ("content", "problem"),
     [
         (b"", "is empty"),
-        (b"no parquet" * 10, "is no Parquet file"),
+        (b"no parquet" * 10, "is not a Parquet file"),
         (b"PAR1 and no end", "is a Parquet file that was cut short"),
         (b"PAR1 and a wrong endPAR1", "is a damaged Parquet file"),
         (None, "cannot be read"),
