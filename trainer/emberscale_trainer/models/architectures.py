@@ -24,7 +24,7 @@ def mlp(widths: Sequence[int], activate_last: bool) -> nn.Sequential:
     for number, (inputs, outputs) in enumerate(pairwise(widths)):
         layers.append(nn.Linear(inputs, outputs))
         if activate_last or number < len(widths) - 2:
-            layers.append(nn.ReLU())
+            layers.append(nn.ReLU(inplace=True))  # a linear layer does not need its output to go back
     return nn.Sequential(*layers)
 
 

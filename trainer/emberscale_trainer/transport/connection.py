@@ -22,8 +22,6 @@ class ConnectionLostError(ConnectionError):
 class Connection:
     """Sends and receives frames; the receive buffer is reused, so a payload is valid until the next `receive`."""
 
-    _receive_flags: int = socket.MSG_WAITALL
-
     def __init__(self, stream: socket.socket) -> None:
         self._stream = stream
         self._header = bytearray(HEADER_BYTES)
@@ -93,24 +91,28 @@ class Connection:
 
     def receive_header(self) -> Header:
         """The header of the next frame; its payload must be received next."""
-        self._receive_into(memoryview(self._header))
+        self.receive_payload(self._header)
         return Header.unpack(self._header)
 
-    def receive_payload(self, target: Buffer) -> None:
-        """Fills `target` with payload bytes that follow."""
-        self._receive_into(as_bytes(target))
-
-    def _receive_into(self, target: memoryview) -> None:
-        missing = len(target)
-        self.received_bytes += missing
+    def receive_payload(self, *targets: Buffer) -> None:
+        """Fills the targets, one after another, with payload bytes that follow."""
+        pending = [view for view in map(as_bytes, targets) if view]
+        self.received_bytes += sum(map(len, pending))
         try:
-            while missing:
-                received = self._stream.recv_into(target[-missing:], missing, self._receive_flags)
+            while pending:
+                received = self._receive_into(pending)
                 if not received:
                     raise ConnectionLostError("the peer closed the connection")
-                missing -= received
+                while pending and received >= len(pending[0]):
+                    received -= len(pending.pop(0))
+                if received:
+                    pending[0] = pending[0][received:]
         except OSError as error:
             raise ConnectionLostError(f"the connection broke while receiving: {error}") from error
+
+    def _receive_into(self, targets: list[memoryview]) -> int:
+        """The number of bytes received, 0 at the end of the stream. Raises OSError."""
+        return self._stream.recvmsg_into(targets, 0, socket.MSG_WAITALL)[0]
 
     def hang_up(self) -> None:
         """Ends the connection for a thread that is blocked on it, which is to close it."""

@@ -15,8 +15,6 @@ _RECORD_BYTES = 1 << 14
 class SecureConnection(Connection):
     """A Connection over TLS: the same frames, which OpenSSL cuts into records."""
 
-    _receive_flags = 0  # SSLSocket takes no others
-
     def __init__(self, stream: ssl.SSLSocket) -> None:
         super().__init__(stream)
         self._secure = stream
@@ -39,6 +37,9 @@ class SecureConnection(Connection):
                 self._stream.sendall(gathered)
         except OSError as error:
             raise ConnectionLostError(f"the connection broke while sending: {error}") from error
+
+    def _receive_into(self, targets: list[memoryview]) -> int:
+        return self._stream.recv_into(targets[0])  # SSLSocket fills no more than one buffer
 
     def handshake(self, seconds: float) -> None:
         """As `Connection.handshake`."""

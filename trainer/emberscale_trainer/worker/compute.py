@@ -11,6 +11,7 @@ from emberscale_api.job import TrainingJob, resolve_model
 from emberscale_api.routing import DENSE_PIECES, piece_length
 from emberscale_trainer.data.source import Batch
 from emberscale_trainer.models import FlatParameters, build_model
+from emberscale_trainer.models.loss import log_loss
 from emberscale_trainer.table import require_finite
 from emberscale_trainer.worker.keys import KeyPlan
 from emberscale_trainer.worker.rows import EmbeddingLayout
@@ -65,18 +66,17 @@ class ModelReplica:
         embeddings = self._embeddings(plan, pulled).requires_grad_()
         self._flat.clear_gradients()
         logits = self._model(torch.from_numpy(batch.dense), embeddings)
-        loss = nn.functional.binary_cross_entropy_with_logits(logits, torch.from_numpy(batch.labels))
-        mean_loss = loss.item()
-        if not np.isfinite(mean_loss):
-            raise NonFiniteLossError(f"the loss of batch {batch.number} is {mean_loss}")
-        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        loss = log_loss(logits.detach().numpy(), batch.labels)
+        if not np.isfinite(loss.total):
+            raise NonFiniteLossError(f"the loss of batch {batch.number} is {loss.total / len(batch.labels)}")
+        logits.backward(torch.from_numpy(loss.gradient))
         if embeddings.grad is None:
             raise NonFiniteLossError("the model's output does not depend on its embeddings")
         rows = self.layout.scatter(embeddings.grad.numpy(), plan)
         gradients = Gradients(rows, self._padded(self._flat.gradients.numpy()))
         require_finite(gradients.rows, f"rows of batch {batch.number}")
         require_finite(gradients.dense, f"dense parameters of batch {batch.number}")
-        return gradients, Predictions(torch.sigmoid(logits.detach()).numpy(), mean_loss * len(batch.labels))
+        return gradients, Predictions(loss.probabilities, loss.total)
 
     def evaluate(self, batch: Batch, plan: KeyPlan, pulled: Pulled) -> Predictions:
         """Predictions and loss, no gradients. Raises EntrypointError."""
@@ -84,10 +84,8 @@ class ModelReplica:
         with torch.no_grad():
             embeddings = self._embeddings(plan, pulled)
             logits = self._model(torch.from_numpy(batch.dense), embeddings)
-            loss = nn.functional.binary_cross_entropy_with_logits(
-                logits, torch.from_numpy(batch.labels), reduction="sum"
-            )
-            return Predictions(torch.sigmoid(logits).numpy(), loss.item())
+            loss = log_loss(logits.numpy(), batch.labels)
+            return Predictions(loss.probabilities, loss.total)
 
     def _embeddings(self, plan: KeyPlan, pulled: Pulled) -> torch.Tensor:
         self._flat.values.copy_(torch.from_numpy(pulled.dense[: self.parameters]))

@@ -308,8 +308,7 @@ class _Pull(_Request):
         targets += [self.dense[start:stop] for start, stop in self.plan.dense_runs[server]]
         if payload_bytes != sum(target.nbytes for target in targets):
             return False
-        for target in targets:
-            connection.receive_payload(target)
+        connection.receive_payload(*targets)
         return True
 
 
