@@ -311,7 +311,7 @@ def _request(operation: Checkpointing, whom: int) -> ServerRequest:
         return SavedCall(barrier.generation, barrier.number, WAIT_SECONDS)
     match barrier.phase:
         case BarrierPhase.HOLD:
-            return HoldCall(barrier.generation, barrier.number, HOLD_SECONDS)
+            return HoldCall(barrier.generation, operation.image.version, barrier.number, HOLD_SECONDS)
         case BarrierPhase.SETTLE:
             settle = barrier.settling(whom)
             return SettleCall(barrier.generation, barrier.number, HOLD_SECONDS, settle, SETTLE_SECONDS)

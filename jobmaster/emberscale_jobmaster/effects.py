@@ -27,9 +27,10 @@ class AssignCall:
 
 @dataclass(frozen=True)
 class HoldCall:
-    """Hold pushes for `hold_seconds` from now on, and report all applied batches."""
+    """Hold pushes for `hold_seconds` from now on, under a table of this version, and report all applied batches."""
 
     generation: int
+    version: int
     barrier: int
     hold_seconds: float
 

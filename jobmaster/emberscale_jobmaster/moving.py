@@ -97,10 +97,15 @@ def effects_of(state: JobState, operation: Move, whom: int, serial: int) -> tupl
 
 
 def left_behind(before: Move, after: JobState) -> tuple[Effect, ...]:
-    """What remains to be done where a move was given up, or its barrier."""
+    """What remains to be done where a move was given up, or its barrier.
+
+    A barrier from which some server may have switched is not let go: the next generation ends it. Else a server that
+    has yet to switch would train on what another one owns.
+    """
     now = after.move
     calls: list[ServerRequest] = []
-    if before.barrier is not None and (now is None or now.barrier is None):
+    is_let_go = before.phase is MovePhase.BARRIER and (now is None or now.barrier is None)
+    if before.barrier is not None and is_let_go:
         calls.append(ResumeCall(before.barrier.generation, before.barrier.number))
     if now is None or now.id != before.id:
         calls.append(AbandonCall(before.number))
@@ -235,7 +240,7 @@ def _request(state: JobState, operation: Move, whom: int) -> ServerRequest:
         return SwitchCall(barrier.generation, barrier.number, number, barrier.settled)
     match barrier.phase:
         case BarrierPhase.HOLD:
-            return HoldCall(barrier.generation, barrier.number, HOLD_SECONDS)
+            return HoldCall(barrier.generation, state.routing.table.version, barrier.number, HOLD_SECONDS)
         case BarrierPhase.SETTLE:
             settle = barrier.settling(whom)
             return SettleCall(barrier.generation, barrier.number, HOLD_SECONDS, settle, SETTLE_SECONDS)

@@ -108,8 +108,9 @@ class ServerChannels:
                     wait_seconds=seconds,
                 )
                 return stub.Assign, assign, _loaded
-            case HoldCall(generation=generation, barrier=number, hold_seconds=seconds):
-                return stub.Hold, pb.HoldRequest(barrier=_barrier(call.server, generation, number, seconds)), _said
+            case HoldCall(generation=generation, version=version, barrier=number, hold_seconds=seconds):
+                barrier = _barrier(call.server, generation, number, seconds)
+                return stub.Hold, pb.HoldRequest(barrier=barrier, version=version), _said
             case SettleCall(generation=generation, barrier=number, hold_seconds=seconds) as call_to_settle:
                 settle = pb.SettleRequest(
                     barrier=_barrier(call.server, generation, number, seconds),

@@ -69,6 +69,18 @@ def test_a_switch_recovers_where_the_slot_of_a_server_is_empty() -> None:
     assert driven.job.recoveries == 1
 
 
+def test_a_barrier_that_may_have_been_switched_is_not_let_go() -> None:
+    """A server whose Switch is still on its way would own what another one then trains on."""
+    driven = training()
+    driven.plan(3)
+    driven.faults["Switch", 1] = Fault(hangs=True)
+    driven.join(Role.PS, 2)
+    driven.kill(Role.PS, 2)
+    assert driven.job.recoveries == 1
+    assert driven.called["Abandon", 1] == 1
+    assert not driven.called["Resume", 0] + driven.called["Resume", 1]
+
+
 def test_a_barrier_that_is_heard_of_after_its_deadline_is_not_switched() -> None:
     driven, last = in_the_barrier()
     driven.now += moving.BARRIER_SECONDS

@@ -43,6 +43,7 @@ class Cluster:
         self.folder = Folder(self)
         self.operator = Operator(self)
         self._dawdling = scenario.dawdling
+        self._awaiting = [fault for fault in scenario.faults if fault.during]
         self.compute_seconds = scenario.compute_seconds
         self.strays: list[Process] = []
         """Masters that run on where the operator does not see them."""
@@ -51,7 +52,8 @@ class Cluster:
     def run(self) -> None:
         """Runs the job to its end."""
         for fault in self.scenario.faults:
-            self.world.at(fault.at, partial(self._strike, fault))
+            if not fault.during:
+                self.world.at(fault.at, partial(self._strike, fault))
         self.world.at(self.scenario.quiet_after, self._calm)
         self.operator.spawn(self.operator.live())
         until = self.scenario.quiet_after + PATIENCE_SECONDS
@@ -122,16 +124,26 @@ class Cluster:
         find = lambda: self.operator.process(Role.REDIS, 0)  # noqa: E731
         return self.network.call(caller, find, ask, 5.0)
 
-    def dawdle(self) -> float:
+    def dawdle(self, master: Master) -> float:
         """Seconds until the master makes a call that it could make now."""
         random = self.world.random
+        if master.is_parted:
+            return random.uniform(0.0, 14.0)
         return random.uniform(5.0, 14.0) if random.random() < self._dawdling else 0.0
+
+    def move_reaches(self, moment: str) -> None:
+        """A move is in this phase now: what was to strike it there follows."""
+        striking = [fault for fault in self._awaiting if fault.during == moment]
+        self._awaiting = [fault for fault in self._awaiting if fault.during != moment]
+        for fault in striking:
+            self.world.after(fault.at, partial(self._strike, fault))
 
     # Faults
 
     def _calm(self) -> None:
         self.network.calm()
         self._dawdling = 0.0
+        self._awaiting.clear()
 
     def _strike(self, fault: Fault) -> None:
         self.world.trace("FAULT", str(fault).strip())
@@ -140,13 +152,13 @@ class Cluster:
             case Kind.KILL if target is not None:
                 self.exited(target, -9)
             case Kind.HANG if target is not None:
-                target.hang()
-                if fault.seconds < FOR_EVER:
-                    self.world.after(fault.seconds, target.resume)
+                self._hang(target, fault.seconds)
             case Kind.CUT if target is not None:
                 self.network.break_streams(target)
             case Kind.SPLIT:
-                self.operator.start_second_master()
+                for parted in self.operator.start_second_master():
+                    parted.is_parted = True
+                    self._hang(parted, fault.seconds)
             case Kind.NO_MEMORY if isinstance(target, ParameterServer):
                 target.failing_pushes += 1
             case Kind.LOST_TAIL:
@@ -171,6 +183,11 @@ class Cluster:
                 self.storage.hang_for(fault.seconds)
             case Kind.TEAR:
                 self.storage.tear_next()
+
+    def _hang(self, process: Process, seconds: float) -> None:
+        process.hang()
+        if seconds < FOR_EVER:
+            self.world.after(seconds, process.resume)
 
 
 def simulate(scenario: Scenario, traced: bool = False) -> Cluster:

@@ -102,6 +102,11 @@ class Plan:
     given_up: tuple[MemberId, ...]
     job: JobState
 
+    @property
+    def asked_for(self) -> tuple[object, ...]:
+        """What the operator acts on."""
+        return (self.servers, self.workers, self.phase, self.given_up)
+
 
 class Master(Process):
     """One process. The coroutines in the second half are what its gRPC server runs."""
@@ -111,6 +116,8 @@ class Master(Process):
         self.cluster = cluster
         self.spec = cluster.spec
         self.state: MasterState | None = None
+        self.is_parted = False
+        """Another master was started beside this one."""
         self._term = 0
         self._version, self._durable = 1, 0
         self._writable = True
@@ -213,7 +220,7 @@ class Master(Process):
     def _call_server(self, effect: CallServer) -> Task[None]:
         operation, serial, server = effect.operation, effect.serial, effect.server.index
         event: Event
-        if pause := self.cluster.dawdle():
+        if pause := self.cluster.dawdle(self):
             yield self.sleep(pause)
         try:
             answer = yield self.cluster.network.call(
@@ -420,8 +427,8 @@ def _request(server: ParameterServer, incarnation: str, request: Any) -> Task[Se
         case AssignCall(table, checkpoint, wait):
             done, loading = yield from server.assign(table, checkpoint, wait)
             return Loaded(done, loading.bytes, loading.problem, ranges_of(loading.applied) if done else {})
-        case HoldCall(generation, barrier, seconds):
-            return Said(ranges_of((yield from server.hold(generation, barrier, seconds))))
+        case HoldCall(generation, version, barrier, seconds):
+            return Said(ranges_of((yield from server.hold(generation, version, barrier, seconds))))
         case SettleCall(generation, barrier, seconds, settle, wait):
             asked = [(epoch, first, stop) for epoch, batches in settle.items() for first, stop in batches]
             return Said(ranges_of((yield from server.settle(generation, barrier, asked, seconds, wait))))

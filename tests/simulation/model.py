@@ -6,7 +6,7 @@
   the history ends with its generation.
 * A gradient is no staler than the bound allows.
 * No push of a lease is applied on a server that knows that the lease has ended.
-* A complete checkpoint holds the same batches in all its rows.
+* A complete checkpoint holds all rows, with the same batches in each.
 * A snapshot is taken in a barrier that has not lapsed.
 * The job goes back to no older checkpoint than the newest sound one.
 * One master at a time writes the state, and no token stands for two leases.
@@ -17,6 +17,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from tests.simulation.folder import Manifest
+from tests.simulation.scenario import SWITCHED
 from tests.simulation.units import UNITS, Batch, Unit, owner, touched
 from tests.simulation.world import SimulationError
 
@@ -74,6 +75,9 @@ class Model:
             self._broken(f"{server.name} switches to a table that names {table.servers[server.index].incarnation}")
         if self._tables.setdefault((table.generation, table.version), table) != table:
             self._broken(f"two tables of generation {table.generation}, version {table.version} are served")
+        known = [other.core.known for other in self._cluster.servers()]
+        if all(one == (table.generation, table.version) for one in known):
+            self._cluster.move_reaches(SWITCHED)
 
     def assigned(self, server: "ParameterServer", loaded: AppliedBatches) -> None:
         """A server answers that its rows are as they were loaded."""
@@ -158,6 +162,8 @@ class Model:
     def stepped(self, master: "Master", before: JobState, after: JobState) -> None:
         """A master's state has changed."""
         self._trace_step(master, before, after)
+        if after.move is not None and (before.move is None or before.move.phase is not after.move.phase):
+            self._cluster.move_reaches(after.move.phase)
         if after.routing.table.generation < before.routing.table.generation:
             self._broken(f"{master.name} goes back to generation {after.routing.table.generation}")
         if before.restore is None and after.restore is not None:
@@ -221,9 +227,11 @@ class Model:
     def _consistent(self, manifest: Manifest) -> None:
         batches = batches_of(manifest.applied)
         holders: dict[Unit, str] = {}
+        whole = True
         for path in manifest.files:
             stored = self._cluster.storage.files.get(path)
             if stored is None or stored.torn:
+                whole = False
                 continue  # whoever loads it notices
             if recorded(stored.content.applied) != batches:
                 self._broken(f"{path} and the manifest differ in what is applied")
@@ -234,6 +242,9 @@ class Model:
                 expected = {batch for batch in batches if unit in touched(batch)}
                 if rows != expected:
                     self._broken(f"{path} says that it holds {sorted(expected)}, and {unit} holds {sorted(rows)}")
+        changed = {unit for batch in batches for unit in touched(batch)}
+        if whole and (missing := changed - holders.keys()):
+            self._broken(f"checkpoint {manifest.checkpoint} lacks {sorted(missing)}")
 
     def newest_sound(self) -> str:
         files = self._cluster.storage.files

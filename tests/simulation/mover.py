@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from tests.simulation.parameter_server import ParameterServer
 
 _ROUND_SECONDS = 0.1
-_COPY_SECONDS = (0.05, 2.0)
+_COPY_SECONDS = (0.02, 0.2, 0.2, 1.0)
+"""How long the first round may take."""
 
 
 class MoveError(Exception):
@@ -115,6 +116,9 @@ class SimulatedMover:
         """Gives moves up."""
         if self._server.core.abandon(move) is not None:
             self._staged = {}
+        if self._outgoing is not None and self._outgoing.move <= move:
+            self._outgoing.problem = self._outgoing.problem or "it was abandoned"
+            self._outgoing.notify()
 
     def lapse(self) -> None:
         """Gives up a move of which the master has not spoken for long."""
@@ -163,7 +167,7 @@ class SimulatedMover:
                 self.dirty = set()
                 rows = {unit: frozenset(server.rows[unit]) for unit in taken & given.keys() if unit in server.rows}
                 if first:
-                    yield server.sleep(server.world.random.uniform(*_COPY_SECONDS))
+                    yield server.sleep(server.world.random.choice(_COPY_SECONDS))
                 for peer in sorted(set(given.values())):
                     outgoing.sequence += 1
                     moving = {unit: batches for unit, batches in rows.items() if given[unit] == peer}

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -15,9 +16,10 @@ from emberscale_api.routing import RoutingTable
 from emberscale_api.wire import Status
 from emberscale_jobmaster import barrier as driven
 from emberscale_jobmaster import moving, progress
-from emberscale_jobmaster.effects import HandOverCall, ServerRequest, SettleCall
-from emberscale_jobmaster.operations import Move
+from emberscale_jobmaster.effects import Effect, HandOverCall, ServerRequest, SettleCall
+from emberscale_jobmaster.operations import Move, MovePhase
 from emberscale_jobmaster.state import JobState
+from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.server import core as server_core
 from emberscale_trainer.server.barrier import Barrier
 from emberscale_trainer.server.staleness import StalenessBound, Ticket
@@ -160,6 +162,26 @@ def _last_changes_stay_behind(stack: ExitStack) -> None:
     stack.enter_context(patch.object(moving, "_request", held))
 
 
+def _barrier_over_another_table_is_held(stack: ExitStack) -> None:
+    hold = server_core.ServerCore.hold
+
+    def held(
+        self: server_core.ServerCore, generation: int, version: int, number: int, seconds: float, now: float
+    ) -> AppliedBatches:
+        return hold(self, generation, self.known[1], number, seconds, now)
+
+    stack.enter_context(patch.object(server_core.ServerCore, "hold", held))
+
+
+def _switch_lets_go_of_its_barrier(stack: ExitStack) -> None:
+    left_behind = moving.left_behind
+
+    def resumed(before: Move, after: JobState) -> tuple[Effect, ...]:
+        return left_behind(replace(before, phase=MovePhase.BARRIER), after)
+
+    stack.enter_context(patch.object(moving, "left_behind", resumed))
+
+
 MUTATIONS: dict[str, Patches] = {
     "a lapsed barrier is accepted": _lapsed_barrier_is_accepted,
     "nothing is settled nor compared": _nothing_is_settled_nor_compared,
@@ -174,6 +196,8 @@ MUTATIONS: dict[str, Patches] = {
     "pushes under way are not bounded": _pushes_under_way_are_not_bounded,
     "numbers come again": _numbers_come_again,
     "the last changes of a move stay behind": _last_changes_stay_behind,
+    "a barrier over another table is held": _barrier_over_another_table_is_held,
+    "a switch lets go of its barrier": _switch_lets_go_of_its_barrier,
     "a successor answers for its predecessor": _successor_answers_for_its_predecessor,
 }
 

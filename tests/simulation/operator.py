@@ -3,10 +3,10 @@
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tests.simulation.master import Plan
+from tests.simulation.master import Master, Plan
 from tests.simulation.network import UnavailableError
 from tests.simulation.parameter_server import CallError
-from tests.simulation.world import Process, Task
+from tests.simulation.world import Process, Signal, Task
 
 from emberscale_api.environment import SUPERSEDED_EXIT_CODE
 from emberscale_api.job.roles import Role
@@ -39,7 +39,9 @@ from emberscale_operator.machine import (
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
 
-_TICK_SECONDS = 0.5
+_TICK_SECONDS = 1.0
+"""How often it looks where nothing tells it to."""
+_PLAN_SECONDS = 0.5
 _CALL_SECONDS = 5.0
 _MEMBER_ROLES = {MemberRole.PS: Role.PS, MemberRole.WORKER: Role.WORKER}
 
@@ -71,6 +73,7 @@ class Operator(Process):
         )
         self._standing = JobStanding()
         self._running: dict[InstanceId, _Running] = {}
+        self._changed: Signal[None] = Signal()
 
     def live(self) -> Task[None]:
         """Observes, decides and acts, and asks the master for its plan."""
@@ -78,7 +81,9 @@ class Operator(Process):
         self.spawn(self._ping_redis())
         while self.final is None and not self.failure:
             self._act()
-            yield self.sleep(_TICK_SECONDS)
+            self._changed = Signal()
+            self.after(_TICK_SECONDS, self._changed.set)
+            yield self._changed
 
     def process(self, role: Role, index: int) -> Process | None:
         """The newest live process of a role and index."""
@@ -100,13 +105,17 @@ class Operator(Process):
                 left = InstanceExit(reason, code, self.world.now, running.instance.state is InstanceState.TERMINATING)
                 running.instance = replace(running.instance, state=InstanceState.EXITED, exit=left)
                 self.trace(f"{key} ended: {reason} {code}")
+                self.after(0.0, self._changed.set)
 
-    def start_second_master(self) -> None:
-        """As after a node that was given up: the old process goes on where nobody sees it."""
-        for key, running in self._running.items():
-            if key.role is Role.MASTER and running.process.alive:
+    def start_second_master(self) -> list[Master]:
+        """As after a node that was given up: the old process goes on where nobody sees it. Returns the old ones."""
+        parted = []
+        for running in self._running.values():
+            if isinstance(running.process, Master) and running.process.alive:
                 left = InstanceExit(ExitReason.NODE_LOST, -9, self.world.now)
                 running.instance = replace(running.instance, state=InstanceState.EXITED, exit=left)
+                parted.append(running.process)
+        return parted
 
     def _act(self) -> None:
         observed = tuple(running.instance for running in self._running.values())
@@ -177,7 +186,7 @@ class Operator(Process):
 
     def _follow_plan(self) -> Task[None]:
         while self.final is None:
-            yield self.sleep(_TICK_SECONDS)
+            yield self.sleep(_PLAN_SECONDS)
             try:
                 plan = yield self.cluster.call_master(self, lambda master: master.plan(), -_CALL_SECONDS)
             except UnavailableError:
@@ -189,6 +198,8 @@ class Operator(Process):
             if self._answers_since is None or self._unanswered_since is not None:
                 self._answers_since = self.world.now
             self._heard_at, self._unanswered_since = self.world.now, None
+            if plan is None or self._plan is None or plan.asked_for != self._plan.asked_for:
+                self._changed.set()
             self._plan = plan
             if plan is None:
                 continue

@@ -289,10 +289,10 @@ class ParameterServer(Process):
             loading.problem = ""
             return stored.content  # type: ignore[no-any-return]  # the storage holds anything
 
-    def hold(self, generation: int, barrier: int, seconds: float) -> Task[AppliedBatches]:
+    def hold(self, generation: int, version: int, barrier: int, seconds: float) -> Task[AppliedBatches]:
         """First step of a barrier."""
         yield from ()
-        applied = self._controlled(lambda: self.core.hold(generation, barrier, seconds, self.world.now))
+        applied = self._controlled(lambda: self.core.hold(generation, version, barrier, seconds, self.world.now))
         self._held_until = self.world.now + seconds
         self.notify()
         return applied

@@ -5,6 +5,7 @@ from enum import StrEnum
 from random import Random
 
 from emberscale_api.job import TrainingJob, TrainingJobSpec
+from emberscale_jobmaster.operations import MovePhase
 
 
 class Kind(StrEnum):
@@ -15,7 +16,7 @@ class Kind(StrEnum):
     CUT = "cut"
     """All data-plane connections of a member break."""
     SPLIT = "split"
-    """A second master is started while the first one goes on."""
+    """A second master is started while the first one goes on, late with its calls; it stands still for `seconds`."""
     NO_MEMORY = "no memory"
     """The next push to a parameter server finds no room."""
     LOST_TAIL = "lost tail"
@@ -37,12 +38,16 @@ MOST_SERVERS = 4
 HORIZON = 12.0
 """Faults begin within so many seconds."""
 
+SWITCHED = "Switched"
+"""Beside the phases of a move: every server has adopted the new table, and the master has yet to hear of the last."""
+
 
 @dataclass(frozen=True, order=True)
 class Fault:
     """One thing that goes wrong, `at` so many seconds, for `seconds` where it lasts.
 
-    `role` and `index` name the member that it strikes.
+    `role` and `index` name the member that it strikes. With `during`, it strikes once, so many seconds after a move has
+    come into that phase.
     """
 
     at: float
@@ -50,11 +55,19 @@ class Fault:
     role: str = ""
     index: int = 0
     seconds: float = 0.0
+    during: str = ""
 
     def __str__(self) -> str:
         where = f" {self.role}-{self.index}" if self.role else ""
         lasts = " for ever" if self.seconds == FOR_EVER else f" for {self.seconds:.1f} s" if self.seconds else ""
-        return f"{self.at:7.3f}  {self.kind}{where}{lasts}"
+        when = f" after a move is in {self.during}" if self.during else ""
+        return f"{self.at:7.3f}{when}  {self.kind}{where}{lasts}"
+
+    @property
+    def over_at(self) -> float:
+        """When it has passed at the latest, though what it did may last for ever."""
+        begins = self.at + (HORIZON if self.during else 0.0)
+        return begins + (self.seconds if self.seconds < FOR_EVER else 0.0)
 
 
 @dataclass(frozen=True)
@@ -86,8 +99,9 @@ class Scenario:
     @property
     def quiet_after(self) -> float:
         """When the last fault has passed, and the network calms down."""
-        lasting = [fault.at + (fault.seconds if fault.seconds < FOR_EVER else 0.0) for fault in self.faults]
-        return max([*lasting, HORIZON if self.slow or self.lossy or self.dawdling else 0.0])
+        return max(
+            [*(fault.over_at for fault in self.faults), HORIZON if self.slow or self.lossy or self.dawdling else 0.0]
+        )
 
     def spec(self) -> TrainingJobSpec:
         """The job's manifest; a record is a batch."""
@@ -152,17 +166,50 @@ def scenario_of(seed: int) -> Scenario:
     )
     faults = [_fault(random, workers, servers) for _ in range(random.choice((0, 1, 2, 3, 4)))]
     faults += [company for fault in faults for company in _company(random, fault, workers, servers)]
-    return replace(base, faults=tuple(sorted(faults)), rescales=_rescales(Random(f"rescales of {seed}"), servers))
+    return _rescaled(Random(f"rescales of {seed}"), replace(base, faults=tuple(sorted(faults))))
 
 
-def _rescales(random: Random, servers: int) -> tuple[tuple[float, int], ...]:
-    """Other numbers of servers, in half of the scenarios, each for some seconds."""
-    times = sorted(random.sample(range(5, 100), random.choice((0, 0, 0, 1, 1, 2, 3))))
-    wanted, rescales = servers, []
+def _rescaled(random: Random, base: Scenario) -> Scenario:
+    """Half of the scenarios get other numbers of servers, training that lasts for it, and faults that strike moves."""
+    times = sorted(random.sample(range(5, 60), random.choice((0, 0, 0, 1, 1, 2, 3))))
+    if not times:
+        return base
+    wanted, rescales = base.servers, []
     for time in times:
         wanted = random.choice([count for count in range(1, MOST_SERVERS + 1) if count != wanted])
         rescales.append((time / 10, wanted))
-    return tuple(rescales)
+    most = max(base.servers, *(count for _, count in rescales))
+    faults = [fault for _ in range(random.choice((0, 0, 1, 1, 2))) for fault in _move_faults(random, most)]
+    return replace(
+        base,
+        batches=base.batches + random.randint(0, 6),
+        compute_seconds=random.choice((0.2, 0.3, 0.6)),
+        rescales=tuple(rescales),
+        faults=tuple(sorted((*base.faults, *faults))),
+    )
+
+
+def _move_faults(random: Random, servers: int) -> list[Fault]:
+    """One fault at a moment of a move, and what makes it worse."""
+    during = random.choice((*MovePhase, MovePhase.SWITCH, SWITCHED, SWITCHED))
+    at = random.choice((0.0, 0.002, 0.01, 0.05, 0.4))
+    kind = random.choice(
+        (Kind.KILL, Kind.KILL, Kind.HANG, Kind.CUT, Kind.SPLIT, Kind.SPLIT, Kind.LOST_TAIL, Kind.LOST_TAIL)
+    )
+    match kind:
+        case Kind.KILL | Kind.HANG:
+            role = random.choice(("ps", "ps", "ps", "master", "master", "redis"))
+            lasting = random.choice((0.3, 3.0, 9.0, 20.0, FOR_EVER)) if kind is Kind.HANG else 0.0
+            return [Fault(at, kind, role, random.randrange(servers) if role == "ps" else 0, lasting, during)]
+        case Kind.CUT:
+            return [Fault(at, kind, "ps", random.randrange(servers), 0.0, during)]
+        case Kind.SPLIT:
+            parted = Fault(at, kind, seconds=random.choice((0.0, 0.0, 1.0, 6.0)), during=during)
+            # Either master may be the one that writes, where the store has forgotten who came last.
+            forgets = Fault(at + random.uniform(0.2, 1.5), Kind.LOST_WRITES, during=during)
+            return [parted, forgets] if random.random() < 0.3 else [parted]
+        case _:
+            return [Fault(at, kind, during=during)]
 
 
 def _company(random: Random, fault: Fault, workers: int, servers: int) -> list[Fault]:

@@ -9,6 +9,7 @@ that hangs (SIGSTOP) gets nothing until it goes on, then everything in order; on
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from functools import partial
 from heapq import heappop, heappush
 from random import Random
 from typing import Any, Generic, TypeVar
@@ -125,7 +126,7 @@ class Process:
 
     def after(self, delay: float, action: Action) -> None:
         """Runs an action in this process after so many seconds."""
-        self.world.after(delay, lambda: self.deliver(action))
+        self.world.after(delay, partial(self.deliver, action))
 
     def spawn(self, task: Task[Any]) -> None:
         """Starts a thread of the process."""
@@ -170,6 +171,12 @@ class Process:
         if self.world.traced:
             self.world.trace(self.name, what)
 
+    def _heard(self, task: Task[Any], value: Any, error: Exception | None) -> None:
+        if self.hung:
+            self.deliver(partial(self._resume, task, value, error))
+        else:
+            self._resume(task, value, error)
+
     def _resume(self, task: Task[Any], value: Any, error: Exception | None) -> None:
         while self.alive:
             try:
@@ -179,5 +186,5 @@ class Process:
             if signal.done:
                 value, error = signal._value, signal._error
                 continue
-            signal.listen(lambda value, error: self.deliver(lambda: self._resume(task, value, error)))
+            signal.listen(partial(self._heard, task))
             return

@@ -1669,16 +1669,20 @@ class HoldRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     BARRIER_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    """of the routing table that the barrier is over; a server of another one refuses"""
     @_builtins.property
     def barrier(self) -> Global___Barrier: ...
     def __init__(
         self,
         *,
         barrier: Global___Barrier | None = ...,
+        version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["barrier", b"barrier"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["barrier", b"barrier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["barrier", b"barrier", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

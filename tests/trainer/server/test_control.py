@@ -101,7 +101,9 @@ class Server:
         return status
 
     def hold(self, number: int = 1, generation: int = 1) -> list[list[int]]:
-        return ranges(self.control.Hold(master_pb2.HoldRequest(barrier=barrier(number, generation)), CONTEXT))
+        return ranges(
+            self.control.Hold(master_pb2.HoldRequest(barrier=barrier(number, generation), version=generation), CONTEXT)
+        )
 
     def settle(self, number: int = 1, batches: tuple[int, ...] = (), wait: float = 0, generation: int = 1) -> Any:
         request = master_pb2.SettleRequest(barrier=barrier(number, generation), wait_seconds=wait)
@@ -212,7 +214,7 @@ def test_what_cannot_be_done_has_a_status_of_its_own(
 ) -> None:
     monkeypatch.setattr(work, "MISSING_SECONDS", 0.0)
     server.assign(2)
-    server.control.Hold(master_pb2.HoldRequest(barrier=barrier(1, 2)), CONTEXT)
+    server.control.Hold(master_pb2.HoldRequest(barrier=barrier(1, 2), version=2), CONTEXT)
     settle = server.settle
     server.settle = lambda *arguments: settle(*arguments, generation=2)  # type: ignore[method-assign, misc]  # a default
     snapshot = server.snapshot

@@ -72,7 +72,16 @@ class TestVersionsAndGenerations:
         core.assign(Assignment(2, 2, ""))
         assert core.push(0, header(0), 0, 0) is Status.REFRESH
         with pytest.raises(NotHeldError):
-            core.hold(1, 1, 10, 0)
+            core.hold(1, 1, 1, 10, 0)
+
+    def test_a_barrier_over_another_table_is_refused(self) -> None:
+        """Books that have lost a switch would take a snapshot of some servers for one of all."""
+        core = serving(version=2)
+        with pytest.raises(LaterError, match="version 2 is served, and 1 is asked for"):
+            core.hold(1, 1, 1, 10, 0)
+        with pytest.raises(NotHeldError, match="version 3 is not served here"):
+            core.hold(1, 3, 1, 10, 0)
+        core.hold(1, 2, 1, 10, 0)
 
     def test_a_push_of_an_older_version_has_moved(self) -> None:
         assert push(serving(version=2), header(0, version=1)) is Status.MOVED
@@ -82,7 +91,7 @@ class TestVersionsAndGenerations:
         newer = header(0, version=2)
         assert core.push(0, newer, arrived=5, now=6) == Wait(5 + SWITCH_SECONDS)
         assert core.push(0, newer, arrived=5, now=5 + SWITCH_SECONDS) is Status.MOVED
-        core.hold(1, 1, 10, 6)
+        core.hold(1, 1, 1, 10, 6)
         core.settle(1, 1, [], 10, 6)
         switched(core, 1, 2, now=6)
         assert core.push(0, newer, arrived=5, now=7) is Status.OK
@@ -156,7 +165,7 @@ class TestAssignments:
 
     def test_an_assignment_of_before_a_switch_is_refused(self) -> None:
         core = serving()
-        core.hold(1, 1, 10, 0)
+        core.hold(1, 1, 1, 10, 0)
         core.settle(1, 1, [], 10, 0)
         switched(core, 1, 2)
         with pytest.raises(LaterError):
@@ -167,7 +176,7 @@ class TestBarriers:
     def test_batches_that_others_have_applied_are_let_through_and_nothing_else(self) -> None:
         core = serving()
         push(core, header(0))
-        assert core.hold(1, 1, 10, now=0).ranges(0) == [(0, 1)]
+        assert core.hold(1, 1, 1, 10, now=0).ranges(0) == [(0, 1)]
         assert push(core, header(1)) == Wait(10)
         core.settle(1, 1, [(0, 0, 2)], 10, now=1)
         assert core.settled(1, 1, now=1) is None
@@ -184,7 +193,7 @@ class TestBarriers:
 
     def test_a_snapshot_before_everything_is_settled_is_refused(self) -> None:
         core = serving()
-        core.hold(1, 1, 10, 0)
+        core.hold(1, 1, 1, 10, 0)
         with pytest.raises(NotHeldError, match="not settled"):
             core.snapshot(1, 1, 0)
         core.settle(1, 1, [(0, 0, 1)], 10, 0)
@@ -193,13 +202,13 @@ class TestBarriers:
 
     def test_a_barrier_that_lapsed_never_succeeds(self) -> None:
         core = serving()
-        core.hold(1, 1, 10, now=0)
+        core.hold(1, 1, 1, 10, now=0)
         core.settle(1, 1, [], 10, now=5)
         for call in (
             lambda: core.snapshot(1, 1, now=15),
             lambda: core.settle(1, 1, [], 10, now=15),
             lambda: core.settled(1, 1, now=15),
-            lambda: core.hold(1, 1, 10, now=15),
+            lambda: core.hold(1, 1, 1, 10, now=15),
         ):
             with pytest.raises(NotHeldError):
                 call()
@@ -209,8 +218,8 @@ class TestBarriers:
         core = serving()
         core.resume(1, 3)
         with pytest.raises(NotHeldError, match="over"):
-            core.hold(1, 3, 10, 0)
-        core.hold(1, 4, 10, 0)
+            core.hold(1, 1, 3, 10, 0)
+        core.hold(1, 1, 4, 10, 0)
         core.resume(1, 3)
         assert push(core, header(0)) == Wait(10)
         core.resume(1, 4)
@@ -218,24 +227,24 @@ class TestBarriers:
 
     def test_a_later_barrier_replaces_one_whose_master_is_gone(self) -> None:
         core = serving()
-        core.hold(1, 1, 10, 0)
-        core.hold(1, 2, 10, 0)
+        core.hold(1, 1, 1, 10, 0)
+        core.hold(1, 1, 2, 10, 0)
         with pytest.raises(NotHeldError):
             core.settle(1, 1, [], 10, 0)
         with pytest.raises(NotHeldError):
-            core.hold(1, 1, 10, 0)
+            core.hold(1, 1, 1, 10, 0)
         core.settle(1, 2, [], 10, 0)
 
     def test_a_snapshot_or_switch_whose_answer_was_lost_is_answered_again(self) -> None:
         core = serving()
-        core.hold(1, 1, 10, 0)
+        core.hold(1, 1, 1, 10, 0)
         core.settle(1, 1, [], 10, 0)
         assert not core.snapshot(1, 1, 1).repeated
         push(core, header(0), now=2)
         again = core.snapshot(1, 1, 3)
         assert again.repeated
         assert again.applied.ranges(0) == []
-        core.hold(1, 2, 10, 4)
+        core.hold(1, 1, 2, 10, 4)
         core.settle(1, 2, [], 10, 4)
         assert not switched(core, 2, 2, now=5).repeated
         assert core.switch(1, 2, 2, AppliedBatches(), None, 6)[0].repeated
@@ -248,13 +257,13 @@ class TestBarriers:
     def test_a_barrier_of_another_generation_is_refused(self) -> None:
         core = serving(generation=2, version=2)
         with pytest.raises(LaterError):
-            core.hold(1, 1, 10, 0)
+            core.hold(1, 1, 1, 10, 0)
         with pytest.raises(NotHeldError):
-            core.hold(3, 1, 10, 0)
+            core.hold(3, 1, 1, 10, 0)
 
     def test_a_new_assignment_lets_go(self) -> None:
         core = serving()
-        core.hold(1, 1, 1000, 0)
+        core.hold(1, 1, 1, 1000, 0)
         assign(core, 2, 2)
         assert push(core, header(0, generation=2, version=2)) is Status.OK
 
@@ -408,7 +417,7 @@ class Interleavings(RuleBasedStateMachine):
     @rule()
     def hold(self) -> None:
         self.barrier += 1
-        applied = self.core.hold(self.generation, self.barrier, 10, self.now)
+        applied = self.core.hold(self.generation, self.version, self.barrier, 10, self.now)
         assert numbers(applied) == set(self.applied)
         self.until, self.allowed, self.reported = self.now + 10, set(), None
 

@@ -90,7 +90,7 @@ class Servers:
         self.barrier += 1
         serving = self.all[: len(self.table.servers)]
         for server in serving:
-            server.state.hold(1, self.barrier, SECONDS)
+            server.state.hold(1, self.table.version, self.barrier, SECONDS)
         applied = [server.state.settle(1, self.barrier, [], SECONDS, 0) for server in serving]
         for server in serving:
             server.state.hand_over(1, self.barrier, wanted.version, SECONDS)
@@ -111,7 +111,7 @@ class Servers:
                 expected[number] = {key: records[key] for key in mine}
             if server.index < len(self.table.servers):
                 self.barrier += 1
-                server.state.hold(1, self.barrier, SECONDS)
+                server.state.hold(1, self.table.version, self.barrier, SECONDS)
                 server.state.settle(1, self.barrier, [], SECONDS, 0)  # what was given away is gone after it
                 server.state.resume(1, self.barrier)
                 store = self.stores[server.index]
@@ -194,7 +194,7 @@ def test_a_checkpoint_holds_what_the_server_owns_during_a_move_and_after_it(
     table = servers.prepare(2)
     servers.copied(table)
     server = servers.all[0]
-    server.state.hold(1, 9, SECONDS)
+    server.state.hold(1, 1, 9, SECONDS)
     server.state.settle(1, 9, [], SECONDS, 0)
     if abandoned:
         server.state.abandon(table.version)
@@ -324,7 +324,7 @@ def test_a_server_that_joins_knows_what_is_applied(make_servers: Callable[[int, 
         is Status.REPEATED
     )
     assert joined.known == (1, 2)
-    assert AppliedBatches.merged([joined.hold(1, 99, 1)]).ranges(0) == [(0, 1)]
+    assert AppliedBatches.merged([joined.hold(1, 2, 99, 1)]).ranges(0) == [(0, 1)]
 
 
 def test_a_server_says_under_which_table_its_rows_have_left(make_servers: Callable[[int, int], Servers]) -> None:

@@ -102,7 +102,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 
 def held(state: ServerState, number: int = 1) -> None:
-    state.hold(1, number, 60)
+    state.hold(*state.known, number, 60)
 
 
 def switched(state: ServerState, version: int, barrier: int, owned: Ownership) -> None:
@@ -236,7 +236,7 @@ def test_a_push_that_fails_half_way_ends_the_process() -> None:
 def test_a_barrier_waits_for_what_others_have_applied_and_holds_everything_else(served: Served) -> None:
     clients = [served.connect(session) for session in range(2)]
     clients[0].push(0, KEYS, ones())
-    assert served.state.hold(1, 1, 60).ranges(0) == [(0, 1)]
+    assert served.state.hold(1, 1, 1, 60).ranges(0) == [(0, 1)]
     pushes = [
         served.threads.submit(client.push, number, KEYS, ones(), token=number, shard=number)
         for client, number in zip(clients, (1, 2), strict=True)
@@ -291,7 +291,7 @@ def test_a_held_push_has_moved_when_the_barrier_ends_with_a_switch(served: Serve
 
 
 def test_a_held_push_goes_on_when_the_barrier_lapses(served: Served) -> None:
-    served.state.hold(1, 1, 0.2)
+    served.state.hold(1, 1, 1, 0.2)
     assert held_push(served).result(SECONDS) is Status.OK
     with pytest.raises(NotHeldError):
         served.state.settle(1, 1, [], 60, 0)

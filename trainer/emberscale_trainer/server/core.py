@@ -283,9 +283,17 @@ class ServerCore:
 
     # Barriers. All of them raise LaterError for an older generation, and NotHeldError for a barrier that is not held.
 
-    def hold(self, generation: int, number: int, seconds: float, now: float) -> AppliedBatches:
-        """Holds pushes from now on for so many seconds; returns everything that is applied."""
+    def hold(self, generation: int, version: int, number: int, seconds: float, now: float) -> AppliedBatches:
+        """Holds pushes from now on for so many seconds; returns everything that is applied.
+
+        The server must serve this version. Books that have lost a switch name only some of the servers that own rows
+        now: a snapshot of those is not whole.
+        """
         serving = self._of(generation)
+        if version < serving.version:
+            raise LaterError(f"version {serving.version} is served, and {version} is asked for")
+        if version > serving.version:
+            raise NotHeldError(f"version {version} is not served here")
         self._barrier.hold(number, seconds, now)
         return serving.applied.copy()
 

@@ -231,10 +231,10 @@ class ServerState:
 
     # Barriers
 
-    def hold(self, generation: int, number: int, seconds: float) -> AppliedBatches:
+    def hold(self, generation: int, version: int, number: int, seconds: float) -> AppliedBatches:
         """Holds pushes, and returns all applied batches. Raises LaterError and NotHeldError, as do the calls below."""
         with self._changed:
-            return self._core.hold(generation, number, seconds, self._clock())
+            return self._core.hold(generation, version, number, seconds, self._clock())
 
     def settle(
         self,
