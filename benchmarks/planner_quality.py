@@ -13,7 +13,7 @@ import matplotlib as mpl
 import numpy as np
 
 from emberscale_api.shape import GIB, JobShape
-from emberscale_brain.memory.forecast import PsMemoryNeed
+from emberscale_brain.memory import PsMemoryNeed
 from emberscale_brain.model.predict import ModelConstants
 from emberscale_brain.planner.candidates import dimensions
 from emberscale_brain.planner.front import Front, SearchEffort, exact_front, hypervolume_ratio, nsga2_front

@@ -25,7 +25,7 @@ from emberscale_brain.model.predict import ModelConstants
 from emberscale_brain.planner.types import JobId
 from emberscale_brain.service.settings import CapacitySettings
 from emberscale_operator.local.brain import default_database
-from emberscale_operator.local.cpu_quota import find_cpu_quotas
+from emberscale_operator.local.cpu import find_cpu_quotas
 from tour_planner import PROFILES, PROGRESS, SHAPES
 from whole_run import EMBERSCALE, synthesise
 

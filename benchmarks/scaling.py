@@ -26,8 +26,8 @@ import matplotlib as mpl
 import numpy as np
 import psutil
 
+from emberscale._profiling.job_profile import Reading, difference, take_reading
 from emberscale._profiling.measure import ProfileFailedError, train_until
-from emberscale._profiling.reading import Reading, difference, take_reading
 from emberscale._run.interruption import Interruption
 from emberscale_api import metrics
 from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec, TrainingJob, parse_manifest

@@ -9,8 +9,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from emberscale_api.job.duration import Seconds
 from emberscale_api.job.schema import ManifestPart
+from emberscale_api.job.units import Seconds
 from emberscale_brain.planner.types import PLANNER_ENTRY_POINTS, Planner, PlannerSettings, Prices
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from emberscale_api.routing import PsAddress
-from emberscale_jobmaster.applied import Applied, differing, minus, on_any
+from emberscale_jobmaster.ranges import Applied, differing, minus, on_any
 
 
 class BarrierPhase(StrEnum):

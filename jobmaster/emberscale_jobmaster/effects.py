@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from emberscale_api.job.roles import Role
 from emberscale_api.routing import PsAddress, RoutingTable
-from emberscale_jobmaster.applied import Applied
 from emberscale_jobmaster.operations import Image, SnapshotFile
+from emberscale_jobmaster.ranges import Applied
 from emberscale_jobmaster.tasks import Task
 
 # To a parameter server. Each answers within its `wait_seconds`; what takes longer goes on behind, and the same call

@@ -54,8 +54,8 @@ from emberscale_jobmaster.operations import (
     Pruning,
     Restore,
 )
-from emberscale_jobmaster.shard_sizing import shard_batches
 from emberscale_jobmaster.state import PREPARATION, JobState, Stage, phase_of
+from emberscale_jobmaster.tasks import shard_batches
 
 COUNTED_SECONDS = 1.0
 """How much time may pass before the durable clock counts it; a new phase counts it at once."""

@@ -13,11 +13,11 @@ from emberscale_api.routing import RoutingTable
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc.codec import role_from_wire, wire_role
 from emberscale_jobmaster import ranges
-from emberscale_jobmaster.evaluation import Tally
 from emberscale_jobmaster.membership import MemberId, Process
 from emberscale_jobmaster.observations import ServerReport, Vitals, WorkReport
 from emberscale_jobmaster.ranges import Ranges
 from emberscale_jobmaster.state import DataFile, JobState, Stage
+from emberscale_jobmaster.statistics import Tally
 from emberscale_jobmaster.tasks import Discovered, Finding, Indexed, InvalidReportError, Split, Task
 
 _MAX_INDEX = 1023

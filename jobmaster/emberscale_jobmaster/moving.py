@@ -16,7 +16,6 @@ from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.roles import Role
 from emberscale_api.routing import PsAddress, RoutingTable
 from emberscale_jobmaster import retry, scaling
-from emberscale_jobmaster.applied import Applied
 from emberscale_jobmaster.barrier import BarrierPhase, DrivenBarrier, VoidError
 from emberscale_jobmaster.effects import (
     AbandonCall,
@@ -37,6 +36,7 @@ from emberscale_jobmaster.events import Prepared
 from emberscale_jobmaster.operations import CheckpointPhase, CopyReport, Move, MovePhase, answered, asking_later
 from emberscale_jobmaster.placement import placed
 from emberscale_jobmaster.progress import recovered
+from emberscale_jobmaster.ranges import Applied
 from emberscale_jobmaster.recovery import Failure
 from emberscale_jobmaster.state import JobState, Routing, Stage
 

@@ -12,9 +12,8 @@ from typing import TypeVar
 
 from emberscale_api.job.status import EvaluationResult
 from emberscale_api.routing import PsAddress, RoutingTable
-from emberscale_jobmaster.applied import Applied
 from emberscale_jobmaster.barrier import DrivenBarrier
-from emberscale_jobmaster.ranges import Ranges
+from emberscale_jobmaster.ranges import Applied, Ranges
 from emberscale_jobmaster.sizes import Sizes
 
 STORAGE = -1

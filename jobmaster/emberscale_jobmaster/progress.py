@@ -5,7 +5,6 @@ from dataclasses import replace
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.status import JobPhase
 from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable
-from emberscale_jobmaster.evaluation import Tally
 from emberscale_jobmaster.ledger import Ledger
 from emberscale_jobmaster.membership import MemberId
 from emberscale_jobmaster.operations import CheckpointPurpose, Move, MovePhase, Restored
@@ -23,6 +22,7 @@ from emberscale_jobmaster.state import (
     phase_of,
     servers_missing,
 )
+from emberscale_jobmaster.statistics import Tally
 
 _LOST_NUMBERS = 10_000
 LOST_CHECKPOINTS = _LOST_VERSIONS = 100

@@ -1,6 +1,10 @@
-"""Sets of batch numbers as half-open ranges: ascending, disjoint, none touching the next."""
+"""Sets of batch numbers as half-open ranges, and the batches that several parameter servers have applied.
 
-from collections.abc import Iterable, Sequence
+Ranges are ascending and disjoint, and none touches the next.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import reduce
 
 Ranges = tuple[tuple[int, int], ...]
 
@@ -69,3 +73,37 @@ def unflattened(numbers: Sequence[int]) -> Ranges:
     if len(numbers) % 2 or any(later <= earlier for earlier, later in zip(numbers[::2], numbers[1::2], strict=True)):
         raise ValueError(f"{len(numbers)} numbers are not ranges: expected start, stop, start, stop, ...")
     return normalised(zip(numbers[::2], numbers[1::2], strict=True))
+
+
+Applied = Mapping[int, Ranges]
+"""Batch numbers by epoch."""
+
+
+def on_all(servers: Collection[Applied]) -> dict[int, Ranges]:
+    """What is applied on every server."""
+    return _combined(servers, intersection)
+
+
+def on_any(servers: Collection[Applied]) -> dict[int, Ranges]:
+    """What is applied on at least one server."""
+    return _combined(servers, union)
+
+
+def minus(one: Applied, other: Applied) -> dict[int, Ranges]:
+    """What is in the first and not in the second."""
+    left = {epoch: difference(batches, other.get(epoch, ())) for epoch, batches in one.items()}
+    return {epoch: batches for epoch, batches in left.items() if batches}
+
+
+def differing(one: Applied, other: Applied) -> str:
+    """Where the two differ, for people: the first batch that only one of them has. Empty where they are equal."""
+    for present, absent in ((one, other), (other, one)):
+        for epoch, batches in sorted(minus(present, absent).items()):
+            return f"batch {batches[0][0]} of epoch {epoch}"
+    return ""
+
+
+def _combined(servers: Collection[Applied], combine: Callable[[Ranges, Ranges], Ranges]) -> dict[int, Ranges]:
+    epochs = sorted({epoch for server in servers for epoch in server})
+    combined = {epoch: reduce(combine, [server.get(epoch, ()) for server in servers]) for epoch in epochs}
+    return {epoch: batches for epoch, batches in combined.items() if batches}

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from emberscale_api.job import TrainingJobSpec
 from emberscale_jobmaster import retry
-from emberscale_jobmaster.applied import on_all
 from emberscale_jobmaster.effects import AssignCall, CallServer, Effect, FindCheckpoint
 from emberscale_jobmaster.events import CheckpointFound, Loaded
 from emberscale_jobmaster.operations import (
@@ -22,6 +21,7 @@ from emberscale_jobmaster.operations import (
     asking_later,
 )
 from emberscale_jobmaster.progress import LOST_CHECKPOINTS, assigned, assignment_begun, failed, unrouted
+from emberscale_jobmaster.ranges import on_all
 from emberscale_jobmaster.state import JobState, servers_missing
 
 FIND_SECONDS = 60.0

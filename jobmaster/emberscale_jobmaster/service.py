@@ -1,6 +1,7 @@
 """The gRPC service of the master: checks a request, steps the machine, and answers once the state is durable."""
 
 import functools
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -12,7 +13,6 @@ from emberscale_api.job.roles import Role
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc import master_pb2_grpc as rpc
 from emberscale_jobmaster import messages, status, tasks
-from emberscale_jobmaster.dataset import DatasetCatalog, DatasetNotReadyError
 from emberscale_jobmaster.effects import Dropped, Granted
 from emberscale_jobmaster.events import (
     Beat,
@@ -24,10 +24,52 @@ from emberscale_jobmaster.events import (
     TaskWanted,
 )
 from emberscale_jobmaster.membership import MemberId, SupersededMemberError, UnknownMemberError
+from emberscale_jobmaster.messages import wire_file
 from emberscale_jobmaster.runtime import ClosingError, JobRuntime
-from emberscale_jobmaster.state import JobState, Stage, wanted_sizes
-from emberscale_jobmaster.store import StoreUnavailableError
-from emberscale_jobmaster.tasks import InvalidReportError, Task
+from emberscale_jobmaster.state import PREPARATION, DataFile, JobState, Stage, wanted_sizes
+from emberscale_jobmaster.store import JobStore, StoreUnavailableError
+from emberscale_jobmaster.tasks import InvalidReportError, Split, Task
+
+
+class DatasetNotReadyError(Exception):
+    """The data is not indexed yet; a worker that waits for a task learns when it is."""
+
+    def __init__(self) -> None:
+        super().__init__("the data is not indexed yet: call again")
+
+
+class DatasetCatalog:
+    """Reads the index from the store once, when it is complete."""
+
+    def __init__(self, store: JobStore) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._dataset: pb.Dataset | None = None
+
+    def get(self, state: JobState) -> pb.Dataset:
+        """Files and blocks of both splits. Raises DatasetNotReadyError."""
+        if state.stage in PREPARATION:
+            raise DatasetNotReadyError
+        with self._lock:
+            if self._dataset is None:
+                self._dataset = self._load(state)
+            return self._dataset
+
+    def _load(self, state: JobState) -> pb.Dataset:
+        by_file = {key: pb.TaskResult.FromString(blocks).blocks for key, blocks in self._store.blocks().items()}
+
+        def blocks(split: Split, files: tuple[DataFile, ...]) -> list[pb.Block]:
+            return [block for number in range(len(files)) for block in by_file[split, number]]
+
+        return pb.Dataset(
+            training_files=[wire_file(file) for file in state.training_files],
+            evaluation_files=[wire_file(file) for file in state.evaluation_files],
+            training_blocks=blocks(Split.TRAINING, state.training_files),
+            evaluation_blocks=blocks(Split.EVALUATION, state.evaluation_files),
+            training_records=state.training_records,
+            evaluation_records=state.evaluation_records,
+        )
+
 
 _LONGEST_WAIT_SECONDS = 10.0
 _CODES: dict[type[Exception], grpc.StatusCode] = {

@@ -9,7 +9,6 @@ from emberscale_api.job.data import BadRecord
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import EvaluationResult, JobPhase
 from emberscale_api.routing import PsAddress, RoutingTable
-from emberscale_jobmaster.evaluation import Tally
 from emberscale_jobmaster.ledger import Ledger
 from emberscale_jobmaster.membership import Membership, Process
 from emberscale_jobmaster.operations import (
@@ -23,6 +22,7 @@ from emberscale_jobmaster.operations import (
 )
 from emberscale_jobmaster.retry import Trouble
 from emberscale_jobmaster.sizes import Scaling, Sizes, combined, manifest_sizes
+from emberscale_jobmaster.statistics import Tally
 
 
 class Stage(StrEnum):

@@ -1,15 +1,22 @@
-"""Hands out work, and commits what workers report of it."""
+"""Hands out work, sizes shards, and commits what workers report of them.
 
+Shards follow DLRover-RM section 5.1, guided self-scheduling: a shard is a part of what is left, so shards shrink
+towards the end and all workers end at about the same time. The part follows the worker's share of the total speed, and
+its largest size follows the worker's speed relative to the middle of its peers, so a straggler holds less and pushes
+stale gradients for a shorter time.
+"""
+
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from emberscale_api.job import TrainingJobSpec
-from emberscale_jobmaster.evaluation import Tally
 from emberscale_jobmaster.ledger import Lease
 from emberscale_jobmaster.membership import MemberId
 from emberscale_jobmaster.progress import failed
-from emberscale_jobmaster.shard_sizing import LEASES_PER_WORKER
 from emberscale_jobmaster.state import PREPARATION, DataFile, JobState, Stage
+from emberscale_jobmaster.statistics import Tally
 
 
 class InvalidReportError(ValueError):
@@ -169,3 +176,24 @@ def _with_records(state: JobState, number: int, records: int) -> JobState:
     files[number] = replace(files[number], records=records)
     split = len(state.training_files)
     return replace(state, training_files=tuple(files[:split]), evaluation_files=tuple(files[split:]))
+
+
+LEASES_PER_WORKER = 2
+"""A worker may hold the lease that it works on and the next one."""
+
+
+def shard_batches(
+    available: int, speed: float | None, peers: Sequence[float | None], minimum: int, maximum: int
+) -> int:
+    """The size for a worker of `speed` samples/s, within [minimum, maximum].
+
+    `peers` are the speeds of all live workers, this one included; None means not measured yet, and counts as the
+    middle of those that are.
+    """
+    known = [peer for peer in peers if peer is not None and peer > 0]
+    middle = statistics.median(known) if known else 1.0
+    own = speed if speed is not None and speed > 0 else middle
+    total = sum(peer if peer is not None and peer > 0 else middle for peer in peers) or own
+    largest = maximum * min(1.0, own / middle)
+    guided = available * min(1.0, own / total) / LEASES_PER_WORKER
+    return max(minimum, int(min(largest, guided)))

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from emberscale._serving import ExportedModel, ExportError, export_checkpoint
     from emberscale._training import Training, TrainingFailedError, train
     from emberscale_api.errors import BadInputError, StartError, UnwritableError
-    from emberscale_api.features import Features
     from emberscale_api.job import ManifestError, TrainingJob, load_manifest
+    from emberscale_api.job.model import Features
     from emberscale_api.job.status import JobPhase, TrainingJobStatus
 
 __all__ = [
@@ -46,7 +46,7 @@ _DEFINED_IN = {
     "ClusterError": "emberscale._client",
     "ExportError": "emberscale._serving",
     "ExportedModel": "emberscale._serving",
-    "Features": "emberscale_api.features",
+    "Features": "emberscale_api.job.model",
     "JobEvent": "emberscale._client",
     "JobNotFoundError": "emberscale._client",
     "JobPhase": "emberscale_api.job.status",

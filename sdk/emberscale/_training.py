@@ -15,13 +15,11 @@ import typer
 from emberscale._progress import open_progress
 from emberscale._run.audit import AuditReport
 from emberscale._run.brain_choice import choose_brain
-from emberscale._run.checkpoints import SavedCheckpoints, audit_checkpoints
+from emberscale._run.checkpoints import ModelUnavailableError, SavedCheckpoints, audit_checkpoints, export_model
 from emberscale._run.folder import CompleteAlreadyError, Run, open_run
 from emberscale._run.interruption import Interruption
-from emberscale._run.model_folder import ModelUnavailableError, export_model
 from emberscale._run.preflight import check_columns, check_data, check_model, ensure_writable, local_path
-from emberscale._run.record import RunPaths, RunStatus, write_atomically
-from emberscale._run.recorder import MetricsRecorder
+from emberscale._run.record import MetricsRecorder, RunPaths, RunStatus, write_atomically
 from emberscale._run.summary import Summary, finite_json, summarize
 from emberscale_api.errors import BadInputError, StartError, UnwritableError, disk_problem
 from emberscale_api.job import API_VERSION, KIND, ManifestError, TrainingJob, load_manifest, parse_manifest
@@ -234,7 +232,7 @@ def _saved(held: Run) -> AuditReport | None:
 
 def _illustrate(held: Run, summary: Summary) -> None:
     # matplotlib takes a second to import, which only this moment should cost
-    from emberscale._reports.metrics_picture import draw_metrics
+    from emberscale._reports.pictures import draw_metrics
 
     draw_metrics(
         held.paths.metrics,

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from emberscale_api.shape import JobProfile
-from emberscale_brain.fault_tolerance.advice import advise
-from emberscale_brain.fault_tolerance.estimate import FailureRecord, failure_costs
+from emberscale_brain.fault_tolerance import FailureRecord, advise, failure_costs
 from emberscale_brain.planner.types import JobId
 from emberscale_simulator.pods import StartTime
 from emberscale_simulator.schedulers.protocol import LearnedOverheads
@@ -48,5 +47,13 @@ class CheckpointAdviser:
             return None
         whole = profile.time - submitted_at + remaining_samples / speed
         overheads = self._learned.overheads(None)
-        costs = failure_costs(profile.shape, whole, self._own[job], self._fleet, checkpoint_cost, overheads)
+        costs = failure_costs(
+            profile.shape,
+            whole,
+            self._own[job],
+            self._fleet,
+            save=checkpoint_cost,
+            load=overheads.ps_pause_seconds,
+            reschedule=overheads.ps_start_seconds,
+        )
         return advise(costs).checkpoint_interval

@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from emberscale_api.job.quantity import memory_bytes
+from emberscale_api.job.units import memory_bytes
 from emberscale_api.shape import JobProfile, JobShape
 from emberscale_brain.planner.types import ClusterCapacity, JobId, JobView
 from emberscale_simulator.adviser import CheckpointAdviser
-from emberscale_simulator.environment import make_environment
 from emberscale_simulator.job import Happening, RunPhase, SimulatedJob
+from emberscale_simulator.pods import make_environment
 from emberscale_simulator.resources import NOTHING, Amounts, role_resources
 from emberscale_simulator.run import JobRun
 from emberscale_simulator.scenario import ClusterSpec, Scenario, SchedulerSpec

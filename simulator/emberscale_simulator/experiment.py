@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from emberscale_api.job.quantity import memory_bytes
+from emberscale_api.job.units import memory_bytes
 from emberscale_brain.preferences import load_planner
 from emberscale_simulator.engine import Simulation
 from emberscale_simulator.job import SimulatedJob

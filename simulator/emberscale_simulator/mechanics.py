@@ -22,9 +22,8 @@ from pydantic.alias_generators import to_camel
 from scipy.optimize import brentq
 from scipy.special import gammaincinv
 
-from emberscale_api.job.duration import Seconds
-from emberscale_api.job.quantity import Quantity
 from emberscale_api.job.schema import ManifestPart
+from emberscale_api.job.units import Quantity, Seconds
 
 CPR_MEDIAN_HOURS = (8.0, 17.0)
 CPR_MEAN_HOURS = (14.0, 30.0)

@@ -4,16 +4,14 @@ import math
 
 import numpy as np
 
-from emberscale_api.job.quantity import memory_bytes
+from emberscale_api.job.units import memory_bytes
 from emberscale_api.shape import JobProfile, JobShape
-from emberscale_simulator.checkpoints import Checkpoints
-from emberscale_simulator.environment import Environment
 from emberscale_simulator.ground_truth import Rate, rate
 from emberscale_simulator.job import Happening, RunPhase, SimulatedJob
 from emberscale_simulator.mechanics import ChangeMethod, Mechanics
-from emberscale_simulator.memory_restarts import MemoryRestarts
-from emberscale_simulator.pods import LiveChange, Pods, StartTime, begin_live_change
+from emberscale_simulator.pods import Environment, LiveChange, Pods, StartTime, begin_live_change
 from emberscale_simulator.profiler import Profiler
+from emberscale_simulator.recovery import Checkpoints, MemoryRestarts
 from emberscale_simulator.resources import NOTHING, Amounts, RoleResources, Usage, ps_pod, role_resources, worker_pod
 
 

@@ -10,9 +10,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from emberscale_api.job.duration import Seconds
-from emberscale_api.job.quantity import Quantity
 from emberscale_api.job.schema import ManifestPart
+from emberscale_api.job.units import Quantity, Seconds
 from emberscale_brain.preferences import PlannerPreferences
 from emberscale_simulator.mechanics import Mechanics
 

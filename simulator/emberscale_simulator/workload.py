@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from emberscale_api.job.quantity import memory_bytes
+from emberscale_api.job.units import memory_bytes
 from emberscale_api.shape import GIB, JobShape
 from emberscale_brain.planner.types import JobId, JobMetadata, ShapeBounds
 from emberscale_simulator.ground_truth import Physics, TableGrowth, amdahl_seconds, batch_rate

@@ -18,7 +18,7 @@ from certificates import certificates
 from emberscale_api.certificates import Certificates
 from emberscale_api.rpc import tls
 from emberscale_api.rpc.token import CHANNEL_OPTIONS, TokenCheck, open_channel
-from emberscale_brain.service.callers import CallerCheck
+from emberscale_brain.service.server import CallerCheck
 
 TOKEN = "secret"
 SECONDS = 20.0

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from emberscale._cli import app
 from emberscale_api.job.status import EVALUATION_BINS
-from emberscale_jobmaster.evaluation import auc
+from emberscale_jobmaster.statistics import auc
 from emberscale_trainer.worker.statistics import histogram
 from local_jobs import Finished
 

@@ -15,7 +15,6 @@ from emberscale_api.job.roles import Role
 from emberscale_api.routing import RoutingTable
 from emberscale_api.shape import RoleShape
 from emberscale_jobmaster import progress, ranges
-from emberscale_jobmaster.applied import Applied
 from emberscale_jobmaster.effects import (
     AbandonCall,
     AssignCall,
@@ -64,6 +63,7 @@ from emberscale_jobmaster.events import (
 from emberscale_jobmaster.machine import MasterState, step
 from emberscale_jobmaster.membership import MemberId, Process
 from emberscale_jobmaster.operations import Checkpointing, CopyReport, Move, Restore, Restored, SnapshotFile, Source
+from emberscale_jobmaster.ranges import Applied
 from emberscale_jobmaster.scaling import Advice
 from emberscale_jobmaster.sizes import Sizes
 from emberscale_jobmaster.state import DataFile, JobState, Stage, phase_of

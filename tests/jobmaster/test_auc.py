@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import log_loss, roc_auc_score
 
 from emberscale_api.job.status import EVALUATION_BINS
-from emberscale_jobmaster.evaluation import Tally, auc
+from emberscale_jobmaster.statistics import Tally, auc
 
 COUNTS = st.lists(st.integers(0, 30), min_size=1, max_size=12)
 

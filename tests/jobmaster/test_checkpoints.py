@@ -11,7 +11,7 @@ from tests.jobmaster.fakes import job
 from emberscale_api.checkpoint import CheckpointFile, CheckpointManifest, DamagedCheckpointError, EpochApplied
 from emberscale_api.job import TrainingJob
 from emberscale_jobmaster.checkpoints import CheckpointFolder, incompatibility
-from emberscale_jobmaster.evaluation import Tally
+from emberscale_jobmaster.statistics import Tally
 
 
 def manifest(identifier: str, **changes: Any) -> CheckpointManifest:

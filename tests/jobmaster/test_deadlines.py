@@ -11,12 +11,12 @@ from tests.jobmaster.pure import TRAINING, WORKER, Pure
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
 from emberscale_jobmaster.effects import Granted
-from emberscale_jobmaster.evaluation import Tally
 from emberscale_jobmaster.events import Beat, Registered, SuspensionWanted, TaskFinished, TaskWanted, TimePassed
 from emberscale_jobmaster.machine import MasterState, step
 from emberscale_jobmaster.membership import MemberId, Process, UnknownMemberError
 from emberscale_jobmaster.runtime import JobRuntime
 from emberscale_jobmaster.state import JobState, Stage
+from emberscale_jobmaster.statistics import Tally
 from emberscale_jobmaster.store import JobStore
 from emberscale_jobmaster.tasks import Discovered, Task
 

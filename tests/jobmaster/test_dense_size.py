@@ -6,7 +6,7 @@ import pytest
 from tests.jobmaster.fakes import job
 
 from emberscale_api.job import resolve_model
-from emberscale_jobmaster.dense_size import dense_parameters
+from emberscale_jobmaster.brain_messages import dense_parameters
 from emberscale_trainer.models import build_model
 
 

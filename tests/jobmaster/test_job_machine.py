@@ -17,11 +17,11 @@ from tests.jobmaster.pure import EVALUATION, TRAINING, WORKER, Pure
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import EvaluationResult, JobPhase
 from emberscale_jobmaster import lifecycle, progress, ranges, tasks
-from emberscale_jobmaster.applied import Applied, on_all
-from emberscale_jobmaster.evaluation import Tally
 from emberscale_jobmaster.membership import MemberId
 from emberscale_jobmaster.operations import CheckpointPurpose
+from emberscale_jobmaster.ranges import Applied, on_all
 from emberscale_jobmaster.state import JobState, Stage, committed_samples
+from emberscale_jobmaster.statistics import Tally
 from emberscale_jobmaster.tasks import Discovered, Finding, Indexed, Task
 
 RARELY = st.integers(0, 9)

@@ -7,11 +7,11 @@ from tests.jobmaster.pure import TRAINING, WORKER, Pure
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
 from emberscale_jobmaster import lifecycle, progress, tasks
-from emberscale_jobmaster.evaluation import Tally
 from emberscale_jobmaster.events import SuspensionWanted
 from emberscale_jobmaster.membership import MemberId
 from emberscale_jobmaster.operations import CheckpointPurpose
 from emberscale_jobmaster.state import Stage, committed_samples, phase_of
+from emberscale_jobmaster.statistics import Tally
 from emberscale_jobmaster.tasks import Discovered, Indexed, InvalidReportError
 
 

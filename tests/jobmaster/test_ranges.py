@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emberscale_jobmaster import ranges
-from emberscale_jobmaster.applied import minus, on_all, on_any
+from emberscale_jobmaster.ranges import minus, on_all, on_any
 
 NUMBERS = st.sets(st.integers(0, 40))
 

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emberscale_jobmaster.shard_sizing import shard_batches
+from emberscale_jobmaster.tasks import shard_batches
 
 SPEEDS = st.one_of(st.none(), st.floats(0.1, 1e6))
 BOUNDS = st.tuples(st.integers(1, 50), st.integers(0, 200)).map(lambda pair: (pair[0], pair[0] + pair[1]))

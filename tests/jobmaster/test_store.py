@@ -12,7 +12,6 @@ from emberscale_api.job.roles import Role
 from emberscale_api.routing import PsAddress
 from emberscale_jobmaster import progress
 from emberscale_jobmaster.barrier import BarrierPhase, DrivenBarrier
-from emberscale_jobmaster.evaluation import Tally
 from emberscale_jobmaster.events import SuspensionWanted
 from emberscale_jobmaster.ledger import Ledger
 from emberscale_jobmaster.membership import MemberId, Process
@@ -32,6 +31,7 @@ from emberscale_jobmaster.operations import (
 from emberscale_jobmaster.retry import Trouble
 from emberscale_jobmaster.runtime import JobRuntime
 from emberscale_jobmaster.state import DataFile, JobState, Stage
+from emberscale_jobmaster.statistics import Tally
 from emberscale_jobmaster.store import DeposedError, JobStore, StoreUnavailableError, UnreadableStateError, redacted
 
 

@@ -6,13 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from emberscale_operator.local.brain import BrainDatabaseUnusableError, EmbeddedBrain
-from emberscale_operator.local.brain_seat import BrainSeat, BrainSeatUnavailableError
+from emberscale_operator.local.brain import (
+    BrainDatabaseUnusableError,
+    BrainSeat,
+    BrainSeatUnavailableError,
+    EmbeddedBrain,
+)
 
 HOLDER = """
 import sys
 from pathlib import Path
-from emberscale_operator.local.brain_seat import BrainSeat
+from emberscale_operator.local.brain import BrainSeat
 with BrainSeat(Path(sys.argv[1])) as seat:
     print(seat.take(), seat.address, flush=True)
     sys.stdin.read()

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from emberscale_operator.local.cpu_quota import CpuQuotas, find_cpu_quotas
+from emberscale_operator.local.cpu import CpuQuotas, find_cpu_quotas
 
 BUSY = "import time\nbegan = time.monotonic()\nwhile time.monotonic() - began < 2: pass"
 

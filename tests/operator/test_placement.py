@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emberscale_operator.local.placement import loads_of, place
+from emberscale_operator.local.cpu import loads_of, place
 
 
 def test_without_a_limit_a_process_runs_anywhere() -> None:

@@ -14,7 +14,7 @@ from emberscale._run.folder import open_run
 from emberscale._run.record import RunStatus
 from emberscale_api.checkpoint import CheckpointFile, CheckpointManifest
 from emberscale_api.job import OptimizerType, TrainingJob, load_manifest
-from emberscale_trainer.checkpoint.layout import PartitionFile, TablePart
+from emberscale_trainer.checkpoint.files import PartitionFile, TablePart
 
 RECORDS, BATCH = 1000, 64
 EXACT: Runs = [(0, 16, 1)]

@@ -6,8 +6,8 @@ from pathlib import Path
 import matplotlib.image
 import pytest
 
-from emberscale._reports.metrics_picture import draw_metrics
-from emberscale._run.recorder import COLUMNS, MetricsRecorder
+from emberscale._reports.pictures import draw_metrics
+from emberscale._run.record import COLUMNS, MetricsRecorder
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.local import RunView
 

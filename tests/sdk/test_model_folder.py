@@ -6,7 +6,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from emberscale._run.model_folder import ModelUnavailableError, export_model
+from emberscale._run.checkpoints import ModelUnavailableError, export_model
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@
 from IPython.core.displaypub import CapturingDisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
 
-from emberscale._progress.notebook import NotebookProgress
+from emberscale._progress import NotebookProgress
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.local import RunView
 

@@ -12,10 +12,8 @@ from matplotlib.axes import Axes
 
 from emberscale._profiling.job_profile import Roof, TimeBreakdown
 from emberscale._profiling.picture import profile_figure
-from emberscale._reports.charts import held_out, over_samples, read_metrics
-from emberscale._reports.metrics_picture import draw_metrics
-from emberscale._reports.plan_picture import plan_figure
-from emberscale._run.recorder import COLUMNS
+from emberscale._reports.pictures import draw_metrics, held_out, over_samples, plan_figure, read_metrics
+from emberscale._run.record import COLUMNS
 from emberscale_api.rpc import brain_pb2 as pb
 
 

@@ -7,7 +7,7 @@ import matplotlib.image
 import pytest
 from rich.console import Console
 
-from emberscale._reports.plan_picture import draw_plan
+from emberscale._reports.pictures import draw_plan
 from emberscale._reports.plan_report import plan_report
 from emberscale_api.rpc import brain_pb2 as pb
 

@@ -9,9 +9,8 @@ from prometheus_client import CollectorRegistry, start_http_server
 from typer.testing import CliRunner
 
 from emberscale._cli import app
-from emberscale._profiling.job_profile import Roof, TimeBreakdown, profile_of
+from emberscale._profiling.job_profile import Reading, Roof, TimeBreakdown, profile_of, take_reading
 from emberscale._profiling.picture import draw_profile
-from emberscale._profiling.reading import Reading, take_reading
 from emberscale._profiling.roof import measure_roof, ready_batches
 from emberscale_api.job import load_manifest
 from emberscale_api.metrics import WORKER_STAGES

@@ -5,10 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from emberscale._progress.plain import PlainProgress
-from emberscale._progress.redrawn import live_view
-from emberscale._progress.words import remarks
-from emberscale_api.job.duration import clock_time
+from emberscale._progress import PlainProgress, live_view, remarks
+from emberscale_api.job.units import clock_time
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.local import MemberExit, RunView
 from emberscale_operator.machine import ExitReason

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 from tests.simulation.storage import Stored
 from tests.simulation.world import Process, Task
 
-from emberscale_jobmaster.applied import Applied
 from emberscale_jobmaster.effects import WriteManifest
 from emberscale_jobmaster.operations import Restored, Source
+from emberscale_jobmaster.ranges import Applied
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster

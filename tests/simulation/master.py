@@ -37,7 +37,6 @@ from emberscale_jobmaster.effects import (
     SwitchCall,
     WriteManifest,
 )
-from emberscale_jobmaster.evaluation import Tally
 from emberscale_jobmaster.events import (
     Advised,
     Beat,
@@ -68,6 +67,7 @@ from emberscale_jobmaster.operations import CopyReport, SnapshotFile
 from emberscale_jobmaster.scaling import Advice
 from emberscale_jobmaster.sizes import Sizes
 from emberscale_jobmaster.state import DataFile, JobState, Stage, phase_of, wanted_sizes
+from emberscale_jobmaster.statistics import Tally
 from emberscale_jobmaster.tasks import Discovered, Finding, Indexed, acquire
 from emberscale_trainer.partition import AppliedBatches
 

@@ -25,8 +25,8 @@ from emberscale_api.routing import RoutingTable
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.wire import Flag, Header
 from emberscale_jobmaster import ranges
-from emberscale_jobmaster.applied import Applied
 from emberscale_jobmaster.membership import MemberId
+from emberscale_jobmaster.ranges import Applied
 from emberscale_jobmaster.state import JobState, Stage
 from emberscale_jobmaster.tasks import Task as MasterTask
 from emberscale_trainer.partition import AppliedBatches

@@ -6,10 +6,10 @@ import pytest
 
 from emberscale_api.shape import GIB, JobShape
 from emberscale_brain.planner.types import JobId, JobMetadata, ShapeBounds
-from emberscale_simulator.environment import Environment
 from emberscale_simulator.ground_truth import Physics, TableGrowth, batch_rate
 from emberscale_simulator.job import Happening, RunPhase, SimulatedJob
 from emberscale_simulator.mechanics import ChangeMethod, FailureLaw, Mechanics
+from emberscale_simulator.pods import Environment
 from emberscale_simulator.resources import Amounts
 from emberscale_simulator.run import JobRun
 from emberscale_simulator.scenario import StartUpSpec, StragglerSpec

@@ -18,8 +18,8 @@ from emberscale_brain.preferences import PlannerPreferences
 from emberscale_jobmaster import checkpointing
 from emberscale_operator.machine import Backoff
 from emberscale_operator.machine.intent import grown_memory
-from emberscale_simulator.checkpoints import Checkpoints
 from emberscale_simulator.mechanics import ChangeMethod
+from emberscale_simulator.recovery import Checkpoints
 from emberscale_simulator.scenario import SchedulerKind, TraceWorkload
 from emberscale_simulator.scenario_file import ScenarioError, load_scenario
 from emberscale_simulator.trace import COLUMNS, read_trace

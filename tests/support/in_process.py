@@ -9,7 +9,7 @@ from emberscale_api.job import OptimizerSpec, OptimizerType, Pooling, ResolvedMo
 from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable, spread_evenly
 from emberscale_trainer.data.source import Batch
 from emberscale_trainer.models import build_model
-from emberscale_trainer.models.flat import flat_copy
+from emberscale_trainer.models.architectures import flat_copy
 from emberscale_trainer.table import DensePieces, TableStore
 from emberscale_trainer.worker.compute import ModelReplica
 from emberscale_trainer.worker.keys import KeyPlan, KeyPlanner

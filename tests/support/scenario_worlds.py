@@ -20,9 +20,8 @@ from emberscale_api.rpc.codec import wire_phase, wire_role
 from emberscale_api.shape import RoleShape
 from emberscale_operator.controller import Backend, JobController, News, Observed
 from emberscale_operator.kubernetes.backend import KubernetesBackend
-from emberscale_operator.kubernetes.recorder import EventRecorder
-from emberscale_operator.kubernetes.tallies import Tallies
-from emberscale_operator.kubernetes.warnings import PodWarnings
+from emberscale_operator.kubernetes.events import EventRecorder, PodWarnings
+from emberscale_operator.kubernetes.health import Tallies
 from emberscale_operator.local.backend import LocalBackend, StopRequests
 from emberscale_operator.local.environment import JobEnvironment
 from emberscale_operator.local.processes import JobProcesses, Launch

@@ -13,7 +13,7 @@ from emberscale_api.job import parse_manifest, resolve_model
 from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable, buckets_of, spread_evenly
 from emberscale_trainer.checkpoint import Share, Work, WrittenFile, write_snapshot
 from emberscale_trainer.models import build_model
-from emberscale_trainer.models.flat import flat_copy
+from emberscale_trainer.models.architectures import flat_copy
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.table import DensePieces, Reader, TableStore
 

@@ -11,7 +11,6 @@ from emberscale_api.job.data import (
     ListOverflow,
     ShufflingSpec,
 )
-from emberscale_api.job.duration import parse_duration
 from emberscale_api.job.manifest import ManifestError, apply_overrides, load_manifest, parse_manifest
 from emberscale_api.job.model import (
     Architecture,
@@ -23,7 +22,6 @@ from emberscale_api.job.model import (
     Pooling,
     TableOverride,
 )
-from emberscale_api.job.quantity import cpu_cores, memory_bytes, memory_quantity
 from emberscale_api.job.resolved import ResolvedModel, TableSpec, columns_of, resolve_model
 from emberscale_api.job.roles import MasterSpec, PodTemplate, ResourceRequirements, RoleSpec
 from emberscale_api.job.run_policy import (
@@ -44,6 +42,7 @@ from emberscale_api.job.training import (
     TrainingSpec,
 )
 from emberscale_api.job.training_job import API_VERSION, KIND, ObjectMeta, TrainingJob, TrainingJobSpec
+from emberscale_api.job.units import cpu_cores, memory_bytes, memory_quantity, parse_duration
 
 __all__ = [
     "API_VERSION",

@@ -1,7 +1,8 @@
-"""The model: its architecture and its embedding tables."""
+"""The model: its architecture, its embedding tables, and the features that a custom model is built for."""
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, Self
 
@@ -9,6 +10,21 @@ from pydantic import AfterValidator, Field, model_validator
 
 from emberscale_api.job.schema import ManifestPart
 from emberscale_api.job.training import OptimizerOverride
+
+
+@dataclass(frozen=True)
+class Features:
+    """The argument of `spec.model.entrypoint`'s factory.
+
+    `dense` names the dense features, in the order of their columns; `embeddings` says the dimension of each embedding,
+    by the name of its column of ids, in the order of the manifest. The module that the factory returns is called with
+    dense float32 [batch, len(dense)] and a dict of the embeddings by name, each float32 [batch, its dimension]; it
+    returns logits float32 [batch]. A column of lists has one embedding too, the pooled one.
+    """
+
+    dense: tuple[str, ...]
+    embeddings: Mapping[str, int]
+
 
 ENTRYPOINT = r"^[A-Za-z_][A-Za-z0-9_]*([.][A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
 

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from emberscale_api.job.quantity import Quantity, cpu_cores, memory_bytes
 from emberscale_api.job.schema import ManifestPart
+from emberscale_api.job.units import Quantity, cpu_cores, memory_bytes
 
 CoreObject = Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})]
 """A part of a Pod that is passed on as it is; Kubernetes checks it when the pod is created."""

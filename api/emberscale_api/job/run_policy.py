@@ -4,8 +4,8 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from emberscale_api.job.duration import Seconds
 from emberscale_api.job.schema import ManifestPart
+from emberscale_api.job.units import Seconds
 
 DEFAULT_INTERVAL = 300.0
 """Seconds between checkpoints where nobody says otherwise."""

@@ -5,8 +5,8 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from emberscale_api.job.duration import Seconds
 from emberscale_api.job.schema import ManifestPart
+from emberscale_api.job.units import Seconds
 
 
 class OptimizerType(StrEnum):

@@ -23,8 +23,12 @@ from emberscale_brain.history.changes import (
     StartUpObserved,
 )
 from emberscale_brain.history.database import Claim, WriteRefusedError, failure, first_line, migrate, open_engine
-from emberscale_brain.history.rows import (
+from emberscale_brain.history.tables import (
     METADATA,
+    JobRow,
+    PlanRow,
+    ProfileRow,
+    StartUpRow,
     end_values,
     job_values,
     past_job_of,
@@ -35,7 +39,6 @@ from emberscale_brain.history.rows import (
     start_up_values,
     submission_of,
 )
-from emberscale_brain.history.tables import JobRow, PlanRow, ProfileRow, StartUpRow
 from emberscale_brain.planner.types import JobId, JobMetadata, PastJob
 
 _DAY = 86_400.0

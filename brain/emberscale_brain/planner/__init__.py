@@ -5,5 +5,5 @@
 * `job_model`, `candidates`: what is known of a job, and what each candidate shape brings.
 * `selection`: one candidate a job, under capacity and quotas; `optimal` judges it by integer programming.
 * `running`, `waiting`, `room`: jobs that run, jobs that do not run yet, and what is left for them.
-* `default`: the planner made of all that; `reasons` and `explain` put its decisions into words.
+* `default`: the planner made of all that; `explain` puts its decisions into words.
 """

@@ -33,8 +33,7 @@ from emberscale_brain.planner.running import Assessment, Assessor, FrontMethod
 from emberscale_brain.planner.selection import Options, select, weighted_value
 from emberscale_brain.planner.types import ClusterView, JobId, JobView, PlannedShape, PlannerSettings
 from emberscale_brain.planner.waiting import FirstShapes, first_shapes
-from emberscale_brain.warm_start.similarity import HistoryIndex, NewJob
-from emberscale_brain.warm_start.start import WarmStart, warm_start
+from emberscale_brain.warm_start import HistoryIndex, NewJob, WarmStart, warm_start
 
 _SAMPLES_PER_CORE = 1000.0  # a second, where nothing at all is known
 _PROFILES_BEFORE_EXPERIMENTS = 3

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emberscale_api.shape import GIB, JobShape
-from emberscale_brain.memory.forecast import PsMemoryNeed
+from emberscale_brain.memory import PsMemoryNeed
 from emberscale_brain.model.predict import ModelConstants
 from emberscale_brain.planner.types import ClusterCapacity, Prices, ScalingOverheads, ShapeBounds, ThroughputFit
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from emberscale_api.shape import JobShape
-from emberscale_brain.memory.forecast import MemoryTrack, PsMemoryModel, PsMemoryNeed, fit_memory
-from emberscale_brain.memory.growth import Expectation
+from emberscale_brain.memory import Expectation, MemoryTrack, PsMemoryModel, PsMemoryNeed, fit_memory
 from emberscale_brain.model.fit import first_prior, fit_window, prior_fit
 from emberscale_brain.model.predict import ModelConstants, shape_features
 from emberscale_brain.model.prior import Prior, similar_prior

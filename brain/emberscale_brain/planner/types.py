@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import NewType, Protocol, runtime_checkable
 
 from emberscale_api.shape import GIB, JobProfile, JobShape
-from emberscale_brain.fault_tolerance.advice import FaultToleranceAdvice
+from emberscale_brain.fault_tolerance import FaultToleranceAdvice
 
 JobId = NewType("JobId", str)
 

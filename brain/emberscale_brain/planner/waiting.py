@@ -13,7 +13,7 @@ from emberscale_brain.planner.candidates import Candidates, evaluate
 from emberscale_brain.planner.grid import Horizon
 from emberscale_brain.planner.room import cut_to, fits
 from emberscale_brain.planner.types import ClusterCapacity, ClusterView, JobView, PlannerSettings, ThroughputFit
-from emberscale_brain.warm_start.start import WarmStart, within
+from emberscale_brain.warm_start import WarmStart, within
 
 _SIZES = (1.0, 0.75, 0.5, 0.35, 0.25, 0.0)
 

@@ -20,11 +20,10 @@ from emberscale_brain.model.predict import ModelConstants
 from emberscale_brain.planner.types import JobId, PlannedShape
 from emberscale_brain.service import learning
 from emberscale_brain.service.checks import Refusal
-from emberscale_brain.service.clock import SteadyClock
 from emberscale_brain.service.first_plan import WarmStarts
 from emberscale_brain.service.in_force import UnacceptablePlanError, refreshed
+from emberscale_brain.service.instruments import Meters, SteadyClock
 from emberscale_brain.service.messages import explanation_to, plan_to
-from emberscale_brain.service.meters import Meters
 from emberscale_brain.service.planning import PlanningFailedError
 from emberscale_brain.service.recorder import ChangeRecorder
 from emberscale_brain.service.rounds import PlanningRounds

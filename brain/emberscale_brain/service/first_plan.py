@@ -8,8 +8,7 @@ from emberscale_brain.planner.types import ClusterCapacity, Explanation, PastJob
 from emberscale_brain.preferences import PlannerPreferences
 from emberscale_brain.service.acceptance import free_room, missing_room
 from emberscale_brain.service.state import BrainState, Conditions
-from emberscale_brain.warm_start.similarity import HistoryIndex, NewJob
-from emberscale_brain.warm_start.start import WarmStart, warm_start
+from emberscale_brain.warm_start import HistoryIndex, NewJob, WarmStart, warm_start
 
 
 class WarmStarts:

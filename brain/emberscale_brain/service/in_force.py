@@ -5,7 +5,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from emberscale_api.rpc import brain_pb2 as pb
-from emberscale_brain.fault_tolerance.advice import FaultToleranceAdvice
+from emberscale_brain.fault_tolerance import FaultToleranceAdvice
 from emberscale_brain.history.changes import JobSubmitted, PlanMade
 from emberscale_brain.planner.types import JobId, PlannedShape
 from emberscale_brain.service.acceptance import beside_newcomers, unacceptable

@@ -6,7 +6,7 @@ from emberscale_api.job.status import JobPhase
 from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_api.rpc.codec import profile_from_wire, shape_from_wire, wire_profile, wire_shape
 from emberscale_api.shape import JobProfile, JobShape
-from emberscale_brain.fault_tolerance.advice import FaultToleranceAdvice
+from emberscale_brain.fault_tolerance import FaultToleranceAdvice
 from emberscale_brain.history.changes import (
     COMPLETE,
     JobEnded,

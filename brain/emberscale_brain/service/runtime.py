@@ -28,7 +28,7 @@ from emberscale_brain.service.in_force import PlansInForce, acceptable, adopt_on
 from emberscale_brain.service.learning import Learned
 from emberscale_brain.service.messages import plan_to, summary_to
 from emberscale_brain.service.state import BrainState, Conditions
-from emberscale_brain.warm_start.start import WarmStart
+from emberscale_brain.warm_start import WarmStart
 
 _REASONS_A_ROUND = 20
 _TICK = 1e-6  # seconds between profiles of one job that came at once

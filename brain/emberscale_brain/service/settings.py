@@ -7,10 +7,9 @@ from typing import Annotated, Any, Self
 import yaml
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from emberscale_api.job.duration import Seconds
 from emberscale_api.job.manifest import ManifestError, apply_overrides
-from emberscale_api.job.quantity import Quantity, cpu_cores, memory_bytes
 from emberscale_api.job.schema import ManifestPart
+from emberscale_api.job.units import Quantity, Seconds, cpu_cores, memory_bytes
 from emberscale_api.shape import GIB
 from emberscale_brain.history.database import DatabaseUnusableError, read_url
 from emberscale_brain.history.store import Retention

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from emberscale_api.shape import JobProfile, JobShape
-from emberscale_brain.fault_tolerance.advice import FaultToleranceAdvice, advise
-from emberscale_brain.fault_tolerance.estimate import FailureRecord, failure_costs
+from emberscale_brain.fault_tolerance import FailureRecord, FaultToleranceAdvice, advise, failure_costs
 from emberscale_brain.history.changes import (
     COMPLETE,
     Change,
@@ -203,7 +202,15 @@ class BrainState:
             return None
         latest = known.profiles[-1]
         whole = latest.time - known.submitted.submitted_at + known.remaining_samples / speed
-        costs = failure_costs(known.shape, whole, known.record, self.fleet, latest.checkpoint_cost, overheads)
+        costs = failure_costs(
+            known.shape,
+            whole,
+            known.record,
+            self.fleet,
+            save=latest.checkpoint_cost,
+            load=overheads.ps_pause_seconds,
+            reschedule=overheads.ps_start_seconds,
+        )
         return advise(costs)
 
     def _apply_profile(self, change: ProfileReported) -> None:

@@ -7,11 +7,11 @@ from emberscale_api.job.roles import Role
 from emberscale_operator.kubernetes import names, stories
 from emberscale_operator.kubernetes.client import STRATEGIC_PATCH, ApiClient, ApiError, core, group
 from emberscale_operator.kubernetes.creation import QUOTA_EXCEEDED, ObjectMaker, RefusedError
+from emberscale_operator.kubernetes.events import EventRecorder
 from emberscale_operator.kubernetes.job import Job
 from emberscale_operator.kubernetes.observation import Observation
 from emberscale_operator.kubernetes.pod_spec import JobObjects, limits_of, requests_of, role_spec
 from emberscale_operator.kubernetes.pod_state import PodView
-from emberscale_operator.kubernetes.recorder import EventRecorder
 from emberscale_operator.machine import Action, Create, Delete, DeleteJob, Forget, InstanceId, Kill, Resize, Resources
 
 _PREPARING_SECONDS = 3.0

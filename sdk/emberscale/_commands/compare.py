@@ -48,7 +48,7 @@ def compare(
         ensure_writable(plot.absolute().parent, "--plot")
         finished = [read_run(root) for root in runs]
     # matplotlib takes a second to import, which only this moment should cost
-    from emberscale._reports.comparison_picture import draw_comparison
+    from emberscale._reports.pictures import draw_comparison
 
     labels = labels_of(finished)
     draw_comparison(finished, labels, plot)

@@ -59,7 +59,7 @@ def explain_plan(
         else:
             explanation = _ask(job, brain, read_token(brain_token_file), read_authority(brain_ca_file), timeout)
         if plot is not None:
-            from emberscale._reports.plan_picture import draw_plan  # matplotlib takes long to import
+            from emberscale._reports.pictures import draw_plan  # matplotlib takes long to import
 
             try:
                 draw_plan(explanation, plot)

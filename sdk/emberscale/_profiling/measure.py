@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from emberscale._profiling.job_profile import TimeBreakdown, profile_of
-from emberscale._profiling.reading import Reading, take_reading
+from emberscale._profiling.job_profile import Reading, TimeBreakdown, profile_of, take_reading
 from emberscale._run.interruption import Interruption
 from emberscale_api.job import TrainingJob
 from emberscale_api.rpc import master_pb2 as pb

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from emberscale._profiling.job_profile import WORKER_THREADS, TimeBreakdown
-from emberscale._reports.charts import BLUE, GREEN, GREY, ORANGE, STYLE, THOUSANDS
+from emberscale._reports.pictures import BLUE, GREEN, GREY, ORANGE, STYLE, THOUSANDS
 from emberscale_api.metrics import WAITS
 
 _WIDTH_OF_CHARACTER = 0.0115

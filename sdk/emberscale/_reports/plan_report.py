@@ -6,7 +6,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from emberscale_api.job.duration import clock_time
+from emberscale_api.job.units import clock_time
 from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_api.rpc.codec import shape_from_wire
 from emberscale_api.shape import GIB

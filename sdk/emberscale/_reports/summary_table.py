@@ -11,7 +11,7 @@ from rich.text import Text
 
 from emberscale._run.record import RunPaths
 from emberscale._run.summary import Summary, count_of
-from emberscale_api.job.duration import clock_time
+from emberscale_api.job.units import clock_time
 
 _COLOURS = {"Complete": "bold green", "Failed": "bold red"}
 

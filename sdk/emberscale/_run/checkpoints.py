@@ -1,11 +1,14 @@
-"""The checkpoints of a run, as far as people ask about them."""
+"""The checkpoints of a run, and its `model/`: the files of the last one."""
 
+import shutil
 from collections.abc import Container
 from dataclasses import dataclass
+from pathlib import Path
 
 import fsspec
 
 from emberscale._run.audit import AuditReport, ServerRecord, audit_applied, contradictions_of
+from emberscale._run.preflight import local_path
 from emberscale_api.checkpoint import MANIFEST_NAME, CheckpointManifest, DamagedCheckpointError
 from emberscale_api.errors import BadInputError
 
@@ -95,3 +98,37 @@ def audit_checkpoints(folder: SavedCheckpoints, found: FoundCheckpoints) -> tupl
         )
         return AuditReport(counts, contradictions_of(servers), manifest.id, manifest.ps_count), refused
     return None, refused
+
+
+class ModelUnavailableError(Exception):
+    """The files of the checkpoint are unavailable; the text says which and why."""
+
+
+def export_model(uri: str, checkpoint: str, model: Path) -> None:
+    """Copies the checkpoint's files to `model`, in the place of what it held.
+
+    Copies, and no hard links: damage to a file of one must not reach the other. Raises ModelUnavailableError.
+    """
+    beside = model.with_name(f".{model.name}.new")
+    shutil.rmtree(beside, ignore_errors=True)
+    source = local_path(uri)
+    try:
+        if source is not None:
+            shutil.copytree(source / checkpoint, beside)
+        else:
+            filesystem, path = fsspec.core.url_to_fs(uri)
+            filesystem.get(f"{path}/{checkpoint}/", f"{beside}/", recursive=True)
+    except (OSError, shutil.Error) as error:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise ModelUnavailableError(
+            f"{model}: checkpoint {checkpoint} in {uri} cannot be copied: {_first_problem(error)}"
+        ) from error
+    shutil.rmtree(model, ignore_errors=True)
+    beside.rename(model)
+
+
+def _first_problem(error: OSError) -> str:
+    """`shutil` gathers what went wrong with each file: (source, target, problem)."""
+    if isinstance(error, shutil.Error) and isinstance(error.args[0], list):
+        return str(error.args[0][0][2])
+    return error.strerror or str(error)

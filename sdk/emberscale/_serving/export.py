@@ -19,18 +19,16 @@ from safetensors import SafetensorError
 from safetensors.torch import save_model
 from torch import nn
 
-from emberscale._serving.initial_weights import InitialWeights
-from emberscale._serving.program import ServingModel, exported_program
-from emberscale._serving.sorted_rows import RowSorter
-from emberscale._serving.table_file import TableFile
+from emberscale._serving.program import InitialWeights, ServingModel, exported_program
+from emberscale._serving.table_file import RowSorter, TableFile
 from emberscale_api.checkpoint import CheckpointManifest
 from emberscale_api.job import ResolvedModel, TableSpec, resolve_model
 from emberscale_trainer.checkpoint import CheckpointFiles, StorageUnreachableError, Work, read_dense, read_records
-from emberscale_trainer.checkpoint.layout import PartitionFile
+from emberscale_trainer.checkpoint.files import PartitionFile
 from emberscale_trainer.data.records import MISSING_ID
 from emberscale_trainer.models import build_model
+from emberscale_trainer.models.architectures import flat_copy, load_flat
 from emberscale_trainer.models.entrypoint import OwnModel
-from emberscale_trainer.models.flat import flat_copy, load_flat
 from emberscale_trainer.table import DensePieces, RowLayout
 
 ABOUT, PROGRAM, DENSE = "model.json", "model.pt2", "dense.safetensors"

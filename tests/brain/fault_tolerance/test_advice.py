@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emberscale_api.job import FaultToleranceStrategy
-from emberscale_brain.fault_tolerance.advice import (
+from emberscale_brain.fault_tolerance import (
     FailureCosts,
     Recovery,
     advise,

@@ -3,13 +3,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emberscale_api.shape import GIB, JobShape
-from emberscale_brain.fault_tolerance.advice import advise
-from emberscale_brain.fault_tolerance.estimate import FailureRecord, failure_costs, failure_rate
-from emberscale_brain.planner.types import ScalingOverheads
+from emberscale_brain.fault_tolerance import FailureRecord, advise, failure_costs, failure_rate
 
 DAY = 86_400.0
 NOBODY = FailureRecord()
 SHAPE = JobShape(4, 2, 4, 4, GIB, GIB)
+LOAD, RESCHEDULE = 15.0, 45.0  # seconds
 records = st.builds(FailureRecord, st.integers(0, 1000), st.floats(0, 1e9))
 
 
@@ -43,7 +42,7 @@ def test_dearer_checkpoints_are_rarer_and_more_ps_fail_more_often() -> None:
     def interval(cost: float, ps: int = 2, failures: int = 0) -> float:
         shape = JobShape(4, ps, 4, 4, GIB, GIB)
         own = FailureRecord(failures, DAY)
-        return advise(failure_costs(shape, 100 * DAY, own, own, cost, ScalingOverheads())).checkpoint_interval
+        return advise(failure_costs(shape, 100 * DAY, own, own, cost, LOAD, RESCHEDULE)).checkpoint_interval
 
     assert interval(4.0) == pytest.approx(2 * interval(1.0))
     assert interval(1.0, ps=8) == pytest.approx(interval(1.0) / 2)
@@ -51,5 +50,5 @@ def test_dearer_checkpoints_are_rarer_and_more_ps_fail_more_often() -> None:
 
 
 def test_no_checkpoint_yet_counts_as_one_of_a_second() -> None:
-    before, after = (failure_costs(SHAPE, DAY, NOBODY, NOBODY, cost, ScalingOverheads()) for cost in (0.0, 1.0))
+    before, after = (failure_costs(SHAPE, DAY, NOBODY, NOBODY, cost, LOAD, RESCHEDULE) for cost in (0.0, 1.0))
     assert before == after

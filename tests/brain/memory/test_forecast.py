@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from emberscale_api.shape import GIB, JobProfile, JobShape
-from emberscale_brain.memory.forecast import MOST_POINTS, MemoryTrack, fit_memory
-from emberscale_brain.memory.growth import Expectation
+from emberscale_brain.memory import MOST_POINTS, Expectation, MemoryTrack, fit_memory
 from emberscale_brain.planner.types import JobMetadata
 
 JOB = JobMetadata(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emberscale_brain.memory.growth import fit_growth
+from emberscale_brain.memory import fit_growth
 
 END = 1e6
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emberscale_api.shape import GIB, JobShape
-from emberscale_brain.memory.forecast import PsMemoryNeed
+from emberscale_brain.memory import PsMemoryNeed
 from emberscale_brain.model.predict import ModelConstants, throughput
 from emberscale_brain.planner.candidates import dimensions
 from emberscale_brain.planner.front import (

@@ -9,7 +9,7 @@ from brain_process import BrainProcess
 from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_brain.history.store import HistoryStore
 from emberscale_brain.service.brain import Brain
-from emberscale_brain.service.clock import SteadyClock
+from emberscale_brain.service.instruments import SteadyClock
 from emberscale_brain.service.settings import load_settings
 
 DEFAULTS = ("cluster.cpu=100", "planner.name=growing", "planning.interval=0.2", "planning.settle=0")

@@ -18,11 +18,11 @@ from emberscale_brain.history.store import HistoryStore
 from emberscale_brain.planner.types import JobId, JobMetadata, ShapeBounds
 from emberscale_brain.service import first_plan
 from emberscale_brain.service.brain import Brain
-from emberscale_brain.service.clock import SteadyClock
+from emberscale_brain.service.instruments import SteadyClock
 from emberscale_brain.service.runtime import UnknownJobError
 from emberscale_brain.service.server import BrainServicer
 from emberscale_brain.service.settings import load_settings
-from emberscale_brain.warm_start.start import WarmStart, warm_start
+from emberscale_brain.warm_start import WarmStart, warm_start
 from eventually import eventually
 
 StartBrain = Callable[..., Brain]

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emberscale_api.shape import GIB, JobProfile, JobShape
-from emberscale_brain.fault_tolerance.estimate import FailureRecord
+from emberscale_brain.fault_tolerance import FailureRecord
 from emberscale_brain.history.changes import (
     Change,
     JobEnded,

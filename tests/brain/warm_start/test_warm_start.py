@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from emberscale_api.shape import GIB, JobShape
 from emberscale_brain.planner.types import JobId, JobMetadata, PastJob, ShapeBounds
-from emberscale_brain.warm_start.similarity import HistoryIndex, NewJob, describe
-from emberscale_brain.warm_start.start import smooth, warm_start
+from emberscale_brain.warm_start import HistoryIndex, NewJob, describe, smooth, warm_start
 
 CTR = JobMetadata(
     architecture="DLRM",

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emberscale_api.job.duration import rough_time
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase, TrainingJobStatus
+from emberscale_api.job.units import rough_time
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.shape import RoleShape
 from emberscale_operator.kubernetes.job import read_job

@@ -3,8 +3,8 @@
 import asyncio
 from typing import Any
 
+from emberscale_operator.kubernetes.events import PodWarnings
 from emberscale_operator.kubernetes.pod_state import Waiting
-from emberscale_operator.kubernetes.warnings import PodWarnings
 
 
 class Events:

@@ -6,15 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from emberscale._serving.initial_weights import InitialWeights
-from emberscale._serving.program import ServingModel, exported_program
+from emberscale._serving.program import InitialWeights, ServingModel, exported_program
 from emberscale_api.job import TrainingJob, parse_manifest, resolve_model
 from emberscale_api.job.model import InitializerType
 from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable
 from emberscale_trainer.data.records import IdLists
 from emberscale_trainer.data.source import Batch
 from emberscale_trainer.models import build_model
-from emberscale_trainer.models.flat import flat_copy
+from emberscale_trainer.models.architectures import flat_copy
 from emberscale_trainer.table import TableStore
 from emberscale_trainer.worker.compute import ModelReplica
 from emberscale_trainer.worker.keys import KeyPlanner

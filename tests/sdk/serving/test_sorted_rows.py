@@ -7,8 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emberscale._serving.sorted_rows import RowSorter
-from emberscale._serving.table_file import TableFile
+from emberscale._serving.table_file import RowSorter, TableFile
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 

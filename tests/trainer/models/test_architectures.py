@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from emberscale_api.job import parse_manifest, resolve_model
 from emberscale_trainer.models import build_model
 from emberscale_trainer.models.architectures import DLRM, CrossLayer, DCNv2, WideAndDeep, XDeepFM
-from emberscale_trainer.models.cin import compress
-from emberscale_trainer.models.interaction import interact
+from emberscale_trainer.models.interaction import compress, interact
 
 B, DENSE, TABLES, D = 6, 3, 5, 4
 

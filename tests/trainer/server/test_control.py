@@ -18,7 +18,7 @@ from emberscale_api.rpc import master_pb2
 from emberscale_api.wire import Header, Kind, Status
 from emberscale_trainer.checkpoint import work
 from emberscale_trainer.models import build_model
-from emberscale_trainer.models.flat import flat_copy
+from emberscale_trainer.models.architectures import flat_copy
 from emberscale_trainer.server.control import ParameterServerControl
 from emberscale_trainer.server.metrics import ServerMetrics
 from emberscale_trainer.server.mover import RowMover

@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 from numba import njit
 
 from emberscale_api import routing
-from emberscale_trainer.table import hashing
+from emberscale_trainer.table import index
 
-compiled_hash = cast(Callable[[int], int], njit(lambda key: hashing.mix64(key)))
+compiled_hash = cast(Callable[[int], int], njit(lambda key: index.mix64(key)))
 
 
 @given(key=st.integers(-(2**63), 2**63 - 1))
 def test_the_compiled_hash_is_the_one_that_routing_uses(key: int) -> None:
-    assert compiled_hash(key) == hashing.as_signed(routing.mix64(key))
-    assert compiled_hash(key) & hashing.BUCKET_MASK == routing.bucket_of(key)
+    assert compiled_hash(key) == index.as_signed(routing.mix64(key))
+    assert compiled_hash(key) & index.BUCKET_MASK == routing.bucket_of(key)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from emberscale_api.routing import MIX_1, MIX_2, bucket_of, mix64
 from emberscale_trainer.table import TableStore
-from emberscale_trainer.table.hashing import as_signed
+from emberscale_trainer.table.index import as_signed
 
 MASK = (1 << 64) - 1
 

@@ -7,8 +7,7 @@ from numpy.typing import NDArray
 
 from emberscale_api.checkpoint import DamagedCheckpointError
 from emberscale_api.routing import DENSE_PIECES, buckets_of, piece_length
-from emberscale_trainer.checkpoint.files import CheckpointFiles
-from emberscale_trainer.checkpoint.layout import AppliedFile, PartitionFile, TablePart
+from emberscale_trainer.checkpoint.files import AppliedFile, CheckpointFiles, PartitionFile, TablePart
 from emberscale_trainer.checkpoint.work import Work
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.table import TableStore, keys_of

@@ -13,7 +13,7 @@ from fsspec.implementations.local import LocalFileSystem
 from numpy.typing import NDArray
 
 from emberscale_api.job import TableSpec
-from emberscale_trainer.checkpoint.layout import AppliedFile, EpochRuns, PartitionFile, TablePart, ranges_of
+from emberscale_trainer.checkpoint.files import AppliedFile, EpochRuns, PartitionFile, TablePart, ranges_of
 from emberscale_trainer.checkpoint.work import AbandonedError, Work
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.table import RowLayout, Snapshot, SnapshotAbandonedError, keys_of

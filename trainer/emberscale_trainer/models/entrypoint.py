@@ -14,8 +14,8 @@ from types import ModuleType
 import torch
 from torch import Tensor, nn
 
-from emberscale_api.features import Features
 from emberscale_api.job import ResolvedModel
+from emberscale_api.job.model import Features
 
 REASON = "ModelRefused"
 """How the job's status names the failure of a person's model."""

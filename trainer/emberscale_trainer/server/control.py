@@ -22,10 +22,10 @@ from emberscale_trainer.checkpoint import (
     load_partition,
     write_snapshot,
 )
-from emberscale_trainer.membership.master import routing_from_proto
+from emberscale_trainer.membership import routing_from_proto
 from emberscale_trainer.models import build_model
+from emberscale_trainer.models.architectures import flat_copy
 from emberscale_trainer.models.entrypoint import EntrypointError
-from emberscale_trainer.models.flat import flat_copy
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server.background import Background
 from emberscale_trainer.server.barrier import NotHeldError

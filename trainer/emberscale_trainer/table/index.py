@@ -1,4 +1,7 @@
-"""From key to slot: one small open-addressing table a bucket.
+"""From key to slot: one small open-addressing table per bucket, and the hash of keys.
+
+The hash is that of `emberscale_api.routing`. Bits 0-9 are the bucket. Bits 32-63 are the fingerprint: a sub-index of
+2^b entries is probed from its highest b bits.
 
 An entry is 8 bytes, `fingerprint << 32 | slot + 1`; 0 is empty. Probing is linear and begins at the fingerprint's
 highest bits, so growth needs no keys, and touches one bucket's entries only: 1/1024 of the table. Where an entry
@@ -10,9 +13,8 @@ their count; 0 where the bucket has none yet.
 
 from typing import NamedTuple
 
+from emberscale_api.routing import BUCKETS, MIX_1, MIX_2
 from emberscale_trainer.table.compiled import part, routine
-from emberscale_trainer.table.descriptor import BUCKET_ROWS, DIRECTORY, SEGMENTS, SLOT_BITS, STRIDE
-from emberscale_trainer.table.hashing import BUCKET_MASK
 from emberscale_trainer.table.memory import (
     CACHE_LINE,
     allocate,
@@ -25,6 +27,27 @@ from emberscale_trainer.table.memory import (
     store_uint32,
     zero,
 )
+from emberscale_trainer.table.slab import BUCKET_ROWS, DIRECTORY, SEGMENTS, SLOT_BITS, STRIDE
+
+BUCKET_MASK = BUCKETS - 1
+
+
+def as_signed(value: int) -> int:
+    """The int64 with the same 64 bits."""
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+_MIX_1 = as_signed(MIX_1)
+_MIX_2 = as_signed(MIX_2)
+
+
+@part
+def mix64(key: int) -> int:
+    """The finaliser of splitmix64, a bijection of 64-bit numbers; equals `routing.mix64` bit by bit."""
+    value = (key ^ shift_right(key, 30)) * _MIX_1
+    value = (value ^ shift_right(value, 27)) * _MIX_2
+    return value ^ shift_right(value, 31)
+
 
 ENTRY_BYTES = 8
 SMALLEST_BITS = 3

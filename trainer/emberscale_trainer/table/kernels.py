@@ -9,8 +9,6 @@ before anything changes. Only the memory of a sub-index is asked for on the way.
 """
 
 from emberscale_trainer.table.compiled import entry, part, routine
-from emberscale_trainer.table.descriptor import DIMENSION, DIRECTORY, INITIALIZER, SCALE, SEED, STRIDE, TABLE_BYTES
-from emberscale_trainer.table.hashing import mix64
 from emberscale_trainer.table.index import (
     NOT_FOUND,
     drop_bucket,
@@ -18,6 +16,7 @@ from emberscale_trainer.table.index import (
     geometry_of,
     insert,
     make_room,
+    mix64,
     prefetch_entry,
     probable_slot,
     remove,
@@ -49,6 +48,7 @@ from emberscale_trainer.table.rows import (
     step_rows,
     take_slot,
 )
+from emberscale_trainer.table.slab import DIMENSION, DIRECTORY, INITIALIZER, SCALE, SEED, STRIDE, TABLE_BYTES
 from emberscale_trainer.table.vector import VECTOR_BYTES, WHOLE, load8, store8
 
 BLOCK = 64

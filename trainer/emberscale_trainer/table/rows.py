@@ -17,7 +17,21 @@ from typing import Any
 
 from emberscale_trainer.table import optimizers
 from emberscale_trainer.table.compiled import part, routine
-from emberscale_trainer.table.descriptor import (
+from emberscale_trainer.table.index import geometry_of, row_address
+from emberscale_trainer.table.initializers import initial_weights
+from emberscale_trainer.table.layout import FLOAT_BYTES, KEY_BYTES
+from emberscale_trainer.table.memory import (
+    copy,
+    load_float64,
+    load_int64,
+    load_uint8,
+    load_uint32,
+    store_int64,
+    store_uint8,
+    store_uint32,
+    zero,
+)
+from emberscale_trainer.table.slab import (
     CHANGED,
     DIMENSION,
     END,
@@ -42,20 +56,6 @@ from emberscale_trainer.table.descriptor import (
     SLOT_BITS,
     STRIDE,
     Reader,
-)
-from emberscale_trainer.table.index import geometry_of, row_address
-from emberscale_trainer.table.initializers import initial_weights
-from emberscale_trainer.table.layout import FLOAT_BYTES, KEY_BYTES
-from emberscale_trainer.table.memory import (
-    copy,
-    load_float64,
-    load_int64,
-    load_uint8,
-    load_uint32,
-    store_int64,
-    store_uint8,
-    store_uint32,
-    zero,
 )
 
 NO_SLOT = -1

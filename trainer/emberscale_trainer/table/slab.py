@@ -1,10 +1,102 @@
-"""The memory in which the rows of one table live: segments that never move, all of a table of one size."""
+"""The memory in which the rows of one table live, and what a kernel knows of a table.
+
+A slab is made of segments that never move, all of a table of one size. A descriptor is one fixed-size entry per table,
+written by TableStore and by the kernels.
+"""
 
 import contextlib
 import mmap
+from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
+
+
+class Reader(IntEnum):
+    """Who follows the changes of rows and takes snapshots of them; each goes its own pace."""
+
+    CHECKPOINT = 0
+    FLASH = 1
+    MOVE = 2
+    PARITY = 3
+
+
+PARAMETERS = 8
+"""Hyperparameters a table; see `optimizers.parameters_of`."""
+
+READER = np.dtype(
+    [
+        ("changed", "<i8"),  # address of the bitmap of rows that changed, one bit a slot; 0: nobody tracks changes
+        ("passed", "<i8"),  # address of the bitmap of rows that the open snapshot has already; 0: none is open
+        ("scope", "<i8"),  # address of the bitmap of rows that the open snapshot is of; 0: it is of all
+        ("end", "<i8"),  # the first slot that had never been given out when the snapshot began
+        ("saved", "<i8"),  # address of old records, those of the rows that changed before the snapshot came to them
+        ("saved_count", "<i8"),
+        ("saved_room", "<i8"),  # records for which there is memory at `saved`
+    ]
+)
+"""A reader of one table."""
+
+TABLE = np.dtype(
+    [
+        ("directory", "<i8"),  # address of int64[BUCKETS]: the sub-index of each bucket, see `index`
+        ("bucket_rows", "<i8"),  # address of uint32[BUCKETS]
+        ("segments", "<i8"),  # address of int64[]: where each segment begins
+        ("segment_count", "<i8"),
+        ("segment_rows", "<i8"),  # rows of one segment
+        ("slot_bits", "<i8"),  # a slot is `segment << slot_bits | row`
+        ("next_slot", "<i8"),  # the first slot that was never given out; its segment may not be there yet
+        ("free", "<i8"),  # address of uint32[]: slots that were given back
+        ("free_count", "<i8"),
+        ("dimension", "<i8"),
+        ("stride", "<i8"),
+        ("pushes", "<i8"),  # offset of the counter in a row
+        ("optimizer", "<i8"),
+        ("initializer", "<i8"),
+        ("seed", "<i8"),
+        ("scale", "<f8"),
+        ("parameters", "<f8", (PARAMETERS,)),
+        ("readers", READER, (len(Reader),)),
+    ]
+)
+
+
+def _offset(field: str, entry: np.dtype[np.void] = TABLE) -> int:
+    fields = entry.fields
+    if fields is None:
+        raise TypeError(f"{entry} has no fields")
+    return int(fields[field][1])
+
+
+TABLE_BYTES = TABLE.itemsize
+DIRECTORY = _offset("directory")
+BUCKET_ROWS = _offset("bucket_rows")
+SEGMENTS = _offset("segments")
+SEGMENT_COUNT = _offset("segment_count")
+SEGMENT_ROWS = _offset("segment_rows")
+SLOT_BITS = _offset("slot_bits")
+NEXT_SLOT = _offset("next_slot")
+FREE = _offset("free")
+FREE_COUNT = _offset("free_count")
+DIMENSION = _offset("dimension")
+STRIDE = _offset("stride")
+PUSHES = _offset("pushes")
+OPTIMIZER = _offset("optimizer")
+INITIALIZER = _offset("initializer")
+SEED = _offset("seed")
+SCALE = _offset("scale")
+PARAMETERS_AT = _offset("parameters")
+READERS_AT = _offset("readers")
+
+READER_BYTES = READER.itemsize
+CHANGED = _offset("changed", READER)
+PASSED = _offset("passed", READER)
+SCOPE = _offset("scope", READER)
+END = _offset("end", READER)
+SAVED = _offset("saved", READER)
+SAVED_COUNT = _offset("saved_count", READER)
+SAVED_ROOM = _offset("saved_room", READER)
+
 
 SEGMENT_BYTES = 4 << 20
 """Bytes of a segment, unless eight rows take more."""

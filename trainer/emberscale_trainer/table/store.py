@@ -9,15 +9,13 @@ from numpy.typing import NDArray
 from emberscale_api.job import TableSpec
 from emberscale_api.routing import BUCKETS
 from emberscale_trainer.table import initializers, kernels, optimizers
-from emberscale_trainer.table.changes import Changes
 from emberscale_trainer.table.compiled import warm_up
 from emberscale_trainer.table.dense import DensePieces
-from emberscale_trainer.table.descriptor import TABLE, Reader
 from emberscale_trainer.table.index import ENTRY_BYTES
 from emberscale_trainer.table.layout import RowLayout
 from emberscale_trainer.table.memory import CACHE_LINE, address_of
-from emberscale_trainer.table.slab import MAX_SLOTS, Segment, rows_per_segment
-from emberscale_trainer.table.snapshot import Lock, Records, Snapshot, TableShare
+from emberscale_trainer.table.slab import MAX_SLOTS, TABLE, Reader, Segment, rows_per_segment
+from emberscale_trainer.table.snapshot import Changes, Lock, Records, Snapshot, TableShare
 
 _UINT32, _INT64, _FLOAT32 = np.dtype("<u4"), np.dtype("<i8"), np.dtype("<f4")
 

@@ -11,7 +11,7 @@ from emberscale_api.job import TableSpec
 from emberscale_api.routing import BUCKETS, DENSE_PIECES, RoutingTable, piece_length
 from emberscale_api.wire import MAX_PAYLOAD_BYTES, counts_bytes
 from emberscale_trainer.data.records import IdLists
-from emberscale_trainer.table.hashing import BUCKET_MASK, mix64
+from emberscale_trainer.table.index import BUCKET_MASK, mix64
 from emberscale_trainer.table.memory import shift_right
 
 BUCKET_BITS = BUCKETS.bit_length() - 1

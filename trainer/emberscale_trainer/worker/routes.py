@@ -4,8 +4,7 @@ import threading
 
 from emberscale_api.routing import RoutingTable
 from emberscale_api.rpc import master_pb2
-from emberscale_trainer.membership import JobOverError, MasterClient
-from emberscale_trainer.membership.master import routing_from_proto
+from emberscale_trainer.membership import JobOverError, MasterClient, routing_from_proto
 from emberscale_trainer.worker.channel import ChannelClosedError
 
 _WAIT_SECONDS = 1.0

@@ -1,15 +1,40 @@
-"""Fractions of a core, where this machine lets this user set quotas of CPU (cgroups, version 1 or 2).
+"""The cores of a job's processes: which cores each one runs on, and quotas for fractions of a core.
 
-A process that is pinned to whole cores needs none. Where no quota can be set, a fraction of a core is a core that
-others may be placed on as well.
+Quotas need cgroups, version 1 or 2, that this user may write. A process that is pinned to whole cores needs none. Where
+no quota can be set, a fraction of a core is a core that others may be placed on as well.
 """
 
 import contextlib
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+
+def place(cpu_cores: float | None, loads: Mapping[int, float]) -> tuple[int, ...] | None:
+    """The cores for a process that may use `cpu_cores` of them: as many as that rounded up, the least loaded first.
+
+    `loads` is the number of cores' worth of work that every usable core has been promised to others. None: no limit
+    was given, so the process may run anywhere.
+    """
+    if cpu_cores is None:
+        return None
+    wanted = min(math.ceil(cpu_cores), len(loads))
+    return tuple(sorted(sorted(loads, key=lambda core: (loads[core], core))[:wanted]))
+
+
+def loads_of(
+    placed: Mapping[str, tuple[float | None, tuple[int, ...] | None]], usable: frozenset[int]
+) -> dict[int, float]:
+    """What each usable core has been promised, given each process's limit and cores."""
+    loads = dict.fromkeys(sorted(usable), 0.0)
+    for cpu_cores, cores in placed.values():
+        for core in cores or ():
+            if core in loads and cpu_cores is not None and cores:
+                loads[core] += cpu_cores / len(cores)
+    return loads
+
 
 _PERIOD_MICROSECONDS = 50_000
 _PREFIX = "emberscale-"

@@ -1,16 +1,21 @@
-"""One end of a data-plane connection."""
+"""Frames of `emberscale_api.wire` over stream sockets.
+
+An address is `tcp://host:port` across machines and `unix:///path` within one. TLS secures TCP; Unix sockets stay plain.
+"""
 
 import contextlib
 import socket
+import ssl
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from emberscale_api.certificates import SERVER_NAME
 from emberscale_api.wire import HEADER_BYTES, MAX_PAYLOAD_BYTES, Header, WireError
-from emberscale_trainer.transport.sockets import prepare
 
 Buffer: TypeAlias = bytes | bytearray | memoryview | NDArray[Any]
 
@@ -133,3 +138,133 @@ def as_bytes(buffer: Buffer) -> memoryview:
     """The buffer's bytes, without a copy."""
     view = memoryview(buffer)  # type: ignore[arg-type]  # numpy declares the buffer protocol from Python 3.12 on
     return view.cast("B") if view.nbytes else memoryview(b"")
+
+
+_RECORD_BYTES = 1 << 14
+
+
+class SecureConnection(Connection):
+    """A Connection over TLS: the same frames, which OpenSSL cuts into records."""
+
+    def __init__(self, stream: ssl.SSLSocket) -> None:
+        super().__init__(stream)
+        self._secure = stream
+
+    def send(self, header: Header, buffers: Sequence[Buffer] = ()) -> None:
+        """As `Connection.send`; what is small travels with what comes before it, in one record."""
+        self.sent_bytes += HEADER_BYTES + header.payload_bytes
+        gathered = bytearray(header.pack())
+        try:
+            for view in map(as_bytes, buffers):
+                if len(view) < _RECORD_BYTES:
+                    gathered += view
+                    continue
+                room = -len(gathered) % _RECORD_BYTES
+                gathered += view[:room]
+                self._stream.sendall(gathered)
+                gathered = bytearray()
+                self._stream.sendall(view[room:])
+            if gathered:
+                self._stream.sendall(gathered)
+        except OSError as error:
+            raise ConnectionLostError(f"the connection broke while sending: {error}") from error
+
+    def _receive_into(self, targets: list[memoryview]) -> int:
+        return self._stream.recv_into(targets[0])  # SSLSocket fills no more than one buffer
+
+    def handshake(self, seconds: float) -> None:
+        """As `Connection.handshake`."""
+        try:
+            self._secure.settimeout(seconds)
+            self._secure.do_handshake()
+        except OSError as error:
+            raise ConnectionLostError(f"no TLS handshake: {error}") from error
+
+
+def open_connection(address: str, context: ssl.SSLContext | None, timeout: float) -> Connection:
+    """A connection to `address`; over TCP with TLS, if there is a context. `timeout` holds for each step of it.
+
+    Raises OSError, which ssl.SSLError is.
+    """
+    stream = connect(address, timeout)
+    if context is None or stream.family == socket.AF_UNIX:
+        return Connection(stream)
+    stream.settimeout(timeout)
+    connection = SecureConnection(context.wrap_socket(stream, server_hostname=SERVER_NAME))
+    connection.trust()
+    return connection
+
+
+def accept_connection(stream: socket.socket, context: ssl.SSLContext | None) -> Connection:
+    """The other end of `open_connection`, before the handshake and not trusted yet. Raises OSError."""
+    restrict(stream)
+    if context is None or stream.family == socket.AF_UNIX:
+        return Connection(stream)
+    return SecureConnection(context.wrap_socket(stream, server_side=True, do_handshake_on_connect=False))
+
+
+_BUFFER_BYTES = 4 << 20
+_STRANGER_BUFFER_BYTES = 64 << 10
+_BACKLOG = 1024
+
+
+def listen(address: str) -> tuple[socket.socket, str]:
+    """A listening socket, and its address with the port that it got (port 0 asks for any). Raises OSError."""
+    scheme, location = _split(address)
+    if scheme == "unix":
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        Path(location).unlink(missing_ok=True)
+        listener.bind(location)
+        actual = address
+    else:
+        host, port = location.rsplit(":", 1)
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, int(port)))
+        actual = f"tcp://{host}:{listener.getsockname()[1]}"
+    listener.listen(_BACKLOG)
+    return listener, actual
+
+
+def connect(address: str, timeout: float) -> socket.socket:
+    """A connected socket without a time limit on what follows. Raises OSError."""
+    scheme, location = _split(address)
+    if scheme == "unix":
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(timeout)
+        connection.connect(location)
+    else:
+        host, port = location.rsplit(":", 1)
+        connection = socket.create_connection((host, int(port)), timeout)
+    prepare(connection)
+    return connection
+
+
+def restrict(connection: socket.socket) -> None:
+    """Has the kernel keep little of what an accepted peer sends, until it is trusted and `prepare` is called."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _STRANGER_BUFFER_BYTES)
+
+
+def prepare(connection: socket.socket) -> None:
+    """Makes a connection blocking, quick to send, and quick to notice a dead peer."""
+    connection.settimeout(None)
+    _enlarge(connection)
+    if connection.family == socket.AF_INET:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 20_000)
+
+
+def _enlarge(connection: socket.socket) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
+
+
+def _split(address: str) -> tuple[str, str]:
+    scheme, separator, location = address.partition("://")
+    if not separator or scheme not in ("tcp", "unix") or not location:
+        raise ValueError(f"{address!r} is not an address: expected tcp://host:port or unix:///path")
+    return scheme, location

@@ -1,9 +1,9 @@
-"""Full, partial or coded recovery: the expected overhead of each, as a share of the job's time.
+"""Chooses how a job recovers from the loss of a PS, and how often it saves: full, partial or coded recovery.
 
-Full and partial recovery follow CPR equations 1 and 2, each at its own best checkpoint interval: sqrt(2 O_save T_fail)
-for full (CPR section 2.2), 2 PLS N_ps T_fail for partial (equation 4 solved for T_save). Coded recovery (ECRM) pays for
-parity all the time and rebuilds without going back; its checkpoints are only for more failures at once than the code
-tolerates, so they may be rare.
+The expected overhead of each is a share of the job's time. Full and partial recovery follow CPR equations 1 and 2, each
+at its own best checkpoint interval: sqrt(2 O_save T_fail) for full (CPR section 2.2), 2 PLS N_ps T_fail for partial
+(equation 4 solved for T_save). Coded recovery (ECRM) pays for parity all the time and rebuilds without going back; its
+checkpoints are only for more failures at once than the code tolerates, so they may be rare.
 """
 
 import math
@@ -13,7 +13,8 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from emberscale_api.job import FaultToleranceStrategy
-from emberscale_api.job.duration import measured_time
+from emberscale_api.job.units import measured_time
+from emberscale_api.shape import JobShape
 
 
 class Recovery(StrEnum):
@@ -159,3 +160,55 @@ def advise(
     if chosen.expected_pls > 0:
         reason += f", which loses the effect of {chosen.expected_pls:.2%} of the samples"
     return FaultToleranceAdvice(best, chosen.interval, costs.between_failures, MappingProxyType(ways), reason)
+
+
+_BELIEVED_PER_SECOND = 0.015 / 86_400  # DLRover-RM section 2.2: 1.5% of the pods fail on a day
+_BELIEF = 0.5  # failures' worth of trust in that, and in the fleet's rate against a job's own
+_FIRST_COST = 1.0  # seconds of training that a checkpoint costs, before one was taken
+
+
+@dataclass(frozen=True, slots=True)
+class FailureRecord:
+    """Parameter servers that were lost, and the seconds that servers ran in all."""
+
+    failures: int = 0
+    server_seconds: float = 0.0
+
+    def __add__(self, other: "FailureRecord") -> "FailureRecord":
+        return FailureRecord(self.failures + other.failures, self.server_seconds + other.server_seconds)
+
+
+def failure_rate(own: FailureRecord, fleet: FailureRecord) -> float:
+    """Failures of a PS of the job, a second.
+
+    All jobs together correct what is believed of any; the job corrects that, and what its own failures say stands
+    where it is more: of a job that was lucky so far little is known, of one that fails again and again much.
+    """
+    of_all = (_BELIEF + fleet.failures) / (_BELIEF / _BELIEVED_PER_SECOND + fleet.server_seconds)
+    mixed = (_BELIEF + own.failures) / (_BELIEF / of_all + own.server_seconds)
+    seen = max(0, own.failures - 1) / own.server_seconds if own.server_seconds > 0 else 0.0
+    return max(mixed, seen)
+
+
+def failure_costs(
+    shape: JobShape,
+    total_seconds: float,
+    own: FailureRecord,
+    fleet: FailureRecord,
+    save: float,
+    load: float,
+    reschedule: float,
+) -> FailureCosts:
+    """What failures of the PS cost a job that takes `total_seconds` in all.
+
+    Times are in seconds: `save` is the measured cost of a checkpoint, 0 before the first; `load` is the pause for
+    another number of PS, which is a snapshot and a load; `reschedule` is the start of a PS.
+    """
+    return FailureCosts(
+        total_seconds=max(1.0, total_seconds),
+        ps=shape.ps,
+        between_failures=1 / (failure_rate(own, fleet) * shape.ps),
+        save=save or _FIRST_COST,
+        load=load,
+        reschedule=reschedule,
+    )

@@ -1,1 +1,0 @@
-"""The first shape of a job, from similar jobs of the past."""

@@ -1,0 +1,291 @@
+"""Progress of a job where a person sees it: in a notebook, on a terminal, or as lines in a log.
+
+Progress goes to stderr, except in a notebook.
+"""
+
+import math
+import signal
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from io import StringIO
+from typing import Any, Protocol
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from emberscale._run.summary import phase_name
+from emberscale_api.job.units import clock_time
+from emberscale_api.rpc import master_pb2 as pb
+from emberscale_operator.local import MemberExit, RunView
+from emberscale_operator.machine import ExitReason
+
+
+def figures(status: pb.JobStatus) -> list[str]:
+    """Speed, loss, AUC, as far as they are known."""
+    parts = []
+    if status.phase == pb.TRAINING and status.samples_per_second > 0:
+        parts.append(f"{status.samples_per_second:,.0f} samples/s")
+    if status.samples and math.isfinite(status.loss):
+        parts.append(f"loss {status.loss:.4f}")
+    if status.samples and math.isfinite(status.auc):
+        parts.append(f"AUC {status.auc:.4f}")
+    return parts
+
+
+def headline(snapshot: RunView) -> str:
+    """The phase, and what it waits for."""
+    status = snapshot.status
+    if status is None:
+        return "Starting"
+    name = "Stopping" if snapshot.suspending else phase_name(status.phase)
+    if status.phase == pb.TRAINING and status.epochs > 1:
+        return f"{name} epoch {status.epoch + 1} of {status.epochs}"
+    if status.phase == pb.EVALUATING:
+        return f"{name}: {status.evaluated_samples:,} samples" if status.evaluated_samples else name
+    return f"{name}: {status.message}" if status.message and status.phase != pb.TRAINING else name
+
+
+def remarks(before: RunView | None, after: RunView) -> list[str]:
+    """What happened from one snapshot to the next that a person should know."""
+    lines = []
+    if after.suspending and (before is None or not before.suspending):
+        what = "taking a checkpoint" if _has_rows(after.status) else "there is nothing new to save"
+        lines.append(f"stopping: {what}; Ctrl-C again stops at once")
+    known = len(before.exits) if before is not None else 0
+    lines.extend(exit_remark(ended) for ended in after.exits[known:] if not ended.disk_is_full)
+    full = [number for number, ended in enumerate(after.exits) if ended.disk_is_full]
+    if full and full[0] >= known:  # the cause of every such end, so it is said once
+        lines.append("the disk of the run's folder is full and processes fail: free some space")
+    old = before.status if before is not None else None
+    new = after.status
+    if new is None:
+        return lines
+    known_warnings = old.warnings if old is not None else ()
+    lines.extend(f"warning: {warning}" for warning in new.warnings if warning not in known_warnings)
+    if old is None:
+        return lines
+    if new.sizing.message != old.sizing.message and new.sizing.plan_version and _changes_shape(old, new):
+        lines.append(f"plan: {new.sizing.message}")
+    if new.recoveries > old.recoveries:
+        lines.append(f"a parameter server was lost: training went back to checkpoint {new.checkpoint or 'none'}")
+    if new.bad_records > old.bad_records:
+        first = min(new.bad_record_samples, key=lambda record: (record.file, record.line), default=None)
+        where = f", the first at {first.file}:{first.line}: {first.problem}" if first is not None else ""
+        count = "1 malformed record was" if new.bad_records == 1 else f"{new.bad_records:,} malformed records were"
+        lines.append(f"{count} found so far{where}")
+    lines.extend(
+        f"epoch {evaluation.epoch}: held-out AUC {evaluation.auc:.4f}, log loss {evaluation.logloss:.4f}, "
+        f"normalised entropy {evaluation.normalized_entropy:.4f}, calibration {evaluation.calibration:.3f}"
+        for evaluation in new.evaluations[len(old.evaluations) :]
+    )
+    return lines
+
+
+def _has_rows(status: pb.JobStatus | None) -> bool:
+    """Whether servers hold rows that no checkpoint may have."""
+    return status is not None and status.phase in (pb.TRAINING, pb.EVALUATING, pb.SAVING)
+
+
+def _changes_shape(old: pb.JobStatus, new: pb.JobStatus) -> bool:
+    return new.sizing.scalings != old.sizing.scalings or not old.sizing.plan_version
+
+
+def exit_remark(ended: MemberExit) -> str:
+    """Why a process ended, and where to read more."""
+    log = f"see logs/{ended.name}.log"
+    match ended.reason:
+        case ExitReason.OOM_KILLED if ended.memory_limit is not None and ended.grown is not None:
+            limit, grown = ended.memory_limit / 2**20, ended.grown / 2**20
+            return f"{ended.name} was killed: it used more than its limit of {limit:,.0f} MiB, now {grown:,.0f} MiB"
+        case ExitReason.COMPLETED:
+            return f"{ended.name} ended before the job did; {log}"
+        case ExitReason.KILLED:
+            return f"{ended.name} was killed by {_how(ended.code)}; it restarts"
+        case _:
+            return f"{ended.name} failed with {_how(ended.code)}; {log}"
+
+
+def _how(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+
+
+_LINE_SECONDS = 5.0
+
+
+class PlainProgress:
+    """A line every few seconds, and one whenever the phase changes."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._before: RunView | None = None
+        self._phase = ""
+        self._next = 0.0
+
+    def show(self, snapshot: RunView) -> None:
+        """Prints a line if it is time for one."""
+        for remark in remarks(self._before, snapshot):
+            self.say(remark)
+        self._before = snapshot
+        phase = "Starting" if snapshot.status is None else phase_name(snapshot.status.phase)
+        if phase == self._phase and snapshot.seconds < self._next:
+            return
+        self._phase = phase
+        self._next = snapshot.seconds + _LINE_SECONDS
+        self._print(f"{snapshot.seconds:7.1f}s  {_plain_line(snapshot)}")
+
+    def say(self, remark: str) -> None:
+        """Prints a line."""
+        self._print(remark)
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False, soft_wrap=True)
+
+
+def _plain_line(snapshot: RunView) -> str:
+    status = snapshot.status
+    parts = [headline(snapshot)]
+    if status is None:
+        return parts[0]
+    if status.expected_samples:
+        share = status.samples / status.expected_samples
+        parts.append(f"{share:6.1%}  {status.samples:,} of {status.expected_samples:,} samples")
+    parts.extend(figures(status))
+    if status.phase == pb.TRAINING and status.eta_seconds >= 0:
+        parts.append(f"ETA {clock_time(status.eta_seconds)}")
+    return "  ".join(parts)
+
+
+_REDRAW_SECONDS = 0.2
+
+
+class RedrawnProgress(ABC):
+    """A few lines that change in place, with remarks above them."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._before: RunView | None = None
+        self._next = 0.0
+
+    def show(self, snapshot: RunView) -> None:
+        """Redraws, a few times a second."""
+        for remark in remarks(self._before, snapshot):
+            self.say(remark)
+        self._before = snapshot
+        if snapshot.seconds >= self._next:
+            self._next = snapshot.seconds + _REDRAW_SECONDS
+            self.draw(live_view(self._name, snapshot))
+
+    @abstractmethod
+    def say(self, remark: str) -> None:
+        """A line above the changing ones."""
+
+    @abstractmethod
+    def draw(self, view: RenderableType) -> None:
+        """Puts the changing lines in place of the last ones."""
+
+
+class LiveProgress(RedrawnProgress):
+    """At the bottom of the terminal; remarks scroll above."""
+
+    def __init__(self, name: str, live: Live) -> None:
+        super().__init__(name)
+        self._live = live
+
+    def say(self, remark: str) -> None:
+        """A line above the live ones."""
+        self._live.console.print(Text(remark, style="yellow"))
+
+    def draw(self, view: RenderableType) -> None:
+        """Redraws the live lines."""
+        self._live.update(view, refresh=True)
+
+
+def live_view(name: str, snapshot: RunView) -> RenderableType:
+    """The job in three lines: what it does, how far it is, how fast and how good."""
+    status = snapshot.status or pb.JobStatus()
+    title = Text.assemble(
+        (name, "bold"), "  ", (headline(snapshot), "cyan"), ("  " + clock_time(snapshot.seconds), "dim")
+    )
+    title.no_wrap = True
+    title.overflow = "ellipsis"
+    total = status.expected_samples
+    bar = Table.grid(padding=(0, 1))
+    eta = f"ETA {clock_time(status.eta_seconds)}" if status.phase == pb.TRAINING and status.eta_seconds >= 0 else ""
+    bar.add_row(
+        ProgressBar(total=total or None, completed=status.samples, width=40, pulse=not total),
+        Text(f"{status.samples / total:6.1%}" if total else "", "bold"),
+        Text(f"{status.samples:,} / {total:,} samples" if total else "", "dim"),
+        Text(eta, "cyan"),
+    )
+    counts: dict[str, int] = {}
+    for process in snapshot.processes:
+        role = process.name.rpartition("-")[0]
+        counts[role] = counts.get(role, 0) + 1
+    restarts = sum(snapshot.restarts.values())
+    members = [f"{counts.get('ps', 0)} PS", f"{counts.get('worker', 0)} workers"]
+    if restarts:
+        members.append(f"{restarts} restarts")
+    return Group(title, bar, Text("   ".join([*figures(status), *members]), "green"))
+
+
+_WIDTH = 100
+
+
+class NotebookProgress(RedrawnProgress):
+    """The same lines in the output of a notebook's cell, redrawn in place."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self._display: Any = import_module("IPython.display")  # present only in notebooks, and not annotated
+        self._handle = self._display.DisplayHandle()
+        self._shown = False
+        self._remarks: list[str] = []
+
+    def say(self, remark: str) -> None:
+        """A line above the changing ones, from the next redraw on."""
+        self._remarks.append(remark)
+
+    def draw(self, view: RenderableType) -> None:
+        """Replaces what the cell shows."""
+        html = self._display.HTML(as_html(Group(*(Text(remark, style="yellow") for remark in self._remarks), view)))
+        if self._shown:
+            self._handle.update(html)
+        else:
+            self._handle.display(html)
+            self._shown = True
+
+
+def as_html(view: RenderableType) -> str:
+    """What a terminal would show, as HTML."""
+    console = Console(record=True, file=StringIO(), width=_WIDTH, force_terminal=True, force_jupyter=False)
+    console.print(view)
+    return console.export_html(inline_styles=True, code_format='<pre style="line-height: normal">{code}</pre>')
+
+
+class ProgressDisplay(Protocol):
+    """Shows a job's state, and single remarks."""
+
+    def show(self, snapshot: RunView) -> None:
+        """The state as it is now."""
+
+    def say(self, remark: str) -> None:
+        """One line that stays."""
+
+
+@contextmanager
+def open_progress(name: str) -> Iterator[ProgressDisplay]:
+    """Progress where it is seen: in the notebook's cell, or on stderr."""
+    console = Console(stderr=True, highlight=False)
+    if console.is_jupyter:
+        yield NotebookProgress(name)
+        return
+    if not console.is_terminal:
+        yield PlainProgress(console)
+        return
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        yield LiveProgress(name, live)
