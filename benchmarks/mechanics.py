@@ -24,10 +24,11 @@ import numpy as np
 
 from emberscale_api.checkpoint import CheckpointFile, CheckpointManifest
 from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec, parse_manifest
-from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable, buckets_of, spread_evenly
+from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable, buckets_of
 from emberscale_trainer.checkpoint import Share, Work, load_partition, write_snapshot
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.table import DensePieces, Reader, TableStore
+from references import spread_evenly
 from reporting import arguments, say
 
 DIMENSION = 16

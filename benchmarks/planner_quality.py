@@ -16,11 +16,11 @@ from emberscale_api.shape import GIB, JobShape
 from emberscale_brain.memory import PsMemoryNeed
 from emberscale_brain.model.predict import ModelConstants
 from emberscale_brain.planner.candidates import dimensions
-from emberscale_brain.planner.front import Front, SearchEffort, exact_front, hypervolume_ratio, nsga2_front
+from emberscale_brain.planner.front import Front, SearchEffort, exact_front, nsga2_front
 from emberscale_brain.planner.grid import Horizon, JobProblem, shape_grid
-from emberscale_brain.planner.optimal import select_optimally
 from emberscale_brain.planner.selection import Options, SelectionTable, select, weighted_value
 from emberscale_brain.planner.types import ClusterCapacity, Prices, Quota, ScalingOverheads, ShapeBounds, ThroughputFit
+from references import hypervolume_ratio, select_optimally
 from reporting import Ratio, arguments, report, say
 
 UNITS = ModelConstants(batch_size=1, dense_bytes=1, embedding_dimension=1, network_bytes_per_second=1)

@@ -17,7 +17,7 @@ import numpy as np
 
 from emberscale_simulator.experiment import run_experiment, summarize_experiment
 from emberscale_simulator.pictures import draw_comparison
-from emberscale_simulator.results import Estimate, SeedOutcome, estimate, paired_jcts
+from emberscale_simulator.results import Estimate, SeedOutcome, estimate
 from emberscale_simulator.scenario_file import load_scenario
 from reporting import Ratio, arguments, report, say
 
@@ -40,6 +40,15 @@ def percentile(percent: float) -> Statistic:
 def by_seed(outcomes: Sequence[SeedOutcome], name: str) -> dict[int, SeedOutcome]:
     """A scheduler's outcomes."""
     return {outcome.seed: outcome for outcome in outcomes if outcome.scheduler == name}
+
+
+def paired_jcts(first: SeedOutcome, second: SeedOutcome) -> tuple[list[float], list[float]]:
+    """Completion times of the jobs that completed under both, in the same order."""
+    others = {job.job: job.jct for job in second.jobs}
+    both = [
+        (job.jct, other) for job in first.jobs if job.jct is not None and (other := others.get(job.job)) is not None
+    ]
+    return [own for own, _ in both], [other for _, other in both]
 
 
 def pairs(outcomes: Sequence[SeedOutcome], ours: str, statistic: Statistic, other: str) -> list[tuple[float, float]]:

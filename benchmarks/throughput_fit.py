@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 
 from emberscale_api.shape import JobProfile, JobShape
 from emberscale_brain.history.changes import Codec
-from emberscale_brain.model.fit import fit_profiles
 from emberscale_brain.model.predict import Coefficients, ModelConstants, features, shape_features, throughput
 from emberscale_brain.planner.types import ThroughputFit
 from real_profiles import measure, shapes_for
+from references import fit_profiles
 from reporting import Ratio, arguments, report, say
 
 TRUTH = np.array([3.48, 2.36, 0.68, 2.45, 2.45, 0.0])

@@ -82,8 +82,3 @@ class RoutingTable:
 def piece_length(parameters: int) -> int:
     """Floats in one dense piece of a model of `parameters` floats; the last pieces are padded with zeros."""
     return -(-parameters // (DENSE_PIECES * _PIECE_ALIGNMENT)) * _PIECE_ALIGNMENT
-
-
-def spread_evenly(count: int, servers: int) -> tuple[int, ...]:
-    """Owners of `count` buckets or pieces: contiguous shares that differ by at most one."""
-    return tuple(number * servers // count for number in range(count))

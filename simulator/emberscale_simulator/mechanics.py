@@ -25,21 +25,12 @@ from scipy.special import gammaincinv
 from emberscale_api.job.schema import ManifestPart
 from emberscale_api.job.units import Quantity, Seconds
 
-CPR_MEDIAN_HOURS = (8.0, 17.0)
-CPR_MEAN_HOURS = (14.0, 30.0)
-
 
 def gamma_shape(median_over_mean: float) -> float:
     """The shape of the gamma law whose median is this fraction of its mean; above 0 and below 1."""
     if not 0.05 < median_over_mean < 0.98:
         raise ValueError(f"no usable gamma law has a median of {median_over_mean:g} times its mean: give 0.05 to 0.98")
     return float(brentq(lambda shape: gammaincinv(shape, 0.5) / shape - median_over_mean, 0.1, 20.0))
-
-
-def cpr_shape() -> float:
-    """The shape that fits both ends of CPR's ranges."""
-    quotients = [median / mean for median, mean in zip(CPR_MEDIAN_HOURS, CPR_MEAN_HOURS, strict=True)]
-    return gamma_shape(sum(quotients) / len(quotients))
 
 
 @dataclass(frozen=True, slots=True)

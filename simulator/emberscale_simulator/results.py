@@ -100,15 +100,6 @@ def summarize_seed(scheduler: str, seed: int, result: RunResult, keep_timelines:
     )
 
 
-def paired_jcts(first: SeedOutcome, second: SeedOutcome) -> tuple[list[float], list[float]]:
-    """Completion times of the jobs that completed under both, in the same order."""
-    others = {job.job: job.jct for job in second.jobs}
-    both = [
-        (job.jct, other) for job in first.jobs if job.jct is not None and (other := others.get(job.job)) is not None
-    ]
-    return [own for own, _ in both], [other for _, other in both]
-
-
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """A mean over seeds and the half-width of its 95% interval (Student's t); infinite with a single seed."""

@@ -1,7 +1,16 @@
 import numpy as np
 import pytest
 
-from emberscale_simulator.mechanics import CPR_MEAN_HOURS, CPR_MEDIAN_HOURS, FailureLaw, cpr_shape, gamma_shape
+from emberscale_simulator.mechanics import FailureLaw, gamma_shape
+
+CPR_MEDIAN_HOURS = (8.0, 17.0)
+CPR_MEAN_HOURS = (14.0, 30.0)
+
+
+def cpr_shape() -> float:
+    """The shape that fits both ends of CPR's ranges."""
+    quotients = [median / mean for median, mean in zip(CPR_MEDIAN_HOURS, CPR_MEAN_HOURS, strict=True)]
+    return gamma_shape(sum(quotients) / len(quotients))
 
 
 def test_the_fitted_law_reproduces_cprs_medians_from_its_means() -> None:

@@ -1,4 +1,5 @@
-from emberscale_simulator.results import JobOutcome, SeedOutcome, paired_jcts
+from emberscale_simulator.results import JobOutcome, SeedOutcome
+from simulated_jct import paired_jcts
 
 
 def outcome(scheduler: str, **jcts: float | None) -> SeedOutcome:

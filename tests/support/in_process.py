@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from emberscale_api.job import OptimizerSpec, OptimizerType, Pooling, ResolvedModel, TrainingJob, resolve_model
-from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable, spread_evenly
+from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable
 from emberscale_trainer.data.source import Batch
 from emberscale_trainer.models import build_model
 from emberscale_trainer.models.architectures import flat_copy
@@ -14,6 +14,7 @@ from emberscale_trainer.table import DensePieces, TableStore
 from emberscale_trainer.worker.compute import ModelReplica
 from emberscale_trainer.worker.keys import KeyPlan, KeyPlanner
 from emberscale_trainer.worker.servers import Pulled
+from references import spread_evenly
 
 
 class InProcessTraining:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable, spread_evenly
+from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server.core import Assignment
 from emberscale_trainer.server.dataplane import DataPlane
@@ -14,6 +14,7 @@ from emberscale_trainer.server.mover import RowMover
 from emberscale_trainer.server.state import ServerState
 from emberscale_trainer.table import TableStore
 from emberscale_trainer.transport import listen
+from references import spread_evenly
 
 TOKEN = "secret"
 SECONDS = 60.0

@@ -10,12 +10,13 @@ import numpy as np
 from emberscale._run.folder import open_run
 from emberscale_api.checkpoint import CheckpointFile, CheckpointManifest
 from emberscale_api.job import parse_manifest, resolve_model
-from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable, buckets_of, spread_evenly
+from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable, buckets_of
 from emberscale_trainer.checkpoint import Share, Work, WrittenFile, write_snapshot
 from emberscale_trainer.models import build_model
 from emberscale_trainer.models.architectures import flat_copy
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.table import DensePieces, Reader, TableStore
+from references import spread_evenly
 
 SERVERS = 2
 KEYS = np.random.default_rng(0).integers(-(2**62), 2**62, 3000)

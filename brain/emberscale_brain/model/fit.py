@@ -285,12 +285,3 @@ def first_prior(profiles: tuple[JobProfile, ...], window: ProfileWindow, constan
     first = next(iter(window.shapes.values()))
     stages = next((dict(p.stage_fractions) for p in reversed(profiles) if p.stage_fractions and not p.restarted), {})
     return weak_prior(features(constants, *first.key), float(np.exp(first.location)), stages)
-
-
-def fit_profiles(
-    profiles: tuple[JobProfile, ...], constants: ModelConstants, now: float, prior: Prior | None = None
-) -> ThroughputFit | None:
-    """Fits profiles from scratch; None where neither a usable profile nor a prior is there."""
-    window = ProfileWindow().add(profiles, now)
-    prior = prior or first_prior(profiles, window, constants)
-    return None if prior is None else fit_window(window, constants, prior, now)

@@ -62,26 +62,6 @@ class Front:
         return np.unique(np.clip(np.searchsorted(level, wanted), 0, len(self) - 1))
 
 
-def hypervolume(cost: Floats, throughput: Floats, reference: tuple[float, float]) -> float:
-    """Area that a front dominates in (cost, 1 / throughput), up to a reference point (cost, 1 / throughput)."""
-    order = non_dominated(cost, throughput)
-    costs, inverses = cost[order], 1 / throughput[order]
-    inside = (costs < reference[0]) & (inverses < reference[1])
-    costs, inverses = costs[inside], inverses[inside]
-    right = np.append(costs[1:], reference[0])
-    return float(((right - costs) * (reference[1] - inverses)).sum())
-
-
-def hypervolume_ratio(front: Front, exact: Front) -> float:
-    """Hypervolume of a front over that of the exact one; the reference is 10% of its extent beyond its nadir."""
-    inverse = 1 / exact.throughput
-    reference = (
-        float(exact.cost.max() + 0.1 * np.ptp(exact.cost) + 1e-12),
-        float(inverse.max() + 0.1 * np.ptp(inverse) + 1e-12),
-    )
-    return hypervolume(front.cost, front.throughput, reference) / hypervolume(exact.cost, exact.throughput, reference)
-
-
 @dataclass(frozen=True, slots=True)
 class SearchEffort:
     """Individuals of a generation, and generations from scratch and from a last population."""

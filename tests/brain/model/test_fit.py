@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from emberscale_api.shape import JobProfile, JobShape
-from emberscale_brain.model.fit import fit_profiles, fit_window
+from emberscale_brain.model.fit import fit_window
 from emberscale_brain.model.predict import Coefficients, ModelConstants, features, rmsle, shape_features, throughput
 from emberscale_brain.model.prior import similar_prior, weak_prior
 from emberscale_brain.model.window import PROFILES_PER_SHAPE, SHAPES, ProfileWindow, problem_with
 from emberscale_brain.planner.types import ThroughputFit
+from references import fit_profiles
 
 PAPER = (3.48, 2.36, 0.68, 2.45, 2.45, 0.0)  # DLRover-RM section 6.2, in the order of COEFFICIENTS
 UNITS = ModelConstants(batch_size=1, dense_bytes=1, embedding_dimension=1, network_bytes_per_second=1)

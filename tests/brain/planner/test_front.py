@@ -11,17 +11,10 @@ from emberscale_api.shape import GIB, JobShape
 from emberscale_brain.memory import PsMemoryNeed
 from emberscale_brain.model.predict import ModelConstants, throughput
 from emberscale_brain.planner.candidates import dimensions
-from emberscale_brain.planner.front import (
-    MOST_SHAPES,
-    Front,
-    SearchEffort,
-    exact_front,
-    hypervolume,
-    hypervolume_ratio,
-    nsga2_front,
-)
+from emberscale_brain.planner.front import MOST_SHAPES, Front, SearchEffort, exact_front, nsga2_front
 from emberscale_brain.planner.grid import Horizon, JobProblem, cpu_choices, shape_grid
 from emberscale_brain.planner.types import ClusterCapacity, Prices, ScalingOverheads, ShapeBounds, ThroughputFit
+from references import hypervolume, hypervolume_ratio
 
 UNITS = ModelConstants(batch_size=1, dense_bytes=1, embedding_dimension=1, network_bytes_per_second=1)
 PLENTY = ClusterCapacity(1e6, 1 << 60)

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emberscale_brain.planner.optimal import select_optimally
 from emberscale_brain.planner.selection import Options, SelectionTable, select, upper_hull, weighted_value
 from emberscale_brain.planner.types import ClusterCapacity, Quota
+from references import select_optimally
 
 
 def random_cluster(

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 
 from emberscale_api.checkpoint import CheckpointFile, CheckpointManifest, DamagedCheckpointError
 from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec, parse_manifest
-from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable, buckets_of, spread_evenly
+from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable, buckets_of
 from emberscale_trainer.checkpoint import (
     AbandonedError,
     CheckpointFiles,
@@ -31,6 +31,7 @@ from emberscale_trainer.checkpoint import (
 )
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.table import DensePieces, Reader, TableStore
+from references import spread_evenly
 from snapshots import drained
 
 ADAM = OptimizerSpec(type=OptimizerType.ADAM, learning_rate=0.1)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from emberscale_api.job import ColumnMapping, CSVSpec, DenseTransform, ListColumn, ListOverflow
 from emberscale_api.rpc.master_pb2 import DataFile
 from emberscale_trainer.data.csv_text import CSV
-from emberscale_trainer.data.hashing import hash_text, is_utf8
+from emberscale_trainer.data.hashing import hash_bytes, is_utf8
 from emberscale_trainer.data.lines import LineIndexer
 from emberscale_trainer.data.records import Columns, DataUnavailableError, empty_columns
 
@@ -40,9 +40,9 @@ def reference_id(text: str) -> int:
     try:
         number = int(text)
     except ValueError:
-        return hash_text(text)
+        return hash_bytes(text.encode())
     if str(number) != text or not -(2**63) <= number < 2**64:
-        return hash_text(text)
+        return hash_bytes(text.encode())
     return (number + 2**63) % 2**64 - 2**63
 
 
@@ -124,7 +124,7 @@ def test_missing_numbers_are_0_and_booleans_are_numbers(tmp_path: Path) -> None:
     columns, bad = read(tmp_path / "a.csv", f"{HEADER}true,,u,\nFalse,TRUE,,\n1.0,0,u,\n")
     assert (columns.labels.tolist(), bad) == ([1.0, 0.0, 1.0], [])
     assert columns.dense[:, 0].tolist() == [0.0, 1.0, 0.0]
-    assert columns.ids[:, 0].tolist() == [hash_text("u"), -1, hash_text("u")]
+    assert columns.ids[:, 0].tolist() == [hash_bytes(b"u"), -1, hash_bytes(b"u")]
 
 
 @pytest.mark.parametrize("raw", [False, True])

@@ -23,7 +23,7 @@ from emberscale_api.rpc.master_pb2 import Dataset, Split
 from emberscale_trainer.data.criteo import CriteoTSV
 from emberscale_trainer.data.csv_text import CSV
 from emberscale_trainer.data.files import expand
-from emberscale_trainer.data.hashing import hash_text
+from emberscale_trainer.data.hashing import hash_bytes
 from emberscale_trainer.data.parquet import Parquet
 from emberscale_trainer.data.records import RecordFormat, empty_columns
 from emberscale_trainer.data.source import Batch, BatchSource
@@ -262,7 +262,7 @@ def test_a_record_has_the_same_features_in_every_format_with_columns(datasets: d
         for row, number in enumerate(batch.ids[:, 0].tolist()):
             assert batch.labels[row] == number % 2
             assert batch.dense[row].tolist() == [number / 4, number % 7]
-            assert batch.ids[row, 1] == hash_text(case.shops(number))
+            assert batch.ids[row, 1] == hash_bytes(case.shops(number).encode())
             assert lists.values[lists.offsets[row] : lists.offsets[row + 1]].tolist() == history(number)[:3]
     assert truncated == sum(len(history(number)) > 3 for number in range(RECORDS))
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from emberscale_api.job import ColumnMapping, DenseTransform, ListColumn, ListOverflow
 from emberscale_api.rpc.master_pb2 import DataFile
-from emberscale_trainer.data.hashing import hash_text
+from emberscale_trainer.data.hashing import hash_bytes
 from emberscale_trainer.data.parquet import Parquet
 from emberscale_trainer.data.records import Columns, DataUnavailableError, empty_columns
 
@@ -52,7 +52,7 @@ def dense_of(folder: Path, array: pa.Array, **options: Any) -> tuple[list[float]
 
 @given(st.text())
 def test_a_text_becomes_its_xxh64(text: str) -> None:
-    assert hash_text(text) % 2**64 == xxhash.xxh64_intdigest(text.encode())
+    assert hash_bytes(text.encode()) % 2**64 == xxhash.xxh64_intdigest(text.encode())
 
 
 @pytest.mark.parametrize("kind", [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32()])
@@ -82,7 +82,7 @@ def test_booleans_are_the_ids_0_and_1(tmp_path: Path) -> None:
 )
 def test_texts_are_hashed_however_they_are_stored(tmp_path: Path, kind: pa.DataType) -> None:
     texts = ["shop", "", None, "é" * 40, "shop", "7"]
-    expected = [-1 if text is None else hash_text(text) for text in texts]
+    expected = [-1 if text is None else hash_bytes(text.encode()) for text in texts]
     assert ids_of(tmp_path, pa.array(texts, pa.string()).cast(kind)) == expected
 
 
@@ -163,7 +163,7 @@ def test_lists_without_their_missing_ids_and_empty_where_missing(tmp_path: Path,
 
 def test_lists_of_texts_are_hashed(tmp_path: Path) -> None:
     columns, _ = read(write(tmp_path, h=[["a", "b"], ["a"]]), ColumnMapping(label="y", lists=(ListColumn(name="h"),)))
-    assert columns.lists[0].lists().values.tolist() == [hash_text(text) for text in ("a", "b", "a")]
+    assert columns.lists[0].lists().values.tolist() == [hash_bytes(text.encode()) for text in ("a", "b", "a")]
 
 
 def test_a_list_that_is_too_long_is_refused_where_the_manifest_says_so(tmp_path: Path) -> None:

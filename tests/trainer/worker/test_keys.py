@@ -11,20 +11,12 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 from emberscale_api.job import InitializerSpec, OptimizerSpec, Pooling, TableSpec
-from emberscale_api.routing import (
-    BUCKETS,
-    DENSE_PIECES,
-    PsAddress,
-    RoutingTable,
-    bucket_of,
-    buckets_of,
-    piece_length,
-    spread_evenly,
-)
+from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable, bucket_of, buckets_of, piece_length
 from emberscale_trainer.data.records import IdLists
 from emberscale_trainer.worker import keys
 from emberscale_trainer.worker.keys import KeyPlanner
 from emberscale_trainer.worker.rows import EmbeddingLayout
+from references import spread_evenly
 
 any_id = st.one_of(st.integers(-1, 5), st.integers(-(2**63), 2**63 - 1))
 few_ids = st.integers(0, 12).flatmap(lambda batch: arrays(np.int64, (batch, 2), elements=any_id))

@@ -6,10 +6,11 @@ import torch
 from torch import nn
 
 from emberscale_api.job import InitializerSpec, OptimizerSpec, Pooling, TableSpec
-from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable, spread_evenly
+from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable
 from emberscale_trainer.data.records import IdLists
 from emberscale_trainer.worker.keys import KeyPlanner
 from emberscale_trainer.worker.rows import EmbeddingLayout
+from references import spread_evenly
 
 LISTS = [[3, 3, 7], [], [1], [7, 2, 9, 3, 3, 5, 1], []]
 

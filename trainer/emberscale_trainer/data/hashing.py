@@ -19,11 +19,6 @@ _SEED_4 = np.uint64(-0x9E3779B185EBCA87 % 2**64)
 _ZERO = np.uint64(0)
 
 
-def hash_text(text: str) -> int:
-    """The id of a text, as training computes it."""
-    return hash_bytes(text.encode())
-
-
 def hash_bytes(content: bytes) -> int:
     """The id of the bytes of a text."""
     data = np.frombuffer(content, dtype=np.uint8)
