@@ -128,9 +128,9 @@ class BrainLink:
         """What happened since the last report; then the plan in force."""
         uid = self._runtime.job_uid
         state, seen = self._runtime.snapshot()
-        now = moment(state, seen, self._job.spec, self._runtime.now())
+        now = moment(state, seen, self._runtime.spec, self._runtime.now())
         before, self._last = self._last, now
-        profile = measure(before, now, self._job.spec) if before is not None else None
+        profile = measure(before, now, self._runtime.spec) if before is not None else None
         if profile is not None:
             wall = self._clock()
             profile = replace(profile, time=wall, checkpoint_cost=self._runtime.checkpoint_cost)
@@ -195,10 +195,10 @@ class BrainLink:
         _, seen = self._runtime.snapshot()
         request = pb.ReportOutcomeRequest(
             job_uid=self._runtime.job_uid,
-            phase=phase_of(state, self._job.spec).value,
+            phase=phase_of(state, self._runtime.spec).value,
             rows=sum(seen.rows().values()),
         )
-        sizes = sizes_of(state, self._job.spec)
+        sizes = sizes_of(state, self._runtime.spec)
         if sizes.ps.cpu_cores is not None and sizes.worker.cpu_cores is not None:
             request.final_shape.CopyFrom(brain_messages.shape(sizes))
         while self._submitted and not self._runtime.closing:

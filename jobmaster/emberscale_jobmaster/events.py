@@ -12,6 +12,7 @@ from emberscale_jobmaster.observations import ServerReport, Vitals, WorkReport
 from emberscale_jobmaster.operations import CopyReport, SnapshotFile, Source
 from emberscale_jobmaster.ranges import Applied
 from emberscale_jobmaster.scaling import Advice
+from emberscale_jobmaster.sizes import Sizes
 from emberscale_jobmaster.tasks import Finding
 
 
@@ -134,6 +135,19 @@ class Exited(_At):
     member: MemberId
     exit_code: int
     reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rescaled(_At):
+    """The numbers in the manifest were edited, or `waits` has changed; the spec of the step is the edited one.
+
+    * `before`: the shape in force by the manifest of before.
+    * `waits`: what keeps the first new parameter server from starting; empty: nothing.
+    """
+
+    before: Sizes
+    waits: str
+    wall: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,6 +293,7 @@ Event = (
     | FailureReported
     | BadRecordsFound
     | Exited
+    | Rescaled
     | SuspensionWanted
     | Advised
     | PlanMissed

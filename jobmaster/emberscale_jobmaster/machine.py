@@ -11,7 +11,16 @@ from dataclasses import dataclass, field, replace
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
-from emberscale_jobmaster import checkpointing, lifecycle, moving, progress, restoring, scaling, tasks
+from emberscale_jobmaster import (
+    checkpointing,
+    lifecycle,
+    moving,
+    progress,
+    reshaping,
+    restoring,
+    scaling,
+    tasks,
+)
 from emberscale_jobmaster.effects import Dropped, Effect, Granted, Noted, StartedUp
 from emberscale_jobmaster.events import (
     Advised,
@@ -29,6 +38,7 @@ from emberscale_jobmaster.events import (
     Prepared,
     PruningDone,
     Registered,
+    Rescaled,
     Said,
     Saved,
     ServerAnswered,
@@ -54,7 +64,7 @@ from emberscale_jobmaster.operations import (
     Pruning,
     Restore,
 )
-from emberscale_jobmaster.state import PREPARATION, JobState, Stage, phase_of
+from emberscale_jobmaster.state import PREPARATION, JobState, Stage, phase_of, sizes_of
 from emberscale_jobmaster.tasks import shard_batches
 
 COUNTED_SECONDS = 1.0
@@ -126,6 +136,9 @@ def _handled(state: MasterState, event: Event, spec: TrainingJobSpec) -> Stepped
             return replace(state, job=lifecycle.bad_records_found(job, spec, distinct, fresh)), ()
         case Exited(member=member, exit_code=code, reason=reason):
             return replace(state, job=lifecycle.exited(job, spec, member, code, reason)), ()
+        case Rescaled(before=before, waits=waits, wall=wall):
+            edited = scaling.edited(job, spec, before, now, wall, waits)
+            return replace(state, job=replace(edited, plan_version=edited.plan_version + 1)), ()
         case SuspensionWanted():
             return replace(state, job=progress.suspension_begun(job)), ()
         case Advised(advice=advice, wall=wall):
@@ -162,6 +175,7 @@ def _taken_over(state: MasterState, event: TakenOver, spec: TrainingJobSpec) -> 
     job = progress.taken_over(state.job, spec, event.wall, event.alone)
     if event.awaits_plan:
         job = scaling.await_plan(job, spec)
+    job = scaling.edited(job, spec, sizes_of(job, spec), job.clock.active_seconds, event.wall, "")
     for operation in job.operations:
         if isinstance(operation, Checkpointing):
             job = checkpointing.taken_over(job, operation)
@@ -343,6 +357,7 @@ def _settled(
         if begun is job:
             break
         job = begun
+    job = reshaping.watched(job, spec, clock)
     counted_at = after.counted_at
     if job is not before.job and not before.job.over:
         phase = phase_of(before.job, spec)

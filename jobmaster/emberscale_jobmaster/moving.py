@@ -15,7 +15,7 @@ from dataclasses import replace
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.roles import Role
 from emberscale_api.routing import PsAddress, RoutingTable
-from emberscale_jobmaster import retry, scaling
+from emberscale_jobmaster import reshaping, retry, scaling
 from emberscale_jobmaster.barrier import BarrierPhase, DrivenBarrier, VoidError
 from emberscale_jobmaster.effects import (
     AbandonCall,
@@ -178,18 +178,21 @@ def switched(state: JobState, operation: Move, server: int, now: float) -> tuple
         return state.having(operation), ()
     pause = now - operation.held_at
     asked_at = state.scaling.target_since if state.scaling.target is not None else operation.began_at
+    copied_bytes, rounds = _copied(operation)
     moved = Moved(
         servers=len(operation.table.servers),
         seconds=now - operation.began_at,
         paused_seconds=pause,
-        bytes=sum(one.copied_bytes for one in operation.copied.values()),
-        rounds=max((one.rounds for one in operation.copied.values()), default=0),
+        bytes=copied_bytes,
+        rounds=rounds,
     )
     state = state.without(operation).untroubled(KIND)
     left = (*state.routing.left, *operation.servers[len(operation.table.servers) :])
     state = replace(state, routing=Routing(operation.table, ready=True, left=_present(state, left)))
     started = StartedUp(Role.PS, max(0.0, now - asked_at - pause), pause)
-    return scaling.moved(state, operation.sizes), (moved, started)
+    state = scaling.moved(state, operation.sizes)
+    table = operation.table
+    return reshaping.switched(state, len(table.servers), table.version, pause, now - asked_at), (moved, started)
 
 
 def server_failed(
@@ -331,7 +334,14 @@ def _barrier_begun(state: JobState, move: Move, now: float) -> JobState:
         again_at={},
     )
     state = replace(state, next_barrier=state.next_barrier + 1)
+    state = reshaping.copied(state, len(move.table.servers), *_copied(move), now - move.began_at)
     return state.asking(move, *range(len(table.servers)))
+
+
+def _copied(move: Move) -> tuple[int, int]:
+    """The bytes that were copied, and in how many rounds."""
+    reports = move.copied.values()
+    return sum(one.copied_bytes for one in reports), max((one.rounds for one in reports), default=0)
 
 
 def _barrier_failed(state: JobState, spec: TrainingJobSpec, operation: Move, problem: str, now: float) -> JobState:

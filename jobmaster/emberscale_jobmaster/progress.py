@@ -10,7 +10,6 @@ from emberscale_jobmaster.membership import MemberId
 from emberscale_jobmaster.operations import CheckpointPurpose, Move, MovePhase, Restored
 from emberscale_jobmaster.placement import NOBODY, placed
 from emberscale_jobmaster.recovery import Estimates, Failure, Protection, RollBack, choose
-from emberscale_jobmaster.sizes import within_manifest
 from emberscale_jobmaster.state import (
     PREPARATION,
     JobEnd,
@@ -75,15 +74,9 @@ def taken_over(state: JobState, spec: TrainingJobSpec, wall: float, alone: bool 
     A suspended job is active again: its processes were told to go, so it waits for new ones and assigns those. So does
     a job whose master is `alone`: all processes ended with the master before, and so did a suspension that it began.
     """
-    scaling = state.scaling
-    if scaling.sizes is not None:  # the manifest may have been edited
-        sizes = within_manifest(scaling.sizes, spec)
-        if state.routing.table.servers and state.outcome is None:  # rows are spread over so many
-            sizes = replace(sizes, ps=replace(sizes.ps, replicas=scaling.sizes.ps.replicas))
-        scaling = replace(scaling, sizes=sizes, target=None)
     state = replace(
         state,
-        scaling=scaling,
+        scaling=replace(state.scaling, target=None),
         next_token=state.next_token + _LOST_NUMBERS,
         next_barrier=state.next_barrier + _LOST_NUMBERS,
     )

@@ -19,11 +19,20 @@ from emberscale_api.job.data import BadRecord
 from emberscale_jobmaster import progress
 from emberscale_jobmaster.checkpointing import interval
 from emberscale_jobmaster.effects import CheckpointTaken, Dropped, Effect, Granted, Moved, Noted, StartedUp
-from emberscale_jobmaster.events import BadRecordsFound, Event, GrantLost, IntervalAdvised, Spoke, TakenOver, TimePassed
+from emberscale_jobmaster.events import (
+    BadRecordsFound,
+    Event,
+    GrantLost,
+    IntervalAdvised,
+    Rescaled,
+    Spoke,
+    TakenOver,
+    TimePassed,
+)
 from emberscale_jobmaster.machine import MasterState, step
 from emberscale_jobmaster.membership import MemberId
 from emberscale_jobmaster.observations import Observations
-from emberscale_jobmaster.state import JobState, phase_of
+from emberscale_jobmaster.state import JobState, phase_of, sizes_of
 from emberscale_jobmaster.store import DeposedError, JobStore, StoreUnavailableError
 
 _log = structlog.get_logger()
@@ -156,6 +165,17 @@ class JobRuntime:
                         self._step(GrantLost(now=self.now(), token=answer.task.token))
                 raise
         return Handled(job, answers)
+
+    def rescale(self, servers: int, workers: int, waits: str) -> None:
+        """Goes on with these numbers of processes, as an edited manifest says; 0: it leaves the number open.
+
+        `waits` says what keeps new parameter servers from starting. Raises as `handle` does, and ValidationError for
+        numbers that no manifest may have.
+        """
+        with self._changed:
+            before = sizes_of(self._state.job, self.spec)
+            self.spec = self.spec.resized(servers, workers)
+            self.handle(Rescaled(now=self.now(), before=before, waits=waits, wall=self._wall()))
 
     def note(self, event: Event) -> None:
         """Takes one step without waiting for it to be durable, for events that need no answer."""

@@ -1,4 +1,4 @@
-"""Follows the brain's plans: turns the state and a plan into the job's desired shape.
+"""Follows the brain's plans and edits of the manifest: turns the state and either into the job's desired shape.
 
 A change of the number of workers, or of the resources of any process, takes effect at once: workers join and leave
 between batches, limits change under running processes. Another number of parameter servers takes three steps: the
@@ -10,13 +10,12 @@ from dataclasses import dataclass, replace
 
 from emberscale_api.job import ScalingMode, TrainingJobSpec
 from emberscale_api.job.roles import Role
+from emberscale_jobmaster import reshaping
 from emberscale_jobmaster.sizes import Scaling, Sizes, describe_change, manifest_sizes, within_manifest
 from emberscale_jobmaster.state import JobState, Stage, sizes_of
 
 FIRST_PLAN_SECONDS = 30.0
 """How long a job without sizes waits for its first plan."""
-JOINING_SECONDS = 600.0
-"""How long new parameter servers may take to join before the change is given up."""
 URGENT = frozenset({"GrowMemory"})
 """Actions that do not wait for the cooldown."""
 
@@ -60,7 +59,7 @@ def follow(state: JobState, spec: TrainingJobSpec, advice: Advice, now: float, w
     if state.over or spec.scaling.mode is ScalingMode.MANUAL or not spec.leaves_sizes_open or advice.sizes is None:
         return state
     scaling, present = state.scaling, sizes_of(state, spec)
-    wanted = within_manifest(advice.sizes, spec)
+    wanted = _without_refused(within_manifest(advice.sizes, spec), scaling, present.ps.replicas)
     if scaling.waits_for_plan:
         started = replace(scaling, sizes=wanted, waits_for_plan=False, changed_at=now, since=wall)
         return _with(state, _told(started, advice, f"starts with {describe_sizes(wanted)}: {advice.message}"))
@@ -74,6 +73,7 @@ def follow(state: JobState, spec: TrainingJobSpec, advice: Advice, now: float, w
         return state
     change = describe_change(scaling.target or present, wanted)
     changed = replace(scaling, changed_at=now, since=wall, scalings=scaling.scalings + 1)
+    changed = reshaping.begun(changed, scaling.target or present, wanted, advice.message, now)
     if wanted.ps.replicas == present.ps.replicas:
         changed = replace(changed, sizes=wanted, target=None)
     else:
@@ -81,21 +81,68 @@ def follow(state: JobState, spec: TrainingJobSpec, advice: Advice, now: float, w
     return _with(state, _told(changed, advice, f"{change}: {advice.message}"))
 
 
+def edited(
+    state: JobState, spec: TrainingJobSpec, before: Sizes, now: float, wall: float = 0.0, waits: str | None = None
+) -> JobState:
+    """Follows the numbers in the manifest, which may have been edited.
+
+    Where rows are, another number of parameter servers becomes the target of a move. `before` is the shape in force by
+    the manifest as it was; `now` is on the job's clock, `wall` in seconds since 1970; `waits` says what keeps new
+    servers from starting, None: as before.
+    """
+    scaling, servers = state.scaling, len(state.routing.table.servers)
+    scaling = replace(scaling, waits=scaling.waits if waits is None else waits)
+    if state.over or scaling.waits_for_plan:
+        return _with(state, scaling)
+    wanted = within_manifest(scaling.target or scaling.sizes or manifest_sizes(spec), spec)
+    if scaling.refused_ps and scaling.refused_ps != spec.ps.replicas:
+        scaling = replace(scaling, refused_ps=0)
+    wanted = _without_refused(wanted, scaling, servers)
+    present = Sizes(replace(wanted.ps, replicas=servers or wanted.ps.replicas), wanted.worker)
+    target = wanted if wanted != present else None
+    if scaling.sizes is None and target is None and wanted == before:
+        return _with(state, scaling)
+    begins = target is not None and (scaling.target is None or target.ps.replicas != scaling.target.ps.replicas)
+    since = now if begins else scaling.target_since
+    following = replace(scaling, sizes=present, target=target, target_since=since)
+    came_from = scaling.target or Sizes(replace(before.ps, replicas=servers or before.ps.replicas), before.worker)
+    if change := describe_change(came_from, wanted):
+        told = replace(
+            following,
+            changed_at=now,
+            since=wall,
+            scalings=scaling.scalings + 1,
+            reason="ManifestEdited",
+            message=f"{change}: the manifest was edited",
+        )
+        following = reshaping.begun(told, came_from, wanted, "the manifest was edited", now)
+    return _with(state, following)
+
+
 def time_passed(state: JobState, spec: TrainingJobSpec, now: float) -> JobState:
     """Gives up a new number of parameter servers if they have not started in time; `now` is on the job's clock."""
     scaling = state.scaling
-    if scaling.target is None or state.over or now - scaling.target_since < JOINING_SECONDS:
+    if scaling.target is None or state.over or now - scaling.target_since < spec.scaling.timeout:
         return state
     missing = _missing(state, scaling.target)
     if not missing:
         return state
-    return given_up(state, spec, f"{', '.join(missing)} did not join within {JOINING_SECONDS:g} s", now)
+    why = f": {scaling.waits}" if scaling.waits else ""
+    return given_up(state, spec, f"{', '.join(missing)} did not join within {spec.scaling.timeout:g}s{why}", now)
 
 
 def given_up(state: JobState, spec: TrainingJobSpec, why: str, now: float) -> JobState:
     """The job keeps its number of parameter servers."""
     message = f"stays at {describe_sizes(sizes_of(state, spec))}: {why}"
-    return _with(state, replace(state.scaling, target=None, reason="ScalingGivenUp", message=message, changed_at=now))
+    scaling = state.scaling
+    refused = scaling.refused_ps
+    if scaling.target is not None and scaling.target.ps.replicas == spec.ps.replicas:
+        refused = spec.ps.replicas
+        message += f"; edit spec.ps.replicas, which is {refused}, to try again"
+    scaling = replace(
+        scaling, target=None, reason="ScalingGivenUp", message=message, changed_at=now, refused_ps=refused
+    )
+    return _with(state, reshaping.given_up(scaling, message, now))
 
 
 def move_due(state: JobState) -> bool:
@@ -123,6 +170,13 @@ def moved(state: JobState, sizes: Sizes) -> JobState:
 def describe_sizes(sizes: Sizes) -> str:
     """A shape in words."""
     return f"workers {sizes.worker.describe()}, PS {sizes.ps.describe()}"
+
+
+def _without_refused(wanted: Sizes, scaling: Scaling, servers: int) -> Sizes:
+    """What is wanted, with the present number of servers where the wanted one could not be had."""
+    if not servers or wanted.ps.replicas != scaling.refused_ps:
+        return wanted
+    return replace(wanted, ps=replace(wanted.ps, replicas=servers))
 
 
 def _may_change(state: JobState, advice: Advice, spec: TrainingJobSpec, now: float) -> bool:

@@ -145,7 +145,7 @@ class MasterProcess:
 
 
 def _most(role: RoleSpec) -> int:
-    return role.replicas or role.max_replicas or _OPEN_REPLICAS
+    return max(role.replicas or 0, role.max_replicas or _OPEN_REPLICAS)
 
 
 class JobMetrics(Collector):

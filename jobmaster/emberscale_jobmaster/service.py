@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import grpc
 import structlog
+from pydantic import ValidationError
 
 from emberscale_api.job.roles import Role
 from emberscale_api.rpc import master_pb2 as pb
@@ -79,6 +80,7 @@ _CODES: dict[type[Exception], grpc.StatusCode] = {
     StoreUnavailableError: grpc.StatusCode.UNAVAILABLE,
     ClosingError: grpc.StatusCode.UNAVAILABLE,
     DatasetNotReadyError: grpc.StatusCode.UNAVAILABLE,
+    ValidationError: grpc.StatusCode.INVALID_ARGUMENT,
 }
 _Call = TypeVar("_Call", bound=Callable[..., Any])
 _log = structlog.get_logger()
@@ -106,7 +108,6 @@ class MasterService(rpc.MasterServicer):
         self._runtime = runtime
         self._own_status = own_status
         self._shut_down = shut_down
-        self._spec = runtime.spec
         self._manifest = runtime.job.to_json()
         self._catalog = DatasetCatalog(runtime.store)
 
@@ -123,7 +124,9 @@ class MasterService(rpc.MasterServicer):
         )
         self._runtime.handle(event)
         _log.info("registered", member=member.slot, incarnation=member.incarnation, pid=request.pid, host=request.host)
-        return pb.RegisterReply(manifest_json=self._manifest, heartbeat_seconds=self._spec.sharding.heartbeat_interval)
+        return pb.RegisterReply(
+            manifest_json=self._manifest, heartbeat_seconds=self._runtime.spec.sharding.heartbeat_interval
+        )
 
     @_answering
     def Heartbeat(self, request: pb.HeartbeatRequest, context: grpc.ServicerContext) -> pb.HeartbeatReply:  # noqa: N802
@@ -148,7 +151,7 @@ class MasterService(rpc.MasterServicer):
         )
         handled = self._runtime.handle(event)
         state, table = handled.job, handled.job.routing.table
-        sizes = wanted_sizes(state, self._spec)
+        sizes = wanted_sizes(state, self._runtime.spec)
         reply = pb.HeartbeatReply(
             generation=table.generation,
             routing_version=table.version,
@@ -236,6 +239,13 @@ class MasterService(rpc.MasterServicer):
         return pb.ReportExitReply()
 
     @_answering
+    def Scale(self, request: pb.ScaleRequest, context: grpc.ServicerContext) -> pb.ScaleReply:  # noqa: N802
+        """Follows the edited numbers of the manifest."""
+        _log.info("manifest edited", ps=request.ps, workers=request.workers, waits=request.waits)
+        self._runtime.rescale(request.ps, request.workers, request.waits)
+        return pb.ScaleReply()
+
+    @_answering
     def Suspend(self, request: pb.SuspendRequest, context: grpc.ServicerContext) -> pb.SuspendReply:  # noqa: N802
         """Takes a checkpoint and leaves the job Suspended; answers when it is."""
         self._runtime.handle(SuspensionWanted(now=self._runtime.now()))
@@ -280,18 +290,18 @@ class MasterService(rpc.MasterServicer):
         return granted, handled.job.over
 
     def _has_work(self, member: MemberId, state: JobState) -> bool | None:
-        return (state.over or tasks.acquire(state, self._spec, member, 1)[1] is not None) or None
+        return (state.over or tasks.acquire(state, self._runtime.spec, member, 1)[1] is not None) or None
 
     def _newer_plan(self, known: int, state: JobState) -> pb.Plan | None:
         if state.plan_version <= known:
             return None
-        plan = status.plan(state, self._spec)
+        plan = status.plan(state, self._runtime.spec)
         if state.over:
             plan.final.CopyFrom(self._status())
         return plan
 
     def _status(self) -> pb.JobStatus:
         state, seen = self._runtime.snapshot()
-        answer = status.job_status(state, seen, self._spec, self._runtime.now())
+        answer = status.job_status(state, seen, self._runtime.spec, self._runtime.now())
         answer.members.insert(0, self._own_status())
         return answer

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from emberscale_api.job import RoleSpec, TrainingJobSpec
+from emberscale_api.job.roles import Role
 from emberscale_api.shape import RoleShape
 
 
@@ -15,6 +16,33 @@ class Sizes:
 
 
 @dataclass(frozen=True)
+class ScalingStep:
+    """A step of a change of shape that is done, for people.
+
+    `number` ascends over the life of the job; `reason` is CamelCase; `seconds` says how long it took, 0 for what takes
+    no time.
+    """
+
+    number: int
+    reason: str
+    message: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Reshaping:
+    """A change of shape under way: from which to which, and since when on the job's clock.
+
+    `joined`: the roles of which no new member is waited for.
+    """
+
+    before: Sizes
+    after: Sizes
+    began_at: float
+    joined: frozenset[Role] = frozenset()
+
+
+@dataclass(frozen=True)
 class Scaling:
     """Where the shape comes from, and where it goes.
 
@@ -22,6 +50,10 @@ class Scaling:
     * `target`: a shape with another number of parameter servers, for which the missing ones are being started;
       `target_since` is when that began.
     * `changed_at`: when the shape changed last, which the cooldown counts from. All on the job's clock, in seconds.
+    * `refused_ps`: the number of parameter servers that the manifest asks for and that could not be had; it is tried
+      again once the manifest asks for another.
+    * `waits`: what keeps the first new parameter server from starting, as the operator says; empty: nothing.
+    * `reshaping`: the change that people follow; `steps`: the last steps of all changes.
     * `reason` (CamelCase), `message`, `plan_version` (of the brain's plan that was followed last, 0: none) and `since`
       (of the last change, in seconds since 1970) are for people.
     """
@@ -37,6 +69,10 @@ class Scaling:
     changed_at: float | None = None
     since: float = 0.0
     scalings: int = 0
+    refused_ps: int = 0
+    waits: str = ""
+    reshaping: Reshaping | None = None
+    steps: tuple[ScalingStep, ...] = ()
 
 
 def manifest_sizes(spec: TrainingJobSpec) -> Sizes:

@@ -112,6 +112,7 @@ def plan(state: JobState, spec: TrainingJobSpec) -> pb.Plan:
         roles=roles,
         phase=wire_phase(phase),
         sizing=_sizing(state),
+        asked=pb.ScaleRequest(ps=spec.ps.replicas or 0, workers=spec.worker.replicas or 0, waits=state.scaling.waits),
         silent=[wire_member(given_up.role, given_up.index, given_up.incarnation) for given_up in silent],
     )
 
@@ -125,6 +126,11 @@ def _sizing(state: JobState) -> pb.Sizing:
         expected_samples_per_second=scaling.expected_throughput,
         since=scaling.since,
         scalings=scaling.scalings,
+        steps=[
+            pb.ScalingStep(number=step.number, reason=step.reason, message=step.message, seconds=step.seconds)
+            for step in scaling.steps
+        ],
+        scaling=scaling.reshaping is not None,
     )
 
 

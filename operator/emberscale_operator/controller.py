@@ -21,6 +21,7 @@ from emberscale_operator.machine import (
     JobStanding,
     MasterReport,
     ReportExit,
+    Scale,
     ShutDown,
     Suspend,
     WaitUntil,
@@ -218,6 +219,9 @@ class JobController:
                 case Suspend():
                     if self._link is not None:
                         self._link.suspend()
+                case Scale():
+                    if self._link is not None:
+                        self._link.scale(action)
                 case ShutDown():
                     if self._link is not None:
                         await self._link.shut_down()

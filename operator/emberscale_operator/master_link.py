@@ -16,8 +16,8 @@ from emberscale_api.rpc.master_pb2_grpc import MasterStub
 from emberscale_api.rpc.tls import handshake_problem_async
 from emberscale_api.rpc.token import CHANNEL_OPTIONS, call_metadata
 from emberscale_api.shape import RoleShape
-from emberscale_operator.machine import RESTING, InstanceExit, InstanceId, MasterReport, PhaseNews
-from emberscale_operator.master_bounds import MAX_MESSAGE_BYTES, bounded
+from emberscale_operator.machine import RESTING, InstanceExit, InstanceId, MasterReport, PhaseNews, Scale
+from emberscale_operator.master_bounds import MAX_CHARACTERS, MAX_MESSAGE_BYTES, bounded
 
 _CALL_SECONDS = 5.0
 _UNKNOWN_OUTCOMES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
@@ -77,6 +77,7 @@ class MasterLink:
         self._retry_seconds = retry_seconds
         self._explained = False
         self._suspension: asyncio.Task[bool] | None = None
+        self._scaling: asyncio.Task[None] | None = None
         self._opened_at = clock()
         self._heard_at: float | None = None
         self._unanswered_since: float | None = None
@@ -106,6 +107,7 @@ class MasterLink:
         return MasterReport(
             sizes=sizes_of(plan) if plan is not None else None,
             plan_heard=plan is not None,
+            asked=_asked_of(plan) if plan is not None else None,
             end=end,
             status=said,
             silent=frozenset(_silent_of(plan)) if plan is not None else frozenset(),
@@ -134,6 +136,12 @@ class MasterLink:
         if self._suspension is None or (self._suspension.done() and not self._suspended):
             self._suspension = asyncio.create_task(self._suspend())
             self._suspension.add_done_callback(lambda _: self._wake())
+
+    def scale(self, wanted: Scale) -> None:
+        """Tells the master of edits, unless it is just being told."""
+        if self._scaling is None or self._scaling.done():
+            self._scaling = asyncio.create_task(self._scale(wanted))
+            self._scaling.add_done_callback(lambda _: self._wake())
 
     async def shut_down(self) -> None:
         """Takes in the last status of a master whose job is over, then tells it to end.
@@ -186,7 +194,7 @@ class MasterLink:
 
     async def close(self) -> None:
         """Ends the conversation."""
-        tasks = [*self._tasks, *([self._suspension] if self._suspension else [])]
+        tasks = [*self._tasks, *(task for task in (self._suspension, self._scaling) if task is not None)]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -201,6 +209,15 @@ class MasterLink:
         if problem is not None:
             self._explained = True
             _log.warning("a master cannot be talked to", problem=problem)
+
+    async def _scale(self, wanted: Scale) -> None:
+        """The next plan says that it was heard; what was not is told again."""
+        request = pb.ScaleRequest(ps=wanted.ps, workers=wanted.workers, waits=wanted.waits[:MAX_CHARACTERS])
+        try:
+            await self._stub.Scale(request, timeout=_CALL_SECONDS, metadata=self._metadata)  # type: ignore[misc]
+        except grpc.aio.AioRpcError as error:
+            _log.warning("a master was not told of an edit", problem=error.details())
+        await asyncio.sleep(self._retry_seconds)
 
     async def _suspend(self) -> bool:
         try:
@@ -252,6 +269,11 @@ def sizes_of(plan: pb.Plan) -> dict[Role, RoleShape]:
         for part in plan.roles
         if (role := role_from_wire(part.role)) is not None
     }
+
+
+def _asked_of(plan: pb.Plan) -> Scale | None:
+    """What the master has heard of the manifest; None from a master that does not follow edits."""
+    return Scale(plan.asked.ps, plan.asked.workers, plan.asked.waits) if plan.HasField("asked") else None
 
 
 def _silent_of(plan: pb.Plan) -> Iterator[tuple[Role, int, str]]:

@@ -14,7 +14,7 @@ from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
 from emberscale_api.errors import BadInputError
-from emberscale_api.job import TrainingJob, load_manifest
+from emberscale_api.job import TrainingJob, TrainingJobSpec, load_manifest
 from emberscale_api.job.status import JobPhase, TrainingJobStatus, UnreadableStatusError, parse_status
 
 _GROUP, _VERSION, _PLURAL = "emberscale.io", "v1alpha1", "trainingjobs"
@@ -177,6 +177,27 @@ class TrainingJobClient:
         """Goes on from the checkpoint."""
         self._patch(name, {"spec": {"suspend": False}})
 
+    def scale(
+        self, name: str, edit: Callable[[TrainingJobSpec], TrainingJobSpec]
+    ) -> tuple[TrainingJobSpec, TrainingJobSpec]:
+        """Changes numbers of processes, which `edit` returns with the spec; returns the spec before and after."""
+        found = self._call(self._jobs.get_namespaced_custom_object, _GROUP, _VERSION, self.namespace, _PLURAL, name)
+        phase = _status_of(found).phase
+        if phase in _ENDED:
+            raise ClusterError(f"TrainingJob {name} is {phase}: it has no processes to scale")
+        before = TrainingJob.from_json(
+            json.dumps({key: found[key] for key in ("apiVersion", "kind", "metadata", "spec")})
+        )
+        after = edit(before.spec)
+        patch = {
+            role: {"replicas": new.replicas, "minReplicas": new.min_replicas, "maxReplicas": new.max_replicas}
+            for role, old, new in (("ps", before.spec.ps, after.ps), ("worker", before.spec.worker, after.worker))
+            if old.replicas != new.replicas
+        }
+        if patch:
+            self._patch(name, {"spec": patch})
+        return before.spec, after
+
     def delete(self, name: str) -> None:
         """Deletes the job and everything that belongs to it; its checkpoints stay."""
         self._call(self._jobs.delete_namespaced_custom_object, _GROUP, _VERSION, self.namespace, _PLURAL, name)
@@ -258,7 +279,7 @@ def _durations_in_words(spec: dict[str, Any]) -> dict[str, Any]:
         "checkpoint": ("interval",),
         "sharding": ("leaseTimeout", "heartbeatInterval"),
         "runPolicy": ("activeDeadline", "ttlAfterFinished"),
-        "scaling": ("profileInterval", "cooldown"),
+        "scaling": ("profileInterval", "cooldown", "timeout"),
     }
     result = dict(spec)
     for section, names in fields.items():

@@ -71,6 +71,7 @@ def remarks(before: RunView | None, after: RunView) -> list[str]:
         return lines
     if new.sizing.message != old.sizing.message and new.sizing.plan_version and _changes_shape(old, new):
         lines.append(f"plan: {new.sizing.message}")
+    lines.extend(step_remark(step) for step in _new_steps(old, new))
     if new.recoveries > old.recoveries:
         lines.append(f"a parameter server was lost: training went back to checkpoint {new.checkpoint or 'none'}")
     if new.bad_records > old.bad_records:
@@ -89,6 +90,20 @@ def remarks(before: RunView | None, after: RunView) -> list[str]:
 def _has_rows(status: pb.JobStatus | None) -> bool:
     """Whether servers hold rows that no checkpoint may have."""
     return status is not None and status.phase in (pb.TRAINING, pb.EVALUATING, pb.SAVING)
+
+
+def _new_steps(old: pb.JobStatus, new: pb.JobStatus) -> list[pb.ScalingStep]:
+    """Steps of a change of shape that were not told yet; what a plan of the brain changes was told as such."""
+    known = max((step.number for step in old.sizing.steps), default=0)
+    by_plan = bool(new.sizing.plan_version) and _changes_shape(old, new)
+    return [
+        step for step in new.sizing.steps if step.number > known and not (by_plan and step.reason == "PlannedScaling")
+    ]
+
+
+def step_remark(step: pb.ScalingStep) -> str:
+    """A step of a change of shape, and how long it took."""
+    return f"scaling: {step.message}" + (f" ({step.seconds:.2f} s)" if step.seconds else "")
 
 
 def _changes_shape(old: pb.JobStatus, new: pb.JobStatus) -> bool:

@@ -154,6 +154,9 @@ def run_job(
     _check_checkpoint_uri(job, resume)
     try:
         with open_run(root, job, resume, overwrite) as held:
+            if held.scaled:
+                numbers = " ".join(f"{role}={number}" for role, number in held.scaled.items())
+                _warn(f"{numbers}, as the run was scaled before; --set spec.worker.replicas=NUMBER takes another")
             try:
                 return _train(held, redis, master_port, brain, interruption)
             except OSError as error:

@@ -130,8 +130,8 @@ def test_fewer_servers_go_only_after_their_rows_have() -> None:
 def test_servers_that_do_not_come_are_given_up() -> None:
     pure = training()
     pure.apply(follow(pure.state, pure.spec, plan(1, 3), now=100.0))
-    assert scaling.time_passed(pure.state, pure.spec, now=100.0 + scaling.JOINING_SECONDS - 1) is pure.state
-    pure.apply(scaling.time_passed(pure.state, pure.spec, now=100.0 + scaling.JOINING_SECONDS))
+    assert scaling.time_passed(pure.state, pure.spec, now=100.0 + 600.0 - 1) is pure.state
+    pure.apply(scaling.time_passed(pure.state, pure.spec, now=100.0 + 600.0))
     assert wanted_sizes(pure.state, pure.spec) == sizes(1, 1)
     assert "ps-1, ps-2 did not join" in pure.state.scaling.message
 
@@ -204,5 +204,7 @@ def test_a_new_master_goes_on_with_the_planned_shape() -> None:
     pure = training()
     pure.apply(follow(pure.state, pure.spec, plan(4, 1), now=100.0))
     narrower = job(**{**OPEN, "worker": {"replicas": None, "maxReplicas": 2}}).spec
-    assert sizes_of(progress.taken_over(pure.state, pure.spec, 200.0), pure.spec) == sizes(4, 1)
-    assert sizes_of(progress.taken_over(pure.state, narrower, 200.0), narrower).worker.replicas == 2
+    for spec, workers in ((pure.spec, 4), (narrower, 2)):
+        taken_over = progress.taken_over(pure.state, spec, 200.0)
+        goes_on = scaling.edited(taken_over, spec, sizes_of(taken_over, spec), now=200.0)
+        assert sizes_of(goes_on, spec) == sizes(workers, 1)

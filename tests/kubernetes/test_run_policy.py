@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cluster import EVALUATION_RECORDS, RECORDS, Place, assert_exact, eventually, find, kubectl, manifest, submit
+from cluster import EVALUATION_RECORDS, Place, assert_exact, eventually, find, kubectl, manifest, submit
 from faults import running
 from installation import REDIS, SYSTEM
 
@@ -30,22 +30,6 @@ def states_in_redis() -> set[str]:
     pod = running(REDIS)["metadata"]["name"]
     keys = kubectl("exec", "-n", SYSTEM, pod, "--", "redis-cli", "--scan", "--pattern", "emberscale:*:state")
     return {key.split(":")[1] for key in keys.split()}
-
-
-def test_the_number_of_servers_changes_by_way_of_a_checkpoint(place: Place) -> None:
-    document = manifest("reshaped", place)
-    document["spec"]["training"]["epochs"] = EPOCHS
-    job = submit(document, place)
-    job.wait_for_samples(10_000)
-    patch = json.dumps({"spec": {"ps": {"replicas": 3}}})
-    kubectl("patch", "tj", "reshaped", "-n", place.namespace, "--type=merge", "-p", patch)
-    eventually("three servers", lambda: len(job.running("ps")) == 3 or None, seconds=180)
-    status = job.wait_complete()
-    assert status["appliedPs"] == 3
-    assert_exact(job, place, EPOCHS * RECORDS)
-    reasons = [event["reason"] for event in job.events()]
-    assert "SuspendedJob" in reasons
-    assert any("ScalingPS" in event["message"] for event in job.events() if event["reason"] == "SuspendedJob")
 
 
 def test_a_job_past_its_deadline_fails(place: Place) -> None:

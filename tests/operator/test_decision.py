@@ -7,6 +7,7 @@ import pytest
 
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
+from emberscale_api.shape import RoleShape
 from emberscale_operator.machine import (
     Action,
     Backoff,
@@ -31,6 +32,7 @@ from emberscale_operator.machine import (
     ReportExit,
     Resize,
     Resources,
+    Scale,
     ShutDown,
     Suspend,
     WaitUntil,
@@ -295,17 +297,38 @@ def test_a_suspension_whose_master_does_not_answer_rests_without_a_checkpoint_in
     assert "resumes from its last checkpoint" in standing.message
 
 
-def test_another_number_of_servers_goes_through_a_suspension() -> None:
-    standing = replace(TRAINING, applied_ps=1)
-    edited, saved = intent(ps={"replicas": 2}), replace(HEARD, suspended=True)
-    asked = look(edited, ALL, standing=standing)
-    assert Suspend() in asked.actions
-    rests = look(edited, ALL, standing=asked.standing, master=saved).standing
-    assert (rests.phase, rests.reason, rests.applied_ps) == (JobPhase.SUSPENDED, "ScalingPS", None)
-    goes_on = look(edited, [], standing=rests, master=MasterReport())
-    assert (goes_on.standing.phase, goes_on.standing.reason) == (JobPhase.PENDING, "Resumed")
-    assert Create(InstanceId(Role.PS, 1, 1), Resources()) in goes_on.actions
-    assert goes_on.standing.applied_ps == 2
+def test_another_number_of_servers_is_told_to_the_master_whose_plan_is_followed() -> None:
+    edited, heard = intent(ps={"replicas": 2}), replace(HEARD, asked=Scale(1, 1), sizes=sized(1))
+    told = look(edited, ALL, standing=TRAINING, master=heard)
+    assert told.standing.phase is JobPhase.TRAINING
+    assert told.actions == (Scale(2, 1),)
+    follows = look(edited, ALL, standing=told.standing, master=replace(heard, asked=Scale(2, 1), sizes=sized(2)))
+    assert follows.actions == (Create(InstanceId(Role.PS, 1, 1), Resources()),)
+
+
+def test_servers_stay_until_the_plan_lets_them_go_whoever_decides() -> None:
+    both = [*ALL, running(Role.PS, 1)]
+    standing = look(intent(ps={"replicas": 2}), both, standing=TRAINING, master=replace(HEARD, sizes=sized(2))).standing
+    fewer = intent(ps={"replicas": 1})
+    unknown = look(fewer, both, standing=standing, master=MasterReport())
+    assert not [action for action in unknown.actions if isinstance(action, Delete)]
+    moved = look(fewer, both, standing=unknown.standing, master=replace(HEARD, sizes=sized(1)))
+    assert Delete(InstanceId(Role.PS, 1, 1)) in moved.actions
+
+
+def test_what_keeps_a_server_from_starting_is_told_once() -> None:
+    waits = replace(intent(), waits="ps-1: Unschedulable: 0/1 nodes")
+    told = look(waits, ALL, standing=TRAINING, master=replace(HEARD, asked=Scale(1, 1)))
+    assert told.actions == (Scale(1, 1, waits.waits),)
+    assert not look(waits, ALL, standing=TRAINING, master=replace(HEARD, asked=Scale(1, 1, waits.waits))).actions
+
+
+def test_a_master_that_follows_no_edits_is_told_nothing() -> None:
+    assert not look(intent(ps={"replicas": 2}), ALL, standing=TRAINING, master=replace(HEARD, sizes=sized(1))).actions
+
+
+def sized(servers: int) -> dict[Role, RoleShape]:
+    return {Role.PS: RoleShape(servers), Role.WORKER: RoleShape(1)}
 
 
 def test_a_suspended_job_rests_until_nothing_of_it_is_left_and_it_is_resumed() -> None:

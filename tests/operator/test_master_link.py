@@ -17,6 +17,7 @@ from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc import tls
 from emberscale_api.shape import RoleShape
 from emberscale_operator import master_link
+from emberscale_operator.machine import Scale
 from emberscale_operator.master_link import MasterAddress, MasterLink, retry_pause, sizes_of
 
 TLS_HANDSHAKE = b"\x16"
@@ -33,6 +34,7 @@ async def start(
     roles: Sequence[pb.RolePlan] = (),
     said: str = "",
     shutdown_fails: grpc.StatusCode = grpc.StatusCode.UNIMPLEMENTED,
+    scaled: list[pb.ScaleRequest] | None = None,
 ) -> tuple[grpc.aio.Server, int]:
     """A master whose plan has this version, and that says that it trains; it does not while it `hangs`."""
 
@@ -42,15 +44,25 @@ async def start(
         worker = pb.MemberStatus(member=pb.Member(role=pb.WORKER, index=2, incarnation="life-1"))
         return pb.JobStatus(phase=pb.TRAINING, message=said, members=[worker])
 
+    asked = pb.ScaleRequest(ps=2, workers=4, waits="ps-1: ErrImagePull") if scaled is not None else None
+
     async def plans(request: pb.WatchPlanRequest, context: object) -> AsyncIterator[pb.Plan]:
         if request.newer_than < version:
-            yield pb.Plan(version=version, silent=[silent] if silent is not None else [], final=final, roles=roles)
+            yield pb.Plan(
+                version=version, silent=[silent] if silent is not None else [], final=final, roles=roles, asked=asked
+            )
         await asyncio.Event().wait()
 
     async def shutdown(request: pb.ShutdownRequest, context: grpc.aio.ServicerContext) -> pb.ShutdownReply:  # type: ignore[type-arg]  # generic in its stubs alone
         return await context.abort(shutdown_fails, "")
 
+    async def scale(request: pb.ScaleRequest, context: object) -> pb.ScaleReply:
+        if scaled is not None:
+            scaled.append(request)
+        return pb.ScaleReply()
+
     server = grpc.aio.server()
+    of_scale = grpc.unary_unary_rpc_method_handler(scale, pb.ScaleRequest.FromString, pb.ScaleReply.SerializeToString)
     of_shutdown = grpc.unary_unary_rpc_method_handler(
         shutdown, pb.ShutdownRequest.FromString, pb.ShutdownReply.SerializeToString
     )
@@ -59,7 +71,7 @@ async def start(
     )
     of_plans = grpc.unary_stream_rpc_method_handler(plans, pb.WatchPlanRequest.FromString, pb.Plan.SerializeToString)
     name = pb.DESCRIPTOR.services_by_name["Master"].full_name
-    handlers = {"GetStatus": of_status, "WatchPlan": of_plans, "Shutdown": of_shutdown}
+    handlers = {"GetStatus": of_status, "WatchPlan": of_plans, "Shutdown": of_shutdown, "Scale": of_scale}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
     port = tls.bind(server, f"127.0.0.1:{port}", shown)
     await server.start()
@@ -204,6 +216,27 @@ def test_members_that_the_master_gave_up_and_those_that_joined_are_passed_on() -
             await server.stop(None)
 
     asyncio.run(scenario())
+
+
+def test_edits_are_told_to_the_master_which_says_what_it_has_heard() -> None:
+    async def scenario() -> None:
+        scaled: list[pb.ScaleRequest] = []
+        server, port = await start(1, scaled=scaled)
+        woken = asyncio.Event()
+        link = open_link(port, woken.set)
+        try:
+            await until_plan(link, woken, 1)
+            assert link.report().asked == Scale(2, 4, "ps-1: ErrImagePull")
+            link.scale(Scale(3, 0, "why"))
+            link.scale(Scale(3, 0, "why"))  # while it is being told
+            while not scaled:
+                await asyncio.sleep(0.01)
+            assert scaled == [pb.ScaleRequest(ps=3, waits="why")]
+        finally:
+            await link.close()
+            await server.stop(None)
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))
 
 
 def test_a_master_that_leaves_calls_unanswered_is_told_from_one_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:

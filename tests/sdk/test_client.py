@@ -14,6 +14,7 @@ import yaml
 
 from emberscale._client import ClusterError, JobNotFoundError, TrainingJobClient
 from emberscale_api.job.status import JobPhase
+from training_jobs import job_body
 
 JOBS = "/apis/emberscale.io/v1alpha1/namespaces/team-a/trainingjobs"
 END = object()
@@ -183,6 +184,22 @@ def test_suspending_and_resuming_edit_one_field(server: ApiServer) -> None:
     client.suspend("ctr")
     client.resume("ctr")
     assert server.patches == [{"spec": {"suspend": True}}, {"spec": {"suspend": False}}]
+
+
+def test_scaling_edits_the_numbers_that_differ(server: ApiServer) -> None:
+    bounds = {"minReplicas": 1, "maxReplicas": 8}
+    spec: dict[str, Any] = {"data": {"train": ["/data/*.tsv"]}, "ps": {"replicas": 2}, "worker": bounds}
+    server.jobs["ctr"] = server.put("ctr", "Training") | job_body("ctr", **spec)
+    before, after = TrainingJobClient().scale("ctr", lambda job: job.resized(ps=2, worker=5))
+    assert (before.worker.max_replicas, after.worker.replicas) == (8, 5)
+    numbers = {"replicas": 5, "minReplicas": None, "maxReplicas": None}
+    assert server.patches == [{"spec": {"worker": numbers}}]
+
+
+def test_a_job_that_has_ended_has_nothing_to_scale(server: ApiServer) -> None:
+    server.put("ctr", "Complete")
+    with pytest.raises(ClusterError, match="TrainingJob ctr is Complete: it has no processes to scale"):
+        TrainingJobClient().scale("ctr", lambda job: job)
 
 
 def test_a_cluster_that_is_not_there_is_said_in_a_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry
 
-from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
 from emberscale_api.rpc import master_pb2 as pb
@@ -24,6 +23,7 @@ from emberscale_operator.kubernetes.events import EventRecorder, PodWarnings
 from emberscale_operator.kubernetes.health import Tallies
 from emberscale_operator.local.backend import LocalBackend, StopRequests
 from emberscale_operator.local.environment import JobEnvironment
+from emberscale_operator.local.manifest import WatchedManifest
 from emberscale_operator.local.processes import JobProcesses, Launch
 from emberscale_operator.machine import (
     Action,
@@ -45,13 +45,14 @@ from emberscale_operator.machine import (
     ReportExit,
     Resize,
     Resources,
+    Scale,
     ShutDown,
     Suspend,
     WaitUntil,
 )
 from emberscale_operator.master_link import MasterAddress
 from memory_api import KEY, SETTINGS, START, MemoryApi, NoRedis, slot_of
-from training_jobs import job_body, training_spec
+from training_jobs import job_body, training_job, training_spec
 
 POLICY = Policy(Backoff(base=10.0, factor=2.0), backoff_limit=3, stop_grace=10.0, silence=15.0, start_silence=30.0)
 
@@ -65,6 +66,7 @@ class ScriptedMaster:
     end: PhaseNews | None = None
     silent: set[tuple[Role, int, str]] = field(default_factory=set)
     unanswered_since: float | None = None
+    asked: Scale | None = None
     asked_to_suspend: bool = False
     saved: bool = False
     now: float = 0.0
@@ -101,6 +103,7 @@ class ScriptedLink:
         return MasterReport(
             sizes=dict(master.sizes),
             plan_heard=True,
+            asked=master.asked,
             end=master.end,
             status=PhaseNews(master.phase, "Said"),
             silent=frozenset(master.silent),
@@ -112,6 +115,9 @@ class ScriptedLink:
 
     async def report_exit(self, instance: InstanceId, name: str, ended: InstanceExit) -> bool:
         return True
+
+    def scale(self, wanted: Scale) -> None:
+        self._master.asked = wanted
 
     def suspend(self) -> None:
         self._master.asked_to_suspend = True
@@ -309,9 +315,12 @@ class LocalWorld:
         self._made: dict[InstanceId, _MadeUpProcess] = {}
         self._stop = StopRequests()
         self._processes = JobProcesses(self._launch, logs)
+        self._file = logs / "manifest.json"
+        self._write(spec)
+        self._manifest = WatchedManifest(self._file, training_spec(**spec))
         self._environment = JobEnvironment("ctr", "uid", "1", "", logs, logs, "", logs, logs)
         self.inner = LocalBackend(
-            self._parsed(spec),
+            self._manifest,
             POLICY,
             self._processes,
             self._environment,
@@ -326,7 +335,7 @@ class LocalWorld:
 
     def edit(self, **spec: Any) -> None:
         self._spec |= spec
-        self.inner._spec = self._parsed(self._spec)
+        self._write(self._spec)
 
     def suspend(self, wanted: bool) -> None:
         self._stop.suspend = wanted
@@ -346,8 +355,9 @@ class LocalWorld:
     def instances(self) -> Sequence[Instance]:
         return self._processes.observe(self._now)
 
-    def _parsed(self, spec: Mapping[str, Any]) -> TrainingJobSpec:
-        return training_spec(**spec)
+    def _write(self, spec: Mapping[str, Any]) -> None:
+        self._file.unlink(missing_ok=True)
+        self._file.write_text(training_job(**spec).to_json(), encoding="utf-8")
 
     def _launch(self, instance: InstanceId, resources: Resources) -> Launch:
         process = self._made[instance] = _MadeUpProcess()
@@ -366,7 +376,7 @@ def _live(instances: Sequence[Instance], member: str) -> Instance:
 class Stage:
     """A scenario's job in one world. `do` carries out a command, and says what came of it, a line each."""
 
-    def __init__(self, world: World, backend: Backend) -> None:
+    def __init__(self, world: World, backend: Backend, asked: tuple[int, int]) -> None:
         self._world = world
         self._traced = _Traced(backend)
         self._master = ScriptedMaster()
@@ -377,6 +387,7 @@ class Stage:
             lambda address, wake: ScriptedLink(self._master, self._end_master),  # type: ignore[arg-type,return-value]
         )
         self._phase = ""
+        self._master.asked = Scale(*asked)
 
     async def do(self, command: str, arguments: Sequence[str]) -> list[str]:
         """Carries out a command, and everything that follows from it without time passing."""
@@ -464,6 +475,8 @@ def _in_words(action: Action) -> str:
             return f"kill {name(instance)}: {why}"
         case ReportExit(instance, ended):
             return f"report {name(instance)} {'Deleted' if ended.deleted else ended.reason}"
+        case Scale(ps, workers):
+            return f"tell master-0 ps={ps} worker={workers}"
         case Suspend():
             return "suspend"
     return type(action).__name__
@@ -472,8 +485,9 @@ def _in_words(action: Action) -> str:
 def stage(backend: str, options: Mapping[str, int], logs: Path) -> Stage:
     """The stage of a scenario whose job has so many PS and workers."""
     spec = {role: {"replicas": number} for role, number in options.items()}
+    asked = (options["ps"], options["worker"])
     if backend == "fake":
         fake = FakeWorld(spec)
-        return Stage(fake, fake)
+        return Stage(fake, fake, asked)
     world = KubernetesWorld(spec) if backend == "kubernetes" else LocalWorld(spec, logs)
-    return Stage(world, world.inner)
+    return Stage(world, world.inner, asked)

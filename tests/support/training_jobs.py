@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from emberscale_api.job import TrainingJobSpec, parse_manifest
+from emberscale_api.job import TrainingJob, TrainingJobSpec, parse_manifest
 
 
 def job_body(name: str = "ctr", uid: str = "job-uid", generation: int = 1, **spec: Any) -> dict[str, Any]:
@@ -20,8 +20,12 @@ def job_body(name: str = "ctr", uid: str = "job-uid", generation: int = 1, **spe
     }
 
 
-def training_spec(**spec: Any) -> TrainingJobSpec:
-    """The spec of a small job; its data is never read."""
+def training_job(**spec: Any) -> TrainingJob:
+    """A small job; its data is never read."""
     body = job_body(**spec)
-    document = {**body, "metadata": {"name": body["metadata"]["name"]}}
-    return parse_manifest(document).spec
+    return parse_manifest({**body, "metadata": {"name": body["metadata"]["name"]}})
+
+
+def training_spec(**spec: Any) -> TrainingJobSpec:
+    """The spec of a small job."""
+    return training_job(**spec).spec

@@ -41,6 +41,7 @@ _DURATIONS = {
     ("RunPolicy", "ttlAfterFinished"): True,
     ("ScalingSpec", "profileInterval"): False,
     ("ScalingSpec", "cooldown"): True,
+    ("ScalingSpec", "timeout"): False,
 }
 """Whether a duration may be 0."""
 

@@ -76,6 +76,11 @@ class ScalingSpec(ManifestPart):
     mode: ScalingMode = ScalingMode.AUTO
     profile_interval: Seconds = Field(default=15.0, gt=0, description="Interval between profiles sent to the brain")
     cooldown: Seconds = Field(default=60.0, ge=0, description="Minimum time between two changes of the job's shape")
+    timeout: Seconds = Field(
+        default=600.0,
+        gt=0,
+        description="Time that new parameter servers may take to start before the change of their number is given up",
+    )
     max_memory_growth: float = Field(
         default=4.0,
         ge=1,

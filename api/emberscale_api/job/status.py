@@ -33,12 +33,13 @@ class JobPhase(StrEnum):
 
 
 class ConditionType(StrEnum):
-    """`PROGRESSING`: nothing blocks the job; the others as in batch/v1."""
+    """`PROGRESSING`: nothing blocks the job. `SCALING`: its shape is changing. The others as in batch/v1."""
 
     PROGRESSING = "Progressing"
     COMPLETE = "Complete"
     FAILED = "Failed"
     SUSPENDED = "Suspended"
+    SCALING = "Scaling"
 
 
 class _Status(ManifestPart):
@@ -107,7 +108,8 @@ class PlanStatus(_Status):
     """The plan in force, and the reason for it.
 
     `version` is the master's; `brain_version` is that of the brain's plan that it followed last, 0 for none. The
-    expected speed is 0 if it is unknown; `scalings` counts changes of shape.
+    expected speed is 0 if it is unknown; `scalings` counts changes of shape, `step` is the number of the last step of
+    such a change that an Event tells of.
     """
 
     version: int = 0
@@ -116,6 +118,7 @@ class PlanStatus(_Status):
     brain_version: int = 0
     expected_samples_per_second: int = 0
     scalings: int = 0
+    step: int = 0
     ps: RolePlan | None = None
     worker: RolePlan | None = None
 
@@ -161,8 +164,8 @@ class TrainingJobStatus(_Status):
     """The whole.
 
     `active_since` is when the job started, plus the time that it rested. `applied_ps` is the number of parameter
-    servers that it last ran with. `image` is that of the operator that created the job: all pods of the job use it,
-    unless their template names another.
+    servers that it runs with; while rows move, the larger one. `image` is that of the operator that created the job:
+    all pods of the job use it, unless their template names another.
     """
 
     phase: JobPhase = JobPhase.PENDING

@@ -1285,6 +1285,8 @@ class Sizing(_message.Message):
     EXPECTED_SAMPLES_PER_SECOND_FIELD_NUMBER: _builtins.int
     SINCE_FIELD_NUMBER: _builtins.int
     SCALINGS_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    SCALING_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     """CamelCase: Manifest, WaitingForPlan, NoPlan, or the action of the brain's plan"""
     message: _builtins.str
@@ -1296,6 +1298,12 @@ class Sizing(_message.Message):
     """seconds since 1970, of the last change"""
     scalings: _builtins.int
     """changes of shape so far"""
+    scaling: _builtins.bool
+    """a change of shape is under way"""
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScalingStep]:
+        """the last steps of changes of shape, oldest first"""
+
     def __init__(
         self,
         *,
@@ -1305,14 +1313,49 @@ class Sizing(_message.Message):
         expected_samples_per_second: _builtins.float = ...,
         since: _builtins.float = ...,
         scalings: _builtins.int = ...,
+        steps: _abc.Iterable[Global___ScalingStep] | None = ...,
+        scaling: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["expected_samples_per_second", b"expected_samples_per_second", "message", b"message", "plan_version", b"plan_version", "reason", b"reason", "scalings", b"scalings", "since", b"since"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expected_samples_per_second", b"expected_samples_per_second", "message", b"message", "plan_version", b"plan_version", "reason", b"reason", "scaling", b"scaling", "scalings", b"scalings", "since", b"since", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Sizing: _TypeAlias = Sizing  # noqa: Y015
+
+@_typing.final
+class ScalingStep(_message.Message):
+    """A step of a change of shape that is done."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """ascending over the life of the job"""
+    reason: _builtins.str
+    """CamelCase, such as PlannedScaling and CopiedRows"""
+    message: _builtins.str
+    seconds: _builtins.float
+    """how long it took; 0 for what takes no time"""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        reason: _builtins.str = ...,
+        message: _builtins.str = ...,
+        seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "number", b"number", "reason", b"reason", "seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScalingStep: _TypeAlias = ScalingStep  # noqa: Y015
 
 @_typing.final
 class RolePlan(_message.Message):
@@ -1354,6 +1397,7 @@ class Plan(_message.Message):
     SIZING_FIELD_NUMBER: _builtins.int
     SILENT_FIELD_NUMBER: _builtins.int
     FINAL_FIELD_NUMBER: _builtins.int
+    ASKED_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     reason: _builtins.str
     """CamelCase"""
@@ -1372,6 +1416,10 @@ class Plan(_message.Message):
     def final(self) -> Global___JobStatus:
         """with a phase in which the job is over: what it came to. The master may be gone next"""
 
+    @_builtins.property
+    def asked(self) -> Global___ScaleRequest:
+        """what the master has heard last; of its manifest, until Scale is called"""
+
     def __init__(
         self,
         *,
@@ -1383,10 +1431,11 @@ class Plan(_message.Message):
         sizing: Global___Sizing | None = ...,
         silent: _abc.Iterable[Global___Member] | None = ...,
         final: Global___JobStatus | None = ...,
+        asked: Global___ScaleRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["final", b"final", "sizing", b"sizing"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked", "final", b"final", "sizing", b"sizing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["final", b"final", "message", b"message", "phase", b"phase", "reason", b"reason", "roles", b"roles", "silent", b"silent", "sizing", b"sizing", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked", "final", b"final", "message", b"message", "phase", b"phase", "reason", b"reason", "roles", b"roles", "silent", b"silent", "sizing", b"sizing", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1452,6 +1501,48 @@ class ReportExitReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReportExitReply: _TypeAlias = ReportExitReply  # noqa: Y015
+
+@_typing.final
+class ScaleRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PS_FIELD_NUMBER: _builtins.int
+    WORKERS_FIELD_NUMBER: _builtins.int
+    WAITS_FIELD_NUMBER: _builtins.int
+    ps: _builtins.int
+    """as the manifest says; 0: it leaves the number open"""
+    workers: _builtins.int
+    waits: _builtins.str
+    """what keeps the first new PS from starting, such as the scheduler's reason; empty: nothing"""
+    def __init__(
+        self,
+        *,
+        ps: _builtins.int = ...,
+        workers: _builtins.int = ...,
+        waits: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ps", b"ps", "waits", b"waits", "workers", b"workers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScaleRequest: _TypeAlias = ScaleRequest  # noqa: Y015
+
+@_typing.final
+class ScaleReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScaleReply: _TypeAlias = ScaleReply  # noqa: Y015
 
 @_typing.final
 class SuspendRequest(_message.Message):

@@ -79,6 +79,11 @@ class MasterStub:
                 request_serializer=emberscale__api_dot_rpc_dot_master__pb2.ReportExitRequest.SerializeToString,
                 response_deserializer=emberscale__api_dot_rpc_dot_master__pb2.ReportExitReply.FromString,
                 _registered_method=True)
+        self.Scale = channel.unary_unary(
+                '/emberscale.v1alpha1.Master/Scale',
+                request_serializer=emberscale__api_dot_rpc_dot_master__pb2.ScaleRequest.SerializeToString,
+                response_deserializer=emberscale__api_dot_rpc_dot_master__pb2.ScaleReply.FromString,
+                _registered_method=True)
         self.Suspend = channel.unary_unary(
                 '/emberscale.v1alpha1.Master/Suspend',
                 request_serializer=emberscale__api_dot_rpc_dot_master__pb2.SuspendRequest.SerializeToString,
@@ -154,6 +159,13 @@ class MasterServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Scale(self, request, context):
+        """The manifest was edited, or what keeps new processes from starting has changed. Rows move while training goes on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Suspend(self, request, context):
         """Takes a checkpoint, then leaves the job Suspended.
         """
@@ -215,6 +227,11 @@ def add_MasterServicer_to_server(servicer, server):
                     servicer.ReportExit,
                     request_deserializer=emberscale__api_dot_rpc_dot_master__pb2.ReportExitRequest.FromString,
                     response_serializer=emberscale__api_dot_rpc_dot_master__pb2.ReportExitReply.SerializeToString,
+            ),
+            'Scale': grpc.unary_unary_rpc_method_handler(
+                    servicer.Scale,
+                    request_deserializer=emberscale__api_dot_rpc_dot_master__pb2.ScaleRequest.FromString,
+                    response_serializer=emberscale__api_dot_rpc_dot_master__pb2.ScaleReply.SerializeToString,
             ),
             'Suspend': grpc.unary_unary_rpc_method_handler(
                     servicer.Suspend,
@@ -470,6 +487,33 @@ class Master:
             '/emberscale.v1alpha1.Master/ReportExit',
             emberscale__api_dot_rpc_dot_master__pb2.ReportExitRequest.SerializeToString,
             emberscale__api_dot_rpc_dot_master__pb2.ReportExitReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Scale(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/emberscale.v1alpha1.Master/Scale',
+            emberscale__api_dot_rpc_dot_master__pb2.ScaleRequest.SerializeToString,
+            emberscale__api_dot_rpc_dot_master__pb2.ScaleReply.FromString,
             options,
             channel_credentials,
             insecure,

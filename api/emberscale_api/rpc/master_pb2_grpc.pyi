@@ -56,6 +56,8 @@ class MasterStub:
     WatchPlan: _grpc.UnaryStreamMultiCallable[_master_pb2.WatchPlanRequest, _master_pb2.Plan]
     ReportExit: _grpc.UnaryUnaryMultiCallable[_master_pb2.ReportExitRequest, _master_pb2.ReportExitReply]
     """The operator saw a member's process or pod end."""
+    Scale: _grpc.UnaryUnaryMultiCallable[_master_pb2.ScaleRequest, _master_pb2.ScaleReply]
+    """The manifest was edited, or what keeps new processes from starting has changed. Rows move while training goes on."""
     Suspend: _grpc.UnaryUnaryMultiCallable[_master_pb2.SuspendRequest, _master_pb2.SuspendReply]
     """Takes a checkpoint, then leaves the job Suspended."""
     Shutdown: _grpc.UnaryUnaryMultiCallable[_master_pb2.ShutdownRequest, _master_pb2.ShutdownReply]
@@ -79,6 +81,8 @@ class MasterAsyncStub(MasterStub):
     WatchPlan: _aio.UnaryStreamMultiCallable[_master_pb2.WatchPlanRequest, _master_pb2.Plan]  # type: ignore[assignment]
     ReportExit: _aio.UnaryUnaryMultiCallable[_master_pb2.ReportExitRequest, _master_pb2.ReportExitReply]  # type: ignore[assignment]
     """The operator saw a member's process or pod end."""
+    Scale: _aio.UnaryUnaryMultiCallable[_master_pb2.ScaleRequest, _master_pb2.ScaleReply]  # type: ignore[assignment]
+    """The manifest was edited, or what keeps new processes from starting has changed. Rows move while training goes on."""
     Suspend: _aio.UnaryUnaryMultiCallable[_master_pb2.SuspendRequest, _master_pb2.SuspendReply]  # type: ignore[assignment]
     """Takes a checkpoint, then leaves the job Suspended."""
     Shutdown: _aio.UnaryUnaryMultiCallable[_master_pb2.ShutdownRequest, _master_pb2.ShutdownReply]  # type: ignore[assignment]
@@ -153,6 +157,14 @@ class MasterServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_master_pb2.ReportExitReply, _abc.Awaitable[_master_pb2.ReportExitReply]]:
         """The operator saw a member's process or pod end."""
+
+    @_abc_1.abstractmethod
+    def Scale(
+        self,
+        request: _master_pb2.ScaleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_master_pb2.ScaleReply, _abc.Awaitable[_master_pb2.ScaleReply]]:
+        """The manifest was edited, or what keeps new processes from starting has changed. Rows move while training goes on."""
 
     @_abc_1.abstractmethod
     def Suspend(

@@ -57,6 +57,7 @@ STATUS_SECONDS = 3.0
 _PROGRESS_SECONDS = 5.0
 _RETRY_SECONDS = 5.0
 _EXPELLED = "StateTooLarge"
+_LONGEST_OBSTACLE = 512
 _TRAINS = (JobPhase.TRAINING, JobPhase.EVALUATING, JobPhase.SAVING)
 _log = structlog.get_logger()
 
@@ -149,6 +150,7 @@ class KubernetesBackend:
             ended = self._tell_of_exits(job, before, after)
         if news.plan is not None and news.plan is not news.plan_before:
             stories.tell_scaling(self._recorder, job, news.plan_before, news.plan)
+            stories.tell_steps(self._recorder, job, self._known().plan, news.plan)
         for action in news.decision.actions:
             if isinstance(action, Delete):
                 self._observation.deletes(self._views[action.id])
@@ -220,6 +222,7 @@ class KubernetesBackend:
             revisions=objects.restart_keys,
             keeps_ended=run_policy.clean_pod_policy is not CleanPodPolicy.ALL,
             ttl=run_policy.ttl_after_finished,
+            waits=self._observation.obstacle(self._views.values(), self._actuator.problems)[:_LONGEST_OBSTACLE],
         )
 
     def _take_over(self, body: Mapping[str, Any]) -> None:

@@ -123,6 +123,17 @@ class Observation:
                 return "BackOff", f"{who} is restarted in {history.of(*slot).ready_at - now:.0f}s; it ended: {cause}"
         return None
 
+    def obstacle(self, views: Iterable[PodView], problems: Mapping[tuple[Role, int], tuple[str, str]]) -> str:
+        """What keeps the first PS without a running pod from starting, for people; empty where nothing is known."""
+        found = {slot: problem for slot, problem in problems.items() if slot[0] is Role.PS}
+        for view in views:
+            if view.id.role is Role.PS and view.instance.state is InstanceState.PENDING and view.waiting is not None:
+                found.setdefault((view.id.role, view.id.index), (view.waiting.reason, view.waiting.message))
+        if not found:
+            return ""
+        (role, index), (reason, message) = min(found.items())
+        return f"{role}-{index}: {reason}: {message}".removesuffix(": ")
+
     def _asked(self, view: PodView) -> PodView:
         """What was deleted by the operator ended because it was asked to, and what was killed because it was silent."""
         ended = view.instance.exit
@@ -154,6 +165,7 @@ def plan_of(written: PlanStatus | None) -> pb.Plan | None:
         plan_version=written.brain_version,
         expected_samples_per_second=written.expected_samples_per_second,
         scalings=written.scalings,
+        steps=[pb.ScalingStep(number=written.step)] if written.step else [],
     )
     plan = pb.Plan(sizing=sizing)
     for role, part in ((Role.PS, written.ps), (Role.WORKER, written.worker)):

@@ -160,6 +160,11 @@ def _conditions(before: Iterable[Condition], facts: Facts) -> tuple[Condition, .
         put(ConditionType.SUSPENDED, True, facts.reason or "JobSuspended", facts.message)
     elif ConditionType.SUSPENDED in conditions and phase is not JobPhase.SUSPENDING:
         put(ConditionType.SUSPENDED, False, "JobResumed", "the job resumes from its last checkpoint")
+    sizing = facts.plan.sizing if facts.plan is not None else pb.Sizing()
+    if not resting and sizing.steps and (last := sizing.steps[-1]).reason:
+        put(ConditionType.SCALING, sizing.scaling, last.reason, last.message)
+    elif resting and ConditionType.SCALING in conditions:
+        put(ConditionType.SCALING, False, str(phase), "the job rests")
     order = {str(kind): number for number, kind in enumerate(ConditionType)}
     # others may have written conditions of types that this version does not know: they stay, behind its own
     return tuple(sorted(conditions.values(), key=lambda condition: order.get(condition.type, len(order))))
@@ -227,6 +232,7 @@ def _plan(facts: Facts) -> PlanStatus | None:
         brain_version=sizing.plan_version,
         expected_samples_per_second=round(sizing.expected_samples_per_second),
         scalings=sizing.scalings,
+        step=max((step.number for step in sizing.steps), default=0),
         ps=role(Role.PS),
         worker=role(Role.WORKER),
     )

@@ -4,7 +4,7 @@ from datetime import datetime
 
 from emberscale_api.job import memory_quantity
 from emberscale_api.job.roles import Role
-from emberscale_api.job.status import JobPhase, MemberStatus, TrainingJobStatus
+from emberscale_api.job.status import JobPhase, MemberStatus, PlanStatus, TrainingJobStatus
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.kubernetes.events import EventRecorder
 from emberscale_operator.kubernetes.job import Job
@@ -13,6 +13,7 @@ from emberscale_operator.machine import InstanceId
 
 _NOUNS = {Role.MASTER: "Master", Role.PS: "PS", Role.WORKER: "Worker", Role.REDIS: "Redis", Role.BRAIN: "Brain"}
 _ROLES = {pb.PS: Role.PS, pb.WORKER: Role.WORKER}
+_SETBACKS = frozenset({"GaveUpScaling"})
 _PHASES = {
     JobPhase.PREPARING: ("PreparedPods", "the parameter servers are ready; workers index the data"),
     JobPhase.RESTORING: ("RestoringRows", "the parameter servers load their rows, new or from the last checkpoint"),
@@ -61,6 +62,16 @@ def tell_scaling(recorder: EventRecorder, job: Job, before: pb.Plan | None, afte
             recorder.normal(job, f"Scaled{way}{_NOUNS[role]}", f"{was.replicas} -> {new.replicas}; {text}", key)
         elif (new.cpu_cores, new.memory_bytes) != (was.cpu_cores, was.memory_bytes):
             recorder.normal(job, f"Planned{_NOUNS[role]}Resources", text, key)
+
+
+def tell_steps(recorder: EventRecorder, job: Job, before: PlanStatus | None, after: pb.Plan) -> None:
+    """Steps of a change of shape that are done since the status was written."""
+    known = before.step if before is not None else 0
+    for step in after.sizing.steps:
+        if step.number > known:
+            took = f", after {step.seconds:.1f}s" if step.seconds else ""
+            tell = recorder.warning if step.reason in _SETBACKS else recorder.normal
+            tell(job, step.reason, f"{step.message}{took}", str(step.number))
 
 
 def tell_refusal(recorder: EventRecorder, job: Job, instance: InstanceId, reason: str, message: str) -> None:

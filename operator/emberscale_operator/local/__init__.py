@@ -3,6 +3,7 @@
 from emberscale_operator.local.brain import BrainAddress, EmbeddedBrain
 from emberscale_operator.local.embedded_redis import RedisUnavailableError
 from emberscale_operator.local.folder import RunFolder
+from emberscale_operator.local.manifest import edit_manifest
 from emberscale_operator.local.port import PortUnavailableError
 from emberscale_operator.local.runner import LocalJob
 from emberscale_operator.local.snapshot import MemberExit, RunOutcome, RunView
@@ -17,4 +18,5 @@ __all__ = [
     "RunFolder",
     "RunOutcome",
     "RunView",
+    "edit_manifest",
 ]

@@ -16,6 +16,7 @@ from emberscale_api.rpc.codec import wire_phase
 from emberscale_operator.controller import News, Observed
 from emberscale_operator.local.embedded_redis import RedisWatch
 from emberscale_operator.local.environment import JobEnvironment
+from emberscale_operator.local.manifest import WatchedManifest
 from emberscale_operator.local.processes import JobProcesses
 from emberscale_operator.local.snapshot import MemberExit, RunOutcome, RunView
 from emberscale_operator.machine import (
@@ -74,7 +75,7 @@ class LocalBackend:
 
     def __init__(
         self,
-        spec: TrainingJobSpec,
+        manifest: WatchedManifest,
         policy: Policy,
         processes: JobProcesses,
         environment: JobEnvironment,
@@ -85,7 +86,7 @@ class LocalBackend:
         has_brain: Callable[[], bool],
         observer: Callable[[RunView], None],
     ) -> None:
-        self._spec = spec
+        self._manifest = manifest
         self._policy = policy
         self._processes = processes
         self._environment = environment
@@ -175,7 +176,7 @@ class LocalBackend:
         redis = (Demand(Role.REDIS, 1),) if self._redis is not None else ()
         brain = (Demand(Role.BRAIN, 1),) if self._has_brain() else ()
         return JobIntent(
-            spec=self._spec,
+            spec=self._manifest.spec,
             suspend=self._stop.suspend,
             policy=self._policy,
             own=(*redis, *brain),

@@ -30,6 +30,7 @@ from emberscale_operator.local.embedded_redis import (
 )
 from emberscale_operator.local.environment import JobEnvironment, numba_cache_folder
 from emberscale_operator.local.folder import RunFolder, make_socket_folder, remove_socket_folder
+from emberscale_operator.local.manifest import WatchedManifest
 from emberscale_operator.local.port import reserve_port
 from emberscale_operator.local.processes import JobProcesses, Launch
 from emberscale_operator.local.snapshot import RunOutcome, RunView
@@ -184,7 +185,7 @@ class LocalJob:
         """Drives the processes until the job has ended or nobody waits for that."""
         watch = RedisWatch(redis.url, self._folder.logs / f"{Role.REDIS}-0.log") if redis is not None else None
         backend = LocalBackend(
-            self._job.spec,
+            WatchedManifest(self._folder.manifest, self._job.spec),
             self._policy,
             processes,
             environment,

@@ -57,6 +57,18 @@ class Suspend:
 
 
 @dataclass(frozen=True)
+class Scale:
+    """Tells the master what the manifest says now: numbers of processes, 0 where it leaves one open.
+
+    `waits` says what keeps the first new parameter server from starting; empty: nothing.
+    """
+
+    ps: int
+    workers: int
+    waits: str = ""
+
+
+@dataclass(frozen=True)
 class ShutDown:
     """Tells the master of an ended job to exit by itself, after its last report."""
 
@@ -75,4 +87,4 @@ class WaitUntil:
     until: float
 
 
-Action = Create | Resize | Delete | Kill | Forget | ReportExit | Suspend | ShutDown | DeleteJob | WaitUntil
+Action = Create | Resize | Delete | Kill | Forget | ReportExit | Scale | Suspend | ShutDown | DeleteJob | WaitUntil

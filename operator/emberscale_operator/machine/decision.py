@@ -11,7 +11,7 @@ from emberscale_api.job import ScalingMode
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
 from emberscale_api.shape import RoleShape
-from emberscale_operator.machine.actions import Action, DeleteJob, Suspend, WaitUntil
+from emberscale_operator.machine.actions import Action, DeleteJob, Scale, Suspend, WaitUntil
 from emberscale_operator.machine.convergence import (
     converge,
     kill_silent,
@@ -25,6 +25,7 @@ from emberscale_operator.machine.restarts import History, advance
 from emberscale_operator.machine.standing import ENDED, JobStanding, MasterReport
 
 _WAITING = "WaitingForMaster"
+_SUSPENDED = "JobSuspended"
 
 
 @dataclass(frozen=True)
@@ -93,28 +94,40 @@ def _stand(
             return before
         after = _resumed(before, now)
     else:
-        after = _move(job, before, master, live, now)
+        after = _continue(job, before, master, live, now)
     if not after.rests and (failure := _exceeded(job.policy, after.history)):
         after = after.resting(JobPhase.FAILED, "BackoffLimitExceeded", failure, now, told=False)
     if after.phase is JobPhase.SUSPENDED:
         return replace(after, applied_ps=None)
     active_since = now if after.active_since is None else after.active_since
-    if after.rests or after.applied_ps is not None:
+    if after.rests:
         return replace(after, active_since=active_since)
-    return replace(after, active_since=active_since, applied_ps=job.spec.ps.replicas)
+    return replace(after, active_since=active_since, applied_ps=_applied_ps(job, before, master))
 
 
-def _move(job: JobIntent, before: JobStanding, master: MasterReport, live: bool, now: float) -> JobStanding:
+def _applied_ps(job: JobIntent, before: JobStanding, master: MasterReport) -> int | None:
+    """Returns how many parameter servers must run: rows leave a server before it goes, and only the master knows when.
+
+    What a master said before the job rested does not count any more.
+    """
+    if not before.rests:
+        planned = (master.sizes or {}).get(Role.PS)
+        if planned is not None and planned.replicas:
+            return planned.replicas
+        if before.applied_ps is not None:
+            return before.applied_ps
+    return job.spec.ps.replicas
+
+
+def _continue(job: JobIntent, before: JobStanding, master: MasterReport, live: bool, now: float) -> JobStanding:
     """Moves an active job from one phase to the next."""
     if master.end is not None:
         end = master.end
         # its status may know more than its plan
         told = master.status if master.status is not None and master.status.phase is end.phase else end
-        reason, message = told.reason, told.message
-        if end.phase is JobPhase.SUSPENDED:
-            reason, message = _why_suspended(job, message)
-        return before.resting(end.phase, reason, message, now, told=True)
-    if job.suspend or _reshapes(job, before):
+        reason = _SUSPENDED if end.phase is JobPhase.SUSPENDED else told.reason
+        return before.resting(end.phase, reason, told.message, now, told=True)
+    if job.suspend:
         return _suspend(job, before, master, live, now)
     deadline = job.spec.run_policy.active_deadline
     # a master that answers counts the time itself
@@ -139,17 +152,11 @@ def _resumed(before: JobStanding, now: float) -> JobStanding:
     return replace(before.at(JobPhase.PENDING, "Resumed", "creating the instances"), active_since=since)
 
 
-def _reshapes(job: JobIntent, standing: JobStanding) -> bool:
-    """Returns whether the number of parameter servers was edited, which takes effect through a checkpoint."""
-    wanted, applied = job.spec.ps.replicas, standing.applied_ps
-    return wanted is not None and applied is not None and wanted != applied
-
-
 def _suspend(job: JobIntent, before: JobStanding, master: MasterReport, live: bool, now: float) -> JobStanding:
     """Rests once the master has taken a checkpoint, or if no checkpoint can be taken."""
 
     def rest(message: str, told: bool) -> JobStanding:
-        return before.resting(JobPhase.SUSPENDED, *_why_suspended(job, message), now, told)
+        return before.resting(JobPhase.SUSPENDED, _SUSPENDED, message, now, told)
 
     if not live or (before.phase is JobPhase.PENDING and not master.answers):
         return rest("no checkpoint had to be taken", told=False)
@@ -169,12 +176,6 @@ def _suspend(job: JobIntent, before: JobStanding, master: MasterReport, live: bo
 
 def _suspending_since(standing: JobStanding, now: float) -> float:
     return now if standing.suspending_since is None else standing.suspending_since
-
-
-def _why_suspended(job: JobIntent, message: str) -> tuple[str, str]:
-    if job.suspend:
-        return "JobSuspended", message
-    return "ScalingPS", f"continues with {job.spec.ps.replicas or 'other'} parameter servers; {message}"
 
 
 def _exceeded(policy: Policy, history: History) -> str:
@@ -217,9 +218,17 @@ def _actions(
         yield WaitUntil(now + 1.0)
     else:
         yield from replace_outdated(job, instances)
+        yield from _edits(job, master)
     yield from kill_silent(job.policy, instances, master, now)
     yield from report_exits(instances, standing.history)
     yield from converge(demands, instances, standing.history, master.plan_heard, now)
+
+
+def _edits(job: JobIntent, master: MasterReport) -> Iterable[Action]:
+    """Tells a master that answers what it has not heard yet."""
+    wanted = Scale(job.spec.ps.replicas or 0, job.spec.worker.replicas or 0, job.waits)
+    if master.answers and master.asked is not None and master.asked != wanted:
+        yield wanted
 
 
 def _earliest_wait(actions: Iterable[Action]) -> tuple[Action, ...]:

@@ -61,6 +61,7 @@ class JobIntent:
     keeps_ended:     Instances that ended with the job stay if they hold its logs.
     ttl:             Seconds after its end at which the job is deleted; None keeps it.
     memory_ceiling:  Bytes beyond which no role's memory grows; None for no bound.
+    waits:           What keeps the first parameter server that does not run from starting, for people; empty: nothing.
     """
 
     spec: TrainingJobSpec
@@ -73,6 +74,7 @@ class JobIntent:
     keeps_ended: bool = False
     ttl: float | None = None
     memory_ceiling: int | None = None
+    waits: str = ""
 
 
 def demands_of(
@@ -86,7 +88,7 @@ def demands_of(
 
     sizes:       The master's plan, None until it is known; the manifest supplies what it leaves out.
                  The manifest bounds it: it may have been edited after the master read it.
-    applied_ps:  The number of PS that the job runs with until its next checkpoint and restart.
+    applied_ps:  The number of PS that the master asks for; while rows move, the manifest's is not it.
     grown:       Bytes of memory that a role needs because it ran out of less.
     planned:     A brain makes the first plan: a job that leaves sizes open begins with its master, which asks for it.
     """

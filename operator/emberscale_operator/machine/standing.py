@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
 from emberscale_api.shape import RoleShape
+from emberscale_operator.machine.actions import Scale
 from emberscale_operator.machine.restarts import History
 
 ENDED = frozenset({JobPhase.COMPLETE, JobPhase.FAILED})
@@ -22,7 +23,8 @@ class JobStanding:
     rested_at:         When it came to rest; None while it does not.
     told:              Its master brought it to rest, and informs its members.
     suspending_since:  When its suspension began; None unless it is Suspending.
-    applied_ps:        The number of PS that it runs with; None while it rests and may resume with any.
+    applied_ps:        The number of PS that its master asks for, which move rows before it changes; None while the job
+                       rests and may resume with any.
     store_ready:       Its own Redis has been ready.
     grown:             Bytes of memory that a role needs because it ran out of less.
     history:           The past lives of its instances.
@@ -71,6 +73,7 @@ class MasterReport:
 
     sizes:             The newest plan; None until one was received.
     plan_heard:        The plan is from the master that runs now.
+    asked:             What it was told last of the manifest; None until it has said.
     end:               How the job came to rest, according to its plan; None while it has not.
     status:            The job's phase, according to its status; None until one was received.
     silent:            Members that it has given up because they are silent, as (role, index, incarnation's name).
@@ -87,6 +90,7 @@ class MasterReport:
 
     sizes: Mapping[Role, RoleShape] | None = None
     plan_heard: bool = False
+    asked: Scale | None = None
     end: PhaseNews | None = None
     status: PhaseNews | None = None
     silent: frozenset[tuple[Role, int, str]] = frozenset()

@@ -5,6 +5,7 @@ import os
 import platform
 import shutil
 import uuid
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Self
 from emberscale._run.preflight import ensure_writable
 from emberscale._run.record import RunPaths, RunRecord, RunStatus, record_if_any, write_atomically
 from emberscale._run.resumption import refuse_another_job, refuse_changes_of_a_complete_run
+from emberscale._run.scaling import scaled_numbers
 from emberscale_api.errors import BadInputError
 from emberscale_api.job import TrainingJob
 from emberscale_operator.local import RunFolder
@@ -32,10 +34,14 @@ class Run:
     `next` in it.
     """
 
-    def __init__(self, home: RunPaths, paths: RunPaths, record: RunRecord, lock: int) -> None:
+    def __init__(
+        self, home: RunPaths, paths: RunPaths, record: RunRecord, lock: int, scaled: Mapping[str, int] | None = None
+    ) -> None:
         self.home = home
         self.paths = paths
         self.record = record
+        self.scaled = scaled or {}
+        """By role, numbers that an earlier launch was scaled to, and that this one begins with."""
         self._lock = lock
 
     @property
@@ -45,8 +51,9 @@ class Run:
 
     @property
     def job(self) -> TrainingJob:
-        """The manifest as this run resolved it."""
-        return self.record.job(self.paths)
+        """The manifest as this run resolved it, with the numbers that it was scaled to."""
+        job = self.record.job(self.paths)
+        return job.model_copy(update={"spec": job.spec.resized(**self.scaled)})
 
     def begin(self) -> None:
         """Writes run.json; a new run first removes what an earlier one left in its own place."""
@@ -108,7 +115,7 @@ def _open_locked(home: RunPaths, job: TrainingJob, resume: bool, overwrite: bool
     there, beside = record_if_any(home), record_if_any(home.next)
     newest, paths = (beside, home.next) if beside is not None else (there, home)
     if resume and newest is not None:
-        return Run(home, paths, _resumed(paths, newest, job), lock)
+        return Run(home, paths, _resumed(paths, newest, job), lock, scaled_numbers(paths, newest, job))
     if newest is None and any(home.root.iterdir()):
         raise BadInputError(f"--workdir: {home.root} is not empty and holds no run.json; choose another folder")
     if newest is not None and newest.status not in _ENDED and not overwrite:

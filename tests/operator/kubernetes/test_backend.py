@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from emberscale_operator.controller import Observed
 from emberscale_operator.kubernetes.client import ApiError, ApiInternalError, ApiUnavailableError
-from emberscale_operator.machine import Backoff, Policy
+from emberscale_operator.machine import Backoff, JobIntent, Policy
 from memory_api import MemoryApi, Operator, slot_of
 from training_jobs import job_body
 
@@ -581,6 +582,29 @@ def test_a_spec_that_cannot_run_is_said_and_mended_by_an_edit() -> None:
 
     asyncio.run(scenario())
     assert names_of(api.live_pods()) == WANTED
+
+
+def test_what_keeps_a_server_from_starting_is_part_of_the_intent() -> None:
+    api = new_api()
+
+    async def scenario() -> None:
+        operator = Operator(api)
+        await operator.settle()
+        assert (await intent(operator)).waits == ""
+        for name in ("ps-1", "worker-0"):
+            pod = next(pod for pod in api.live_pods() if slot_of(pod) == name)
+            unschedulable = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": name}
+            pod["status"] = {"phase": "Pending", "conditions": [unschedulable]}
+        api.sync()
+        await operator.step(5.0)
+        assert (await intent(operator)).waits == "ps-1: Unschedulable: ps-1"
+
+    async def intent(operator: Operator) -> JobIntent:
+        observed = await operator.controller._backend.observe(api.now)
+        assert isinstance(observed, Observed)
+        return observed.job
+
+    asyncio.run(scenario())
 
 
 def test_a_job_waits_aloud_each_time_that_it_waits() -> None:

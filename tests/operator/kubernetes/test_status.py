@@ -12,7 +12,9 @@ from emberscale_api.job.units import rough_time
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.shape import RoleShape
 from emberscale_operator.kubernetes.job import read_job
+from emberscale_operator.kubernetes.observation import plan_of
 from emberscale_operator.kubernetes.status import Facts, build_status, merge_patch, to_document
+from emberscale_operator.kubernetes.stories import tell_steps
 from emberscale_operator.machine import Demand, JobStanding, Resources, demands_of, grown_memory
 from emberscale_operator.machine.intent import replicas_of
 from training_jobs import job_body
@@ -75,6 +77,59 @@ def test_a_blocked_job_does_not_progress_and_says_why() -> None:
     status = build_status(TrainingJobStatus(), facts(JobPhase.PENDING, blocked=("Unschedulable", "ps-0: no node")))
     (condition,) = status.conditions
     assert (condition.status, condition.reason, condition.message) == ("False", "Unschedulable", "ps-0: no node")
+
+
+def steps(*reasons: str, scaling: bool = False) -> pb.Plan:
+    told = [pb.ScalingStep(number=n, reason=reason, message=f"{n}!") for n, reason in enumerate(reasons, 4)]
+    return pb.Plan(sizing=pb.Sizing(steps=told, scaling=scaling))
+
+
+def test_a_change_of_shape_is_a_condition_with_its_last_step() -> None:
+    first = build_status(TrainingJobStatus(), facts(JobPhase.TRAINING, plan=pb.Plan()))
+    assert conditions(first) == {"Progressing": "True"}
+    planned = build_status(first, facts(JobPhase.TRAINING, plan=steps("PlannedScaling", scaling=True)))
+    assert conditions(planned)["Scaling"] == "True"
+    refused = build_status(planned, facts(JobPhase.TRAINING, plan=steps("PlannedScaling", "GaveUpScaling")))
+    condition = refused.conditions[-1]
+    assert (condition.type, condition.status, condition.reason, condition.message) == (
+        "Scaling",
+        "False",
+        "GaveUpScaling",
+        "5!",
+    )
+    assert refused.plan is not None
+    assert refused.plan.step == 5
+    recalled = build_status(refused, facts(JobPhase.TRAINING, plan=plan_of(refused.plan)))
+    assert recalled.conditions == refused.conditions
+    assert recalled.plan is not None
+    assert recalled.plan.step == 5
+
+
+def test_a_job_at_rest_does_not_scale() -> None:
+    planned = build_status(TrainingJobStatus(), facts(JobPhase.TRAINING, plan=steps("PlannedScaling", scaling=True)))
+    rests = build_status(planned, facts(JobPhase.SUSPENDED, plan=steps("PlannedScaling", scaling=True)))
+    assert conditions(rests)["Scaling"] == "False"
+
+
+def test_steps_are_told_once() -> None:
+    recorder = Recorder()
+    job = read_job(job_body())
+    status = build_status(TrainingJobStatus(), facts(JobPhase.TRAINING, plan=steps("PlannedScaling")))
+    tell_steps(recorder, job, status.plan, steps("PlannedScaling", "GaveUpScaling"))  # type: ignore[arg-type]
+    assert recorder.told == [("Warning", "GaveUpScaling", "5!", "5")]
+
+
+class Recorder:
+    """What an EventRecorder is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str, str, str]] = []
+
+    def normal(self, job: object, reason: str, message: str, key: str) -> None:
+        self.told.append(("Normal", reason, message, key))
+
+    def warning(self, job: object, reason: str, message: str, key: str) -> None:
+        self.told.append(("Warning", reason, message, key))
 
 
 def test_progress_that_is_not_a_number_is_left_out() -> None:

@@ -1,0 +1,118 @@
+"""A change of shape as people follow it: planned, started, copied, held, switched, ended, each step with its duration.
+
+The steps are part of the plan, so that operator and command line tell each of them once.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from emberscale_api.job import TrainingJobSpec
+from emberscale_api.job.roles import Role
+from emberscale_api.shape import RoleShape
+from emberscale_jobmaster.membership import Slot, slot_name
+from emberscale_jobmaster.sizes import Reshaping, Scaling, ScalingStep, Sizes, describe_change
+from emberscale_jobmaster.state import JobState, wanted_sizes
+
+KEPT_STEPS = 8
+"""A change has six steps."""
+_MIB = 1 << 20
+
+
+def with_step(scaling: Scaling, reason: str, message: str, seconds: float) -> Scaling:
+    """Adds a step; the oldest are forgotten."""
+    number = scaling.steps[-1].number + 1 if scaling.steps else 1
+    step = ScalingStep(number, reason, message, round(max(0.0, seconds), 3))
+    return replace(scaling, steps=(*scaling.steps, step)[-KEPT_STEPS:])
+
+
+def begun(scaling: Scaling, before: Sizes, after: Sizes, why: str, now: float) -> Scaling:
+    """A change of shape begins; it takes the place of one that has not ended."""
+    change = describe_change(before, after)
+    return replace(
+        with_step(scaling, "PlannedScaling", f"{change}: {why}", 0.0), reshaping=Reshaping(before, after, now)
+    )
+
+
+def copied(state: JobState, servers: int, copied_bytes: int, rounds: int, seconds: float) -> JobState:
+    """All rows that change their owner are with their new one, but for the last changes."""
+    message = f"{copied_bytes / _MIB:,.1f} MiB of rows went to {servers} parameter servers in {rounds} rounds"
+    scaling = state.scaling
+    if scaling.steps and scaling.steps[-1].reason == "CopiedRows":  # a barrier failed, and more was copied
+        scaling = replace(scaling, steps=scaling.steps[:-1])
+        number = state.scaling.steps[-1].number
+        step = ScalingStep(number, "CopiedRows", message, round(seconds, 3))
+        return _with(state, replace(scaling, steps=(*scaling.steps, step)))
+    return _with(state, with_step(scaling, "CopiedRows", message, seconds))
+
+
+def switched(state: JobState, servers: int, version: int, paused: float, seconds: float) -> JobState:
+    """The new table is in force."""
+    held = with_step(state.scaling, "HeldPushes", f"pushes waited for {paused * 1000:,.0f} ms", paused)
+    message = f"rows are on {servers} parameter servers, by routing table {version}"
+    return _with(state, with_step(held, "SwitchedServers", message, seconds))
+
+
+def given_up(scaling: Scaling, message: str, now: float) -> Scaling:
+    """The change is taken back."""
+    change = scaling.reshaping
+    if change is None:
+        return with_step(scaling, "GaveUpScaling", message, 0.0)
+    told = with_step(scaling, "GaveUpScaling", message, now - change.began_at)
+    return replace(told, reshaping=replace(change, joined=frozenset({Role.PS, Role.WORKER})))
+
+
+def watched(state: JobState, spec: TrainingJobSpec, now: float) -> JobState:
+    """Notes that all new members have joined, and later that all superfluous ones have gone."""
+    change = state.scaling.reshaping
+    if change is None or state.over:
+        return state
+    wanted = wanted_sizes(state, spec)
+    seconds = now - change.began_at
+    scaling = state.scaling
+    for role in (Role.PS, Role.WORKER):
+        new = [member for member in _beyond(wanted, change.before) if member[0] is role]
+        if role in change.joined or any(_slot(state, *member).process is None for member in new):
+            continue
+        change = replace(change, joined=change.joined | {role})
+        scaling = replace(scaling, reshaping=change)
+        if new:
+            scaling = with_step(scaling, "StartedMembers", f"{_names(new)} joined", seconds)
+    state = _with(state, scaling)
+    if len(change.joined) < 2:
+        return state
+    if scaling.target is not None or state.move is not None:
+        return state
+    superfluous = _beyond(change.before, wanted) + _beyond(change.after, wanted)
+    if any(_slot(state, role, index).process is not None for role, index in superfluous):
+        return state
+    scaling = replace(scaling, reshaping=None)
+    gone = [(role, index) for role, index in superfluous if _slot(state, role, index).registrations]
+    if gone and scaling.steps[-1].reason != "GaveUpScaling":  # why it was given up stays to be seen
+        scaling = with_step(scaling, "EndedMembers", f"{_names(gone)} ended", seconds)
+    return _with(state, scaling)
+
+
+def _members(sizes: Sizes) -> list[tuple[Role, int]]:
+    return [(role, index) for role, size in _roles(sizes) for index in range(size.replicas)]
+
+
+def _beyond(more: Sizes, less: Sizes) -> list[tuple[Role, int]]:
+    """The members of one shape that another lacks."""
+    fewer = set(_members(less))
+    return [member for member in _members(more) if member not in fewer]
+
+
+def _roles(sizes: Sizes) -> tuple[tuple[Role, RoleShape], ...]:
+    return (Role.PS, sizes.ps), (Role.WORKER, sizes.worker)
+
+
+def _slot(state: JobState, role: Role, index: int) -> Slot:
+    return state.members.slot(role, index)
+
+
+def _names(members: Iterable[tuple[Role, int]]) -> str:
+    return ", ".join(dict.fromkeys(slot_name(role, index) for role, index in members))
+
+
+def _with(state: JobState, scaling: Scaling) -> JobState:
+    return state if scaling == state.scaling else replace(state, scaling=scaling, plan_version=state.plan_version + 1)

@@ -1,0 +1,65 @@
+"""The manifest of a run under way: the file that people edit through `emberscale scale`, and every new master reads."""
+
+import fcntl
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+from pydantic import ValidationError
+
+from emberscale_api.job import TrainingJob, TrainingJobSpec
+
+_log = structlog.get_logger()
+
+
+class WatchedManifest:
+    """The spec in a manifest file, as it is now; a file that cannot be read changes nothing."""
+
+    def __init__(self, path: Path, spec: TrainingJobSpec) -> None:
+        self._path = path
+        self._spec = spec
+        self._read = self._mark()
+
+    @property
+    def spec(self) -> TrainingJobSpec:
+        """The newest spec."""
+        mark = self._mark()
+        if mark is not None and mark != self._read:
+            self._read = mark
+            try:
+                self._spec = TrainingJob.from_json(self._path.read_text(encoding="utf-8")).spec
+            except (OSError, ValidationError) as error:
+                _log.warning("an edited manifest cannot be read", file=str(self._path), problem=str(error))
+        return self._spec
+
+    def _mark(self) -> tuple[int, int] | None:
+        """What differs after an edit."""
+        try:
+            found = self._path.stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns
+
+
+def edit_manifest(path: Path, edit: Callable[[TrainingJob], TrainingJob]) -> tuple[TrainingJob, TrainingJob]:
+    """Replaces a manifest file; returns what it was and what it is. Edits at the same time follow each other.
+
+    Whoever reads the file sees the old manifest or the new one, also after a power failure. Raises OSError, and what
+    `edit` raises.
+    """
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        before = TrainingJob.from_json(path.read_text(encoding="utf-8"))
+        after = edit(before)
+        beside = path.with_name(f".{path.name}.new")
+        with beside.open("w", encoding="utf-8") as file:
+            file.write(after.to_json())
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+    return before, after

@@ -1,0 +1,132 @@
+"""`emberscale scale`: other numbers of processes for a job that runs."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from emberscale._commands.cluster import Namespace
+from emberscale._commands.options import bad_input_exits, paragraphs
+from emberscale_api.errors import BadInputError
+from emberscale_api.job import RoleSpec, TrainingJobSpec
+
+HELP = paragraphs("""\
+Gives a running job other numbers of workers and parameter servers, while training goes on.
+
+JOB is a run on this machine, by its name or its folder; where there is none, or with [cyan]--namespace[/], a
+TrainingJob on the cluster that KUBECONFIG names.
+
+Workers join and leave between batches. New parameter servers start first, then rows move to their new owners, then
+servers without rows end. Servers that do not start within [cyan]spec.scaling.timeout[/] are given up, and the job keeps
+the number that it has. Each step is told with its duration: by [cyan]emberscale run[/], or as Events of the
+TrainingJob.
+
+The numbers take the place of those in the manifest, and of bounds, for good: a run that is resumed begins with them
+unless its manifest names others than before.
+""")
+EXAMPLES = """\
+[bold]Examples[/]
+
+  emberscale scale criteo-dlrm worker=4 ps=3
+
+  emberscale scale runs/criteo-dlrm ps=1
+
+  emberscale scale criteo-dlrm worker=8 --namespace ads
+"""
+_ROLES = ("worker", "ps")
+_MOST = 1024
+
+Numbers = Annotated[
+    list[str],
+    typer.Argument(metavar="ROLE=NUMBER...", help="Such as worker=4 ps=3; others stay.", show_default=False),
+]
+
+
+def scale(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Name of a job, or a run's folder.", show_default=False)],
+    numbers: Numbers,
+    namespace: Namespace = None,
+) -> None:
+    """Gives a running job other numbers of processes."""
+    with bad_input_exits():
+        wanted = read_numbers(numbers)
+        folder = None if namespace is not None else _folder_of(job)
+        if folder is not None:
+            from emberscale._run.scaling import scale_run
+
+            before, after = scale_run(folder, lambda spec: resized(spec, wanted))
+        else:
+            before, after = _scale_on_cluster(job, namespace, wanted)
+        typer.echo(f"{job}: {describe(before, after)}")
+
+
+def read_numbers(words: Sequence[str]) -> dict[str, int]:
+    """The number of each role that is named. Raises BadInputError."""
+    numbers: dict[str, int] = {}
+    for word in words:
+        role, separator, text = word.partition("=")
+        if not separator:
+            raise BadInputError(f"{word}: write ROLE=NUMBER, such as worker=4")
+        if role not in _ROLES:
+            only = "; there is exactly one master" if role == "master" else ""
+            raise BadInputError(f"{word}: {role or 'nothing'} cannot be scaled, but {' and '.join(_ROLES)} can{only}")
+        if role in numbers:
+            raise BadInputError(f"{word}: {role} is given twice")
+        if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= _MOST:
+            raise BadInputError(f"{word}: the number must be a whole one from 1 to {_MOST}")
+        numbers[role] = int(text)
+    return numbers
+
+
+def resized(spec: TrainingJobSpec, numbers: Mapping[str, int]) -> TrainingJobSpec:
+    """The spec with these numbers. Raises BadInputError for one that is out of its bounds."""
+    for role, number in numbers.items():
+        bounds: RoleSpec = getattr(spec, role)
+        least, most = bounds.min_replicas, bounds.max_replicas
+        if least is not None and number < least:
+            raise BadInputError(f"{role}={number}: spec.{role}.minReplicas is {least}; give {least} or more")
+        if most is not None and number > most:
+            raise BadInputError(f"{role}={number}: spec.{role}.maxReplicas is {most}; give {most} or fewer")
+    return spec.resized(numbers.get("ps", 0), numbers.get("worker", 0))
+
+
+def describe(before: TrainingJobSpec, after: TrainingJobSpec) -> str:
+    """What differs, and what follows from it."""
+    changes = []
+    for name, old, new in (("workers", before.worker, after.worker), ("PS", before.ps, after.ps)):
+        if old.replicas != new.replicas:
+            changes.append(f"{name} {_number(old)} -> {new.replicas}")
+    if not changes:
+        return "the numbers are as they were; nothing changes"
+    return f"{', '.join(changes)}; training goes on meanwhile"
+
+
+def _number(role: RoleSpec) -> str:
+    if role.replicas is not None:
+        return str(role.replicas)
+    return f"{role.min_replicas or 1}..{role.max_replicas or ''}"
+
+
+def _folder_of(job: str) -> Path | None:
+    """The folder of a run on this machine; None where there is none."""
+    for folder in (Path(job), Path("runs", job)):
+        if (folder / "run.json").exists() or (folder / "next" / "run.json").exists():
+            return folder
+    if "/" in job:
+        raise BadInputError(f"{job}: holds no run; give the folder of one, or the name of a job")
+    return None
+
+
+def _scale_on_cluster(
+    name: str, namespace: str | None, numbers: Mapping[str, int]
+) -> tuple[TrainingJobSpec, TrainingJobSpec]:
+    from emberscale._client import ClusterError, JobNotFoundError, TrainingJobClient
+
+    here = "" if namespace is not None else f"runs/{name} holds no run, and "
+    try:
+        return TrainingJobClient(namespace).scale(name, lambda spec: resized(spec, numbers))
+    except JobNotFoundError as error:
+        raise BadInputError(f"{name}: {here}the cluster has no such job: {error}") from error
+    except ClusterError as error:
+        raise BadInputError(f"{name}: {here}{error}") from error

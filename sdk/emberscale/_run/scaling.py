@@ -1,0 +1,69 @@
+"""Other numbers of processes for a run: while it is under way, and when it is resumed."""
+
+import fcntl
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from emberscale._run.record import RunPaths, RunRecord, RunStatus, record_if_any
+from emberscale_api.errors import BadInputError
+from emberscale_api.job import TrainingJob, TrainingJobSpec
+from emberscale_operator.local import RunFolder, edit_manifest
+
+Edit = Callable[[TrainingJobSpec], TrainingJobSpec]
+
+
+def scale_run(root: Path, edit: Edit) -> tuple[TrainingJobSpec, TrainingJobSpec]:
+    """Edits the manifest of the run under way in a folder; returns its spec before and after.
+
+    Its `emberscale run` follows within a moment. Raises BadInputError if none runs there, and what `edit` raises.
+    """
+    home = RunPaths(root)
+    paths, record = next(
+        ((paths, record) for paths in (home.next, home) if (record := record_if_any(paths)) is not None),
+        (home, None),
+    )
+    if record is None:
+        raise BadInputError(f"{root}: holds no run")
+    if not _is_held(root) or record.status is not RunStatus.RUNNING:
+        stopped = record.status is RunStatus.RUNNING
+        state = "was cut short" if stopped else f"is {record.status}"
+        ended = record.status in (RunStatus.COMPLETE, RunStatus.FAILED)
+        hint = "" if ended else "; go on with `emberscale run FILE --resume --set spec.worker.replicas=NUMBER`"
+        raise BadInputError(f"{root}: the run does not run: it {state}{hint}")
+    folder = RunFolder(paths.root)
+    if not folder.token.exists():  # a launch writes the manifest first, and then this
+        raise BadInputError(f"{root}: the run is just starting, or about to end; try again in a moment")
+    before, after = edit_manifest(folder.manifest, lambda job: job.model_copy(update={"spec": edit(job.spec)}))
+    return before.spec, after.spec
+
+
+def scaled_numbers(paths: RunPaths, earlier: RunRecord, job: TrainingJob) -> dict[str, int]:
+    """The numbers that an earlier launch was scaled to, by role, where the manifest is as it was then."""
+    try:
+        left = TrainingJob.from_json(RunFolder(paths.root).manifest.read_text(encoding="utf-8")).spec
+    except (OSError, ValidationError):
+        return {}
+    given = earlier.given.spec
+    return {
+        name: scaled.replicas
+        for name, scaled, before, now in (
+            ("worker", left.worker, given.worker, job.spec.worker),
+            ("ps", left.ps, given.ps, job.spec.ps),
+        )
+        if scaled.replicas is not None and scaled.replicas != before.replicas and now.replicas == before.replicas
+    }
+
+
+def _is_held(root: Path) -> bool:
+    """Whether an `emberscale run` owns the folder."""
+    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

@@ -1,0 +1,74 @@
+"""`emberscale scale` beside a run: processes come and go, rows move, and nothing stops or counts twice."""
+
+import re
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from local_jobs import Job, emberscale
+
+
+def steps(stderr: str) -> list[str]:
+    """What the progress says of changes of shape, without figures."""
+    return [re.sub(r"\d[\d.,]*(?<![.,])", "N", line) for line in stderr.splitlines() if line.startswith("scaling: ")]
+
+
+@pytest.mark.timeout(280)
+def test_a_run_is_scaled_up_and_down_without_a_stop(make_job: Callable[..., Job]) -> None:
+    job = make_job({"training": {"epochs": 12}, "ps": {"replicas": 1}, "worker": {"replicas": 1}})
+    job.start()
+    assert job.wait_for(lambda: job.samples() > 5_000)
+    told = emberscale("scale", str(job.run_folder), "worker=3", "ps=3", cwd=job.folder)
+    assert told.returncode == 0, told.stderr
+    assert "workers 1 -> 3, PS 1 -> 3" in told.stdout
+    assert job.wait_for(lambda: len(job.members("ps")) == 3 and len(job.members("worker")) == 3)
+    first = job.samples()
+    assert job.wait_for(lambda: job.samples() > first + 20_000)
+    assert emberscale("scale", str(job.run_folder), "ps=2", cwd=job.folder).returncode == 0
+    assert job.wait_for(lambda: len(job.members("ps")) == 2)
+    finished = job.finish()
+    summary = finished.summary
+    assert (finished.code, summary["phase"]) == (0, "Complete"), finished.stderr
+    assert summary["samples"] == summary["expected_samples"]
+    assert summary["recoveries"] == 0
+    assert set(summary["restarts"].values()) == {0}
+    audit = job.audit()
+    assert (audit["missing"], audit["repeated"], audit["contradictions"], audit["ps_count"]) == (0, 0, [], 2)
+    one = "scaling: N MiB of rows went to N parameter servers in N rounds (N s)"
+    switched = [
+        one,
+        "scaling: pushes waited for N ms (N s)",
+        "scaling: rows are on N parameter servers, by routing table N (N s)",
+    ]
+    planned = "scaling: PS N -> N: the manifest was edited"
+    told_steps = steps(finished.stderr)
+    for joined in ("ps-N, ps-N", "worker-N, worker-N"):  # in whatever order
+        told_steps.remove(f"scaling: {joined} joined (N s)")
+    assert told_steps == [
+        "scaling: workers N -> N, PS N -> N: the manifest was edited",
+        *switched,
+        planned,
+        *switched,
+        "scaling: ps-N ended (N s)",
+    ]
+
+
+@pytest.mark.timeout(280)
+def test_a_run_that_was_scaled_is_resumed_with_its_numbers(make_job: Callable[..., Job]) -> None:
+    job = make_job({"training": {"epochs": 6}})
+    job.start()
+    assert job.process is not None
+    assert job.wait_for(lambda: job.samples() > 5_000)
+    assert emberscale("scale", str(job.run_folder), "ps=1", cwd=job.folder).returncode == 0
+    assert job.wait_for(lambda: len(job.members("ps")) == 1)
+    job.process.send_signal(signal.SIGINT)
+    assert job.finish().code == 130
+    stopped = emberscale("scale", str(job.run_folder), "ps=3", cwd=job.folder)
+    assert stopped.returncode == 2
+    assert "the run does not run: it is Suspended" in stopped.stderr
+    resumed = job.run("--resume")
+    assert resumed.summary["phase"] == "Complete", resumed.stderr
+    assert "ps=1, as the run was scaled before" in resumed.stderr
+    audit = job.audit()
+    assert (audit["missing"], audit["repeated"], audit["contradictions"], audit["ps_count"]) == (0, 0, [], 1)

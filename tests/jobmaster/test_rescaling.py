@@ -1,0 +1,165 @@
+"""Edits of the numbers in the manifest of a job that runs: what the master makes of them, and what it says of it."""
+
+from dataclasses import replace
+
+from tests.jobmaster.driven import Driven, Fault
+
+from emberscale_api.job.roles import Role
+from emberscale_jobmaster.events import Rescaled
+from emberscale_jobmaster.state import sizes_of
+from emberscale_jobmaster.status import plan
+
+
+def training(servers: int = 2) -> Driven:
+    driven = Driven(servers=servers)
+    driven.start()
+    driven.train(4)
+    return driven
+
+
+def edit(driven: Driven, ps: int = 0, worker: int = 0, waits: str = "") -> None:
+    before = sizes_of(driven.job, driven.spec)
+    driven.spec = driven.spec.resized(ps, worker)
+    driven.tell(Rescaled(now=driven.now, before=before, waits=waits, wall=1e9))
+
+
+def replicas(driven: Driven) -> dict[str, int]:
+    """What the plan asks for, but for the master."""
+    asked = {0: "none", 1: "master", 2: "ps", 3: "worker"}
+    return {asked[role.role]: role.replicas for role in plan(driven.job, driven.spec).roles[1:]}
+
+
+def steps(driven: Driven) -> list[str]:
+    return [step.reason for step in driven.job.scaling.steps]
+
+
+def servers(driven: Driven) -> int:
+    return len(driven.job.routing.table.servers)
+
+
+def test_new_servers_start_then_rows_move_and_each_step_is_told() -> None:
+    driven = training()
+    edit(driven, ps=3)
+    assert (replicas(driven)["ps"], servers(driven)) == (3, 2)
+    assert steps(driven) == ["PlannedScaling"]
+    driven.pass_time(2)
+    driven.join(Role.PS, 2)
+    driven.pass_time(2)
+    assert (replicas(driven)["ps"], servers(driven), driven.job.recoveries) == (3, 3, 0)
+    assert steps(driven) == ["PlannedScaling", "StartedMembers", "CopiedRows", "HeldPushes", "SwitchedServers"]
+    joined = driven.job.scaling.steps[1]
+    assert (joined.message, joined.seconds) == ("ps-2 joined", 2.0)
+    assert driven.job.scaling.reshaping is None
+    driven.train_all()
+    driven.beat()
+
+
+def test_old_servers_go_once_their_rows_have() -> None:
+    driven = training(3)
+    driven.faults["Copy", 0] = Fault(code="DEADLINE_EXCEEDED", times=8)
+    edit(driven, ps=2)
+    assert (replicas(driven)["ps"], servers(driven)) == (3, 3)
+    driven.pass_time(4)
+    assert (replicas(driven)["ps"], servers(driven)) == (2, 2)
+    assert driven.job.scaling.reshaping is not None
+    driven.kill(Role.PS, 2)
+    assert driven.job.scaling.steps[-1].message == "ps-2 ended"
+    assert driven.job.recoveries == 0
+
+
+def test_workers_are_wanted_at_once() -> None:
+    driven = training()
+    workers = replicas(driven)["worker"]
+    edit(driven, worker=workers + 1)
+    assert replicas(driven) == {"ps": 2, "worker": workers + 1}
+    driven.join(Role.WORKER, workers)
+    assert [step.message for step in driven.job.scaling.steps] == [
+        f"workers {workers} -> {workers + 1}: the manifest was edited",
+        f"worker-{workers} joined",
+    ]
+
+
+def test_servers_that_do_not_come_are_given_up_for_the_reason_that_the_operator_names() -> None:
+    driven = training()
+    edit(driven, ps=4)
+    driven.join(Role.PS, 2)
+    edit(driven, ps=4, waits="ps-3: Unschedulable: 0/2 nodes are available")
+    driven.pass_time(driven.spec.scaling.timeout + 1)
+    assert (replicas(driven)["ps"], servers(driven), driven.job.recoveries) == (2, 2, 0)
+    assert steps(driven)[-1] == "GaveUpScaling"
+    message = driven.job.scaling.steps[-1].message
+    assert "ps-3 did not join within 600s: ps-3: Unschedulable: 0/2 nodes are available" in message
+    assert "edit spec.ps.replicas, which is 4, to try again" in message
+    driven.train(2)
+    driven.kill(Role.PS, 2)
+    assert steps(driven)[-1] == "GaveUpScaling"
+    assert driven.job.scaling.reshaping is None
+
+
+def test_a_number_that_was_given_up_is_tried_again_only_once_it_is_edited() -> None:
+    driven = training()
+    edit(driven, ps=3)
+    driven.pass_time(driven.spec.scaling.timeout + 1)
+    edit(driven, ps=3, waits="")
+    driven.master_dies()
+    driven.beat()
+    assert (replicas(driven)["ps"], driven.job.scaling.target) == (2, None)
+    edit(driven, ps=2)
+    edit(driven, ps=3)
+    driven.join(Role.PS, 2)
+    driven.pass_time(2)
+    assert servers(driven) == 3
+
+
+def test_an_edit_back_ends_the_change() -> None:
+    driven = training()
+    edit(driven, ps=3)
+    edit(driven, ps=2)
+    assert (replicas(driven)["ps"], driven.job.scaling.target, driven.job.move) == (2, None, None)
+    assert driven.job.scaling.reshaping is None
+
+
+def test_a_newer_edit_takes_the_place_of_one_that_is_under_way() -> None:
+    driven = training()
+    edit(driven, ps=3)
+    driven.faults["Copy", 0] = Fault(code="DEADLINE_EXCEEDED", times=8)
+    driven.join(Role.PS, 2)
+    assert driven.job.move is not None
+    edit(driven, ps=4)
+    driven.join(Role.PS, 3)
+    driven.pass_time(4)
+    assert (servers(driven), driven.job.recoveries) == (4, 0)
+
+
+def test_a_new_master_follows_an_edit_that_the_old_one_never_heard_of() -> None:
+    driven = training()
+    driven.spec = driven.spec.resized(ps=3)
+    driven.master_dies()
+    driven.beat()
+    assert (replicas(driven)["ps"], servers(driven)) == (3, 2)
+    driven.join(Role.PS, 2)
+    driven.pass_time(2)
+    assert (servers(driven), driven.job.recoveries) == (3, 0)
+
+
+def test_a_job_without_rows_takes_another_number_as_it_is() -> None:
+    driven = Driven(servers=2)
+    driven.join(Role.PS, 0)
+    edit(driven, ps=1)
+    assert (replicas(driven)["ps"], driven.job.scaling.target) == (1, None)
+
+
+def test_the_plan_says_what_was_heard() -> None:
+    driven = training()
+    version = driven.job.plan_version
+    edit(driven, ps=2, waits="ps-1: ErrImagePull")
+    said = plan(driven.job, driven.spec)
+    assert (said.asked.ps, said.asked.waits) == (2, "ps-1: ErrImagePull")
+    assert said.version > version
+
+
+def test_the_same_numbers_change_nothing() -> None:
+    driven = training()
+    before = driven.job
+    edit(driven, ps=2)
+    assert replace(driven.job, plan_version=before.plan_version) == before

@@ -1,0 +1,92 @@
+"""Changes of shape of a running job: rows move while training goes on, and what cannot be had is taken back."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster import RECORDS, Job, Place, assert_exact, eventually, kubectl, manifest, run, submit
+
+pytestmark = pytest.mark.timeout(900)
+
+COMMAND = Path(sys.executable).with_name("emberscale")
+EPOCHS = 40
+"""So that an edited job goes on until what the edit does was seen."""
+MOVE = ["PlannedScaling", "StartedMembers", "CopiedRows", "HeldPushes", "SwitchedServers"]
+NOWHERE = {"nodeSelector": {"no-node": "has-this"}}
+
+
+def training(name: str, place: Place, scaling: dict[str, str], **ps: Any) -> Job:
+    """A job that has trained a little, and will for a while."""
+    document = manifest(name, place)
+    document["spec"]["training"]["epochs"] = EPOCHS
+    document["spec"]["ps"] |= ps
+    document["spec"]["scaling"] = scaling
+    job = submit(document, place)
+    job.wait_for_samples(10_000)
+    return job
+
+
+def patch(job: Job, **spec: Any) -> None:
+    document = json.dumps({"spec": spec})
+    kubectl("patch", "tj", job.name, "-n", job.namespace, "--type=merge", "-p", document)
+
+
+def reasons(job: Job) -> list[str]:
+    return [event["reason"] for event in job.events()]
+
+
+def told(job: Job, reason: str, times: int = 1) -> bool | None:
+    """Whether an Event of this reason was told so often; None for `eventually`."""
+    return reasons(job).count(reason) >= times or None
+
+
+def gave_up(job: Job) -> Any:
+    """The condition of a change that was given up; None before."""
+    condition = job.condition("Scaling")
+    return condition if condition is not None and condition["reason"] == "GaveUpScaling" else None
+
+
+def uids(job: Job) -> set[str]:
+    return {pod["metadata"]["uid"] for role in ("master", "ps", "worker") for pod in job.running(role)}
+
+
+def assert_untroubled(job: Job, place: Place, servers: int) -> None:
+    """The job ends with so many servers, having lost and repeated nothing, and was never suspended or restored."""
+    status = job.wait_complete()
+    assert status["appliedPs"] == servers
+    assert status["progress"].get("recoveries", 0) == 0
+    assert_exact(job, place, EPOCHS * RECORDS)
+    assert "SuspendedJob" not in reasons(job)
+    assert reasons(job).count("RestoringRows") <= 1
+
+
+def test_the_number_of_servers_changes_without_a_stop(place: Place) -> None:
+    job = training("reshaped", place, {})
+    before = uids(job)
+    scaled = run(str(COMMAND), "scale", job.name, "ps=3", "-n", place.namespace)
+    assert "PS 2 -> 3" in scaled
+    eventually("rows on three servers", lambda: told(job, "SwitchedServers"), seconds=180)
+    assert len(job.running("ps")) == 3
+    assert before <= uids(job)
+    assert [reason for reason in reasons(job) if reason in MOVE] == MOVE
+    patch(job, ps={"replicas": 1}, worker={"replicas": 3})
+    eventually("rows on one server", lambda: told(job, "SwitchedServers", 2), seconds=180)
+    eventually("the others ended", lambda: told(job, "EndedMembers"), seconds=60)
+    eventually("one server", lambda: len(job.running("ps")) == 1 or None, seconds=60)
+    eventually("no change", lambda: job.condition("Scaling")["status"] == "False" or None, seconds=60)
+    assert_untroubled(job, place, servers=1)
+
+
+def test_servers_that_cannot_be_scheduled_are_given_up_and_training_goes_on(place: Place) -> None:
+    job = training("unplaced", place, {"timeout": "15s"}, replicas=1)
+    patch(job, ps={"replicas": 2, "template": NOWHERE})
+    eventually("given up", lambda: told(job, "GaveUpScaling"), seconds=120)
+    condition = eventually("said", lambda: gave_up(job), seconds=60)
+    assert condition["status"] == "False"
+    assert "ps-1 did not join within 15s: ps-1: Unschedulable: " in condition["message"]
+    assert "node" in condition["message"]
+    eventually("one server is wanted", lambda: job.status()["ps"]["wanted"] == 1 or None, seconds=60)
+    assert_untroubled(job, place, servers=1)

@@ -1,0 +1,158 @@
+"""`emberscale scale`: what it refuses, and what it writes; tests/e2e runs it beside a job."""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from emberscale._cli import app
+from emberscale._run.record import RunPaths, RunRecord, RunStatus
+from emberscale._run.scaling import scaled_numbers
+from emberscale_api.job import TrainingJob
+from emberscale_operator.local import RunFolder
+from emberscale_operator.local.manifest import WatchedManifest
+from training_jobs import training_job
+
+
+def run_of(root: Path, status: RunStatus = RunStatus.RUNNING, **spec: Any) -> TrainingJob:
+    """A run's folder as `emberscale run` leaves it while the run is under way; its manifest."""
+    job = training_job(**spec)
+    folder = RunFolder(root)
+    folder.make()
+    folder.manifest.write_text(job.to_json(), encoding="utf-8")
+    folder.write_token()
+    manifest = job.model_dump(mode="json", by_alias=True, exclude_none=True)
+    record = RunRecord(name="ctr", uid="uid", status=status, started_at=datetime.now(UTC), manifest=manifest)
+    RunPaths(root).record.write_text(record.model_dump_json(), encoding="utf-8")
+    return job
+
+
+def scale(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["scale", *arguments])
+    return result.exit_code, result.output
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[Path]:
+    """The folder of a run under way, with two workers and a server."""
+    root = tmp_path / "runs" / "ctr"
+    run_of(root, worker={"replicas": 2}, ps={"replicas": 1})
+    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    yield root
+    os.close(descriptor)
+
+
+def spec_of(root: Path) -> Any:
+    return TrainingJob.from_json(RunFolder(root).manifest.read_text()).spec
+
+
+def test_the_numbers_are_written_where_the_run_sees_them(held: Path) -> None:
+    watched = WatchedManifest(RunFolder(held).manifest, spec_of(held))
+    code, said = scale(str(held), "worker=4", "ps=3")
+    assert (code, said) == (0, f"{held}: workers 2 -> 4, PS 1 -> 3; training goes on meanwhile\n")
+    assert (watched.spec.worker.replicas, watched.spec.ps.replicas) == (4, 3)
+    assert scale(str(held), "ps=3") == (0, f"{held}: the numbers are as they were; nothing changes\n")
+
+
+def test_a_run_is_found_by_its_name(held: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(held.parent.parent)
+    assert scale("ctr", "ps=2")[0] == 0
+    assert spec_of(held).ps.replicas == 2
+
+
+@pytest.mark.parametrize(
+    ("word", "problem"),
+    [
+        ("worker", "worker: write ROLE=NUMBER, such as worker=4"),
+        ("redis=2", "redis=2: redis cannot be scaled, but worker and ps can"),
+        ("master=2", "there is exactly one master"),
+        ("worker=0", "worker=0: the number must be a whole one from 1 to 1024"),
+        ("worker=many", "worker=many: the number must be a whole one"),
+        ("worker=1025", "from 1 to 1024"),
+    ],
+)
+def test_words_that_make_no_sense_are_refused(held: Path, word: str, problem: str) -> None:
+    before = RunFolder(held).manifest.read_text()
+    code, said = scale(str(held), word)
+    assert code == 2
+    assert problem in said
+    assert RunFolder(held).manifest.read_text() == before
+
+
+def test_a_role_is_named_once(held: Path) -> None:
+    assert "ps is given twice" in scale(str(held), "ps=2", "ps=3")[1]
+
+
+@pytest.mark.parametrize(
+    ("number", "problem"), [(1, "spec.worker.minReplicas is 2; give 2 or more"), (9, "spec.worker.maxReplicas is 8")]
+)
+def test_numbers_out_of_bounds_are_refused_with_the_bound(held: Path, number: int, problem: str) -> None:
+    run_of(held, worker={"minReplicas": 2, "maxReplicas": 8})
+    code, said = scale(str(held), f"worker={number}")
+    assert code == 2
+    assert problem in said
+
+
+def test_a_number_takes_the_place_of_bounds(held: Path) -> None:
+    run_of(held, worker={"minReplicas": 2, "maxReplicas": 8})
+    assert "workers 2..8 -> 5" in scale(str(held), "worker=5")[1]
+    assert (spec_of(held).worker.replicas, spec_of(held).worker.max_replicas) == (5, None)
+
+
+@pytest.mark.parametrize(
+    ("status", "problem"),
+    [
+        (RunStatus.COMPLETE, "it is Complete"),
+        (RunStatus.SUSPENDED, "it is Suspended; go on with `emberscale run FILE --resume"),
+        (RunStatus.RUNNING, "it was cut short; go on with"),
+    ],
+)
+def test_a_run_that_does_not_run_is_refused(tmp_path: Path, status: RunStatus, problem: str) -> None:
+    run_of(tmp_path, status)
+    code, said = scale(str(tmp_path), "ps=2")
+    assert code == 2
+    assert problem in said
+
+
+def test_a_run_that_is_just_starting_is_refused(held: Path) -> None:
+    RunFolder(held).token.unlink()
+    assert "just starting" in scale(str(held), "ps=2")[1]
+
+
+def test_without_a_run_the_cluster_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "nowhere"))
+    monkeypatch.chdir(tmp_path)
+    code, said = scale("ctr", "ps=2")
+    assert code == 2
+    assert "ctr: runs/ctr holds no run, and no cluster" in said
+    assert "runs/ctr holds no run" not in scale("ctr", "ps=2", "--namespace", "ads")[1]
+    assert "./ctr: holds no run" in scale("./ctr", "ps=2")[1]
+
+
+def test_a_resumed_run_keeps_its_numbers_unless_the_manifest_names_others(tmp_path: Path) -> None:
+    job = run_of(tmp_path, ps={"replicas": 1}, worker={"replicas": 2})
+    paths = RunPaths(tmp_path)
+    record = RunRecord.model_validate_json(paths.record.read_text())
+    assert scaled_numbers(paths, record, job) == {}
+    scaled = job.model_copy(update={"spec": job.spec.resized(ps=3, worker=4)})
+    RunFolder(tmp_path).manifest.write_text(scaled.to_json())
+    assert scaled_numbers(paths, record, job) == {"ps": 3, "worker": 4}
+    edited = job.model_copy(update={"spec": job.spec.resized(ps=2)})
+    assert scaled_numbers(paths, record, edited) == {"worker": 4}
+
+
+def test_a_manifest_that_cannot_be_read_changes_nothing(tmp_path: Path) -> None:
+    job = training_job(ps={"replicas": 2})
+    file = tmp_path / "manifest.json"
+    file.write_text(job.to_json())
+    watched = WatchedManifest(file, job.spec)
+    file.unlink()
+    assert watched.spec == job.spec
+    file.write_text("{")
+    assert watched.spec == job.spec
