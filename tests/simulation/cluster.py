@@ -27,6 +27,8 @@ PATIENCE_SECONDS = 900.0
 """Within this after the last fault, the job must be Complete."""
 
 _CALL_SECONDS = 10.0
+_LAST_WRITE_SECONDS = 0.02
+"""In that time, a master that another one replaces still writes what it has just decided."""
 
 
 class Cluster:
@@ -121,14 +123,15 @@ class Cluster:
 
     def call_redis(self, caller: Process, ask: Callable[[Redis], Task[Any]]) -> Signal[Any]:
         """Calls Redis."""
-        find = lambda: self.operator.process(Role.REDIS, 0)  # noqa: E731
+        is_cut_off = isinstance(caller, Master) and self.world.now < caller.cut_off_until
+        find = lambda: None if is_cut_off else self.operator.process(Role.REDIS, 0)  # noqa: E731
         return self.network.call(caller, find, ask, 5.0)
 
     def dawdle(self, master: Master) -> float:
         """Seconds until the master makes a call that it could make now."""
         random = self.world.random
         if master.is_parted:
-            return random.uniform(0.0, 14.0)
+            return random.uniform(0.0, 5.0)
         return random.uniform(5.0, 14.0) if random.random() < self._dawdling else 0.0
 
     def move_reaches(self, moment: str) -> None:
@@ -158,7 +161,7 @@ class Cluster:
             case Kind.SPLIT:
                 for parted in self.operator.start_second_master():
                     parted.is_parted = True
-                    self._hang(parted, fault.seconds)
+                    self.world.after(_LAST_WRITE_SECONDS, partial(parted.cut_off, fault.seconds))
             case Kind.NO_MEMORY if isinstance(target, ParameterServer):
                 target.failing_pushes += 1
             case Kind.LOST_TAIL:

@@ -118,11 +118,17 @@ class Master(Process):
         self.state: MasterState | None = None
         self.is_parted = False
         """Another master was started beside this one."""
+        self.cut_off_until = 0.0
+        """When it reaches Redis again, and so learns of the other."""
         self._term = 0
         self._version, self._durable = 1, 0
         self._writable = True
         self._changed: Signal[None] = Signal()
         self._effects: list[tuple[int, Effect]] = []
+
+    def cut_off(self, seconds: float) -> None:
+        """Loses the way to Redis for so long."""
+        self.cut_off_until = self.world.now + seconds
 
     def live(self) -> Task[None]:
         """Takes over, then keeps the state durable and looks at the time."""

@@ -16,7 +16,7 @@ class Kind(StrEnum):
     CUT = "cut"
     """All data-plane connections of a member break."""
     SPLIT = "split"
-    """A second master is started while the first one goes on, late with its calls; it stands still for `seconds`."""
+    """A second master is started while the first one goes on, late with its calls, and without Redis for `seconds`."""
     NO_MEMORY = "no memory"
     """The next push to a parameter server finds no room."""
     LOST_TAIL = "lost tail"
@@ -179,7 +179,7 @@ def _rescaled(random: Random, base: Scenario) -> Scenario:
         wanted = random.choice([count for count in range(1, MOST_SERVERS + 1) if count != wanted])
         rescales.append((time / 10, wanted))
     most = max(base.servers, *(count for _, count in rescales))
-    faults = [fault for _ in range(random.choice((0, 0, 1, 1, 2))) for fault in _move_faults(random, most)]
+    faults = [fault for _ in range(random.choice((0, 1, 1, 1, 2))) for fault in _move_faults(random, most)]
     return replace(
         base,
         batches=base.batches + random.randint(0, 6),
@@ -193,9 +193,7 @@ def _move_faults(random: Random, servers: int) -> list[Fault]:
     """One fault at a moment of a move, and what makes it worse."""
     during = random.choice((*MovePhase, MovePhase.SWITCH, SWITCHED, SWITCHED))
     at = random.choice((0.0, 0.002, 0.01, 0.05, 0.4))
-    kind = random.choice(
-        (Kind.KILL, Kind.KILL, Kind.HANG, Kind.CUT, Kind.SPLIT, Kind.SPLIT, Kind.LOST_TAIL, Kind.LOST_TAIL)
-    )
+    kind = random.choice((Kind.KILL, Kind.KILL, Kind.HANG, Kind.CUT, *[Kind.SPLIT] * 3, Kind.LOST_TAIL, Kind.LOST_TAIL))
     match kind:
         case Kind.KILL | Kind.HANG:
             role = random.choice(("ps", "ps", "ps", "master", "master", "redis"))
@@ -204,7 +202,9 @@ def _move_faults(random: Random, servers: int) -> list[Fault]:
         case Kind.CUT:
             return [Fault(at, kind, "ps", random.randrange(servers), 0.0, during)]
         case Kind.SPLIT:
-            parted = Fault(at, kind, seconds=random.choice((0.0, 0.0, 1.0, 6.0)), during=during)
+            during = random.choice((*MovePhase, MovePhase.SWITCH))
+            at = random.choice((0.0, 0.0, at))  # at once: calls that are decided are still to be made
+            parted = Fault(at, kind, seconds=random.choice((0.0, 4.0, 9.0)), during=during)
             # Either master may be the one that writes, where the store has forgotten who came last.
             forgets = Fault(at + random.uniform(0.2, 1.5), Kind.LOST_WRITES, during=during)
             return [parted, forgets] if random.random() < 0.3 else [parted]
