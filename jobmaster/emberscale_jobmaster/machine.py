@@ -20,6 +20,7 @@ from emberscale_jobmaster import (
     restoring,
     scaling,
     tasks,
+    transitions,
 )
 from emberscale_jobmaster.effects import Dropped, Effect, Granted, Noted, StartedUp
 from emberscale_jobmaster.events import (
@@ -369,6 +370,8 @@ def _settled(
         seen = seen.rolled_back()
     if job.ledger is not before.job.ledger:
         job.ledger.check()
+    if job is not before.job:
+        transitions.check(before.job.operations, job.operations)
     if job.members is not before.job.members or job.ledger is not before.job.ledger:
         seen = seen.watching(job.members, job.ledger)
     effects = [*effects, *_effects_between(before.job, job, spec)]

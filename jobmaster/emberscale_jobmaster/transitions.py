@@ -1,0 +1,109 @@
+"""Which phase may follow which: of each operation, and of the job as people see it.
+
+The machine checks every step of an operation against its table, so that a defect ends the master before it is durable.
+`deploy/site/state_diagrams.py` draws the tables into docs/architecture.md.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from emberscale_api.job.status import JobPhase
+from emberscale_jobmaster.ledger import BooksError
+from emberscale_jobmaster.operations import (
+    Checkpointing,
+    CheckpointPhase,
+    Move,
+    MovePhase,
+    Operation,
+    Pruning,
+    Restore,
+    RestorePhase,
+)
+
+
+@dataclass(frozen=True)
+class Transition:
+    """One step from a phase to another. `before` is empty where it begins, `after` where it is over."""
+
+    before: str
+    after: str
+    why: str
+
+
+RESTORE = (
+    Transition("", RestorePhase.FIND, "all servers are there"),
+    Transition("", RestorePhase.LOAD, "all servers are there, and the job has no checkpoints"),
+    Transition(RestorePhase.FIND, RestorePhase.LOAD, "the newest sound checkpoint is found"),
+    Transition(RestorePhase.FIND, "", "the storage is out of reach, or a server is lost"),
+    Transition(RestorePhase.LOAD, "", "all servers have loaded, or one failed"),
+)
+
+CHECKPOINTING = (
+    Transition("", CheckpointPhase.BARRIER, "the interval is over, or the job ends"),
+    Transition(CheckpointPhase.BARRIER, CheckpointPhase.SAVE, "all servers agree, and have snapshots"),
+    Transition(CheckpointPhase.SAVE, CheckpointPhase.WRITE, "all files are written"),
+    Transition(CheckpointPhase.BARRIER, "", "the servers differ, or one failed"),
+    Transition(CheckpointPhase.SAVE, "", "a server failed"),
+    Transition(CheckpointPhase.WRITE, "", "the manifest is written"),
+)
+
+MOVE = (
+    Transition("", MovePhase.PREPARE, "all servers of the new shape are there"),
+    Transition(MovePhase.PREPARE, MovePhase.COPY, "all servers have room"),
+    Transition(MovePhase.COPY, MovePhase.BARRIER, "little is left, and no checkpoint is in the way"),
+    Transition(MovePhase.BARRIER, MovePhase.COPY, "the barrier failed"),
+    Transition(MovePhase.BARRIER, MovePhase.SWITCH, "the last changes are handed over"),
+    Transition(MovePhase.PREPARE, "", "not wanted any more, or failed"),
+    Transition(MovePhase.COPY, "", "not wanted any more, or failed"),
+    Transition(MovePhase.BARRIER, "", "a server is lost, or the master"),
+    Transition(MovePhase.SWITCH, "", "all servers have switched, or the job rolls back"),
+)
+
+JOB = (
+    Transition("", JobPhase.PENDING, "submitted"),
+    Transition(JobPhase.PENDING, JobPhase.PREPARING, "all servers are there"),
+    Transition(JobPhase.PENDING, JobPhase.RESTORING, "all servers are there, and the data is indexed"),
+    Transition(JobPhase.PREPARING, JobPhase.PENDING, "a server is lost"),
+    Transition(JobPhase.PREPARING, JobPhase.RESTORING, "the data is indexed"),
+    Transition(JobPhase.RESTORING, JobPhase.PENDING, "a server is lost before training"),
+    Transition(JobPhase.RESTORING, JobPhase.TRAINING, "all servers have loaded"),
+    Transition(JobPhase.RESTORING, JobPhase.SAVING, "the checkpoint holds all epochs"),
+    Transition(JobPhase.TRAINING, JobPhase.EVALUATING, "the epoch is trained"),
+    Transition(JobPhase.TRAINING, JobPhase.SAVING, "all epochs are trained"),
+    Transition(JobPhase.TRAINING, JobPhase.RESTORING, "a server is lost"),
+    Transition(JobPhase.EVALUATING, JobPhase.TRAINING, "the next epoch begins"),
+    Transition(JobPhase.EVALUATING, JobPhase.SAVING, "all epochs are evaluated"),
+    Transition(JobPhase.EVALUATING, JobPhase.RESTORING, "a server is lost"),
+    Transition(JobPhase.SAVING, JobPhase.RESTORING, "a server is lost"),
+    Transition(JobPhase.SAVING, JobPhase.COMPLETE, "the last checkpoint is complete"),
+    Transition(JobPhase.COMPLETE, "", ""),
+)
+"""Besides, a job that is not over can be suspended or fail in any phase; one that is suspended begins as Pending."""
+
+_TABLES: Mapping[type[Operation], tuple[Transition, ...]] = {
+    Restore: RESTORE,
+    Checkpointing: CHECKPOINTING,
+    Move: MOVE,
+}
+_ALLOWED = {
+    kind: frozenset((transition.before, transition.after) for transition in table) for kind, table in _TABLES.items()
+}
+
+
+def check(before: Iterable[Operation], after: Iterable[Operation]) -> None:
+    """Raises BooksError where an operation's phase does not follow from the one that it had."""
+    left = {operation.id: operation for operation in before}
+    steps: list[tuple[Operation, str, str]] = []
+    for operation in after:
+        earlier = left.pop(operation.id, None)
+        if earlier is not operation:
+            steps.append((operation, "" if earlier is None else _phase(earlier), _phase(operation)))
+    steps += [(operation, _phase(operation), "") for operation in left.values()]
+    for operation, was, now in steps:
+        if was != now and (was, now) not in _ALLOWED[type(operation)]:
+            name = type(operation).__name__
+            raise BooksError(f"{name} {operation.id}: {now or 'its end'} does not follow {was or 'its beginning'}")
+
+
+def _phase(operation: Operation) -> str:
+    return "" if isinstance(operation, Pruning) else operation.phase
