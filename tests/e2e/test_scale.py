@@ -1,5 +1,10 @@
-"""`emberscale scale` beside a run: processes come and go, rows move, and nothing stops or counts twice."""
+"""`emberscale scale` beside a run: processes come and go, rows move, and nothing stops or counts twice.
 
+EMBERSCALE_SCALE_SEEDS says how many times random scalings are mixed with kills; the suite does it once.
+"""
+
+import os
+import random
 import re
 import signal
 from collections.abc import Callable
@@ -7,6 +12,9 @@ from collections.abc import Callable
 import pytest
 
 from local_jobs import Job, emberscale
+
+SEEDS = range(int(os.environ.get("EMBERSCALE_SCALE_SEEDS", "1")))
+SCALINGS = 10
 
 
 def steps(stderr: str) -> list[str]:
@@ -72,3 +80,24 @@ def test_a_run_that_was_scaled_is_resumed_with_its_numbers(make_job: Callable[..
     assert "ps=1, as the run was scaled before" in resumed.stderr
     audit = job.audit()
     assert (audit["missing"], audit["repeated"], audit["contradictions"], audit["ps_count"]) == (0, 0, [], 1)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_scalings_and_kills_lose_and_repeat_nothing(make_job: Callable[..., Job], seed: int) -> None:
+    choice = random.Random(seed)
+    job = make_job({"training": {"epochs": 20}, "checkpoint": {"interval": "2s"}, "runPolicy": {"backoffLimit": 100}})
+    job.start()
+    for number in range(SCALINGS):
+        least = number * 40_000 + choice.randrange(40_000)  # rather many fall into the move before
+        assert job.wait_for(lambda: job.samples() > least)  # noqa: B023  # it is waited for here
+        numbers = f"{choice.choice(['ps', 'worker'])}={choice.randint(1, 4)}"
+        assert emberscale("scale", str(job.run_folder), numbers, cwd=job.folder).returncode == 0
+        victim = choice.choice([None, "master", "ps", "worker"])
+        if victim is not None:
+            assert job.kill(victim, choice)
+    finished = job.finish()
+    assert finished.summary["phase"] == "Complete", finished.stderr
+    assert finished.summary["samples"] == finished.summary["expected_samples"]
+    audit = job.audit()
+    assert (audit["missing"], audit["repeated"], audit["contradictions"]) == (0, 0, [])

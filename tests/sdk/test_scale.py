@@ -1,19 +1,23 @@
 """`emberscale scale`: what it refuses, and what it writes; tests/e2e runs it beside a job."""
 
 import fcntl
+import io
 import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from emberscale._cli import app
+from emberscale._commands.cluster import render
 from emberscale._run.record import RunPaths, RunRecord, RunStatus
 from emberscale._run.scaling import scaled_numbers
 from emberscale_api.job import TrainingJob
+from emberscale_api.job.status import Condition, TrainingJobStatus
 from emberscale_operator.local import RunFolder
 from emberscale_operator.local.manifest import WatchedManifest
 from training_jobs import training_job
@@ -156,3 +160,18 @@ def test_a_manifest_that_cannot_be_read_changes_nothing(tmp_path: Path) -> None:
     assert watched.spec == job.spec
     file.write_text("{")
     assert watched.spec == job.spec
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "shown"),
+    [("True", "CopiedRows", True), ("False", "EndedMembers", False), ("False", "GaveUpScaling", True)],
+)
+def test_the_status_shows_a_change_that_goes_on_or_was_given_up(
+    status: Literal["True", "False"], reason: str, shown: bool
+) -> None:
+    moment = datetime(2026, 1, 1, tzinfo=UTC)
+    condition = Condition(type="Scaling", status=status, last_transition_time=moment, reason=reason, message="so far")
+    console = Console(file=io.StringIO(), width=100)
+    console.print(render("ctr", TrainingJobStatus(conditions=(condition,))))
+    assert isinstance(console.file, io.StringIO)
+    assert (f"{reason}: so far" in console.file.getvalue()) is shown

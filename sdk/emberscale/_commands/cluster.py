@@ -10,7 +10,7 @@ from rich.text import Text
 
 from emberscale._commands.options import ManifestFile, Output, OutputFormat, Overrides, bad_input_exits
 from emberscale_api.job import load_manifest
-from emberscale_api.job.status import JobPhase, TrainingJobStatus
+from emberscale_api.job.status import ConditionType, JobPhase, TrainingJobStatus
 
 if TYPE_CHECKING:
     from emberscale._client import TrainingJobClient
@@ -108,6 +108,9 @@ def render(name: str, status: TrainingJobStatus) -> Group:
         if role is not None:
             restarts = f", {role.restarts} restarts" if role.restarts else ""
             table.add_row(title, f"{role.ready} of {role.wanted} ready{restarts}")
+    scaling = next((one for one in status.conditions if one.type == ConditionType.SCALING), None)
+    if scaling is not None and (scaling.status == "True" or scaling.reason == "GaveUpScaling"):
+        table.add_row("Scaling", f"{scaling.reason}: {scaling.message}")
     progress = status.progress
     if progress is not None and progress.expected_samples:
         eta = f", {progress.eta} left" if progress.eta else ""
