@@ -8,7 +8,7 @@ from emberscale_api.job import Architecture, DataFormat, TrainingJob, TrainingJo
 from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_api.shape import RoleShape
 from emberscale_jobmaster.scaling import Advice
-from emberscale_jobmaster.sizes import Sizes
+from emberscale_jobmaster.sizes import RoleShapes
 from emberscale_jobmaster.state import JobState, sizes_of
 
 _FLOAT_BYTES = 4
@@ -66,7 +66,7 @@ def shape_limits(spec: TrainingJobSpec) -> pb.ShapeLimits:
     return limits
 
 
-def shape(sizes: Sizes) -> pb.Shape:
+def shape(sizes: RoleShapes) -> pb.Shape:
     """A shape as the brain names it."""
     ps, worker = sizes.ps, sizes.worker
     return pb.Shape(
@@ -89,14 +89,14 @@ def advice(plan: pb.BrainPlan) -> Advice | None:
         numbers = (given.worker_cpu, given.ps_cpu)
         if not (given.workers and given.ps and all(math.isfinite(number) and number > 0 for number in numbers)):
             return None
-        sizes = Sizes(
+        sizes = RoleShapes(
             ps=RoleShape(given.ps, given.ps_cpu, given.ps_memory or None),
             worker=RoleShape(given.workers, given.worker_cpu, given.worker_memory or None),
         )
     return Advice(plan.version, plan.action, sizes, plan.reason, plan.expected_throughput)
 
 
-def _is_limited(sizes: Sizes) -> bool:
+def _is_limited(sizes: RoleShapes) -> bool:
     return sizes.ps.cpu_cores is not None and sizes.worker.cpu_cores is not None
 
 

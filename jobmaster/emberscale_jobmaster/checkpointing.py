@@ -28,7 +28,7 @@ from emberscale_jobmaster.effects import (
     SnapshotCall,
     WriteManifest,
 )
-from emberscale_jobmaster.events import Said, Saved
+from emberscale_jobmaster.events import AppliedReport, Saved
 from emberscale_jobmaster.moving import is_copied
 from emberscale_jobmaster.operations import (
     STORAGE,
@@ -41,7 +41,7 @@ from emberscale_jobmaster.operations import (
     answered,
     asking_later,
 )
-from emberscale_jobmaster.progress import failed, suspended
+from emberscale_jobmaster.progress import fail, suspend
 from emberscale_jobmaster.state import JobState, Stage
 
 HOLD_SECONDS = 10.0
@@ -76,7 +76,7 @@ def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
         return state
     can_save = state.routing.ready and state.stage in _TRAINED and spec.checkpoint.uri is not None
     if state.suspending and not can_save:
-        return suspended(state, spec)
+        return suspend(state, spec)
     purpose = _due(state, spec, now) if can_save else None
     trouble = state.troubles.get(purpose) if purpose is not None else None
     if purpose is None or (trouble is not None and now < trouble.next_at):
@@ -129,21 +129,21 @@ def effects_of(state: JobState, operation: Checkpointing, whom: int, serial: int
     return (CallServer(operation.id, serial, server, _request(operation, whom), CALL_SECONDS),)
 
 
-def released(operation: Checkpointing) -> tuple[Effect, ...]:
+def clean_up(operation: Checkpointing) -> tuple[Effect, ...]:
     """What remains to be done for an operation that was given up."""
     if operation.phase is CheckpointPhase.WRITE:
         return ()  # the manifest may be there: then the checkpoint is complete, or else it is pruned some day
     return (*_resume(operation), DeleteCheckpoint(operation.checkpoint))
 
 
-def said(
-    state: JobState, spec: TrainingJobSpec, operation: Checkpointing, server: int, answer: Said, now: float
+def on_applied(
+    state: JobState, spec: TrainingJobSpec, operation: Checkpointing, server: int, answer: AppliedReport, now: float
 ) -> JobState:
     """Handles a server's answer that it has held pushes, settled them, or taken its snapshot."""
     try:
         barrier = operation.barrier.answered(server, answer.applied)
     except VoidError as error:
-        return given_up(state, spec, operation, str(error), now)
+        return give_up(state, spec, operation, str(error), now)
     operation = replace(
         answered(operation, server),
         barrier=barrier,
@@ -157,7 +157,7 @@ def said(
     return state.asking(operation, *range(len(operation.servers)))
 
 
-def saved(state: JobState, operation: Checkpointing, server: int, answer: Saved, now: float) -> JobState:
+def on_saved(state: JobState, operation: Checkpointing, server: int, answer: Saved, now: float) -> JobState:
     """Handles a server's progress in writing its snapshot."""
     before = operation.written.get(server, -1)
     operation = replace(
@@ -175,7 +175,7 @@ def saved(state: JobState, operation: Checkpointing, server: int, answer: Saved,
     return state.asking(operation, STORAGE)
 
 
-def written(
+def on_manifest_written(
     state: JobState, spec: TrainingJobSpec, operation: Checkpointing, now: float
 ) -> tuple[JobState, tuple[Effect, ...]]:
     """Completes the checkpoint, now that its manifest is written, and continues what it was taken for."""
@@ -199,27 +199,27 @@ def written(
             return state, (taken,)
 
 
-def server_failed(
+def on_server_failed(
     state: JobState, spec: TrainingJobSpec, operation: Checkpointing, server: int, code: str, problem: str, now: float
 ) -> JobState:
     """A call to a server has failed. Whether its part of a barrier took place is not known, so the barrier is void."""
     if operation.phase is CheckpointPhase.SAVE and code in _AGAIN:
         return state.having(asking_later(operation, server, now + AGAIN_SECONDS))
-    return given_up(state, spec, operation, f"ps-{server}: {problem}", now)
+    return give_up(state, spec, operation, f"ps-{server}: {problem}", now)
 
 
-def storage_failed(
+def on_storage_failed(
     state: JobState, spec: TrainingJobSpec, operation: Checkpointing, problem: str, now: float
 ) -> JobState:
     """The manifest could not be written."""
     trouble = _trouble(state, spec, operation, problem, now)
     if retry.exhausted(trouble, now, _patience(operation)):
-        return given_up(state, spec, operation, problem, now)
+        return give_up(state, spec, operation, problem, now)
     operation = asking_later(replace(operation, deadline=trouble.next_at + WRITE_SECONDS), STORAGE, trouble.next_at)
     return replace(state.having(operation), troubles={**state.troubles, operation.purpose: trouble})
 
 
-def given_up(state: JobState, spec: TrainingJobSpec, operation: Checkpointing, problem: str, now: float) -> JobState:
+def give_up(state: JobState, spec: TrainingJobSpec, operation: Checkpointing, problem: str, now: float) -> JobState:
     """Gives up the checkpoint. Another begins later; a purpose that cannot wait any longer ends without one."""
     trouble = _trouble(state, spec, operation, problem, now)
     state = replace(state.without(operation), troubles={**state.troubles, operation.purpose: trouble})
@@ -227,31 +227,31 @@ def given_up(state: JobState, spec: TrainingJobSpec, operation: Checkpointing, p
         return state
     match operation.purpose:
         case CheckpointPurpose.SUSPENSION:
-            return suspended(state, spec)
+            return suspend(state, spec)
         case CheckpointPurpose.FINAL:
-            return failed(state, trouble.reason, problem)
+            return fail(state, trouble.reason, problem)
         case _:
             return state
 
 
-def time_passed(state: JobState, spec: TrainingJobSpec, operation: Checkpointing, now: float) -> JobState:
+def on_time_passed(state: JobState, spec: TrainingJobSpec, operation: Checkpointing, now: float) -> JobState:
     """Repeats the calls that are due, and gives up a checkpoint that makes no progress."""
     if now < operation.deadline:
         due = [whom for whom, at in operation.again_at.items() if now >= at]
         return state.asking(operation, *due) if due else state
     if operation.phase is CheckpointPhase.WRITE:
         problem = f"the manifest was not written within {WRITE_SECONDS:g} s"
-        return storage_failed(state, spec, operation, problem, now)
+        return on_storage_failed(state, spec, operation, problem, now)
     waiting = sorted({*operation.pending, *operation.again_at})
     names = ", ".join(f"ps-{server}" for server in waiting)
     told = "; ".join(operation.problems[server] for server in waiting if operation.problems.get(server))
     what = "wrote nothing" if operation.phase is CheckpointPhase.SAVE else "did not answer"
     seconds = SAVE_SECONDS if operation.phase is CheckpointPhase.SAVE else BARRIER_SECONDS
     problem = f"{names} {what} for {seconds:g} s"
-    return given_up(state, spec, operation, f"{problem}: {told}" if told else problem, now)
+    return give_up(state, spec, operation, f"{problem}: {told}" if told else problem, now)
 
 
-def taken_over(state: JobState, operation: Checkpointing) -> JobState:
+def on_takeover(state: JobState, operation: Checkpointing) -> JobState:
     """A new master undoes a barrier that may have lapsed, and goes on with everything after it."""
     if operation.phase is CheckpointPhase.BARRIER:
         return state.without(operation)
@@ -264,7 +264,7 @@ def prune_effect(state: JobState, spec: TrainingJobSpec, operation: Pruning, ser
 
 
 def _held(state: JobState, operation: Checkpointing) -> Restored:
-    """What the checkpoint holds, for the books of a job that goes back to it."""
+    """What the checkpoint holds, for the ledger of a job that goes back to it."""
     files = (*state.training_files, *state.evaluation_files)
     image = operation.image
     return Restored(

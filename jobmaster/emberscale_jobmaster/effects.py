@@ -217,7 +217,7 @@ class Granted:
 
 
 @dataclass(frozen=True)
-class Dropped:
+class LeasesVoid:
     """To a worker that reported leases: these tokens are not in force."""
 
     tokens: tuple[int, ...]
@@ -256,7 +256,7 @@ class Moved:
 
 
 @dataclass(frozen=True)
-class Noted:
+class LogEvent:
     """A log event for people; `event` is in snake_case, `problem` says what was wrong."""
 
     event: str
@@ -271,9 +271,9 @@ Effect = (
     | PruneCheckpoints
     | DeleteCheckpoint
     | Granted
-    | Dropped
+    | LeasesVoid
     | StartedUp
     | CheckpointTaken
     | Moved
-    | Noted
+    | LogEvent
 )

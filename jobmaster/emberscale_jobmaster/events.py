@@ -12,7 +12,7 @@ from emberscale_jobmaster.observations import ServerReport, Vitals, WorkReport
 from emberscale_jobmaster.operations import CopyReport, SnapshotFile, Source
 from emberscale_jobmaster.ranges import Applied
 from emberscale_jobmaster.scaling import Advice
-from emberscale_jobmaster.sizes import Sizes
+from emberscale_jobmaster.sizes import RoleShapes
 from emberscale_jobmaster.tasks import Finding
 
 
@@ -56,20 +56,20 @@ class Registered(_At):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spoke(_At):
+class CallReceived(_At):
     """A member called, whatever the outcome of its call."""
 
     member: MemberId
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beat(_At):
+class HeartbeatReceived(_At):
     """A heartbeat. `leases` are positions by token; `work` counts once for each `sequence`.
 
     A parameter server also reports the table that it has adopted, and that it knows all tokens below `next_token` and
     all barrier numbers below `next_barrier` of that generation.
 
-    Answered by `Dropped`.
+    Answered by `LeasesVoid`.
     """
 
     member: MemberId
@@ -145,7 +145,7 @@ class Rescaled(_At):
     * `waits`: what keeps the first new parameter server from starting; empty: nothing.
     """
 
-    before: Sizes
+    before: RoleShapes
     waits: str
     wall: float
 
@@ -191,7 +191,7 @@ class Loaded:
 
 
 @dataclass(frozen=True)
-class Said:
+class AppliedReport:
     """Answers all calls within a barrier: all applied batches. `held_seconds` only for `SnapshotCall`."""
 
     applied: Applied
@@ -215,7 +215,7 @@ class Prepared:
     done: bool
 
 
-ServerAnswer = Loaded | Said | Saved | Prepared | CopyReport
+ServerAnswer = Loaded | AppliedReport | Saved | Prepared | CopyReport
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,8 +285,8 @@ Event = (
     TakenOver
     | TimePassed
     | Registered
-    | Spoke
-    | Beat
+    | CallReceived
+    | HeartbeatReceived
     | TaskWanted
     | TaskFinished
     | GrantLost

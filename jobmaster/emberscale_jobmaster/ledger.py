@@ -13,7 +13,7 @@ from emberscale_jobmaster.membership import MemberId
 from emberscale_jobmaster.ranges import Ranges
 
 
-class BooksError(AssertionError):
+class LedgerError(AssertionError):
     """A batch is in two places of the ledger, or in none: a defect, after which the ledger cannot be trusted."""
 
 
@@ -88,15 +88,15 @@ class Ledger:
             if stop < rest.stop:
                 others.insert(0, Remainder(shard=stop, start=stop, stop=rest.stop))
             lease = Lease(token, member, rest.shard, rest.start, stop, rest.start)
-            books = replace(self, returned=tuple(others))
+            ledger = replace(self, returned=tuple(others))
         elif self.uncut:
             start = self.uncut[0][0]
             stop = min(self.uncut[0][1], start + batches)
             lease = Lease(token, member, start, start, stop, start)
-            books = replace(self, uncut=ranges.difference(self.uncut, ((start, stop),)))
+            ledger = replace(self, uncut=ranges.difference(self.uncut, ((start, stop),)))
         else:
             return None
-        return replace(books, leases={**self.leases, token: lease}), lease
+        return replace(ledger, leases={**self.leases, token: lease}), lease
 
     def commit(self, token: int, committed: int) -> "Ledger":
         """Marks a live lease's batches below `committed` as done; never goes back, never beyond the lease."""
@@ -112,8 +112,8 @@ class Ledger:
 
     def finish(self, token: int) -> "Ledger":
         """Marks all of a live lease as done and ends it."""
-        books = self.commit(token, self.leases[token].stop)
-        return replace(books, leases={other: lease for other, lease in books.leases.items() if other != token})
+        ledger = self.commit(token, self.leases[token].stop)
+        return replace(ledger, leases={other: lease for other, lease in ledger.leases.items() if other != token})
 
     def revoke(self, tokens: Container[int]) -> "Ledger":
         """Ends those of the leases that are live; what they had not committed is leased again, lowest first."""
@@ -128,17 +128,17 @@ class Ledger:
         )
 
     def check(self) -> None:
-        """Raises BooksError unless every batch is in exactly one place."""
+        """Raises LedgerError unless every batch is in exactly one place."""
         leased = [(lease.committed, lease.stop) for lease in self.leases.values()]
         returned = [(rest.start, rest.stop) for rest in self.returned]
         expected = 0
         for start, stop in sorted(pair for pair in (*self.done, *self.uncut, *leased, *returned) if pair[0] < pair[1]):
             if start != expected:
                 places = "no place" if start > expected else "two places"
-                raise BooksError(f"batch {min(start, expected)} is in {places} of the ledger")
+                raise LedgerError(f"batch {min(start, expected)} is in {places} of the ledger")
             expected = stop
         if expected != self.batches:
-            raise BooksError(f"the ledger ends at batch {expected} of {self.batches}")
+            raise LedgerError(f"the ledger ends at batch {expected} of {self.batches}")
 
     def revoke_all(self) -> "Ledger":
         """Ends every lease."""

@@ -8,7 +8,7 @@ from emberscale_api.job.data import BadRecord
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
 from emberscale_jobmaster.membership import MemberId, Process, slot_name
-from emberscale_jobmaster.progress import failed, history_surpassed, server_lost
+from emberscale_jobmaster.progress import fail, on_server_lost, surpass_history
 from emberscale_jobmaster.state import Clock, JobState, phase_of, sizes_of
 
 SHOWN_BAD_RECORDS = 10
@@ -16,7 +16,7 @@ OWN_ERROR = "Error"
 """The reason of an exit that is the job's own doing, unlike OOMKilled, Killed and NodeLost."""
 
 
-def registered(
+def register(
     state: JobState,
     spec: TrainingJobSpec,
     member: MemberId,
@@ -30,35 +30,37 @@ def registered(
     """
     before = state.members.slot(member.role, member.index).process
     state = replace(state, members=state.members.register(member.role, member.index, process))
-    state = history_surpassed(state, member, generation, version, spec)
+    state = surpass_history(state, member, generation, version, spec)
     if before is None or before.incarnation == process.incarnation:
         return state
     return _gone(state, spec, replace(member, incarnation=before.incarnation))
 
 
-def heard(state: JobState, spec: TrainingJobSpec, member: MemberId, generation: int = 0, version: int = 0) -> JobState:
-    """A member speaks; the numbers are as in `registered`. Raises UnknownMemberError or SupersededMemberError."""
+def on_call(
+    state: JobState, spec: TrainingJobSpec, member: MemberId, generation: int = 0, version: int = 0
+) -> JobState:
+    """A member speaks; the numbers are as in `register`. Raises UnknownMemberError or SupersededMemberError."""
     members = state.members.spoke(member)
     if members is not state.members:
         state = replace(state, members=members)
-    return history_surpassed(state, member, generation, version, spec)
+    return surpass_history(state, member, generation, version, spec)
 
 
-def silent(state: JobState, spec: TrainingJobSpec, members: Iterable[MemberId]) -> JobState:
+def give_up_silent(state: JobState, spec: TrainingJobSpec, members: Iterable[MemberId]) -> JobState:
     """Gives up members that have been silent for too long."""
     for member in members:
         state = _gone(replace(state, members=state.members.silent(member)), spec, member)
     return state
 
 
-def stuck(state: JobState, spec: TrainingJobSpec, members: Iterable[MemberId]) -> JobState:
+def expel_stuck(state: JobState, spec: TrainingJobSpec, members: Iterable[MemberId]) -> JobState:
     """Expels members that send heartbeats but make no progress: they are refused from now on."""
     for member in members:
         state = _gone(replace(state, members=state.members.expelled(member)), spec, member)
     return state
 
 
-def exited(state: JobState, spec: TrainingJobSpec, member: MemberId, exit_code: int, reason: str) -> JobState:
+def on_exit(state: JobState, spec: TrainingJobSpec, member: MemberId, exit_code: int, reason: str) -> JobState:
     """Handles the end of a process. Too many failures that the job itself caused fail the job."""
     slot = state.members.slot(member.role, member.index)
     given_up = slot.process is None and slot.given_up == member.incarnation
@@ -72,7 +74,7 @@ def exited(state: JobState, spec: TrainingJobSpec, member: MemberId, exit_code: 
     limit = spec.run_policy.backoff_limit
     if state.own_errors <= limit:
         return state
-    return failed(
+    return fail(
         state,
         "BackoffLimitExceeded",
         f"{state.own_errors} processes ended by errors of their own, the last {member.slot} with exit code "
@@ -80,12 +82,12 @@ def exited(state: JobState, spec: TrainingJobSpec, member: MemberId, exit_code: 
     )
 
 
-def failure_reported(state: JobState, member: MemberId, reason: str, message: str, fatal: bool) -> JobState:
+def on_failure(state: JobState, member: MemberId, reason: str, message: str, fatal: bool) -> JobState:
     """A member cannot go on; fatal if trying again would fail the same way."""
-    return failed(state, reason, f"{member.slot}: {message}") if fatal else state
+    return fail(state, reason, f"{member.slot}: {message}") if fatal else state
 
 
-def bad_records_found(state: JobState, spec: TrainingJobSpec, distinct: int, fresh: tuple[BadRecord, ...]) -> JobState:
+def on_bad_records(state: JobState, spec: TrainingJobSpec, distinct: int, fresh: tuple[BadRecord, ...]) -> JobState:
     """`distinct` malformed records are known by now, `fresh` among them for the first time."""
     if distinct <= state.bad_records:
         return state
@@ -96,7 +98,7 @@ def bad_records_found(state: JobState, spec: TrainingJobSpec, distinct: int, fre
     if distinct <= limit or not samples:
         return state
     first = samples[0]
-    return failed(
+    return fail(
         state,
         "BadRecords",
         f"{first.file}:{first.line}: {first.problem} (at least {distinct} malformed; "
@@ -104,26 +106,26 @@ def bad_records_found(state: JobState, spec: TrainingJobSpec, distinct: int, fre
     )
 
 
-def records_truncated(state: JobState, records: int) -> JobState:
+def count_truncated(state: JobState, records: int) -> JobState:
     """So many more records had a list of ids that was longer than its column allows, and was cut."""
     return replace(state, truncated_records=state.truncated_records + records)
 
 
-def counted(clock: Clock, elapsed: float, training: bool) -> Clock:
+def count_time(clock: Clock, elapsed: float, training: bool) -> Clock:
     """The job's clock `elapsed` seconds later; `training` is what the job did in them."""
     return Clock(clock.active_seconds + elapsed, clock.training_seconds + (elapsed if training else 0.0))
 
 
-def time_passed(state: JobState, spec: TrainingJobSpec, elapsed: float) -> JobState:
+def on_time_passed(state: JobState, spec: TrainingJobSpec, elapsed: float) -> JobState:
     """Advances the job's clock by `elapsed` seconds, unless the job has ended. A job past its deadline fails."""
     if state.over:
         return state
-    clock = counted(state.clock, elapsed, training=phase_of(state, spec) is JobPhase.TRAINING)
+    clock = count_time(state.clock, elapsed, training=phase_of(state, spec) is JobPhase.TRAINING)
     state = replace(state, clock=clock)
     if not past_deadline(clock.active_seconds, spec):
         return state
     deadline = f"spec.runPolicy.activeDeadline ({spec.run_policy.active_deadline:g}s)"
-    return failed(state, "DeadlineExceeded", f"the job was active for longer than {deadline}")
+    return fail(state, "DeadlineExceeded", f"the job was active for longer than {deadline}")
 
 
 def past_deadline(active_seconds: float, spec: TrainingJobSpec) -> bool:
@@ -132,15 +134,15 @@ def past_deadline(active_seconds: float, spec: TrainingJobSpec) -> bool:
     return deadline is not None and active_seconds > deadline
 
 
-def leases_expired(state: JobState, tokens: Iterable[int]) -> JobState:
+def expire_leases(state: JobState, tokens: Iterable[int]) -> JobState:
     """Revokes leases that no heartbeat has mentioned for too long; their rest goes to other workers."""
     return replace(state, ledger=state.ledger.revoke(frozenset(tokens)))
 
 
 def _gone(state: JobState, spec: TrainingJobSpec, member: MemberId) -> JobState:
     if member.role is Role.PS:
-        return server_lost(state, member, spec)
-    return leases_expired(state, (lease.token for lease in state.ledger.held_by(member)))
+        return on_server_lost(state, member, spec)
+    return expire_leases(state, (lease.token for lease in state.ledger.held_by(member)))
 
 
 def waiting_for(state: JobState, spec: TrainingJobSpec) -> str:

@@ -22,16 +22,18 @@ from emberscale_jobmaster import (
     tasks,
     transitions,
 )
-from emberscale_jobmaster.effects import Dropped, Effect, Granted, Noted, StartedUp
+from emberscale_jobmaster.effects import Effect, Granted, LeasesVoid, LogEvent, StartedUp
 from emberscale_jobmaster.events import (
     Advised,
+    AppliedReport,
     BadRecordsFound,
-    Beat,
+    CallReceived,
     CheckpointFound,
     Event,
     Exited,
     FailureReported,
     GrantLost,
+    HeartbeatReceived,
     IntervalAdvised,
     Loaded,
     ManifestWritten,
@@ -40,11 +42,9 @@ from emberscale_jobmaster.events import (
     PruningDone,
     Registered,
     Rescaled,
-    Said,
     Saved,
     ServerAnswered,
     ServerFailed,
-    Spoke,
     StorageFailed,
     SuspensionWanted,
     TakenOver,
@@ -99,7 +99,7 @@ def step(state: MasterState, event: Event, spec: TrainingJobSpec) -> Stepped:
     """Returns the state after an event, and the effects to carry out once that state is durable.
 
     Raises UnknownMemberError, SupersededMemberError and InvalidReportError for events that must be refused; the state
-    is then unchanged. Raises BooksError for a defect.
+    is then unchanged. Raises LedgerError for a defect.
     """
     elapsed = event.now - state.looked_at
     seen = state.seen.counted(elapsed, _can_move(state.job))
@@ -117,10 +117,10 @@ def _handled(state: MasterState, event: Event, spec: TrainingJobSpec) -> Stepped
             return _time_passed(state, event, spec)
         case Registered():
             return _registered(state, event, spec)
-        case Spoke(member=member):
+        case CallReceived(member=member):
             job.members.check(member)
             return replace(state, seen=seen.heard(member)), ()
-        case Beat():
+        case HeartbeatReceived():
             return _beat(state, event, spec)
         case TaskWanted(member=member):
             return _task_wanted(state, event, member, spec)
@@ -130,18 +130,18 @@ def _handled(state: MasterState, event: Event, spec: TrainingJobSpec) -> Stepped
                 seen = seen.finished(member)
             return replace(state, job=finished, seen=seen), ()
         case GrantLost(token=token):
-            return replace(state, job=lifecycle.leases_expired(job, [token])), ()
+            return replace(state, job=lifecycle.expire_leases(job, [token])), ()
         case FailureReported(member=member, reason=reason, message=message, fatal=fatal):
-            return replace(state, job=lifecycle.failure_reported(job, member, reason, message, fatal)), ()
+            return replace(state, job=lifecycle.on_failure(job, member, reason, message, fatal)), ()
         case BadRecordsFound(distinct=distinct, fresh=fresh):
-            return replace(state, job=lifecycle.bad_records_found(job, spec, distinct, fresh)), ()
+            return replace(state, job=lifecycle.on_bad_records(job, spec, distinct, fresh)), ()
         case Exited(member=member, exit_code=code, reason=reason):
-            return replace(state, job=lifecycle.exited(job, spec, member, code, reason)), ()
+            return replace(state, job=lifecycle.on_exit(job, spec, member, code, reason)), ()
         case Rescaled(before=before, waits=waits, wall=wall):
             edited = scaling.edited(job, spec, before, now, wall, waits)
             return replace(state, job=replace(edited, plan_version=edited.plan_version + 1)), ()
         case SuspensionWanted():
-            return replace(state, job=progress.suspension_begun(job)), ()
+            return replace(state, job=progress.begin_suspension(job)), ()
         case Advised(advice=advice, wall=wall):
             return replace(state, job=scaling.follow(job, spec, advice, now, wall)), ()
         case PlanMissed(why=why):
@@ -157,13 +157,13 @@ def _handled(state: MasterState, event: Event, spec: TrainingJobSpec) -> Stepped
             operation = _waiting(job, event.operation, STORAGE, event.serial)
             if not isinstance(operation, Restore):
                 return state, ()
-            damaged = tuple(Noted("checkpoint_refused", *refused) for refused in sorted(event.damaged.items()))
-            return replace(state, job=restoring.found(job, spec, operation, event, now)), damaged
+            damaged = tuple(LogEvent("checkpoint_refused", *refused) for refused in sorted(event.damaged.items()))
+            return replace(state, job=restoring.on_checkpoint_found(job, spec, operation, event, now)), damaged
         case ManifestWritten(operation=number, serial=serial):
             operation = _waiting(job, number, STORAGE, serial)
             if not isinstance(operation, Checkpointing):
                 return state, ()
-            job, effects = checkpointing.written(job, spec, operation, now)
+            job, effects = checkpointing.on_manifest_written(job, spec, operation, now)
             return replace(state, job=job), effects
         case PruningDone(operation=number, serial=serial):
             operation = _waiting(job, number, STORAGE, serial)
@@ -173,15 +173,15 @@ def _handled(state: MasterState, event: Event, spec: TrainingJobSpec) -> Stepped
 
 
 def _taken_over(state: MasterState, event: TakenOver, spec: TrainingJobSpec) -> MasterState:
-    job = progress.taken_over(state.job, spec, event.wall, event.alone)
+    job = progress.on_takeover(state.job, spec, event.wall, event.alone)
     if event.awaits_plan:
         job = scaling.await_plan(job, spec)
     job = scaling.edited(job, spec, sizes_of(job, spec), job.clock.active_seconds, event.wall, "")
     for operation in job.operations:
         if isinstance(operation, Checkpointing):
-            job = checkpointing.taken_over(job, operation)
+            job = checkpointing.on_takeover(job, operation)
         elif isinstance(operation, Move):
-            job = moving.taken_over(job, operation)
+            job = moving.on_takeover(job, operation)
         else:
             job = job.asking(operation, *{*operation.pending, *operation.again_at})
     seen = Observations().watching(job.members, job.ledger)
@@ -194,7 +194,7 @@ def _time_passed(state: MasterState, event: TimePassed, spec: TrainingJobSpec) -
     elapsed = max(0.0, event.now - state.counted_at)
     # A job whose phases are short never has as much left to count.
     if elapsed >= COUNTED_SECONDS or lifecycle.past_deadline(state.clock(event.now), spec):
-        job = lifecycle.time_passed(state.job, spec, elapsed)
+        job = lifecycle.on_time_passed(state.job, spec, elapsed)
         state = replace(state, job=job, counted_at=event.now)
     job, seen, now = state.job, state.seen, state.clock(event.now)
     timeout = spec.sharding.lease_timeout
@@ -206,16 +206,16 @@ def _time_passed(state: MasterState, event: TimePassed, spec: TrainingJobSpec) -
         lapsed = seen.lapsed(job.ledger, timeout, forgotten)
         least = SILENT_STUCK_SECONDS if job.stage is Stage.EVALUATE else STUCK_SECONDS
         stuck = [member for member in seen.stuck(job.members, job.ledger, least) if member not in silent]
-    job = lifecycle.silent(job, spec, silent)
-    job = lifecycle.stuck(job, spec, stuck)
-    job = lifecycle.leases_expired(job, lapsed)
-    job = scaling.time_passed(job, spec, now)
+    job = lifecycle.give_up_silent(job, spec, silent)
+    job = lifecycle.expel_stuck(job, spec, stuck)
+    job = lifecycle.expire_leases(job, lapsed)
+    job = scaling.on_time_passed(job, spec, now)
     for operation in job.operations:
         job = _operation_time_passed(job, spec, operation.id, now)
     notes = (
-        *(Noted("member_is_silent", member.slot, member.incarnation) for member in silent),
-        *(Noted("member_is_stuck", member.slot, member.incarnation) for member in stuck),
-        *(Noted("lease_lapsed", str(token)) for token in lapsed),
+        *(LogEvent("member_is_silent", member.slot, member.incarnation) for member in silent),
+        *(LogEvent("member_is_stuck", member.slot, member.incarnation) for member in stuck),
+        *(LogEvent("lease_lapsed", str(token)) for token in lapsed),
     )
     return replace(state, job=job, seen=replace(seen, lapses=seen.lapses + len(lapsed))), notes
 
@@ -224,11 +224,11 @@ def _operation_time_passed(job: JobState, spec: TrainingJobSpec, number: int, no
     operation = next((one for one in job.operations if one.id == number), None)
     match operation:
         case Restore():
-            return restoring.time_passed(job, spec, operation, now)
+            return restoring.on_time_passed(job, spec, operation, now)
         case Checkpointing():
-            return checkpointing.time_passed(job, spec, operation, now)
+            return checkpointing.on_time_passed(job, spec, operation, now)
         case Move():
-            return moving.time_passed(job, spec, operation, now)
+            return moving.on_time_passed(job, spec, operation, now)
         case Pruning() if now >= operation.deadline:
             return job.without(operation)
         case _:
@@ -238,7 +238,7 @@ def _operation_time_passed(job: JobState, spec: TrainingJobSpec, number: int, no
 def _registered(state: MasterState, event: Registered, spec: TrainingJobSpec) -> Stepped:
     job, member = state.job, event.member
     is_new = not job.members.slot(member.role, member.index).registrations
-    joined = lifecycle.registered(job, spec, member, event.process, event.generation, event.version)
+    joined = lifecycle.register(job, spec, member, event.process, event.generation, event.version)
     asked_at = joined.scaling.changed_at
     effects: tuple[Effect, ...] = ()
     if is_new and asked_at is not None and member.role is Role.WORKER:
@@ -246,23 +246,23 @@ def _registered(state: MasterState, event: Registered, spec: TrainingJobSpec) ->
     return replace(state, job=joined, seen=state.seen.heard(member)), effects
 
 
-def _beat(state: MasterState, event: Beat, spec: TrainingJobSpec) -> Stepped:
+def _beat(state: MasterState, event: HeartbeatReceived, spec: TrainingJobSpec) -> Stepped:
     member, work = event.member, event.work
-    job = lifecycle.heard(state.job, spec, member, event.generation, event.version)
-    job = progress.numbers_surpassed(job, event.generation, event.next_token, event.next_barrier)
+    job = lifecycle.on_call(state.job, spec, member, event.generation, event.version)
+    job = progress.surpass_numbers(job, event.generation, event.next_token, event.next_barrier)
     job, dropped = tasks.report_progress(job, spec, member, dict(event.leases))
     seen = state.seen.heard(member).beat(member, event.vitals, event.leases)
     if work is not None and member.role is Role.WORKER:
         if work.truncated_records and seen.is_news(member, event.sequence):
-            job = lifecycle.records_truncated(job, work.truncated_records)
+            job = lifecycle.count_truncated(job, work.truncated_records)
         seen = seen.worked(member, event.sequence, work, event.now)
     if event.served is not None and member.role is Role.PS:
         seen = seen.served(member, event.served)
-    return replace(state, job=job, seen=seen), (Dropped(tuple(dropped)),)
+    return replace(state, job=job, seen=seen), (LeasesVoid(tuple(dropped)),)
 
 
 def _task_wanted(state: MasterState, event: TaskWanted, member: MemberId, spec: TrainingJobSpec) -> Stepped:
-    job = lifecycle.heard(state.job, spec, member)
+    job = lifecycle.on_call(state.job, spec, member)
     peers = [
         state.seen.speed(name, event.now)
         for name, slot in job.members.slots.items()
@@ -286,19 +286,19 @@ def _server_answered(
     operation = _waiting(job, event.operation, event.server, event.serial)
     match operation, event.answer:
         case Restore(), Loaded() as answer:
-            return restoring.loaded(job, operation, event.server, answer, now), ()
-        case Checkpointing(phase=CheckpointPhase.BARRIER), Said() as answer:
-            return checkpointing.said(job, spec, operation, event.server, answer, now), ()
+            return restoring.on_loaded(job, operation, event.server, answer, now), ()
+        case Checkpointing(phase=CheckpointPhase.BARRIER), AppliedReport() as answer:
+            return checkpointing.on_applied(job, spec, operation, event.server, answer, now), ()
         case Checkpointing(phase=CheckpointPhase.SAVE), Saved() as answer:
-            return checkpointing.saved(job, operation, event.server, answer, now), ()
+            return checkpointing.on_saved(job, operation, event.server, answer, now), ()
         case Move(phase=MovePhase.PREPARE), Prepared() as answer:
-            return moving.prepared(job, operation, event.server, answer, now), ()
+            return moving.on_prepared(job, operation, event.server, answer, now), ()
         case Move(phase=MovePhase.COPY), CopyReport() as answer:
-            return moving.copied(job, operation, event.server, answer, now), ()
-        case Move(phase=MovePhase.BARRIER), Said(applied=applied):
-            return moving.said(job, spec, operation, event.server, applied, now), ()
-        case Move(phase=MovePhase.SWITCH), Said():
-            return moving.switched(job, operation, event.server, now)
+            return moving.on_copied(job, operation, event.server, answer, now), ()
+        case Move(phase=MovePhase.BARRIER), AppliedReport(applied=applied):
+            return moving.on_applied(job, spec, operation, event.server, applied, now), ()
+        case Move(phase=MovePhase.SWITCH), AppliedReport():
+            return moving.on_switched(job, operation, event.server, now)
         case _:
             return job, ()
 
@@ -307,11 +307,11 @@ def _server_failed(job: JobState, event: ServerFailed, spec: TrainingJobSpec, no
     operation = _waiting(job, event.operation, event.server, event.serial)
     match operation:
         case Restore():
-            return restoring.server_failed(job, spec, operation, event.server, event.code, event.problem, now)
+            return restoring.on_server_failed(job, spec, operation, event.server, event.code, event.problem, now)
         case Checkpointing():
-            return checkpointing.server_failed(job, spec, operation, event.server, event.code, event.problem, now)
+            return checkpointing.on_server_failed(job, spec, operation, event.server, event.code, event.problem, now)
         case Move():
-            return moving.server_failed(job, spec, operation, event.server, event.code, event.problem, now)
+            return moving.on_server_failed(job, spec, operation, event.server, event.code, event.problem, now)
         case _:
             return job
 
@@ -321,14 +321,14 @@ def _storage_failed(state: MasterState, event: StorageFailed, spec: TrainingJobS
     operation = _waiting(job, event.operation, STORAGE, event.serial)
     match operation:
         case Restore():
-            job = restoring.tried_again(job, spec, "CheckpointUnreachable", event.problem, now)
+            job = restoring.try_again(job, spec, "CheckpointUnreachable", event.problem, now)
         case Checkpointing():
-            job = checkpointing.storage_failed(job, spec, operation, event.problem, now)
+            job = checkpointing.on_storage_failed(job, spec, operation, event.problem, now)
         case Pruning():
             job = job.without(operation)
         case _:
             return state, ()
-    return replace(state, job=job), (Noted("storage_failed", type(operation).__name__, event.problem),)
+    return replace(state, job=job), (LogEvent("storage_failed", type(operation).__name__, event.problem),)
 
 
 def _waiting(job: JobState, number: int, whom: int, serial: int) -> Operation | None:
@@ -364,7 +364,7 @@ def _settled(
         phase = phase_of(before.job, spec)
         if phase is not phase_of(job, spec):  # each phase gets its time to the moment
             elapsed, counted_at = max(0.0, now - counted_at), max(now, counted_at)
-            job = replace(job, clock=lifecycle.counted(job.clock, elapsed, training=phase is JobPhase.TRAINING))
+            job = replace(job, clock=lifecycle.count_time(job.clock, elapsed, training=phase is JobPhase.TRAINING))
     seen = after.seen
     if before.job.routing.ready and not job.routing.ready:
         seen = seen.rolled_back()
@@ -387,9 +387,9 @@ def _effects_between(before: JobState, after: JobState, spec: TrainingJobSpec) -
     left = {operation.id for operation in after.operations}
     for operation in before.operations:
         if operation.id not in left and isinstance(operation, Checkpointing):
-            effects += checkpointing.released(operation)
+            effects += checkpointing.clean_up(operation)
     if before.move is not None and before.move is not after.move:
-        effects += moving.left_behind(before.move, after)
+        effects += moving.clean_up(before.move, after)
     for operation in after.operations:
         known = earlier.get(operation.id)
         for whom, serial in operation.pending.items():

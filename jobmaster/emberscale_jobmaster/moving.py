@@ -5,7 +5,7 @@
        a barrier that fails -> COPY, which goes on where it was
        from SWITCH on: the next master finishes it; a server that refuses the switch -> the job recovers
 
-SWITCH is durable before any server adopts the new table, so the books know of every table that a server may have. A
+SWITCH is durable before any server adopts the new table, so the ledger knows of every table that a server may have. A
 server holds the barrier of a move long enough for the next master; where even that lapsed, what the receivers have is
 not all that was pushed, and only a roll-back is safe.
 """
@@ -35,7 +35,7 @@ from emberscale_jobmaster.effects import (
 from emberscale_jobmaster.events import Prepared
 from emberscale_jobmaster.operations import CheckpointPhase, CopyReport, Move, MovePhase, answered, asking_later
 from emberscale_jobmaster.placement import placed
-from emberscale_jobmaster.progress import recovered
+from emberscale_jobmaster.progress import recover
 from emberscale_jobmaster.ranges import Applied
 from emberscale_jobmaster.recovery import Failure
 from emberscale_jobmaster.state import JobState, Routing, Stage
@@ -96,7 +96,7 @@ def effects_of(state: JobState, operation: Move, whom: int, serial: int) -> tupl
     return (CallServer(operation.id, serial, operation.servers[whom], _request(state, operation, whom), CALL_SECONDS),)
 
 
-def left_behind(before: Move, after: JobState) -> tuple[Effect, ...]:
+def clean_up(before: Move, after: JobState) -> tuple[Effect, ...]:
     """What remains to be done where a move was given up, or its barrier.
 
     A barrier from which some server may have switched is not let go: the next generation ends it. Else a server that
@@ -117,7 +117,7 @@ def left_behind(before: Move, after: JobState) -> tuple[Effect, ...]:
     )
 
 
-def prepared(state: JobState, operation: Move, server: int, answer: Prepared, now: float) -> JobState:
+def on_prepared(state: JobState, operation: Move, server: int, answer: Prepared, now: float) -> JobState:
     """A server is ready to receive, or not yet."""
     operation = answered(operation, server)
     if not answer.done:
@@ -129,7 +129,7 @@ def prepared(state: JobState, operation: Move, server: int, answer: Prepared, no
     return state.asking(copying, *range(len(operation.servers)))
 
 
-def copied(state: JobState, operation: Move, server: int, answer: CopyReport, now: float) -> JobState:
+def on_copied(state: JobState, operation: Move, server: int, answer: CopyReport, now: float) -> JobState:
     """A server says how far it is. It is asked on: one that hears no more of a move gives it up."""
     before = operation.copied.get(server)
     newly_ready = answer.ready and server not in operation.done
@@ -145,7 +145,7 @@ def copied(state: JobState, operation: Move, server: int, answer: CopyReport, no
     return state.asking(answered(operation, server), server)
 
 
-def said(
+def on_applied(
     state: JobState, spec: TrainingJobSpec, operation: Move, server: int, applied: Applied, now: float
 ) -> JobState:
     """A server has held pushes, settled them, or handed its last changes over."""
@@ -170,7 +170,7 @@ def said(
     return state.asking(operation, *range(len(after.servers)))
 
 
-def switched(state: JobState, operation: Move, server: int, now: float) -> tuple[JobState, tuple[Effect, ...]]:
+def on_switched(state: JobState, operation: Move, server: int, now: float) -> tuple[JobState, tuple[Effect, ...]]:
     """A server has adopted the new table. Once all have, it is in force."""
     operation = answered(operation, server)
     operation = replace(operation, done=operation.done | {server})
@@ -190,12 +190,12 @@ def switched(state: JobState, operation: Move, server: int, now: float) -> tuple
     left = (*state.routing.left, *operation.servers[len(operation.table.servers) :])
     state = replace(state, routing=Routing(operation.table, ready=True, left=_present(state, left)))
     started = StartedUp(Role.PS, max(0.0, now - asked_at - pause), pause)
-    state = scaling.moved(state, operation.sizes)
+    state = scaling.complete_move(state, operation.sizes)
     table = operation.table
     return reshaping.switched(state, len(table.servers), table.version, pause, now - asked_at), (moved, started)
 
 
-def server_failed(
+def on_server_failed(
     state: JobState, spec: TrainingJobSpec, operation: Move, server: int, code: str, problem: str, now: float
 ) -> JobState:
     """A call to a server has failed."""
@@ -205,14 +205,14 @@ def server_failed(
         return state.having(asking_later(operation, server, now + AGAIN_SECONDS))
     if operation.phase is MovePhase.SWITCH:
         state = _given_up(state, spec, operation, f"ps-{server} refuses the switch: {problem}", now)
-        return recovered(state, spec, Failure((server,), f"ps-{server} may serve either routing table"))
+        return recover(state, spec, Failure((server,), f"ps-{server} may serve either routing table"))
     return _given_up(state, spec, operation, f"ps-{server}: {problem}", now)
 
 
-def time_passed(state: JobState, spec: TrainingJobSpec, operation: Move, now: float) -> JobState:
+def on_time_passed(state: JobState, spec: TrainingJobSpec, operation: Move, now: float) -> JobState:
     """Asks again what is due, and gives up what does not get on; never a switch, which some may have made."""
     if operation.phase is MovePhase.SWITCH and (gone := _gone(state, operation.servers)):
-        return recovered(state, spec, Failure(gone, f"ps-{gone[0]} is lost, and may have switched"))
+        return recover(state, spec, Failure(gone, f"ps-{gone[0]} is lost, and may have switched"))
     may_wait = operation.phase is MovePhase.COPY and len(operation.done) == len(operation.servers)
     if now >= operation.deadline and operation.phase is not MovePhase.SWITCH and not may_wait:
         waiting = {*operation.pending, *operation.again_at} - operation.done
@@ -224,7 +224,7 @@ def time_passed(state: JobState, spec: TrainingJobSpec, operation: Move, now: fl
     return state.asking(operation, *due) if due else state
 
 
-def taken_over(state: JobState, operation: Move) -> JobState:
+def on_takeover(state: JobState, operation: Move) -> JobState:
     """A new master finishes what may have been switched, and undoes anything else."""
     if operation.phase is not MovePhase.SWITCH:
         return state.without(operation)
@@ -367,5 +367,5 @@ def _given_up(state: JobState, spec: TrainingJobSpec, operation: Move, problem: 
     trouble = retry.failed_again(state.troubles.get(KIND), now, "MoveFailed", problem)
     state = state.without(operation)
     if retry.exhausted(trouble, now):
-        return scaling.given_up(state.untroubled(KIND), spec, f"the rows could not be moved: {problem}", now)
+        return scaling.give_up(state.untroubled(KIND), spec, f"the rows could not be moved: {problem}", now)
     return replace(state, troubles={**state.troubles, KIND: trouble})

@@ -14,7 +14,7 @@ from emberscale_api.job.status import EvaluationResult
 from emberscale_api.routing import PsAddress, RoutingTable
 from emberscale_jobmaster.barrier import DrivenBarrier
 from emberscale_jobmaster.ranges import Applied, Ranges
-from emberscale_jobmaster.sizes import Sizes
+from emberscale_jobmaster.sizes import RoleShapes
 
 STORAGE = -1
 """In the place of a server's index: the checkpoint folder."""
@@ -185,7 +185,7 @@ class Move:
     phase: MovePhase
     began_at: float
     deadline: float
-    sizes: Sizes
+    sizes: RoleShapes
     table: RoutingTable
     servers: tuple[PsAddress, ...]
     done: frozenset[int] = frozenset()

@@ -26,10 +26,10 @@ from emberscale_jobmaster.effects import (
     SwitchCall,
 )
 from emberscale_jobmaster.events import (
+    AppliedReport,
     Event,
     Loaded,
     Prepared,
-    Said,
     Saved,
     ServerAnswer,
     ServerAnswered,
@@ -181,12 +181,12 @@ def _copied(reply: pb.CopyReply) -> CopyReport:
     return CopyReport(reply.ready, reply.copied_bytes, reply.rounds, reply.changed_rows)
 
 
-def _said(reply: pb.HoldReply | pb.SettleReply | pb.HandOverReply | pb.SwitchReply) -> Said:
-    return Said(messages.applied(reply.applied))
+def _said(reply: pb.HoldReply | pb.SettleReply | pb.HandOverReply | pb.SwitchReply) -> AppliedReport:
+    return AppliedReport(messages.applied(reply.applied))
 
 
-def _snapshot_said(reply: pb.SnapshotReply) -> Said:
-    return Said(messages.applied(reply.applied), reply.held_seconds)
+def _snapshot_said(reply: pb.SnapshotReply) -> AppliedReport:
+    return AppliedReport(messages.applied(reply.applied), reply.held_seconds)
 
 
 def _saved(reply: pb.GetSavedReply) -> Saved:
@@ -194,5 +194,5 @@ def _saved(reply: pb.GetSavedReply) -> Saved:
     return Saved(reply.done, reply.written_bytes, reply.problem, files)
 
 
-def _nothing(_: pb.ResumeReply | pb.AbandonReply) -> Said:
-    return Said({})
+def _nothing(_: pb.ResumeReply | pb.AbandonReply) -> AppliedReport:
+    return AppliedReport({})

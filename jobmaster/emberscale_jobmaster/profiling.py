@@ -8,7 +8,7 @@ from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
 from emberscale_api.shape import JobProfile, JobShape, RoleShape
 from emberscale_jobmaster.observations import Observations
-from emberscale_jobmaster.sizes import Sizes
+from emberscale_jobmaster.sizes import RoleShapes
 from emberscale_jobmaster.state import JobState, committed_samples, phase_of, sizes_of
 
 _LEAST_CORES = 0.05
@@ -25,7 +25,7 @@ class Moment:
 
     now: float
     training: bool
-    sizes: Sizes
+    sizes: RoleShapes
     samples: int
     trained: Mapping[str, tuple[int, float]]
     training_seconds: float

@@ -43,19 +43,19 @@ def advance(before: JobState, state: JobState, spec: TrainingJobSpec) -> JobStat
     return state
 
 
-def failed(state: JobState, reason: str, message: str) -> JobState:
+def fail(state: JobState, reason: str, message: str) -> JobState:
     """The job is Failed; the first reason stands."""
     if state.over:
         return state
     return _ended(state, JobEnd(JobPhase.FAILED, reason, message))
 
 
-def suspension_begun(state: JobState) -> JobState:
+def begin_suspension(state: JobState) -> JobState:
     """The job is to rest at a checkpoint of now."""
     return state if state.over else replace(state, suspending=True)
 
 
-def suspended(state: JobState, spec: TrainingJobSpec) -> JobState:
+def suspend(state: JobState, spec: TrainingJobSpec) -> JobState:
     """The job rests at its last checkpoint, and counts what that holds."""
     if state.stage not in PREPARATION:
         state = _at_checkpoint(state, spec)
@@ -63,12 +63,12 @@ def suspended(state: JobState, spec: TrainingJobSpec) -> JobState:
     return _ended(replace(state, suspending=False), JobEnd(JobPhase.SUSPENDED, "Suspended", f"resumes from {where}"))
 
 
-def completed(state: JobState) -> JobState:
+def complete(state: JobState) -> JobState:
     """The job is Complete."""
     return _ended(state, JobEnd(JobPhase.COMPLETE, "Completed", "every sample of every epoch is trained"))
 
 
-def taken_over(state: JobState, spec: TrainingJobSpec, wall: float, alone: bool = False) -> JobState:
+def on_takeover(state: JobState, spec: TrainingJobSpec, wall: float, alone: bool = False) -> JobState:
     """Continues a job under a new master; `wall` is the present, in seconds since 1970.
 
     A suspended job is active again: its processes were told to go, so it waits for new ones and assigns those. So does
@@ -91,10 +91,10 @@ def taken_over(state: JobState, spec: TrainingJobSpec, wall: float, alone: bool 
         state = replace(state, suspending=False, troubles={})
     elif state.outcome is None or state.outcome.phase is not JobPhase.SUSPENDED:
         return state
-    return unrouted(replace(state, outcome=None, members=state.members.silenced()), spec)
+    return unroute(replace(state, outcome=None, members=state.members.silenced()), spec)
 
 
-def unrouted(state: JobState, spec: TrainingJobSpec) -> JobState:
+def unroute(state: JobState, spec: TrainingJobSpec) -> JobState:
     """Discards the servers' rows: all leases end, and the servers are assigned again.
 
     The ledger stays, without leases, until the state that the servers restore is known.
@@ -116,29 +116,29 @@ def unrouted(state: JobState, spec: TrainingJobSpec) -> JobState:
     return replace(state, stage=Stage.READY, tally=None, ledger=Ledger.fresh(batches, ((0, batches),)))
 
 
-def server_lost(state: JobState, lost: MemberId, spec: TrainingJobSpec) -> JobState:
+def on_server_lost(state: JobState, lost: MemberId, spec: TrainingJobSpec) -> JobState:
     """Handles the loss of a parameter server and its rows."""
     if state.over or (lost.index, lost.incarnation) not in _holders(state):
         return state
     if not state.routing.ready or state.stage in PREPARATION:  # no row has changed since it was assigned
-        return unrouted(state, spec)
-    return recovered(state, spec, Failure((lost.index,), f"{lost.slot} is lost"))
+        return unroute(state, spec)
+    return recover(state, spec, Failure((lost.index,), f"{lost.slot} is lost"))
 
 
-def recovered(state: JobState, spec: TrainingJobSpec, failure: Failure) -> JobState:
+def recover(state: JobState, spec: TrainingJobSpec, failure: Failure) -> JobState:
     """Starts the recovery that costs least."""
     since = state.clock.active_seconds - state.checkpointed_at
     match choose(failure, Protection(state.checkpoint), Estimates(lost_seconds=since)):
         case RollBack():
-            return unrouted(replace(state, recoveries=state.recoveries + 1), spec)
+            return unroute(replace(state, recoveries=state.recoveries + 1), spec)
 
 
-def history_surpassed(
+def surpass_history(
     state: JobState, server: MemberId, generation: int, version: int, spec: TrainingJobSpec
 ) -> JobState:
     """A parameter server has adopted a table of this generation and version; (0, 0): none.
 
-    A table that these books do not know of means that they are old, or new: the store has lost the last of them, or
+    A table that this ledger does not know of means that it is old, or new: the store has lost the last of it, or
     all. What was granted under that table must not count, so the job recovers, under numbers beyond it.
     """
     table = state.routing.table
@@ -150,14 +150,14 @@ def history_surpassed(
     foreign = not known and generation == table.generation
     if state.over or generation == 0 or not (surpassed or foreign):
         return state
-    state = recovered(state, spec, Failure((server.index,), f"{server.slot} holds rows that the ledger does not know"))
+    state = recover(state, spec, Failure((server.index,), f"{server.slot} holds rows that the ledger does not know"))
     beyond = state.routing.table
     following = _unowned(max(beyond.generation, generation + 1), max(beyond.version, version + 1))
     return replace(state, routing=Routing(following), next_version=following.version + 1)
 
 
-def numbers_surpassed(state: JobState, generation: int, next_token: int, next_barrier: int) -> JobState:
-    """A server has heard of these numbers, from a master whose books the store has lost.
+def surpass_numbers(state: JobState, generation: int, next_token: int, next_barrier: int) -> JobState:
+    """A server has heard of these numbers, from a master whose ledger the store has lost.
 
     It fences what has a lower token, unless it is told that the lease lives, and refuses barriers with lower numbers:
     the leases begin anew, beyond them.
@@ -172,7 +172,7 @@ def numbers_surpassed(state: JobState, generation: int, next_token: int, next_ba
     return state
 
 
-def assignment_begun(state: JobState, spec: TrainingJobSpec) -> JobState:
+def begin_assignment(state: JobState, spec: TrainingJobSpec) -> JobState:
     """The table by which the live servers are to be assigned; the same state while one is missing."""
     if servers_missing(state, spec):
         return state
@@ -215,7 +215,7 @@ def _following(state: JobState, spec: TrainingJobSpec) -> JobState:
             return replace(state, stage=Stage.INDEX, ledger=Ledger.fresh(files))
         case Stage.INDEX if state.ledger.complete:
             if not state.training_records:
-                return failed(state, "DataEmpty", "spec.data.train: the files hold no records")
+                return fail(state, "DataEmpty", "spec.data.train: the files hold no records")
             return replace(state, stage=Stage.READY, ledger=Ledger.fresh(0))
         case Stage.READY if state.routing.ready:
             return _training_begun(state, spec)
@@ -228,7 +228,7 @@ def _following(state: JobState, spec: TrainingJobSpec) -> JobState:
             results = (*state.evaluations, state.tally.result(state.epoch + 1))
             return _epoch_after(replace(state, evaluations=results, tally=None), spec)
         case Stage.SAVE if spec.checkpoint.uri is None:
-            return completed(state)
+            return complete(state)
     return state
 
 
@@ -236,27 +236,27 @@ def _ended_by(state: JobState, spec: TrainingJobSpec, purpose: CheckpointPurpose
     """A checkpoint of this purpose is complete, and old ones are removed."""
     state = replace(state, ends_with=None)
     if purpose is CheckpointPurpose.FINAL and state.stage is Stage.SAVE:
-        return completed(state)
-    return suspended(state, spec) if state.suspending else state
+        return complete(state)
+    return suspend(state, spec) if state.suspending else state
 
 
 def _training_begun(state: JobState, spec: TrainingJobSpec) -> JobState:
     """Starts training from the servers' rows, in the first epoch with something left to do."""
     if changed := _changed_file(state):
         advice = "restore the files, or start a new job with the new ones"
-        return failed(state, "DataChanged", f"{changed}; a job cannot continue on changed or added data yet: {advice}")
+        return fail(state, "DataChanged", f"{changed}; a job cannot continue on changed or added data yet: {advice}")
     return _at_checkpoint(state, spec)
 
 
 def _at_checkpoint(state: JobState, spec: TrainingJobSpec) -> JobState:
-    """The books as `state.restored` has them."""
+    """The ledgers as `state.restored` has them."""
     batches = batches_of(state.training_records, spec.training.batch_size)
-    books = [Ledger.fresh(batches, state.restored.applied.get(epoch, ())) for epoch in range(spec.training.epochs)]
+    ledgers = [Ledger.fresh(batches, state.restored.applied.get(epoch, ())) for epoch in range(spec.training.epochs)]
     evaluated = {result.epoch for result in state.restored.evaluations}
     epoch = next(
         (
             epoch
-            for epoch, ledger in enumerate(books)
+            for epoch, ledger in enumerate(ledgers)
             if not ledger.complete or (state.evaluation_records and epoch + 1 not in evaluated)
         ),
         None,
@@ -264,7 +264,7 @@ def _at_checkpoint(state: JobState, spec: TrainingJobSpec) -> JobState:
     results = tuple(result for result in state.restored.evaluations if epoch is None or result.epoch <= epoch)
     if epoch is None:
         return replace(state, stage=Stage.SAVE, epoch=spec.training.epochs - 1, evaluations=results)
-    return replace(state, stage=Stage.TRAIN, epoch=epoch, ledger=books[epoch], evaluations=results)
+    return replace(state, stage=Stage.TRAIN, epoch=epoch, ledger=ledgers[epoch], evaluations=results)
 
 
 def _changed_file(state: JobState) -> str:
@@ -294,7 +294,7 @@ def with_fresh_numbers(state: JobState, wall: float) -> JobState:
     """Tokens and barrier numbers that no master before gave, even one whose last writes were lost.
 
     `wall` is in seconds since 1970. No master gives a token or a number each microsecond: where two take over from the
-    same books, since what the first wrote is lost, the second begins beyond what the first gave.
+    same ledger, since what the first wrote is lost, the second begins beyond what the first gave.
     """
     first = int(wall * 1_000_000)
     return replace(state, next_token=max(state.next_token, first), next_barrier=max(state.next_barrier, first))

@@ -27,7 +27,7 @@ class Estimates:
 
 @dataclass(frozen=True)
 class RollBack:
-    """All servers, and the books with them, go back to the newest sound checkpoint or to nothing: a new generation."""
+    """All servers, and the ledger with them, go back to the newest sound checkpoint or to nothing: a new generation."""
 
     checkpoint: str
 

@@ -10,7 +10,7 @@ from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.roles import Role
 from emberscale_api.shape import RoleShape
 from emberscale_jobmaster.membership import Slot, slot_name
-from emberscale_jobmaster.sizes import Reshaping, Scaling, ScalingStep, Sizes, describe_change
+from emberscale_jobmaster.sizes import Reshaping, RoleShapes, Scaling, ScalingStep, describe_change
 from emberscale_jobmaster.state import JobState, wanted_sizes
 
 KEPT_STEPS = 8
@@ -25,7 +25,7 @@ def with_step(scaling: Scaling, reason: str, message: str, seconds: float) -> Sc
     return replace(scaling, steps=(*scaling.steps, step)[-KEPT_STEPS:])
 
 
-def begun(scaling: Scaling, before: Sizes, after: Sizes, why: str, now: float) -> Scaling:
+def begun(scaling: Scaling, before: RoleShapes, after: RoleShapes, why: str, now: float) -> Scaling:
     """A change of shape begins; it takes the place of one that has not ended."""
     change = describe_change(before, after)
     return replace(
@@ -92,17 +92,17 @@ def watched(state: JobState, spec: TrainingJobSpec, now: float) -> JobState:
     return _with(state, scaling)
 
 
-def _members(sizes: Sizes) -> list[tuple[Role, int]]:
+def _members(sizes: RoleShapes) -> list[tuple[Role, int]]:
     return [(role, index) for role, size in _roles(sizes) for index in range(size.replicas)]
 
 
-def _beyond(more: Sizes, less: Sizes) -> list[tuple[Role, int]]:
+def _beyond(more: RoleShapes, less: RoleShapes) -> list[tuple[Role, int]]:
     """The members of one shape that another lacks."""
     fewer = set(_members(less))
     return [member for member in _members(more) if member not in fewer]
 
 
-def _roles(sizes: Sizes) -> tuple[tuple[Role, RoleShape], ...]:
+def _roles(sizes: RoleShapes) -> tuple[tuple[Role, RoleShape], ...]:
     return (Role.PS, sizes.ps), (Role.WORKER, sizes.worker)
 
 

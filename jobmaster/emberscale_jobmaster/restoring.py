@@ -20,7 +20,7 @@ from emberscale_jobmaster.operations import (
     answered,
     asking_later,
 )
-from emberscale_jobmaster.progress import LOST_CHECKPOINTS, assigned, assignment_begun, failed, unrouted
+from emberscale_jobmaster.progress import LOST_CHECKPOINTS, assigned, begin_assignment, fail, unroute
 from emberscale_jobmaster.ranges import on_all
 from emberscale_jobmaster.state import JobState, servers_missing
 
@@ -60,7 +60,9 @@ def effects_of(state: JobState, operation: Restore, whom: int, serial: int) -> t
     return (CallServer(operation.id, serial, table.servers[whom], request, CALL_SECONDS),)
 
 
-def found(state: JobState, spec: TrainingJobSpec, operation: Restore, event: CheckpointFound, now: float) -> JobState:
+def on_checkpoint_found(
+    state: JobState, spec: TrainingJobSpec, operation: Restore, event: CheckpointFound, now: float
+) -> JobState:
     """The checkpoint folder was read."""
     damaged = {**state.damaged, **event.damaged}
     state = replace(state, damaged=damaged)
@@ -68,13 +70,13 @@ def found(state: JobState, spec: TrainingJobSpec, operation: Restore, event: Che
         state = replace(state, next_checkpoint=event.newest + LOST_CHECKPOINTS)
     if event.source is None and damaged:
         problems = "; ".join(f"{checkpoint}: {problem}" for checkpoint, problem in sorted(damaged.items()))
-        return failed(state, "CheckpointDamaged", f"no checkpoint can be used: {problems}")
+        return fail(state, "CheckpointDamaged", f"no checkpoint can be used: {problems}")
     if event.incompatible:
-        return failed(state, "CheckpointIncompatible", event.incompatible)
+        return fail(state, "CheckpointIncompatible", event.incompatible)
     return _loading(state, spec, replace(answered(operation, STORAGE), source=event.source), now)
 
 
-def loaded(state: JobState, operation: Restore, server: int, answer: Loaded, now: float) -> JobState:
+def on_loaded(state: JobState, operation: Restore, server: int, answer: Loaded, now: float) -> JobState:
     """Handles a server's progress in loading."""
     progress = answer.loaded_bytes > operation.loaded.get(server, 0)
     operation = replace(
@@ -95,47 +97,47 @@ def loaded(state: JobState, operation: Restore, server: int, answer: Loaded, now
     return assigned(state, restored, source.checkpoint if source is not None else "")
 
 
-def server_failed(
+def on_server_failed(
     state: JobState, spec: TrainingJobSpec, operation: Restore, server: int, code: str, problem: str, now: float
 ) -> JobState:
     """A server could not be assigned. One that knows of a later table says ABORTED; the next attempt goes beyond it."""
     if code in _AGAIN:
         return state.having(asking_later(operation, server, now + AGAIN_SECONDS))
     if code == "INVALID_ARGUMENT":
-        return failed(state, "ModelRefused", f"ps-{server}: {problem}")
+        return fail(state, "ModelRefused", f"ps-{server}: {problem}")
     if code == "DATA_LOSS" and operation.source is not None:
         damaged = {**state.damaged, operation.source.checkpoint: problem}
-        return unrouted(replace(state, damaged=damaged), spec)
-    return tried_again(state, spec, "AssignFailed", f"ps-{server}: {problem}", now)
+        return unroute(replace(state, damaged=damaged), spec)
+    return try_again(state, spec, "AssignFailed", f"ps-{server}: {problem}", now)
 
 
-def tried_again(state: JobState, spec: TrainingJobSpec, reason: str, problem: str, now: float) -> JobState:
+def try_again(state: JobState, spec: TrainingJobSpec, reason: str, problem: str, now: float) -> JobState:
     """Gives up the restore. Another begins later, under a new generation, or the job fails."""
     trouble = retry.failed_again(state.troubles.get(KIND), now, reason, problem)
     if retry.exhausted(trouble, now):
-        return failed(state, reason, trouble.message)
+        return fail(state, reason, trouble.message)
     state = replace(state, troubles={**state.troubles, KIND: trouble})
     if state.routing.table.servers:
-        return unrouted(state, spec)
+        return unroute(state, spec)
     return state.without(state.restore) if state.restore is not None else state
 
 
-def time_passed(state: JobState, spec: TrainingJobSpec, operation: Restore, now: float) -> JobState:
+def on_time_passed(state: JobState, spec: TrainingJobSpec, operation: Restore, now: float) -> JobState:
     """Repeats the calls that are due, and gives up a restore that makes no progress."""
     if now >= operation.deadline:
         if operation.phase is RestorePhase.FIND:
             problem = f"spec.checkpoint.uri ({spec.checkpoint.uri}) does not answer within {FIND_SECONDS:g} s"
-            return tried_again(state, spec, "CheckpointUnreachable", problem, now)
+            return try_again(state, spec, "CheckpointUnreachable", problem, now)
         waiting = sorted({*operation.pending, *operation.again_at})
         said = "; ".join(operation.problems[server] for server in waiting if operation.problems.get(server))
         problem = f"{', '.join(f'ps-{server}' for server in waiting)} loaded nothing for {LOAD_SECONDS:g} s"
-        return tried_again(state, spec, "AssignFailed", f"{problem}: {said}" if said else problem, now)
+        return try_again(state, spec, "AssignFailed", f"{problem}: {said}" if said else problem, now)
     due = [whom for whom, at in operation.again_at.items() if now >= at]
     return state.asking(operation, *due) if due else state
 
 
 def _loading(state: JobState, spec: TrainingJobSpec, operation: Restore, now: float) -> JobState:
-    state = assignment_begun(state, spec)
+    state = begin_assignment(state, spec)
     table = state.routing.table
     if not table.servers:
         return state.without(operation)

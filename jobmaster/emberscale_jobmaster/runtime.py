@@ -18,14 +18,14 @@ from emberscale_api.job import FaultToleranceStrategy, TrainingJob, TrainingJobS
 from emberscale_api.job.data import BadRecord
 from emberscale_jobmaster import progress
 from emberscale_jobmaster.checkpointing import interval
-from emberscale_jobmaster.effects import CheckpointTaken, Dropped, Effect, Granted, Moved, Noted, StartedUp
+from emberscale_jobmaster.effects import CheckpointTaken, Effect, Granted, LeasesVoid, LogEvent, Moved, StartedUp
 from emberscale_jobmaster.events import (
     BadRecordsFound,
+    CallReceived,
     Event,
     GrantLost,
     IntervalAdvised,
     Rescaled,
-    Spoke,
     TakenOver,
     TimePassed,
 )
@@ -52,7 +52,7 @@ class Handled:
     """The result of an event: the job after it, and the effects that answer its sender."""
 
     job: JobState
-    answers: tuple[Granted | Dropped, ...]
+    answers: tuple[Granted | LeasesVoid, ...]
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class JobRuntime:
         with self._changed:
             self._state.job.members.check(member)
             if self._store_problem:
-                self._step(Spoke(now=self.now(), member=member))
+                self._step(CallReceived(now=self.now(), member=member))
 
     def next_effect(self) -> Effect:
         """The next effect that is to be carried out; waits for it. Raises ClosingError."""
@@ -258,7 +258,7 @@ class JobRuntime:
             taken.append(self._start_ups.popleft())
         return taken
 
-    def _step(self, event: Event) -> tuple[Granted | Dropped, ...]:
+    def _step(self, event: Event) -> tuple[Granted | LeasesVoid, ...]:
         before = self._state
         self._state, effects = step(before, event, self.spec)
         if self._state.job != before.job:
@@ -266,12 +266,12 @@ class JobRuntime:
             _log_changes(before.job, self._state.job, self.spec)
         else:
             self._state = replace(self._state, job=before.job)  # equal; comparing the same again costs nothing
-        answers: list[Granted | Dropped] = []
+        answers: list[Granted | LeasesVoid] = []
         for effect in effects:
             match effect:
-                case Granted() | Dropped():
+                case Granted() | LeasesVoid():
                     answers.append(effect)
-                case Noted(event=name, subject=subject, problem=problem):
+                case LogEvent(event=name, subject=subject, problem=problem):
                     _log.warning(name, subject=subject, problem=problem)
                 case StartedUp(role=role, seconds=seconds, paused_seconds=paused):
                     self._start_ups.append(StartUp(role.value, seconds, paused, self._wall()))

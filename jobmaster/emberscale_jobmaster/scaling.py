@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from emberscale_api.job import ScalingMode, TrainingJobSpec
 from emberscale_api.job.roles import Role
 from emberscale_jobmaster import reshaping
-from emberscale_jobmaster.sizes import Scaling, Sizes, describe_change, manifest_sizes, within_manifest
+from emberscale_jobmaster.sizes import RoleShapes, Scaling, describe_change, manifest_sizes, within_manifest
 from emberscale_jobmaster.state import JobState, Stage, sizes_of
 
 FIRST_PLAN_SECONDS = 30.0
@@ -26,7 +26,7 @@ class Advice:
 
     version: int
     action: str
-    sizes: Sizes | None
+    sizes: RoleShapes | None
     message: str
     expected_throughput: float = 0.0
 
@@ -77,12 +77,12 @@ def follow(state: JobState, spec: TrainingJobSpec, advice: Advice, now: float, w
     if wanted.ps.replicas == present.ps.replicas:
         changed = replace(changed, sizes=wanted, target=None)
     else:
-        changed = replace(changed, sizes=Sizes(present.ps, wanted.worker), target=wanted, target_since=now)
+        changed = replace(changed, sizes=RoleShapes(present.ps, wanted.worker), target=wanted, target_since=now)
     return _with(state, _told(changed, advice, f"{change}: {advice.message}"))
 
 
 def edited(
-    state: JobState, spec: TrainingJobSpec, before: Sizes, now: float, wall: float = 0.0, waits: str | None = None
+    state: JobState, spec: TrainingJobSpec, before: RoleShapes, now: float, wall: float = 0.0, waits: str | None = None
 ) -> JobState:
     """Follows the numbers in the manifest, which may have been edited.
 
@@ -98,14 +98,14 @@ def edited(
     if scaling.refused_ps and scaling.refused_ps != spec.ps.replicas:
         scaling = replace(scaling, refused_ps=0)
     wanted = _without_refused(wanted, scaling, servers)
-    present = Sizes(replace(wanted.ps, replicas=servers or wanted.ps.replicas), wanted.worker)
+    present = RoleShapes(replace(wanted.ps, replicas=servers or wanted.ps.replicas), wanted.worker)
     target = wanted if wanted != present else None
     if scaling.sizes is None and target is None and wanted == before:
         return _with(state, scaling)
     begins = target is not None and (scaling.target is None or target.ps.replicas != scaling.target.ps.replicas)
     since = now if begins else scaling.target_since
     following = replace(scaling, sizes=present, target=target, target_since=since)
-    came_from = scaling.target or Sizes(replace(before.ps, replicas=servers or before.ps.replicas), before.worker)
+    came_from = scaling.target or RoleShapes(replace(before.ps, replicas=servers or before.ps.replicas), before.worker)
     if change := describe_change(came_from, wanted):
         told = replace(
             following,
@@ -119,7 +119,7 @@ def edited(
     return _with(state, following)
 
 
-def time_passed(state: JobState, spec: TrainingJobSpec, now: float) -> JobState:
+def on_time_passed(state: JobState, spec: TrainingJobSpec, now: float) -> JobState:
     """Gives up a new number of parameter servers if they have not started in time; `now` is on the job's clock."""
     scaling = state.scaling
     if scaling.target is None or state.over or now - scaling.target_since < spec.scaling.timeout:
@@ -128,10 +128,10 @@ def time_passed(state: JobState, spec: TrainingJobSpec, now: float) -> JobState:
     if not missing:
         return state
     why = f": {scaling.waits}" if scaling.waits else ""
-    return given_up(state, spec, f"{', '.join(missing)} did not join within {spec.scaling.timeout:g}s{why}", now)
+    return give_up(state, spec, f"{', '.join(missing)} did not join within {spec.scaling.timeout:g}s{why}", now)
 
 
-def given_up(state: JobState, spec: TrainingJobSpec, why: str, now: float) -> JobState:
+def give_up(state: JobState, spec: TrainingJobSpec, why: str, now: float) -> JobState:
     """The job keeps its number of parameter servers."""
     message = f"stays at {describe_sizes(sizes_of(state, spec))}: {why}"
     scaling = state.scaling
@@ -158,21 +158,21 @@ def move_due(state: JobState) -> bool:
     )
 
 
-def moved(state: JobState, sizes: Sizes) -> JobState:
+def complete_move(state: JobState, sizes: RoleShapes) -> JobState:
     """The rows are on as many servers as this shape has. The workers are those planned last; a later target stays."""
     scaling, target = state.scaling, state.scaling.target
     if target is not None and target.ps.replicas == sizes.ps.replicas:
         return _with(state, replace(scaling, sizes=target, target=None))
     workers = sizes.worker if scaling.sizes is None else scaling.sizes.worker
-    return _with(state, replace(scaling, sizes=Sizes(sizes.ps, workers)))
+    return _with(state, replace(scaling, sizes=RoleShapes(sizes.ps, workers)))
 
 
-def describe_sizes(sizes: Sizes) -> str:
+def describe_sizes(sizes: RoleShapes) -> str:
     """A shape in words."""
     return f"workers {sizes.worker.describe()}, PS {sizes.ps.describe()}"
 
 
-def _without_refused(wanted: Sizes, scaling: Scaling, servers: int) -> Sizes:
+def _without_refused(wanted: RoleShapes, scaling: Scaling, servers: int) -> RoleShapes:
     """What is wanted, with the present number of servers where the wanted one could not be had."""
     if not servers or wanted.ps.replicas != scaling.refused_ps:
         return wanted
@@ -185,7 +185,7 @@ def _may_change(state: JobState, advice: Advice, spec: TrainingJobSpec, now: flo
     return rested and state.stage is Stage.TRAIN and state.routing.ready and not state.suspending
 
 
-def _missing(state: JobState, target: Sizes) -> list[str]:
+def _missing(state: JobState, target: RoleShapes) -> list[str]:
     return [f"ps-{index}" for index in range(target.ps.replicas) if state.members.process(Role.PS, index) is None]
 
 

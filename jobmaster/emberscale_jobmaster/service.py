@@ -14,11 +14,11 @@ from emberscale_api.job.roles import Role
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc import master_pb2_grpc as rpc
 from emberscale_jobmaster import messages, status, tasks
-from emberscale_jobmaster.effects import Dropped, Granted
+from emberscale_jobmaster.effects import Granted, LeasesVoid
 from emberscale_jobmaster.events import (
-    Beat,
     Exited,
     FailureReported,
+    HeartbeatReceived,
     Registered,
     SuspensionWanted,
     TaskFinished,
@@ -136,7 +136,7 @@ class MasterService(rpc.MasterServicer):
         served = messages.server_report(request.ps) if request.HasField("ps") else None
         if request.bad_records:
             self._runtime.note_bad_records(messages.bad_records(request.bad_records))
-        event = Beat(
+        event = HeartbeatReceived(
             now=self._runtime.now(),
             member=member,
             vitals=messages.vitals(request),
@@ -156,7 +156,7 @@ class MasterService(rpc.MasterServicer):
             generation=table.generation,
             routing_version=table.version,
             revoked_tokens=[
-                token for answer in handled.answers if isinstance(answer, Dropped) for token in answer.tokens
+                token for answer in handled.answers if isinstance(answer, LeasesVoid) for token in answer.tokens
             ],
             stop=state.over,
             cpu_cores=(sizes.worker if member.role is Role.WORKER else sizes.ps).cpu_cores or 0.0,

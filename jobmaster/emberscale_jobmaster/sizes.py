@@ -8,7 +8,7 @@ from emberscale_api.shape import RoleShape
 
 
 @dataclass(frozen=True)
-class Sizes:
+class RoleShapes:
     """A job's shape."""
 
     ps: RoleShape
@@ -36,8 +36,8 @@ class Reshaping:
     `joined`: the roles of which no new member is waited for.
     """
 
-    before: Sizes
-    after: Sizes
+    before: RoleShapes
+    after: RoleShapes
     began_at: float
     joined: frozenset[Role] = frozenset()
 
@@ -58,8 +58,8 @@ class Scaling:
       (of the last change, in seconds since 1970) are for people.
     """
 
-    sizes: Sizes | None = None
-    target: Sizes | None = None
+    sizes: RoleShapes | None = None
+    target: RoleShapes | None = None
     target_since: float = 0.0
     waits_for_plan: bool = False
     reason: str = "Manifest"
@@ -75,24 +75,24 @@ class Scaling:
     steps: tuple[ScalingStep, ...] = ()
 
 
-def manifest_sizes(spec: TrainingJobSpec) -> Sizes:
+def manifest_sizes(spec: TrainingJobSpec) -> RoleShapes:
     """What the manifest says; the smallest numbers where it gives bounds, one where it gives none."""
-    return Sizes(_manifest_size(spec.ps), _manifest_size(spec.worker))
+    return RoleShapes(_manifest_size(spec.ps), _manifest_size(spec.worker))
 
 
-def within_manifest(sizes: Sizes, spec: TrainingJobSpec) -> Sizes:
+def within_manifest(sizes: RoleShapes, spec: TrainingJobSpec) -> RoleShapes:
     """The nearest shape that the manifest allows: what it states stands."""
-    return Sizes(_within(sizes.ps, spec.ps), _within(sizes.worker, spec.worker))
+    return RoleShapes(_within(sizes.ps, spec.ps), _within(sizes.worker, spec.worker))
 
 
-def combined(sizes: Sizes, target: Sizes) -> Sizes:
+def combined(sizes: RoleShapes, target: RoleShapes) -> RoleShapes:
     """What must run for `target` to come into force while `sizes` still serves."""
     old, new = sizes.ps, target.ps
     memory = None if None in (old.memory_bytes, new.memory_bytes) else max(old.memory_bytes or 0, new.memory_bytes or 0)
-    return Sizes(replace(new, replicas=max(old.replicas, new.replicas), memory_bytes=memory), sizes.worker)
+    return RoleShapes(replace(new, replicas=max(old.replicas, new.replicas), memory_bytes=memory), sizes.worker)
 
 
-def describe_change(before: Sizes, after: Sizes) -> str:
+def describe_change(before: RoleShapes, after: RoleShapes) -> str:
     """What differs, for people; empty where nothing does."""
     parts = [
         f"{name} {old.describe()} -> {new.describe()}"

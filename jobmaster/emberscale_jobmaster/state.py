@@ -21,7 +21,7 @@ from emberscale_jobmaster.operations import (
     Restored,
 )
 from emberscale_jobmaster.retry import Trouble
-from emberscale_jobmaster.sizes import Scaling, Sizes, combined, manifest_sizes
+from emberscale_jobmaster.sizes import RoleShapes, Scaling, combined, manifest_sizes
 from emberscale_jobmaster.statistics import Tally
 
 
@@ -211,12 +211,12 @@ def batches_of(records: int, batch_size: int) -> int:
     return -(-records // batch_size)
 
 
-def sizes_of(state: JobState, spec: TrainingJobSpec) -> Sizes:
+def sizes_of(state: JobState, spec: TrainingJobSpec) -> RoleShapes:
     """The shape in force: rows are spread over so many parameter servers."""
     return state.scaling.sizes or manifest_sizes(spec)
 
 
-def wanted_sizes(state: JobState, spec: TrainingJobSpec) -> Sizes:
+def wanted_sizes(state: JobState, spec: TrainingJobSpec) -> RoleShapes:
     """The processes that should run: those of the shape in force, and those that another shape needs first."""
     wanted, target = sizes_of(state, spec), state.scaling.target
     if target is not None:

@@ -14,7 +14,7 @@ from enum import StrEnum
 from emberscale_api.job import TrainingJobSpec
 from emberscale_jobmaster.ledger import Lease
 from emberscale_jobmaster.membership import MemberId
-from emberscale_jobmaster.progress import failed
+from emberscale_jobmaster.progress import fail
 from emberscale_jobmaster.state import PREPARATION, DataFile, JobState, Stage
 from emberscale_jobmaster.statistics import Tally
 
@@ -112,7 +112,7 @@ def finish(state: JobState, member: MemberId, token: int, finding: Finding) -> J
     match state.stage, finding:
         case Stage.DISCOVER, Discovered(training, evaluation):
             if not training:
-                return failed(state, "DataUnavailable", "spec.data.train: no file was found")
+                return fail(state, "DataUnavailable", "spec.data.train: no file was found")
             state = replace(state, training_files=training, evaluation_files=evaluation)
         case Stage.INDEX, Indexed(records):
             state = _with_records(state, lease.start, records)

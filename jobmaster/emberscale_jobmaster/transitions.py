@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from emberscale_api.job.status import JobPhase
-from emberscale_jobmaster.ledger import BooksError
+from emberscale_jobmaster.ledger import LedgerError
 from emberscale_jobmaster.operations import (
     Checkpointing,
     CheckpointPhase,
@@ -91,7 +91,7 @@ _ALLOWED = {
 
 
 def check(before: Iterable[Operation], after: Iterable[Operation]) -> None:
-    """Raises BooksError where an operation's phase does not follow from the one that it had."""
+    """Raises LedgerError where an operation's phase does not follow from the one that it had."""
     left = {operation.id: operation for operation in before}
     steps: list[tuple[Operation, str, str]] = []
     for operation in after:
@@ -102,7 +102,7 @@ def check(before: Iterable[Operation], after: Iterable[Operation]) -> None:
     for operation, was, now in steps:
         if was != now and (was, now) not in _ALLOWED[type(operation)]:
             name = type(operation).__name__
-            raise BooksError(f"{name} {operation.id}: {now or 'its end'} does not follow {was or 'its beginning'}")
+            raise LedgerError(f"{name} {operation.id}: {now or 'its end'} does not follow {was or 'its beginning'}")
 
 
 def _phase(operation: Operation) -> str:

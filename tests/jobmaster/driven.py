@@ -39,16 +39,16 @@ from emberscale_jobmaster.effects import (
 )
 from emberscale_jobmaster.events import (
     Advised,
-    Beat,
+    AppliedReport,
     CheckpointFound,
     Event,
     Exited,
+    HeartbeatReceived,
     Loaded,
     ManifestWritten,
     Prepared,
     PruningDone,
     Registered,
-    Said,
     Saved,
     ServerAnswer,
     ServerAnswered,
@@ -65,7 +65,7 @@ from emberscale_jobmaster.membership import MemberId, Process
 from emberscale_jobmaster.operations import Checkpointing, CopyReport, Move, Restore, Restored, SnapshotFile, Source
 from emberscale_jobmaster.ranges import Applied
 from emberscale_jobmaster.scaling import Advice
-from emberscale_jobmaster.sizes import Sizes
+from emberscale_jobmaster.sizes import RoleShapes
 from emberscale_jobmaster.state import DataFile, JobState, Stage, phase_of
 from emberscale_jobmaster.tasks import Discovered, Finding, Indexed, Task
 
@@ -193,7 +193,7 @@ class Driven:
         for server in self.ps.values():
             numbers: dict[str, Any] = {"generation": server.generation, "version": server.version}
             if self._speaks(server.member):
-                self.tell(Beat(now=self.now, member=server.member, **numbers))
+                self.tell(HeartbeatReceived(now=self.now, member=server.member, **numbers))
             elif self._is_unknown(server.member):
                 process = _process(server.member)
                 self.tell(Registered(now=self.now, member=server.member, process=process, **numbers))
@@ -201,7 +201,7 @@ class Driven:
             if self._speaks(worker):
                 task = self.tasks.get(worker)
                 leases = {task.token: self.committed[task.token]} if task is not None else {}
-                self.tell(Beat(now=self.now, member=worker, leases=leases))
+                self.tell(HeartbeatReceived(now=self.now, member=worker, leases=leases))
 
     def _speaks(self, member: MemberId) -> bool:
         slot = self.job.members.slot(member.role, member.index)
@@ -236,7 +236,7 @@ class Driven:
 
     def plan(self, servers: int, workers: int = 2) -> None:
         """The brain plans another number of servers, or of workers."""
-        sizes = Sizes(RoleShape(servers, 1.0, 1 << 30), RoleShape(workers, 1.0, 1 << 30))
+        sizes = RoleShapes(RoleShape(servers, 1.0, 1 << 30), RoleShape(workers, 1.0, 1 << 30))
         advice = Advice(self.job.scaling.plan_version + 1, "GrowMemory", sizes, "tables grow")
         self.tell(Advised(now=self.now, advice=advice, wall=1e9))
 
@@ -258,7 +258,9 @@ class Driven:
                 del self.tasks[member]
                 self._finish(member, task, None)
             else:
-                self.tell(Beat(now=self.now, member=member, leases={task.token: self.committed[task.token]}))
+                self.tell(
+                    HeartbeatReceived(now=self.now, member=member, leases={task.token: self.committed[task.token]})
+                )
 
     def train_all(self) -> None:
         while self.job.stage is Stage.TRAIN:
@@ -384,20 +386,20 @@ class Driven:
                 if number <= server.over:
                     return f"barrier {number} is over"
                 server.held = number
-                return Said(as_ranges(server.applied))
+                return AppliedReport(as_ranges(server.applied))
             case SettleCall(barrier=number, settle=settle):
                 if server.held != number:
                     return f"barrier {number} is not held"
                 for epoch, batches in settle.items():
                     server.applied.setdefault(epoch, set()).update(_numbers(batches))
-                return Said(as_ranges(server.applied))
+                return AppliedReport(as_ranges(server.applied))
             case SnapshotCall(barrier=number, checkpoint=checkpoint):
                 if server.held != number:
                     return f"barrier {number} is not held"
                 copy = {epoch: set(batches) for epoch, batches in server.applied.items()}
                 server.snapshots[number] = (checkpoint, copy)
                 self._let_go(server)
-                return Said(as_ranges(copy), held_seconds=0.01)
+                return AppliedReport(as_ranges(copy), held_seconds=0.01)
             case SavedCall(barrier=number):
                 checkpoint, copy = server.snapshots[number]
                 self.checkpoints.setdefault(checkpoint, (copy, False))
@@ -415,7 +417,7 @@ class Driven:
         self, server: ServerDouble, request: PrepareCall | CopyCall | HandOverCall | SwitchCall | AbandonCall
     ) -> ServerAnswer | str | None:
         if isinstance(request, SwitchCall) and server.switched == request.move:
-            return Said(as_ranges(server.applied))
+            return AppliedReport(as_ranges(server.applied))
         if isinstance(request, PrepareCall) and request.move > server.moves_over:
             serves = server.version if server.owns and server.generation == request.table.generation else 0
             if serves != request.since and (server.move is None or server.move[0] != request.move):
@@ -432,7 +434,11 @@ class Driven:
             case CopyCall():
                 return CopyReport(ready=True, copied_bytes=1000, rounds=2, changed_rows=3)
             case HandOverCall(barrier=number):
-                return Said(as_ranges(server.applied)) if server.held == number else f"barrier {number} is not held"
+                return (
+                    AppliedReport(as_ranges(server.applied))
+                    if server.held == number
+                    else f"barrier {number} is not held"
+                )
             case SwitchCall(barrier=number, applied=applied):
                 table = server.move[1]
                 if server.generation == table.generation and server.held != number:
@@ -442,7 +448,7 @@ class Driven:
                 server.owns = server.member.index < len(table.servers)
                 server.generation, server.version = table.generation, table.version
                 server.move, server.moves_over, server.switched = None, request.move, request.move
-                return Said(as_ranges(server.applied))
+                return AppliedReport(as_ranges(server.applied))
 
     def _let_go(self, server: ServerDouble) -> None:
         if server.held is not None:

@@ -36,7 +36,7 @@ class Pure:
     def register(self, role: Role, index: int, incarnation: str) -> MemberId:
         member = MemberId(role, index, incarnation)
         process = Process(incarnation, "tcp://a", "a:1", "", 1, "h")
-        self.apply(lifecycle.registered(self.state, self.spec, member, process))
+        self.apply(lifecycle.register(self.state, self.spec, member, process))
         return member
 
     def acquire(self, member: MemberId = WORKER, batches: int = 4) -> Task | None:
@@ -62,7 +62,7 @@ class Pure:
             self.work(finding)
 
     def assign(self, **restored: Any) -> None:
-        self.apply(progress.assignment_begun(self.state, self.spec))
+        self.apply(progress.begin_assignment(self.state, self.spec))
         self.apply(progress.assigned(self.state, Restored(**restored), checkpoint=""))
 
     def moved(self) -> None:
@@ -84,7 +84,7 @@ class Pure:
             placed(before.piece_owners, len(servers)),
         )
         state = replace(self.state, routing=Routing(table, ready=True), next_version=self.state.next_version + 1)
-        self.apply(scaling.moved(state, target))
+        self.apply(scaling.complete_move(state, target))
 
     def checkpointed(self, purpose: CheckpointPurpose, checkpoint: str = "00000001") -> None:
         """A checkpoint that was taken for this purpose is complete."""

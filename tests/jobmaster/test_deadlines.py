@@ -11,7 +11,14 @@ from tests.jobmaster.pure import TRAINING, WORKER, Pure
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
 from emberscale_jobmaster.effects import Granted
-from emberscale_jobmaster.events import Beat, Registered, SuspensionWanted, TaskFinished, TaskWanted, TimePassed
+from emberscale_jobmaster.events import (
+    HeartbeatReceived,
+    Registered,
+    SuspensionWanted,
+    TaskFinished,
+    TaskWanted,
+    TimePassed,
+)
 from emberscale_jobmaster.machine import MasterState, step
 from emberscale_jobmaster.membership import MemberId, Process, UnknownMemberError
 from emberscale_jobmaster.runtime import JobRuntime
@@ -51,7 +58,7 @@ class Clocked:
         for _ in range(int(seconds)):
             self.now += 1.0
             for member in speaking:
-                self.runtime.handle(Beat(now=self.now, member=member))
+                self.runtime.handle(HeartbeatReceived(now=self.now, member=member))
             self.runtime.note(TimePassed(now=self.now))
 
     def acquire(self) -> Task:
@@ -77,7 +84,7 @@ def test_who_is_silent_for_too_long_is_given_up_and_may_come_back(clocked: Clock
     clocked.pass_time(2)
     assert not clocked.alive(Role.WORKER)
     assert not clocked.alive(Role.PS)
-    clocked.runtime.handle(Beat(now=clocked.now, member=WORKER))
+    clocked.runtime.handle(HeartbeatReceived(now=clocked.now, member=WORKER))
     assert clocked.alive(Role.WORKER)
 
 

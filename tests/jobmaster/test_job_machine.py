@@ -1,7 +1,7 @@
 """Any sequence of events of a whole job, against parameter servers and workers as plain sets.
 
-What must hold: the books never claim a batch that a server lacks, and whatever happened, the job can be brought to its
-end with every batch of every epoch applied on every server.
+What must hold: the ledger never claims a batch that a server lacks, and whatever happened, the job can be brought to
+its end with every batch of every epoch applied on every server.
 """
 
 from dataclasses import dataclass, field
@@ -171,9 +171,9 @@ class JobMachine(RuleBasedStateMachine):
             return
         member, state, spec = self._pick(data).member, self.pure.state, self.pure.spec
         if reported:
-            self.pure.apply(lifecycle.exited(state, spec, member, 137, "Killed"))
+            self.pure.apply(lifecycle.on_exit(state, spec, member, 137, "Killed"))
         elif state.members.slot(Role.WORKER, member.index).process is not None:
-            self.pure.apply(lifecycle.leases_expired(state, [lease.token for lease in state.ledger.held_by(member)]))
+            self.pure.apply(lifecycle.expire_leases(state, [lease.token for lease in state.ledger.held_by(member)]))
 
     @precondition(lambda self: not self.pure.state.over)
     @rule(index=st.integers(0, 1), chance=RARELY)
@@ -187,7 +187,7 @@ class JobMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.pure.state.routing.ready and not self.pure.state.over)
     @rule(master_dies=st.booleans())
     def a_checkpoint_is_taken(self, master_dies: bool) -> None:
-        """A barrier settles what only one server has, whatever the books say of it."""
+        """A barrier settles what only one server has, whatever the ledger says of it."""
         for epoch in {epoch for server in self.servers for epoch in server}:
             anywhere = set.union(*(server.get(epoch, set()) for server in self.servers))
             for server in self.servers:
@@ -204,7 +204,7 @@ class JobMachine(RuleBasedStateMachine):
     def the_master_is_restarted(self) -> None:
         state = state_json.validate_json(state_json.dump_json(self.pure.state))
         assert repr(state) == repr(self.pure.state)
-        self.pure.apply(progress.taken_over(state, self.pure.spec, wall=5.0))
+        self.pure.apply(progress.on_takeover(state, self.pure.spec, wall=5.0))
 
     @invariant()
     def the_books_claim_only_what_every_server_has(self) -> None:
@@ -234,7 +234,7 @@ class JobMachine(RuleBasedStateMachine):
             return
         pure = self.pure
         last = pure.register(Role.WORKER, 0, self._name())
-        pure.apply(lifecycle.leases_expired(pure.state, list(pure.state.ledger.leases)))
+        pure.apply(lifecycle.expire_leases(pure.state, list(pure.state.ledger.leases)))
         for _ in range(1000):
             if pure.state.stage is Stage.SAVE or pure.state.over:
                 break

@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from emberscale_api.job.roles import Role
 from emberscale_jobmaster import ranges
-from emberscale_jobmaster.ledger import BooksError, Lease, Ledger
+from emberscale_jobmaster.ledger import Lease, Ledger, LedgerError
 from emberscale_jobmaster.membership import MemberId
 
 
@@ -160,7 +160,7 @@ def test_what_a_checkpoint_lacks_is_leased_and_the_rest_is_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("books", "complaint"),
+    ("ledger", "complaint"),
     [
         (Ledger(batches=4, uncut=((2, 4),), done=((0, 1),)), "batch 1 is in no place"),
         (Ledger(batches=4, uncut=((1, 4),), done=((0, 2),)), "batch 1 is in two places"),
@@ -168,6 +168,6 @@ def test_what_a_checkpoint_lacks_is_leased_and_the_rest_is_not() -> None:
         (Ledger(batches=2, uncut=(), leases={1: Lease(1, worker(0), 0, 0, 2, 0)}, done=((0, 2),)), "two places"),
     ],
 )
-def test_a_batch_in_no_place_or_in_two_is_a_defect(books: Ledger, complaint: str) -> None:
-    with pytest.raises(BooksError, match=complaint):
-        books.check()
+def test_a_batch_in_no_place_or_in_two_is_a_defect(ledger: Ledger, complaint: str) -> None:
+    with pytest.raises(LedgerError, match=complaint):
+        ledger.check()

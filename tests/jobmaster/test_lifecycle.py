@@ -24,9 +24,9 @@ def test_errors_of_the_jobs_own_up_to_the_limit_are_borne() -> None:
     spec = job(runPolicy={"backoffLimit": 2}).spec
     state = START
     for number in range(2):
-        state = lifecycle.exited(state, spec, worker(f"w{number}"), 1, "Error")
+        state = lifecycle.on_exit(state, spec, worker(f"w{number}"), 1, "Error")
     assert not state.over
-    state = lifecycle.exited(state, spec, worker("w2"), 1, "Error")
+    state = lifecycle.on_exit(state, spec, worker("w2"), 1, "Error")
     phase, reason, message = outcome(state)
     assert (phase, reason) == (JobPhase.FAILED, "BackoffLimitExceeded")
     assert "worker-0 with exit code 1" in message
@@ -36,34 +36,34 @@ def test_errors_of_the_jobs_own_up_to_the_limit_are_borne() -> None:
 @pytest.mark.parametrize("reason", ["Killed", "NodeLost", "OOMKilled"])
 def test_what_others_did_to_a_process_is_not_the_jobs_error(reason: str) -> None:
     spec = job(runPolicy={"backoffLimit": 0}).spec
-    assert not lifecycle.exited(START, spec, worker("w"), 137, reason).over
+    assert not lifecycle.on_exit(START, spec, worker("w"), 137, reason).over
 
 
 def test_an_exit_that_is_reported_twice_counts_once() -> None:
     spec = job(runPolicy={"backoffLimit": 1}).spec
     state = START
     for _ in range(3):
-        state = lifecycle.exited(state, spec, worker("w"), 1, "Error")
+        state = lifecycle.on_exit(state, spec, worker("w"), 1, "Error")
     assert state.own_errors == 1
 
 
 def test_a_clean_exit_is_no_error() -> None:
     spec = job(runPolicy={"backoffLimit": 0}).spec
-    assert not lifecycle.exited(START, spec, worker("w"), 0, "Completed").over
+    assert not lifecycle.on_exit(START, spec, worker("w"), 0, "Completed").over
 
 
 def test_a_fatal_failure_fails_the_job_and_another_does_not() -> None:
-    assert not lifecycle.failure_reported(START, worker("w"), "Busy", "later", fatal=False).over
-    failed = lifecycle.failure_reported(START, worker("w"), "NonFiniteLoss", "loss is nan", fatal=True)
+    assert not lifecycle.on_failure(START, worker("w"), "Busy", "later", fatal=False).over
+    failed = lifecycle.on_failure(START, worker("w"), "NonFiniteLoss", "loss is nan", fatal=True)
     assert outcome(failed) == (JobPhase.FAILED, "NonFiniteLoss", "worker-0: loss is nan")
 
 
 def test_bad_records_beyond_the_limit_fail_the_job_and_the_first_is_named() -> None:
     spec = job(data={"maxBadRecords": 2}).spec
     records = tuple(BadRecord("/data/day_0", line, f"problem {line}") for line in (7, 9, 11))
-    state = lifecycle.bad_records_found(START, spec, 2, records[:2])
+    state = lifecycle.on_bad_records(START, spec, 2, records[:2])
     assert not state.over
-    state = lifecycle.bad_records_found(state, spec, 3, records[2:])
+    state = lifecycle.on_bad_records(state, spec, 3, records[2:])
     _, reason, message = outcome(state)
     assert reason == "BadRecords"
     assert message.startswith("/data/day_0:7: problem 7")
@@ -73,21 +73,21 @@ def test_bad_records_beyond_the_limit_fail_the_job_and_the_first_is_named() -> N
 def test_the_first_malformed_record_by_file_and_line_is_named_whichever_was_found_first() -> None:
     spec = job(data={"maxBadRecords": 1}).spec
     found = tuple(BadRecord("/data/day_0", line, "blank") for line in (90, 7, 40))
-    _, _, message = outcome(lifecycle.bad_records_found(START, spec, 3, found))
+    _, _, message = outcome(lifecycle.on_bad_records(START, spec, 3, found))
     assert message.startswith("/data/day_0:7: blank (at least 3 malformed;")
 
 
 def test_only_time_in_which_the_job_is_active_counts() -> None:
     spec = job(runPolicy={"activeDeadline": 60}).spec
-    state = lifecycle.time_passed(START, spec, 50.0)
+    state = lifecycle.on_time_passed(START, spec, 50.0)
     assert state.clock.active_seconds == 50.0
-    state = progress.suspended(state, spec)
-    state = lifecycle.time_passed(state, spec, 850.0)
-    state = progress.taken_over(state, spec, wall=1000.0)
-    state = lifecycle.time_passed(state, spec, 9.0)
+    state = progress.suspend(state, spec)
+    state = lifecycle.on_time_passed(state, spec, 850.0)
+    state = progress.on_takeover(state, spec, wall=1000.0)
+    state = lifecycle.on_time_passed(state, spec, 9.0)
     assert state.clock.active_seconds == 59.0
     assert not state.over
-    state = lifecycle.time_passed(state, spec, 2.5)
+    state = lifecycle.on_time_passed(state, spec, 2.5)
     phase, reason, message = outcome(state)
     assert (phase, reason) == (JobPhase.FAILED, "DeadlineExceeded")
     assert "spec.runPolicy.activeDeadline (60s)" in message

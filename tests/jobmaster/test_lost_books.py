@@ -26,10 +26,10 @@ def test_a_server_with_rows_of_a_table_that_is_not_in_the_books_takes_all_back()
     pure = Pure()
     pure.start_training()
     known = pure.state.routing.table
-    pure.apply(lifecycle.heard(pure.state, pure.spec, server(0), known.generation, known.version))
+    pure.apply(lifecycle.on_call(pure.state, pure.spec, server(0), known.generation, known.version))
     assert (pure.state.routing.ready, pure.state.recoveries) == (True, 0)
 
-    pure.apply(lifecycle.heard(pure.state, pure.spec, server(0), known.generation + 3, known.version + 5))
+    pure.apply(lifecycle.on_call(pure.state, pure.spec, server(0), known.generation + 3, known.version + 5))
 
     assert (pure.state.routing.ready, pure.state.recoveries) == (False, 1)
     beyond = pure.state.routing.table
@@ -42,18 +42,18 @@ def test_a_new_book_begins_beyond_what_any_server_holds() -> None:
     pure = Pure()
     for index, generation in ((0, 5), (1, 7)):
         process = replace(_process(), incarnation=f"ps-{index}")
-        pure.apply(lifecycle.registered(pure.state, pure.spec, server(index), process, generation, generation))
-    pure.apply(progress.assignment_begun(pure.state, pure.spec))
+        pure.apply(lifecycle.register(pure.state, pure.spec, server(index), process, generation, generation))
+    pure.apply(progress.begin_assignment(pure.state, pure.spec))
     assert pure.state.routing.table.generation == 8
 
 
 def test_the_first_table_of_new_books_is_not_the_one_that_servers_hold() -> None:
-    """Both are the first of their books, and what was leased under the old one must not count under the new one."""
+    """Both are the first of their ledgers, and what was leased under the old one must not count under the new one."""
     pure = Pure()
     old = pure.state.routing.table
     for index in range(2):
         process = replace(_process(), incarnation=f"ps-{index}")
-        pure.apply(lifecycle.registered(pure.state, pure.spec, server(index), process, old.generation, old.version))
+        pure.apply(lifecycle.register(pure.state, pure.spec, server(index), process, old.generation, old.version))
     assert pure.state.routing.table.generation == old.generation + 1
 
 
@@ -61,7 +61,7 @@ def test_two_masters_that_take_over_from_the_same_books_give_no_number_twice() -
     """What the first of them wrote is lost with the store's last second."""
     pure = Pure()
     pure.start_training()
-    first, second = (progress.taken_over(pure.state, pure.spec, wall) for wall in (5000.0, 5001.5))
+    first, second = (progress.on_takeover(pure.state, pure.spec, wall) for wall in (5000.0, 5001.5))
     given = 1000
     assert first.next_token > pure.state.next_token
     assert second.next_token > first.next_token + given
@@ -75,10 +75,10 @@ def test_a_master_goes_beyond_numbers_that_a_server_has_of_one_whose_books_are_l
     pure.acquire()
     table, token, barrier = pure.state.routing.table, pure.state.next_token, pure.state.next_barrier
     told = {"next_token": token + 5_000_000, "next_barrier": barrier + 7_000_000}
-    unchanged = progress.numbers_surpassed(pure.state, table.generation, token, barrier)
+    unchanged = progress.surpass_numbers(pure.state, table.generation, token, barrier)
     assert unchanged is pure.state
-    assert progress.numbers_surpassed(pure.state, table.generation - 1, **told) is pure.state
-    after = progress.numbers_surpassed(pure.state, table.generation, **told)
+    assert progress.surpass_numbers(pure.state, table.generation - 1, **told) is pure.state
+    after = progress.surpass_numbers(pure.state, table.generation, **told)
     assert after.next_token >= told["next_token"]
     assert after.next_barrier >= told["next_barrier"]
     assert not after.ledger.leases
@@ -94,18 +94,18 @@ def test_a_master_grants_no_token_that_one_before_it_may_have_granted() -> None:
     pure.register(Role.WORKER, 0, WORKER.incarnation)
     task = pure.acquire()
     assert task is not None
-    successor = progress.taken_over(pure.state, pure.spec, wall=1_800_000_000.0)
+    successor = progress.on_takeover(pure.state, pure.spec, wall=1_800_000_000.0)
     forgetful = progress.initial(wall=1_800_000_000.0)
     for state in (successor, forgetful):
         assert state.next_token > task.token + 1_000_000
 
 
 def test_numbers_go_on_ascending_where_the_clock_went_back_between_two_masters() -> None:
-    """The books may lack the last second: what was numbered in it must not be numbered so again."""
+    """The ledger may lack the last second: what was numbered in it must not be numbered so again."""
     pure = Pure()
-    pure.apply(progress.taken_over(pure.state, pure.spec, wall=1_800_000_000.0))
+    pure.apply(progress.on_takeover(pure.state, pure.spec, wall=1_800_000_000.0))
     pure.start_training()
-    successor = progress.taken_over(pure.state, pure.spec, wall=1_700_000_000.0)
+    successor = progress.on_takeover(pure.state, pure.spec, wall=1_700_000_000.0)
     assert successor.next_token >= pure.state.next_token + 1000
     assert successor.next_barrier >= pure.state.next_barrier + 1000
 
@@ -114,7 +114,7 @@ def test_a_master_that_goes_on_with_rows_gives_no_checkpoint_the_number_of_one_t
     """Its files would be written over those of a complete one, and removed with them."""
     pure = Pure()
     pure.start_training()
-    successor = progress.taken_over(pure.state, pure.spec, wall=5.0)
+    successor = progress.on_takeover(pure.state, pure.spec, wall=5.0)
     assert successor.next_checkpoint >= pure.state.next_checkpoint + 10
 
 

@@ -7,7 +7,7 @@ from tests.jobmaster.driven import Driven, Fault
 from emberscale_api.job.roles import Role
 from emberscale_jobmaster import moving, retry
 from emberscale_jobmaster.effects import CallServer
-from emberscale_jobmaster.events import Beat
+from emberscale_jobmaster.events import HeartbeatReceived
 
 
 def training(servers: int = 2, interval: float = 1000.0) -> Driven:
@@ -40,7 +40,7 @@ def test_a_late_heartbeat_of_a_server_that_has_left_changes_nothing() -> None:
     driven.plan(2)
     assert len(driven.job.routing.table.servers) == 2
     for generation, version in (said, (left.generation, left.version)):
-        driven.tell(Beat(now=driven.now, member=left.member, generation=generation, version=version))
+        driven.tell(HeartbeatReceived(now=driven.now, member=left.member, generation=generation, version=version))
     assert driven.job.recoveries == 0
     assert driven.job.routing.ready
 

@@ -122,7 +122,7 @@ def test_a_dead_workers_lease_goes_to_the_next_from_its_committed_offset() -> No
     assert task is not None
     pure.apply(tasks.report_progress(pure.state, pure.spec, WORKER, {task.token: 20})[0])
 
-    pure.apply(lifecycle.exited(pure.state, pure.spec, WORKER, 137, "Killed"))
+    pure.apply(lifecycle.on_exit(pure.state, pure.spec, WORKER, 137, "Killed"))
     other = pure.register(Role.WORKER, 1, "other")
     rest = pure.acquire(other)
 
@@ -138,7 +138,7 @@ def test_a_lost_server_takes_all_leases_and_everything_back_to_the_checkpoint() 
     pure.acquire()
     before = pure.state.routing.table
 
-    pure.apply(lifecycle.silent(pure.state, pure.spec, [MemberId(Role.PS, 0, "ps-0")]))
+    pure.apply(lifecycle.give_up_silent(pure.state, pure.spec, [MemberId(Role.PS, 0, "ps-0")]))
 
     assert not pure.state.ledger.leases
     assert not pure.state.routing.ready
@@ -238,9 +238,9 @@ def test_while_suspending_only_what_was_begun_is_finished() -> None:
     pure.start_training(records=1000)
     task = pure.acquire()
     assert task is not None
-    pure.apply(progress.suspension_begun(pure.state))
+    pure.apply(progress.begin_suspension(pure.state))
     assert pure.acquire() is None
-    pure.apply(lifecycle.leases_expired(pure.state, [task.token]))
+    pure.apply(lifecycle.expire_leases(pure.state, [task.token]))
     rest = pure.acquire()
     assert rest is not None
     assert (rest.start, rest.stop) == (task.start, task.stop)
@@ -249,14 +249,14 @@ def test_while_suspending_only_what_was_begun_is_finished() -> None:
 def test_a_suspended_job_goes_on_from_its_servers_up() -> None:
     pure = Pure(checkpoint={"uri": "/somewhere"})
     pure.start_training(records=1000)
-    pure.apply(progress.suspension_begun(pure.state))
+    pure.apply(progress.begin_suspension(pure.state))
     pure.checkpointed(CheckpointPurpose.SUSPENSION)
 
-    pure.apply(progress.taken_over(pure.state, pure.spec, wall=1000.0))
+    pure.apply(progress.on_takeover(pure.state, pure.spec, wall=1000.0))
 
     assert pure.phases[-3:] == [JobPhase.TRAINING, JobPhase.SUSPENDED, JobPhase.PENDING]
     pure.register(Role.PS, 0, "new-0")
-    pure.apply(progress.assignment_begun(pure.state, pure.spec))
+    pure.apply(progress.begin_assignment(pure.state, pure.spec))
     assert pure.state.routing.table.servers == ()
     pure.register(Role.PS, 1, "new-1")
     pure.assign(applied={0: ((0, 4),)})
@@ -293,14 +293,14 @@ def test_results_of_a_lease_that_is_gone_change_nothing() -> None:
     pure.start_training()
     task = pure.acquire()
     assert task is not None
-    pure.apply(lifecycle.leases_expired(pure.state, [task.token]))
+    pure.apply(lifecycle.expire_leases(pure.state, [task.token]))
     assert tasks.finish(pure.state, WORKER, task.token, None) == pure.state
 
 
 def test_the_first_failure_stands() -> None:
     pure = Pure()
-    pure.apply(progress.failed(pure.state, "NonFiniteLoss", "worker-0"))
-    pure.apply(progress.failed(pure.state, "BadRecords", "later"))
+    pure.apply(progress.fail(pure.state, "NonFiniteLoss", "worker-0"))
+    pure.apply(progress.fail(pure.state, "BadRecords", "later"))
     assert pure.state.outcome is not None
     assert pure.state.outcome.reason == "NonFiniteLoss"
 

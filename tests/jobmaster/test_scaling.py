@@ -16,7 +16,7 @@ from emberscale_api.job.status import JobPhase
 from emberscale_api.shape import RoleShape
 from emberscale_jobmaster import lifecycle, progress, scaling
 from emberscale_jobmaster.scaling import Advice, follow
-from emberscale_jobmaster.sizes import Sizes, within_manifest
+from emberscale_jobmaster.sizes import RoleShapes, within_manifest
 from emberscale_jobmaster.state import JobState, Stage, phase_of, sizes_of, wanted_sizes
 
 GIB = 1 << 30
@@ -27,8 +27,8 @@ OPEN: dict[str, Any] = {
 }
 
 
-def sizes(workers: int, ps: int, cpu: float = 1.0) -> Sizes:
-    return Sizes(RoleShape(ps, cpu, GIB), RoleShape(workers, cpu, GIB))
+def sizes(workers: int, ps: int, cpu: float = 1.0) -> RoleShapes:
+    return RoleShapes(RoleShape(ps, cpu, GIB), RoleShape(workers, cpu, GIB))
 
 
 def plan(workers: int, ps: int, cpu: float = 1.0, version: int = 1, action: str = "Scale") -> Advice:
@@ -130,8 +130,8 @@ def test_fewer_servers_go_only_after_their_rows_have() -> None:
 def test_servers_that_do_not_come_are_given_up() -> None:
     pure = training()
     pure.apply(follow(pure.state, pure.spec, plan(1, 3), now=100.0))
-    assert scaling.time_passed(pure.state, pure.spec, now=100.0 + 600.0 - 1) is pure.state
-    pure.apply(scaling.time_passed(pure.state, pure.spec, now=100.0 + 600.0))
+    assert scaling.on_time_passed(pure.state, pure.spec, now=100.0 + 600.0 - 1) is pure.state
+    pure.apply(scaling.on_time_passed(pure.state, pure.spec, now=100.0 + 600.0))
     assert wanted_sizes(pure.state, pure.spec) == sizes(1, 1)
     assert "ps-1, ps-2 did not join" in pure.state.scaling.message
 
@@ -157,13 +157,13 @@ def test_a_worker_that_leaves_by_plan_gives_its_shard_back() -> None:
     pure = training()
     task = pure.acquire(WORKER)
     assert task is not None
-    pure.apply(lifecycle.exited(pure.state, pure.spec, WORKER, 0, "Completed"))
+    pure.apply(lifecycle.on_exit(pure.state, pure.spec, WORKER, 0, "Completed"))
     pure.register(Role.WORKER, 1, "w1")
     assert pure.state.ledger.available >= task.stop - task.start
 
 
 shapes = st.builds(
-    Sizes,
+    RoleShapes,
     st.builds(RoleShape, st.integers(1, 8), st.sampled_from([0.5, 1.0, 2.0]), st.sampled_from([GIB, 2 * GIB])),
     st.builds(RoleShape, st.integers(1, 16), st.sampled_from([0.5, 1.0, 2.0]), st.sampled_from([GIB, 2 * GIB])),
 )
@@ -171,7 +171,7 @@ shapes = st.builds(
 
 @given(st.lists(st.tuples(shapes, st.floats(0, 300)), max_size=12), st.booleans())
 def test_whatever_is_planned_the_shape_stays_within_the_manifest_and_keeps_the_cooldown(
-    plans: list[tuple[Sizes, float]], with_checkpoints: bool
+    plans: list[tuple[RoleShapes, float]], with_checkpoints: bool
 ) -> None:
     pure = training(checkpoint={"uri": "memory://c"} if with_checkpoints else {}, scaling={"cooldown": "60s"})
     wall, changed = 0.0, []
@@ -189,7 +189,7 @@ def test_whatever_is_planned_the_shape_stays_within_the_manifest_and_keeps_the_c
     assert all(later - earlier >= 60.0 for earlier, later in pairwise(changed))
 
 
-def _allowed(shape: Sizes, spec: TrainingJobSpec) -> bool:
+def _allowed(shape: RoleShapes, spec: TrainingJobSpec) -> bool:
     return within_manifest(shape, spec) == shape
 
 
@@ -205,6 +205,6 @@ def test_a_new_master_goes_on_with_the_planned_shape() -> None:
     pure.apply(follow(pure.state, pure.spec, plan(4, 1), now=100.0))
     narrower = job(**{**OPEN, "worker": {"replicas": None, "maxReplicas": 2}}).spec
     for spec, workers in ((pure.spec, 4), (narrower, 2)):
-        taken_over = progress.taken_over(pure.state, spec, 200.0)
+        taken_over = progress.on_takeover(pure.state, spec, 200.0)
         goes_on = scaling.edited(taken_over, spec, sizes_of(taken_over, spec), now=200.0)
         assert sizes_of(goes_on, spec) == sizes(workers, 1)

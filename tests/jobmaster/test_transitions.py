@@ -15,7 +15,7 @@ from emberscale_api.job.status import JobPhase
 from emberscale_jobmaster import transitions
 from emberscale_jobmaster.effects import Effect
 from emberscale_jobmaster.events import Event
-from emberscale_jobmaster.ledger import BooksError
+from emberscale_jobmaster.ledger import LedgerError
 from emberscale_jobmaster.machine import MasterState, step
 from emberscale_jobmaster.operations import CheckpointPhase, MovePhase, RestorePhase
 from emberscale_jobmaster.state import phase_of
@@ -56,9 +56,9 @@ def test_a_step_that_is_not_in_the_table_is_a_defect() -> None:
     assert move is not None
     transitions.check([move], [move])
     transitions.check([move], [])
-    with pytest.raises(BooksError, match=f"Move {move.id}: Switch does not follow Copy"):
+    with pytest.raises(LedgerError, match=f"Move {move.id}: Switch does not follow Copy"):
         transitions.check([move], [replace(move, phase=MovePhase.SWITCH)])
-    with pytest.raises(BooksError, match=f"Move {move.id}: Copy does not follow its beginning"):
+    with pytest.raises(LedgerError, match=f"Move {move.id}: Copy does not follow its beginning"):
         transitions.check([], [move])
 
 

@@ -68,12 +68,12 @@ def test_a_batch_that_is_larger_than_the_data_is_told_once_the_data_is_known() -
 
 def test_more_than_a_hundredth_of_records_with_lists_cut_is_told() -> None:
     pure = trained()
-    few = lifecycle.records_truncated(pure.state, 10)
+    few = lifecycle.count_truncated(pure.state, 10)
     assert warning_signs(few, NOTHING, pure.spec) == ()
-    (sign,) = warning_signs(lifecycle.records_truncated(few, 1), NOTHING, pure.spec)
+    (sign,) = warning_signs(lifecycle.count_truncated(few, 1), NOTHING, pure.spec)
     assert "more than 1% of the records" in sign
     assert "raise maxLength" in sign
-    assert warning_signs(lifecycle.records_truncated(few, 500), NOTHING, pure.spec) == (sign,)
+    assert warning_signs(lifecycle.count_truncated(few, 500), NOTHING, pure.spec) == (sign,)
 
 
 @pytest.mark.parametrize(

@@ -21,13 +21,13 @@ from emberscale_jobmaster.effects import (
     CallServer,
     CopyCall,
     DeleteCheckpoint,
-    Dropped,
     Effect,
     FindCheckpoint,
     Granted,
     HandOverCall,
     HoldCall,
-    Noted,
+    LeasesVoid,
+    LogEvent,
     PrepareCall,
     PruneCheckpoints,
     ResumeCall,
@@ -39,17 +39,17 @@ from emberscale_jobmaster.effects import (
 )
 from emberscale_jobmaster.events import (
     Advised,
-    Beat,
+    AppliedReport,
     CheckpointFound,
     Event,
     Exited,
     GrantLost,
+    HeartbeatReceived,
     Loaded,
     ManifestWritten,
     Prepared,
     PruningDone,
     Registered,
-    Said,
     Saved,
     ServerAnswer,
     ServerAnswered,
@@ -65,7 +65,7 @@ from emberscale_jobmaster.membership import MemberId, SupersededMemberError, Unk
 from emberscale_jobmaster.membership import Process as Joined
 from emberscale_jobmaster.operations import CopyReport, SnapshotFile
 from emberscale_jobmaster.scaling import Advice
-from emberscale_jobmaster.sizes import Sizes
+from emberscale_jobmaster.sizes import RoleShapes
 from emberscale_jobmaster.state import DataFile, JobState, Stage, phase_of, wanted_sizes
 from emberscale_jobmaster.statistics import Tally
 from emberscale_jobmaster.tasks import Discovered, Finding, Indexed, acquire
@@ -155,8 +155,8 @@ class Master(Process):
         job = progress.initial(WALL + self.world.now)
         return replace(job, scaling=replace(job.scaling, sizes=self._sizes(self.cluster.scenario.servers)))
 
-    def _sizes(self, servers: int) -> Sizes:
-        return Sizes(ps=RoleShape(servers), worker=RoleShape(self.cluster.scenario.workers))
+    def _sizes(self, servers: int) -> RoleShapes:
+        return RoleShapes(ps=RoleShape(servers), worker=RoleShape(self.cluster.scenario.workers))
 
     def _follow_brain(self) -> Task[None]:
         """Hears again and again how many servers there should be."""
@@ -179,9 +179,9 @@ class Master(Process):
             self.cluster.model.stepped(self, before.job, self.state.job)
             self._notify()
         for effect in effects:
-            if isinstance(effect, Noted):
+            if isinstance(effect, LogEvent):
                 self.trace(f"{effect.event} {effect.subject} {effect.problem}")
-            elif not isinstance(effect, (Granted, Dropped)):
+            elif not isinstance(effect, (Granted, LeasesVoid)):
                 self._effects.append((self._version, effect))
         if effects:
             self._carry_out()
@@ -322,7 +322,7 @@ class Master(Process):
     ) -> Task[BeatReply]:
         """A member lives."""
         job, effects = yield from self._changing(
-            Beat(
+            HeartbeatReceived(
                 now=self.world.now,
                 member=member,
                 leases=progress,
@@ -337,7 +337,7 @@ class Master(Process):
         if served and job.routing.ready and generation == table.generation:
             tokens = messages.lease_tokens(job)
             live = (tuple(tokens.live), tokens.next)
-        dropped = next(effect.tokens for effect in effects if isinstance(effect, Dropped))
+        dropped = next(effect.tokens for effect in effects if isinstance(effect, LeasesVoid))
         return BeatReply(table.generation, table.version, dropped, job.over, live)
 
     def acquire_task(
@@ -434,24 +434,24 @@ def _request(server: ParameterServer, incarnation: str, request: Any) -> Task[Se
             done, loading = yield from server.assign(table, checkpoint, wait)
             return Loaded(done, loading.bytes, loading.problem, ranges_of(loading.applied) if done else {})
         case HoldCall(generation, version, barrier, seconds):
-            return Said(ranges_of((yield from server.hold(generation, version, barrier, seconds))))
+            return AppliedReport(ranges_of((yield from server.hold(generation, version, barrier, seconds))))
         case SettleCall(generation, barrier, seconds, settle, wait):
             asked = [(epoch, first, stop) for epoch, batches in settle.items() for first, stop in batches]
-            return Said(ranges_of((yield from server.settle(generation, barrier, asked, seconds, wait))))
+            return AppliedReport(ranges_of((yield from server.settle(generation, barrier, asked, seconds, wait))))
         case SnapshotCall(generation, barrier, _, checkpoint):
             applied, held = yield from server.snapshot(generation, barrier, checkpoint)
-            return Said(ranges_of(applied), held)
+            return AppliedReport(ranges_of(applied), held)
         case PrepareCall(move, since, table):
             return Prepared((yield from server.prepare(move, since, table)))
         case CopyCall(move, wait):
             ready, rounds = yield from server.copy(move, wait)
             return CopyReport(ready, rounds, rounds, 0)
         case HandOverCall(generation, barrier, seconds, move, wait):
-            return Said(ranges_of((yield from server.hand_over(generation, barrier, seconds, move, wait))))
+            return AppliedReport(ranges_of((yield from server.hand_over(generation, barrier, seconds, move, wait))))
         case SwitchCall(generation, barrier, move, applied):
             runs = [(epoch, [(first, stop, 1) for first, stop in batches]) for epoch, batches in applied.items()]
             settled = AppliedBatches.from_runs(runs)
-            return Said(ranges_of((yield from server.switch(generation, barrier, move, settled))))
+            return AppliedReport(ranges_of((yield from server.switch(generation, barrier, move, settled))))
         case AbandonCall(move):
             server.mover.abandon(move)
             return None

@@ -2,8 +2,8 @@
 
 * A server applies a batch once to each unit that the batch touches, and only to units that it owns.
 * Servers of one generation never own the same unit: none applies a push to one that another owns by a later table.
-* A batch that a worker counts as committed, or the books as done, is applied to all that it touches, and stays so until
-  the history ends with its generation.
+* A batch that a worker counts as committed, or the ledger as done, is applied to all that it touches, and stays so
+  until the history ends with its generation.
 * A gradient is no staler than the bound allows.
 * No push of a lease is applied on a server that knows that the lease has ended.
 * A complete checkpoint holds all rows, with the same batches in each.
@@ -63,7 +63,7 @@ class Model:
             routed = [self._cluster.server_of(other.incarnation) for other in known.servers]
             if any(other is not None and other.alive and other.core.known[0] == table.generation for other in routed):
                 self._broken(f"two tables of generation {table.generation}, version {table.version} are served")
-            # Books that were lost with every server of theirs begin anew, numbers included.
+            # A ledger that was lost with all of its servers begins anew, numbers included.
             for unit in UNITS:
                 self._committed.pop((table.generation, unit), None)
         self._tables[table.generation, table.version] = table
@@ -178,7 +178,7 @@ class Model:
             done = after.ledger.done if fresh else ranges.difference(after.ledger.done, before.ledger.done)
             batches = {(after.epoch, number) for first, stop in done for number in range(first, stop)}
             if batches:
-                self._on_servers(after.routing.table, batches, "the books count as done")
+                self._on_servers(after.routing.table, batches, "the ledger counts as done")
 
     def _trace_step(self, master: "Master", before: JobState, after: JobState) -> None:
         if not self._cluster.world.traced:

@@ -147,7 +147,7 @@ def _successor_answers_for_its_predecessor(stack: ExitStack) -> None:
 def _numbers_come_again(stack: ExitStack) -> None:
     """Each master goes on a fixed gap beyond the numbers that it finds, whatever was given beyond them and lost."""
     stack.enter_context(patch.object(progress, "with_fresh_numbers", lambda state, wall: state))
-    stack.enter_context(patch.object(progress, "numbers_surpassed", lambda state, *numbers: state))
+    stack.enter_context(patch.object(progress, "surpass_numbers", lambda state, *numbers: state))
 
 
 def _last_changes_stay_behind(stack: ExitStack) -> None:
@@ -174,12 +174,12 @@ def _barrier_over_another_table_is_held(stack: ExitStack) -> None:
 
 
 def _switch_lets_go_of_its_barrier(stack: ExitStack) -> None:
-    left_behind = moving.left_behind
+    clean_up = moving.clean_up
 
     def resumed(before: Move, after: JobState) -> tuple[Effect, ...]:
-        return left_behind(replace(before, phase=MovePhase.BARRIER), after)
+        return clean_up(replace(before, phase=MovePhase.BARRIER), after)
 
-    stack.enter_context(patch.object(moving, "left_behind", resumed))
+    stack.enter_context(patch.object(moving, "clean_up", resumed))
 
 
 MUTATIONS: dict[str, Patches] = {

@@ -85,7 +85,7 @@ class MasterClient:
     ) -> master_pb2.RegisterReply:
         """Joins the job; `adopted` is (generation, version) of the table that a parameter server adopted last.
 
-        A master that lost its books does not know this process, and is told again. Raises SupersededError and
+        A master that lost its ledger does not know this process, and is told again. Raises SupersededError and
         NoHandshakeError.
         """
         self._adopted = adopted

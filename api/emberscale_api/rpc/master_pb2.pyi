@@ -179,7 +179,7 @@ class RegisterRequest(_message.Message):
     host: _builtins.str
     generation: _builtins.int
     """PS: of the newest table that it was assigned, from when it dropped its rows to load those of that table; 0 before the
-    first. A master that does not know them has lost its books, and goes beyond them.
+    first. A master that does not know them has lost its ledger, and goes beyond them.
     """
     routing_version: _builtins.int
     @_builtins.property
@@ -358,7 +358,7 @@ class PsReport(_message.Message):
     """pushes that were applied before, and ignored"""
     next_token: _builtins.int
     """Lease tokens and barrier numbers below these were given in this generation, as far as the server has heard. A master
-    that would give them again goes beyond them: the books of the one that gave them are lost.
+    that would give them again goes beyond them: the ledger of the one that gave them is lost.
     """
     next_barrier: _builtins.int
     @_builtins.property

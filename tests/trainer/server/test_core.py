@@ -75,7 +75,7 @@ class TestVersionsAndGenerations:
             core.hold(1, 1, 1, 10, 0)
 
     def test_a_barrier_over_another_table_is_refused(self) -> None:
-        """Books that have lost a switch would take a snapshot of some servers for one of all."""
+        """A ledger that has lost a switch would take a snapshot of some servers for one of all."""
         core = serving(version=2)
         with pytest.raises(LaterError, match="version 2 is served, and 1 is asked for"):
             core.hold(1, 1, 1, 10, 0)
@@ -133,7 +133,7 @@ class TestAssignments:
 
     @pytest.mark.parametrize("checkpoint", ["a", "b"])
     def test_an_assignment_whose_rows_have_trained_on_is_not_done_again(self, checkpoint: str) -> None:
-        """Its master has lost the end of its books, and would take the rows for those of the checkpoint."""
+        """Its master has lost the end of its ledger, and would take the rows for those of the checkpoint."""
         core = ServerCore()
         first = Assignment(2, 2, "a")
         core.assign(first)
@@ -154,7 +154,7 @@ class TestAssignments:
         assert core.assign(wanted) is Assigning.LOAD
 
     def test_a_server_that_dropped_its_rows_for_an_assignment_says_so_though_it_fails(self) -> None:
-        """A master whose books end before the assignment would else take the rows for served."""
+        """A master whose ledger ends before the assignment would else take the rows for served."""
         core, wanted = serving(), Assignment(5, 7, "checkpoint")
         before = core.known
         core.assign(wanted)
@@ -496,7 +496,7 @@ def test_a_repeated_push_is_under_way_until_it_is_complete() -> None:
 
 
 def test_the_number_of_a_move_is_not_given_again() -> None:
-    """A master whose books are lost would have its moves refused as over."""
+    """A master whose ledger is lost would have its moves refused as over."""
     core = serving()
     core.prepare(90, 1, table_of(2), 0, 0.0)
     assert core.next_numbers == (0, 91)

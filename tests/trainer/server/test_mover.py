@@ -340,7 +340,7 @@ def test_a_server_says_under_which_table_its_rows_have_left(make_servers: Callab
 def test_a_move_from_a_table_that_is_not_in_force_is_refused(
     make_servers: Callable[[int, int], Servers], index: int, since: int
 ) -> None:
-    """A master whose books have lost a switch would take a server that has given its rows away for one that joins."""
+    """A master whose ledger has lost a switch would take a server that has given its rows away for one that joins."""
     servers = make_servers(2, 0)
     servers.push()
     table = servers.prepare(1)

@@ -133,7 +133,7 @@ class ServerCore:
     def assign(self, wanted: Assignment) -> Assigning:
         """Begins an assignment, or attaches to it. LOAD ends what was served. Raises LaterError.
 
-        Rows that have trained on are later than what they were loaded from, too: only a master whose books have lost
+        Rows that have trained on are later than what they were loaded from, too: only a master whose ledger has lost
         their end asks again, and it must begin another generation.
         """
         newest = self._known if self._wanted is None else max(self._known, _order(self._wanted))
@@ -286,7 +286,7 @@ class ServerCore:
     def hold(self, generation: int, version: int, number: int, seconds: float, now: float) -> AppliedBatches:
         """Holds pushes from now on for so many seconds; returns everything that is applied.
 
-        The server must serve this version. Books that have lost a switch name only some of the servers that own rows
+        The server must serve this version. A ledger that has lost a switch names only some of the servers that own rows
         now: a snapshot of those is not whole.
         """
         serving = self._of(generation)
@@ -326,7 +326,7 @@ class ServerCore:
     def prepare(self, number: int, since: int, table: RoutingTable, index: int, now: float) -> Transfer:
         """Takes part in a move to a table of a later version, in the place of any move before; or attaches to it.
 
-        The server must serve version `since`, or own nothing where that is 0: a master whose books have lost their end
+        The server must serve version `since`, or own nothing where that is 0: a master whose ledger has lost its end
         plans from a table that is not in force any more.
         """
         current, serving = self._moves.transfer, self._serving
