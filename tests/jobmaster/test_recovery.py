@@ -55,13 +55,13 @@ def test_a_server_lost_before_the_first_checkpoint_starts_all_from_nothing(clust
 
 def test_servers_that_die_while_they_are_assigned_are_waited_for(cluster: Cluster) -> None:
     cluster.start_master()
-    first = cluster.start_ps(0)
     second = cluster.start_ps(1)
 
     def die() -> None:
         cluster.caller().report_exit(pb.Member(role=pb.PS, index=1, incarnation=second.incarnation), 137, "Killed")
 
     second.faults["Assign"] = die
+    first = cluster.start_ps(0)  # both are assigned from now on
     cluster.until(lambda status: status.message == "waiting for ps-1", "the loss")
     cluster.start_ps(1)
     cluster.start_worker(0, records=100)
