@@ -316,6 +316,15 @@ def test_servers_stay_until_the_plan_lets_them_go_whoever_decides() -> None:
     assert Delete(InstanceId(Role.PS, 1, 1)) in moved.actions
 
 
+@pytest.mark.parametrize("ps", [{"replicas": 2}, {"minReplicas": 1, "maxReplicas": 2}])
+def test_no_master_gets_more_servers_than_the_manifest_allows(ps: dict[str, int]) -> None:
+    asks = replace(HEARD, sizes=sized(1000))
+    standing = look(intent(ps=ps), ALL, standing=TRAINING, master=asks).standing
+    assert standing.applied_ps == 2
+    fewer = look(intent(ps={"replicas": 1}), ALL, standing=standing, master=asks)
+    assert fewer.standing.applied_ps == 2
+
+
 def test_what_keeps_a_server_from_starting_is_told_once() -> None:
     waits = replace(intent(), waits="ps-1: Unschedulable: 0/1 nodes")
     told = look(waits, ALL, standing=TRAINING, master=replace(HEARD, asked=Scale(1, 1)))

@@ -18,6 +18,7 @@ from emberscale_api.rpc import tls
 from emberscale_api.shape import RoleShape
 from emberscale_operator import master_link
 from emberscale_operator.machine import Scale
+from emberscale_operator.master_bounds import bounded
 from emberscale_operator.master_link import MasterAddress, MasterLink, retry_pause, sizes_of
 
 TLS_HANDSHAKE = b"\x16"
@@ -136,6 +137,15 @@ def test_what_a_master_says_is_brought_within_bounds() -> None:
             await server.stop(None)
 
     asyncio.run(scenario())
+
+
+def test_steps_and_reasons_of_a_master_are_brought_within_bounds() -> None:
+    steps = [pb.ScalingStep(number=(1 << 63) + n, reason="CopiedRows", seconds=float("inf")) for n in range(1000)]
+    plan = bounded(pb.Plan(reason="no reason!", sizing=pb.Sizing(reason="R" * 300, steps=steps)))
+    assert (plan.reason, plan.sizing.reason) == ("", "")
+    assert len(plan.sizing.steps) == 16
+    assert (plan.sizing.steps[-1].number, plan.sizing.steps[-1].seconds) == (1 << 53, 1e15)
+    assert plan.sizing.steps[-1].reason == "CopiedRows"
 
 
 def test_a_status_of_many_megabytes_is_not_taken_in() -> None:

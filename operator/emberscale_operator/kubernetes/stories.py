@@ -68,7 +68,7 @@ def tell_steps(recorder: EventRecorder, job: Job, before: PlanStatus | None, aft
     """Steps of a change of shape that are done since the status was written."""
     known = before.step if before is not None else 0
     for step in after.sizing.steps:
-        if step.number > known:
+        if step.number > known and step.reason:
             took = f", after {step.seconds:.1f}s" if step.seconds else ""
             tell = recorder.warning if step.reason in _SETBACKS else recorder.normal
             tell(job, step.reason, f"{step.message}{took}", str(step.number))

@@ -108,15 +108,17 @@ def _stand(
 def _applied_ps(job: JobIntent, before: JobStanding, master: MasterReport) -> int | None:
     """Returns how many parameter servers must run: rows leave a server before it goes, and only the master knows when.
 
-    What a master said before the job rested does not count any more.
+    What a master said before the job rested does not count any more. No master gets more than the manifest allows, or
+    allowed when those that run were created: it runs a team's own code.
     """
+    role = job.spec.ps
     if not before.rests:
-        planned = (master.sizes or {}).get(Role.PS)
+        planned, most = (master.sizes or {}).get(Role.PS), role.replicas or role.max_replicas
         if planned is not None and planned.replicas:
-            return planned.replicas
+            return planned.replicas if most is None else min(planned.replicas, max(most, before.applied_ps or 0))
         if before.applied_ps is not None:
             return before.applied_ps
-    return job.spec.ps.replicas
+    return role.replicas
 
 
 def _continue(job: JobIntent, before: JobStanding, master: MasterReport, live: bool, now: float) -> JobStanding:
