@@ -111,7 +111,7 @@ class BrainLink:
             self._note_away(error)
         else:
             if self._away:
-                _log.info("brain answers again", address=self._address)
+                _log.info("brain_available", address=self._address)
             self._away = ""
         self._follow()
 
@@ -122,7 +122,7 @@ class BrainLink:
         reply: pb.SubmitJobReply = self._stub.SubmitJob(request, timeout=_CALL_SECONDS)
         self._submitted = True
         self._take(reply.plan)
-        _log.info("known to the brain", address=self._address, plan=reply.plan.reason)
+        _log.info("job_submitted", address=self._address, plan=reply.plan.reason)
 
     def _report(self) -> None:
         """What happened since the last report; then the plan in force."""
@@ -143,9 +143,9 @@ class BrainLink:
         if request.profiles or request.start_ups:
             reply: pb.ReportProfileReply = self._stub.ReportProfile(request, timeout=_CALL_SECONDS)
             for refused in reply.refused:
-                _log.warning("profile refused", reason=refused.reason, message=refused.message)
+                _log.warning("profile_refused", reason=refused.reason, message=refused.message)
             for start_up in reply.refused_start_ups:
-                _log.warning("start-up refused", reason=start_up.reason, message=start_up.message)
+                _log.warning("start_up_refused", reason=start_up.reason, message=start_up.message)
             reasons = {*(no.reason for no in reply.refused), *(no.reason for no in reply.refused_start_ups)}
             if "UnknownJob" in reasons:
                 self._submitted = False
@@ -177,7 +177,7 @@ class BrainLink:
             for event in events:
                 self._runtime.handle(event)
         except StoreUnavailableError as error:
-            _log.warning("plan waits for the store", problem=str(error))
+            _log.warning("plan_waits_for_store", problem=str(error))
             return
         after, _ = self._runtime.snapshot()
         if after.scaling.message != before.scaling.message:
@@ -218,7 +218,7 @@ class BrainLink:
             self._submitted = False
         elif not self._away:
             problem = handshake_problem(self._address, self._authority, BRAIN_CA) or problem
-            _log.warning("brain is away; the job goes on with the shape that it has", problem=problem)
+            _log.warning("brain_unavailable", problem=problem)
         self._away = problem
 
 

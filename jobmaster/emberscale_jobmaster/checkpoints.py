@@ -107,7 +107,7 @@ class CheckpointFolder:
         kept = [identifier for identifier in self.complete() if identifier not in damaged][-keep:]
         for identifier in self.folders():
             if kept and identifier < kept[-1] and identifier not in kept:
-                _log.info("old checkpoint is removed", checkpoint=identifier)
+                _log.info("checkpoint_removed", checkpoint=identifier)
                 self.delete(identifier)
 
     def _manifest_path(self, identifier: str) -> str:

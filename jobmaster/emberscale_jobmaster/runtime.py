@@ -117,7 +117,7 @@ class JobRuntime:
             self._outbox.extend((self._version, effect) for effect in effects)
             if found is not None:
                 phase = phase_of(self._state.job, self.spec)
-                _log.info("state taken over", term=self.store.term, phase=str(phase))
+                _log.info("state_taken_over", term=self.store.term, phase=str(phase))
 
     def start(self) -> None:
         """Begins to keep the state durable and to look at deadlines."""
@@ -249,7 +249,7 @@ class JobRuntime:
         before = interval(job, self.spec)
         self.note(IntervalAdvised(now=self.now(), seconds=seconds))
         if (after := interval(self.snapshot()[0], self.spec)) != before:
-            _log.info("checkpoint interval", seconds=round(after, 3), before=round(before, 3))
+            _log.info("checkpoint_interval_changed", seconds=round(after, 3), before=round(before, 3))
 
     def take_start_ups(self) -> list[StartUp]:
         """The start-ups since the last call."""
@@ -330,7 +330,7 @@ class JobRuntime:
                 with self._changed:
                     self._store_failures += 1
                     if not self._store_problem:
-                        _log.error("state cannot be written", problem=str(error))
+                        _log.error("state_not_writable", problem=str(error))
                     self._store_problem = str(error)
                     self._changed.notify_all()
                     self._changed.wait_for(lambda: self._closing, _RETRY_SECONDS)
@@ -343,7 +343,7 @@ class JobRuntime:
             else:
                 with self._changed:
                     if self._store_problem:
-                        _log.info("state can be written again")
+                        _log.info("state_writable")
                     self._store_problem = ""
                     self._durable = version
                     self._changed.notify_all()
@@ -369,7 +369,7 @@ def _log_changes(before: JobState, job: JobState, spec: TrainingJobSpec) -> None
         )
     if job.routing.ready and not before.routing.ready:
         table = job.routing.table
-        _log.info("parameter servers are assigned", generation=table.generation, version=table.version)
+        _log.info("routing_assigned", generation=table.generation, version=table.version)
     for kind, trouble in job.troubles.items():
         if before.troubles.get(kind) != trouble:
             _log.warning(
@@ -377,4 +377,4 @@ def _log_changes(before: JobState, job: JobState, spec: TrainingJobSpec) -> None
             )
     for kind in before.troubles.keys() - job.troubles.keys():
         if not job.over:
-            _log.info("works again", operation=kind)
+            _log.info("recovered", operation=kind)

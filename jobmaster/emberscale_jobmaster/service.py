@@ -205,7 +205,7 @@ class MasterService(rpc.MasterServicer):
         """A member cannot go on."""
         member = self._caller(request.member, Role.PS, Role.WORKER)
         reason, message = messages.failure(request)
-        _log.error("failure reported", member=member.slot, reason=reason, message=message, fatal=request.fatal)
+        _log.error("failure_reported", member=member.slot, reason=reason, message=message, fatal=request.fatal)
         self._runtime.handle(
             FailureReported(now=self._runtime.now(), member=member, reason=reason, message=message, fatal=request.fatal)
         )
@@ -241,7 +241,7 @@ class MasterService(rpc.MasterServicer):
     @_answering
     def Scale(self, request: pb.ScaleRequest, context: grpc.ServicerContext) -> pb.ScaleReply:  # noqa: N802
         """Follows the edited numbers of the manifest."""
-        _log.info("manifest edited", ps=request.ps, workers=request.workers, waits=request.waits)
+        _log.info("manifest_edited", ps=request.ps, workers=request.workers, waits=request.waits)
         self._runtime.rescale(request.ps, request.workers, request.waits)
         return pb.ScaleReply()
 

@@ -101,7 +101,7 @@ class JobStore:
         with self._answering():
             found = self._write(document)
             if found is _Found.NOTHING:
-                _log.warning("Redis has lost the job's state and gets it back", redis=self.url)
+                _log.warning("redis_state_rewritten", redis=self.url)
                 self._restore()
                 found = self._write(document)
         if found is not _Found.US:

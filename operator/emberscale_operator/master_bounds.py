@@ -60,7 +60,7 @@ def bounded(said: _Said) -> _Said:
     if isinstance(said, pb.Plan):
         possible = [part for part in said.roles if _possible(part)]
         if len(possible) < len(said.roles):
-            _log.warning("plan exceeds any cluster", plan_version=said.version)
+            _log.warning("plan_exceeds_any_cluster", plan_version=said.version)
             del said.roles[:]
             said.roles.extend(possible)
     return said

@@ -208,7 +208,7 @@ class MasterLink:
         problem = await handshake_problem_async(master.address, master.authority, master.authority_source)
         if problem is not None:
             self._explained = True
-            _log.warning("a master cannot be talked to", problem=problem)
+            _log.warning("master_unreachable", problem=problem)
 
     async def _scale(self, wanted: Scale) -> None:
         """The next plan says that it was heard; what was not is told again."""
@@ -216,7 +216,7 @@ class MasterLink:
         try:
             await self._stub.Scale(request, timeout=_CALL_SECONDS, metadata=self._metadata)  # type: ignore[misc]
         except grpc.aio.AioRpcError as error:
-            _log.warning("a master was not told of an edit", problem=error.details())
+            _log.warning("edit_not_delivered", problem=error.details())
         await asyncio.sleep(self._retry_seconds)
 
     async def _suspend(self) -> bool:

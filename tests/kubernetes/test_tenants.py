@@ -98,7 +98,7 @@ def master_of(job: Job) -> str:
 def wait_until_known_to_the_brain(job: Job) -> None:
     def known() -> bool:
         master = job.running("master")[0]["metadata"]["name"]
-        return "known to the brain" in kubectl("logs", "-n", job.namespace, master)
+        return "job_submitted" in kubectl("logs", "-n", job.namespace, master)
 
     eventually("it is known to the brain", lambda: known() or None, seconds=60)
 

@@ -128,7 +128,7 @@ class CallerVersions:
         problem = version_problem(spoken)
         if spoken and spoken != spoken_version() and spoken not in self._told:
             self._told.add(spoken)
-            _log.info("a caller has another version", caller=spoken, version=VERSION, refused=problem is not None)
+            _log.info("version_mismatch", caller=spoken, version=VERSION, refused=problem is not None)
         return problem
 
 

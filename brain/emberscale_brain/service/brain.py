@@ -89,12 +89,12 @@ class Brain:
             self._learn()
         except DatabaseAwayError as error:
             away = str(error)
-            self._log.error("database away", reason=away, kept=0)
+            self._log.error("database_unavailable", reason=away, kept=0)
         self._recorder.start(away)
         for thread in self._threads:
             thread.start()
         self._wake.set()
-        self._log.info("brain started", jobs=len(self._runtime.job_ids), past_jobs=len(self._runtime.past_jobs()))
+        self._log.info("brain_started", jobs=len(self._runtime.job_ids), past_jobs=len(self._runtime.past_jobs()))
 
     def stop(self) -> None:
         """Ends its threads and the planning process, and writes what it still has."""
@@ -144,11 +144,11 @@ class Brain:
         self.meters.profiles.labels("Accepted").inc(reported.accepted)
         for sequence, problem in reported.refused:
             self.meters.profiles.labels(problem.reason.value).inc()
-            self._log.warning("profile refused", job=job, sequence=sequence, why=problem.reason, detail=problem.message)
+            self._log.warning("profile_refused", job=job, sequence=sequence, why=problem.reason, detail=problem.message)
         self.meters.start_ups.labels("Accepted").inc(len(start_ups) - len(reported.refused_start_ups))
         for place, problem in reported.refused_start_ups:
             self.meters.start_ups.labels(problem.reason.value).inc()
-            self._log.warning("start-up refused", job=job, place=place, why=problem.reason, detail=problem.message)
+            self._log.warning("start_up_refused", job=job, place=place, why=problem.reason, detail=problem.message)
         return reported
 
     def count_refused(self, reason: Refusal, count: int) -> None:
@@ -200,7 +200,7 @@ class Brain:
         """Jobs of which nothing was heard for too long stop taking room; one that speaks again is known again."""
         now, silence = self.clock(), self._settings.planning.silence
         for job in self._runtime.silent(now, silence):
-            self._log.warning("job is silent", job=job, seconds=silence)
+            self._log.warning("job_silent", job=job, seconds=silence)
             try:
                 self.end(JobEnded(job, SILENT, now))
             except UnknownJobError:
@@ -250,12 +250,12 @@ class Brain:
                     break
                 failures += 1
                 self._no_plan(error.how, f"the planner {self._settings.planner.name!r} {error.how}: {error}")
-                self._log.error("planning failed", how=error.how, reason=str(error), failures=failures)
+                self._log.error("planning_failed", how=error.how, reason=str(error), failures=failures)
                 continue
             except Exception as error:  # noqa: BLE001  # without this thread nobody plans, and nobody is told
                 failures += 1
                 self._no_plan("internal", f"the brain failed: {type(error).__name__}: {error}")
-                self._log.exception("planning failed", how="internal", failures=failures)
+                self._log.exception("planning_failed", how="internal", failures=failures)
                 continue
             self.meters.planning_seconds.observe(time.monotonic() - began)
             # whoever wakes it all the time does not make it plan all the time
@@ -274,7 +274,7 @@ class Brain:
             made = self._runtime.adopt(planned, self._rounds.shown, planner, self.clock())
         except UnacceptablePlanError as error:
             self._no_plan("unacceptable", f"the planner {planner!r} returned an infeasible plan: {error}")
-            self._log.error("plan refused", reason=str(error))
+            self._log.error("plan_refused", reason=str(error))
             return
         reasons = [] if self._recorder.away is not None else self._runtime.reasons_of_now()
         self._recorder.record([*made, *reasons])
@@ -288,7 +288,7 @@ class Brain:
             try:
                 pruned = self._store.prune(self._settings.retention.retention(), self.clock())
             except (DatabaseAwayError, DatabaseUnusableError) as error:
-                self._log.warning("not pruned", reason=str(error))
+                self._log.warning("pruning_failed", reason=str(error))
             except ClaimLostError as error:
                 self._on_superseded(str(error))
             else:

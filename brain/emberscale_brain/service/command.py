@@ -112,19 +112,19 @@ async def _run(settings: BrainSettings, token: str, certificates: Certificates |
         try:  # before the brain begins: one that was started twice takes no database from the first
             metrics, _thread = start_http_server(int(port), host.strip("[]"), brain.meters.registry)
         except OSError as error:
-            log.error("address unavailable", reason=str(error), metrics=settings.metrics)
+            log.error("address_unavailable", reason=str(error), metrics=settings.metrics)
             return 2
     try:
         await asyncio.to_thread(brain.start)
     except DatabaseUnusableError as error:
-        log.error("database unusable", reason=str(error), database=store.address)
+        log.error("database_unusable", reason=str(error), database=store.address)
         return 2
     _collect_rarely()
     sys.setswitchinterval(_SWITCH_SECONDS)  # who answers waits for those who record and read plans, one after the other
     try:
         server, port_number = await serve(brain, settings, token, certificates)
     except OSError as error:
-        log.error("address unavailable", reason=str(error), listen=settings.listen)
+        log.error("address_unavailable", reason=str(error), listen=settings.listen)
         await asyncio.to_thread(brain.stop)
         return 2
     log.info("serving", listen=settings.listen, port=port_number, database=store.address)

@@ -116,7 +116,7 @@ class ChangeRecorder:
                 self._turn(entries, stopping)
             except Exception as error:  # noqa: BLE001  # without this thread nothing is written, and nobody is told
                 self._away = f"the recorder failed: {type(error).__name__}: {error}"
-                self._log.exception("recorder failed", kept=len(self._kept))
+                self._log.exception("recorder_failed", kept=len(self._kept))
             for entry in entries:
                 if not entry.durable.done():
                     entry.durable.set_result(False)
@@ -165,7 +165,7 @@ class ChangeRecorder:
                 self._on_return()
         except (DatabaseAwayError, DatabaseUnusableError) as error:
             if self._away != str(error):
-                self._log.error("database away", reason=str(error), kept=len(self._kept))
+                self._log.error("database_unavailable", reason=str(error), kept=len(self._kept))
             self._away = str(error)
             return False
         except ClaimLostError as error:
@@ -174,7 +174,7 @@ class ChangeRecorder:
             return False
         if returned:
             self._away = None
-            self._log.info("database back")
+            self._log.info("database_available")
         return True
 
     def _write(self, batch: Sequence[Change], refused: list[Change]) -> None:
@@ -183,7 +183,7 @@ class ChangeRecorder:
         except (DatabaseAwayError, DatabaseUnusableError, ClaimLostError):
             raise
         except Exception as error:  # noqa: BLE001  # whatever one change causes must not hold up all others
-            self._log.info("writing one by one", changes=len(batch), reason=str(error))
+            self._log.info("writing_one_by_one", changes=len(batch), reason=str(error))
             for change in batch:
                 self._write_one(change, refused)
 
@@ -207,4 +207,4 @@ class ChangeRecorder:
             while len(self._refused) > _REFUSED_REMEMBERED:
                 del self._refused[next(iter(self._refused))]
         self._on_lost("Refused", 1)
-        self._log.error("database refused", change=type(change).__name__, job=change.job, reason=str(problem))
+        self._log.error("database_refused", change=type(change).__name__, job=change.job, reason=str(problem))

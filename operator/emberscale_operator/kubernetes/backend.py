@@ -174,7 +174,7 @@ class KubernetesBackend:
         except NamespaceEndsError as error:
             # a namespace never comes back from this, and deletes the job like everything else
             self._namespace_ends = True
-            _log.info("namespace is being deleted", job=str(self.key), said=str(error))
+            _log.info("namespace_terminating", job=str(self.key), said=str(error))
             return self._settings.resync
 
     async def _observe(self, now: float) -> Observed | Pause | None:
@@ -233,7 +233,7 @@ class KubernetesBackend:
 
     async def _leave_alone(self, body: Mapping[str, Any], problem: str, now: float) -> None:
         """Says of a job that another version looked after, and this one cannot, that nothing is done with it."""
-        _log.warning("job left alone", job=str(self.key), problem=problem)
+        _log.warning("job_left_alone", job=str(self.key), problem=problem)
         conditions = unknown_progress(body["status"].get("conditions") or (), problem, now)
         if conditions is not None:
             await self._patch({"conditions": conditions})
@@ -387,10 +387,10 @@ class KubernetesBackend:
         try:
             yield
         except ApiUnavailableError as error:
-            _log.warning("API server unavailable", job=str(self.key), problem=str(error))
+            _log.warning("api_server_unavailable", job=str(self.key), problem=str(error))
             raise BackendUnavailableError(str(error), _RETRY_SECONDS) from error
         except ApiError as error:
-            _log.error("API server refuses", job=str(self.key), status=error.status, problem=str(error))
+            _log.error("api_server_refused", job=str(self.key), status=error.status, problem=str(error))
             raise BackendUnavailableError(str(error), 2 * _RETRY_SECONDS) from error
 
 

@@ -115,7 +115,7 @@ class Census:
                 problem=problems[namespace],
             )
         for namespace in self._problems.keys() - problems.keys():
-            _log.info("jobs and pods can be listed again", namespace=namespace or "all")
+            _log.info("listing_available", namespace=namespace or "all")
         self._problems = dict(problems)
 
     async def _held(self, kind: WatchedKind, namespace: str) -> dict[str, str]:

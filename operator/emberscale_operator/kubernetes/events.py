@@ -87,7 +87,7 @@ class EventRecorder:
         except ApiError as error:
             if error.status != 409:  # told by an operator before this one
                 job = f"{namespace}/{event['involvedObject']['name']}"
-                _log.warning("event not written", job=job, reason=event["reason"], problem=str(error))
+                _log.warning("event_not_written", job=job, reason=event["reason"], problem=str(error))
 
 
 _SECONDS = 0.5

@@ -40,7 +40,7 @@ def account_owner(token: Path = _TOKEN) -> dict[str, str] | None:
     except FileNotFoundError:
         return None
     except (IndexError, KeyError, TypeError, ValueError) as error:
-        _log.warning("no owner for the lease", token=str(token), problem=repr(error))
+        _log.warning("lease_without_owner", token=str(token), problem=repr(error))
         return None
 
 
@@ -86,10 +86,10 @@ class LeaderLease:
         waiting = False
         while not await self._try(time.monotonic()):
             if not waiting:
-                _log.info("waiting for the lease", lease=self._name)
+                _log.info("lease_waiting", lease=self._name)
                 waiting = True
             await asyncio.sleep(_RETRY_SECONDS)
-        _log.info("holding the lease", lease=self._name, identity=self._identity)
+        _log.info("lease_acquired", lease=self._name, identity=self._identity)
 
     async def keep(self) -> None:
         """Renews the lease for ever. Raises LeaseLostError."""
@@ -110,16 +110,16 @@ class LeaderLease:
                 lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
                 await self._client.replace(self._path, lease)
         except (ApiError, ApiUnavailableError) as error:
-            _log.warning("lease not released", problem=str(error))
+            _log.warning("lease_not_released", problem=str(error))
 
     async def _try(self, now: float) -> bool:
         try:
             return await self._take(now)
         except ApiUnavailableError as error:
-            _log.warning("lease not renewed", problem=str(error))
+            _log.warning("lease_not_renewed", problem=str(error))
         except ApiError as error:
             if error.status not in (404, 409):  # somebody was faster, or the lease was deleted: look again
-                _log.error("lease not renewed", status=error.status, problem=str(error))
+                _log.error("lease_not_renewed", status=error.status, problem=str(error))
         return False
 
     async def _take(self, now: float) -> bool:

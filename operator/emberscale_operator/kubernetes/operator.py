@@ -64,7 +64,7 @@ def run(settings: Settings) -> int:
     try:
         return asyncio.run(_run(settings))
     except (ApiUnavailableError, LeaseLostError, OSError) as error:
-        _log.error("operator ends", problem=str(error))
+        _log.error("operator_stopping", problem=str(error))
         return 1
 
 
@@ -169,7 +169,7 @@ async def _ready(client: ApiClient, lease: LeaderLease) -> None:
             if error.status != 404:
                 raise ApiUnavailableError(str(error)) from error
         if not told:
-            _log.warning("the CustomResourceDefinition of TrainingJobs is not installed", waiting_for=names.PLURAL)
+            _log.warning("crd_missing", waiting_for=names.PLURAL)
             told = True
         await asyncio.sleep(_CRD_SECONDS)
     await lease.acquire()

@@ -157,7 +157,7 @@ class Tenants:
                 problem = str(error)
             else:
                 return
-        _log.warning("the state of a deleted job stays until it expires", job_uid=job_uid, problem=problem)
+        _log.warning("redis_state_not_removed", job_uid=job_uid, problem=problem)
 
     async def sweep(self, jobs: Collection[str]) -> None:
         """Removes what jobs left that were deleted while no operator ran. `jobs` are the uids of those that exist."""
@@ -167,7 +167,7 @@ class Tenants:
             of_jobs = {user.removeprefix(prefix) for user in users if user.startswith(prefix)}
             for job_uid in of_jobs - set(jobs) - self._passwords.keys():
                 await self._remove(job_uid)
-                _log.info("removed what a deleted job left in Redis", job_uid=job_uid)
+                _log.info("redis_state_removed", job_uid=job_uid)
         except (RedisError, OSError) as error:
             self._tell(str(error))
 
@@ -205,7 +205,7 @@ class Tenants:
             await self._remove(job_uid)
             if job_uid in self._passwords:  # it was not deleted meanwhile
                 self._expelled[job_uid] = _too_much(size, most)
-            _log.warning("job expelled from Redis", job_uid=job_uid, bytes=size, maxmemory=most)
+            _log.warning("job_expelled_from_redis", job_uid=job_uid, bytes=size, maxmemory=most)
 
     def _find_largest(self, used: int, most: int) -> None:
         """Until Redis is less than half full again, so that nothing flutters."""
@@ -214,7 +214,7 @@ class Tenants:
         job_uid = max(self.sizes, key=lambda one: self.sizes[one])
         size = self.sizes[job_uid]
         if self._largest is None or self._largest[0] != job_uid or abs(size - self._largest[1]) > _CHANGED * size:
-            _log.warning("Redis fills up", largest=job_uid, bytes=size, used=used, maxmemory=most)
+            _log.warning("redis_filling_up", largest=job_uid, bytes=size, used=used, maxmemory=most)
             self._largest = (job_uid, size, _fills(size, most))
 
     async def _remove(self, job_uid: str) -> None:
@@ -235,11 +235,11 @@ class Tenants:
         try:
             await cast(Awaitable[Any], self._redis.acl_save())
         except ResponseError as error:
-            _log.debug("users are not saved", problem=str(error))
+            _log.debug("redis_users_not_saved", problem=str(error))
 
     def _tell(self, problem: str) -> None:
         if problem != self._problem:
-            _log.warning("the users of jobs cannot be kept in Redis", problem=problem)
+            _log.warning("redis_users_not_kept", problem=problem)
         self._problem = problem
 
 

@@ -30,7 +30,7 @@ class WatchedManifest:
             try:
                 self._spec = TrainingJob.from_json(self._path.read_text(encoding="utf-8")).spec
             except (OSError, ValidationError) as error:
-                _log.warning("an edited manifest cannot be read", file=str(self._path), problem=str(error))
+                _log.warning("edited_manifest_invalid", file=str(self._path), problem=str(error))
         return self._spec
 
     def _mark(self) -> tuple[int, int] | None:

@@ -203,7 +203,7 @@ def test_a_brain_that_is_started_twice_at_one_address_leaves_the_first_alone(
 ) -> None:
     metrics = f"metrics=127.0.0.1:{free_port()}"
     first = run_brain(metrics)
-    with pytest.raises(RuntimeError, match="address unavailable"):
+    with pytest.raises(RuntimeError, match="address_unavailable"):
         run_brain(metrics)
     assert first.stub.SubmitJob(submission()).durable
 

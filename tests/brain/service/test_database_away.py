@@ -241,7 +241,7 @@ def test_a_brain_answers_while_postgresql_is_down_and_catches_up(
         brain = run_brain(f"database={server.url()}", "planning.interval=1h")
         reply = brain.stub.SubmitJob(submission("early"))
         assert (reply.plan.version, reply.durable) == (1, False)
-        assert "database away" in brain.log.read_text()
+        assert "database_unavailable" in brain.log.read_text()
         server.start()
         while not brain.stub.SubmitJob(submission("again")).durable:
             brain.stub.ReportOutcome(pb.ReportOutcomeRequest(job_uid="again", phase="Failed"))
