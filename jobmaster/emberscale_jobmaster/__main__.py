@@ -16,8 +16,8 @@ import structlog
 from emberscale_api import environment
 from emberscale_api.certificates import client_context
 from emberscale_api.environment import MissingVariableError, ProcessIdentity, read_identity
-from emberscale_api.events import configure_logging
 from emberscale_api.job import ManifestError, TrainingJob, load_manifest
+from emberscale_api.telemetry import configure_logging
 from emberscale_jobmaster.checkpoints import UnusableUriError
 from emberscale_jobmaster.server import AddressInUseError, MasterProcess
 from emberscale_jobmaster.store import JobStore, StoreUnavailableError, UnreadableStateError

@@ -16,11 +16,11 @@ from emberscale_api.environment import ProcessIdentity
 from emberscale_api.job import RoleSpec, TrainingJob
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
-from emberscale_api.process_metrics import ProcessMetrics
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc import master_pb2_grpc as rpc
 from emberscale_api.rpc import tls
 from emberscale_api.rpc.token import CHANNEL_OPTIONS, TokenCheck
+from emberscale_api.telemetry import ProcessMetrics
 from emberscale_jobmaster.brain_link import BrainLink
 from emberscale_jobmaster.conductor import Conductor
 from emberscale_jobmaster.messages import wire_member

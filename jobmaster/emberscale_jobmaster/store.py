@@ -21,7 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from emberscale_api.state_keys import StateKeys
+from emberscale_api.compatibility import StateKeys
 from emberscale_jobmaster.state import JobState
 
 _ATTEMPTS = 3

@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
-from emberscale_api import version
+from emberscale_api import compatibility
+from emberscale_api.compatibility import LINK_VERSION, VERSION, version_problem
 from emberscale_api.rpc import token as token_module
 from emberscale_api.rpc.token import TokenCheck, call_metadata, open_channel
-from emberscale_api.version import LINK_VERSION, VERSION, version_problem
 from emberscale_api.wire import HEADER_BYTES, Header, Kind, WireError
 
 
@@ -54,7 +54,7 @@ def test_a_call_of_another_link_version_is_refused_with_the_reason(
         channel.unary_unary("/test.Echo/Echo", bytes, bytes)(b"hello", timeout=20)
     assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert "99.1" in (refused.value.details() or "")
-    assert version.VERSION in (refused.value.details() or "")
+    assert compatibility.VERSION in (refused.value.details() or "")
 
 
 def test_a_frame_of_another_version_is_refused_with_the_reason() -> None:

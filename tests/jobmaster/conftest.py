@@ -24,10 +24,10 @@ from tests.jobmaster.fakes import (
 )
 
 from emberscale_api import environment
+from emberscale_api.compatibility import StateKeys
 from emberscale_api.environment import ProcessIdentity
 from emberscale_api.job import TrainingJob
 from emberscale_api.rpc import master_pb2 as pb
-from emberscale_api.state_keys import StateKeys
 from emberscale_jobmaster.server import MasterProcess
 from emberscale_jobmaster.store import JobStore
 

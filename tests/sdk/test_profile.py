@@ -19,8 +19,7 @@ from emberscale_operator.local import RunView
 from emberscale_trainer.data.synthetic import DatasetSpec, write_dataset
 from emberscale_trainer.server.metrics import ServerMetrics
 from emberscale_trainer.server.state import ServerState
-from emberscale_trainer.worker.metrics import WorkerMetrics
-from emberscale_trainer.worker.statistics import WorkerStatistics
+from emberscale_trainer.worker.statistics import WorkerMetrics, WorkerStatistics
 
 STAGE = "emberscale_stage_seconds_total"
 

@@ -13,8 +13,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 
 from emberscale_api.certificates import UnusableCertificateError
 from emberscale_api.environment import UNUSABLE_EXIT_CODE, MissingVariableError, ProcessIdentity, read_identity
-from emberscale_api.events import configure_logging
-from emberscale_api.process_metrics import ProcessMetrics
+from emberscale_api.telemetry import ProcessMetrics, configure_logging
 from emberscale_trainer.membership import NoHandshakeError
 
 log = structlog.get_logger()

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError
 
+from emberscale_api.compatibility import VERSION
 from emberscale_api.job.schema import ManifestPart
-from emberscale_api.version import VERSION
 
 PROGRESS_BINS = 1024
 """Bins of the histograms of predictions that travel with every heartbeat."""

@@ -18,8 +18,8 @@ import grpc
 import grpc.aio
 import structlog
 
+from emberscale_api.compatibility import VERSION, spoken_version, version_problem
 from emberscale_api.rpc import tls
-from emberscale_api.version import VERSION, spoken_version, version_problem
 
 if TYPE_CHECKING:
     ServerInterceptor = grpc.ServerInterceptor[Any, Any]

@@ -16,7 +16,7 @@ from prometheus_client import start_http_server
 
 from emberscale_api.certificates import Certificates, UnusableCertificateError
 from emberscale_api.environment import TOKEN_FILE, mounted_certificates
-from emberscale_api.events import configure_logging
+from emberscale_api.telemetry import configure_logging
 from emberscale_brain.history.database import DatabaseUnusableError
 from emberscale_brain.history.store import HistoryStore
 from emberscale_brain.service.brain import Brain

@@ -11,12 +11,12 @@ from typing import Any, Protocol
 
 import structlog
 
+from emberscale_api.compatibility import VERSION
 from emberscale_api.job import CleanPodPolicy
 from emberscale_api.job.continuity import Keeper, fixed_fields
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase, TrainingJobStatus, UnreadableStatusError
 from emberscale_api.rpc import master_pb2 as pb
-from emberscale_api.version import VERSION
 from emberscale_operator.controller import BackendUnavailableError, JobController, News, Observed, Pause
 from emberscale_operator.kubernetes import names, stories
 from emberscale_operator.kubernetes.actuator import Actuator

@@ -12,8 +12,7 @@ import kopf
 import structlog
 from prometheus_client import CollectorRegistry
 
-from emberscale_api.events import configure_logging
-from emberscale_api.process_metrics import ProcessMetrics
+from emberscale_api.telemetry import ProcessMetrics, configure_logging
 from emberscale_operator.kubernetes import names
 from emberscale_operator.kubernetes.backend import KubernetesBackend, control
 from emberscale_operator.kubernetes.census import TRAINING_JOB, Census, WatchedKind

@@ -17,7 +17,7 @@ import redis.asyncio
 import structlog
 from redis.exceptions import RedisError, ResponseError
 
-from emberscale_api.state_keys import DEPOSED_BY_DELETION, StateKeys
+from emberscale_api.compatibility import DEPOSED_BY_DELETION, StateKeys
 from emberscale_operator.kubernetes.names import digest
 
 _TIMEOUT_SECONDS = 5.0

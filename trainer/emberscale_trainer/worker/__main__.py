@@ -11,10 +11,9 @@ from emberscale_api.environment import SUPERSEDED_EXIT_CODE, ProcessIdentity
 from emberscale_api.rpc import master_pb2
 from emberscale_trainer.membership import MasterClient, SupersededError
 from emberscale_trainer.process import keep_freed_memory, run_process, serve_metrics
-from emberscale_trainer.worker.cores import threads_of
-from emberscale_trainer.worker.metrics import WorkerMetrics
+from emberscale_trainer.worker.compute import threads_of
 from emberscale_trainer.worker.runtime import FatalError, Worker
-from emberscale_trainer.worker.statistics import WorkerStatistics
+from emberscale_trainer.worker.statistics import WorkerMetrics, WorkerStatistics
 
 log = structlog.get_logger()
 

@@ -1,4 +1,4 @@
-"""Forward and backward over one batch whose rows have been pulled."""
+"""Forward and backward over one batch whose rows have been pulled, and the number of threads that compute."""
 
 from dataclasses import dataclass
 
@@ -16,6 +16,28 @@ from emberscale_trainer.table import require_finite
 from emberscale_trainer.worker.keys import KeyPlan
 from emberscale_trainer.worker.rows import EmbeddingLayout
 from emberscale_trainer.worker.servers import Pulled
+
+
+def threads_of(cpu_cores: float | None) -> int:
+    """Returns the number of threads for these cores; one for a fraction of a core, or if no number is given."""
+    return max(1, int(cpu_cores or 1))
+
+
+class ComputeThreads:
+    """Set from any thread, adopted by the one that computes: PyTorch keeps the number thread by thread."""
+
+    def __init__(self) -> None:
+        self._wanted = torch.get_num_threads()
+
+    def want(self, cpu_cores: float) -> None:
+        """The cores of this process have changed; 0 for no limit, which changes nothing."""
+        if cpu_cores > 0:
+            self._wanted = threads_of(cpu_cores)
+
+    def adopt(self) -> None:
+        """Applies what is wanted to the calling thread."""
+        if torch.get_num_threads() != self._wanted:
+            torch.set_num_threads(self._wanted)
 
 
 class NonFiniteLossError(Exception):

@@ -14,12 +14,11 @@ from emberscale_api.rpc import master_pb2
 from emberscale_trainer.data.source import Batch, BatchSource
 from emberscale_trainer.worker.channel import Channel, ChannelClosedError
 from emberscale_trainer.worker.compute import Gradients, ModelReplica
-from emberscale_trainer.worker.evaluation import EvaluationTotals
 from emberscale_trainer.worker.keys import KeyPlan
 from emberscale_trainer.worker.leases import LeaseBook
 from emberscale_trainer.worker.routes import Routes
 from emberscale_trainer.worker.servers import BatchName, MakePlanner, ParameterServers, Pulled
-from emberscale_trainer.worker.statistics import Span, WorkerStatistics
+from emberscale_trainer.worker.statistics import EvaluationTotals, Span, WorkerStatistics
 
 NextTask = Callable[[Callable[[], bool]], master_pb2.Task]
 """Waits for the next TRAIN or EVALUATE task.

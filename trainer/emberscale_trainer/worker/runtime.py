@@ -18,8 +18,7 @@ from emberscale_trainer.membership import Heartbeat, JobOverError, MasterClient,
 from emberscale_trainer.models.entrypoint import REASON, EntrypointError
 from emberscale_trainer.table import NonFiniteGradientError
 from emberscale_trainer.transport import ConnectionLostError
-from emberscale_trainer.worker.compute import ModelReplica, NonFiniteLossError
-from emberscale_trainer.worker.cores import ComputeThreads
+from emberscale_trainer.worker.compute import ComputeThreads, ModelReplica, NonFiniteLossError
 from emberscale_trainer.worker.keys import KeyPlanner, RequestTooLargeError
 from emberscale_trainer.worker.leases import LeaseBook
 from emberscale_trainer.worker.pipeline import NextTask, Pipeline

@@ -1,14 +1,17 @@
-"""Statistics that a worker counts between heartbeats."""
+"""The statistics of a worker: of its last heartbeat, of an evaluation shard, and in total, as Prometheus metrics."""
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
-from emberscale_api.job.status import PROGRESS_BINS
+from emberscale_api import metrics
+from emberscale_api.job.status import EVALUATION_BINS, PROGRESS_BINS
 from emberscale_api.metrics import WORKER_STAGES
 from emberscale_api.rpc import master_pb2
 
@@ -115,3 +118,61 @@ class WorkerStatistics:
             self._histogram[:] = 0
             self._truncated_records = 0
             self._bad_records = []
+
+
+class EvaluationTotals:
+    """Sums over the batches of one shard; they can be merged with those of other shards without loss."""
+
+    def __init__(self) -> None:
+        self._samples = 0
+        self._loss_sum = 0.0
+        self._prediction_sum = 0.0
+        self._label_sum = 0
+        self._histogram = np.zeros((2, EVALUATION_BINS), dtype=np.int64)
+
+    def add(self, probabilities: NDArray[np.float32], labels: NDArray[np.float32], loss_sum: float) -> None:
+        """Adds a batch: predictions and labels float32 [batch], and the log loss summed over it."""
+        self._samples += len(labels)
+        self._loss_sum += loss_sum
+        self._prediction_sum += float(probabilities.sum(dtype=np.float64))
+        self._label_sum += int(labels.sum(dtype=np.float64))
+        self._histogram += histogram(probabilities, labels, EVALUATION_BINS)
+
+    def to_proto(self) -> master_pb2.Evaluation:
+        """The totals as they travel to the master."""
+        negatives, positives = self._histogram.astype("<u4")
+        return master_pb2.Evaluation(
+            samples=self._samples,
+            loss_sum=self._loss_sum,
+            prediction_sum=self._prediction_sum,
+            label_sum=self._label_sum,
+            positives=positives.tobytes(),
+            negatives=negatives.tobytes(),
+        )
+
+
+class WorkerMetrics(Collector):
+    """The statistics' totals, read when scraped."""
+
+    def __init__(self, statistics: WorkerStatistics) -> None:
+        self._statistics = statistics
+
+    def collect(self) -> Iterable[CounterMetricFamily]:
+        """The totals at this moment."""
+        statistics = self._statistics
+        yield CounterMetricFamily(metrics.SAMPLES_TOTAL, "Samples trained on", value=statistics.total_samples)
+        yield CounterMetricFamily(metrics.BATCHES_TOTAL, "Batches trained on", value=statistics.total_batches)
+        stages = CounterMetricFamily(metrics.STAGE_SECONDS_TOTAL, "Seconds spent by stage", labels=["stage"])
+        for stage, seconds in statistics.total_stages.items():
+            stages.add_metric([stage], seconds)
+        yield stages
+        traffic = CounterMetricFamily(
+            metrics.WIRE_BYTES_TOTAL, "Bytes exchanged with parameter servers", labels=["direction"]
+        )
+        for direction, size in zip(("received", "sent"), statistics.total_traffic, strict=True):
+            traffic.add_metric([direction], size)
+        yield traffic
+        yield CounterMetricFamily(metrics.IDS_TOTAL, "Rows that batches look up", value=statistics.total_ids)
+        yield CounterMetricFamily(
+            metrics.KEYS_TOTAL, "Distinct keys among those of a batch", value=statistics.total_keys
+        )

@@ -1,9 +1,6 @@
-"""The version of this process, and its compatibility with others.
+"""What processes of neighbouring versions agree on: the version of a link, and the Redis keys of a job's state."""
 
-Processes of neighbouring versions work together: each keeps and ignores fields that it does not know. Every link
-carries its version first, so that an error can name incompatible versions.
-"""
-
+from dataclasses import dataclass
 from importlib.metadata import version
 
 VERSION = version("emberscale")
@@ -29,3 +26,27 @@ def version_problem(spoken: str) -> str | None:
         f"this process is of version {VERSION} (link {LINK_VERSION}), and the other side of version {release} (link "
         f"{link}): give all processes of the job one image"
     )
+
+
+DEPOSED_BY_DELETION = 0
+"""The term of a job that was deleted: no master ever has it, so one that still runs learns that it must go."""
+
+
+@dataclass(frozen=True)
+class StateKeys:
+    """Keys of one job.
+
+    `term` counts masters, `holder` names the one that writes, `state` is the state, `blocks` the index of each data
+    file, `bad` the malformed records.
+    """
+
+    term: str
+    holder: str
+    state: str
+    blocks: str
+    bad: str
+
+    @classmethod
+    def of(cls, job_uid: str) -> "StateKeys":
+        """The keys of the job of this uid."""
+        return cls(*(f"emberscale:{job_uid}:{part}" for part in ("term", "holder", "state", "blocks", "bad")))

@@ -1,13 +1,44 @@
-"""Prometheus metrics of every process of a job: memory and CPU, and the limits of its container."""
+"""What every process says of itself: structured logs, and Prometheus metrics of its CPU and memory."""
 
+import logging
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+import structlog
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from emberscale_api import metrics
+
+
+def configure_logging(job: str, role: str, index: int, level: int = logging.INFO) -> None:
+    """Sends every event of this process to stderr as one JSON object a line."""
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            _Identity(job, role, index),
+            structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+
+
+class _Identity:
+    """Adds the process's identity. It is a processor because threads do not inherit context variables."""
+
+    def __init__(self, job: str, role: str, index: int) -> None:
+        self._fields = {"job": job, "role": role, "index": index}
+
+    def __call__(self, logger: object, method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+        return {**self._fields, **event}
+
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _UNLIMITED_BYTES = 1 << 60
