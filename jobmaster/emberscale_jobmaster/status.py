@@ -9,6 +9,7 @@ from emberscale_api.shape import RoleShape
 from emberscale_jobmaster.lifecycle import waiting_for
 from emberscale_jobmaster.messages import wire_bad_record, wire_member
 from emberscale_jobmaster.observations import Observations, Sighting
+from emberscale_jobmaster.operations import MovePhase
 from emberscale_jobmaster.state import (
     OVER,
     JobState,
@@ -20,6 +21,8 @@ from emberscale_jobmaster.state import (
 )
 from emberscale_jobmaster.statistics import eta_seconds
 from emberscale_jobmaster.warning_signs import warning_signs
+
+_MIB = 1 << 20
 
 
 def job_status(state: JobState, seen: Observations, spec: TrainingJobSpec, now: float) -> pb.JobStatus:
@@ -80,11 +83,23 @@ def explanation(state: JobState, spec: TrainingJobSpec) -> tuple[str, str]:
         case JobPhase.RESTORING:
             return ("WaitingForParameterServers", missing) if missing else ("LoadingRows", "loading rows")
         case JobPhase.TRAINING:
-            return "Training", f"epoch {state.epoch + 1} of {spec.training.epochs}"
+            return "Training", f"epoch {state.epoch + 1} of {spec.training.epochs}{_moving(state)}"
         case JobPhase.EVALUATING:
             return "Evaluating", f"epoch {state.epoch + 1} of {spec.training.epochs}"
         case _:
             return "SavingModel", "writing the final checkpoint"
+
+
+def _moving(state: JobState) -> str:
+    """How far a move is, as the end of a sentence; empty without one."""
+    move = state.move
+    if move is None:
+        return ""
+    servers = f"{len(move.table.servers)} parameter servers"
+    if move.phase is MovePhase.PREPARE:
+        return f"; {servers} prepare to take rows"
+    copied = sum(one.copied_bytes for one in move.copied.values()) / _MIB
+    return f"; rows move to {servers}, {copied:,.1f} MiB so far"
 
 
 def plan(state: JobState, spec: TrainingJobSpec) -> pb.Plan:

@@ -7,7 +7,7 @@ from tests.jobmaster.driven import Driven, Fault
 from emberscale_api.job.roles import Role
 from emberscale_jobmaster.events import Rescaled
 from emberscale_jobmaster.state import sizes_of
-from emberscale_jobmaster.status import plan
+from emberscale_jobmaster.status import explanation, plan
 
 
 def training(servers: int = 2) -> Driven:
@@ -65,6 +65,18 @@ def test_old_servers_go_once_their_rows_have() -> None:
     driven.kill(Role.PS, 2)
     assert driven.job.scaling.steps[-1].message == "ps-2 ended"
     assert driven.job.recoveries == 0
+
+
+def test_the_status_says_how_far_a_move_is() -> None:
+    driven = training(3)
+    driven.faults["Prepare", 0] = Fault(code="DEADLINE_EXCEEDED", times=4)
+    driven.faults["Copy", 0] = Fault(code="DEADLINE_EXCEEDED", times=8)
+    edit(driven, ps=2)
+    assert explanation(driven.job, driven.spec)[1] == "epoch 1 of 1; 2 parameter servers prepare to take rows"
+    driven.pass_time(2)
+    assert explanation(driven.job, driven.spec)[1].startswith("epoch 1 of 1; rows move to 2 parameter servers, ")
+    driven.pass_time(4)
+    assert explanation(driven.job, driven.spec)[1] == "epoch 1 of 1"
 
 
 def test_workers_are_wanted_at_once() -> None:
