@@ -189,11 +189,21 @@ def _rescaled(random: Random, base: Scenario) -> Scenario:
     )
 
 
+_MOVE_FAULTS: dict[str, tuple[Kind, ...]] = {
+    MovePhase.PREPARE: (Kind.KILL, Kind.HANG, Kind.CUT, Kind.SPLIT, Kind.SPLIT, Kind.LOST_TAIL),
+    MovePhase.COPY: (Kind.KILL, Kind.KILL, Kind.HANG, Kind.CUT, Kind.SPLIT, Kind.LOST_TAIL),
+    MovePhase.BARRIER: (Kind.KILL, Kind.KILL, Kind.HANG, Kind.CUT, Kind.SPLIT, Kind.LOST_TAIL),
+    MovePhase.SWITCH: (Kind.KILL, Kind.KILL, Kind.KILL, Kind.HANG, Kind.SPLIT, Kind.SPLIT, Kind.LOST_TAIL),
+    SWITCHED: (Kind.LOST_TAIL, Kind.LOST_TAIL, Kind.LOST_TAIL, Kind.KILL),
+}
+"""What strikes a move in each phase, as often as it stands there."""
+
+
 def _move_faults(random: Random, servers: int) -> list[Fault]:
     """One fault at a moment of a move, and what makes it worse."""
-    during = random.choice((*MovePhase, MovePhase.SWITCH, SWITCHED, SWITCHED))
+    during = random.choice(tuple(_MOVE_FAULTS))
     at = random.choice((0.0, 0.002, 0.01, 0.05, 0.4))
-    kind = random.choice((Kind.KILL, Kind.KILL, Kind.HANG, Kind.CUT, *[Kind.SPLIT] * 3, Kind.LOST_TAIL, Kind.LOST_TAIL))
+    kind = random.choice(_MOVE_FAULTS[during])
     match kind:
         case Kind.KILL | Kind.HANG:
             role = random.choice(("ps", "ps", "ps", "master", "master", "redis"))
@@ -202,7 +212,6 @@ def _move_faults(random: Random, servers: int) -> list[Fault]:
         case Kind.CUT:
             return [Fault(at, kind, "ps", random.randrange(servers), 0.0, during)]
         case Kind.SPLIT:
-            during = random.choice((*MovePhase, MovePhase.SWITCH))
             at = random.choice((0.0, 0.0, at))  # at once: calls that are decided are still to be made
             parted = Fault(at, kind, seconds=random.choice((0.0, 4.0, 9.0)), during=during)
             # Either master may be the one that writes, where the store has forgotten who came last.
