@@ -1,8 +1,7 @@
 """The CustomResourceDefinition of TrainingJob, from its types: `python -m emberscale_api.job.crd > FILE`.
 
 The schema is structural, as the API server demands: references are inlined, `null` is left out, exclusive bounds follow
-OpenAPI 3.0, and quantities and durations are `int-or-string`. Rules that span fields are written in CEL, here, under
-the name of the type whose Python validator enforces the same rule.
+OpenAPI 3.0, and quantities and durations are `int-or-string`. `crd_rules` holds the rules that span fields.
 """
 
 import sys
@@ -12,12 +11,12 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from emberscale_api.job.continuity import Keeper, fixed_fields
+from emberscale_api.job import crd_rules
 from emberscale_api.job.manifest import models_in
 from emberscale_api.job.model import ENTRYPOINT
 from emberscale_api.job.schema import ManifestPart, own_default
 from emberscale_api.job.status import TrainingJobStatus
-from emberscale_api.job.training_job import NAME_PATTERN, NAME_RULE, TrainingJobSpec
+from emberscale_api.job.training_job import TrainingJobSpec
 
 GROUP = "emberscale.io"
 VERSION = "v1alpha1"
@@ -51,158 +50,6 @@ _EXTRA: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("EmbeddingSpec", "tables"): {"maxProperties": 64},
 }
 
-
-def _within(name: str) -> dict[str, str]:
-    request, limit = f"self.requests.{name}", f"self.limits.{name}"
-    return {
-        "rule": f"!has(self.requests) || !has(self.limits) || !has({request}) || !has({limit}) || "
-        f"!quantity(string({request})).isGreaterThan(quantity(string({limit})))",
-        "message": f"requests.{name} must not be above limits.{name}",
-    }
-
-
-def _positive(name: str) -> dict[str, str]:
-    return {
-        "rule": f"!has(self.{name}) || quantity(string(self.{name})).isGreaterThan(quantity('0'))",
-        "message": f"{name} must be above 0",
-    }
-
-
-def _milliseconds(name: str) -> str:
-    return f"(type(self.{name}) == int ? int(self.{name}) * 1000 : duration(string(self.{name})).getMilliseconds())"
-
-
-_ADVICE = {"spec.checkpoint.uri": "a job resumes from the checkpoints at its URI"}
-_ANEW = "delete the TrainingJob and create one with another name"
-
-
-def _fixed(path: str, field: str, optional: bool) -> dict[str, str]:
-    """A rule of the section that holds the field; an optional field may be absent from both objects."""
-    same = f"self.{field} == oldSelf.{field}"
-    return {
-        "rule": f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || {same})" if optional else same,
-        "message": f"{path} cannot change once the job is created: {_ADVICE.get(path, _ANEW)}",
-    }
-
-
-def _fixed_within(section: str, optional: bool = False) -> list[dict[str, str]]:
-    """The rules of one section, `spec` or `spec.<name>`: the fields in it that a resource keeps."""
-    kept = [path.rpartition(".") for path in fixed_fields(Keeper.RESOURCE)]
-    return [_fixed(f"{parent}.{field}", field, optional) for parent, _, field in kept if parent == section]
-
-
-# A default is held against the rules before those of its fields are filled in: a rule asks for every field whether it
-# is there.
-_RULES: Mapping[str, list[dict[str, str]]] = {
-    "TrainingJobSpec": [
-        *_fixed_within("spec"),
-        {
-            "rule": "self.data.format != 'CriteoTSV' || !has(self.model.embeddings.tables) || "
-            "self.model.embeddings.tables.all(name, name.matches('^C([1-9]|1[0-9]|2[0-6])$'))",
-            "message": "model.embeddings.tables: no such categorical column; CriteoTSV has C1 to C26",
-        },
-    ],
-    "DataSpec": [
-        {
-            "rule": "self.format != 'CriteoTSV' || !has(self.columns)",
-            "message": "columns must not be given for format CriteoTSV, whose columns are fixed",
-        },
-        {
-            "rule": "self.format == 'CriteoTSV' || has(self.columns)",
-            "message": "columns is required for the formats Parquet and CSV",
-        },
-    ],
-    "CSVSpec": [
-        {
-            "rule": "!has(self.delimiter) || !has(self.listSeparator) || self.delimiter != self.listSeparator",
-            "message": "delimiter and listSeparator must differ",
-        }
-    ],
-    "ColumnMapping": [
-        {
-            "rule": "(has(self.categorical) && size(self.categorical) > 0) || "
-            "(has(self.lists) && size(self.lists) > 0)",
-            "message": "name at least one column in categorical or lists: without ids there is nothing to embed",
-        },
-        {
-            "rule": "!has(self.denseTransforms) || (has(self.dense) && "
-            "self.denseTransforms.all(name, name in self.dense))",
-            "message": "denseTransforms names a column that dense does not",
-        },
-    ],
-    "RoleSpec": [
-        {
-            "rule": "!has(self.replicas) || (!has(self.minReplicas) && !has(self.maxReplicas))",
-            "message": "give either replicas, or minReplicas and maxReplicas",
-        },
-        {
-            "rule": "!has(self.minReplicas) || !has(self.maxReplicas) || self.minReplicas <= self.maxReplicas",
-            "message": "minReplicas must not be above maxReplicas",
-        },
-    ],
-    "ResourceRequirements": [_within("cpu"), _within("memory")],
-    "ResourceList": [_positive("cpu"), _positive("memory")],
-    "ShardingSpec": [
-        {
-            "rule": "!has(self.minBatches) || !has(self.maxBatches) || self.minBatches <= self.maxBatches",
-            "message": "minBatches must not be above maxBatches",
-        },
-        {
-            "rule": "!has(self.leaseTimeout) || !has(self.heartbeatInterval) || "
-            f"{_milliseconds('heartbeatInterval')} * 2 <= {_milliseconds('leaseTimeout')}",
-            "message": "leaseTimeout must be at least twice heartbeatInterval",
-        },
-    ],
-    "CheckpointSpec": _fixed_within("spec.checkpoint", optional=True),
-    "OptimizersSpec": [
-        {
-            "rule": "!has(self.dense) || !has(self.dense.type) || !(self.dense.type in ['RowWiseAdagrad', 'FTRL'])",
-            "message": "optimizers.dense.type: RowWiseAdagrad and FTRL are for embeddings; "
-            "use SGD, Momentum, Adagrad or Adam",
-        }
-    ],
-    "ModelSpec": [
-        {
-            "rule": "!has(self.architecture) || !has(self.entrypoint)",
-            "message": "give either architecture, for a built-in model, or entrypoint, for one of your own",
-        },
-        {
-            "rule": "has(self.entrypoint) || (has(self.architecture) && self.architecture in ['WideAndDeep', 'DCNv2']) "
-            "|| !has(self.embeddings) || !has(self.embeddings.tables) || self.embeddings.tables.all(name, "
-            "!has(self.embeddings.tables[name].dimension) || "
-            "self.embeddings.tables[name].dimension == self.embeddings.dimension)",
-            "message": "embeddings.tables: DLRM and XDeepFM multiply embeddings with each other: all dimensions must "
-            "be equal; WideAndDeep and DCNv2 take any",
-        },
-    ],
-    "EnvironmentVariable": [
-        {"rule": "!has(self.value) || !has(self.valueFrom)", "message": "give either value or valueFrom"},
-        {
-            "rule": "!self.name.startsWith('EMBERSCALE_')",
-            "message": "names that start with EMBERSCALE_ are reserved for the operator",
-        },
-    ],
-    "PodTemplate": [
-        {
-            "rule": "!has(self.volumes) || self.volumes.all(volume, !(volume.name in "
-            "['emberscale-tmp', 'emberscale-job', 'emberscale-shm']))",
-            "message": "volume names that start with emberscale- are reserved for the operator",
-        },
-        {
-            "rule": "!has(self.volumeMounts) || self.volumeMounts.all(mount, mount.mountPath.startsWith('/'))",
-            "message": "volumeMounts: mountPath must be absolute",
-        },
-        {
-            "rule": "!has(self.volumeMounts) || self.volumeMounts.all(mount, "
-            "has(self.volumes) && self.volumes.exists(volume, volume.name == mount.name))",
-            "message": "volumeMounts: each must name one of the volumes of the same template",
-        },
-    ],
-}
-_NAME_RULE = {
-    "rule": f"self.metadata.name.matches('^{NAME_PATTERN}$')",
-    "message": f"metadata.name: {NAME_RULE}",
-}
 _COLUMNS = (
     ("Phase", "string", ".status.phase", "Phase of the job"),
     ("Workers", "string", ".status.worker.summary", "Ready / desired workers"),
@@ -227,7 +74,7 @@ def custom_resource_definition() -> dict[str, Any]:
             "spec": structural_schema(TrainingJobSpec, bounded=True),
             "status": structural_schema(TrainingJobStatus, bounded=False),
         },
-        "x-kubernetes-validations": [_NAME_RULE],
+        "x-kubernetes-validations": [crd_rules.NAME],
     }
     columns = [
         {"name": name, "type": kind, "jsonPath": path, "description": text} for name, kind, path, text in _COLUMNS
@@ -301,8 +148,8 @@ class _Inliner:
             schema["description"] = _one_paragraph(source["description"])
         if "required" in source:
             schema["required"] = source["required"]
-        if type_name in _RULES:
-            schema["x-kubernetes-validations"] = _RULES[type_name]
+        if type_name in crd_rules.RULES:
+            schema["x-kubernetes-validations"] = crd_rules.RULES[type_name]
         return schema
 
     def _field(self, type_name: str, name: str, source: Mapping[str, Any]) -> dict[str, Any]:
