@@ -225,7 +225,7 @@ class ParameterServer(Process):
             raise CallError("ABORTED", str(error)) from error
         if step is Assigning.LOAD:
             self._loading = _Loading()
-            self._saving = None
+            self._stop_saving()
             self.notify()
             self.spawn(self._load(wanted, table, checkpoint, self._loading))
         deadline = self.world.now + wait_seconds
@@ -320,10 +320,17 @@ class ParameterServer(Process):
         if not outcome.repeated:
             content = ServerFile({unit: frozenset(done) for unit, done in self.rows.items()}, self.core.applied.copy())
             self.cluster.model.snapshot_taken(self, self._held_until)
+            self._stop_saving()
             self._saving = _Saving(generation, barrier, path=f"{checkpoint}/ps-{self.index}")
             self.spawn(self._save(self._saving, content))
         self.notify()
         return outcome.applied, outcome.held_seconds
+
+    def _stop_saving(self) -> None:
+        """Another snapshot, or another history, ends the writing of the one before."""
+        if self._saving is not None:
+            self._saving.abandoned = True
+        self._saving = None
 
     def _save(self, saving: _Saving, content: ServerFile) -> Task[None]:
         while not saving.abandoned:
