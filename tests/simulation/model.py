@@ -1,6 +1,7 @@
 """What must hold of a whole job, looked at whenever something changes.
 
 * A server applies a batch once to each unit that the batch touches, and only to units that it owns.
+* Once a table is in force, every server serves that one.
 * Servers of one generation never own the same unit: none applies a push to one that another owns by a later table.
 * A batch that a worker counts as committed, or the ledger as done, is applied to all that it touches, and stays so
   until the history ends with its generation.
@@ -50,6 +51,8 @@ class Model:
         self._newest_at_restore: dict[int, str] = {}
         self._granted: dict[int, tuple[MemberId, MasterTask]] = {}
         self._writer = ""
+        self._trained: set[tuple[str, int]] = set()
+        """Incarnations of servers, and the generations in which they have applied pushes."""
 
     # Parameter servers
 
@@ -61,9 +64,10 @@ class Model:
         known = self._tables.get((table.generation, table.version))
         if known is not None and known != table:
             routed = [self._cluster.server_of(other.incarnation) for other in known.servers]
-            if any(other is not None and other.alive and other.core.known[0] == table.generation for other in routed):
+            serving = [one for one in routed if one is not None and one.alive and one.core.serving]
+            if any(one.table == known and (one.incarnation, table.generation) in self._trained for one in serving):
                 self._broken(f"two tables of generation {table.generation}, version {table.version} are served")
-            # A ledger that was lost with all of its servers begins anew, numbers included.
+            # A ledger that has lost its end gives numbers again. What trained under the table before is gone.
             for unit in UNITS:
                 self._committed.pop((table.generation, unit), None)
         self._tables[table.generation, table.version] = table
@@ -99,6 +103,7 @@ class Model:
         batch = (header.epoch, header.batch)
         server.trace(f"applies batch {batch} of worker-{header.worker} under lease {header.token}")
         self._owned(server, units)
+        self._trained.add((server.incarnation, header.generation))
         if server.core.known != (header.generation, header.version):
             self._broken(f"{server.name} at {server.core.known} applies a push of {header.generation, header.version}")
         for other in self._cluster.servers():
@@ -171,6 +176,10 @@ class Model:
         if after.routing.ready and not before.routing.ready:
             newest = self._newest_at_restore.get(after.routing.table.generation - 1, "")
             newest = max(newest, self._newest_at_restore.get(after.routing.table.generation, ""))
+            for routed in after.routing.table.servers:
+                found = self._cluster.server_of(routed.incarnation)
+                if found is not None and found.alive and found.table != after.routing.table:
+                    self._broken(f"{found.name} serves another table than the one that is in force")
             if after.checkpoint < newest:
                 self._broken(f"the job goes back to checkpoint {after.checkpoint or '(none)'} instead of {newest}")
         if after.stage is Stage.TRAIN and after.routing.ready:

@@ -218,7 +218,8 @@ class ParameterServer(Process):
 
     def assign(self, table: RoutingTable, checkpoint: str, wait_seconds: float) -> Task[tuple[bool, _Loading]]:
         """Adopts a table of a new generation. Returns whether it is done, and how far it is."""
-        wanted = Assignment(table.generation, table.version, checkpoint)
+        incarnations = tuple(server.incarnation for server in table.servers)
+        wanted = Assignment(table.generation, table.version, checkpoint, incarnations)
         try:
             step = self.core.assign(wanted)
         except LaterError as error:

@@ -74,6 +74,18 @@ class TestVersionsAndGenerations:
         with pytest.raises(NotHeldError):
             core.hold(1, 1, 1, 10, 0)
 
+    def test_another_table_of_the_same_version_is_loaded_anew(self) -> None:
+        """Two masters that began from the same books have given both tables this number."""
+        core = ServerCore()
+        one, other = (Assignment(1, 1, "", ("ps-0-1", replaced)) for replaced in ("ps-1-1", "ps-1-2"))
+        assert core.assign(one) is Assigning.LOAD
+        assert core.adopt(one, Ownership.of_everything(), AppliedBatches(), None)
+        assert core.assign(other) is Assigning.LOAD
+        assert core.adopt(other, Ownership.of_everything(), AppliedBatches(), None)
+        assert push(core, header(0)) is Status.OK
+        with pytest.raises(LaterError, match="have trained on"):
+            core.assign(one)
+
     def test_a_barrier_over_another_table_is_refused(self) -> None:
         """A ledger that has lost a switch would take a snapshot of some servers for one of all."""
         core = serving(version=2)

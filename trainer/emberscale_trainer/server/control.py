@@ -123,7 +123,8 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
     def _assign(self, request: master_pb2.AssignRequest) -> Background[_Loaded]:
         routing = routing_from_proto(request.routing)
         self._require(routing.servers[self._index].incarnation if self._index < len(routing.servers) else "")
-        wanted = Assignment(routing.generation, routing.version, request.checkpoint_uri)
+        incarnations = tuple(server.incarnation for server in routing.servers)
+        wanted = Assignment(routing.generation, routing.version, request.checkpoint_uri, incarnations)
         job = TrainingJob.from_json(request.manifest_json)
         with self._starting:
             if self._state.assign(wanted) is Assigning.LOAD or self._loading is None:

@@ -49,11 +49,15 @@ class Assigning(Enum):
 
 @dataclass(frozen=True)
 class Assignment:
-    """The master's assignment of a server. `checkpoint` is empty to start from nothing."""
+    """The master's assignment of a server. `checkpoint` is empty to start from nothing.
+
+    `servers` are the incarnations of the table: two masters that began from the same books give two tables one version.
+    """
 
     generation: int
     version: int
     checkpoint: str
+    servers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
