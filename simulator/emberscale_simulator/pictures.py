@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -11,21 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
+from emberscale_api.pictures import PALETTE, STYLE
 from emberscale_simulator.results import Estimate, SchedulerSummary, SeedOutcome
 
-_STYLE: dict[Any, Any] = {
-    "font.size": 10,
-    "axes.titlesize": 11,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#e6e8ec",
-    "axes.axisbelow": True,
-    "legend.frameon": False,
-}
-_COLOURS = ("#2f6db5", "#d9722e", "#3a8f5c", "#8a5ea8", "#8a8f98", "#b8a13a", "#4aa3a8", "#b04a6f", "#5b5f97")
 _MOST_LINES = 4
 _NARROWEST, _WIDEST = 1.5, 5.0
 _LEGEND_COLUMNS = 4
@@ -36,9 +23,9 @@ def draw_comparison(
 ) -> list[Path]:
     """Writes `jct.png`, `utilization.png` and, where timelines were kept, `throughput.png`. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
-    colours = {summary.scheduler: _COLOURS[place % len(_COLOURS)] for place, summary in enumerate(summaries)}
+    colours = {summary.scheduler: PALETTE[place % len(PALETTE)] for place, summary in enumerate(summaries)}
     pictures = []
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(11, 4.5), layout="constrained")
         left, right = figure.subplots(1, 2)
         figure.suptitle(name, x=0.01, ha="left", fontsize=14, fontweight="bold")

@@ -8,8 +8,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from emberscale._profiling.job_profile import WORKER_THREADS, TimeBreakdown
-from emberscale._reports.pictures import BLUE, GREEN, GREY, ORANGE, STYLE, THOUSANDS
+from emberscale._reports.pictures import THOUSANDS
 from emberscale_api.metrics import WAITS
+from emberscale_api.pictures import BLUE, GREEN, GREY, ORANGE, PURPLE, STYLE
 
 _WIDTH_OF_CHARACTER = 0.0115
 """Of a label, as a share of the axes."""
@@ -92,7 +93,7 @@ def _speed(axes: Axes, profile: TimeBreakdown) -> None:
 
 
 def _cost(axes: Axes, profile: TimeBreakdown) -> None:
-    colours = {"worker": BLUE, "ps": ORANGE, "master": GREEN, "redis": "#8456a6"}
+    colours = {"worker": BLUE, "ps": ORANGE, "master": GREEN, "redis": PURPLE}
     bottom = 0.0
     for role, colour in colours.items():
         used = sum(seconds for name, seconds in profile.cpu_seconds.items() if name.startswith(f"{role}-"))

@@ -12,22 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from emberscale._reports.comparison import FinishedRun
+from emberscale_api.pictures import BLUE, GREEN, GREY, ORANGE, PALETTE, STYLE
 from emberscale_api.rpc import brain_pb2 as pb
-
-BLUE, ORANGE, GREEN, GREY = "#2f6db5", "#d9722e", "#3a8f5c", "#8a8f98"
-STYLE: dict[Any, Any] = {
-    "font.size": 10,
-    "axes.titlesize": 11,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": "#b5bac2",
-    "axes.grid": True,
-    "grid.color": "#e6e8ec",
-    "axes.axisbelow": True,
-    "legend.frameon": False,
-}
 
 _FEW_POINTS = 8
 
@@ -107,7 +93,6 @@ THOUSANDS = FuncFormatter(_thousands)
 """`20k` and `1.5M` on an axis."""
 
 
-_COLOURS = ("#2f6db5", "#d9722e", "#3a8f5c", "#8456a6", "#b3393e", "#5b6472", "#c29a1f", "#2b9aa8")
 _TITLES = {
     "loss": "Training loss (recent window), \u25c7 held out",
     "auc": "Training AUC (recent window), \u25c7 held out",
@@ -123,7 +108,7 @@ def draw_comparison(runs: Sequence[FinishedRun], labels: Sequence[str], picture:
         axes = figure.subplots(2, len(_TITLES))
         for number, (run, label) in enumerate(zip(runs, labels, strict=True)):
             rows = read_metrics(run.paths.metrics) if run.paths.metrics.exists() else []
-            colour = _COLOURS[number % len(_COLOURS)]
+            colour = PALETTE[number % len(PALETTE)]
             for column, name in enumerate(_TITLES):
                 draw_curve(axes[0, column], over_samples(rows, name), colour, label)
                 draw_curve(axes[1, column], _since_training(rows, name), colour, label)
@@ -264,9 +249,6 @@ def _fill(axes: Axes, points: Series, colour: str) -> None:
     axes.set_ylim(bottom=0)
 
 
-_BLUE, _GREY, _ORANGE, _GREEN = "#2f6db5", "#8a8f98", "#d9722e", "#3a8f5c"
-
-
 def draw_plan(explanation: pb.PlanExplanation, picture: Path) -> None:
     """Predicted against measured throughput, and the Pareto front with the present and the chosen shape."""
     with mpl.rc_context({"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.3}):
@@ -299,7 +281,7 @@ def _draw_fit(axes: Axes, explanation: pb.PlanExplanation) -> None:
     for number, (name, (measured, predicted)) in enumerate(shapes.items()):
         axes.scatter(measured, predicted, color=colours(number % 10), alpha=0.6, label=name)
     top = 1.05 * max(max(max(measured), max(predicted)) for measured, predicted in shapes.values())
-    axes.plot([0, top], [0, top], color=_GREY, linewidth=1, zorder=0)
+    axes.plot([0, top], [0, top], color=GREY, linewidth=1, zorder=0)
     axes.set(xlim=(0, top), ylim=(0, top))
     if len(shapes) <= 10:
         axes.legend(frameon=False, fontsize="small", title="workers x cores")
@@ -308,7 +290,7 @@ def _draw_fit(axes: Axes, explanation: pb.PlanExplanation) -> None:
 def _say(axes: Axes, why: str) -> None:
     """Why there is nothing to draw, in the place of empty axes."""
     axes.set_axis_off()
-    axes.text(0.5, 0.5, why, ha="center", va="center", transform=axes.transAxes, color=_GREY, linespacing=1.6)
+    axes.text(0.5, 0.5, why, ha="center", va="center", transform=axes.transAxes, color=GREY, linespacing=1.6)
 
 
 def _draw_front(axes: Axes, explanation: pb.PlanExplanation) -> None:
@@ -322,9 +304,9 @@ def _draw_front(axes: Axes, explanation: pb.PlanExplanation) -> None:
         doubt = [1.645 * point.uncertainty for point in points]
         low = [one * max(0.0, 1 - share) for one, share in zip(speed, doubt, strict=True)]
         high = [one * (1 + share) for one, share in zip(speed, doubt, strict=True)]
-        axes.fill_between(cost, low, high, color=_BLUE, alpha=0.15, linewidth=0, label="90% interval")
-        axes.plot(cost, speed, ".-", color=_BLUE)
-    for name, colour, size in (("present", _ORANGE, 90), ("chosen", _GREEN, 40)):
+        axes.fill_between(cost, low, high, color=BLUE, alpha=0.15, linewidth=0, label="90% interval")
+        axes.plot(cost, speed, ".-", color=BLUE)
+    for name, colour, size in (("present", ORANGE, 90), ("chosen", GREEN, 40)):
         if explanation.HasField(name):  # type: ignore[arg-type]  # the stubs want a literal
             point = getattr(explanation, name)
             axes.scatter([point.cost_per_hour], [point.throughput], color=colour, s=size, label=name, zorder=3)

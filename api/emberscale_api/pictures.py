@@ -1,0 +1,21 @@
+"""How all pictures look: one palette and one style, for runs, plans, profiles and simulations."""
+
+from typing import Any
+
+BLUE, ORANGE, GREEN, PURPLE, GREY = "#2f6db5", "#d9722e", "#3a8f5c", "#8a5ea8", "#8a8f98"
+PALETTE = (BLUE, ORANGE, GREEN, PURPLE, GREY, "#b8a13a", "#4aa3a8", "#b04a6f", "#5b5f97")
+"""Colours of things that are compared, in this order; each is told apart from its neighbours."""
+STYLE: dict[Any, Any] = {
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#b5bac2",
+    "axes.grid": True,
+    "grid.color": "#e6e8ec",
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+}
+"""Matplotlib's rcParams."""
