@@ -80,7 +80,7 @@ class BrainServicer:
     """Missing associated documentation comment in .proto file."""
 
     def SubmitJob(self, request, context):
-        """Makes a job known and answers with the plan to start from. Submitting it again, say after a restart, answers with
+        """Registers a job and returns the plan to start from. Submitting it again, say after a restart, answers with
         the plan in force.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -88,49 +88,49 @@ class BrainServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WarmStart(self, request, context):
-        """What SubmitJob would plan, without making the job known.
+        """Returns what SubmitJob would plan, without registering the job.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReportProfile(self, request, context):
-        """Profiles in. What is accepted and durable survives any restart of the brain.
+        """Reports profiles. Accepted, durable profiles survive any restart of the brain.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetPlan(self, request, context):
-        """The plan in force. Never waits for planning.
+        """Returns the plan in force, without waiting for planning.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchPlans(self, request, context):
-        """The plan in force, if it is newer, and every later one.
+        """Streams the plan in force, if it is newer, and every later one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ExplainPlan(self, request, context):
-        """Why the plan in force is what it is.
+        """Explains the plan in force.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReportOutcome(self, request, context):
-        """The job has ended. It becomes history for others.
+        """Reports the end of a job, which becomes history for others.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListJobs(self, request, context):
-        """All that the brain knows of: for people.
+        """Lists all jobs that the brain knows, for people.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -107,7 +107,7 @@ class MasterServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Heartbeat(self, request, context):
-        """Keeps the member and its leases alive, reports progress, and brings back what changed.
+        """Keeps the member and its leases alive, reports progress, and returns what changed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -133,14 +133,14 @@ class MasterServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReportFailure(self, request, context):
-        """A member that cannot go on says why. A fatal reason fails the job.
+        """Reports why a member cannot continue. A fatal reason fails the job.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetStatus(self, request, context):
-        """For the operator and for people.
+        """Returns the status, for the operator and for people.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -153,7 +153,7 @@ class MasterServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReportExit(self, request, context):
-        """The operator saw a member's process or pod end.
+        """Reports that a member's process or pod has ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -580,9 +580,10 @@ class Master:
 
 
 class ParameterServerStub:
-    """Served by every parameter server, called by the master only. Every call answers within its wait_seconds: what takes longer
-    goes on behind, and the same call made again attaches to it. FAILED_PRECONDITION: the barrier is not held (any more), or
-    what is asked is not under way here, or another incarnation is meant, whose address this process has now. ABORTED: the server is of a later generation or version.
+    """Served by every parameter server, called by the master only. Every call answers within its wait_seconds: what takes
+    longer goes on in the background, and the same call made again attaches to it.
+    FAILED_PRECONDITION: the barrier is not held (any more), what is asked for is not under way here, or the call names
+    another incarnation, whose address this process has now. ABORTED: the server is of a later generation or version.
     """
 
     def __init__(self, channel):
@@ -649,9 +650,10 @@ class ParameterServerStub:
 
 
 class ParameterServerServicer:
-    """Served by every parameter server, called by the master only. Every call answers within its wait_seconds: what takes longer
-    goes on behind, and the same call made again attaches to it. FAILED_PRECONDITION: the barrier is not held (any more), or
-    what is asked is not under way here, or another incarnation is meant, whose address this process has now. ABORTED: the server is of a later generation or version.
+    """Served by every parameter server, called by the master only. Every call answers within its wait_seconds: what takes
+    longer goes on in the background, and the same call made again attaches to it.
+    FAILED_PRECONDITION: the barrier is not held (any more), what is asked for is not under way here, or the call names
+    another incarnation, whose address this process has now. ABORTED: the server is of a later generation or version.
     """
 
     def Assign(self, request, context):
@@ -662,21 +664,21 @@ class ParameterServerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Hold(self, request, context):
-        """Barrier, first: holds pushes from now on and says everything that is applied.
+        """Barrier, first: holds pushes and returns everything that is applied.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Settle(self, request, context):
-        """Barrier, second: lets through the batches that others have applied, waits for them, and holds on.
+        """Barrier, second: admits the batches that others have applied, waits for them, and keeps holding.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Snapshot(self, request, context):
-        """Within a barrier: takes a snapshot, which is written behind, and lets go.
+        """Within a barrier: takes a snapshot, which is written in the background, and resumes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -713,7 +715,7 @@ class ParameterServerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Abandon(self, request, context):
-        """Gives a move up: what was received is dropped. Never fails.
+        """Abandons a move and drops what was received. Never fails.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -727,7 +729,7 @@ class ParameterServerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetSaved(self, request, context):
-        """How far a snapshot is written, and its files when it is.
+        """Returns the progress of writing a snapshot, and its files once it is written.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -800,9 +802,10 @@ def add_ParameterServerServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ParameterServer:
-    """Served by every parameter server, called by the master only. Every call answers within its wait_seconds: what takes longer
-    goes on behind, and the same call made again attaches to it. FAILED_PRECONDITION: the barrier is not held (any more), or
-    what is asked is not under way here, or another incarnation is meant, whose address this process has now. ABORTED: the server is of a later generation or version.
+    """Served by every parameter server, called by the master only. Every call answers within its wait_seconds: what takes
+    longer goes on in the background, and the same call made again attaches to it.
+    FAILED_PRECONDITION: the barrier is not held (any more), what is asked for is not under way here, or the call names
+    another incarnation, whose address this process has now. ABORTED: the server is of a later generation or version.
     """
 
     @staticmethod
