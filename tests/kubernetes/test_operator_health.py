@@ -53,7 +53,7 @@ def test_health_fails_when_a_watch_is_dead(place: Place, tmp_path: Path) -> None
                 proxy.silent.add("pods")
                 apply(pod_of_no_job("missed", place), namespace=place.namespace)
                 said = eventually("health fails", lambda: health_is(503, operator), seconds=60)
-                assert "the watch of pods has missed a change for" in said
+                assert f"the watch of pods in {place.namespace} has missed a change for" in said
             finally:
                 operator.ends()
     finally:
