@@ -105,6 +105,8 @@ def step(state: MasterState, event: Event, spec: TrainingJobSpec) -> Stepped:
     seen = state.seen.counted(elapsed, _can_move(state.job))
     looked = MasterState(state.job, seen, max(event.now, state.looked_at), state.counted_at)
     after, effects = _handled(looked, event, spec)
+    if isinstance(event, TakenOver):
+        looked = replace(looked, job=moving.forget_barrier(looked.job))
     return _settled(looked, after, effects, event.now, spec)
 
 

@@ -231,6 +231,18 @@ def on_takeover(state: JobState, operation: Move) -> JobState:
     return state.asking(operation, *operation.pending, *operation.again_at)
 
 
+def forget_barrier(state: JobState) -> JobState:
+    """Has the move's barrier lapse instead of letting it go.
+
+    Redis may have lost its last second with the master before, and with it that servers were told to switch. What they
+    report of their version tells before the barrier lapses. A server that was let go would train on what another owns.
+    """
+    move = state.move
+    if move is None or move.phase is not MovePhase.BARRIER:
+        return state
+    return state.having(replace(move, barrier=None))
+
+
 def _request(state: JobState, operation: Move, whom: int) -> ServerRequest:
     barrier, number = operation.barrier, operation.number
     if operation.phase is MovePhase.PREPARE:

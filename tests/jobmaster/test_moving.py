@@ -81,6 +81,14 @@ def test_a_barrier_that_may_have_been_switched_is_not_let_go() -> None:
     assert not driven.called["Resume", 0] + driven.called["Resume", 1]
 
 
+def test_a_new_master_lets_no_barrier_go_that_may_have_been_switched_since_its_state_was_written() -> None:
+    driven, _ = in_the_barrier()
+    driven.master_dies()
+    assert driven.job.move is None
+    assert driven.called["Abandon", 0] == 1
+    assert not driven.called["Resume", 0] + driven.called["Resume", 1]
+
+
 def test_a_barrier_that_is_heard_of_after_its_deadline_is_not_switched() -> None:
     driven, last = in_the_barrier()
     driven.now += moving.BARRIER_SECONDS
