@@ -3,9 +3,9 @@
 * `scenario`, `scenario_file`, `trace`: what a file says, and how it is read.
 * `workload`, `job`, `ground_truth`: the jobs that arrive, and what they really cost.
 * `mechanics`: what the system under a scheduler can do, with the source of each number.
-* `run`, `pods`, `live_change`, `usage`: one job's life; `engine`: all jobs on one cluster.
+* `run`, `pods`, `recovery`, `resources`: one job's life; `engine`: all jobs on one cluster.
 * `schedulers`: the algorithms that are compared, any planner of the brain among them.
-* `experiment`, `results`, `report`, `pictures`: many seeds, and what comes out.
+* `experiment`, `results`, `pictures`: many seeds, and what comes out.
 
 It imports the brain's planners and nothing of the brain's service, which does not know it.
 """

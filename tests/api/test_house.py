@@ -1,6 +1,7 @@
 """What holds for the source of all components together: names, imports and layers."""
 
 import ast
+import re
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ PACKAGES = {
     "emberscale_simulator": "simulator",
     "emberscale_trainer": "trainer",
 }
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def sources() -> Iterator[Path]:
@@ -57,3 +59,34 @@ def test_every_component_has_layers_for_all_of_its_modules(package: str) -> None
         for contract in CONTRACTS["contracts"]
         if "containers" in contract
     )
+
+
+def test_a_package_describes_modules_that_exist() -> None:
+    missing = []
+    for path in sources():
+        if path.name == "__init__.py":
+            parts = {part.stem for part in path.parent.iterdir()}
+            defined = {name for source in path.parent.rglob("*.py") for name in defined_in(source)}
+            words = re.findall(r"`([a-z_]+)`", ast.get_docstring(ast.parse(path.read_text())) or "")
+            missing += [f"{path.parent.name}: {word}" for word in words if word not in parts | defined]
+    assert missing == []
+
+
+def defined_in(source: Path) -> Iterator[str]:
+    for node in ast.parse(source.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_documentation_names_source_files_that_exist(page: Path) -> None:
+    """`trainer/…/table/rows.py` is a file below `trainer`, `rows.py` alone is one of any component."""
+    named = re.findall(r"`([\w./…-]+\.(?:py|proto|sh))`", page.read_text())
+    assert [name for name in named if not is_there(name)] == []
+
+
+def is_there(name: str) -> bool:
+    folder, _, rest = name.rpartition("…/")
+    pattern = f"{folder}*/{rest}" if folder else name if "/" in name else f"**/{name}"
+    roots = [ROOT] if "/" in name else [ROOT / part for part in (*PACKAGES.values(), "benchmarks", "deploy", "tests")]
+    return any(next(root.glob(pattern), None) is not None for root in roots)

@@ -7,8 +7,8 @@ what it maximises is the weighted gain itself:
 
     max sum_j  WG(A_j) TG(A_j)    subject to   sum_j A_j <= S  (13), and the same for every owner's quota,
 
-with one candidate a job and `WG(A) = 1 / (remaining / throughput(A) + eps)^rho` (14). `optimal.py` solves the same
-problem exactly; that is what the greedy is measured against.
+with one candidate a job and `WG(A) = 1 / (remaining / throughput(A) + eps)^rho` (14).
+`benchmarks/references.py` solves the same problem exactly; that is what the greedy is measured against.
 
 Steps are taken on the upper hull of each job's candidates, where gain per cost falls from step to step. What the last
 step left over is filled with any candidate that fits. In small clusters, where a step is a large part of the whole,
