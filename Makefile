@@ -7,6 +7,7 @@ PROTOS := $(wildcard api/emberscale_api/rpc/*.proto)
 .PHONY: help install demo test e2e lint docs release manifests protos clean
 
 help:
+	@echo "make install   everything into .venv, kernels compiled; the other targets do it first"
 	@echo "make demo      train deploy/examples/criteo-dlrm.yaml here, end to end, on a million synthetic rows"
 	@echo "make test      lint, types, import contracts, the documentation's links and the whole test suite"
 	@echo "make lint      only the first three"
@@ -15,6 +16,7 @@ help:
 	@echo "make manifests regenerate the CustomResourceDefinition and deploy/ from the types and the chart (needs helm)"
 	@echo "make release   build the wheel, the chart and the list of components (SBOM) of one version into dist/ (needs helm)"
 	@echo "make protos    regenerate the gRPC stubs after a change to a .proto"
+	@echo "make clean     delete .venv, runs/, data/, dist/, site/ and all caches"
 
 install: $(VENV)/.installed
 
