@@ -140,7 +140,7 @@ def _handled(state: MasterState, event: Event, spec: TrainingJobSpec) -> Stepped
         case Exited(member=member, exit_code=code, reason=reason):
             return replace(state, job=lifecycle.on_exit(job, spec, member, code, reason)), ()
         case Rescaled(before=before, waits=waits, wall=wall):
-            edited = scaling.edited(job, spec, before, now, wall, waits)
+            edited = scaling.follow_manifest(job, spec, before, now, wall, waits)
             return replace(state, job=replace(edited, plan_version=edited.plan_version + 1)), ()
         case SuspensionWanted():
             return replace(state, job=progress.begin_suspension(job)), ()
@@ -178,7 +178,7 @@ def _taken_over(state: MasterState, event: TakenOver, spec: TrainingJobSpec) -> 
     job = progress.on_takeover(state.job, spec, event.wall, event.alone)
     if event.awaits_plan:
         job = scaling.await_plan(job, spec)
-    job = scaling.edited(job, spec, sizes_of(job, spec), job.clock.active_seconds, event.wall, "")
+    job = scaling.follow_manifest(job, spec, sizes_of(job, spec), job.clock.active_seconds, event.wall, "")
     for operation in job.operations:
         if isinstance(operation, Checkpointing):
             job = checkpointing.on_takeover(job, operation)
@@ -360,7 +360,7 @@ def _settled(
         if begun is job:
             break
         job = begun
-    job = reshaping.watched(job, spec, clock)
+    job = reshaping.note_members(job, spec, clock)
     counted_at = after.counted_at
     if job is not before.job and not before.job.over:
         phase = phase_of(before.job, spec)

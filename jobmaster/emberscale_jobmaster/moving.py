@@ -192,7 +192,7 @@ def on_switched(state: JobState, operation: Move, server: int, now: float) -> tu
     started = StartedUp(Role.PS, max(0.0, now - asked_at - pause), pause)
     state = scaling.complete_move(state, operation.sizes)
     table = operation.table
-    return reshaping.switched(state, len(table.servers), table.version, pause, now - asked_at), (moved, started)
+    return reshaping.note_switched(state, len(table.servers), table.version, pause, now - asked_at), (moved, started)
 
 
 def on_server_failed(
@@ -346,7 +346,7 @@ def _barrier_begun(state: JobState, move: Move, now: float) -> JobState:
         again_at={},
     )
     state = replace(state, next_barrier=state.next_barrier + 1)
-    state = reshaping.copied(state, len(move.table.servers), *_copied(move), now - move.began_at)
+    state = reshaping.note_copied(state, len(move.table.servers), *_copied(move), now - move.began_at)
     return state.asking(move, *range(len(table.servers)))
 
 

@@ -190,8 +190,8 @@ def begin_assignment(state: JobState, spec: TrainingJobSpec) -> JobState:
     return replace(state, routing=Routing(table))
 
 
-def assigned(state: JobState, restored: Restored, checkpoint: str) -> JobState:
-    """Every server of the routing table holds what `restored` says."""
+def complete_assignment(state: JobState, restored: Restored, checkpoint: str) -> JobState:
+    """Notes that every server of the routing table holds what `restored` says."""
     routing = Routing(state.routing.table, ready=True)
     clock = replace(state.clock, training_seconds=max(state.clock.training_seconds, restored.training_seconds))
     return replace(

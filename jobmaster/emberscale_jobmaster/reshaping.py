@@ -11,7 +11,7 @@ from emberscale_api.job.roles import Role
 from emberscale_api.shape import RoleShape
 from emberscale_jobmaster.membership import Slot, slot_name
 from emberscale_jobmaster.sizes import Reshaping, RoleShapes, Scaling, ScalingStep, describe_change
-from emberscale_jobmaster.state import JobState, wanted_sizes
+from emberscale_jobmaster.state import JobState, wanted_sizes, with_scaling
 
 KEPT_STEPS = 8
 """A change has six steps."""
@@ -25,35 +25,35 @@ def with_step(scaling: Scaling, reason: str, message: str, seconds: float) -> Sc
     return replace(scaling, steps=(*scaling.steps, step)[-KEPT_STEPS:])
 
 
-def begun(scaling: Scaling, before: RoleShapes, after: RoleShapes, why: str, now: float) -> Scaling:
-    """A change of shape begins; it takes the place of one that has not ended."""
+def begin(scaling: Scaling, before: RoleShapes, after: RoleShapes, why: str, now: float) -> Scaling:
+    """Begins a change of shape, which replaces one that has not ended."""
     change = describe_change(before, after)
     return replace(
         with_step(scaling, "PlannedScaling", f"{change}: {why}", 0.0), reshaping=Reshaping(before, after, now)
     )
 
 
-def copied(state: JobState, servers: int, copied_bytes: int, rounds: int, seconds: float) -> JobState:
-    """All rows that change their owner are with their new one, but for the last changes."""
+def note_copied(state: JobState, servers: int, copied_bytes: int, rounds: int, seconds: float) -> JobState:
+    """Notes that the new owners have all rows but the last changes."""
     message = f"{copied_bytes / _MIB:,.1f} MiB of rows went to {servers} parameter servers in {rounds} rounds"
     scaling = state.scaling
     if scaling.steps and scaling.steps[-1].reason == "CopiedRows":  # a barrier failed, and more was copied
         scaling = replace(scaling, steps=scaling.steps[:-1])
         number = state.scaling.steps[-1].number
         step = ScalingStep(number, "CopiedRows", message, round(seconds, 3))
-        return _with(state, replace(scaling, steps=(*scaling.steps, step)))
-    return _with(state, with_step(scaling, "CopiedRows", message, seconds))
+        return with_scaling(state, replace(scaling, steps=(*scaling.steps, step)))
+    return with_scaling(state, with_step(scaling, "CopiedRows", message, seconds))
 
 
-def switched(state: JobState, servers: int, version: int, paused: float, seconds: float) -> JobState:
-    """The new table is in force."""
+def note_switched(state: JobState, servers: int, version: int, paused: float, seconds: float) -> JobState:
+    """Notes for how long pushes waited, and that the new routing table is in force."""
     held = with_step(state.scaling, "HeldPushes", f"pushes waited for {paused * 1000:,.0f} ms", paused)
     message = f"rows are on {servers} parameter servers, by routing table {version}"
-    return _with(state, with_step(held, "SwitchedServers", message, seconds))
+    return with_scaling(state, with_step(held, "SwitchedServers", message, seconds))
 
 
-def given_up(scaling: Scaling, message: str, now: float) -> Scaling:
-    """The change is taken back."""
+def give_up(scaling: Scaling, message: str, now: float) -> Scaling:
+    """Notes why the number of parameter servers stays; waits for no new member any more."""
     change = scaling.reshaping
     if change is None:
         return with_step(scaling, "GaveUpScaling", message, 0.0)
@@ -61,7 +61,7 @@ def given_up(scaling: Scaling, message: str, now: float) -> Scaling:
     return replace(told, reshaping=replace(change, joined=frozenset({Role.PS, Role.WORKER})))
 
 
-def watched(state: JobState, spec: TrainingJobSpec, now: float) -> JobState:
+def note_members(state: JobState, spec: TrainingJobSpec, now: float) -> JobState:
     """Notes that all new members have joined, and later that all superfluous ones have gone."""
     change = state.scaling.reshaping
     if change is None or state.over:
@@ -77,7 +77,7 @@ def watched(state: JobState, spec: TrainingJobSpec, now: float) -> JobState:
         scaling = replace(scaling, reshaping=change)
         if new:
             scaling = with_step(scaling, "StartedMembers", f"{_names(new)} joined", seconds)
-    state = _with(state, scaling)
+    state = with_scaling(state, scaling)
     if len(change.joined) < 2:
         return state
     if scaling.target is not None or state.move is not None:
@@ -89,7 +89,7 @@ def watched(state: JobState, spec: TrainingJobSpec, now: float) -> JobState:
     gone = [(role, index) for role, index in superfluous if _slot(state, role, index).registrations]
     if gone and scaling.steps[-1].reason != "GaveUpScaling":  # why it was given up stays to be seen
         scaling = with_step(scaling, "EndedMembers", f"{_names(gone)} ended", seconds)
-    return _with(state, scaling)
+    return with_scaling(state, scaling)
 
 
 def _members(sizes: RoleShapes) -> list[tuple[Role, int]]:
@@ -112,7 +112,3 @@ def _slot(state: JobState, role: Role, index: int) -> Slot:
 
 def _names(members: Iterable[tuple[Role, int]]) -> str:
     return ", ".join(dict.fromkeys(slot_name(role, index) for role, index in members))
-
-
-def _with(state: JobState, scaling: Scaling) -> JobState:
-    return state if scaling == state.scaling else replace(state, scaling=scaling, plan_version=state.plan_version + 1)

@@ -20,7 +20,7 @@ from emberscale_jobmaster.operations import (
     answered,
     asking_later,
 )
-from emberscale_jobmaster.progress import LOST_CHECKPOINTS, assigned, begin_assignment, fail, unroute
+from emberscale_jobmaster.progress import LOST_CHECKPOINTS, begin_assignment, complete_assignment, fail, unroute
 from emberscale_jobmaster.ranges import on_all
 from emberscale_jobmaster.state import JobState, servers_missing
 
@@ -94,7 +94,7 @@ def on_loaded(state: JobState, operation: Restore, server: int, answer: Loaded, 
     held = Restored() if source is None else source.restored
     restored = replace(held, applied=on_all(list(operation.applied.values())))
     state = state.without(operation).untroubled(KIND)
-    return assigned(state, restored, source.checkpoint if source is not None else "")
+    return complete_assignment(state, restored, source.checkpoint if source is not None else "")
 
 
 def on_server_failed(

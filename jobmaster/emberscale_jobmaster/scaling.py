@@ -12,7 +12,7 @@ from emberscale_api.job import ScalingMode, TrainingJobSpec
 from emberscale_api.job.roles import Role
 from emberscale_jobmaster import reshaping
 from emberscale_jobmaster.sizes import RoleShapes, Scaling, describe_change, manifest_sizes, within_manifest
-from emberscale_jobmaster.state import JobState, Stage, sizes_of
+from emberscale_jobmaster.state import JobState, Stage, sizes_of, with_scaling
 
 FIRST_PLAN_SECONDS = 30.0
 """How long a job without sizes waits for its first plan."""
@@ -39,7 +39,7 @@ def await_plan(state: JobState, spec: TrainingJobSpec) -> JobState:
     waiting = replace(
         state.scaling, waits_for_plan=True, reason="WaitingForPlan", message="waiting for the brain's first plan"
     )
-    return _with(state, waiting)
+    return with_scaling(state, waiting)
 
 
 def stop_waiting(state: JobState, spec: TrainingJobSpec, why: str) -> JobState:
@@ -47,7 +47,7 @@ def stop_waiting(state: JobState, spec: TrainingJobSpec, why: str) -> JobState:
     if not state.scaling.waits_for_plan:
         return state
     message = f"{describe_sizes(manifest_sizes(spec))}, as the manifest says: {why}"
-    return _with(state, replace(state.scaling, waits_for_plan=False, reason="NoPlan", message=message))
+    return with_scaling(state, replace(state.scaling, waits_for_plan=False, reason="NoPlan", message=message))
 
 
 def follow(state: JobState, spec: TrainingJobSpec, advice: Advice, now: float, wall: float = 0.0) -> JobState:
@@ -62,26 +62,26 @@ def follow(state: JobState, spec: TrainingJobSpec, advice: Advice, now: float, w
     wanted = _without_refused(within_manifest(advice.sizes, spec), scaling, present.ps.replicas)
     if scaling.waits_for_plan:
         started = replace(scaling, sizes=wanted, waits_for_plan=False, changed_at=now, since=wall)
-        return _with(state, _told(started, advice, f"starts with {describe_sizes(wanted)}: {advice.message}"))
+        return with_scaling(state, _told(started, advice, f"starts with {describe_sizes(wanted)}: {advice.message}"))
     if wanted in (present, scaling.target):
         kept = scaling if wanted == scaling.target or scaling.target is None else replace(scaling, target=None)
         if advice.version == scaling.plan_version and kept == scaling:
             return state
         settled = replace(kept, sizes=present)
-        return _with(state, _told(settled, advice, f"stays at {describe_sizes(wanted)}: {advice.message}"))
+        return with_scaling(state, _told(settled, advice, f"stays at {describe_sizes(wanted)}: {advice.message}"))
     if not _may_change(state, advice, spec, now):
         return state
     change = describe_change(scaling.target or present, wanted)
     changed = replace(scaling, changed_at=now, since=wall, scalings=scaling.scalings + 1)
-    changed = reshaping.begun(changed, scaling.target or present, wanted, advice.message, now)
+    changed = reshaping.begin(changed, scaling.target or present, wanted, advice.message, now)
     if wanted.ps.replicas == present.ps.replicas:
         changed = replace(changed, sizes=wanted, target=None)
     else:
         changed = replace(changed, sizes=RoleShapes(present.ps, wanted.worker), target=wanted, target_since=now)
-    return _with(state, _told(changed, advice, f"{change}: {advice.message}"))
+    return with_scaling(state, _told(changed, advice, f"{change}: {advice.message}"))
 
 
-def edited(
+def follow_manifest(
     state: JobState, spec: TrainingJobSpec, before: RoleShapes, now: float, wall: float = 0.0, waits: str | None = None
 ) -> JobState:
     """Follows the numbers in the manifest, which may have been edited.
@@ -93,7 +93,7 @@ def edited(
     scaling, servers = state.scaling, len(state.routing.table.servers)
     scaling = replace(scaling, waits=scaling.waits if waits is None else waits)
     if state.over or scaling.waits_for_plan:
-        return _with(state, scaling)
+        return with_scaling(state, scaling)
     wanted = within_manifest(scaling.target or scaling.sizes or manifest_sizes(spec), spec)
     if scaling.refused_ps and scaling.refused_ps != spec.ps.replicas:
         scaling = replace(scaling, refused_ps=0)
@@ -101,7 +101,7 @@ def edited(
     present = RoleShapes(replace(wanted.ps, replicas=servers or wanted.ps.replicas), wanted.worker)
     target = wanted if wanted != present else None
     if scaling.sizes is None and target is None and wanted == before:
-        return _with(state, scaling)
+        return with_scaling(state, scaling)
     begins = target is not None and (scaling.target is None or target.ps.replicas != scaling.target.ps.replicas)
     since = now if begins else scaling.target_since
     following = replace(scaling, sizes=present, target=target, target_since=since)
@@ -115,8 +115,8 @@ def edited(
             reason="ManifestEdited",
             message=f"{change}: the manifest was edited",
         )
-        following = reshaping.begun(told, came_from, wanted, "the manifest was edited", now)
-    return _with(state, following)
+        following = reshaping.begin(told, came_from, wanted, "the manifest was edited", now)
+    return with_scaling(state, following)
 
 
 def on_time_passed(state: JobState, spec: TrainingJobSpec, now: float) -> JobState:
@@ -142,7 +142,7 @@ def give_up(state: JobState, spec: TrainingJobSpec, why: str, now: float) -> Job
     scaling = replace(
         scaling, target=None, reason="ScalingGivenUp", message=message, changed_at=now, refused_ps=refused
     )
-    return _with(state, reshaping.given_up(scaling, message, now))
+    return with_scaling(state, reshaping.give_up(scaling, message, now))
 
 
 def move_due(state: JobState) -> bool:
@@ -162,9 +162,9 @@ def complete_move(state: JobState, sizes: RoleShapes) -> JobState:
     """The rows are on as many servers as this shape has. The workers are those planned last; a later target stays."""
     scaling, target = state.scaling, state.scaling.target
     if target is not None and target.ps.replicas == sizes.ps.replicas:
-        return _with(state, replace(scaling, sizes=target, target=None))
+        return with_scaling(state, replace(scaling, sizes=target, target=None))
     workers = sizes.worker if scaling.sizes is None else scaling.sizes.worker
-    return _with(state, replace(scaling, sizes=RoleShapes(sizes.ps, workers)))
+    return with_scaling(state, replace(scaling, sizes=RoleShapes(sizes.ps, workers)))
 
 
 def describe_sizes(sizes: RoleShapes) -> str:
@@ -197,7 +197,3 @@ def _told(scaling: Scaling, advice: Advice, message: str) -> Scaling:
         plan_version=advice.version,
         expected_throughput=advice.expected_throughput,
     )
-
-
-def _with(state: JobState, scaling: Scaling) -> JobState:
-    return state if scaling == state.scaling else replace(state, scaling=scaling, plan_version=state.plan_version + 1)

@@ -216,6 +216,11 @@ def sizes_of(state: JobState, spec: TrainingJobSpec) -> RoleShapes:
     return state.scaling.sizes or manifest_sizes(spec)
 
 
+def with_scaling(state: JobState, scaling: Scaling) -> JobState:
+    """The state with another scaling, which is news for the operator: a new version of the plan."""
+    return state if scaling == state.scaling else replace(state, scaling=scaling, plan_version=state.plan_version + 1)
+
+
 def wanted_sizes(state: JobState, spec: TrainingJobSpec) -> RoleShapes:
     """The processes that should run: those of the shape in force, and those that another shape needs first."""
     wanted, target = sizes_of(state, spec), state.scaling.target

@@ -63,7 +63,7 @@ class Pure:
 
     def assign(self, **restored: Any) -> None:
         self.apply(progress.begin_assignment(self.state, self.spec))
-        self.apply(progress.assigned(self.state, Restored(**restored), checkpoint=""))
+        self.apply(progress.complete_assignment(self.state, Restored(**restored), checkpoint=""))
 
     def moved(self) -> None:
         """The rows have moved to the number of servers that is wanted."""

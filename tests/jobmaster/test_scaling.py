@@ -206,5 +206,5 @@ def test_a_new_master_goes_on_with_the_planned_shape() -> None:
     narrower = job(**{**OPEN, "worker": {"replicas": None, "maxReplicas": 2}}).spec
     for spec, workers in ((pure.spec, 4), (narrower, 2)):
         taken_over = progress.on_takeover(pure.state, spec, 200.0)
-        goes_on = scaling.edited(taken_over, spec, sizes_of(taken_over, spec), now=200.0)
+        goes_on = scaling.follow_manifest(taken_over, spec, sizes_of(taken_over, spec), now=200.0)
         assert sizes_of(goes_on, spec) == sizes(workers, 1)

@@ -75,7 +75,7 @@ class TestVersionsAndGenerations:
             core.hold(1, 1, 1, 10, 0)
 
     def test_another_table_of_the_same_version_is_loaded_anew(self) -> None:
-        """Two masters that began from the same books have given both tables this number."""
+        """Two masters that began from the same ledger have given both tables this number."""
         core = ServerCore()
         one, other = (Assignment(1, 1, "", ("ps-0-1", replaced)) for replaced in ("ps-1-1", "ps-1-2"))
         assert core.assign(one) is Assigning.LOAD

@@ -51,7 +51,7 @@ class Assigning(Enum):
 class Assignment:
     """The master's assignment of a server. `checkpoint` is empty to start from nothing.
 
-    `servers` are the incarnations of the table: two masters that began from the same books give two tables one version.
+    `servers` are the incarnations of the table: masters that began from one ledger give two tables one version.
     """
 
     generation: int
