@@ -1,8 +1,143 @@
-"""The brain as a process."""
+"""`python -m emberscale_brain`: reads the settings and serves until it is told to stop."""
 
+import argparse
+import asyncio
+import gc
+import json
+import os
+import signal
 import sys
+from collections.abc import Sequence
+from pathlib import Path
+from wsgiref.simple_server import WSGIServer
 
-from emberscale_brain.service.command import main
+import structlog
+from prometheus_client import start_http_server
+
+from emberscale_api.certificates import Certificates, UnusableCertificateError
+from emberscale_api.environment import TOKEN_FILE, mounted_certificates
+from emberscale_api.telemetry import configure_logging
+from emberscale_brain.history.database import DatabaseUnusableError
+from emberscale_brain.history.store import HistoryStore
+from emberscale_brain.service.brain import Brain
+from emberscale_brain.service.server import serve
+from emberscale_brain.service.settings import BrainSettings, BrainSettingsError, load_settings
+
+_SUPERSEDED = 3
+_GRACE_SECONDS = 5.0
+_COLLECTOR = (2_000, 10, 1_000)
+_SWITCH_SECONDS = 0.001
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit code.
+
+    0 after SIGTERM or SIGINT, 2 for settings that cannot be used, 3 once another brain has the database.
+    """
+    parser = argparse.ArgumentParser(
+        prog="emberscale-brain", description="Learns how jobs' throughput depends on their shapes, and plans for all."
+    )
+    parser.add_argument("--config", type=Path, help="settings in YAML; without it, all defaults")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="PATH=VALUE", help="one setting, such as planner.rho=2"
+    )
+    parser.add_argument("--check", action="store_true", help="print the settings with their defaults and exit")
+    given = parser.parse_args(arguments)
+    try:
+        settings = load_settings(given.config, given.set)
+        if given.check:
+            print(json.dumps(settings.model_dump(mode="json", by_alias=True), indent=2))  # noqa: T201  # its output
+            return 0
+        token, certificates = _token(settings), mounted_certificates()
+        store = HistoryStore.open(_database(settings), exclusive=settings.planning.take_over)
+    except (BrainSettingsError, UnusableCertificateError, DatabaseUnusableError) as error:
+        print(error, file=sys.stderr)  # noqa: T201  # before there is a log
+        return 2
+    configure_logging(job="", role="brain", index=0)
+    return asyncio.run(_run(settings, token, certificates, store))
+
+
+def _database(settings: BrainSettings) -> str:
+    if settings.database_file is None:
+        return settings.database
+    try:
+        return settings.database_file.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise BrainSettingsError(f"databaseFile: {settings.database_file} cannot be read: {error.strerror}") from error
+
+
+def _token(settings: BrainSettings) -> str:
+    path = settings.token_file or os.environ.get(TOKEN_FILE)
+    if path is None:
+        raise BrainSettingsError(
+            f"tokenFile: is not set, and {TOKEN_FILE} is not either: callers need it to authenticate"
+        )
+    try:
+        token = Path(path).read_text(encoding="ascii").strip()
+    except OSError as error:
+        raise BrainSettingsError(f"tokenFile: {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise BrainSettingsError(f"tokenFile: {path} has non-ASCII characters, which no caller can send") from error
+    if not token:
+        raise BrainSettingsError(f"tokenFile: {path} is empty")
+    return token
+
+
+def _collect_rarely() -> None:
+    """For a thousand jobs the garbage collector would stop the brain for 0.2 s again and again, to walk what it knows.
+
+    What was read at the start is never walked again, and the rest of what lives long rarely; nearly all that goes does
+    so without the collector, by its reference count.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_COLLECTOR)
+
+
+async def _run(settings: BrainSettings, token: str, certificates: Certificates | None, store: HistoryStore) -> int:
+    log = structlog.get_logger()
+    loop = asyncio.get_running_loop()
+    stopping: asyncio.Future[str | None] = loop.create_future()
+
+    def stop(superseded: str | None = None) -> None:
+        if not stopping.done():
+            stopping.set_result(superseded)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    brain = Brain(settings, store, on_superseded=lambda why: loop.call_soon_threadsafe(stop, why))
+    metrics: WSGIServer | None = None
+    if settings.metrics is not None:
+        host, _, port = settings.metrics.rpartition(":")
+        try:  # before the brain begins: one that was started twice takes no database from the first
+            metrics, _thread = start_http_server(int(port), host.strip("[]"), brain.meters.registry)
+        except OSError as error:
+            log.error("address_unavailable", reason=str(error), metrics=settings.metrics)
+            return 2
+    try:
+        await asyncio.to_thread(brain.start)
+    except DatabaseUnusableError as error:
+        log.error("database_unusable", reason=str(error), database=store.address)
+        return 2
+    _collect_rarely()
+    sys.setswitchinterval(_SWITCH_SECONDS)  # who answers waits for those who record and read plans, one after the other
+    try:
+        server, port_number = await serve(brain, settings, token, certificates)
+    except OSError as error:
+        log.error("address_unavailable", reason=str(error), listen=settings.listen)
+        await asyncio.to_thread(brain.stop)
+        return 2
+    log.info("serving", listen=settings.listen, port=port_number, database=store.address)
+    superseded = await stopping
+    if superseded is not None:
+        log.error("superseded", reason=superseded, database=store.address)
+    await server.stop(_GRACE_SECONDS)
+    if metrics is not None:
+        metrics.shutdown()
+    await asyncio.to_thread(brain.stop)
+    log.info("stopped")
+    return 0 if superseded is None else _SUPERSEDED
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from emberscale_brain.service.command import main
+from emberscale_brain.__main__ import main
 from emberscale_brain.service.settings import BrainSettingsError, load_settings
 
 
