@@ -112,7 +112,7 @@ class MasterService(rpc.MasterServicer):
         self._catalog = DatasetCatalog(runtime.store)
 
     @_answering
-    def Register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.RegisterReply:  # noqa: N802
+    def Register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.RegisterReply:
         """Joins the job."""
         member = messages.member_id(request.member, Role.PS, Role.WORKER)
         event = Registered(
@@ -129,7 +129,7 @@ class MasterService(rpc.MasterServicer):
         )
 
     @_answering
-    def Heartbeat(self, request: pb.HeartbeatRequest, context: grpc.ServicerContext) -> pb.HeartbeatReply:  # noqa: N802
+    def Heartbeat(self, request: pb.HeartbeatRequest, context: grpc.ServicerContext) -> pb.HeartbeatReply:
         """Keeps the member and its leases alive, and takes its progress."""
         member = self._caller(request.member, Role.PS, Role.WORKER)
         work = messages.work_report(request.worker) if request.HasField("worker") else None
@@ -166,7 +166,7 @@ class MasterService(rpc.MasterServicer):
         return reply
 
     @_answering
-    def AcquireTask(self, request: pb.AcquireTaskRequest, context: grpc.ServicerContext) -> pb.AcquireTaskReply:  # noqa: N802
+    def AcquireTask(self, request: pb.AcquireTaskRequest, context: grpc.ServicerContext) -> pb.AcquireTaskReply:
         """Takes finished tasks, and leases the next one."""
         member = self._caller(request.member, Role.WORKER)
         self._take_finished(member, request.finished)
@@ -179,7 +179,7 @@ class MasterService(rpc.MasterServicer):
             self._runtime.wait_until(functools.partial(self._has_work, member), left)
 
     @_answering
-    def GetRouting(self, request: pb.GetRoutingRequest, context: grpc.ServicerContext) -> pb.Routing:  # noqa: N802
+    def GetRouting(self, request: pb.GetRoutingRequest, context: grpc.ServicerContext) -> pb.Routing:
         """The routing table, when there is a newer one that is ready, or after the wait."""
         self._caller(request.member, Role.PS, Role.WORKER)
 
@@ -192,16 +192,14 @@ class MasterService(rpc.MasterServicer):
         return messages.wire_routing(state.routing.table, state.routing.ready)
 
     @_answering
-    def GetDataset(self, request: pb.GetDatasetRequest, context: grpc.ServicerContext) -> pb.Dataset:  # noqa: N802
+    def GetDataset(self, request: pb.GetDatasetRequest, context: grpc.ServicerContext) -> pb.Dataset:
         """The index of the data."""
         self._caller(request.member, Role.PS, Role.WORKER)
         state, _ = self._runtime.snapshot()
         return self._catalog.get(state)
 
     @_answering
-    def ReportFailure(  # noqa: N802
-        self, request: pb.ReportFailureRequest, context: grpc.ServicerContext
-    ) -> pb.ReportFailureReply:
+    def ReportFailure(self, request: pb.ReportFailureRequest, context: grpc.ServicerContext) -> pb.ReportFailureReply:
         """A member cannot go on."""
         member = self._caller(request.member, Role.PS, Role.WORKER)
         reason, message = messages.failure(request)
@@ -212,11 +210,11 @@ class MasterService(rpc.MasterServicer):
         return pb.ReportFailureReply()
 
     @_answering
-    def GetStatus(self, request: pb.GetStatusRequest, context: grpc.ServicerContext) -> pb.JobStatus:  # noqa: N802
+    def GetStatus(self, request: pb.GetStatusRequest, context: grpc.ServicerContext) -> pb.JobStatus:
         """Returns the job's full status."""
         return self._status()
 
-    def WatchPlan(self, request: pb.WatchPlanRequest, context: grpc.ServicerContext) -> Iterator[pb.Plan]:  # noqa: N802
+    def WatchPlan(self, request: pb.WatchPlanRequest, context: grpc.ServicerContext) -> Iterator[pb.Plan]:
         """Streams every plan newer than the one that the caller knows."""
         known = request.newer_than
         while context.is_active():
@@ -229,7 +227,7 @@ class MasterService(rpc.MasterServicer):
                 yield plan
 
     @_answering
-    def ReportExit(self, request: pb.ReportExitRequest, context: grpc.ServicerContext) -> pb.ReportExitReply:  # noqa: N802
+    def ReportExit(self, request: pb.ReportExitRequest, context: grpc.ServicerContext) -> pb.ReportExitReply:
         """The operator saw a process end."""
         member = messages.member_id(request.member, Role.MASTER, Role.PS, Role.WORKER)
         _log.info("exited", member=member.slot, exit_code=request.exit_code, reason=request.reason)
@@ -239,14 +237,14 @@ class MasterService(rpc.MasterServicer):
         return pb.ReportExitReply()
 
     @_answering
-    def Scale(self, request: pb.ScaleRequest, context: grpc.ServicerContext) -> pb.ScaleReply:  # noqa: N802
+    def Scale(self, request: pb.ScaleRequest, context: grpc.ServicerContext) -> pb.ScaleReply:
         """Follows the edited numbers of the manifest."""
         _log.info("manifest_edited", ps=request.ps, workers=request.workers, waits=request.waits)
         self._runtime.rescale(request.ps, request.workers, request.waits)
         return pb.ScaleReply()
 
     @_answering
-    def Suspend(self, request: pb.SuspendRequest, context: grpc.ServicerContext) -> pb.SuspendReply:  # noqa: N802
+    def Suspend(self, request: pb.SuspendRequest, context: grpc.ServicerContext) -> pb.SuspendReply:
         """Takes a checkpoint and leaves the job Suspended; answers when it is."""
         self._runtime.handle(SuspensionWanted(now=self._runtime.now()))
         state = self._runtime.wait_until(lambda state: state if state.over else None, context.time_remaining())
@@ -254,7 +252,7 @@ class MasterService(rpc.MasterServicer):
             context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the checkpoint is still being taken")
         return pb.SuspendReply(checkpoint=state.checkpoint)
 
-    def Shutdown(self, request: pb.ShutdownRequest, context: grpc.ServicerContext) -> pb.ShutdownReply:  # noqa: N802
+    def Shutdown(self, request: pb.ShutdownRequest, context: grpc.ServicerContext) -> pb.ShutdownReply:
         """Ends the process once the job is over."""
         state, _ = self._runtime.snapshot()
         if not state.over:

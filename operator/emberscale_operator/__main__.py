@@ -49,12 +49,12 @@ from emberscale_operator.kubernetes.settings import OperatorSettingsError, read_
 def main() -> None:
     """Runs until it is told to stop."""
     if len(sys.argv) > 1:
-        print(__doc__)  # noqa: T201
+        print(__doc__)  # noqa: T201  # the help
         sys.exit(0 if sys.argv[1] in ("-h", "--help") else 2)
     try:
         settings = read_settings()
     except OperatorSettingsError as error:
-        print(f"emberscale-operator: {error}", file=sys.stderr)  # noqa: T201
+        print(f"emberscale-operator: {error}", file=sys.stderr)  # noqa: T201  # before there is a log
         sys.exit(2)
     # kopf and the Kubernetes client take a second to import
     from emberscale_operator.kubernetes.operator import run

@@ -126,7 +126,7 @@ class MasterLink:
         member = pb.Member(role=wire_role(instance.role), index=instance.index, incarnation=name)
         request = pb.ReportExitRequest(member=member, exit_code=ended.code, reason=str(ended.reason))
         try:
-            await self._stub.ReportExit(request, timeout=_CALL_SECONDS, metadata=self._metadata)  # type: ignore[misc]
+            await self._stub.ReportExit(request, timeout=_CALL_SECONDS, metadata=self._metadata)  # type: ignore[misc]  # the stubs know of threads only
         except grpc.aio.AioRpcError:
             return False
         return True
@@ -214,7 +214,7 @@ class MasterLink:
         """The next plan says that it was heard; what was not is told again."""
         request = pb.ScaleRequest(ps=wanted.ps, workers=wanted.workers, waits=wanted.waits[:MAX_CHARACTERS])
         try:
-            await self._stub.Scale(request, timeout=_CALL_SECONDS, metadata=self._metadata)  # type: ignore[misc]
+            await self._stub.Scale(request, timeout=_CALL_SECONDS, metadata=self._metadata)  # type: ignore[misc]  # the stubs know of threads only
         except grpc.aio.AioRpcError as error:
             _log.warning("edit_not_delivered", problem=error.details())
         await asyncio.sleep(self._retry_seconds)

@@ -105,7 +105,7 @@ class TrainingJobClient:
     def _changes(self, name: str, version: str, deadline: float) -> Iterator[TrainingJobStatus]:
         """Statuses newer than a resource version, until the watch ends for whatever reason."""
         seconds = math.ceil(min(_WATCH_SECONDS, max(1.0, deadline - time.monotonic())))
-        events = watch.Watch().stream(  # type: ignore[no-untyped-call]
+        events = watch.Watch().stream(  # type: ignore[no-untyped-call]  # the client is untyped
             self._jobs.list_namespaced_custom_object,
             *(_GROUP, _VERSION, self.namespace, _PLURAL),
             field_selector=f"metadata.name={name}",
@@ -245,9 +245,9 @@ def _status_of(body: Mapping[str, Any]) -> TrainingJobStatus:
 def _load(configuration: client.Configuration) -> None:
     """From KUBECONFIG, the service account of the pod that this is, or the user's own file."""
     if not os.environ.get("KUBECONFIG") and os.environ.get("KUBERNETES_SERVICE_HOST"):
-        config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+        config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]  # the client is untyped
     else:
-        config.load_kube_config(_kubeconfig(), client_configuration=configuration)  # type: ignore[no-untyped-call]
+        config.load_kube_config(_kubeconfig(), client_configuration=configuration)  # type: ignore[no-untyped-call]  # the client is untyped
 
 
 def _kubeconfig() -> str:
@@ -257,7 +257,7 @@ def _kubeconfig() -> str:
 
 def _context_namespace() -> str:
     try:
-        _, active = config.list_kube_config_contexts(_kubeconfig())  # type: ignore[no-untyped-call]
+        _, active = config.list_kube_config_contexts(_kubeconfig())  # type: ignore[no-untyped-call]  # the client is untyped
     except config.ConfigException:
         return "default"
     namespace: str = active["context"].get("namespace", "default")

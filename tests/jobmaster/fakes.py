@@ -197,7 +197,7 @@ class FakePs(rpc.ParameterServerServicer):
         with self.lock:
             self._let_go()
 
-    def Assign(self, request: pb.AssignRequest, context: grpc.ServicerContext) -> pb.AssignReply:  # noqa: N802
+    def Assign(self, request: pb.AssignRequest, context: grpc.ServicerContext) -> pb.AssignReply:
         self._step("Assign", context)
         with self.lock:
             if (request.routing.generation, request.routing.version) != (self.generation, self.version):
@@ -216,7 +216,7 @@ class FakePs(rpc.ParameterServerServicer):
         self.generation, self.version = request.routing.generation, request.routing.version
         self._let_go()
 
-    def Hold(self, request: pb.HoldRequest, context: grpc.ServicerContext) -> pb.HoldReply:  # noqa: N802
+    def Hold(self, request: pb.HoldRequest, context: grpc.ServicerContext) -> pb.HoldReply:
         self._step("Hold", context)
         with self.lock:
             barrier = request.barrier
@@ -228,7 +228,7 @@ class FakePs(rpc.ParameterServerServicer):
             reply = pb.HoldReply(applied=to_wire(self.applied))
         return self._answer("Hold", reply)
 
-    def Settle(self, request: pb.SettleRequest, context: grpc.ServicerContext) -> pb.SettleReply:  # noqa: N802
+    def Settle(self, request: pb.SettleRequest, context: grpc.ServicerContext) -> pb.SettleReply:
         self._step("Settle", context)
         with self.lock:
             self._check_held(request.barrier, context)
@@ -241,7 +241,7 @@ class FakePs(rpc.ParameterServerServicer):
             context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "not settled")
         return self._answer("Settle", reply)
 
-    def Snapshot(self, request: pb.SnapshotRequest, context: grpc.ServicerContext) -> pb.SnapshotReply:  # noqa: N802
+    def Snapshot(self, request: pb.SnapshotRequest, context: grpc.ServicerContext) -> pb.SnapshotReply:
         self._step("Snapshot", context)
         with self.lock:
             self._check_held(request.barrier, context)
@@ -251,7 +251,7 @@ class FakePs(rpc.ParameterServerServicer):
             reply = pb.SnapshotReply(applied=to_wire(copy), held_seconds=0.01)
         return self._answer("Snapshot", reply)
 
-    def GetSaved(self, request: pb.GetSavedRequest, context: grpc.ServicerContext) -> pb.GetSavedReply:  # noqa: N802
+    def GetSaved(self, request: pb.GetSavedRequest, context: grpc.ServicerContext) -> pb.GetSavedReply:
         self._step("GetSaved", context)
         uri, applied = self.snapshots[request.barrier]
         place = Path(uri) / f"ps-{self.index}" / "applied.json"
@@ -265,7 +265,7 @@ class FakePs(rpc.ParameterServerServicer):
             files=[pb.SavedFile(path=path, bytes=len(content), crc32=zlib.crc32(content))],
         )
 
-    def Resume(self, request: pb.ResumeRequest, context: grpc.ServicerContext) -> pb.ResumeReply:  # noqa: N802
+    def Resume(self, request: pb.ResumeRequest, context: grpc.ServicerContext) -> pb.ResumeReply:
         self._step("Resume", context)
         with self.lock:
             if self.held is not None and self.held <= request.barrier.number:
@@ -300,25 +300,25 @@ class FakePs(rpc.ParameterServerServicer):
             except FaultError as error:
                 context.abort(error.code, str(error))
 
-    def Prepare(self, request: pb.PrepareRequest, context: grpc.ServicerContext) -> pb.PrepareReply:  # noqa: N802
+    def Prepare(self, request: pb.PrepareRequest, context: grpc.ServicerContext) -> pb.PrepareReply:
         self._step("Prepare", context)
         with self.lock:
             self.move, self.next_table = request.move, request.routing
         return pb.PrepareReply(done=True)
 
-    def Copy(self, request: pb.CopyRequest, context: grpc.ServicerContext) -> pb.CopyReply:  # noqa: N802
+    def Copy(self, request: pb.CopyRequest, context: grpc.ServicerContext) -> pb.CopyReply:
         self._step("Copy", context)
         self._check_move(request.move, context)
         return pb.CopyReply(ready=True, copied_bytes=7, rounds=2)
 
-    def HandOver(self, request: pb.HandOverRequest, context: grpc.ServicerContext) -> pb.HandOverReply:  # noqa: N802
+    def HandOver(self, request: pb.HandOverRequest, context: grpc.ServicerContext) -> pb.HandOverReply:
         self._step("HandOver", context)
         self._check_move(request.move, context)
         with self.lock:
             self._check_held(request.barrier, context)
             return pb.HandOverReply(applied=to_wire(self.applied))
 
-    def Switch(self, request: pb.SwitchRequest, context: grpc.ServicerContext) -> pb.SwitchReply:  # noqa: N802
+    def Switch(self, request: pb.SwitchRequest, context: grpc.ServicerContext) -> pb.SwitchReply:
         self._step("Switch", context)
         self._check_move(request.move, context)
         with self.lock:
@@ -338,7 +338,7 @@ class FakePs(rpc.ParameterServerServicer):
                 self.generation, self.version = table.generation, table.version
             return pb.SwitchReply(applied=to_wire(self.applied))
 
-    def Abandon(self, request: pb.AbandonRequest, context: grpc.ServicerContext) -> pb.AbandonReply:  # noqa: N802
+    def Abandon(self, request: pb.AbandonRequest, context: grpc.ServicerContext) -> pb.AbandonReply:
         self._step("Abandon", context)
         return pb.AbandonReply()
 

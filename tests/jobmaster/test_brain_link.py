@@ -54,12 +54,12 @@ class PlanningBrain(brain_pb2_grpc.BrainServicer):
     def stop(self) -> None:
         self._server.stop(0).wait()
 
-    def SubmitJob(self, request: brain.SubmitJobRequest, context: grpc.ServicerContext) -> brain.SubmitJobReply:  # noqa: N802
+    def SubmitJob(self, request: brain.SubmitJobRequest, context: grpc.ServicerContext) -> brain.SubmitJobReply:
         self.known.add(request.job_uid)
         self.submitted.append(request)
         return brain.SubmitJobReply(plan=self.plan, durable=True)
 
-    def ReportProfile(  # noqa: N802
+    def ReportProfile(
         self, request: brain.ReportProfileRequest, context: grpc.ServicerContext
     ) -> brain.ReportProfileReply:
         if self.away:
@@ -79,13 +79,13 @@ class PlanningBrain(brain_pb2_grpc.BrainServicer):
         self.reports.append(request)
         return brain.ReportProfileReply(accepted=len(request.profiles), durable=self.durable)
 
-    def GetPlan(self, request: brain.GetPlanRequest, context: grpc.ServicerContext) -> brain.BrainPlan:  # noqa: N802
+    def GetPlan(self, request: brain.GetPlanRequest, context: grpc.ServicerContext) -> brain.BrainPlan:
         if request.job_uid not in self.known:
             context.abort(grpc.StatusCode.NOT_FOUND, "not known")
         self.asked += 1
         return self.plan
 
-    def ReportOutcome(  # noqa: N802
+    def ReportOutcome(
         self, request: brain.ReportOutcomeRequest, context: grpc.ServicerContext
     ) -> brain.ReportOutcomeReply:
         self.outcomes.append(request)

@@ -49,28 +49,28 @@ class StandInMaster(MasterServicer):
                     self.store.set("samples", self.total)
                     self.store.set("phase", "COMPLETE")
 
-    def Register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.RegisterReply:  # noqa: N802
+    def Register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.RegisterReply:
         member = request.member
         self.store.sadd("members", f"{member.role}/{member.index}")
         self.store.hincrby("registrations", f"{member.role}/{member.index}", 1)
         return pb.RegisterReply(manifest_json=self.job.to_json(), heartbeat_seconds=0.1)
 
-    def Heartbeat(self, request: pb.HeartbeatRequest, context: grpc.ServicerContext) -> pb.HeartbeatReply:  # noqa: N802
+    def Heartbeat(self, request: pb.HeartbeatRequest, context: grpc.ServicerContext) -> pb.HeartbeatReply:
         return pb.HeartbeatReply(stop=self.phase in _ENDED)
 
-    def ReportExit(self, request: pb.ReportExitRequest, context: grpc.ServicerContext) -> pb.ReportExitReply:  # noqa: N802
+    def ReportExit(self, request: pb.ReportExitRequest, context: grpc.ServicerContext) -> pb.ReportExitReply:
         role = pb.Role.Name(request.member.role).lower()
         if told := os.environ.get("STAND_IN_EXITS"):
             with Path(told).open("a", encoding="utf-8") as file:
                 file.write(f"{role}-{request.member.index} {request.reason} {request.exit_code}\n")
         return pb.ReportExitReply()
 
-    def Suspend(self, request: pb.SuspendRequest, context: grpc.ServicerContext) -> pb.SuspendReply:  # noqa: N802
+    def Suspend(self, request: pb.SuspendRequest, context: grpc.ServicerContext) -> pb.SuspendReply:
         threading.Event().wait(float(os.environ.get("STAND_IN_SUSPEND_SECONDS", "0")))
         self.store.set("phase", "SUSPENDED")
         return pb.SuspendReply(checkpoint="1")
 
-    def WatchPlan(self, request, context):  # type: ignore[no-untyped-def]  # noqa: N802 - streams have no stub type
+    def WatchPlan(self, request, context):  # type: ignore[no-untyped-def]  # streams have no stub type
         phase = None
         while context.is_active():
             if phase != self.phase:
@@ -86,7 +86,7 @@ class StandInMaster(MasterServicer):
                 yield plan
             threading.Event().wait(self.step)
 
-    def GetStatus(self, request: pb.GetStatusRequest, context: grpc.ServicerContext) -> pb.JobStatus:  # noqa: N802
+    def GetStatus(self, request: pb.GetStatusRequest, context: grpc.ServicerContext) -> pb.JobStatus:
         samples = int(self.store.get("samples") or 0)
         phase = self.phase
         status = pb.JobStatus(

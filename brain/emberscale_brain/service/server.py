@@ -125,7 +125,7 @@ class BrainServicer(brain_pb2_grpc.BrainServicer):
         self._comparers = ThreadPoolExecutor(_COMPARERS, "comparer")
         brain.on_plan(self._wake_from_thread)
 
-    async def SubmitJob(self, request: pb.SubmitJobRequest, context: Context) -> pb.SubmitJobReply:  # noqa: N802
+    async def SubmitJob(self, request: pb.SubmitJobRequest, context: Context) -> pb.SubmitJobReply:
         """Known from here on; INVALID_ARGUMENT for a description that makes no sense."""
         try:
             submitted = submission_from(request, self._bounds, self._clock())
@@ -134,7 +134,7 @@ class BrainServicer(brain_pb2_grpc.BrainServicer):
         plan, durable = await self._loop.run_in_executor(self._comparers, self._brain.submit, submitted)
         return pb.SubmitJobReply(plan=plan, durable=await _known_soon(durable))
 
-    async def WarmStart(self, request: pb.SubmitJobRequest, context: Context) -> pb.BrainPlan:  # noqa: N802
+    async def WarmStart(self, request: pb.SubmitJobRequest, context: Context) -> pb.BrainPlan:
         """A plan that nothing is recorded of."""
         try:
             submitted = submission_from(request, self._bounds, self._clock())
@@ -142,7 +142,7 @@ class BrainServicer(brain_pb2_grpc.BrainServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         return await self._loop.run_in_executor(self._comparers, self._brain.first_plan, submitted)
 
-    async def ReportProfile(self, request: pb.ReportProfileRequest, context: Context) -> pb.ReportProfileReply:  # noqa: N802
+    async def ReportProfile(self, request: pb.ReportProfileRequest, context: Context) -> pb.ReportProfileReply:
         """Answers when the accepted profiles are in the database, or it is known that they are not."""
         now = self._clock()
         try:
@@ -178,14 +178,14 @@ class BrainServicer(brain_pb2_grpc.BrainServicer):
             refused_start_ups=refused_start_ups,
         )
 
-    async def GetPlan(self, request: pb.GetPlanRequest, context: Context) -> pb.BrainPlan:  # noqa: N802
+    async def GetPlan(self, request: pb.GetPlanRequest, context: Context) -> pb.BrainPlan:
         """From memory; NOT_FOUND for a job that is not known."""
         try:
             return self._brain.plan(JobId(request.job_uid))
         except UnknownJobError:
             await _not_found(context, request.job_uid)
 
-    async def WatchPlans(self, request: pb.WatchPlansRequest, context: Context) -> AsyncIterator[pb.BrainPlan]:  # noqa: N802
+    async def WatchPlans(self, request: pb.WatchPlansRequest, context: Context) -> AsyncIterator[pb.BrainPlan]:
         """Ends when the job ends; NOT_FOUND for one that is not known."""
         job, seen, known = JobId(request.job_uid), request.newer_than, False
         news = asyncio.Event()
@@ -209,7 +209,7 @@ class BrainServicer(brain_pb2_grpc.BrainServicer):
             if not self._watchers[job]:
                 del self._watchers[job]
 
-    async def ExplainPlan(self, request: pb.ExplainPlanRequest, context: Context) -> pb.PlanExplanation:  # noqa: N802
+    async def ExplainPlan(self, request: pb.ExplainPlanRequest, context: Context) -> pb.PlanExplanation:
         """Also for jobs that have ended, as long as the database keeps them."""
         try:
             job = job_from(request.job_uid)
@@ -220,7 +220,7 @@ class BrainServicer(brain_pb2_grpc.BrainServicer):
         except UnknownJobError:
             await _not_found(context, request.job_uid)
 
-    async def ReportOutcome(self, request: pb.ReportOutcomeRequest, context: Context) -> pb.ReportOutcomeReply:  # noqa: N802
+    async def ReportOutcome(self, request: pb.ReportOutcomeRequest, context: Context) -> pb.ReportOutcomeReply:
         """What is not said of the job is what was last known."""
         try:
             durable = self._brain.end(outcome_from(request, self._clock()))
@@ -230,7 +230,7 @@ class BrainServicer(brain_pb2_grpc.BrainServicer):
             await _not_found(context, request.job_uid)
         return pb.ReportOutcomeReply(durable=await _known_soon(durable))
 
-    async def ListJobs(self, request: pb.ListJobsRequest, context: Context) -> pb.ListJobsReply:  # noqa: N802
+    async def ListJobs(self, request: pb.ListJobsRequest, context: Context) -> pb.ListJobsReply:
         """Those that have not ended."""
         return pb.ListJobsReply(jobs=self._brain.jobs())
 

@@ -57,16 +57,16 @@ class ApiClient:
         """Connects as KUBECONFIG says where it is set, otherwise with the pod's service account."""
         configuration = kube.Configuration()
         if os.environ.get("KUBERNETES_SERVICE_HOST") and not os.environ.get("KUBECONFIG"):
-            config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+            config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]  # the client is untyped
         else:
             # the library reads the variable as it is imported
             file = os.environ.get("KUBECONFIG")
-            await config.load_kube_config(file, client_configuration=configuration)  # type: ignore[no-untyped-call]
+            await config.load_kube_config(file, client_configuration=configuration)  # type: ignore[no-untyped-call]  # the client is untyped
         return cls(configuration, timeout)
 
     async def close(self) -> None:
         """Ends the connections."""
-        await self._api.close()  # type: ignore[no-untyped-call]
+        await self._api.close()  # type: ignore[no-untyped-call]  # the client is untyped
 
     async def get(self, path: str, **query: str) -> dict[str, Any]:
         """One object, or a list. Raises ApiError and ApiUnavailableError, as all calls do."""

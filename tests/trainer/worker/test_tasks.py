@@ -22,7 +22,7 @@ class MasterWithoutWork:
         self.stub = self
         self.asked = 0
 
-    def AcquireTask(self) -> None:  # noqa: N802 - as the stub calls it
+    def AcquireTask(self) -> None:
         raise NotImplementedError
 
     def call(self, method: Any, request: Any, waits: float = 0.0) -> master_pb2.AcquireTaskReply:

@@ -104,9 +104,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
 
     # The names of the methods are the proto's.
 
-    def Assign(  # noqa: N802
-        self, request: master_pb2.AssignRequest, context: grpc.ServicerContext
-    ) -> master_pb2.AssignReply:
+    def Assign(self, request: master_pb2.AssignRequest, context: grpc.ServicerContext) -> master_pb2.AssignReply:
         """Begins to load the rows of a routing table, or attaches to that, and reports the progress."""
         with _told(context):
             background = self._assign(request)
@@ -162,9 +160,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         )
         return loaded
 
-    def Hold(  # noqa: N802
-        self, request: master_pb2.HoldRequest, context: grpc.ServicerContext
-    ) -> master_pb2.HoldReply:
+    def Hold(self, request: master_pb2.HoldRequest, context: grpc.ServicerContext) -> master_pb2.HoldReply:
         """Holds pushes, and reports all applied batches."""
         barrier = request.barrier
         with _told(context):
@@ -172,9 +168,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
             applied = self._state.hold(barrier.generation, request.version, barrier.number, barrier.hold_seconds)
         return master_pb2.HoldReply(applied=_applied_to_proto(applied))
 
-    def Settle(  # noqa: N802
-        self, request: master_pb2.SettleRequest, context: grpc.ServicerContext
-    ) -> master_pb2.SettleReply:
+    def Settle(self, request: master_pb2.SettleRequest, context: grpc.ServicerContext) -> master_pb2.SettleReply:
         """Admits the batches that others have applied, and then reports all applied batches."""
         barrier = request.barrier
         with _told(context):
@@ -188,9 +182,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
             )
         return master_pb2.SettleReply(applied=_applied_to_proto(applied))
 
-    def Snapshot(  # noqa: N802
-        self, request: master_pb2.SnapshotRequest, context: grpc.ServicerContext
-    ) -> master_pb2.SnapshotReply:
+    def Snapshot(self, request: master_pb2.SnapshotRequest, context: grpc.ServicerContext) -> master_pb2.SnapshotReply:
         """Ends a barrier with a snapshot, and begins to write it."""
         barrier = request.barrier
 
@@ -224,9 +216,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
 
         self._saving = _Saving(barrier.generation, barrier.number, Background("save", write))
 
-    def GetSaved(  # noqa: N802
-        self, request: master_pb2.GetSavedRequest, context: grpc.ServicerContext
-    ) -> master_pb2.GetSavedReply:
+    def GetSaved(self, request: master_pb2.GetSavedRequest, context: grpc.ServicerContext) -> master_pb2.GetSavedReply:
         """Reports how much of a snapshot is written."""
         with _told(context):
             self._require(request.incarnation)
@@ -245,9 +235,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
             files=[master_pb2.SavedFile(path=file.path, bytes=file.bytes, crc32=file.crc32) for file in files or ()],
         )
 
-    def Prepare(  # noqa: N802
-        self, request: master_pb2.PrepareRequest, context: grpc.ServicerContext
-    ) -> master_pb2.PrepareReply:
+    def Prepare(self, request: master_pb2.PrepareRequest, context: grpc.ServicerContext) -> master_pb2.PrepareReply:
         """Begins a move; a server without rows makes empty tables for it."""
         routing = routing_from_proto(request.routing)
         with _told(context):
@@ -270,9 +258,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
                 self._staging = _Staging(move, job, Background("stage", make))
             return self._staging
 
-    def Copy(  # noqa: N802
-        self, request: master_pb2.CopyRequest, context: grpc.ServicerContext
-    ) -> master_pb2.CopyReply:
+    def Copy(self, request: master_pb2.CopyRequest, context: grpc.ServicerContext) -> master_pb2.CopyReply:
         """Sends the rows that the server gives away, and reports the progress."""
         with _told(context):
             self._require(request.incarnation)
@@ -284,9 +270,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
             changed_rows=progress.changed_rows,
         )
 
-    def HandOver(  # noqa: N802
-        self, request: master_pb2.HandOverRequest, context: grpc.ServicerContext
-    ) -> master_pb2.HandOverReply:
+    def HandOver(self, request: master_pb2.HandOverRequest, context: grpc.ServicerContext) -> master_pb2.HandOverReply:
         """Sends the last changes within a settled barrier, and keeps holding."""
         barrier = request.barrier
         hold = (barrier.generation, barrier.number, request.move, barrier.hold_seconds)
@@ -297,9 +281,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
             applied = self._state.hand_over(*hold)
         return master_pb2.HandOverReply(applied=_applied_to_proto(applied))
 
-    def Switch(  # noqa: N802
-        self, request: master_pb2.SwitchRequest, context: grpc.ServicerContext
-    ) -> master_pb2.SwitchReply:
+    def Switch(self, request: master_pb2.SwitchRequest, context: grpc.ServicerContext) -> master_pb2.SwitchReply:
         """Ends a barrier with the table of a move."""
         barrier, settled = request.barrier, _applied_from_proto(request.applied)
         staging, bound = self._staging, None
@@ -312,18 +294,14 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         log.info("switched", move=request.move, generation=generation, version=version)
         return master_pb2.SwitchReply(applied=_applied_to_proto(outcome.applied))
 
-    def Abandon(  # noqa: N802
-        self, request: master_pb2.AbandonRequest, context: grpc.ServicerContext
-    ) -> master_pb2.AbandonReply:
+    def Abandon(self, request: master_pb2.AbandonRequest, context: grpc.ServicerContext) -> master_pb2.AbandonReply:
         """Abandons a move."""
         with _told(context):
             self._require(request.incarnation)
         self._mover.abandon(request.move)
         return master_pb2.AbandonReply()
 
-    def Resume(  # noqa: N802
-        self, request: master_pb2.ResumeRequest, context: grpc.ServicerContext
-    ) -> master_pb2.ResumeReply:
+    def Resume(self, request: master_pb2.ResumeRequest, context: grpc.ServicerContext) -> master_pb2.ResumeReply:
         """Releases a barrier, and gives up the snapshot that was taken in it: nothing will ask for its files."""
         barrier, saving = request.barrier, self._saving
         with _told(context):
