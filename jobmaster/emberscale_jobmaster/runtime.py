@@ -173,6 +173,7 @@ class JobRuntime:
         numbers that no manifest may have.
         """
         with self._changed:
+            self._refuse_if_unwritable()  # the spec changes with a step, or not at all
             before = sizes_of(self._state.job, self.spec)
             self.spec = self.spec.resized(servers, workers)
             self.handle(Rescaled(now=self.now(), before=before, waits=waits, wall=self._wall()))
@@ -288,7 +289,7 @@ class JobRuntime:
                 case CheckpointTaken():
                     self._checkpoint_costs.append(effect.cost_seconds)
                     _log.info(
-                        "checkpoint is complete",
+                        "checkpoint_complete",
                         checkpoint=effect.checkpoint,
                         bytes=effect.bytes,
                         cost_seconds=round(effect.cost_seconds, 3),
@@ -373,8 +374,12 @@ def _log_changes(before: JobState, job: JobState, spec: TrainingJobSpec) -> None
     for kind, trouble in job.troubles.items():
         if before.troubles.get(kind) != trouble:
             _log.warning(
-                "tried again", operation=kind, reason=trouble.reason, problem=trouble.message, attempts=trouble.attempts
+                "operation_retried",
+                operation=kind,
+                reason=trouble.reason,
+                problem=trouble.message,
+                attempts=trouble.attempts,
             )
     for kind in before.troubles.keys() - job.troubles.keys():
         if not job.over:
-            _log.info("recovered", operation=kind)
+            _log.info("operation_recovered", operation=kind)

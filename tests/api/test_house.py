@@ -61,6 +61,20 @@ def test_every_component_has_layers_for_all_of_its_modules(package: str) -> None
     )
 
 
+def test_log_events_are_constants_in_snake_case() -> None:
+    assert [event for path in sources() for event in log_events(path) if not re.fullmatch("[a-z0-9_]+", event)] == []
+
+
+def log_events(source: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source.read_text())):
+        match node:
+            case ast.Call(
+                func=ast.Attribute(value=ast.Name("_log" | "log"), attr="debug" | "info" | "warning" | "error"),
+                args=[event, *_],
+            ):
+                yield str(event.value) if isinstance(event, ast.Constant) else ast.unparse(event)
+
+
 def test_a_package_describes_modules_that_exist() -> None:
     missing = []
     for path in sources():

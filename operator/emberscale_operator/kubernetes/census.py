@@ -106,13 +106,16 @@ class Census:
         return None
 
     def _tell(self, problems: Mapping[str, str]) -> None:
-        """Warns of what cannot be listed, once each time that it changes."""
+        """Warns of what cannot be listed, once each time that it changes.
+
+        A dead watch is not noticed there, and what deleted jobs left in Redis while no operator ran stays.
+        """
         for namespace in problems.keys() - self._problems.keys():
             _log.warning(
-                "jobs and pods cannot be listed: a dead watch is not noticed there, and what jobs left in Redis that "
-                "were deleted while no operator ran stays",
+                "listing_unavailable",
                 namespace=namespace or "all",
                 problem=problems[namespace],
+                consequence="a dead watch is not noticed there, and what deleted jobs left in Redis stays",
             )
         for namespace in self._problems.keys() - problems.keys():
             _log.info("listing_available", namespace=namespace or "all")
