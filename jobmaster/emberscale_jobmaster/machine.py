@@ -123,7 +123,7 @@ def _handled(state: MasterState, event: Event, spec: TrainingJobSpec) -> Stepped
             job.members.check(member)
             return replace(state, seen=seen.heard(member)), ()
         case HeartbeatReceived():
-            return _beat(state, event, spec)
+            return _heartbeat_received(state, event, spec)
         case TaskWanted(member=member):
             return _task_wanted(state, event, member, spec)
         case TaskFinished(member=member, token=token, finding=finding):
@@ -248,7 +248,7 @@ def _registered(state: MasterState, event: Registered, spec: TrainingJobSpec) ->
     return replace(state, job=joined, seen=state.seen.heard(member)), effects
 
 
-def _beat(state: MasterState, event: HeartbeatReceived, spec: TrainingJobSpec) -> Stepped:
+def _heartbeat_received(state: MasterState, event: HeartbeatReceived, spec: TrainingJobSpec) -> Stepped:
     member, work = event.member, event.work
     job = lifecycle.on_call(state.job, spec, member, event.generation, event.version)
     job = progress.surpass_numbers(job, event.generation, event.next_token, event.next_barrier)

@@ -139,9 +139,7 @@ def give_up(state: JobState, spec: TrainingJobSpec, why: str, now: float) -> Job
     if scaling.target is not None and scaling.target.ps.replicas == spec.ps.replicas:
         refused = spec.ps.replicas
         message += f"; edit spec.ps.replicas, which is {refused}, to try again"
-    scaling = replace(
-        scaling, target=None, reason="ScalingGivenUp", message=message, changed_at=now, refused_ps=refused
-    )
+    scaling = replace(scaling, target=None, reason="GaveUpScaling", message=message, changed_at=now, refused_ps=refused)
     return with_scaling(state, reshaping.give_up(scaling, message, now))
 
 

@@ -104,7 +104,7 @@ def test_a_barrier_that_never_fits_is_given_up_in_the_end() -> None:
     driven.join(Role.PS, 2)
     driven.pass_time(retry.PATIENCE_SECONDS + 60)
     assert driven.job.move is None
-    assert driven.job.scaling.reason == "ScalingGivenUp"
+    assert driven.job.scaling.reason == "GaveUpScaling"
     assert all(server.held is None for server in driven.ps.values())
 
 
