@@ -151,6 +151,24 @@ def test_a_resumed_run_keeps_its_numbers_unless_the_manifest_names_others(tmp_pa
     assert scaled_numbers(paths, record, edited) == {"worker": 4}
 
 
+def test_an_edit_before_the_first_look_is_seen(held: Path) -> None:
+    given = spec_of(held)
+    assert scale(str(held), "ps=3")[0] == 0
+    assert WatchedManifest(RunFolder(held).manifest, given).spec.ps.replicas == 3
+
+
+def test_bounds_that_were_edited_take_the_place_of_a_number(tmp_path: Path) -> None:
+    job = run_of(tmp_path, worker={"minReplicas": 1, "maxReplicas": 4})
+    paths = RunPaths(tmp_path)
+    record = RunRecord.model_validate_json(paths.record.read_text())
+    scaled = job.model_copy(update={"spec": job.spec.resized(worker=4)})
+    RunFolder(tmp_path).manifest.write_text(scaled.to_json())
+    assert scaled_numbers(paths, record, job) == {"worker": 4}
+    fewer = job.spec.worker.model_copy(update={"max_replicas": 2})
+    edited = job.model_copy(update={"spec": job.spec.model_copy(update={"worker": fewer})})
+    assert scaled_numbers(paths, record, edited) == {}
+
+
 def test_a_manifest_that_cannot_be_read_changes_nothing(tmp_path: Path) -> None:
     job = training_job(ps={"replicas": 2})
     file = tmp_path / "manifest.json"

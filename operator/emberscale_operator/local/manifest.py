@@ -19,7 +19,7 @@ class WatchedManifest:
     def __init__(self, path: Path, spec: TrainingJobSpec) -> None:
         self._path = path
         self._spec = spec
-        self._read = self._mark()
+        self._read: tuple[int, int] | None = None  # it may have been edited since it was written
 
     @property
     def spec(self) -> TrainingJobSpec:

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from emberscale._run.record import RunPaths, RunRecord, RunStatus, record_if_any
 from emberscale_api.errors import BadInputError
-from emberscale_api.job import TrainingJob, TrainingJobSpec
+from emberscale_api.job import RoleSpec, TrainingJob, TrainingJobSpec
 from emberscale_operator.local import RunFolder, edit_manifest
 
 Edit = Callable[[TrainingJobSpec], TrainingJobSpec]
@@ -53,8 +53,13 @@ def scaled_numbers(paths: RunPaths, earlier: RunRecord, job: TrainingJob) -> dic
             ("worker", left.worker, given.worker, job.spec.worker),
             ("ps", left.ps, given.ps, job.spec.ps),
         )
-        if scaled.replicas is not None and scaled.replicas != before.replicas and now.replicas == before.replicas
+        if scaled.replicas is not None and scaled.replicas != before.replicas and _numbers(now) == _numbers(before)
     }
+
+
+def _numbers(role: RoleSpec) -> tuple[int | None, int | None, int | None]:
+    """What a manifest says of how many there are."""
+    return role.replicas, role.min_replicas, role.max_replicas
 
 
 def _is_held(root: Path) -> bool:
