@@ -7,7 +7,7 @@ from emberscale_api.job.status import JobPhase
 from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable
 from emberscale_jobmaster.ledger import Ledger
 from emberscale_jobmaster.membership import MemberId
-from emberscale_jobmaster.operations import CheckpointPurpose, Move, MovePhase, Restored
+from emberscale_jobmaster.operations import CheckpointPurpose, Restored
 from emberscale_jobmaster.placement import NOBODY, placed
 from emberscale_jobmaster.recovery import Estimates, Failure, Protection, RollBack, choose
 from emberscale_jobmaster.state import (
@@ -20,6 +20,9 @@ from emberscale_jobmaster.state import (
     live_servers,
     phase_of,
     servers_missing,
+    sizes_of,
+    switching_move,
+    with_scaling,
 )
 from emberscale_jobmaster.statistics import Tally
 
@@ -97,8 +100,12 @@ def on_takeover(state: JobState, spec: TrainingJobSpec, wall: float, alone: bool
 def unroute(state: JobState, spec: TrainingJobSpec) -> JobState:
     """Discards the servers' rows: all leases end, and the servers are assigned again.
 
-    The ledger stays, without leases, until the state that the servers restore is known.
+    The ledger stays, without leases, until the state that the servers restore is known. Without rows to move, a job
+    that is to have fewer servers has them at once: nobody may start the others any more.
     """
+    target = state.scaling.target
+    if target is not None and target.ps.replicas <= sizes_of(state, spec).ps.replicas:
+        state = with_scaling(state, replace(state.scaling, sizes=target, target=None))
     state = replace(
         state,
         routing=Routing(_unowned(state.routing.table.generation + 1, state.next_version)),
@@ -142,7 +149,7 @@ def surpass_history(
     all. What was granted under that table must not count, so the job recovers, under numbers beyond it.
     """
     table = state.routing.table
-    switching = _switching(state)
+    switching = switching_move(state)
     newest = table.version if switching is None else switching.table.version
     left = {(one.index, one.incarnation) for one in state.routing.left}
     known = (server.index, server.incarnation) in _holders(state) | left
@@ -300,14 +307,9 @@ def with_fresh_numbers(state: JobState, wall: float) -> JobState:
     return replace(state, next_token=max(state.next_token, first), next_barrier=max(state.next_barrier, first))
 
 
-def _switching(state: JobState) -> Move | None:
-    """The move whose table some servers may have adopted."""
-    return state.move if state.move is not None and state.move.phase is MovePhase.SWITCH else None
-
-
 def _holders(state: JobState) -> set[tuple[int, str]]:
     """The servers that may own rows, by index and incarnation."""
-    switching = _switching(state)
+    switching = switching_move(state)
     servers = state.routing.table.servers if switching is None else switching.servers
     return {(server.index, server.incarnation) for server in servers}
 

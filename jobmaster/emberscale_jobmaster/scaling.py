@@ -12,7 +12,7 @@ from emberscale_api.job import ScalingMode, TrainingJobSpec
 from emberscale_api.job.roles import Role
 from emberscale_jobmaster import reshaping
 from emberscale_jobmaster.sizes import RoleShapes, Scaling, describe_change, manifest_sizes, within_manifest
-from emberscale_jobmaster.state import JobState, Stage, sizes_of, with_scaling
+from emberscale_jobmaster.state import JobState, Stage, sizes_of, switching_move, with_scaling
 
 FIRST_PLAN_SECONDS = 30.0
 """How long a job without sizes waits for its first plan."""
@@ -77,7 +77,8 @@ def follow(state: JobState, spec: TrainingJobSpec, advice: Advice, now: float, w
     if wanted.ps.replicas == present.ps.replicas:
         changed = replace(changed, sizes=wanted, target=None)
     else:
-        changed = replace(changed, sizes=RoleShapes(present.ps, wanted.worker), target=wanted, target_since=now)
+        changed = replace(changed, sizes=RoleShapes(present.ps, wanted.worker), target=wanted)
+        changed = replace(changed, target_since=now, missing_since=now)
     return with_scaling(state, _told(changed, advice, f"{change}: {advice.message}"))
 
 
@@ -94,18 +95,25 @@ def follow_manifest(
     scaling = replace(scaling, waits=scaling.waits if waits is None else waits)
     if state.over or scaling.waits_for_plan:
         return with_scaling(state, scaling)
-    wanted = within_manifest(scaling.target or scaling.sizes or manifest_sizes(spec), spec)
+    switching, in_force = switching_move(state), scaling.sizes or manifest_sizes(spec)
+    heading, leaving = in_force, replace(before.ps, replicas=servers or before.ps.replicas)
+    if switching is not None:  # it comes to its end, whatever the manifest says meanwhile
+        heading, leaving = RoleShapes(switching.sizes.ps, in_force.worker), switching.sizes.ps
+    wanted = within_manifest(scaling.target or heading, spec)
     if scaling.refused_ps and scaling.refused_ps != spec.ps.replicas:
         scaling = replace(scaling, refused_ps=0)
-    wanted = _without_refused(wanted, scaling, servers)
-    present = RoleShapes(replace(wanted.ps, replicas=servers or wanted.ps.replicas), wanted.worker)
-    target = wanted if wanted != present else None
+    wanted = present = _without_refused(wanted, scaling, servers)
+    if servers:  # they keep their resources until their rows have moved
+        present = RoleShapes(replace(within_manifest(in_force, spec).ps, replicas=servers), wanted.worker)
+        wanted = present if wanted.ps.replicas == servers else wanted
+    target = wanted if wanted != present or switching is not None else None
     if scaling.sizes is None and target is None and wanted == before:
         return with_scaling(state, scaling)
     begins = target is not None and (scaling.target is None or target.ps.replicas != scaling.target.ps.replicas)
-    since = now if begins else scaling.target_since
-    following = replace(scaling, sizes=present, target=target, target_since=since)
-    came_from = scaling.target or RoleShapes(replace(before.ps, replicas=servers or before.ps.replicas), before.worker)
+    following = replace(scaling, sizes=present, target=target)
+    if begins:
+        following = replace(following, target_since=now, missing_since=now)
+    came_from = scaling.target or RoleShapes(leaving, before.worker)
     if change := describe_change(came_from, wanted):
         told = replace(
             following,
@@ -120,13 +128,15 @@ def follow_manifest(
 
 
 def on_time_passed(state: JobState, spec: TrainingJobSpec, now: float) -> JobState:
-    """Gives up a new number of parameter servers if they have not started in time; `now` is on the job's clock."""
+    """Gives up a new number of parameter servers if any has been missing for too long; `now` is on the job's clock."""
     scaling = state.scaling
-    if scaling.target is None or state.over or now - scaling.target_since < spec.scaling.timeout:
+    if scaling.target is None or state.over:
         return state
     missing = _missing(state, scaling.target)
-    if not missing:
-        return state
+    since = now if scaling.missing_since is None else scaling.missing_since
+    if not missing or now - since < spec.scaling.timeout:
+        noted = replace(scaling, missing_since=since if missing else None)
+        return state if noted == scaling else replace(state, scaling=noted)
     why = f": {scaling.waits}" if scaling.waits else ""
     return give_up(state, spec, f"{', '.join(missing)} did not join within {spec.scaling.timeout:g}s{why}", now)
 

@@ -48,7 +48,7 @@ class Scaling:
 
     * `sizes`: the shape in force; None while it is the manifest's own.
     * `target`: a shape with another number of parameter servers, for which the missing ones are being started;
-      `target_since` is when that began.
+      `target_since` is when that began, `missing_since` since when one is missing, None: none is.
     * `changed_at`: when the shape changed last, which the cooldown counts from. All on the job's clock, in seconds.
     * `refused_ps`: the number of parameter servers that the manifest asks for and that could not be had; it is tried
       again once the manifest asks for another.
@@ -61,6 +61,7 @@ class Scaling:
     sizes: RoleShapes | None = None
     target: RoleShapes | None = None
     target_since: float = 0.0
+    missing_since: float | None = None
     waits_for_plan: bool = False
     reason: str = "Manifest"
     message: str = "as the manifest says"

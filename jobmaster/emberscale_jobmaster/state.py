@@ -15,6 +15,7 @@ from emberscale_jobmaster.operations import (
     Checkpointing,
     CheckpointPurpose,
     Move,
+    MovePhase,
     Operation,
     Pruning,
     Restore,
@@ -227,6 +228,11 @@ def wanted_sizes(state: JobState, spec: TrainingJobSpec) -> RoleShapes:
     if target is not None:
         wanted = combined(wanted, target)
     return wanted if state.move is None else combined(wanted, state.move.sizes)
+
+
+def switching_move(state: JobState) -> Move | None:
+    """The move whose table some servers may have adopted."""
+    return state.move if state.move is not None and state.move.phase is MovePhase.SWITCH else None
 
 
 def live_servers(state: JobState, spec: TrainingJobSpec) -> list[Process]:

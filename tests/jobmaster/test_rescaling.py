@@ -2,11 +2,16 @@
 
 from dataclasses import replace
 
+import pytest
 from tests.jobmaster.driven import Driven, Fault
 
 from emberscale_api.job.roles import Role
-from emberscale_jobmaster.events import Rescaled
-from emberscale_jobmaster.state import sizes_of
+from emberscale_api.shape import RoleShape
+from emberscale_jobmaster.events import Advised, Rescaled
+from emberscale_jobmaster.operations import MovePhase
+from emberscale_jobmaster.scaling import Advice
+from emberscale_jobmaster.sizes import RoleShapes
+from emberscale_jobmaster.state import sizes_of, wanted_sizes
 from emberscale_jobmaster.status import explanation, plan
 
 
@@ -17,7 +22,7 @@ def training(servers: int = 2) -> Driven:
     return driven
 
 
-def edit(driven: Driven, ps: int = 0, worker: int = 0, waits: str = "") -> None:
+def edit(driven: Driven, ps: int | None = None, worker: int | None = None, waits: str = "") -> None:
     before = sizes_of(driven.job, driven.spec)
     driven.spec = driven.spec.resized(ps, worker)
     driven.tell(Rescaled(now=driven.now, before=before, waits=waits, wall=1e9))
@@ -175,3 +180,98 @@ def test_the_same_numbers_change_nothing() -> None:
     before = driven.job
     edit(driven, ps=2)
     assert replace(driven.job, plan_version=before.plan_version) == before
+
+
+def test_an_edit_back_while_servers_switch_brings_the_rows_back() -> None:
+    driven = training()
+    driven.faults["Switch", 0] = Fault(code="UNAVAILABLE", times=4)
+    edit(driven, ps=3)
+    driven.join(Role.PS, 2)
+    driven.pass_time(0.5)
+    assert driven.job.move is not None
+    assert driven.job.move.phase is MovePhase.SWITCH
+    edit(driven, ps=2)
+    driven.pass_time(6)
+    assert (replicas(driven)["ps"], servers(driven), driven.job.recoveries) == (2, 2, 0)
+
+
+def test_an_edit_back_that_only_a_new_master_hears_of_brings_the_rows_back() -> None:
+    driven = training()
+    driven.faults["Switch", 0] = Fault(code="UNAVAILABLE", times=4)
+    edit(driven, ps=3)
+    driven.join(Role.PS, 2)
+    driven.pass_time(0.5)
+    driven.spec = driven.spec.resized(ps=2)
+    driven.master_dies()
+    driven.pass_time(6)
+    assert (replicas(driven)["ps"], servers(driven), driven.job.recoveries) == (2, 2, 0)
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_switch_that_nobody_edits_back_leads_to_its_number(dies: bool) -> None:
+    driven = Driven(servers=2, sizes_open=True)
+    driven.start()
+    driven.train(4)
+    driven.faults["Switch", 0] = Fault(code="UNAVAILABLE", times=4)
+    driven.plan(3)
+    driven.join(Role.PS, 2)
+    driven.pass_time(0.5)
+    assert driven.job.move is not None
+    assert driven.job.move.phase is MovePhase.SWITCH
+    if dies:
+        driven.master_dies()
+    edit(driven, waits="")
+    driven.pass_time(4)
+    assert (replicas(driven)["ps"], servers(driven), driven.job.scaling.target) == (3, 3, None)
+    assert steps(driven).count("PlannedScaling") == 1
+
+
+def test_a_server_that_restarts_during_a_long_change_may_take_the_whole_timeout() -> None:
+    driven = training()
+    edit(driven, ps=3)
+    driven.faults["Copy", 0] = Fault(code="UNAVAILABLE", times=100_000)
+    driven.join(Role.PS, 2)
+    driven.pass_time(30)
+    late = replace(driven.job.scaling, target_since=driven.job.scaling.target_since - driven.spec.scaling.timeout)
+    driven.state = replace(driven.state, job=replace(driven.job, scaling=late))
+    driven.kill(Role.PS, 2)
+    driven.pass_time(5)
+    assert "GaveUpScaling" not in steps(driven)
+    assert replicas(driven)["ps"] == 3
+    driven.pass_time(driven.spec.scaling.timeout)
+    assert "ps-2 did not join within 600s" in driven.job.scaling.steps[-1].message
+
+
+def test_an_edit_lowers_no_memory_of_servers_whose_rows_have_not_moved() -> None:
+    driven = Driven(servers=2, sizes_open=True)
+    driven.start()
+    driven.train(4)
+    driven.plan(2, workers=3)
+    smaller = RoleShapes(RoleShape(4, 1.0, 1 << 29), RoleShape(3, 1.0, 1 << 30))
+    driven.now += 100
+    driven.tell(Advised(now=driven.now, advice=Advice(9, "Scale", smaller, "more, smaller ones"), wall=1e9))
+    edit(driven, waits="ps-2: Unschedulable")
+    assert driven.job.scaling.target == smaller
+    assert wanted_sizes(driven.job, driven.spec).ps == RoleShape(4, 1.0, 1 << 30)
+
+
+def test_a_job_whose_rows_are_lost_begins_with_the_smaller_number_at_once() -> None:
+    driven = training(4)
+    for server in driven.ps.values():
+        driven.quiet.add(server.member.slot)
+    driven.spec = driven.spec.resized(ps=2)
+    driven.master_dies()
+    driven.join(Role.PS, 0)
+    driven.join(Role.PS, 1)
+    driven.pass_time(2)
+    assert (replicas(driven)["ps"], servers(driven), driven.job.routing.ready) == (2, 2, True)
+
+
+def test_a_number_that_is_left_open_again_stays_and_is_heard() -> None:
+    driven = training()
+    edit(driven, ps=3)
+    driven.join(Role.PS, 2)
+    driven.pass_time(2)
+    edit(driven, ps=0)
+    said = plan(driven.job, driven.spec)
+    assert (said.asked.ps, replicas(driven)["ps"], driven.job.scaling.target) == (0, 3, None)

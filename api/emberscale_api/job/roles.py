@@ -158,8 +158,11 @@ class RoleSpec(ManifestPart):
         return self.replicas or self.min_replicas or 1
 
     def resized(self, replicas: int) -> "RoleSpec":
-        """Returns the role with this number of processes in the place of what it says of it. Raises ValidationError."""
-        sized = {**dict(self), "replicas": replicas, "min_replicas": None, "max_replicas": None}
+        """Returns the role with this number of processes in the place of what it says of it; 0 leaves the number open.
+
+        Raises ValidationError.
+        """
+        sized = {**dict(self), "replicas": replicas or None, "min_replicas": None, "max_replicas": None}
         return RoleSpec.model_validate({**sized, **(self.__pydantic_extra__ or {})}, extra="allow")
 
 

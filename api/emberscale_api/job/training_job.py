@@ -69,15 +69,16 @@ class TrainingJobSpec(ManifestPart):
         """Whether somebody else may decide on a number of processes."""
         return self.scaling.mode is ScalingMode.AUTO and None in (self.ps.replicas, self.worker.replicas)
 
-    def resized(self, ps: int = 0, worker: int = 0) -> "TrainingJobSpec":
-        """Returns the spec with these numbers of processes, which take the place of bounds; 0 leaves a role as it is.
+    def resized(self, ps: int | None = None, worker: int | None = None) -> "TrainingJobSpec":
+        """Returns the spec with these numbers of processes, which take the place of bounds.
 
-        Raises ValidationError for a number that no manifest may have.
+        None leaves a role as it is; 0 leaves its number open. Raises ValidationError for a number that no manifest may
+        have.
         """
         changes = {
             name: role.resized(replicas)
             for name, role, replicas in (("ps", self.ps, ps), ("worker", self.worker, worker))
-            if replicas not in (0, role.replicas)
+            if replicas is not None and replicas != (role.replicas or 0)
         }
         return self.model_copy(update=changes) if changes else self
 

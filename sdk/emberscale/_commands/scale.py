@@ -88,7 +88,7 @@ def resized(spec: TrainingJobSpec, numbers: Mapping[str, int]) -> TrainingJobSpe
             raise BadInputError(f"{role}={number}: spec.{role}.minReplicas is {least}; give {least} or more")
         if most is not None and number > most:
             raise BadInputError(f"{role}={number}: spec.{role}.maxReplicas is {most}; give {most} or fewer")
-    return spec.resized(numbers.get("ps", 0), numbers.get("worker", 0))
+    return spec.resized(numbers.get("ps"), numbers.get("worker"))
 
 
 def describe(before: TrainingJobSpec, after: TrainingJobSpec) -> str:
