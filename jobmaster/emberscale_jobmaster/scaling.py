@@ -95,7 +95,7 @@ def follow_manifest(
     scaling = replace(scaling, waits=scaling.waits if waits is None else waits)
     if state.over or scaling.waits_for_plan:
         return with_scaling(state, scaling)
-    switching, in_force = switching_move(state), scaling.sizes or manifest_sizes(spec)
+    switching, in_force = switching_move(state), scaling.sizes or before
     heading, leaving = in_force, replace(before.ps, replicas=servers or before.ps.replicas)
     if switching is not None:  # it comes to its end, whatever the manifest says meanwhile
         heading, leaving = RoleShapes(switching.sizes.ps, in_force.worker), switching.sizes.ps
@@ -107,7 +107,7 @@ def follow_manifest(
         present = RoleShapes(replace(within_manifest(in_force, spec).ps, replicas=servers), wanted.worker)
         wanted = present if wanted.ps.replicas == servers else wanted
     target = wanted if wanted != present or switching is not None else None
-    if scaling.sizes is None and target is None and wanted == before:
+    if scaling.sizes is None and target is None and wanted == before == manifest_sizes(spec):
         return with_scaling(state, scaling)
     begins = target is not None and (scaling.target is None or target.ps.replicas != scaling.target.ps.replicas)
     following = replace(scaling, sizes=present, target=target)
