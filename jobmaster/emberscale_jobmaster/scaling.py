@@ -102,7 +102,7 @@ def follow_manifest(
     wanted = within_manifest(scaling.target or heading, spec)
     if scaling.refused_ps and scaling.refused_ps != spec.ps.replicas:
         scaling = replace(scaling, refused_ps=0)
-    wanted = present = _without_refused(wanted, scaling, servers)
+    wanted = present = _without_refused(wanted, scaling, servers or in_force.ps.replicas)
     if servers:  # they keep their resources until their rows have moved
         present = RoleShapes(replace(within_manifest(in_force, spec).ps, replicas=servers), wanted.worker)
         wanted = present if wanted.ps.replicas == servers else wanted
@@ -182,7 +182,7 @@ def describe_sizes(sizes: RoleShapes) -> str:
 
 def _without_refused(wanted: RoleShapes, scaling: Scaling, servers: int) -> RoleShapes:
     """What is wanted, with the present number of servers where the wanted one could not be had."""
-    if not servers or wanted.ps.replicas != scaling.refused_ps:
+    if wanted.ps.replicas != scaling.refused_ps:
         return wanted
     return replace(wanted, ps=replace(wanted.ps, replicas=servers))
 

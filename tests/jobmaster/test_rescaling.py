@@ -277,3 +277,14 @@ def test_a_number_that_is_left_open_again_stays_and_is_heard(scaled: bool) -> No
     edit(driven, ps=0)
     assert (plan(driven.job, driven.spec).asked.ps, driven.job.scaling.target) == (0, None)
     assert replicas(driven)["ps"] == servers(driven) == (3 if scaled else 2)
+
+
+def test_a_number_that_was_given_up_is_not_waited_for_when_rows_are_lost() -> None:
+    driven = training()
+    edit(driven, ps=3)
+    driven.pass_time(driven.spec.scaling.timeout + 1)
+    driven.kill(Role.PS, 0)
+    edit(driven, ps=3, waits="ps-0: ContainerCreating")
+    driven.join(Role.PS, 0)
+    driven.pass_time(2)
+    assert (replicas(driven)["ps"], servers(driven), driven.job.routing.ready) == (2, 2, True)
