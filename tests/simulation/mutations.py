@@ -22,6 +22,7 @@ from emberscale_jobmaster.state import JobState
 from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.server import core as server_core
 from emberscale_trainer.server.barrier import Barrier
+from emberscale_trainer.server.fencing import LeaseFence
 from emberscale_trainer.server.staleness import StalenessBound, Ticket
 from emberscale_trainer.worker import core as worker_core
 
@@ -61,7 +62,7 @@ def _tickets_are_forgotten_by_worker(stack: ExitStack) -> None:
 
 
 def _dead_lease_may_push(stack: ExitStack) -> None:
-    stack.enter_context(patch.object(server_core.ServerCore, "_is_dead", lambda self, token: False))
+    stack.enter_context(patch.object(LeaseFence, "is_dead", lambda self, token: False))
 
 
 def _push_is_recorded_before_there_is_room(stack: ExitStack) -> None:

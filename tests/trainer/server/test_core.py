@@ -9,13 +9,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from emberscale_api.routing import bucket_of
 from emberscale_api.wire import Flag, Header, Kind, Status
 from emberscale_trainer.partition import AppliedBatches, Ownership
-from emberscale_trainer.server.barrier import NotHeldError
+from emberscale_trainer.server.barrier import NotHeldError, Outcome
 from emberscale_trainer.server.core import (
     SWITCH_SECONDS,
     Assigning,
     Assignment,
     LaterError,
-    Outcome,
     ServerCore,
     Wait,
 )

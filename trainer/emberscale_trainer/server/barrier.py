@@ -8,7 +8,9 @@ continue, and no later call of this barrier succeeds.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+from emberscale_trainer.partition import AppliedBatches
 
 Batch = tuple[int, int]
 """A batch by its epoch and number."""
@@ -36,11 +38,18 @@ class _Held:
 
 
 @dataclass(frozen=True)
-class HeldTimes:
-    """How long pushes were held, in seconds: since `hold`, and since the barrier was settled."""
+class Outcome:
+    """The outcome of a barrier on this server.
 
-    held: float
-    settled: float
+    * `applied`: all batches in the rows.
+    * `held_seconds`, `settled_seconds`: how long pushes were held, in total and after they were settled.
+    * `repeated`: the same call came before, and its work is done.
+    """
+
+    applied: AppliedBatches
+    held_seconds: float
+    settled_seconds: float
+    repeated: bool = False
 
 
 class Barrier:
@@ -49,6 +58,7 @@ class Barrier:
     def __init__(self) -> None:
         self._held: _Held | None = None
         self._over = 0
+        self._finished: tuple[int, str, Outcome] | None = None
 
     @property
     def newest(self) -> int:
@@ -104,13 +114,27 @@ class Barrier:
         if not held.settling:
             held.settled = now
 
-    def finish(self, number: int, now: float) -> HeldTimes:
-        """Releases a settled barrier, which has succeeded here. Raises NotHeldError."""
+    def finish(self, number: int, call: str, applied: AppliedBatches, now: float) -> Outcome:
+        """Releases a settled barrier, which `call` ends with success. Raises NotHeldError."""
         held = self._named(number, now)
         if held.settled is None:
             raise NotHeldError(f"barrier {number} is not settled")
         self._end()
-        return HeldTimes(held=now - held.since, settled=now - held.settled)
+        return self._note(number, call, Outcome(applied.copy(), now - held.since, now - held.settled))
+
+    def finish_unheld(self, number: int, call: str, applied: AppliedBatches) -> Outcome:
+        """Notes that `call` ended a barrier that this server did not hold, as it had no rows."""
+        return self._note(number, call, Outcome(applied.copy(), 0.0, 0.0))
+
+    def again(self, number: int, call: str) -> Outcome | None:
+        """Returns the outcome of the last barrier if the same call ended it, otherwise None."""
+        if self._finished is None or self._finished[:2] != (number, call):
+            return None
+        return replace(self._finished[2], repeated=True)
+
+    def _note(self, number: int, call: str, outcome: Outcome) -> Outcome:
+        self._finished = (number, call, outcome)
+        return outcome
 
     def resume(self, number: int) -> None:
         """Releases a barrier that has failed somewhere. It cannot be held again."""

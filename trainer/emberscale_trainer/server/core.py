@@ -8,7 +8,7 @@ and the caller steps the rows. An error between the second and the third step mu
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from emberscale_api.routing import RoutingTable
 from emberscale_api.wire import Flag, Header, Status
 from emberscale_trainer.partition import AppliedBatches, Ownership
-from emberscale_trainer.server.barrier import Barrier, NotHeldError
+from emberscale_trainer.server.barrier import Barrier, NotHeldError, Outcome
+from emberscale_trainer.server.fencing import LeaseFence
 from emberscale_trainer.server.moves import Moves, Transfer
 from emberscale_trainer.server.staleness import StalenessBound, Ticket
 
@@ -60,21 +61,6 @@ class Assignment:
     servers: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The outcome of a barrier on this server.
-
-    * `applied`: all batches in the rows.
-    * `held_seconds`, `settled_seconds`: how long pushes were held, in total and after they were settled.
-    * `repeated`: the same call came before, and its work is done.
-    """
-
-    applied: AppliedBatches
-    held_seconds: float
-    settled_seconds: float
-    repeated: bool = False
-
-
 @dataclass(slots=True)
 class _Serving:
     """What is served. `version` and `owned` change with a switch, `applied` with every push.
@@ -99,10 +85,7 @@ class ServerCore:
         self._known = (0, 0)
         self._barrier = Barrier()
         self._moves = Moves()
-        self._finished: tuple[int, str, Outcome] | None = None
-        self._newest_token: dict[tuple[int, int], int] = {}
-        self._live: frozenset[int] = frozenset()
-        self._next_token = 0
+        self._fence = LeaseFence()
 
     @property
     def known(self) -> tuple[int, int]:
@@ -115,7 +98,7 @@ class ServerCore:
     @property
     def next_numbers(self) -> tuple[int, int]:
         """Lease tokens and barrier numbers below these were given in this generation, as far as is known here."""
-        return self._next_token, max(self._barrier.newest, self._moves.newest) + 1
+        return self._fence.next_token, max(self._barrier.newest, self._moves.newest) + 1
 
     @property
     def serving(self) -> bool:
@@ -172,9 +155,7 @@ class ServerCore:
         self._serving = None
         self._barrier = Barrier()
         self._moves.end()
-        self._finished = None
-        self._newest_token.clear()
-        self._live, self._next_token = frozenset(), 0
+        self._fence = LeaseFence()
 
     # Sessions and leases
 
@@ -190,22 +171,10 @@ class ServerCore:
     def leases(self, generation: int, live: Iterable[int], next_token: int) -> None:
         """The master says which lease tokens are in force; all others below `next_token` are dead."""
         serving = self._serving
-        if serving is None or serving.generation != generation or next_token < self._next_token:
+        if serving is None or serving.generation != generation or not self._fence.update(live, next_token):
             return
-        self._live, self._next_token = frozenset(live), next_token
-        self._newest_token = {shard: token for shard, token in self._newest_token.items() if not self._is_dead(token)}
         if serving.bound is not None:
-            serving.bound.forget_leases(self._is_dead)
-
-    def _is_dead(self, token: int) -> bool:
-        return token < self._next_token and token not in self._live
-
-    def _fenced(self, header: Header) -> bool:
-        shard = (header.epoch, header.shard)
-        if self._is_dead(header.token) or header.token < self._newest_token.get(shard, 0):
-            return True
-        self._newest_token[shard] = header.token
-        return False
+            serving.bound.forget_leases(self._fence.is_dead)
 
     # Requests
 
@@ -214,7 +183,7 @@ class ServerCore:
         serving = self._serving
         if serving is None or serving.generation != header.generation:
             return Status.REFRESH
-        if self._fenced(header):
+        if self._fence.refuses(header):
             return Status.FENCED
         if serving.bound is not None:
             ticket = _ticket(session, header)
@@ -260,7 +229,7 @@ class ServerCore:
         if serving.version != header.version:
             return _moved(header, serving, arrived, now)
         batch, ticket, bound = (header.epoch, header.batch), _ticket(session, header), serving.bound
-        if self._fenced(header):
+        if self._fence.refuses(header):
             if bound is not None:
                 bound.forget(ticket)
             return Status.FENCED
@@ -318,7 +287,7 @@ class ServerCore:
     def snapshot(self, generation: int, number: int, now: float) -> Outcome:
         """Lets go of a settled barrier; the rows as they are now are the snapshot."""
         serving = self._of(generation)
-        return self._again(number, "snapshot") or self._finish(serving, number, "snapshot", now)
+        return self._barrier.again(number, "snapshot") or self._barrier.finish(number, "snapshot", serving.applied, now)
 
     # Moves. They raise as barriers do.
 
@@ -382,7 +351,7 @@ class ServerCore:
 
         A server without rows holds no barrier: it serves from now on, with `settled` as applied and this `bound`.
         """
-        if again := self._again(number, f"switch {move}"):
+        if again := self._barrier.again(number, f"switch {move}"):
             self._of(generation)
             return again, None
         transfer = self._moves.named(move)
@@ -393,11 +362,10 @@ class ServerCore:
             self._leave()
             self._wanted = None
             self._serving = _Serving(generation, table.version, transfer.after, settled.copy(), bound)
-            outcome = Outcome(settled.copy(), 0.0, 0.0)
-            self._finished = (number, f"switch {move}", outcome)
+            outcome = self._barrier.finish_unheld(number, f"switch {move}", settled)
         else:
             serving = self._of(generation)
-            outcome = self._finish(serving, number, f"switch {move}", now)
+            outcome = self._barrier.finish(number, f"switch {move}", serving.applied, now)
             serving.version, serving.owned = table.version, transfer.after
         self._known = (generation, table.version)
         self._moves.end()
@@ -416,18 +384,6 @@ class ServerCore:
         """Lets go of a barrier that has failed somewhere."""
         if self._serving is not None and self._serving.generation == generation:
             self._barrier.resume(number)
-
-    def _again(self, number: int, what: str) -> Outcome | None:
-        """The outcome of a barrier that ended with the same call, or None."""
-        if self._finished is None or self._finished[:2] != (number, what):
-            return None
-        return replace(self._finished[2], repeated=True)
-
-    def _finish(self, serving: _Serving, number: int, what: str, now: float) -> Outcome:
-        times = self._barrier.finish(number, now)
-        outcome = Outcome(serving.applied.copy(), times.held, times.settled)
-        self._finished = (number, what, outcome)
-        return outcome
 
     def _of(self, generation: int) -> _Serving:
         serving = self._require()

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from emberscale_trainer.partition import Ownership
-from emberscale_trainer.server.core import Outcome
+from emberscale_trainer.server.barrier import Outcome
 from emberscale_trainer.table import Snapshot, TableStore
 
 

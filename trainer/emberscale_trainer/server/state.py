@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from emberscale_api.routing import RoutingTable
 from emberscale_api.wire import Header, Status
 from emberscale_trainer.partition import AppliedBatches, Ownership
-from emberscale_trainer.server.barrier import NotHeldError
-from emberscale_trainer.server.core import Assigning, Assignment, Decision, Outcome, ServerCore
+from emberscale_trainer.server.barrier import NotHeldError, Outcome
+from emberscale_trainer.server.core import Assigning, Assignment, Decision, ServerCore
 from emberscale_trainer.server.moves import Transfer
 from emberscale_trainer.server.reports import Figures, Taken, Totals
 from emberscale_trainer.server.staleness import StalenessBound

@@ -1,0 +1,43 @@
+"""One server's side of leases: which may still train, of those that the master has given.
+
+A lease is dead once the master leaves it out of those in force, or once a request came under a later lease of the same
+shard, which needs no word of the master. What a dead lease asks for is refused.
+"""
+
+from collections.abc import Iterable
+
+from emberscale_api.wire import Header
+
+
+class LeaseFence:
+    """The leases of one generation, as far as this server knows them."""
+
+    def __init__(self) -> None:
+        self._newest: dict[tuple[int, int], int] = {}
+        self._live: frozenset[int] = frozenset()
+        self._next_token = 0
+
+    @property
+    def next_token(self) -> int:
+        """The smallest token that the master had not given when it last named the leases in force."""
+        return self._next_token
+
+    def update(self, live: Iterable[int], next_token: int) -> bool:
+        """Takes the tokens in force; all others below `next_token` are dead. Returns False for outdated news."""
+        if next_token < self._next_token:
+            return False
+        self._live, self._next_token = frozenset(live), next_token
+        self._newest = {shard: token for shard, token in self._newest.items() if not self.is_dead(token)}
+        return True
+
+    def is_dead(self, token: int) -> bool:
+        """Returns whether the master has ended this lease."""
+        return token < self._next_token and token not in self._live
+
+    def refuses(self, header: Header) -> bool:
+        """Returns whether a request comes under a dead lease; if not, its lease ends earlier ones of the shard."""
+        shard = (header.epoch, header.shard)
+        if self.is_dead(header.token) or header.token < self._newest.get(shard, 0):
+            return True
+        self._newest[shard] = header.token
+        return False
