@@ -13,6 +13,7 @@ from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
 from emberscale_jobmaster import (
     checkpointing,
+    dispatch,
     lifecycle,
     moving,
     progress,
@@ -25,7 +26,6 @@ from emberscale_jobmaster import (
 from emberscale_jobmaster.effects import Effect, Granted, LeasesVoid, LogEvent, StartedUp
 from emberscale_jobmaster.events import (
     Advised,
-    AppliedReport,
     BadRecordsFound,
     CallReceived,
     CheckpointFound,
@@ -35,14 +35,11 @@ from emberscale_jobmaster.events import (
     GrantLost,
     HeartbeatReceived,
     IntervalAdvised,
-    Loaded,
     ManifestWritten,
     PlanMissed,
-    Prepared,
     PruningDone,
     Registered,
     Rescaled,
-    Saved,
     ServerAnswered,
     ServerFailed,
     StorageFailed,
@@ -54,17 +51,7 @@ from emberscale_jobmaster.events import (
 )
 from emberscale_jobmaster.membership import MemberId
 from emberscale_jobmaster.observations import SILENT_STUCK_SECONDS, STUCK_SECONDS, Observations
-from emberscale_jobmaster.operations import (
-    STORAGE,
-    Checkpointing,
-    CheckpointPhase,
-    CopyReport,
-    Move,
-    MovePhase,
-    Operation,
-    Pruning,
-    Restore,
-)
+from emberscale_jobmaster.operations import CheckpointPhase
 from emberscale_jobmaster.state import PREPARATION, JobState, Stage, phase_of, sizes_of
 from emberscale_jobmaster.tasks import shard_batches
 
@@ -151,27 +138,21 @@ def _handled(state: MasterState, event: Event, spec: TrainingJobSpec) -> Stepped
         case IntervalAdvised(seconds=seconds):
             return replace(state, job=replace(job, advised_interval=seconds)), ()
         case ServerAnswered():
-            job, effects = _server_answered(job, event, spec, now)
+            job, effects = dispatch.on_server_answered(job, event, spec, now)
             return replace(state, job=job), effects
         case ServerFailed():
-            return replace(state, job=_server_failed(job, event, spec, now)), ()
+            return replace(state, job=dispatch.on_server_failed(job, event, spec, now)), ()
         case CheckpointFound():
-            operation = _waiting(job, event.operation, STORAGE, event.serial)
-            if not isinstance(operation, Restore):
-                return state, ()
-            damaged = tuple(LogEvent("checkpoint_refused", *refused) for refused in sorted(event.damaged.items()))
-            return replace(state, job=restoring.on_checkpoint_found(job, spec, operation, event, now)), damaged
-        case ManifestWritten(operation=number, serial=serial):
-            operation = _waiting(job, number, STORAGE, serial)
-            if not isinstance(operation, Checkpointing):
-                return state, ()
-            job, effects = checkpointing.on_manifest_written(job, spec, operation, now)
+            job, effects = dispatch.on_checkpoint_found(job, event, spec, now)
             return replace(state, job=job), effects
-        case PruningDone(operation=number, serial=serial):
-            operation = _waiting(job, number, STORAGE, serial)
-            return replace(state, job=job.without(operation) if isinstance(operation, Pruning) else job), ()
+        case ManifestWritten():
+            job, effects = dispatch.on_manifest_written(job, event, spec, now)
+            return replace(state, job=job), effects
+        case PruningDone():
+            return replace(state, job=dispatch.on_pruning_done(job, event)), ()
         case StorageFailed():
-            return _storage_failed(state, event, spec, now)
+            job, effects = dispatch.on_storage_failed(job, event, spec, now)
+            return replace(state, job=job), effects
 
 
 def _taken_over(state: MasterState, event: TakenOver, spec: TrainingJobSpec) -> MasterState:
@@ -179,13 +160,7 @@ def _taken_over(state: MasterState, event: TakenOver, spec: TrainingJobSpec) -> 
     if event.awaits_plan:
         job = scaling.await_plan(job, spec)
     job = scaling.follow_manifest(job, spec, sizes_of(job, spec), job.clock.active_seconds, event.wall, "")
-    for operation in job.operations:
-        if isinstance(operation, Checkpointing):
-            job = checkpointing.on_takeover(job, operation)
-        elif isinstance(operation, Move):
-            job = moving.on_takeover(job, operation)
-        else:
-            job = job.asking(operation, *{*operation.pending, *operation.again_at})
+    job = dispatch.on_takeover(job)
     seen = Observations().watching(job.members, job.ledger)
     return MasterState(job, seen, event.now, event.now)
 
@@ -212,29 +187,13 @@ def _time_passed(state: MasterState, event: TimePassed, spec: TrainingJobSpec) -
     job = lifecycle.expel_stuck(job, spec, stuck)
     job = lifecycle.expire_leases(job, lapsed)
     job = scaling.on_time_passed(job, spec, now)
-    for operation in job.operations:
-        job = _operation_time_passed(job, spec, operation.id, now)
+    job = dispatch.on_time_passed(job, spec, now)
     notes = (
         *(LogEvent("member_is_silent", member.slot, member.incarnation) for member in silent),
         *(LogEvent("member_is_stuck", member.slot, member.incarnation) for member in stuck),
         *(LogEvent("lease_lapsed", str(token)) for token in lapsed),
     )
     return replace(state, job=job, seen=replace(seen, lapses=seen.lapses + len(lapsed))), notes
-
-
-def _operation_time_passed(job: JobState, spec: TrainingJobSpec, number: int, now: float) -> JobState:
-    operation = next((one for one in job.operations if one.id == number), None)
-    match operation:
-        case Restore():
-            return restoring.on_time_passed(job, spec, operation, now)
-        case Checkpointing():
-            return checkpointing.on_time_passed(job, spec, operation, now)
-        case Move():
-            return moving.on_time_passed(job, spec, operation, now)
-        case Pruning() if now >= operation.deadline:
-            return job.without(operation)
-        case _:
-            return job
 
 
 def _registered(state: MasterState, event: Registered, spec: TrainingJobSpec) -> Stepped:
@@ -282,63 +241,6 @@ def _task_wanted(state: MasterState, event: TaskWanted, member: MemberId, spec: 
     return replace(state, job=job, seen=state.seen.heard(member)), granted
 
 
-def _server_answered(
-    job: JobState, event: ServerAnswered, spec: TrainingJobSpec, now: float
-) -> tuple[JobState, tuple[Effect, ...]]:
-    operation = _waiting(job, event.operation, event.server, event.serial)
-    match operation, event.answer:
-        case Restore(), Loaded() as answer:
-            return restoring.on_loaded(job, operation, event.server, answer, now), ()
-        case Checkpointing(phase=CheckpointPhase.BARRIER), AppliedReport() as answer:
-            return checkpointing.on_applied(job, spec, operation, event.server, answer, now), ()
-        case Checkpointing(phase=CheckpointPhase.SAVE), Saved() as answer:
-            return checkpointing.on_saved(job, operation, event.server, answer, now), ()
-        case Move(phase=MovePhase.PREPARE), Prepared() as answer:
-            return moving.on_prepared(job, operation, event.server, answer, now), ()
-        case Move(phase=MovePhase.COPY), CopyReport() as answer:
-            return moving.on_copied(job, operation, event.server, answer, now), ()
-        case Move(phase=MovePhase.BARRIER), AppliedReport(applied=applied):
-            return moving.on_applied(job, spec, operation, event.server, applied, now), ()
-        case Move(phase=MovePhase.SWITCH), AppliedReport():
-            return moving.on_switched(job, operation, event.server, now)
-        case _:
-            return job, ()
-
-
-def _server_failed(job: JobState, event: ServerFailed, spec: TrainingJobSpec, now: float) -> JobState:
-    operation = _waiting(job, event.operation, event.server, event.serial)
-    match operation:
-        case Restore():
-            return restoring.on_server_failed(job, spec, operation, event.server, event.code, event.problem, now)
-        case Checkpointing():
-            return checkpointing.on_server_failed(job, spec, operation, event.server, event.code, event.problem, now)
-        case Move():
-            return moving.on_server_failed(job, spec, operation, event.server, event.code, event.problem, now)
-        case _:
-            return job
-
-
-def _storage_failed(state: MasterState, event: StorageFailed, spec: TrainingJobSpec, now: float) -> Stepped:
-    job = state.job
-    operation = _waiting(job, event.operation, STORAGE, event.serial)
-    match operation:
-        case Restore():
-            job = restoring.try_again(job, spec, "CheckpointUnreachable", event.problem, now)
-        case Checkpointing():
-            job = checkpointing.on_storage_failed(job, spec, operation, event.problem, now)
-        case Pruning():
-            job = job.without(operation)
-        case _:
-            return state, ()
-    return replace(state, job=job), (LogEvent("storage_failed", type(operation).__name__, event.problem),)
-
-
-def _waiting(job: JobState, number: int, whom: int, serial: int) -> Operation | None:
-    """Returns the operation that waits for this answer, or None; answers that no operation waits for are ignored."""
-    operation = next((one for one in job.operations if one.id == number), None)
-    return operation if operation is not None and operation.pending.get(whom) == serial else None
-
-
 def _can_move(job: JobState) -> bool:
     """Whether the leases of workers can move: not before the servers are ready, nor while a barrier may hold pushes."""
     held = any(taking.phase is CheckpointPhase.BARRIER for taking in job.checkpointings)
@@ -376,37 +278,5 @@ def _settled(
         transitions.check(before.job.operations, job.operations)
     if job.members is not before.job.members or job.ledger is not before.job.ledger:
         seen = seen.watching(job.members, job.ledger)
-    effects = [*effects, *_effects_between(before.job, job, spec)]
+    effects = [*effects, *dispatch.effects_between(before.job, job, spec)]
     return MasterState(job, seen, after.looked_at, counted_at), tuple(effects)
-
-
-def _effects_between(before: JobState, after: JobState, spec: TrainingJobSpec) -> list[Effect]:
-    """Returns the new calls that operations wait for, and the clean-up of operations that were given up."""
-    effects: list[Effect] = []
-    if before is after:
-        return effects
-    earlier = {operation.id: operation for operation in before.operations}
-    left = {operation.id for operation in after.operations}
-    for operation in before.operations:
-        if operation.id not in left and isinstance(operation, Checkpointing):
-            effects += checkpointing.clean_up(operation)
-    if before.move is not None and before.move is not after.move:
-        effects += moving.clean_up(before.move, after)
-    for operation in after.operations:
-        known = earlier.get(operation.id)
-        for whom, serial in operation.pending.items():
-            if known is None or known.pending.get(whom) != serial:
-                effects += _calls(after, spec, operation, whom, serial)
-    return effects
-
-
-def _calls(job: JobState, spec: TrainingJobSpec, operation: Operation, whom: int, serial: int) -> tuple[Effect, ...]:
-    match operation:
-        case Restore():
-            return restoring.effects_of(job, operation, whom, serial)
-        case Checkpointing():
-            return checkpointing.effects_of(job, operation, whom, serial)
-        case Move():
-            return moving.effects_of(job, operation, whom, serial)
-        case Pruning():
-            return (checkpointing.prune_effect(job, spec, operation, serial),)
