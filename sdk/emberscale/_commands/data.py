@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from emberscale._commands import convert
+from emberscale._commands import convert, skew
 from emberscale._commands.layout import (
     Categorical,
     Delimiter,
@@ -82,6 +82,9 @@ data_app = typer.Typer(name="data", help=HELP, no_args_is_help=True, rich_markup
 data_app.command(
     "convert", short_help="Writes data files in another format.", help=convert.HELP, epilog=convert.EXAMPLES
 )(convert.convert)
+data_app.command(
+    "skew", short_help="Shows how skewed accesses are, and what hot rows save.", help=skew.HELP, epilog=skew.EXAMPLES
+)(skew.skew)
 
 
 @data_app.command(

@@ -1,0 +1,72 @@
+"""The threshold for a budget: FAE's statistical optimizer (section 4.1.3).
+
+It asks the profiler for the size of the hot set at one threshold after another, and halves the interval in which the
+smallest one lies that the budget has room for.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from emberscale_trainer.hot.profiler import CONFIDENCE, SizeEstimate, TableProfile, hot_bytes
+
+_PRECISION = 1.001
+"""Ratio of the ends of the interval at which the search stops."""
+
+_SHARE_OF_WHOLE_TABLES = 0.5
+"""Of a budget: the rest is for the popular rows of large tables, without which no record is all hot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What is hot within a budget: rows with at least `threshold` (t) of their table's accesses, and `whole` tables.
+
+    `size` is the bytes that all of these take, as estimated; its upper end is at most the budget. `profiled` is how
+    many thresholds the profiler was asked about.
+    """
+
+    budget: int
+    threshold: float
+    whole: frozenset[int]
+    size: SizeEstimate
+    profiled: int
+
+
+def small_tables(tables: Sequence[TableProfile], budget: int) -> frozenset[int]:
+    """The tables that are hot as a whole: small ones, the smallest first, within half of the budget."""
+    chosen: set[int] = set()
+    room = _SHARE_OF_WHOLE_TABLES * budget
+    for number in sorted(range(len(tables)), key=lambda number: tables[number].estimated_bytes):
+        table = tables[number]
+        if not table.small or table.estimated_bytes > room:
+            break
+        room -= table.estimated_bytes
+        chosen.add(number)
+    return frozenset(chosen)
+
+
+def calibrate_threshold(tables: Sequence[TableProfile], budget: int, confidence: float = CONFIDENCE) -> Calibration:
+    """The smallest threshold, to a thousandth, whose hot rows fit into `budget` bytes with the confidence given.
+
+    The threshold is above 1, at which no row is hot, where the budget has no room for the most popular rows alone.
+    Raises ValueError for a negative budget.
+    """
+    if budget < 0:
+        raise ValueError(f"a budget cannot be negative (got {budget})")
+    whole = small_tables(tables, budget)
+    # at the low end each row that was logged is hot, at the high end none
+    low = 1 / (1 + max((table.accesses for table in tables), default=0))
+    high = 2.0
+    size = hot_bytes(tables, whole, low, confidence)
+    asked = 1
+    if size.upper <= budget:
+        return Calibration(budget, low, whole, size, asked)
+    size = hot_bytes(tables, whole, high, confidence)
+    while high > low * _PRECISION:
+        middle = (low * high) ** 0.5
+        tried = hot_bytes(tables, whole, middle, confidence)
+        asked += 1
+        if tried.upper <= budget:
+            high, size = middle, tried
+        else:
+            low = middle
+    return Calibration(budget, high, whole, size, asked)
