@@ -127,10 +127,10 @@ class BrainLink:
     def _report(self) -> None:
         """What happened since the last report; then the plan in force."""
         uid = self._runtime.job_uid
-        state, seen = self._runtime.snapshot()
-        now = moment(state, seen, self._runtime.spec, self._runtime.now())
+        state, seen, spec = self._runtime.view()
+        now = moment(state, seen, spec, self._runtime.now())
         before, self._last = self._last, now
-        profile = measure(before, now, self._runtime.spec) if before is not None else None
+        profile = measure(before, now, spec) if before is not None else None
         if profile is not None:
             wall = self._clock()
             profile = replace(profile, time=wall, checkpoint_cost=self._runtime.checkpoint_cost)

@@ -159,7 +159,9 @@ def _taken_over(state: MasterState, event: TakenOver, spec: TrainingJobSpec) -> 
     job = progress.on_takeover(state.job, spec, event.wall, event.alone)
     if event.awaits_plan:
         job = scaling.await_plan(job, spec)
-    job = scaling.follow_manifest(job, spec, sizes_of(job, spec), job.clock.active_seconds, event.wall, "")
+    resumed = event.alone or (state.job.outcome is not None and job.outcome is None)
+    clock = job.clock.active_seconds
+    job = scaling.follow_manifest(job, spec, sizes_of(job, spec), clock, event.wall, "", resumed)
     job = dispatch.on_takeover(job)
     seen = Observations().watching(job.members, job.ledger)
     return MasterState(job, seen, event.now, event.now)

@@ -70,6 +70,8 @@ def begin_if_due(state: JobState, now: float) -> JobState:
         return _barrier_begun(state, move, now) if _may_hold(state, move, now) else state
     trouble = state.troubles.get(KIND)
     target = state.scaling.target
+    if target is None and trouble is not None:  # a recovery or an edit has brought what a move was to bring
+        return state.untroubled(KIND)
     if target is None or not scaling.move_due(state) or (trouble is not None and now < trouble.next_at):
         return state
     move = Move(

@@ -79,7 +79,6 @@ def on_takeover(state: JobState, spec: TrainingJobSpec, wall: float, alone: bool
     """
     state = replace(
         state,
-        scaling=replace(state.scaling, target=None),
         next_token=state.next_token + _LOST_NUMBERS,
         next_barrier=state.next_barrier + _LOST_NUMBERS,
     )
@@ -94,7 +93,8 @@ def on_takeover(state: JobState, spec: TrainingJobSpec, wall: float, alone: bool
         state = replace(state, suspending=False, troubles={})
     elif state.outcome is None or state.outcome.phase is not JobPhase.SUSPENDED:
         return state
-    return unroute(replace(state, outcome=None, members=state.members.silenced()), spec)
+    scaling = replace(state.scaling, target=None)
+    return unroute(replace(state, outcome=None, members=state.members.silenced(), scaling=scaling), spec)
 
 
 def unroute(state: JobState, spec: TrainingJobSpec) -> JobState:
@@ -137,7 +137,8 @@ def recover(state: JobState, spec: TrainingJobSpec, failure: Failure) -> JobStat
     since = state.clock.active_seconds - state.checkpointed_at
     match choose(failure, Protection(state.checkpoint), Estimates(lost_seconds=since)):
         case RollBack():
-            return unroute(replace(state, recoveries=state.recoveries + 1), spec)
+            scaling = replace(state.scaling, sizes=sizes_of(state, spec))  # whatever the manifest says meanwhile
+            return unroute(replace(state, recoveries=state.recoveries + 1, scaling=scaling), spec)
 
 
 def surpass_history(
@@ -298,13 +299,19 @@ def _epoch_after(state: JobState, spec: TrainingJobSpec) -> JobState:
 
 
 def with_fresh_numbers(state: JobState, wall: float) -> JobState:
-    """Tokens and barrier numbers that no master before gave, even one whose last writes were lost.
+    """Tokens, barrier numbers and scaling steps that no master before gave, even one whose last writes were lost.
 
-    `wall` is in seconds since 1970. No master gives a token or a number each microsecond: where two take over from the
-    same ledger, since what the first wrote is lost, the second begins beyond what the first gave.
+    `wall` is in seconds since 1970. No master gives a token or a number each microsecond, or a step each second: where
+    two take over from the same ledger, since what the first wrote is lost, the second begins beyond those of the first.
     """
     first = int(wall * 1_000_000)
-    return replace(state, next_token=max(state.next_token, first), next_barrier=max(state.next_barrier, first))
+    scaling = replace(state.scaling, next_step=max(state.scaling.next_step, int(wall)))
+    return replace(
+        state,
+        next_token=max(state.next_token, first),
+        next_barrier=max(state.next_barrier, first),
+        scaling=scaling,
+    )
 
 
 def _holders(state: JobState) -> set[tuple[int, str]]:

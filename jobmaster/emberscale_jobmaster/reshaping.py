@@ -20,9 +20,9 @@ _MIB = 1 << 20
 
 def with_step(scaling: Scaling, reason: str, message: str, seconds: float) -> Scaling:
     """Adds a step; the oldest are forgotten."""
-    number = scaling.steps[-1].number + 1 if scaling.steps else 1
+    number = max(scaling.next_step, scaling.steps[-1].number + 1 if scaling.steps else 1)
     step = ScalingStep(number, reason, message, round(max(0.0, seconds), 3))
-    return replace(scaling, steps=(*scaling.steps, step)[-KEPT_STEPS:])
+    return replace(scaling, steps=(*scaling.steps, step)[-KEPT_STEPS:], next_step=number + 1)
 
 
 def begin(scaling: Scaling, before: RoleShapes, after: RoleShapes, why: str, now: float) -> Scaling:

@@ -49,9 +49,10 @@ class ClosingError(Exception):
 
 @dataclass(frozen=True)
 class Handled:
-    """The result of an event: the job after it, and the effects that answer its sender."""
+    """The result of an event: the job after it by its spec, and the effects that answer its sender."""
 
     job: JobState
+    spec: TrainingJobSpec
     answers: tuple[Granted | LeasesVoid, ...]
 
 
@@ -147,6 +148,11 @@ class JobRuntime:
         with self._changed:
             return self._state.job, self._state.seen
 
+    def view(self) -> tuple[JobState, Observations, TrainingJobSpec]:
+        """As `snapshot`, with the spec that the job follows: an edit changes both together."""
+        with self._changed:
+            return self._state.job, self._state.seen, self.spec
+
     def handle(self, event: Event) -> Handled:
         """Takes one step, and returns its result once it is durable.
 
@@ -156,7 +162,7 @@ class JobRuntime:
         with self._changed:
             self._refuse_if_unwritable()
             answers = self._step(event)
-            job, version = self._state.job, self._version
+            job, spec, version = self._state.job, self.spec, self._version
             try:
                 self._await_durable(version)
             except StoreUnavailableError:
@@ -164,7 +170,7 @@ class JobRuntime:
                     if isinstance(answer, Granted):  # the worker will never hear of it
                         self._step(GrantLost(now=self.now(), token=answer.task.token))
                 raise
-        return Handled(job, answers)
+        return Handled(job, spec, answers)
 
     def rescale(self, servers: int, workers: int, waits: str) -> None:
         """Goes on with these numbers of processes, as an edited manifest says; 0: it leaves the number open.

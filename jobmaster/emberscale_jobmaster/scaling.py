@@ -83,13 +83,20 @@ def follow(state: JobState, spec: TrainingJobSpec, advice: Advice, now: float, w
 
 
 def follow_manifest(
-    state: JobState, spec: TrainingJobSpec, before: RoleShapes, now: float, wall: float = 0.0, waits: str | None = None
+    state: JobState,
+    spec: TrainingJobSpec,
+    before: RoleShapes,
+    now: float,
+    wall: float = 0.0,
+    waits: str | None = None,
+    resumed: bool = False,
 ) -> JobState:
     """Follows the numbers in the manifest, which may have been edited.
 
-    Where rows are, another number of parameter servers becomes the target of a move. `before` is the shape in force by
-    the manifest as it was; `now` is on the job's clock, `wall` in seconds since 1970; `waits` says what keeps new
-    servers from starting, None: as before.
+    Where rows are, another number of parameter servers becomes the target of a move. So does a larger one while rows
+    are lost, unless the job is `resumed`: it recovers on as many servers as it had, whether the others come or not.
+    `before` is the shape in force by the manifest as it was; `now` is on the job's clock, `wall` in seconds since 1970;
+    `waits` says what keeps new servers from starting, None: as before.
     """
     scaling, servers = state.scaling, len(state.routing.table.servers)
     scaling = replace(scaling, waits=scaling.waits if waits is None else waits)
@@ -103,6 +110,8 @@ def follow_manifest(
     if scaling.refused_ps and scaling.refused_ps != spec.ps.replicas:
         scaling = replace(scaling, refused_ps=0)
     wanted = present = _without_refused(wanted, scaling, servers or in_force.ps.replicas)
+    if not servers and not resumed and state.stage is Stage.READY and state.recoveries:
+        servers = min(in_force.ps.replicas, wanted.ps.replicas)
     if servers:  # they keep their resources until their rows have moved
         present = RoleShapes(replace(within_manifest(in_force, spec).ps, replicas=servers), wanted.worker)
         wanted = present if wanted.ps.replicas == servers else wanted

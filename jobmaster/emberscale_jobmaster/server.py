@@ -156,8 +156,7 @@ class JobMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The metrics of this moment."""
-        state, seen = self._runtime.snapshot()
-        spec = self._runtime.spec
+        state, seen, spec = self._runtime.view()
         current = phase_of(state, spec)
         alive = GaugeMetricFamily(metrics.MEMBERS_ALIVE, "Live members, by role", labels=["role"])
         for role in (Role.PS, Role.WORKER):

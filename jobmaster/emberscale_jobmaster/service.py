@@ -151,7 +151,7 @@ class MasterService(rpc.MasterServicer):
         )
         handled = self._runtime.handle(event)
         state, table = handled.job, handled.job.routing.table
-        sizes = wanted_sizes(state, self._runtime.spec)
+        sizes = wanted_sizes(state, handled.spec)
         reply = pb.HeartbeatReply(
             generation=table.generation,
             routing_version=table.version,
@@ -299,7 +299,7 @@ class MasterService(rpc.MasterServicer):
         return plan
 
     def _status(self) -> pb.JobStatus:
-        state, seen = self._runtime.snapshot()
-        answer = status.job_status(state, seen, self._runtime.spec, self._runtime.now())
+        state, seen, spec = self._runtime.view()
+        answer = status.job_status(state, seen, spec, self._runtime.now())
         answer.members.insert(0, self._own_status())
         return answer

@@ -53,7 +53,8 @@ class Scaling:
     * `refused_ps`: the number of parameter servers that the manifest asks for and that could not be had; it is tried
       again once the manifest asks for another.
     * `waits`: what keeps the first new parameter server from starting, as the operator says; empty: nothing.
-    * `reshaping`: the change that people follow; `steps`: the last steps of all changes.
+    * `reshaping`: the change that people follow; `steps`: the last steps of all changes; `next_step`: beyond the number
+      of any step, also of those that the store has lost.
     * `reason` (CamelCase), `message`, `plan_version` (of the brain's plan that was followed last, 0: none) and `since`
       (of the last change, in seconds since 1970) are for people.
     """
@@ -74,6 +75,7 @@ class Scaling:
     waits: str = ""
     reshaping: Reshaping | None = None
     steps: tuple[ScalingStep, ...] = ()
+    next_step: int = 1
 
 
 def manifest_sizes(spec: TrainingJobSpec) -> RoleShapes:

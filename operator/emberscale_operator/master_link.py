@@ -78,6 +78,7 @@ class MasterLink:
         self._explained = False
         self._suspension: asyncio.Task[bool] | None = None
         self._scaling: asyncio.Task[None] | None = None
+        self._scaled_at: float | None = None
         self._opened_at = clock()
         self._heard_at: float | None = None
         self._unanswered_since: float | None = None
@@ -108,6 +109,7 @@ class MasterLink:
             sizes=sizes_of(plan) if plan is not None else None,
             plan_heard=plan is not None,
             asked=_asked_of(plan) if plan is not None else None,
+            told_at=self._scaled_at,
             end=end,
             status=said,
             silent=frozenset(_silent_of(plan)) if plan is not None else frozenset(),
@@ -140,6 +142,7 @@ class MasterLink:
     def scale(self, wanted: Scale) -> None:
         """Tells the master of edits, unless it is just being told."""
         if self._scaling is None or self._scaling.done():
+            self._scaled_at = self._clock()
             self._scaling = asyncio.create_task(self._scale(wanted))
             self._scaling.add_done_callback(lambda _: self._wake())
 

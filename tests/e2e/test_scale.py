@@ -1,20 +1,26 @@
 """`emberscale scale` beside a run: processes come and go, rows move, and nothing stops or counts twice.
 
-EMBERSCALE_SCALE_SEEDS says how many times random scalings are mixed with kills; the suite does it once.
+EMBERSCALE_SCALE_SEEDS says how many times random scalings are mixed with kills and stops; the suite does it once.
 """
 
 import os
 import random
 import re
 import signal
+import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
-from local_jobs import Job, emberscale
+from local_jobs import Job, emberscale, manifest_of
 
 SEEDS = range(int(os.environ.get("EMBERSCALE_SCALE_SEEDS", "1")))
 SCALINGS = 5
+ROWS = 1_000_000
+"""So many that the job outlasts its scalings, and that one epoch of them ends with nearly the same AUC each time."""
 
 
 def steps(stderr: str) -> list[str]:
@@ -82,26 +88,78 @@ def test_a_run_that_was_scaled_is_resumed_with_its_numbers(make_job: Callable[..
     assert (audit["missing"], audit["repeated"], audit["contradictions"], audit["ps_count"]) == (0, 0, [], 1)
 
 
-@pytest.mark.timeout(300)
+def victims(job: Job, role: str) -> list[psutil.Process]:
+    if role != "redis":
+        return job.members(role)
+    return [process for process in job.children() if process.name().startswith("redis-server")]
+
+
+def strike(job: Job, choice: random.Random) -> None:
+    """Kills a process, stops it for good, stops it for a while, or does nothing."""
+    role = choice.choice(["master", "ps", "worker", "redis"])
+    harm = choice.choice(["nothing", "kill", "kill", "stop", "pause"])
+    if harm == "nothing" or not job.wait_for(lambda: victims(job, role)):
+        return
+    try:
+        victim = choice.choice(victims(job, role) or [None])
+        if victim is None:
+            return
+        victim.send_signal(signal.SIGKILL if harm == "kill" else signal.SIGSTOP)
+        if harm == "pause":
+            time.sleep(choice.choice([0.05, 0.5, 3.0]))  # the fault itself
+            victim.send_signal(signal.SIGCONT)
+    except psutil.NoSuchProcess:
+        return
+
+
+@pytest.fixture(scope="module")
+def long_spec(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A job over many rows."""
+    folder = tmp_path_factory.mktemp("rows")
+    made = emberscale("data", "synth", str(folder / "data"), "--rows", str(ROWS), "--seed", "7", cwd=folder)
+    assert made.returncode == 0, made.stderr
+    return {
+        "data": {"train": [str(folder / "data/train-*.tsv")], "evaluation": [str(folder / "data/evaluation.tsv")]},
+        "checkpoint": {"interval": "2s"},
+        "runPolicy": {"backoffLimit": 100},
+    }
+
+
+@pytest.fixture(scope="module")
+def undisturbed_auc(tmp_path_factory: pytest.TempPathFactory, dataset: Path, long_spec: dict[str, Any]) -> float:
+    """The held-out AUC of the same job left alone."""
+    finished = Job(tmp_path_factory.mktemp("undisturbed"), manifest_of("undisturbed", dataset, long_spec)).run()
+    assert finished.code == 0, finished.stderr
+    return float(finished.summary["auc"])
+
+
+@pytest.mark.timeout(420)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_random_scalings_and_kills_lose_and_repeat_nothing(make_job: Callable[..., Job], seed: int) -> None:
+def test_random_scalings_kills_and_stops_lose_and_repeat_nothing(
+    make_job: Callable[..., Job],
+    seed: int,
+    long_spec: dict[str, Any],
+    undisturbed_auc: float,
+    record_property: Callable[[str, object], None],
+) -> None:
     choice = random.Random(seed)
-    job = make_job({"training": {"epochs": 20}, "checkpoint": {"interval": "2s"}, "runPolicy": {"backoffLimit": 100}})
+    job = make_job(long_spec)
     job.start()
     for number in range(SCALINGS):
         least = number * 50_000 + choice.randrange(50_000)  # rather many fall into the move before
         assert job.wait_for(lambda: job.samples() > least)  # noqa: B023  # it is waited for here
-        numbers = f"{choice.choice(['ps', 'worker'])}={choice.randint(1, 4)}"
+        numbers = f"{choice.choice(['ps', 'ps', 'worker'])}={choice.randint(1, 4)}"
         told = emberscale("scale", str(job.run_folder), numbers, cwd=job.folder)
         if told.returncode != 0:  # on a busy machine the command takes longer than the rest of the job
             assert number, told.stderr
             assert "about to end" in told.stderr or "does not run" in told.stderr
             break
-        victim = choice.choice([None, "master", "ps", "worker"])
-        if victim is not None:
-            job.kill(victim, choice)
-    finished = job.finish()
+        record_property("scaling", told.stdout.strip())
+        strike(job, choice)
+    finished = job.finish(350)
     assert finished.summary["phase"] == "Complete", finished.stderr
     assert finished.summary["samples"] == finished.summary["expected_samples"]
+    record_property("moves", sum("rows are on" in line for line in finished.stderr.splitlines()))
+    record_property("auc", (finished.summary["auc"], undisturbed_auc, finished.summary["recoveries"]))
     audit = job.audit()
     assert (audit["missing"], audit["repeated"], audit["contradictions"]) == (0, 0, [])

@@ -7,7 +7,9 @@ from tests.jobmaster.driven import Driven, Fault
 
 from emberscale_api.job.roles import Role
 from emberscale_api.shape import RoleShape
-from emberscale_jobmaster.events import Advised, Rescaled
+from emberscale_jobmaster import progress
+from emberscale_jobmaster.events import Advised, Rescaled, TakenOver
+from emberscale_jobmaster.machine import MasterState
 from emberscale_jobmaster.operations import MovePhase
 from emberscale_jobmaster.scaling import Advice
 from emberscale_jobmaster.sizes import RoleShapes
@@ -288,3 +290,59 @@ def test_a_number_that_was_given_up_is_not_waited_for_when_rows_are_lost() -> No
     driven.join(Role.PS, 0)
     driven.pass_time(2)
     assert (replicas(driven)["ps"], servers(driven), driven.job.routing.ready) == (2, 2, True)
+
+
+def test_an_edit_while_rows_are_lost_keeps_nobody_waiting() -> None:
+    driven = training()
+    driven.kill(Role.PS, 0)
+    edit(driven, ps=100)
+    assert (replicas(driven)["ps"], sizes_of(driven.job, driven.spec).ps.replicas) == (100, 2)
+    driven.join(Role.PS, 0)
+    driven.pass_time(2)
+    assert (servers(driven), driven.job.routing.ready) == (2, True)
+    driven.pass_time(driven.spec.scaling.timeout)
+    assert (replicas(driven)["ps"], steps(driven)[-1]) == (2, "GaveUpScaling")
+
+
+def test_a_number_that_is_edited_while_the_master_restarts_and_rows_are_lost_keeps_nobody_waiting() -> None:
+    driven = training()
+    driven.kill(Role.PS, 0)
+    driven.spec = driven.spec.resized(ps=100)
+    driven.master_dies()
+    driven.join(Role.PS, 0)
+    driven.pass_time(2)
+    assert (servers(driven), driven.job.routing.ready) == (2, True)
+
+
+def test_a_resumed_job_begins_with_the_edited_number() -> None:
+    driven = training()
+    driven.kill(Role.PS, 0)
+    driven.join(Role.PS, 0)
+    driven.pass_time(2)
+    driven.spec = driven.spec.resized(ps=3)
+    driven.all_die()
+    for index in range(3):
+        driven.join(Role.PS, index)
+    driven.pass_time(2)
+    assert (servers(driven), driven.job.routing.ready, driven.moved) == (3, True, [])
+
+
+def test_a_new_master_tells_a_change_no_second_time_and_keeps_its_timeout() -> None:
+    driven = training()
+    edit(driven, ps=3)
+    driven.pass_time(driven.spec.scaling.timeout - 5)
+    driven.master_dies()
+    driven.beat()
+    assert steps(driven) == ["PlannedScaling"]
+    driven.pass_time(6)
+    assert steps(driven) == ["PlannedScaling", "GaveUpScaling"]
+
+
+def test_steps_are_numbered_beyond_those_of_a_state_that_was_lost() -> None:
+    driven = training()
+    edit(driven, ps=3)
+    known = driven.job.scaling.steps[-1].number
+    driven.state = MasterState(progress.initial(wall=1100.0))
+    driven.tell(TakenOver(now=driven.now, wall=1100.0))
+    edit(driven, ps=2)
+    assert driven.job.scaling.steps[-1].number > known

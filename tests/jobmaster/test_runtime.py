@@ -1,13 +1,30 @@
 """The one lock around the machine: what a call finds while the store is away."""
 
+import threading
 from collections.abc import Iterator
 
 import pytest
 from tests.jobmaster.fakes import job
 
 from emberscale_jobmaster.runtime import JobRuntime
-from emberscale_jobmaster.state import JobState
+from emberscale_jobmaster.state import JobState, sizes_of
 from emberscale_jobmaster.store import JobStore, StoreUnavailableError
+
+
+class KeepingStore(JobStore):
+    """Takes every state at once."""
+
+    def __init__(self) -> None:
+        super().__init__("redis://nowhere", "uid")
+
+    def open(self) -> JobState | None:
+        return None
+
+    def bad_records(self) -> set[tuple[str, int]]:
+        return set()
+
+    def save(self, state: JobState) -> None:
+        pass
 
 
 class AwayStore(JobStore):
@@ -36,6 +53,30 @@ def runtime() -> Iterator[JobRuntime]:
     runtime.start()
     yield runtime
     runtime.close()
+
+
+def test_no_look_pairs_a_job_with_the_spec_of_before_an_edit() -> None:
+    runtime = JobRuntime(job(), "uid", KeepingStore(), on_deposed=lambda: None)
+    runtime.take_over()
+    runtime.start()
+    torn: list[int | None] = []
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.is_set():
+            state, _, spec = runtime.view()
+            planned = sizes_of(state, spec).worker.replicas
+            if planned != spec.worker.replicas:
+                torn.append(planned)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    for workers in range(3, 100):
+        runtime.rescale(0, workers, "")
+    over.set()
+    looking.join()
+    runtime.close()
+    assert not torn
 
 
 def test_an_edit_that_is_refused_changes_nothing(runtime: JobRuntime) -> None:

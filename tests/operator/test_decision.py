@@ -332,6 +332,15 @@ def test_what_keeps_a_server_from_starting_is_told_once() -> None:
     assert not look(waits, ALL, standing=TRAINING, master=replace(HEARD, asked=Scale(1, 1, waits.waits))).actions
 
 
+def test_a_reason_that_changes_at_each_look_is_told_now_and_then_and_a_number_at_once() -> None:
+    waits = replace(intent(), waits="ps-1: ImagePullBackOff: back-off 20s")
+    master = replace(HEARD, asked=Scale(1, 1, "ps-1: ErrImagePull"), told_at=100.0)
+    assert look(waits, ALL, now=101.0, standing=TRAINING, master=master).actions == (WaitUntil(110.0),)
+    assert look(waits, ALL, now=110.0, standing=TRAINING, master=master).actions == (Scale(1, 1, waits.waits),)
+    edited = replace(intent(ps={"replicas": 2}), waits=waits.waits)
+    assert Scale(2, 1, waits.waits) in look(edited, ALL, now=101.0, standing=TRAINING, master=master).actions
+
+
 def test_a_master_that_follows_no_edits_is_told_nothing() -> None:
     assert not look(intent(ps={"replicas": 2}), ALL, standing=TRAINING, master=replace(HEARD, sizes=sized(1))).actions
 

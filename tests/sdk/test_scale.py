@@ -3,10 +3,12 @@
 import fcntl
 import io
 import os
+import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
+from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
@@ -14,6 +16,7 @@ from typer.testing import CliRunner
 
 from emberscale._cli import app
 from emberscale._commands.cluster import render
+from emberscale._run.folder import open_run
 from emberscale._run.record import RunPaths, RunRecord, RunStatus
 from emberscale._run.scaling import scaled_numbers
 from emberscale_api.job import TrainingJob
@@ -41,15 +44,24 @@ def scale(*arguments: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
+_HELD: dict[Path, int] = {}
+
+
+def release(root: Path) -> None:
+    """Lets the folder go, as the end of its `emberscale run` does."""
+    if root in _HELD:
+        os.close(_HELD.pop(root))
+
+
 @pytest.fixture
 def held(tmp_path: Path) -> Iterator[Path]:
     """The folder of a run under way, with two workers and a server."""
     root = tmp_path / "runs" / "ctr"
     run_of(root, worker={"replicas": 2}, ps={"replicas": 1})
-    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    _HELD[root] = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(_HELD[root], fcntl.LOCK_EX)
     yield root
-    os.close(descriptor)
+    release(root)
 
 
 def spec_of(root: Path) -> Any:
@@ -178,6 +190,45 @@ def test_a_manifest_that_cannot_be_read_changes_nothing(tmp_path: Path) -> None:
     assert watched.spec == job.spec
     file.write_text("{")
     assert watched.spec == job.spec
+
+
+def test_an_edit_that_could_not_be_read_is_seen_at_the_next_look(held: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = WatchedManifest(RunFolder(held).manifest, spec_of(held))
+    assert scale(str(held), "ps=3")[0] == 0
+    with monkeypatch.context() as failing:
+        failing.setattr(Path, "read_text", Mock(side_effect=OSError(5, "Input/output error")))
+        assert watched.spec.ps.replicas == 1
+    assert watched.spec.ps.replicas == 3
+
+
+def test_a_run_that_begins_takes_no_edit_before_it_has_written_its_manifest(held: Path) -> None:
+    # As after SIGKILL of `emberscale run`: the folder is not held, and its token and record are there.
+    begins = training_job(worker={"replicas": 2}, ps={"replicas": 1})
+    release(held)
+    with open_run(held, begins, resume=True, overwrite=False) as run:
+        run.save(status=RunStatus.RUNNING)
+        code, said = scale(str(held), "ps=3")
+    assert (code, "just starting" in said) == (2, True)
+
+
+def test_looking_at_a_folder_keeps_no_run_from_beginning_in_it(held: Path) -> None:
+    release(held)
+    looking = os.open(held, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(looking, fcntl.LOCK_SH)
+    letting_go = threading.Timer(0.1, os.close, [looking])
+    letting_go.start()
+    with open_run(held, training_job(worker={"replicas": 2}, ps={"replicas": 1}), resume=True, overwrite=False):
+        pass
+    letting_go.join()
+
+
+def test_looking_at_a_folder_does_not_show_as_a_run_there(held: Path) -> None:
+    release(held)
+    looking = os.open(held, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(looking, fcntl.LOCK_SH)
+    code, said = scale(str(held), "ps=3")
+    os.close(looking)
+    assert (code, "was cut short" in said) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from emberscale_operator.local.brain import BrainAddress, EmbeddedBrain
 from emberscale_operator.local.embedded_redis import RedisUnavailableError
 from emberscale_operator.local.folder import RunFolder
-from emberscale_operator.local.manifest import edit_manifest
+from emberscale_operator.local.manifest import edit_manifest, end_edits
 from emberscale_operator.local.port import PortUnavailableError
 from emberscale_operator.local.runner import LocalJob
 from emberscale_operator.local.snapshot import MemberExit, RunOutcome, RunView
@@ -19,4 +19,5 @@ __all__ = [
     "RunOutcome",
     "RunView",
     "edit_manifest",
+    "end_edits",
 ]

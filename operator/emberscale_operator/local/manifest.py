@@ -2,13 +2,15 @@
 
 import fcntl
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import structlog
 from pydantic import ValidationError
 
 from emberscale_api.job import TrainingJob, TrainingJobSpec
+from emberscale_operator.local.folder import RunFolder
 
 _log = structlog.get_logger()
 
@@ -26,11 +28,14 @@ class WatchedManifest:
         """The newest spec."""
         mark = self._mark()
         if mark is not None and mark != self._read:
-            self._read = mark
             try:
                 self._spec = TrainingJob.from_json(self._path.read_text(encoding="utf-8")).spec
-            except (OSError, ValidationError) as error:
+            except OSError as error:  # it is read again at the next look
+                _log.warning("edited_manifest_unreadable", file=str(self._path), problem=str(error))
+                return self._spec
+            except ValidationError as error:
                 _log.warning("edited_manifest_invalid", file=str(self._path), problem=str(error))
+            self._read = mark
         return self._spec
 
     def _mark(self) -> tuple[int, int] | None:
@@ -48,9 +53,7 @@ def edit_manifest(path: Path, edit: Callable[[TrainingJob], TrainingJob]) -> tup
     Whoever reads the file sees the old manifest or the new one, also after a power failure. Raises OSError, and what
     `edit` raises.
     """
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
+    with _alone_in(path.parent) as folder:
         before = TrainingJob.from_json(path.read_text(encoding="utf-8"))
         after = edit(before)
         beside = path.with_name(f".{path.name}.new")
@@ -60,6 +63,25 @@ def edit_manifest(path: Path, edit: Callable[[TrainingJob], TrainingJob]) -> tup
             os.fsync(file.fileno())
         beside.replace(path)
         os.fsync(folder)
-    finally:
-        os.close(folder)
     return before, after
+
+
+def end_edits(folder: RunFolder) -> None:
+    """Removes the token that a run has left, without which its manifest is not edited; an edit under way is waited for.
+
+    Raises OSError.
+    """
+    if folder.state.is_dir():
+        with _alone_in(folder.state):
+            folder.token.unlink(missing_ok=True)
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[int]:
+    """Waits for others who edit a manifest in a folder; its descriptor."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        os.close(descriptor)

@@ -26,6 +26,8 @@ from emberscale_operator.machine.standing import ENDED, JobStanding, MasterRepor
 
 _WAITING = "WaitingForMaster"
 _SUSPENDED = "JobSuspended"
+_RETOLD_SECONDS = 10.0
+"""How often the master hears of another reason why a server does not start."""
 
 
 @dataclass(frozen=True)
@@ -220,17 +222,24 @@ def _actions(
         yield WaitUntil(now + 1.0)
     else:
         yield from replace_outdated(job, instances)
-        yield from _edits(job, master)
+        yield from _edits(job, master, now)
     yield from kill_silent(job.policy, instances, master, now)
     yield from report_exits(instances, standing.history)
     yield from converge(demands, instances, standing.history, master.plan_heard, now)
 
 
-def _edits(job: JobIntent, master: MasterReport) -> Iterable[Action]:
-    """Tells a master that answers what it has not heard yet."""
+def _edits(job: JobIntent, master: MasterReport, now: float) -> Iterable[Action]:
+    """Tells a master that answers what it has not heard yet.
+
+    What keeps a server from starting may read differently at each look, and the master writes down what it is told.
+    """
     wanted = Scale(job.spec.ps.replicas or 0, job.spec.worker.replicas or 0, job.waits)
-    if master.answers and master.asked is not None and master.asked != wanted:
-        yield wanted
+    if not master.answers or master.asked is None or master.asked == wanted:
+        return
+    again_at = now
+    if master.told_at is not None and replace(master.asked, waits=wanted.waits) == wanted:
+        again_at = master.told_at + _RETOLD_SECONDS
+    yield wanted if now >= again_at else WaitUntil(again_at)
 
 
 def _earliest_wait(actions: Iterable[Action]) -> tuple[Action, ...]:

@@ -74,6 +74,7 @@ class MasterReport:
     sizes:             The newest plan; None until one was received.
     plan_heard:        The plan is from the master that runs now.
     asked:             What it was told last of the manifest; None until it has said.
+    told_at:           When it was told last of the manifest, in seconds; None before that.
     end:               How the job came to rest, according to its plan; None while it has not.
     status:            The job's phase, according to its status; None until one was received.
     silent:            Members that it has given up because they are silent, as (role, index, incarnation's name).
@@ -91,6 +92,7 @@ class MasterReport:
     sizes: Mapping[Role, RoleShape] | None = None
     plan_heard: bool = False
     asked: Scale | None = None
+    told_at: float | None = None
     end: PhaseNews | None = None
     status: PhaseNews | None = None
     silent: frozenset[tuple[Role, int, str]] = frozenset()

@@ -4,6 +4,7 @@ import fcntl
 import os
 import platform
 import shutil
+import time
 import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -18,8 +19,10 @@ from emberscale._run.resumption import refuse_another_job, refuse_changes_of_a_c
 from emberscale._run.scaling import scaled_numbers
 from emberscale_api.errors import BadInputError
 from emberscale_api.job import TrainingJob
-from emberscale_operator.local import RunFolder
+from emberscale_operator.local import RunFolder, end_edits
 
+_LOOK_SECONDS = 1.0
+"""`emberscale scale` holds the folder for a moment to see whether a run does; a run that begins waits for it."""
 _ENDED = frozenset({RunStatus.COMPLETE, RunStatus.FAILED})
 
 
@@ -103,6 +106,8 @@ def open_run(root: Path, job: TrainingJob, resume: bool, overwrite: bool) -> Run
     lock = _lock(root)
     try:
         _take_place(RunPaths(root))
+        for paths in (RunPaths(root), RunPaths(root).next):  # a run that was killed has left its token
+            end_edits(RunFolder(paths.root))
         return _open_locked(RunPaths(root), job, resume, overwrite, lock)
     except BaseException:
         os.close(lock)
@@ -174,12 +179,17 @@ def _take_place(home: RunPaths) -> None:
 
 def _lock(root: Path) -> int:
     descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise BadInputError(f"--workdir: {root} is in use by another `emberscale run`") from None
-    return descriptor
+    deadline = time.monotonic() + _LOOK_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() < deadline:
+                time.sleep(0.02)
+                continue
+            os.close(descriptor)
+            raise BadInputError(f"--workdir: {root} is in use by another `emberscale run`") from None
+        return descriptor
 
 
 def _versions() -> dict[str, str]:

@@ -34,9 +34,13 @@ def scale_run(root: Path, edit: Edit) -> tuple[TrainingJobSpec, TrainingJobSpec]
         hint = "" if ended else "; go on with `emberscale run FILE --resume --set spec.worker.replicas=NUMBER`"
         raise BadInputError(f"{root}: the run does not run: it {state}{hint}")
     folder = RunFolder(paths.root)
-    if not folder.token.exists():  # a launch writes the manifest first, and then this
-        raise BadInputError(f"{root}: the run is just starting, or about to end; try again in a moment")
-    before, after = edit_manifest(folder.manifest, lambda job: job.model_copy(update={"spec": edit(job.spec)}))
+
+    def edited(job: TrainingJob) -> TrainingJob:
+        if not folder.token.exists():  # a launch removes it first, then writes the manifest, and then this
+            raise BadInputError(f"{root}: the run is just starting, or about to end; try again in a moment")
+        return job.model_copy(update={"spec": edit(job.spec)})
+
+    before, after = edit_manifest(folder.manifest, edited)
     return before.spec, after.spec
 
 
@@ -66,7 +70,7 @@ def _is_held(root: Path) -> bool:
     """Whether an `emberscale run` owns the folder."""
     descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # several may look at the same time
     except BlockingIOError:
         return True
     finally:
