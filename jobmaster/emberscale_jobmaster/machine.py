@@ -20,6 +20,7 @@ from emberscale_jobmaster import (
     reshaping,
     restoring,
     scaling,
+    stragglers,
     tasks,
     transitions,
 )
@@ -53,7 +54,6 @@ from emberscale_jobmaster.membership import MemberId
 from emberscale_jobmaster.observations import SILENT_STUCK_SECONDS, STUCK_SECONDS, Observations
 from emberscale_jobmaster.operations import CheckpointPhase
 from emberscale_jobmaster.state import PREPARATION, JobState, Stage, phase_of, sizes_of
-from emberscale_jobmaster.tasks import shard_batches
 
 COUNTED_SECONDS = 1.0
 """How much time may pass before the durable clock counts it; a new phase counts it at once."""
@@ -188,14 +188,35 @@ def _time_passed(state: MasterState, event: TimePassed, spec: TrainingJobSpec) -
     job = lifecycle.give_up_silent(job, spec, silent)
     job = lifecycle.expel_stuck(job, spec, stuck)
     job = lifecycle.expire_leases(job, lapsed)
+    job, seen, told = _slow_found(job, seen, spec, event.now)
     job = scaling.on_time_passed(job, spec, now)
     job = dispatch.on_time_passed(job, spec, now)
     notes = (
         *(LogEvent("member_is_silent", member.slot, member.incarnation) for member in silent),
         *(LogEvent("member_is_stuck", member.slot, member.incarnation) for member in stuck),
         *(LogEvent("lease_lapsed", str(token)) for token in lapsed),
+        *told,
     )
     return replace(state, job=job, seen=replace(seen, lapses=seen.lapses + len(lapsed))), notes
+
+
+def _slow_found(
+    job: JobState, seen: Observations, spec: TrainingJobSpec, now: float
+) -> tuple[JobState, Observations, tuple[LogEvent, ...]]:
+    """Compares members with their peers, takes the leases of workers that have become slow, and replaces some."""
+    if job.stage is not Stage.TRAIN:
+        return job, seen, ()
+    before, seen = seen, seen.compared(job.members, now)
+    slow = stragglers.newly_slow(before, seen)
+    taken = [token for token, lease in job.ledger.leases.items() if lease.holder.slot in slow]
+    seen = stragglers.resting(job, seen, spec, now)
+    replaced = stragglers.replaceable(job, seen, spec, now)
+    job = lifecycle.expel_stuck(lifecycle.expire_leases(job, taken), spec, replaced)
+    notes = (
+        *(LogEvent("member_is_slow", name, f"{seen.slow[name].told:g} times slower than its peers") for name in slow),
+        *(LogEvent("slow_member_is_replaced", member.slot, member.incarnation) for member in replaced),
+    )
+    return job, stragglers.replaced(seen, replaced, now), notes
 
 
 def _registered(state: MasterState, event: Registered, spec: TrainingJobSpec) -> Stepped:
@@ -218,29 +239,19 @@ def _heartbeat_received(state: MasterState, event: HeartbeatReceived, spec: Trai
     if work is not None and member.role is Role.WORKER:
         if work.truncated_records and seen.is_news(member, event.sequence):
             job = lifecycle.count_truncated(job, work.truncated_records)
-        seen = seen.worked(member, event.sequence, work, event.now)
+        seen = seen.worked(member, event.sequence, work, event.now, training=job.stage is Stage.TRAIN)
     if event.served is not None and member.role is Role.PS:
-        seen = seen.served(member, event.served)
+        seen = seen.served(member, event.served, event.now, training=job.stage is Stage.TRAIN)
     return replace(state, job=job, seen=seen), (LeasesVoid(tuple(dropped)),)
 
 
 def _task_wanted(state: MasterState, event: TaskWanted, member: MemberId, spec: TrainingJobSpec) -> Stepped:
-    job = lifecycle.on_call(state.job, spec, member)
-    peers = [
-        state.seen.speed(name, event.now)
-        for name, slot in job.members.slots.items()
-        if slot.role is Role.WORKER and slot.process is not None and slot.process.alive
-    ]
-    batches = shard_batches(
-        job.ledger.available,
-        state.seen.speed(member.slot, event.now),
-        peers,
-        spec.sharding.min_batches,
-        spec.sharding.max_batches,
-    )
-    job, task = tasks.acquire(job, spec, member, batches)
-    granted = () if task is None else (Granted(task),)
-    return replace(state, job=job, seen=state.seen.heard(member)), granted
+    job, seen = lifecycle.on_call(state.job, spec, member), state.seen.heard(member)
+    leases, batches = stragglers.leases_for(job, seen, spec, member, event.now)
+    job, task = tasks.acquire(job, spec, member, batches, leases)
+    if task is None:
+        return replace(state, job=job, seen=seen), ()
+    return replace(state, job=job, seen=stragglers.leased(seen, member, batches, event.now)), (Granted(task),)
 
 
 def _can_move(job: JobState) -> bool:

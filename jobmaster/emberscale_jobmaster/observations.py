@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from emberscale_api.job.roles import Role
 from emberscale_jobmaster.ledger import Ledger
 from emberscale_jobmaster.membership import MemberId, Membership
+from emberscale_jobmaster.slowness import Pace, Slowness, factors, judged
 from emberscale_jobmaster.statistics import ProgressiveWindow, RateMeter
 
 LONGEST_GAP_SECONDS = 2.0
@@ -28,6 +29,11 @@ STUCK_GAPS = 5.0
 FIRST_BATCH_SECONDS = 180.0
 """The same before an incarnation has moved, which builds its model and compiles its kernels first; twice, three times
 as long for the second, third incarnation of a slot: where the first batch takes that long, one comes through."""
+
+OWN_WORK = ("read", "plan", "compute")
+"""The stages of a worker in which it waits for nobody."""
+SERVICE = ("pull", "push")
+"""The stages of a server in which it waits for nobody."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +97,23 @@ class Sighting:
     trained: int = 0
     """Samples that a worker has told of in all, until `trained_at`."""
     trained_at: float | None = None
+    pace: Pace = field(default_factory=Pace)
+    """Of a worker: its own work a sample, without what it waits for; of a server: under its lock, a batch."""
+    leases: int = 0
+    leased_batches: int = 0
+    """What a worker was granted in all."""
+
+
+@dataclass(frozen=True)
+class Rest:
+    """A worker that holds the others up gets no lease until then, and then one on trial; `pause` is how long it waits.
+
+    `replaced_at`: when it was replaced for that; None: never.
+    """
+
+    until: float = 0.0
+    pause: float = 0.0
+    replaced_at: float | None = None
 
 
 @dataclass(frozen=True)
@@ -108,6 +131,10 @@ class Observations:
     """Leases that their holder stopped mentioning."""
     meter: RateMeter = field(default_factory=RateMeter)
     window: ProgressiveWindow = field(default_factory=ProgressiveWindow)
+    slow: Mapping[str, Slowness] = field(default_factory=dict)
+    """Slots whose member may be slower than its peers."""
+    rests: Mapping[str, Rest] = field(default_factory=dict)
+    """Slots whose worker was found to hold the others up."""
 
     def counted(self, elapsed: float, can_move: bool) -> "Observations":
         """Advances the clocks by `elapsed` seconds; `can_move` says whether training could progress meanwhile."""
@@ -132,6 +159,8 @@ class Observations:
                 stage_seconds_before=known.stage_seconds,
                 repeated_before=repeated,
                 trained=known.trained,
+                leases=known.leases,
+                leased_batches=known.leased_batches,
             )
         return self._with(member, sighting)
 
@@ -160,8 +189,20 @@ class Observations:
         """Whether a worker's report of this number was not heard before."""
         return sequence > self.sightings[member.slot].sequence
 
-    def worked(self, member: MemberId, sequence: int, report: WorkReport, now: float) -> "Observations":
-        """A worker told what it did; a report that is repeated counts once."""
+    def granted(self, member: MemberId, batches: int) -> "Observations":
+        """A worker was granted a lease of so many batches."""
+        known = self.sightings[member.slot]
+        return self._with(
+            member, replace(known, leases=known.leases + 1, leased_batches=known.leased_batches + batches)
+        )
+
+    def worked(
+        self, member: MemberId, sequence: int, report: WorkReport, now: float, training: bool = True
+    ) -> "Observations":
+        """A worker told what it did; a report that is repeated counts once.
+
+        Its pace is measured while it is `training`.
+        """
         if not self.is_news(member, sequence):
             return self
         known = self.sightings[member.slot]
@@ -178,6 +219,9 @@ class Observations:
             trained=known.trained + report.samples,
             trained_at=now,
         )
+        if training and known.sequence:
+            spent = sum(stages.get(stage, 0.0) - known.stage_seconds.get(stage, 0.0) for stage in OWN_WORK)
+            told = replace(told, pace=known.pace.add(max(0.0, spent), report.samples, now))
         seen = self._with(member, told)
         if not report.samples:
             return seen
@@ -187,19 +231,48 @@ class Observations:
             window=self.window.add(report.samples, report.loss_sum, report.positives, report.negatives, now),
         )
 
-    def served(self, member: MemberId, report: ServerReport) -> "Observations":
-        """A parameter server told what it holds."""
+    def served(
+        self, member: MemberId, report: ServerReport, now: float = 0.0, training: bool = False
+    ) -> "Observations":
+        """A parameter server told what it holds. Its pace is measured while the job is `training`."""
         known = self.sightings[member.slot]
-        return self._with(member, replace(known, server=report, stage_seconds=report.stage_seconds))
+        told = replace(known, server=report, stage_seconds=report.stage_seconds)
+        before = known.server
+        if training and before is not None and report.applied_batches >= before.applied_batches:
+            old, new = before.stage_seconds, report.stage_seconds
+            spent = sum(new.get(stage, 0.0) - old.get(stage, 0.0) for stage in SERVICE)
+            applied = report.applied_batches - before.applied_batches
+            told = replace(told, pace=known.pace.add(max(0.0, spent), applied, now))
+        return self._with(member, told)
+
+    def compared(self, members: Membership, now: float) -> "Observations":
+        """Compares the live members of each role with each other."""
+        slow: dict[str, Slowness] = {}
+        for role in (Role.PS, Role.WORKER):
+            paces = {
+                name: sighting.pace.seconds
+                for name, slot in members.slots.items()
+                if slot.role is role and slot.process is not None and slot.process.alive
+                if (sighting := self.sightings.get(name)) is not None
+                if sighting.incarnation == slot.process.incarnation
+            }
+            slow |= judged(self.slow, factors(paces), now)
+        return self if slow == self.slow else replace(self, slow=slow)
+
+    def slowness(self, slot: str) -> Slowness | None:
+        """How slow a member is; None unless that lasts."""
+        found = self.slow.get(slot)
+        return found if found is not None and found.lasting else None
 
     def rolled_back(self) -> "Observations":
         """Resets the progressive figures, because the training that they measured is undone."""
         return replace(self, meter=RateMeter(), window=ProgressiveWindow())
 
-    def speed(self, slot: str, now: float) -> float | None:
-        """Samples per second of a worker; None while unknown."""
+    def speed(self, slot: str) -> float | None:
+        """Samples per second of a worker's own work; None while unknown."""
         sighting = self.sightings.get(slot)
-        return sighting.meter.rate(now) if sighting is not None else None
+        pace = sighting.pace.seconds if sighting is not None else None
+        return 1 / pace if pace else None
 
     def silent(self, members: Membership, timeout: float) -> list[MemberId]:
         """Live members that have not spoken for `timeout` seconds."""

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from emberscale_api.job.roles import Role
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc import master_pb2_grpc as rpc
-from emberscale_jobmaster import messages, status, tasks
+from emberscale_jobmaster import messages, status, stragglers, tasks
 from emberscale_jobmaster.effects import Granted, LeasesVoid
 from emberscale_jobmaster.events import (
     Exited,
@@ -288,7 +288,9 @@ class MasterService(rpc.MasterServicer):
         return granted, handled.job.over
 
     def _has_work(self, member: MemberId, state: JobState) -> bool | None:
-        return (state.over or tasks.acquire(state, self._runtime.spec, member, 1)[1] is not None) or None
+        seen, now = self._runtime.snapshot()[1], self._runtime.now()
+        leases, _ = stragglers.leases_for(state, seen, self._runtime.spec, member, now)
+        return (state.over or tasks.acquire(state, self._runtime.spec, member, 1, leases)[1] is not None) or None
 
     def _newer_plan(self, known: int, state: JobState) -> pb.Plan | None:
         if state.plan_version <= known:

@@ -1,12 +1,16 @@
 """The answers of `GetStatus` and `WatchPlan`."""
 
+from collections import Counter
+
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc.codec import wire_evaluation, wire_phase, wire_role
 from emberscale_api.shape import RoleShape
+from emberscale_jobmaster import stragglers
 from emberscale_jobmaster.lifecycle import waiting_for
+from emberscale_jobmaster.membership import Slot, slot_name
 from emberscale_jobmaster.messages import wire_bad_record, wire_member
 from emberscale_jobmaster.observations import Observations, Sighting
 from emberscale_jobmaster.operations import MovePhase
@@ -45,7 +49,7 @@ def job_status(state: JobState, seen: Observations, spec: TrainingJobSpec, now: 
         auc=seen.window.auc(),
         eta_seconds=eta_seconds(expected - samples, speed) if expected else -1.0,
         evaluations=[wire_evaluation(result) for result in state.evaluations],
-        members=_members(state, seen, now),
+        members=_members(state, seen, spec, now),
         rows=seen.rows(),
         bad_records=state.bad_records,
         bad_record_samples=[wire_bad_record(record) for record in state.bad_record_samples],
@@ -158,8 +162,9 @@ def _role_plan(role: Role, size: RoleShape, wanted: int) -> pb.RolePlan:
     )
 
 
-def _members(state: JobState, seen: Observations, now: float) -> list[pb.MemberStatus]:
+def _members(state: JobState, seen: Observations, spec: TrainingJobSpec, now: float) -> list[pb.MemberStatus]:
     members = []
+    owned = Counter(f"{Role.PS.value}-{owner}" for owner in state.routing.table.bucket_owners)
     for name, slot in sorted(state.members.slots.items()):
         process = slot.process
         sighting = seen.sightings.get(name, Sighting("", 0.0, 0.0))
@@ -176,6 +181,19 @@ def _members(state: JobState, seen: Observations, now: float) -> list[pb.MemberS
                 samples_per_second=sighting.meter.rate(now) or 0.0,
                 stage_seconds=sighting.stage_seconds,
                 rows=sighting.server.rows if sighting.server is not None else {},
+                leases=sighting.leases,
+                leased_batches=sighting.leased_batches,
+                slowness=_slowness(state, seen, spec, slot, now),
+                buckets=owned[name],
             )
         )
     return members
+
+
+def _slowness(state: JobState, seen: Observations, spec: TrainingJobSpec, slot: Slot, now: float) -> pb.Slowness | None:
+    name = slot_name(slot.role, slot.index)
+    slowness = seen.slowness(name)
+    if slowness is None or state.over:
+        return None
+    remedy = stragglers.remedy(state, seen, spec, name) if slot.role is Role.WORKER else ""
+    return pb.Slowness(factor=slowness.told, seconds=max(0.0, now - slowness.since), remedy=remedy)

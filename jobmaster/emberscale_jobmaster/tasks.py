@@ -64,8 +64,12 @@ Finding = Discovered | Indexed | Tally | None
 """What a finished task found; None after TRAIN."""
 
 
-def acquire(state: JobState, spec: TrainingJobSpec, member: MemberId, batches: int) -> tuple[JobState, Task | None]:
+def acquire(
+    state: JobState, spec: TrainingJobSpec, member: MemberId, batches: int, leases: int | None = None
+) -> tuple[JobState, Task | None]:
     """Leases the next work to a worker, `batches` batches where it is data; None where there is nothing for it now.
+
+    It may hold so many `leases` of data at once; LEASES_PER_WORKER unless told otherwise.
 
     A worker prepares data one task at a time. If it asks again while it holds such a task, it never received the task
     and gets the same one.
@@ -75,7 +79,8 @@ def acquire(state: JobState, spec: TrainingJobSpec, member: MemberId, batches: i
     held = state.ledger.held_by(member)
     if state.stage in PREPARATION and held:
         return state, _task(state, spec, held[0])
-    if len(held) >= LEASES_PER_WORKER:
+    most = LEASES_PER_WORKER if leases is None or state.stage in PREPARATION else leases
+    if len(held) >= most:
         return state, None
     granted = state.ledger.grant(member, state.next_token, 1 if state.stage in PREPARATION else batches)
     if granted is None:

@@ -72,6 +72,7 @@ def remarks(before: RunView | None, after: RunView) -> list[str]:
     if new.sizing.message != old.sizing.message and new.sizing.plan_version and _changes_shape(old, new):
         lines.append(f"plan: {new.sizing.message}")
     lines.extend(step_remark(step) for step in _new_steps(old, new))
+    lines.extend(_slow_remarks(old, new))
     if new.recoveries > old.recoveries:
         lines.append(f"a parameter server was lost: training went back to checkpoint {new.checkpoint or 'none'}")
     if new.bad_records > old.bad_records:
@@ -85,6 +86,38 @@ def remarks(before: RunView | None, after: RunView) -> list[str]:
         for evaluation in new.evaluations[len(old.evaluations) :]
     )
     return lines
+
+
+def _slow_remarks(old: pb.JobStatus, new: pb.JobStatus) -> list[str]:
+    """Who has become slower than its peers, or something else is done about it; and who no longer is."""
+    before, after = (
+        {(one.member.role, one.member.index): one for one in status.members if one.HasField("slowness")}
+        for status in (old, new)
+    )
+    lines = [
+        slow_remark(member)
+        for key, member in after.items()
+        if key not in before or before[key].slowness.remedy != member.slowness.remedy
+    ]
+    if new.phase == old.phase == pb.TRAINING:
+        lines.extend(
+            f"{member_name(member.member)} is no longer slower than its peers"
+            for key, member in before.items()
+            if key not in after
+        )
+    return lines
+
+
+def slow_remark(status: pb.MemberStatus) -> str:
+    """How slow a member is, and what is done about it."""
+    slowness = status.slowness
+    remedy = f": {slowness.remedy}" if slowness.remedy else ""
+    return f"{member_name(status.member)} is {slowness.factor:g} times slower than its peers{remedy}"
+
+
+def member_name(member: pb.Member) -> str:
+    """The role and the index, as `worker-0`."""
+    return f"{pb.Role.Name(member.role).lower()}-{member.index}"
 
 
 def _has_rows(status: pb.JobStatus | None) -> bool:

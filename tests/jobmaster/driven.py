@@ -62,6 +62,7 @@ from emberscale_jobmaster.events import (
 )
 from emberscale_jobmaster.machine import MasterState, step
 from emberscale_jobmaster.membership import MemberId, Process
+from emberscale_jobmaster.observations import ServerReport, WorkReport
 from emberscale_jobmaster.operations import Checkpointing, CopyReport, Move, Restore, Restored, SnapshotFile, Source
 from emberscale_jobmaster.ranges import Applied
 from emberscale_jobmaster.scaling import Advice
@@ -134,6 +135,9 @@ class Driven:
         self.committed: dict[int, int] = {}
         self.names = 0
         self.quiet: set[str] = set()
+        self.factors: dict[str, float] = {}
+        self.worked: Counter[str] = Counter()
+        self.spent: dict[str, float] = {}
         self.faults: dict[tuple[str, int], Fault] = {}
         self.storage = "works"
         self.checkpoints: dict[str, tuple[Holding, bool]] = {}
@@ -193,7 +197,8 @@ class Driven:
         for server in self.ps.values():
             numbers: dict[str, Any] = {"generation": server.generation, "version": server.version}
             if self._speaks(server.member):
-                self.tell(HeartbeatReceived(now=self.now, member=server.member, **numbers))
+                served = self._served(server.member)
+                self.tell(HeartbeatReceived(now=self.now, member=server.member, served=served, **numbers))
             elif self._is_unknown(server.member):
                 process = _process(server.member)
                 self.tell(Registered(now=self.now, member=server.member, process=process, **numbers))
@@ -201,7 +206,21 @@ class Driven:
             if self._speaks(worker):
                 task = self.tasks.get(worker)
                 leases = {task.token: self.committed[task.token]} if task is not None else {}
-                self.tell(HeartbeatReceived(now=self.now, member=worker, leases=leases))
+                self._work(worker)
+                number = self.worked[worker.incarnation]
+                work = WorkReport(10, 1.0, (), (), {"compute": self.spent[worker.incarnation]})
+                self.tell(HeartbeatReceived(now=self.now, member=worker, leases=leases, sequence=number, work=work))
+
+    def _work(self, member: MemberId) -> None:
+        """A second of work: of ten samples, or a batch, that took as much longer as the member is slow."""
+        name = member.incarnation
+        self.worked[name] += 1
+        self.spent[name] = self.spent.get(name, 0.0) + 0.01 * self.factors.get(member.slot, 1.0)
+
+    def _served(self, member: MemberId) -> ServerReport:
+        self._work(member)
+        name = member.incarnation
+        return ServerReport({}, 0, self.worked[name], 0, {"push": self.spent[name]})
 
     def _speaks(self, member: MemberId) -> bool:
         slot = self.job.members.slot(member.role, member.index)
@@ -249,7 +268,7 @@ class Driven:
         """A worker trains so many batches, each on every server."""
         member = self.workers[worker]
         for _ in range(batches):
-            task = self.tasks.get(member) or self._take(member)
+            task = self.tasks.get(member) or self.take(member)
             batch = self.committed[task.token] // BATCH
             for routed in self.job.routing.table.servers:
                 self.ps[routed.index].applied.setdefault(task.epoch, set()).add(batch)
@@ -266,7 +285,8 @@ class Driven:
         while self.job.stage is Stage.TRAIN:
             self.train(1)
 
-    def _take(self, member: MemberId) -> Task:
+    def take(self, member: MemberId) -> Task:
+        """A worker gets a lease, and begins to work on it."""
         task = self._ask(member)
         self.tasks[member] = task
         self.committed[task.token] = task.start
@@ -472,6 +492,8 @@ class Driven:
             parts.append("silent: " + ", ".join(sorted(member.slot for member in given_up)))
         if held := [server.member.slot for server in self.ps.values() if server.held is not None]:
             parts.append("held: " + ", ".join(held))
+        slow = [(name, one.told) for name, one in sorted(self.state.seen.slow.items()) if one.lasting]
+        parts += [f"slow: {name}, {factor:g} times" for name, factor in slow]
         if state.outcome is not None:
             parts.append(f"{state.outcome.reason}: {state.outcome.message}")
         return "\n  ".join(parts)
@@ -533,6 +555,8 @@ class Scenario:
                 driven.join(*_slot(member))
             case ["hang", member]:
                 driven.quiet.add(member)
+            case ["slow", member, "by", factor]:
+                driven.factors[member] = float(factor)
             case ["wake", member]:
                 driven.quiet.discard(member)
             case ["fail", call, "on", member, "with", code, *times]:

@@ -18,6 +18,10 @@ from typer.testing import CliRunner
 
 from emberscale._cli import app
 from emberscale_api.environment import ROLE
+from emberscale_api.rpc import master_pb2 as pb
+from emberscale_api.rpc.master_pb2_grpc import MasterStub
+from emberscale_api.rpc.token import open_channel
+from emberscale_operator.local import RunFolder
 
 BATCH = 256
 CLI = str(Path(sys.executable).with_name("emberscale"))
@@ -97,6 +101,20 @@ class Job:
             time.sleep(0.01)
         return True
 
+    def member(self, role: str, index: int) -> psutil.Process:
+        """The live process of a member."""
+        title = f"emberscale-{role} {index}"
+        assert self.wait_for(lambda: title in map(_title, self.members(role)))
+        return next(one for one in self.members(role) if _title(one) == title)
+
+    def status(self) -> pb.JobStatus:
+        """What the master says of the job."""
+        log = self.run_folder / "logs" / "master-0.log"
+        served = [line for line in log.read_text().splitlines() if '"serving"' in line]
+        token = RunFolder(self.run_folder).token.read_text()
+        with open_channel(json.loads(served[-1])["address"], token) as channel:
+            return MasterStub(channel).GetStatus(pb.GetStatusRequest(), timeout=20)
+
     def kill(self, role: str, choice: random.Random) -> bool:
         """SIGKILLs one process of a role, once there is one. False if the job ended first."""
         if not self.wait_for(lambda: self.members(role)):
@@ -131,6 +149,13 @@ class Finished:
         except ValueError:
             pytest.fail(f"no summary; stderr: {self.stderr}\n{self.job.logs()[-8000:]}")
         return result
+
+
+def _title(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline()).strip()
+    except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+        return ""
 
 
 def _is_member(process: psutil.Process, role: str) -> bool:

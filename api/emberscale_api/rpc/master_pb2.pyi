@@ -1068,6 +1068,10 @@ class MemberStatus(_message.Message):
     SAMPLES_PER_SECOND_FIELD_NUMBER: _builtins.int
     STAGE_SECONDS_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
+    LEASES_FIELD_NUMBER: _builtins.int
+    LEASED_BATCHES_FIELD_NUMBER: _builtins.int
+    SLOWNESS_FIELD_NUMBER: _builtins.int
+    BUCKETS_FIELD_NUMBER: _builtins.int
     alive: _builtins.bool
     registrations: _builtins.int
     """restarts = registrations - 1"""
@@ -1076,12 +1080,21 @@ class MemberStatus(_message.Message):
     cpu_seconds: _builtins.float
     metrics_address: _builtins.str
     samples_per_second: _builtins.float
+    leases: _builtins.int
+    """WORKER: granted since the master started"""
+    leased_batches: _builtins.int
+    buckets: _builtins.int
+    """PS: how many it owns"""
     @_builtins.property
     def member(self) -> Global___Member: ...
     @_builtins.property
     def stage_seconds(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
     @_builtins.property
     def rows(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
+    @_builtins.property
+    def slowness(self) -> Global___Slowness:
+        """absent unless it is clearly slower than its peers, and has been for seconds"""
+
     def __init__(
         self,
         *,
@@ -1095,14 +1108,46 @@ class MemberStatus(_message.Message):
         samples_per_second: _builtins.float = ...,
         stage_seconds: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         rows: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        leases: _builtins.int = ...,
+        leased_batches: _builtins.int = ...,
+        slowness: Global___Slowness | None = ...,
+        buckets: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member", "slowness", b"slowness"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "cpu_seconds", b"cpu_seconds", "member", b"member", "memory_bytes", b"memory_bytes", "metrics_address", b"metrics_address", "peak_memory_bytes", b"peak_memory_bytes", "registrations", b"registrations", "rows", b"rows", "samples_per_second", b"samples_per_second", "stage_seconds", b"stage_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "buckets", b"buckets", "cpu_seconds", b"cpu_seconds", "leased_batches", b"leased_batches", "leases", b"leases", "member", b"member", "memory_bytes", b"memory_bytes", "metrics_address", b"metrics_address", "peak_memory_bytes", b"peak_memory_bytes", "registrations", b"registrations", "rows", b"rows", "samples_per_second", b"samples_per_second", "slowness", b"slowness", "stage_seconds", b"stage_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___MemberStatus: _TypeAlias = MemberStatus  # noqa: Y015
+
+@_typing.final
+class Slowness(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FACTOR_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    REMEDY_FIELD_NUMBER: _builtins.int
+    factor: _builtins.float
+    """how many times as long as the median of its peers it takes for the same work"""
+    seconds: _builtins.float
+    """for how long"""
+    remedy: _builtins.str
+    """what is done about it, as the end of a sentence"""
+    def __init__(
+        self,
+        *,
+        factor: _builtins.float = ...,
+        seconds: _builtins.float = ...,
+        remedy: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["factor", b"factor", "remedy", b"remedy", "seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Slowness: _TypeAlias = Slowness  # noqa: Y015
 
 @_typing.final
 class EvaluationStatus(_message.Message):

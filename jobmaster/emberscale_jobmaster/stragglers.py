@@ -1,0 +1,135 @@
+"""What becomes of a worker that is much slower than its peers (DLRover-RM section 5.1).
+
+Sizes follow speed at all times (`tasks.shard_batches`). A worker that is slow for long loses the leases that it holds,
+whose rest goes to others, and from then on holds one lease at a time, down to a single batch. So an epoch waits at its
+end for one of its batches at most.
+
+Smaller shards do not suffice where the bound on staleness binds: while a slow worker computes a gradient, all others
+together may push `bound` batches, and would push `factor` times as many as there are of them. Such a worker rests. It
+gets a lease on trial from time to time, with growing pauses, and is replaced, since another process may run elsewhere
+or undisturbed. One that is replaced and slow again is not replaced soon.
+"""
+
+import math
+from dataclasses import replace
+
+from emberscale_api.job import TrainingJobSpec
+from emberscale_api.job.roles import Role
+from emberscale_jobmaster.membership import MemberId
+from emberscale_jobmaster.observations import Observations, Rest
+from emberscale_jobmaster.state import JobState, Stage
+from emberscale_jobmaster.tasks import LEASES_PER_WORKER, shard_batches
+
+TRIAL_SECONDS = 10.0
+"""How long a worker that holds the others up rests before its first trial; then twice, four times as long."""
+LONGEST_REST_SECONDS = 160.0
+TRIAL_BATCHES = 2
+REPLACE_SECONDS = 20.0
+"""How long a worker that holds the others up is slow before it is replaced."""
+LATE_REPLACE_SECONDS = 300.0
+"""The same of one that holds nobody up, and does little itself."""
+AGAIN_SECONDS = 600.0
+"""How long one that was replaced is kept, slow or not."""
+
+
+def leases_for(
+    state: JobState, seen: Observations, spec: TrainingJobSpec, member: MemberId, now: float
+) -> tuple[int, int]:
+    """How many leases a worker may hold now, and how many batches the next one has; (0, 0): it rests."""
+    bounds = spec.sharding
+    peers = [seen.speed(name) for name in _workers(state)]
+    speed = seen.speed(member.slot)
+    if state.stage is Stage.EVALUATE and seen.slowness(member.slot) is not None:
+        return 1, 1
+    if seen.slowness(member.slot) is None:
+        return LEASES_PER_WORKER, shard_batches(
+            state.ledger.available, speed, peers, bounds.min_batches, bounds.max_batches
+        )
+    rest = seen.rests.get(member.slot)
+    if rest is None or not holds_up(state, seen, spec, member.slot):
+        return 1, shard_batches(state.ledger.available, speed, peers, 1, bounds.max_batches)
+    return (0, 0) if now < rest.until else (1, min(TRIAL_BATCHES, bounds.max_batches))
+
+
+def leased(seen: Observations, member: MemberId, batches: int, now: float) -> Observations:
+    """A worker was granted so many batches: the next trial of one that rests is later."""
+    seen = seen.granted(member, batches)
+    rest = seen.rests.get(member.slot)
+    if rest is None or seen.slowness(member.slot) is None:
+        return seen
+    pause = min(LONGEST_REST_SECONDS, 2 * rest.pause)
+    return replace(seen, rests={**seen.rests, member.slot: replace(rest, until=now + pause, pause=pause)})
+
+
+def newly_slow(before: Observations, after: Observations) -> list[str]:
+    """Slots whose slowness lasts now, and did not before."""
+    return [name for name in after.slow if after.slowness(name) is not None and before.slowness(name) is None]
+
+
+def resting(state: JobState, seen: Observations, spec: TrainingJobSpec, now: float) -> Observations:
+    """Begins the rest of workers that hold the others up, and forgets that of those that are fast again."""
+    rests = dict(seen.rests)
+    for name in _workers(state):
+        rest = rests.get(name, Rest())
+        if seen.slowness(name) is None:
+            rests[name] = replace(rest, until=0.0, pause=0.0)
+        elif not rest.pause and holds_up(state, seen, spec, name):
+            rests[name] = replace(rest, until=now + TRIAL_SECONDS, pause=TRIAL_SECONDS)
+    rests = {name: rest for name, rest in rests.items() if rest != Rest()}
+    return seen if rests == seen.rests else replace(seen, rests=rests)
+
+
+def replaceable(state: JobState, seen: Observations, spec: TrainingJobSpec, now: float) -> list[MemberId]:
+    """The workers that are to be replaced now."""
+    found = []
+    for name, slot in state.members.slots.items():
+        slowness, process = seen.slowness(name), slot.process
+        if slot.role is not Role.WORKER or slowness is None or process is None or slowness.calm_since is not None:
+            continue
+        patience = REPLACE_SECONDS if holds_up(state, seen, spec, name) else LATE_REPLACE_SECONDS
+        replaced_at = seen.rests.get(name, Rest()).replaced_at
+        rested = replaced_at is None or now - replaced_at >= AGAIN_SECONDS
+        if now - slowness.since >= patience and rested:
+            found.append(MemberId(slot.role, slot.index, process.incarnation))
+    return found
+
+
+def replaced(seen: Observations, members: list[MemberId], now: float) -> Observations:
+    """Notes that these workers are being replaced."""
+    if not members:
+        return seen
+    slots = {member.slot for member in members}
+    slow = {name: slowness for name, slowness in seen.slow.items() if name not in slots}
+    return replace(seen, slow=slow, rests={**seen.rests, **{slot: Rest(replaced_at=now) for slot in slots}})
+
+
+def holds_up(state: JobState, seen: Observations, spec: TrainingJobSpec, slot: str) -> bool:
+    """Whether the others would push more than the bound on staleness allows during a batch of this slow worker."""
+    slowness = seen.slowness(slot)
+    others = len(_workers(state)) - 1
+    return slowness is not None and slowness.factor * others > _staleness_bound(seen, spec)
+
+
+def remedy(state: JobState, seen: Observations, spec: TrainingJobSpec, slot: str) -> str:
+    """What is done about a slow worker, as the end of a sentence."""
+    again = seen.rests.get(slot, Rest()).replaced_at is not None
+    which = "replaced before, and slow again: " if again else ""
+    return f"{which}it rests but for trials" if holds_up(state, seen, spec, slot) else f"{which}it gets smaller shards"
+
+
+def _staleness_bound(seen: Observations, spec: TrainingJobSpec) -> int:
+    """The bound in force, as the servers compute it."""
+    training = spec.training
+    reports = (sighting.server for sighting in seen.sightings.values())
+    applied = max((report.applied_batches for report in reports if report is not None), default=0)
+    if not training.staleness_warmup:
+        return training.max_staleness
+    return min(training.max_staleness, math.isqrt(applied // training.staleness_warmup))
+
+
+def _workers(state: JobState) -> list[str]:
+    return [
+        name
+        for name, slot in state.members.slots.items()
+        if slot.role is Role.WORKER and slot.process is not None and slot.process.alive
+    ]

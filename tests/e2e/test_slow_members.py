@@ -1,0 +1,48 @@
+"""A worker or a parameter server that gets 3% of a core: what it is given to do, by counts."""
+
+import re
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from emberscale_api.rpc import master_pb2 as pb
+from local_jobs import Job
+from throttle import Throttle
+
+SHARE = 0.03
+
+
+def member(status: pb.JobStatus, role: "pb.Role.ValueType", index: int) -> pb.MemberStatus:
+    (found,) = (one for one in status.members if (one.member.role, one.member.index) == (role, index))
+    return found
+
+
+@pytest.mark.timeout(300)
+def test_a_worker_that_becomes_slow_is_given_next_to_nothing(make_job: Callable[..., Job]) -> None:
+    job = make_job({"training": {"epochs": 10_000}, "worker": {"replicas": 3}})
+    job.start()
+    assert job.process is not None
+    assert job.wait_for(lambda: job.samples() > 50_000)
+    with Throttle(SHARE) as throttle:
+        throttle.add(job.member("worker", 1).pid)
+        assert job.wait_for(lambda: member(job.status(), pb.WORKER, 1).HasField("slowness"), timeout=120)
+        found = job.status()
+        assert job.wait_for(lambda: _leased(job, found, 0) > 400, timeout=120)
+        assert _leased(job, found, 1) < 40, "a fair share would be more than 400"
+    job.process.send_signal(signal.SIGINT)
+    finished = job.finish()
+    assert finished.code == 130, finished.stderr
+    assert re.search(r"^worker-1 is \d+ times slower than its peers: ", finished.stderr, re.MULTILINE)
+    assert_nothing_twice(job)
+
+
+def assert_nothing_twice(job: Job) -> None:
+    audit = job.audit()
+    assert (audit["repeated"], audit["contradictions"]) == (0, [])
+
+
+def _leased(job: Job, since: pb.JobStatus, worker: int) -> int:
+    """Batches that a worker has leased since then."""
+    before, now = (member(status, pb.WORKER, worker) for status in (since, job.status()))
+    return now.leased_batches - before.leased_batches
