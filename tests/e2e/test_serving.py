@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from emberscale._cli import app
 from emberscale_api.job.status import EVALUATION_BINS
 from emberscale_jobmaster.statistics import auc
-from emberscale_trainer.worker.statistics import histogram
+from emberscale_trainer.worker.statistics import add_to_histogram
 from local_jobs import Finished
 
 # The job is whole, with real processes, but shared with other tests; exporting takes torch.export some seconds.
@@ -44,7 +44,9 @@ def test_the_documented_script_predicts_what_the_job_evaluated(
     assert served.returncode == 0, served.stderr
     probabilities = np.array(served.stdout.split(), dtype=np.float64)
     labels = np.array([float(line[0]) for line in (dataset / "evaluation.tsv").read_text().splitlines()])
-    negatives, positives = histogram(probabilities.astype(np.float32), labels.astype(np.float32), EVALUATION_BINS)
+    counts = np.zeros((2, EVALUATION_BINS), dtype=np.int64)
+    add_to_histogram(probabilities.astype(np.float32), labels.astype(np.float32), counts)
+    negatives, positives = counts
     summary = trained.summary
     assert summary["measured_on"] == "evaluation"
     assert auc(positives, negatives) == pytest.approx(summary["auc"], abs=1e-6)

@@ -22,9 +22,10 @@ from emberscale_trainer.table import warm_up
 
 _COMPILED_WHEN_IMPORTED = (
     "emberscale_trainer.models.interaction",
-    "emberscale_trainer.models.interaction",
+    "emberscale_trainer.models.loss",
     "emberscale_trainer.worker.keys",
     "emberscale_trainer.worker.rows",
+    "emberscale_trainer.worker.statistics",
 )
 
 

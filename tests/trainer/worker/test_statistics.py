@@ -2,9 +2,10 @@
 
 import time
 
+import numpy as np
 import pytest
 
-from emberscale_trainer.worker.statistics import WorkerStatistics
+from emberscale_trainer.worker.statistics import WorkerStatistics, add_to_histogram
 
 
 def test_training_waited_for_what_was_under_way_then() -> None:
@@ -24,3 +25,10 @@ def test_a_batch_that_was_there_already_cost_no_wait() -> None:
     statistics.waited(now, (now - 3, now - 2), (now - 2, now - 1))
     stages = statistics.total_stages
     assert (stages["wait_read"], stages["wait_pull"]) == (0, 0)
+
+
+def test_predictions_are_counted_by_label_and_none_falls_outside() -> None:
+    counts = np.zeros((2, 4), dtype=np.int64)
+    probabilities = np.array([0, 0.26, 0.99, 1, np.nan], dtype=np.float32)
+    add_to_histogram(probabilities, np.array([0, 1, 1, 0, 0], dtype=np.float32), counts)
+    assert counts.tolist() == [[2, 0, 0, 1], [0, 1, 0, 1]]

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from emberscale_api.job import Pooling, TableSpec
 from emberscale_trainer.table.layout import FLOAT_BYTES
-from emberscale_trainer.table.memory import load_float32, store_float32
+from emberscale_trainer.table.memory import address_of, load_float32, store_float32
 from emberscale_trainer.table.vector import VECTOR_BYTES, WHOLE, load8, store8
 from emberscale_trainer.worker.keys import KeyPlan
 
@@ -72,7 +72,7 @@ def _address(array: NDArray[np.float32]) -> int:
     """Where the kernels find the floats of an array. Raises ValueError for one of another type or layout."""
     if array.dtype != np.float32 or not array.flags.c_contiguous:
         raise ValueError(f"rows and embeddings are contiguous float32, not {array.dtype} with strides {array.strides}")
-    return array.ctypes.data
+    return address_of(array)
 
 
 @numba.njit("void(i8, i4[:, ::1], i8[::1], i8[::1], i8, i8)", nogil=True, cache=True)

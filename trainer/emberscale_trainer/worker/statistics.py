@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+import numba
 import numpy as np
 from numpy.typing import NDArray
 from prometheus_client.core import CounterMetricFamily
@@ -19,10 +20,14 @@ Span = tuple[float, float]
 """When something began and ended, by time.perf_counter."""
 
 
-def histogram(probabilities: NDArray[np.float32], labels: NDArray[np.float32], bins: int) -> NDArray[np.int64]:
-    """Counts int64 [2, bins] of predictions in [0, 1] by label; row 1 holds the positives."""
-    cells = np.minimum((probabilities * bins).astype(np.int64), bins - 1) + (labels > 0) * bins
-    return np.bincount(cells, minlength=2 * bins).reshape(2, bins)
+@numba.njit("void(f4[::1], f4[::1], i8[:, ::1])", nogil=True, cache=True)
+def add_to_histogram(probabilities, labels, counts):  # type: ignore[no-untyped-def]
+    """Adds predictions float32 in [0, 1] to `counts` int64 [2, bins] by label float32; row 1 holds the positives."""
+    # Numba types this from the signature above.
+    bins = counts.shape[1]
+    for sample in range(len(labels)):
+        cell = max(0, min(np.int64(probabilities[sample] * np.float32(bins)), bins - 1))  # NaN is 0
+        counts[1 if labels[sample] > 0 else 0, cell] += 1
 
 
 class WorkerStatistics:
@@ -72,12 +77,11 @@ class WorkerStatistics:
         truncated_records: int = 0,
     ) -> None:
         """A batch was computed; `loss_sum` is over its samples, of which so many had lists that were cut."""
-        counts = histogram(probabilities, labels, PROGRESS_BINS)
         with self._lock:
             self._samples += len(labels)
             self._batches += 1
             self._loss_sum += loss_sum
-            self._histogram += counts
+            add_to_histogram(probabilities, labels, self._histogram)
             self._truncated_records += truncated_records
             self.total_samples += len(labels)
             self.total_batches += 1
@@ -136,7 +140,7 @@ class EvaluationTotals:
         self._loss_sum += loss_sum
         self._prediction_sum += float(probabilities.sum(dtype=np.float64))
         self._label_sum += int(labels.sum(dtype=np.float64))
-        self._histogram += histogram(probabilities, labels, EVALUATION_BINS)
+        add_to_histogram(probabilities, labels, self._histogram)
 
     def to_proto(self) -> master_pb2.Evaluation:
         """The totals as they travel to the master."""
