@@ -143,23 +143,14 @@ def skew(
         if plot is not None:
             ensure_writable(plot.absolute().parent, "--plot")
         speeds = None if profile is None else _speeds(profile)
-        alone = len(paths) == 1 and Path(paths[0]).suffix in _MANIFEST_SUFFIXES
-        if alone and manifest is not None:
-            raise BadInputError(f"{paths[0]} is a manifest: leave --manifest out, or name data files")
-        source = Path(paths[0]) if alone else manifest
-        job = None if source is None else load_manifest(source, overrides or ())
-        if job is None and overrides:
-            raise BadInputError("--set changes a manifest: name one")
+        job, paths = _job(paths, manifest, overrides)
         if job is not None and (dimension is not None or optimizer is not None):
             raise BadInputError("the manifest says --dimension and --optimizer: change it with --set")
-        if alone and job is not None:
-            check_data(job)
-            paths = list(job.spec.data.train)
+        if job is not None and any((from_format, label, dense, categorical, lists)):
+            raise BadInputError("the manifest says what the files are: leave --from, --label and the like out")
         try:
             files = expand(paths)
             if job is not None:
-                if any((from_format, label, dense, categorical, lists)):
-                    raise BadInputError("the manifest says what the files are: leave --from, --label and the like out")
                 reader = format_reader(job.spec.data.format, columns_of(job.spec.data), job.spec.data.csv, raw=True)
                 model = resolve_model(job.spec)
             else:
@@ -203,6 +194,25 @@ def skew(
         console.print(part)
     if plot is not None:
         console.print(f"picture: {plot}", highlight=False)
+
+
+def _job(
+    paths: list[str], manifest: Path | None, overrides: Sequence[str] | None
+) -> tuple[TrainingJob | None, list[str]]:
+    """The job that is named, if one is, and the data files: its own where no others are. Raises BadInputError."""
+    alone = len(paths) == 1 and Path(paths[0]).suffix in _MANIFEST_SUFFIXES
+    if alone and manifest is not None:
+        raise BadInputError(f"{paths[0]} is a manifest: leave --manifest out, or name data files")
+    source = Path(paths[0]) if alone else manifest
+    if source is None:
+        if overrides:
+            raise BadInputError("--set changes a manifest: name one")
+        return None, paths
+    job = load_manifest(source, overrides or ())
+    if alone:
+        check_data(job)
+        paths = list(job.spec.data.train)
+    return job, paths
 
 
 def _budgets(texts: Sequence[str]) -> tuple[int, ...]:

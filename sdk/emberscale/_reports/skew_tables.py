@@ -63,7 +63,7 @@ def _budgets(report: "SkewReport", gains: Sequence[float] | None) -> Table:
             memory_quantity(point.budget),
             _threshold(point),
             f"{point.rows:,}",
-            f"{point.bytes / 2**20:,.1f}",
+            f"{point.bytes / 2**20:,.2f}",
             f"{point.access_share:.1%}",
             f"{point.hot_share:.1%}",
             _ratio(point.traffic.shared, report.row_bytes_per_sample),
