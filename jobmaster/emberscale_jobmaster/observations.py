@@ -245,9 +245,9 @@ class Observations:
             told = replace(told, pace=known.pace.add(max(0.0, spent), applied, now))
         return self._with(member, told)
 
-    def compared(self, members: Membership, now: float) -> "Observations":
-        """Compares the live members of each role with each other."""
-        slow: dict[str, Slowness] = {}
+    def slower(self, members: Membership) -> dict[str, float]:
+        """How many times as long as the median of its peers each live member takes for the same work, by slot."""
+        found: dict[str, float] = {}
         for role in (Role.PS, Role.WORKER):
             paces = {
                 name: sighting.pace.seconds
@@ -256,7 +256,12 @@ class Observations:
                 if (sighting := self.sightings.get(name)) is not None
                 if sighting.incarnation == slot.process.incarnation
             }
-            slow |= judged(self.slow, factors(paces), now)
+            found |= factors(paces)
+        return found
+
+    def compared(self, members: Membership, now: float) -> "Observations":
+        """Finds the members that are slower than their peers, or are not any more."""
+        slow = judged(self.slow, self.slower(members), now)
         return self if slow == self.slow else replace(self, slow=slow)
 
     def slowness(self, slot: str) -> Slowness | None:

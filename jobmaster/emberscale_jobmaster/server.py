@@ -167,6 +167,14 @@ class JobMetrics(Collector):
         for part in plan(state, spec).roles:
             planned.add_metric([pb.Role.Name(part.role).lower()], part.replicas)
         yield planned
+        slowness = GaugeMetricFamily(
+            metrics.MEMBER_SLOWNESS_RATIO,
+            "How many times as long as the median of its peers a member takes for the same work",
+            labels=["role", "index"],
+        )
+        for name, factor in seen.slower(state.members).items():
+            slowness.add_metric(name.rsplit("-", 1), factor)
+        yield slowness
         samples, expected = committed_samples(state, spec), spec.training.epochs * state.training_records
         yield GaugeMetricFamily(
             metrics.JOB_PROGRESS_RATIO, "Share of all epochs' samples that is trained", samples / (expected or 1)

@@ -26,7 +26,7 @@ LONGEST_REST_SECONDS = 160.0
 TRIAL_BATCHES = 2
 REPLACE_SECONDS = 20.0
 """How long a worker that holds the others up is slow before it is replaced."""
-LATE_REPLACE_SECONDS = 300.0
+LATE_REPLACE_SECONDS = 1200.0
 """The same of one that holds nobody up, and does little itself."""
 AGAIN_SECONDS = 600.0
 """How long one that was replaced is kept, slow or not."""

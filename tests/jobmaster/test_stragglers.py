@@ -7,7 +7,7 @@ from tests.jobmaster.driven import Driven
 
 from emberscale_api.job.roles import Role
 from emberscale_jobmaster.events import TaskWanted
-from emberscale_jobmaster.stragglers import LONGEST_REST_SECONDS, TRIAL_BATCHES
+from emberscale_jobmaster.stragglers import LATE_REPLACE_SECONDS, LONGEST_REST_SECONDS, TRIAL_BATCHES
 
 FOUND_SECONDS = 20.0
 
@@ -47,9 +47,9 @@ def test_a_worker_that_becomes_slow_loses_its_leases() -> None:
 def test_a_slow_worker_that_holds_nobody_up_is_replaced_only_after_minutes() -> None:
     driven = training(bound=1000)
     driven.factors["worker-1"] = 33
-    driven.pass_time(240)
+    driven.pass_time(LATE_REPLACE_SECONDS)
     assert driven.job.members.given_up() == ()
-    driven.pass_time(100)
+    driven.pass_time(FOUND_SECONDS)
     assert [member.slot for member in driven.job.members.given_up()] == ["worker-1"]
 
 

@@ -1,6 +1,7 @@
 """What a person sees while a job runs."""
 
 import io
+from itertools import pairwise
 
 import pytest
 from rich.console import Console
@@ -181,3 +182,26 @@ def test_the_live_view_fits_a_narrow_terminal(status: pb.JobStatus | None) -> No
 )
 def test_durations_read_like_a_clock(seconds: float, text: str) -> None:
     assert clock_time(seconds) == text
+
+
+def test_who_is_slow_is_told_when_it_begins_changes_and_ends() -> None:
+    def status(factor: float = 0.0, remedy: str = "") -> pb.JobStatus:
+        found = training()
+        member = found.members.add(member=pb.Member(role=pb.WORKER, index=2))
+        if factor:
+            member.slowness.CopyFrom(pb.Slowness(factor=factor, seconds=7, remedy=remedy))
+        return found
+
+    views = [
+        snapshot(status()),
+        snapshot(status(30, "it gets smaller shards")),
+        snapshot(status(40, "it gets smaller shards")),
+        snapshot(status(40, "it rests")),
+        snapshot(status()),
+    ]
+    assert [remarks(before, after) for before, after in pairwise(views)] == [
+        ["worker-2 is 30 times slower than its peers: it gets smaller shards"],
+        [],
+        ["worker-2 is 40 times slower than its peers: it rests"],
+        ["worker-2 is no longer slower than its peers"],
+    ]

@@ -33,13 +33,16 @@ class JobPhase(StrEnum):
 
 
 class ConditionType(StrEnum):
-    """`PROGRESSING`: nothing blocks the job. `SCALING`: its shape is changing. The others as in batch/v1."""
+    """`PROGRESSING`: nothing blocks the job. `SCALING`: its shape is changing. `SLOW`: a member is much slower than its
+    peers. The others as in batch/v1.
+    """
 
     PROGRESSING = "Progressing"
     COMPLETE = "Complete"
     FAILED = "Failed"
     SUSPENDED = "Suspended"
     SCALING = "Scaling"
+    SLOW = "SlowMembers"
 
 
 class _Status(ManifestPart):

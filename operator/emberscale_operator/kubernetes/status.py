@@ -165,9 +165,21 @@ def _conditions(before: Iterable[Condition], facts: Facts) -> tuple[Condition, .
         put(ConditionType.SCALING, sizing.scaling, last.reason, last.message)
     elif resting and ConditionType.SCALING in conditions:
         put(ConditionType.SCALING, False, str(phase), "the job rests")
+    slow = [] if resting or facts.master is None else [one for one in facts.master.members if one.HasField("slowness")]
+    if slow:
+        put(ConditionType.SLOW, True, "FoundSlowMembers", "; ".join(map(_slow_text, slow)))
+    elif ConditionType.SLOW in conditions and (resting or facts.master is not None):
+        put(ConditionType.SLOW, False, "NoSlowMembers", "no member is much slower than its peers")
     order = {str(kind): number for number, kind in enumerate(ConditionType)}
     # others may have written conditions of types that this version does not know: they stay, behind its own
     return tuple(sorted(conditions.values(), key=lambda condition: order.get(condition.type, len(order))))
+
+
+def _slow_text(member: pb.MemberStatus) -> str:
+    slowness = member.slowness
+    remedy = f", {slowness.remedy}" if slowness.remedy else ""
+    name = f"{pb.Role.Name(member.member.role).lower()}-{member.member.index}"
+    return f"{name} is {slowness.factor:g} times slower than its peers{remedy}"
 
 
 def _progress(status: pb.JobStatus, ended: bool) -> Progress:

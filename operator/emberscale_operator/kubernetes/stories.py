@@ -4,7 +4,7 @@ from datetime import datetime
 
 from emberscale_api.job import memory_quantity
 from emberscale_api.job.roles import Role
-from emberscale_api.job.status import JobPhase, MemberStatus, PlanStatus, TrainingJobStatus
+from emberscale_api.job.status import ConditionType, JobPhase, MemberStatus, PlanStatus, TrainingJobStatus
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.kubernetes.events import EventRecorder
 from emberscale_operator.kubernetes.job import Job
@@ -72,6 +72,17 @@ def tell_steps(recorder: EventRecorder, job: Job, before: PlanStatus | None, aft
             took = f", after {step.seconds:.1f}s" if step.seconds else ""
             tell = recorder.warning if step.reason in _SETBACKS else recorder.normal
             tell(job, step.reason, f"{step.message}{took}", str(step.number))
+
+
+def tell_slow(recorder: EventRecorder, job: Job, before: TrainingJobStatus, after: TrainingJobStatus) -> None:
+    """A member has become much slower than its peers, or something else is done about it; or none is slow any more."""
+    old, new = (
+        next((one for one in status.conditions if one.type == ConditionType.SLOW), None) for status in (before, after)
+    )
+    if new is None or (old is not None and (old.status, old.message) == (new.status, new.message)):
+        return
+    tell = recorder.warning if new.status == "True" else recorder.normal
+    tell(job, new.reason, new.message, f"{new.last_transition_time.isoformat()}-{new.message}")
 
 
 def tell_refusal(recorder: EventRecorder, job: Job, instance: InstanceId, reason: str, message: str) -> None:

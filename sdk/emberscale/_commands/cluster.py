@@ -111,6 +111,9 @@ def render(name: str, status: TrainingJobStatus) -> Group:
     scaling = next((one for one in status.conditions if one.type == ConditionType.SCALING), None)
     if scaling is not None and (scaling.status == "True" or scaling.reason == "GaveUpScaling"):
         table.add_row("Scaling", f"{scaling.reason}: {scaling.message}")
+    slow = next((one for one in status.conditions if one.type == ConditionType.SLOW), None)
+    if slow is not None and slow.status == "True":
+        table.add_row("Slow", f"{slow.message} (since {slow.last_transition_time:%H:%M:%S})")
     progress = status.progress
     if progress is not None and progress.expected_samples:
         eta = f", {progress.eta} left" if progress.eta else ""

@@ -14,7 +14,7 @@ from emberscale_api.shape import RoleShape
 from emberscale_operator.kubernetes.job import read_job
 from emberscale_operator.kubernetes.observation import plan_of
 from emberscale_operator.kubernetes.status import Facts, build_status, merge_patch, to_document
-from emberscale_operator.kubernetes.stories import tell_steps
+from emberscale_operator.kubernetes.stories import tell_slow, tell_steps
 from emberscale_operator.machine import Demand, JobStanding, Resources, demands_of, grown_memory
 from emberscale_operator.machine.intent import replicas_of
 from training_jobs import job_body
@@ -109,6 +109,47 @@ def test_a_job_at_rest_does_not_scale() -> None:
     planned = build_status(TrainingJobStatus(), facts(JobPhase.TRAINING, plan=steps("PlannedScaling", scaling=True)))
     rests = build_status(planned, facts(JobPhase.SUSPENDED, plan=steps("PlannedScaling", scaling=True)))
     assert conditions(rests)["Scaling"] == "False"
+
+
+def of_master(*slow: tuple[int, float, str]) -> pb.JobStatus:
+    """Three workers, of which these are so many times slower than their peers."""
+    status = pb.JobStatus(phase=pb.TRAINING)
+    for index in range(3):
+        status.members.add(member=pb.Member(role=pb.WORKER, index=index))
+    for index, factor, remedy in slow:
+        status.members[index].slowness.CopyFrom(pb.Slowness(factor=factor, seconds=9, remedy=remedy))
+    return status
+
+
+def test_slow_members_are_a_condition_and_told_once_and_when_it_is_over() -> None:
+    recorder, job = Recorder(), read_job(job_body())
+    status = build_status(TrainingJobStatus(), facts(JobPhase.TRAINING, master=of_master()))
+    assert conditions(status) == {"Progressing": "True"}
+    for master in (
+        of_master((1, 30.0, "it rests")),
+        of_master((1, 30.0, "it rests")),
+        of_master((0, 5.0, "it gets smaller shards"), (1, 30.0, "it rests")),
+        of_master(),
+    ):
+        before, status = status, build_status(status, facts(JobPhase.TRAINING, master=master))
+        tell_slow(recorder, job, before, status)  # type: ignore[arg-type]
+    assert conditions(status)["SlowMembers"] == "False"
+    assert [told[:3] for told in recorder.told] == [
+        ("Warning", "FoundSlowMembers", "worker-1 is 30 times slower than its peers, it rests"),
+        (
+            "Warning",
+            "FoundSlowMembers",
+            "worker-0 is 5 times slower than its peers, it gets smaller shards; "
+            "worker-1 is 30 times slower than its peers, it rests",
+        ),
+        ("Normal", "NoSlowMembers", "no member is much slower than its peers"),
+    ]
+
+
+def test_a_job_at_rest_has_no_slow_members() -> None:
+    slow = of_master((1, 30.0, ""))
+    status = build_status(TrainingJobStatus(), facts(JobPhase.TRAINING, master=slow))
+    assert conditions(build_status(status, facts(JobPhase.SUSPENDED, master=slow)))["SlowMembers"] == "False"
 
 
 def test_steps_are_told_once() -> None:
