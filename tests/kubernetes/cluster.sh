@@ -13,6 +13,7 @@
 #   EMBERSCALE_E2E_NODE_FAULT  optional: a command that does `N cut`, `N heal` or `N crash` to node N; node loss needs it
 #   EMBERSCALE_E2E_FAKE_NODES  optional: a command that adds so many nodes whose pods only seem to run; the storm needs it
 #   EMBERSCALE_E2E_KEEP        optional: leaves the installation there, for the next run
+#   EMBERSCALE_E2E_PROCESSES   optional: how many processes run the tests that may run beside each other, 3 by default
 # Otherwise, as root on Debian, a cluster of two nodes is started for the run from KUBE_SCRIPTS, a folder with up.sh,
 # down.sh, build-image.sh, load-image.sh, node.sh and fake-nodes.sh; by default ../shared/kube beside this checkout.
 # KUBE_VERSION is passed on.
@@ -93,6 +94,29 @@ POLICY
   export EMBERSCALE_E2E_NODE_FAULT=$scripts/node.sh EMBERSCALE_E2E_FAKE_NODES=$scripts/fake-nodes.sh
 }
 
+deliver() { # NAME IMAGE FOLDER [more arguments of the build]
+  { $build "localhost/$2" "$work/$1.tar" "${@:3}" && $load "$work/$1.tar"; } > "$work/$1.log" 2>&1 \
+    || { tail -n 60 "$work/$1.log" >&2; return 1; }
+  rm "$work/$1.tar"
+  step "$2 is loaded"
+}
+
+all_of() { # PID...
+  local pid
+  for pid in "$@"; do
+    wait "$pid" || exit 1
+  done
+}
+
+# conftest.py says what the parts are. The outcome is that of the first part that fails; 5 if no test is selected.
+outcome=5
+run_part() { # PART [arguments of pytest]
+  local code=0
+  step "running the tests of the part '$1'"
+  $inside "$root/.venv/bin/pytest" tests/kubernetes --part "$@" || code=$?
+  if [ "$code" != 5 ] && { [ "$outcome" = 5 ] || [ "$outcome" = 0 ]; }; then outcome=$code; fi
+}
+
 # Whether a pod without anything of ours comes to run; the account that it needs is made a moment after its namespace.
 pods_run() {
   for _ in $(seq 30); do
@@ -116,29 +140,32 @@ else
   "$scripts/base-image.sh" > "$work/base.log" 2>&1 || not_run "no base of the images: $(tail -n 1 "$work/base.log")"
 fi
 
-step "building the images"
-$build localhost/emberscale:e2e "$work/emberscale.tar" "$root" > "$work/build.log" 2>&1 \
-  || { tail -n 60 "$work/build.log" >&2; exit 1; }
-$build localhost/emberscale-control-plane:e2e "$work/emberscale-control-plane.tar" "$root" \
-  --build-arg EXTRAS=operator,brain > "$work/build.log" 2>&1 || { tail -n 60 "$work/build.log" >&2; exit 1; }
-$build localhost/emberscale:next "$work/next.tar" tests/kubernetes/next > "$work/build.log" 2>&1 \
-  || { tail -n 60 "$work/build.log" >&2; exit 1; }
-for store in redis postgresql; do
-  $build "localhost/$store:e2e" "$work/$store.tar" "tests/kubernetes/$store" > "$work/build.log" 2>&1 \
-    || { tail -n 60 "$work/build.log" >&2; exit 1; }
-done
 if [ -z "$own" ]; then
   step "starting a cluster"
   start_cluster
 fi
-step "loading the images"
-for image in emberscale emberscale-control-plane next redis postgresql; do
-  $load "$work/$image.tar"
-done
+
+# Images are built and loaded beside each other and beside tests that do not need them.
+step "building and loading the images"
+deliver emberscale emberscale:e2e "$root" &
+images=($!)
+deliver control-plane emberscale-control-plane:e2e "$root" --build-arg EXTRAS=operator,brain &
+images+=($!)
+deliver redis redis:e2e tests/kubernetes/redis &
+images+=($!)
+run_part files "$@"
+all_of "${images[@]}"
+deliver next emberscale:next tests/kubernetes/next & # changes the image under test
+images=($!)
+deliver postgresql postgresql:e2e tests/kubernetes/postgresql &
+images+=($!)
 
 export EMBERSCALE_E2E_IMAGE=localhost/emberscale:e2e EMBERSCALE_E2E_REDIS_IMAGE=localhost/redis:e2e
 export EMBERSCALE_E2E_CONTROL_PLANE_IMAGE=localhost/emberscale-control-plane:e2e
 export EMBERSCALE_E2E_POSTGRESQL_IMAGE=localhost/postgresql:e2e EMBERSCALE_E2E_NEXT_IMAGE=localhost/emberscale:next
 export EMBERSCALE_E2E_FOLDER=${EMBERSCALE_E2E_FOLDER:-$work/shared}
-step "running the suite"
-$inside "$root/.venv/bin/pytest" tests/kubernetes "$@"
+keep=${EMBERSCALE_E2E_KEEP:-${state:+yes}} # a cluster of ours goes as a whole
+EMBERSCALE_E2E_KEEP=yes run_part together --numprocesses "${EMBERSCALE_E2E_PROCESSES:-3}" "$@"
+all_of "${images[@]}"
+EMBERSCALE_E2E_KEEP=$keep run_part alone "$@"
+exit "$outcome"

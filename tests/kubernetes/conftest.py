@@ -1,17 +1,87 @@
-"""The end-to-end suite: it runs on the cluster that KUBECONFIG names, where cluster.sh has loaded the image."""
+"""The end-to-end suite: it runs on the cluster that KUBECONFIG names, where cluster.sh has loaded the image.
 
-from collections.abc import Iterator
+Its parts differ in what they do to the cluster. `files` needs none. The tests of `together` share one installation,
+keep to namespaces of their own, and run on several processes at once. Those of `alone` change what all jobs share.
+"""
+
+import fcntl
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from cluster import IMAGE, KEEP, ROWS, SHARED_FOLDER, Place, apply, kubectl, run, run_in_pod, setting
-from faults import ProcessKiller, process_killer
+from faults import ProcessKiller, start_process_killers
 from installation import RELEASE, SYSTEM, helm_install, redis_volume
 
+PARTS = ("files", "together", "alone")
+SHARING = ("test_dashboards.py", "test_refused_manifests.py")
+"""Modules whose tests share a fixture: one process runs all tests of each."""
+_LONGEST_NAMESPACE = 40
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What looks back at the session, or breaks what others need, comes last."""
-    items.sort(key=lambda item: item.get_closest_marker("last") is not None)
+Once = Callable[[str, Callable[[], None]], None]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--part", choices=PARTS, help="runs one part of the end-to-end suite; all of them by default")
+
+
+def part_of(item: pytest.Item) -> str:
+    return next((part for part in PARTS if item.get_closest_marker(part)), "together")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Selects the part, and sorts it: by part, and what is marked `first` or `last` within each."""
+    wanted = config.getoption("--part") or None
+    config.hook.pytest_deselected(items=[item for item in items if wanted not in (None, part_of(item))])
+    items[:] = [item for item in items if wanted in (None, part_of(item))]
+
+    def order(item: pytest.Item) -> tuple[int, int]:
+        marks = {name: item.get_closest_marker(name) is not None for name in ("first", "last")}
+        return PARTS.index(part_of(item)), marks["last"] - marks["first"]
+
+    items.sort(key=order)
+
+
+class _Scheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist ships no types
+    """Hands out tests one by one, but for those of SHARING."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        module = nodeid.partition("::")[0]
+        return module if module.endswith(SHARING) else nodeid
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _Scheduling:
+    return _Scheduling(config, log)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Removes the installation, which the processes of pytest-xdist share."""
+    if hasattr(session.config, "workerinput") or not setting(IMAGE) or setting(KEEP):
+        return
+    run("helm", "uninstall", RELEASE, "-n", SYSTEM, "--ignore-not-found", "--wait", timeout=180)
+    kubectl("delete", "namespace", SYSTEM, "--ignore-not-found", "--wait=true", timeout=180)
+    kubectl("delete", "pv", "emberscale-e2e-redis", "--ignore-not-found", "--wait=false")
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Once:
+    """Does something of a name once in the session, however many processes ask for it: the others wait for it."""
+    base = tmp_path_factory.getbasetemp()
+    folder = base if worker_id == "master" else base.parent
+
+    def do(name: str, what: Callable[[], None]) -> None:
+        with (folder / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            done = folder / f"{name}.done"
+            if not done.exists():
+                what()
+                done.touch()
+
+    return do
 
 
 @pytest.fixture(scope="session")
@@ -26,45 +96,56 @@ def image() -> str:
 
 
 @pytest.fixture(scope="session")
-def shared_folder(image: str) -> Iterator[str]:
+def shared_folder(image: str, once: Once) -> str:
     """A folder of the nodes, with data below criteo/, that every pod may write."""
     folder = setting(SHARED_FOLDER, "/var/tmp/emberscale-e2e")
-    apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM}})
-    kubectl("delete", "pod", "prepare-data", "-n", SYSTEM, "--ignore-not-found")
-    script = (
-        f"mkdir -p /shared/checkpoints /shared/redis /shared/redis-plain && "
-        f"(test -f /shared/criteo/metadata.json || "
-        f"emberscale data synth /shared/criteo --rows {ROWS} --seed 1 --parts 2) && chmod -R a+rwX /shared"
-    )
-    run_in_pod("prepare-data", Place(SYSTEM, folder), ["sh", "-c", script], user=0)
-    yield folder
-    if not setting(KEEP):
-        kubectl("delete", "namespace", SYSTEM, "--wait=true", timeout=180)
+
+    def prepare() -> None:
+        apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM}})
+        kubectl("delete", "pod", "prepare-data", "-n", SYSTEM, "--ignore-not-found")
+        script = (
+            f"mkdir -p /shared/checkpoints /shared/redis /shared/redis-plain && "
+            f"(test -f /shared/criteo/metadata.json || "
+            f"emberscale data synth /shared/criteo --rows {ROWS} --seed 1 --parts 2) && chmod -R a+rwX /shared"
+        )
+        run_in_pod("prepare-data", Place(SYSTEM, folder), ["sh", "-c", script], user=0)
+
+    once("shared-folder", prepare)
+    return folder
 
 
 @pytest.fixture(scope="session")
-def installed(image: str, shared_folder: str) -> Iterator[str]:
+def installed(image: str, shared_folder: str, once: Once) -> str:
     """The chart, installed with Redis on a volume; the name of the release."""
-    apply(*redis_volume(f"{shared_folder}/redis"), namespace=SYSTEM)
-    helm_install()
-    yield RELEASE
-    if not setting(KEEP):
-        run("helm", "uninstall", RELEASE, "-n", SYSTEM, "--ignore-not-found", "--wait", timeout=180)
-        kubectl("delete", "pv", "emberscale-e2e-redis", "--ignore-not-found", "--wait=false")
+
+    def install() -> None:
+        apply(*redis_volume(f"{shared_folder}/redis"), namespace=SYSTEM)
+        helm_install()
+
+    once("installed", install)
+    return RELEASE
 
 
 @pytest.fixture(scope="session")
-def killer(installed: str) -> Iterator[ProcessKiller]:
+def killer(installed: str, once: Once) -> ProcessKiller:
     """Something that kills processes on their nodes."""
-    with process_killer() as found:
-        yield found
+    once("killers", start_process_killers)
+    return ProcessKiller()
 
 
 @pytest.fixture
 def place(installed: str, shared_folder: str, request: pytest.FixtureRequest) -> Iterator[Place]:
     """A namespace of the test's own; its jobs end with it."""
-    name = request.node.name.split("[")[0].removeprefix("test_").replace("_", "-")[:40].strip("-")
+    name = namespace_of(request.node.name)
     kubectl("delete", "namespace", name, "--ignore-not-found", "--wait=true", timeout=180)
     kubectl("create", "namespace", name)
     yield Place(name, shared_folder)
     kubectl("delete", "namespace", name, "--wait=false")
+
+
+def namespace_of(test: str) -> str:
+    """No other test, and no other case of the same one, has it."""
+    words = re.sub("[^a-z0-9]+", "-", test.removeprefix("test_").lower()).strip("-")
+    if len(words) <= _LONGEST_NAMESPACE:
+        return words
+    return f"{words[: _LONGEST_NAMESPACE - 7].strip('-')}-{zlib.crc32(test.encode()) & 0xFFFFFF:06x}"

@@ -9,6 +9,8 @@ import pytest
 
 from prometheus_server import alerts, promtool_finds
 
+pytestmark = pytest.mark.files
+
 LABELS = 'namespace="n", training_job="j"'
 LONG = "x700"
 """As often again, every 15 s: three hours."""

@@ -15,7 +15,7 @@ ROUNDS = int(setting("EMBERSCALE_CHAOS_ROUNDS", "6"))
 SEED = int(setting("EMBERSCALE_CHAOS_SEED", str(random.randrange(10**6))))
 EPOCHS = 10
 
-pytestmark = pytest.mark.timeout(300 + 240 * ROUNDS)
+pytestmark = [pytest.mark.timeout(300 + 240 * ROUNDS), pytest.mark.alone]
 
 
 def deeds(killer: ProcessKiller, generator: random.Random) -> dict[str, Callable[[Job], None]]:

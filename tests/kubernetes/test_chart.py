@@ -12,6 +12,8 @@ import yaml
 from emberscale_api.certificates import read_certificates
 from emberscale_brain.service.settings import load_settings
 
+pytestmark = pytest.mark.files
+
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "emberscale"
 

@@ -29,7 +29,7 @@ from prometheus_server import (
     scrape_configs,
 )
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.first]
 
 BROKEN = "broken"
 NOWHERE = {"template": {"nodeSelector": {"no-node": "has-this"}}}
@@ -191,9 +191,10 @@ def lose_workers(job: Job, place: Place) -> None:
     ],
 )
 def test_an_alert_is_raised_by_what_it_is_for(alert: str, job: str, broken: None, prometheus: Prometheus) -> None:
-    eventually(f"{alert} of {job}", lambda: prometheus.alert(alert, job), seconds=420)
+    eventually(f"{alert} of {job}", lambda: prometheus.alert(alert, BROKEN, job), seconds=420)
 
 
+@pytest.mark.files
 def test_each_alert_is_broken_on_purpose_or_says_why_not() -> None:
     (mark,) = test_an_alert_is_raised_by_what_it_is_for.pytestmark  # type: ignore[attr-defined]  # set by the decorator
     assert sorted([*(alert for alert, _ in mark.args[1]), *OF_PROMTOOL_ALONE]) == sorted(
@@ -201,6 +202,7 @@ def test_each_alert_is_broken_on_purpose_or_says_why_not() -> None:
     )
 
 
+@pytest.mark.files
 def test_prometheus_accepts_the_rules() -> None:
     if shutil.which("promtool") is None:
         pytest.skip("NOT RUN: there is no `promtool` on the path (Debian's package prometheus)")
@@ -208,6 +210,7 @@ def test_prometheus_accepts_the_rules() -> None:
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
+@pytest.mark.files
 def test_the_cluster_dashboard_counts_what_ended_before_an_upgrade(tmp_path: Path) -> None:
     """One operator sees two jobs complete, the next one a third, and the first failure that was ever counted."""
     before, after = 'instance="10.0.0.1:9090"', 'instance="10.0.0.2:9090"'
@@ -227,6 +230,7 @@ def test_the_cluster_dashboard_counts_what_ended_before_an_upgrade(tmp_path: Pat
     promtool_finds(answers, series, "24m", "15s", tmp_path)
 
 
+@pytest.mark.files
 def test_queries_use_no_label_but_those_that_pods_are_scraped_with() -> None:
     monitors = (CHART / "templates" / "monitors.yaml").read_text()
     given = set(re.findall(r"targetLabel: (\w+)", monitors)) | {
@@ -247,6 +251,7 @@ def test_queries_use_no_label_but_those_that_pods_are_scraped_with() -> None:
         assert used <= given, f"{query}: {used - given}"
 
 
+@pytest.mark.files
 def test_each_panel_says_what_it_shows() -> None:
     for file in DASHBOARDS:
         for panel in json.loads(file.read_text())["panels"]:

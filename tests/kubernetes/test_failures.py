@@ -71,7 +71,7 @@ def test_what_a_worker_waits_for_is_named_and_heals(place: Place, missing: str) 
         word = "Image" if missing == "image" else "late"
         return condition["status"] == "False" and word in f"{condition['reason']} {condition['message']}"
 
-    eventually("the job says what it waits for", lambda: said() or None, seconds=10, every=0.5)
+    eventually("the job says what it waits for", lambda: said() or None, seconds=60)
     mend(missing, job, place)
     try:
         job.wait_complete()

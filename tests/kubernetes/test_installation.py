@@ -31,7 +31,7 @@ from cluster import (
 from faults import ProcessKiller, is_live
 from installation import OPERATOR, RELEASE, SYSTEM, arguments_of, helm_install, image_values
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.alone]
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 PLAIN = "emberscale-system"

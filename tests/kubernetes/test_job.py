@@ -1,10 +1,5 @@
 """One job, from `kubectl apply` to Complete, as a person sees it."""
 
-import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
-
 import pytest
 
 from cluster import (
@@ -14,13 +9,12 @@ from cluster import (
     assert_exact,
     auc_of_local_run,
     eventually,
-    get,
     kubectl,
     manifest,
     run,
     submit,
 )
-from installation import SYSTEM, helm_install
+from installation import SYSTEM
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -141,48 +135,10 @@ def test_jobs_of_one_name_in_two_namespaces_do_not_touch_each_other(place: Place
         kubectl("delete", "namespace", other.namespace, "--wait=true", timeout=180)
 
 
-def test_an_upgrade_under_a_running_job_does_not_disturb_it(place: Place) -> None:
-    """Helm installs the newer definition first: for a while the older operator sees fields that it does not know."""
-    document = manifest("upgraded", place)
-    document["spec"]["training"]["epochs"] = 24
-    job = submit(document, place)
-    job.wait_for_samples(1)
-    before = {pod["metadata"]["uid"] for pod in job.pods()}
-    with a_newer_definition():
-        assert job.read()["spec"]["novelty"] == "of tomorrow"
-        seen = job.samples()
-        job.wait_for_samples(seen + 1)
-        assert job.condition("Progressing")["status"] == "True"
-        helm_install("--set", "operator.logLevel=debug", "--set", "operator.podAnnotations.upgraded=yes")
-        after = {pod["metadata"]["uid"] for pod in job.pods()}
-        assert job.phase() not in ("Complete", "Failed")
-        status = job.wait_complete(600)
-    assert before <= after
-    assert [status[role].get("restarts", 0) for role in ("master", "ps", "worker")] == [0, 0, 0]
-    assert_exact(job, place, 24 * RECORDS)
-
-
-@contextmanager
-def a_newer_definition() -> Iterator[None]:
-    """The CRD has one more field, with a default that the API server fills in for jobs that are there."""
-    crd, fields = "trainingjobs.emberscale.io", ("openAPIV3Schema", "properties", "spec", "properties")
-    path = "/".join(("/spec/versions/0/schema", *fields, "novelty"))
-
-    def patch(**operation: Any) -> None:
-        kubectl("patch", "crd", crd, "--type=json", "-p", json.dumps([{"path": path, **operation}]))
-
-    patch(op="add", value={"type": "string", "default": "of tomorrow"})
-    try:
-        yield
-    finally:
-        schema = get("crd", crd)["spec"]["versions"][0]["schema"]
-        for field in fields:
-            schema = schema[field]
-        if "novelty" in schema:  # helm puts its own definition back
-            patch(op="remove")
-
-
+@pytest.mark.alone
+@pytest.mark.first
 def test_the_operator_has_met_nothing_unexpected(installed: str) -> None:
+    """Of all jobs that have run together until now: what runs alone starts the operator anew."""
     service = f"/api/v1/namespaces/{SYSTEM}/services/emberscale-operator:9090/proxy/metrics"
     metrics = kubectl("get", "--raw", service)
     assert "emberscale_operator_defects_total 0.0" in metrics

@@ -24,10 +24,11 @@ from faults import ProcessKiller
 from installation import helm_install
 from status_watch import watched_status
 
-CUT_SECONDS = 60
+CUT_SECONDS = 30
+"""Longer than leases last, and shorter than Kubernetes waits before it gives up the pods of a node."""
 EPOCHS = 8
 
-pytestmark = [pytest.mark.timeout(1200), pytest.mark.last]
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.alone, pytest.mark.last]
 
 
 def fault(what: str) -> None:

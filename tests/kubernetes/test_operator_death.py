@@ -15,7 +15,7 @@ from outside_operator import OutsideOperator
 from recording_proxy import recording_proxy
 from status_watch import slot_of
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.alone]
 
 MOST_DEATHS = 10
 """At one kind of call."""

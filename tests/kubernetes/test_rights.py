@@ -10,7 +10,7 @@ import pytest
 from cluster import AUDIT_LOG, kubectl, setting
 from installation import SYSTEM
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.last]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.alone, pytest.mark.last]
 
 OPERATOR_ACCOUNT = f"system:serviceaccount:{SYSTEM}:emberscale-operator"
 Right = tuple[str, str, str]

@@ -62,6 +62,7 @@ def test_pods_stay_or_go_as_the_policy_says_and_the_job_goes_in_time(place: Plac
     assert not [pod for pod in left if pod["status"]["phase"] == "Running"]
 
 
+@pytest.mark.alone
 def test_a_namespace_is_deleted_at_once_with_its_jobs(installed: str, shared_folder: str) -> None:
     """Also while neither the operator nor Redis is there: nothing of ours holds it up."""
     place = Place("short-lived", shared_folder)
@@ -92,6 +93,6 @@ def test_a_quota_is_named_and_healing_it_is_enough(place: Place) -> None:
         condition = job.condition("Progressing")
         return bool(condition and condition["status"] == "False" and condition["reason"] == "QuotaExceeded")
 
-    eventually("the job says that a quota keeps it", lambda: said() or None, seconds=30)
+    eventually("the job says that a quota keeps it", lambda: said() or None, seconds=60)
     kubectl("delete", "resourcequota", "tight", "-n", place.namespace)
     job.wait_complete()

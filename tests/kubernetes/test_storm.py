@@ -19,7 +19,7 @@ NODES = 100
 JOBS = int(setting("EMBERSCALE_STORM_JOBS", "100"))
 ROLES = ("master", "ps", "worker")
 
-pytestmark = [pytest.mark.timeout(1200), pytest.mark.last]
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.alone, pytest.mark.last]
 
 
 def on_fake_nodes(name: str) -> dict[str, Any]:

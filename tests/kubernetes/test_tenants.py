@@ -109,6 +109,7 @@ def users_of_redis() -> str:
     return kubectl("exec", "-n", SYSTEM, pod, "--", "redis-cli", "acl", "users")
 
 
+@pytest.mark.alone
 def test_what_a_team_can_read_opens_nothing_of_another_teams_job(brain: None, place: Place, team: Place) -> None:
     victim, own = job_of("victim", place), job_of("mallorys", team)
     for job in (victim, own):

@@ -22,7 +22,7 @@ from cluster import (
 from faults import ProcessKiller
 from installation import arguments_of, helm_install
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.alone]
 
 EPOCHS = 40
 """So that the jobs go on until the operator has been replaced."""
@@ -36,10 +36,14 @@ def next_image(installed: str) -> Iterator[str]:
     name = setting(NEXT_IMAGE)
     if not name:
         pytest.skip(f"NOT RUN: {NEXT_IMAGE} is not set: there is no second image")
-    knob = {"op": "add", "path": KNOB, "value": {"type": "integer", "default": 7}}
-    kubectl("patch", "crd", CRD, "--type=json", "-p", json.dumps([knob]))
     yield name
     helm_install()
+
+
+def install_the_newer_definition() -> None:
+    """As helm does before it replaces the operator: for a while the older one sees a field that it does not know."""
+    knob = {"op": "add", "path": KNOB, "value": {"type": "integer", "default": 7}}
+    kubectl("patch", "crd", CRD, "--type=json", "-p", json.dumps([knob]))
 
 
 def operator_of(image: str) -> None:
@@ -90,6 +94,10 @@ def test_jobs_keep_their_image_and_neighbouring_versions_work_together(
     assert images(older) == {"master": this, "ps": this, "worker": next_image}
     before = uids(older, "master", "ps", "worker")
 
+    install_the_newer_definition()
+    eventually("the job has the new field", lambda: "futureKnob" in older.read()["spec"]["training"], seconds=60)
+    older.wait_for_samples(older.samples() + 1)
+    assert older.condition("Progressing")["status"] == "True"
     operator_of(next_image)
     newer = manifest("newer", place)
     newer["spec"]["training"] |= {"epochs": EPOCHS, "futureKnob": 9}

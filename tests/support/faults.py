@@ -80,9 +80,8 @@ def _killers() -> list[Any]:
     return list(get("pods", namespace=SYSTEM, selector=f"app={_NAME}"))
 
 
-@contextmanager
-def process_killer() -> Iterator[ProcessKiller]:
-    """One on every node while the body runs."""
+def start_process_killers() -> None:
+    """Starts one on every node; it stays until the suite's namespace is deleted."""
     container = {
         "name": "killer",
         "image": setting(IMAGE),
@@ -110,11 +109,7 @@ def process_killer() -> Iterator[ProcessKiller]:
         status = get("daemonset", _NAME, SYSTEM)["status"]
         return bool(status.get("numberReady", 0) >= max(1, status.get("desiredNumberScheduled", 0)))
 
-    try:
-        eventually("the killers run", lambda: ready() or None, seconds=60)
-        yield ProcessKiller()
-    finally:
-        kubectl("delete", "daemonset", _NAME, "-n", SYSTEM, "--ignore-not-found", "--wait=false")
+    eventually("the killers run", lambda: ready() or None, seconds=180)
 
 
 def delete_pod(pod: Any) -> None:

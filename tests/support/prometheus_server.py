@@ -74,9 +74,9 @@ class Prometheus:
         except urllib.error.HTTPError as error:
             pytest.fail(f"{query}: {error.read().decode()}")
 
-    def alert(self, name: str, job: str) -> str | None:
+    def alert(self, name: str, namespace: str, job: str) -> str | None:
         """The state of an alert about a job, pending or firing; None where it is neither."""
-        found = self.ask(f'ALERTS{{alertname="{name}", training_job="{job}"}}')
+        found = self.ask(f'ALERTS{{alertname="{name}", namespace="{namespace}", training_job="{job}"}}')
         return str(found[0]["metric"]["alertstate"]) if found else None
 
     def is_up(self) -> bool:
