@@ -10,6 +10,14 @@ from tests.simulation.shrink import failure_of, shrunk
 
 SEEDS, CHUNKS = 5000, 40
 FOUND_WITHIN = 2000
+FOUND_AT = {
+    "a switch lets go of its barrier": 1450,
+    "other histories may push": 761,
+    "a barrier over another table is held": 637,
+    "a successor answers for its predecessor": 270,
+    "tickets are forgotten by worker": 159,
+}
+"""Rules that take many seeds; another seed finds them after a change of the scenarios, in a minute or so."""
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
@@ -22,8 +30,10 @@ def test_every_job_ends_complete_and_exact(chunk: int) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_broken_rule_is_found(name: str) -> None:
+    """Seeds that found it once are tried first."""
+    seeds = sorted(range(FOUND_WITHIN), key=lambda seed: seed != FOUND_AT.get(name))
     with broken(name):
-        assert any(failure_of(scenario_of(seed)) for seed in range(FOUND_WITHIN))
+        assert any(failure_of(scenario_of(seed)) for seed in seeds)
 
 
 def test_the_same_seed_is_the_same_run() -> None:
