@@ -21,7 +21,7 @@ from emberscale_api.rpc.token import CHANNEL_OPTIONS, TokenCheck, open_channel
 from emberscale_brain.service.server import CallerCheck
 
 TOKEN = "secret"
-SECONDS = 20.0
+SECONDS = 60.0
 
 
 @pytest.fixture(scope="module")

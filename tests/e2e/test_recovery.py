@@ -12,7 +12,7 @@ import pytest
 from local_jobs import Job
 
 # Whole jobs with real processes: each starts torch half a dozen times.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 def assert_exact(job: Job) -> None:
@@ -59,7 +59,7 @@ def test_an_interrupted_run_is_resumed_with_another_number_of_servers(make_job: 
     job.process.send_signal(signal.SIGINT)
     interrupted = job.finish()
     assert interrupted.code == 130, interrupted.stderr
-    _, alive = psutil.wait_procs(started, timeout=10)
+    _, alive = psutil.wait_procs(started, timeout=60)
     assert not alive
     resumed = job.run("--resume", "--set", "spec.ps.replicas=3")
     assert resumed.summary["phase"] == "Complete", resumed.stderr
@@ -110,5 +110,5 @@ def test_no_process_outlives_a_killed_cli(make_job: Callable[..., Job]) -> None:
     started = job.children()
     assert len(started) >= 6
     job.process.kill()
-    _, alive = psutil.wait_procs(started, timeout=10)
+    _, alive = psutil.wait_procs(started, timeout=60)
     assert not alive

@@ -172,7 +172,7 @@ def lapses_twice(server: FakePs) -> Callable[[], None]:
         if len(calls) <= 2:
             before = len(server.applied.get(0, ()))
             server.lapse()
-            wait_for(lambda: len(server.applied.get(0, ())) > before or len(calls) > 2, "a push that goes on", 1.0)
+            wait_for(lambda: len(server.applied.get(0, ())) > before or len(calls) > 2, "a push that goes on", 20.0)
 
     return lapse
 

@@ -57,7 +57,7 @@ def test_sigterm_ends_the_master_at_once_and_costs_nothing(cluster: Cluster) -> 
     cluster.until(lambda status: status.samples > 200, "some progress")
     process = cluster.master_process
     process.send_signal(signal.SIGTERM)
-    assert process.wait(10) == 0
+    assert process.wait(60) == 0
 
     cluster.start_master_process()
     status = cluster.until_phase(pb.COMPLETE, pb.FAILED)
@@ -113,7 +113,7 @@ def test_a_barrier_that_the_master_did_not_survive_is_undone(cluster: Cluster) -
 
     cluster.servers[1].faults["Snapshot"] = die
     cluster.start_worker(0, records=500, pace=0.01)
-    assert reached.wait(30)
+    assert reached.wait(60)
     cluster.start_master_process()
     status = cluster.until_phase(pb.COMPLETE, pb.FAILED)
     assert status.phase == pb.COMPLETE, status.message
@@ -253,4 +253,4 @@ def test_an_older_master_goes_when_a_newer_takes_over(cluster: Cluster, tmp_path
     old = cluster.start_master_process()
     wait_for(cluster.answers, "the master")
     redis.Redis.from_url(cluster.redis.url).incr(f"emberscale:{cluster.uid}:term")
-    assert old.wait(20) == 3
+    assert old.wait(60) == 3

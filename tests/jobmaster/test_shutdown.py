@@ -15,5 +15,5 @@ def test_a_master_ends_when_it_is_told_but_not_before_its_job_is_over(cluster: C
 
     cluster.start_worker(0, records=50)
     cluster.until_phase(pb.COMPLETE)
-    operator.stub.Shutdown(pb.ShutdownRequest(), timeout=20)
-    assert process.wait(timeout=20) == 0
+    operator.stub.Shutdown(pb.ShutdownRequest(), timeout=60)
+    assert process.wait(timeout=60) == 0

@@ -69,7 +69,7 @@ class Stored:
         self.storage = CheckpointStorage(self.folder, job(), "uid", store, self.events.put, now=lambda: 1.0)
 
     def event(self) -> Event:
-        return self.events.get(timeout=20)
+        return self.events.get(timeout=60)
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def stored() -> Iterator[Stored]:
             mood.set()
     for thread in threading.enumerate():
         if thread.name == "checkpoint-storage":  # what hung would write into the next test's folder
-            thread.join(20)
+            thread.join(60)
 
 
 def write(checkpoint: str = "00000001", serial: int = 1) -> WriteManifest:
@@ -172,7 +172,7 @@ def test_a_checkpoint_that_came_to_nothing_is_removed(tmp_path: Path) -> None:
     storage = CheckpointStorage(folder, job(), "uid", store, events.put, now=lambda: 1.0)
     storage.start(DeleteCheckpoint("00000003"))
     storage.start(FindCheckpoint(operation=1, serial=1, refused=()))
-    found = events.get(timeout=20)
+    found = events.get(timeout=60)
     assert isinstance(found, CheckpointFound)
     assert found.source is None
 
@@ -187,7 +187,7 @@ def test_a_checkpoint_that_is_complete_after_all_stays(tmp_path: Path) -> None:
     storage.start(DeleteCheckpoint("00000003"))
     for thread in threading.enumerate():
         if thread.name == "checkpoint-storage":
-            thread.join(20)
+            thread.join(60)
     assert folder.complete() == ["00000003"]
 
 
@@ -207,5 +207,5 @@ def test_a_master_that_was_deposed_removes_nothing(tmp_path: Path, effect: Prune
     storage.start(effect)
     for thread in threading.enumerate():
         if thread.name == "checkpoint-storage":
-            thread.join(20)
+            thread.join(60)
     assert folder.folders() == ["00000001", "00000002"]

@@ -19,10 +19,10 @@ STAND_IN = Path(__file__).with_name("stand_in.py")
 
 @pytest.fixture
 def eventually() -> Eventually:
-    """Waits until a condition holds; fails after 20 s."""
+    """Waits until a condition holds; fails after 60 s."""
 
     def wait(condition: Callable[[], object]) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not condition():
             if time.monotonic() > deadline:
                 pytest.fail("the condition never held")

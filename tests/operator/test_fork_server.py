@@ -87,11 +87,11 @@ def test_forked_processes_live_as_executed_ones_do_and_die_with_the_server(
     pinned = server.start(("worker",), waiting, tmp_path / "worker.log", [core])
     other = server.start(("worker",), waiting, tmp_path / "other.log", None)
 
-    unnamed.wait(30)
+    unnamed.wait(60)
     assert unnamed.poll() == 2
     assert names.JOB_NAME in (tmp_path / "ps.log").read_text()
 
-    killed_early.wait(30)
+    killed_early.wait(60)
     assert killed_early.poll() == -signal.SIGKILL
 
     eventually(lambda: exists(pinned))
@@ -100,7 +100,7 @@ def test_forked_processes_live_as_executed_ones_do_and_die_with_the_server(
     assert os.sched_getaffinity(pinned.pid) == {core}
     assert os.getsid(pinned.pid) == pinned.pid
     pinned.send_signal(signal.SIGKILL)
-    pinned.wait(10)
+    pinned.wait(60)
     assert pinned.poll() == -signal.SIGKILL
     pinned.send_signal(signal.SIGKILL)  # to nobody
 
@@ -112,14 +112,14 @@ def test_forked_processes_live_as_executed_ones_do_and_die_with_the_server(
     eventually(lambda: not psutil.pid_exists(pid))
 
     again = server.start(("ps",), {}, tmp_path / "ps.log", None)
-    again.wait(30)
+    again.wait(60)
     assert again.poll() == 2
 
 
 def test_a_server_that_cannot_start_ends_its_processes_with_its_own_exit_code(tmp_path: Path) -> None:
     server = ForkServerClient((sys.executable, "-c", "raise SystemExit(7)"), os.environ, tmp_path / "fork-server.log")
     process = server.start(("ps",), {}, tmp_path / "ps.log", None)
-    process.wait(10)
+    process.wait(60)
     assert (process.poll(), process.pid) == (7, None)
 
 

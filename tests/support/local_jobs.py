@@ -56,7 +56,7 @@ class Job:
             text=True,
         )
 
-    def finish(self, timeout: float = 250) -> "Finished":
+    def finish(self, timeout: float = 540) -> "Finished":
         assert self.process is not None
         stdout, stderr = self.process.communicate(timeout=timeout)
         return Finished(self.process.returncode, stdout, stderr, self)

@@ -56,8 +56,8 @@ def test_profiles_lead_to_a_plan_and_the_listener_hears_of_it(start_brain: Start
     brain.on_plan(heard.append)
     first, durable = brain.submit(submitted(current=TWO))
     assert first.version == 0
-    assert durable.result(timeout=20)
-    assert brain.report(JOB, [profile(1), profile(2)], ()).durable.result(timeout=20)
+    assert durable.result(timeout=60)
+    assert brain.report(JOB, [profile(1), profile(2)], ()).durable.result(timeout=60)
     plan = until(brain, lambda plan: plan.shape.workers == 3)
     assert plan.planner == "growing"
     assert JOB in heard
@@ -171,7 +171,7 @@ def test_memory_is_a_guess_only_where_no_job_was_similar(start_brain: StartBrain
     cold, _ = brain.submit(submitted(bounds=replace(free, worker_memory=(8 * GIB, 8 * GIB))))
     assert (cold.action, cold.shape.worker_memory) == ("Start", 8 * GIB)
     assert cold.shape.ps_memory <= 6 * GIB
-    brain.end(JobEnded(JOB, "Complete", time.time(), final_shape=large)).result(timeout=20)
+    brain.end(JobEnded(JOB, "Complete", time.time(), final_shape=large)).result(timeout=60)
     warm, _ = brain.submit(submitted(JobId("second"), free))
     assert warm.action == "Start"
     assert warm.shape.ps_memory >= 8 * GIB
@@ -220,7 +220,7 @@ def test_an_ended_job_is_history_for_others_and_still_explained(start_brain: Sta
     brain.submit(submitted(current=TWO))
     brain.report(JOB, [profile(1)], ())
     until(brain, lambda plan: plan.version == 1)
-    assert brain.end(JobEnded(JOB, "Complete", time.time())).result(timeout=20)
+    assert brain.end(JobEnded(JOB, "Complete", time.time())).result(timeout=60)
     with pytest.raises(UnknownJobError):
         brain.plan(JOB)
     with pytest.raises(UnknownJobError):
@@ -252,7 +252,7 @@ def test_what_a_job_learns_of_its_own_size_is_what_others_start_from(start_brain
     counted = profile(1)
     brain.report(JOB, [replace(counted, profile=replace(counted.profile, total_samples=2 * 10**9))], ())
     assert brain.jobs()[0].remaining_samples == 2 * 10**9 - 1000
-    assert brain.end(JobEnded(JOB, "Complete", time.time())).result(timeout=20)
+    assert brain.end(JobEnded(JOB, "Complete", time.time())).result(timeout=60)
     (past,) = brain._store.past_jobs(10)
     assert past.metadata.total_samples == 2 * 10**9
 
@@ -268,12 +268,12 @@ def test_a_job_that_says_nothing_stops_taking_room_and_may_come_back(start_brain
 
 def test_a_brain_beside_a_job_takes_no_other_over(start_brain: StartBrain) -> None:
     before = start_brain("planning.interval=1h")
-    assert before.submit(submitted(current=TWO))[1].result(timeout=20)
+    assert before.submit(submitted(current=TWO))[1].result(timeout=60)
     before.stop()
     assert start_brain("planning.interval=1h").jobs()[0].job_uid == JOB
     after = start_brain("planning.interval=1h", "planning.takeOver=false")
     assert after.jobs() == []
-    assert after.submit(submitted(current=TWO))[1].result(timeout=20)
+    assert after.submit(submitted(current=TWO))[1].result(timeout=60)
     assert len(after.jobs()) == 1
 
 
@@ -296,7 +296,7 @@ def test_the_advice_outlives_the_job(start_brain: StartBrain) -> None:
     brain.submit(submitted(current=TWO))
     brain.report(JOB, [profile(1)], ())
     until(brain, lambda plan: plan.HasField("fault_tolerance"))
-    assert brain.end(JobEnded(JOB, "Complete", time.time())).result(timeout=20)
+    assert brain.end(JobEnded(JOB, "Complete", time.time())).result(timeout=60)
     assert "FullRecovery is expected to cost" in brain.explain(JOB).plan.fault_tolerance.reason
 
 
@@ -348,7 +348,7 @@ def test_nobody_waits_while_a_newcomer_is_compared_with_past_jobs(
     answered = threading.Event()
 
     def compare_for_long(*given: object) -> WarmStart:
-        assert answered.wait(timeout=20)
+        assert answered.wait(timeout=60)
         return warm_start(*given)  # type: ignore[arg-type]  # as they came
 
     monkeypatch.setattr(first_plan, "warm_start", compare_for_long)
@@ -383,7 +383,7 @@ def test_a_brain_that_started_without_its_database_goes_on_with_the_jobs_in_it(
     assert again.database_away is not None
     again.submit(submitted(current=TWO, last_plan=7))
     until(again, lambda plan: plan.version == 8)  # the machine may plan before it hears of a profile, or after
-    assert again.report(JOB, [profile(4)], ()).durable.result(timeout=20) is False
+    assert again.report(JOB, [profile(4)], ()).durable.result(timeout=60) is False
     away = until(again, lambda plan: plan.shape.workers == 3)
     again.submit(submitted(JobId("brief"), current=TWO))
     again.end(JobEnded(JobId("brief"), "Complete", time.time()))
@@ -400,18 +400,18 @@ def test_a_brain_that_started_without_its_database_goes_on_with_the_jobs_in_it(
 
 def test_a_database_that_was_emptied_learns_of_running_jobs_again(start_brain: StartBrain, tmp_path: Path) -> None:
     brain = start_brain("planning.interval=1h")
-    assert brain.submit(submitted(current=TWO))[1].result(timeout=20)
-    assert brain.submit(submitted(JobId("brief"), current=TWO))[1].result(timeout=20)
-    assert brain.report(JOB, [profile(1)], ()).durable.result(timeout=20)
+    assert brain.submit(submitted(current=TWO))[1].result(timeout=60)
+    assert brain.submit(submitted(JobId("brief"), current=TWO))[1].result(timeout=60)
+    assert brain.report(JOB, [profile(1)], ()).durable.result(timeout=60)
     with closing(sqlite3.connect(tmp_path / "brain.db")) as database:
         database.execute("PRAGMA foreign_keys = ON")
         database.execute("DELETE FROM jobs")
         database.commit()
-    assert brain.report(JOB, [profile(2)], ()).durable.result(timeout=20)
+    assert brain.report(JOB, [profile(2)], ()).durable.result(timeout=60)
     store = HistoryStore.open(f"sqlite:///{tmp_path / 'brain.db'}")
     assert [known.samples for known in store.profiles(JOB, 10)] == [1000, 2000]
     ended = JobEnded(JobId("brief"), "Complete", time.time(), final_shape=TWO)
-    assert brain.end(ended).result(timeout=20)
+    assert brain.end(ended).result(timeout=60)
     assert [past.id for past in store.past_jobs(10)] == ["brief"]
     store.close()
 
@@ -442,7 +442,7 @@ def test_newcomers_do_not_wait_behind_explanations_while_the_database_hangs(
     start_brain: StartBrain, submission: Callable[..., pb.SubmitJobRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     brain = start_brain("planning.interval=1h")
-    assert brain.submit(submitted(current=TWO))[1].result(timeout=20)
+    assert brain.submit(submitted(current=TWO))[1].result(timeout=60)
     answers = threading.Event()
 
     def hang(self: HistoryStore, job: JobId, limit: int) -> list[PlanMade]:

@@ -229,9 +229,9 @@ def test_everything_is_answered_while_the_planner_hangs_and_it_ends_with_the_bra
     trouble.touch()
     brain = run_brain("planner.name=stalling", "planning.timeout=1h", "cluster.cpu=10000")
     for number in range(20):
-        assert brain.stub.SubmitJob(submission(f"job-{number}"), timeout=20).plan.version == 1
+        assert brain.stub.SubmitJob(submission(f"job-{number}"), timeout=60).plan.version == 1
     brain.report("job-1", profile(1))
-    assert brain.stub.GetPlan(PLAN, timeout=20).version == 1
-    assert len(brain.stub.ExplainPlan(pb.ExplainPlanRequest(job_uid="job-1"), timeout=20).earlier) == 0
+    assert brain.stub.GetPlan(PLAN, timeout=60).version == 1
+    assert len(brain.stub.ExplainPlan(pb.ExplainPlanRequest(job_uid="job-1"), timeout=60).earlier) == 0
     brain.stop()
     assert "stopped" in brain.log.read_text()

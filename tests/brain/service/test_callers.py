@@ -16,7 +16,7 @@ METHODS = pb.DESCRIPTOR.services_by_name["Brain"].methods
 
 def outcome(call: Any, request: Any) -> grpc.StatusCode:
     try:
-        answer = call(request, timeout=20)
+        answer = call(request, timeout=60)
         if not hasattr(answer, "SerializeToString"):
             next(answer)
             answer.cancel()
@@ -42,7 +42,7 @@ def address(run_brain: Callable[..., BrainProcess], submission: Callable[..., pb
     with open_channel(brain.address, "a-token") as channel:
         stub = brain_pb2_grpc.BrainStub(channel)
         for job in ("mine", "theirs"):
-            stub.SubmitJob(submission(job), timeout=20)
+            stub.SubmitJob(submission(job), timeout=60)
     return brain.address
 
 

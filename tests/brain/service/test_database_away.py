@@ -53,12 +53,12 @@ def test_what_waited_for_the_database_is_in_it_once_it_is_back(absent_store: His
     came_back = []
     recorder = ChangeRecorder(absent_store, retry_seconds=0.05, on_return=lambda: came_back.append(True))
     recorder.start("it is not there")
-    assert recorder.record([submitted()]).result(timeout=20) is False
-    assert recorder.record([reported(1), reported(2)]).result(timeout=20) is False
+    assert recorder.record([submitted()]).result(timeout=60) is False
+    assert recorder.record([reported(1), reported(2)]).result(timeout=60) is False
     assert recorder.away is not None
     folder.mkdir()
     eventually(lambda: recorder.away is None)
-    assert recorder.record([reported(3)]).result(timeout=20) is True
+    assert recorder.record([reported(3)]).result(timeout=60) is True
     recorder.stop()
     assert came_back == [True]
     assert recorder.backlog == 0
@@ -68,10 +68,10 @@ def test_what_waited_for_the_database_is_in_it_once_it_is_back(absent_store: His
 def test_what_is_repeated_is_not_said_to_be_there_before_it_is(absent_store: HistoryStore, folder: Path) -> None:
     recorder = ChangeRecorder(absent_store, retry_seconds=0.05)
     recorder.start("it is not there")
-    assert recorder.record([submitted()]).result(timeout=20) is False
-    assert recorder.record([]).result(timeout=20) is False
+    assert recorder.record([submitted()]).result(timeout=60) is False
+    assert recorder.record([]).result(timeout=60) is False
     folder.mkdir()
-    eventually(lambda: recorder.record([]).result(timeout=20))
+    eventually(lambda: recorder.record([]).result(timeout=60))
     recorder.stop()
     assert absent_store.running_jobs(10) == [submitted()]
 
@@ -81,7 +81,7 @@ def test_plans_that_were_followed_by_others_go_when_no_profile_is_left(
 ) -> None:
     recorder = ChangeRecorder(absent_store, retry_seconds=0.05, most_kept=3)
     recorder.start("it is not there")
-    recorder.record([submitted(), *(planned(version) for version in range(1, 6))]).result(timeout=20)
+    recorder.record([submitted(), *(planned(version) for version in range(1, 6))]).result(timeout=60)
     assert recorder.backlog == 3
     folder.mkdir()
     recorder.stop()
@@ -94,7 +94,7 @@ def test_the_oldest_profiles_go_when_too_many_wait(absent_store: HistoryStore, f
         absent_store, retry_seconds=0.05, most_kept=4, on_lost=lambda why, count: lost.update({why: count})
     )
     recorder.start("it is not there")
-    recorder.record([submitted(), *(reported(n) for n in range(8))]).result(timeout=20)
+    recorder.record([submitted(), *(reported(n) for n in range(8))]).result(timeout=60)
     assert lost == {"Dropped": 5}
     folder.mkdir()
     recorder.stop()
@@ -109,7 +109,7 @@ def test_a_change_that_the_database_refuses_holds_up_nothing(folder: Path) -> No
     stranger = StartUpObserved(JobId("stranger"), "ps", 0.0, 1.0)
     refused, fine = recorder.record([stranger]), recorder.record([submitted(), reported(1)])
     recorder.start()
-    assert (refused.result(timeout=20), fine.result(timeout=20)) == (False, True)
+    assert (refused.result(timeout=60), fine.result(timeout=60)) == (False, True)
     recorder.stop()
     assert lost == {"Refused": 1}
     assert store.running_jobs(10) == [submitted(), reported(1)]
@@ -121,10 +121,10 @@ def test_a_profile_that_the_database_refused_is_not_said_to_be_there_when_it_is_
     store.migrate()
     recorder = ChangeRecorder(store)
     recorder.start()
-    assert recorder.record([reported(1)]).result(timeout=20) is False
-    assert recorder.record([], [reported(1)]).result(timeout=20) is False
-    assert recorder.record([submitted(), reported(2)]).result(timeout=20) is True
-    assert recorder.record([], [reported(2)]).result(timeout=20) is True
+    assert recorder.record([reported(1)]).result(timeout=60) is False
+    assert recorder.record([], [reported(1)]).result(timeout=60) is False
+    assert recorder.record([submitted(), reported(2)]).result(timeout=60) is True
+    assert recorder.record([], [reported(2)]).result(timeout=60) is True
     recorder.stop()
     store.close()
 
@@ -139,8 +139,8 @@ def test_a_change_of_a_job_that_the_database_lost_brings_the_job_back(folder: Pa
         retell=lambda job: [submitted(), reported(1)] if job == JOB else [],
     )
     recorder.start()
-    assert recorder.record([reported(2)]).result(timeout=20) is True
-    assert recorder.record([JobEnded(JobId("nobody"), "Failed", 0.0)]).result(timeout=20) is False
+    assert recorder.record([reported(2)]).result(timeout=60) is True
+    assert recorder.record([JobEnded(JobId("nobody"), "Failed", 0.0)]).result(timeout=60) is False
     recorder.stop()
     assert lost == {"Refused": 1}
     assert store.running_jobs(10) == [submitted(), reported(1), reported(2)]
@@ -163,7 +163,7 @@ def test_a_change_that_cannot_be_written_at_all_ends_neither_the_recorder_nor_th
     recorder = ChangeRecorder(store)
     fine, poisoned, later = (recorder.record(changes) for changes in ([submitted()], [reported(2)], [reported(3)]))
     recorder.start()
-    assert [future.result(timeout=20) for future in (fine, poisoned, later)] == [True, False, True]
+    assert [future.result(timeout=60) for future in (fine, poisoned, later)] == [True, False, True]
     recorder.stop()
     store.close()
 
@@ -179,7 +179,7 @@ def test_an_error_of_the_recorder_itself_is_told_and_it_goes_on(absent_store: Hi
     recorder.start("it is not there")
     folder.mkdir()
     eventually(lambda: not errors)
-    eventually(lambda: recorder.record([submitted()]).result(timeout=20))
+    eventually(lambda: recorder.record([submitted()]).result(timeout=60))
     recorder.stop()
     assert recorder.away is None
     assert absent_store.running_jobs(10) == [submitted()]
@@ -195,7 +195,7 @@ def test_a_database_that_goes_again_while_it_is_read_is_tried_again(absent_store
     recorder = ChangeRecorder(absent_store, retry_seconds=0.05, on_return=read)
     recorder.start("it is not there")
     folder.mkdir()
-    eventually(lambda: recorder.record([submitted()]).result(timeout=20))
+    eventually(lambda: recorder.record([submitted()]).result(timeout=60))
     recorder.stop()
     assert (recorder.away, trouble) == (None, [])
 
@@ -208,8 +208,8 @@ def test_a_brain_whose_database_has_another_brain_by_now_writes_nothing_of_what_
     recorder = ChangeRecorder(mine, retry_seconds=0.05, on_superseded=superseded.put)
     others.claim()
     recorder.start("it was away")
-    assert recorder.record([submitted()]).result(timeout=20) is False
-    assert "another brain has the database now" in superseded.get(timeout=20)
+    assert recorder.record([submitted()]).result(timeout=60) is False
+    assert "another brain has the database now" in superseded.get(timeout=60)
     recorder.stop()
     assert recorder.away is not None
     assert others.running_jobs(10) == []
@@ -224,7 +224,7 @@ def test_many_callers_share_transactions_and_each_hears_of_its_own(folder: Path)
     futures = [recorder.record([submitted()])] + [recorder.record([reported(n)]) for n in range(200)]
     assert not any(future.done() for future in futures)
     recorder.start()
-    assert all(future.result(timeout=20) for future in futures)
+    assert all(future.result(timeout=60) for future in futures)
     recorder.stop()
     assert len(store.profiles(JOB, 1000)) == 200
     store.close()

@@ -104,7 +104,7 @@ def test_a_dead_watch_is_reported_by_its_name_and_until_it_lives() -> None:
             assert scene.counted[-1] == {"job"}
             return said
 
-    before, dead, alive = asyncio.run(asyncio.wait_for(scenario(), 30))
+    before, dead, alive = asyncio.run(asyncio.wait_for(scenario(), 60))
     assert before is None
     assert dead is not None
     assert dead.startswith("the watch of trainingjobs has missed a change for")
@@ -133,7 +133,7 @@ def test_a_namespace_that_cannot_be_listed_hides_no_dead_watch_of_another_and_it
             await scene.rounds(1)
             assert scene.counted[-1] == {"a", "b"}
 
-    asyncio.run(asyncio.wait_for(scenario(), 30))
+    asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
 def test_what_cannot_be_listed_any_more_makes_no_watch_dead() -> None:
@@ -149,4 +149,4 @@ def test_what_cannot_be_listed_any_more_makes_no_watch_dead() -> None:
             await scene.rounds(5)
             assert scene.behind() == seen
 
-    asyncio.run(asyncio.wait_for(scenario(), 30))
+    asyncio.run(asyncio.wait_for(scenario(), 60))
