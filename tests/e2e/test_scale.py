@@ -156,7 +156,7 @@ def test_random_scalings_kills_and_stops_lose_and_repeat_nothing(
             break
         record_property("scaling", told.stdout.strip())
         strike(job, choice)
-    finished = job.finish(350)
+    finished = job.finish()
     assert finished.summary["phase"] == "Complete", finished.stderr
     assert finished.summary["samples"] == finished.summary["expected_samples"]
     record_property("moves", sum("rows are on" in line for line in finished.stderr.splitlines()))
