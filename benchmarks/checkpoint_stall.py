@@ -80,6 +80,7 @@ class Server:
             for number in range(TABLES)
         )
         dense = DensePieces.of(np.zeros(DENSE, np.float32), OptimizerSpec(type=OptimizerType.ADAM))
+        self.dense = dense
         self.tables = TableStore(specs, dense)
         self.lock = threading.Condition()
         self.pushes, self.last, self.standstill = 0, time.perf_counter(), 0.0

@@ -25,7 +25,7 @@ import numpy as np
 from emberscale_api.checkpoint import CheckpointFile, CheckpointManifest
 from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec, parse_manifest
 from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable, buckets_of
-from emberscale_trainer.checkpoint import Share, Work, load_partition, write_snapshot
+from emberscale_trainer.checkpoint import CheckpointFiles, Share, Work, load_partition, write_snapshot
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.table import DensePieces, Reader, TableStore
 from references import spread_evenly
@@ -129,7 +129,7 @@ def measure(partitions: list[tuple[TableStore, Share]], folder: Path) -> dict[st
     write_manifest(folder, files)
     rates = {"save": size / saved}
     for label, servers in (("load", SERVERS), ("load_split", MORE_SERVERS)):
-        load = partial(load_partition, str(folder), owned(servers, 0), store(), PARAMETERS, Work())
+        load = partial(load_partition, CheckpointFiles(str(folder)), owned(servers, 0), store(), PARAMETERS)
         rates[label] = size * SERVERS / servers / timed(load)
     return rates
 

@@ -17,6 +17,22 @@ from emberscale_api.job.status import EvaluationResult
 
 MANIFEST_NAME = "manifest.json"
 
+FLASH_PREFIX = "flash-"
+"""Begins the id of a flash checkpoint; a number that both tiers share follows, as in other ids."""
+
+FLASH_KEPT_SECONDS = 900
+"""How long Redis keeps what belongs to a flash checkpoint that nobody renews."""
+
+
+def is_flash(checkpoint: str) -> bool:
+    """Whether this is the id of a flash checkpoint."""
+    return checkpoint.startswith(FLASH_PREFIX)
+
+
+def number_of(checkpoint: str) -> int:
+    """The number in the id of a checkpoint of either tier: a later one has a larger number."""
+    return int(checkpoint.removeprefix(FLASH_PREFIX))
+
 
 class DamagedCheckpointError(Exception):
     """The checkpoint must not be used; the text says which one and why."""

@@ -50,3 +50,24 @@ class StateKeys:
     def of(cls, job_uid: str) -> "StateKeys":
         """The keys of the job of this uid."""
         return cls(*(f"emberscale:{job_uid}:{part}" for part in ("term", "holder", "state", "blocks", "bad")))
+
+
+@dataclass(frozen=True)
+class FlashKeys:
+    """Keys of one job's flash checkpoint in Redis: `manifest` makes it complete, all keys begin with `prefix`."""
+
+    prefix: str
+
+    @classmethod
+    def of(cls, job_uid: str) -> "FlashKeys":
+        """The keys of the job of this uid."""
+        return cls(f"emberscale:{job_uid}:flash:")
+
+    @property
+    def manifest(self) -> str:
+        """The key of the newest complete checkpoint's manifest."""
+        return f"{self.prefix}manifest"
+
+    def of_file(self, checkpoint: str, path: str) -> str:
+        """The key of a file that the manifest of a checkpoint lists; later checkpoints share all that is no JSON."""
+        return f"{self.prefix}{checkpoint}/{path}" if path.endswith(".json") else f"{self.prefix}{path}"

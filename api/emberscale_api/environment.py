@@ -17,6 +17,8 @@ TOKEN_FILE = "EMBERSCALE_TOKEN_FILE"
 TLS_FOLDER = "EMBERSCALE_TLS_FOLDER"
 """Names a folder of certificates; where it is set, all servers of a process serve TLS, and all clients expect it."""
 REDIS_URL = "EMBERSCALE_REDIS_URL"
+FLASH_REDIS_URL = "EMBERSCALE_FLASH_REDIS_URL"
+"""Names the Redis for flash checkpoints, with the credentials of the job; master and parameter servers have it."""
 MANIFEST_FILE = "EMBERSCALE_MANIFEST_FILE"
 LISTEN_HOST = "EMBERSCALE_LISTEN_HOST"
 ADVERTISED_HOST = "EMBERSCALE_ADVERTISED_HOST"
@@ -52,7 +54,8 @@ class ProcessIdentity:
 
     `incarnation` is never reused for the same role and index. `cpu_cores` is None if the manifest sets no limit.
     `socket_directory`, if set, is a folder for data sockets that all processes of the job share. `metrics_port` is 0
-    for any free port. Without `certificates` the process neither serves nor expects TLS.
+    for any free port. `flash_redis_url` is empty where there are no flash checkpoints. Without `certificates` the
+    process neither serves nor expects TLS.
     """
 
     job_name: str
@@ -67,6 +70,7 @@ class ProcessIdentity:
     socket_directory: Path | None
     cpu_cores: float | None
     metrics_port: int = 0
+    flash_redis_url: str = ""
     certificates: Certificates | None = None
 
     @property
@@ -100,6 +104,7 @@ def read_identity(environment: Mapping[str, str] = os.environ) -> ProcessIdentit
         socket_directory=Path(sockets) if sockets else None,
         cpu_cores=float(cores) if cores else None,
         metrics_port=int(environment.get(METRICS_PORT) or 0),
+        flash_redis_url=environment.get(FLASH_REDIS_URL, ""),
         certificates=mounted_certificates(environment),
     )
 

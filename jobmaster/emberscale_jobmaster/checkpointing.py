@@ -10,9 +10,10 @@ The next master undoes a barrier, and continues everything after it.
 
 from dataclasses import replace
 
+from emberscale_api.checkpoint import FLASH_PREFIX
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.run_policy import DEFAULT_INTERVAL
-from emberscale_jobmaster import retry
+from emberscale_jobmaster import flash, retry
 from emberscale_jobmaster.barrier import BarrierPhase, DrivenBarrier, VoidError
 from emberscale_jobmaster.effects import (
     CallServer,
@@ -62,6 +63,7 @@ SLOWED = 0.1
 """The share of training that is taken to be lost while a checkpoint is written beside it."""
 
 _AGAIN = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"})
+_PERSISTENT = (CheckpointPurpose.PERIODIC, CheckpointPurpose.SUSPENSION, CheckpointPurpose.FINAL)
 _TRAINED = (Stage.TRAIN, Stage.EVALUATE, Stage.SAVE)
 
 
@@ -77,27 +79,38 @@ def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
     can_save = state.routing.ready and state.stage in _TRAINED and spec.checkpoint.uri is not None
     if state.suspending and not can_save:
         return suspend(state, spec)
-    purpose = _due(state, spec, now) if can_save else None
+    begun = _begun(state, spec, _due(state, spec, now), now) if can_save else state
+    wants_flash = can_save and state.stage is Stage.TRAIN and not state.suspending
+    if begun is state and wants_flash and flash.is_due(state.flash, spec, now):
+        begun = _begun(state, spec, CheckpointPurpose.FLASH, now)
+    return begun
+
+
+def _begun(state: JobState, spec: TrainingJobSpec, purpose: CheckpointPurpose | None, now: float) -> JobState:
+    """Begins a checkpoint of this purpose, unless something is in the way."""
     trouble = state.troubles.get(purpose) if purpose is not None else None
     if purpose is None or (trouble is not None and now < trouble.next_at):
         return state
     if any(_is_in_the_way(state, taking, purpose, now) for taking in state.checkpointings):
         return state
-    if state.move is not None and (state.move.holds or (purpose is CheckpointPurpose.PERIODIC and is_copied(state))):
+    can_wait = purpose in (CheckpointPurpose.PERIODIC, CheckpointPurpose.FLASH)
+    if state.move is not None and (state.move.holds or (can_wait and is_copied(state))):
         return state
+    is_for_flash = purpose is CheckpointPurpose.FLASH
     for taking in state.checkpointings:
-        if taking.phase is CheckpointPhase.SAVE:
+        if taking.phase is CheckpointPhase.SAVE and taking.is_flash is is_for_flash:
             state = state.without(taking)
     table = state.routing.table
     operation = Checkpointing(
         id=state.next_operation,
-        checkpoint=f"{state.next_checkpoint:08d}",
+        checkpoint=f"{FLASH_PREFIX if is_for_flash else ''}{state.next_checkpoint:08d}",
         purpose=purpose,
         phase=CheckpointPhase.BARRIER,
         began_at=now,
         deadline=now + BARRIER_SECONDS,
         barrier=DrivenBarrier(state.next_barrier, table.generation, table.servers),
         image=Image(state.epoch, state.evaluations, state.clock.training_seconds, table.generation, table.version),
+        flash_bytes=spec.checkpoint.flash.bytes_limit // len(table.servers) if is_for_flash else 0,
     )
     state = replace(
         state,
@@ -133,6 +146,8 @@ def clean_up(operation: Checkpointing) -> tuple[Effect, ...]:
     """What remains to be done for an operation that was given up."""
     if operation.phase is CheckpointPhase.WRITE:
         return ()  # the manifest may be there: then the checkpoint is complete, or else it is pruned some day
+    if operation.is_flash:
+        return _resume(operation)  # the servers build on what they have written, or remove it
     return (*_resume(operation), DeleteCheckpoint(operation.checkpoint))
 
 
@@ -182,6 +197,21 @@ def on_manifest_written(
     seconds = now - operation.began_at
     cost = operation.held_seconds + SLOWED * max(0.0, seconds - operation.held_seconds)
     size = sum(file.bytes for files in operation.files.values() for file in files)
+    if operation.is_flash:
+        written = sum(operation.written.values())
+        taken = CheckpointTaken(operation.checkpoint, cost, written, seconds, operation.held_seconds)
+        newest = replace(
+            state.flash,
+            checkpoint=operation.checkpoint,
+            taken_at=operation.began_at,
+            counted_from=operation.began_at,
+            seconds=seconds,
+            held_seconds=operation.held_seconds,
+            cost_seconds=cost,
+            written_bytes=written,
+            bytes=size,
+        )
+        return replace(state.without(operation).untroubled(operation.purpose), flash=newest), (taken,)
     pruning = Pruning(state.next_operation, deadline=now + PRUNE_SECONDS)
     state = replace(
         state,
@@ -190,12 +220,12 @@ def on_manifest_written(
         restored=_held(state, operation),
         next_operation=pruning.id + 1,
     )
-    state = state.without(operation).untroubled(*CheckpointPurpose).asking(pruning, STORAGE)
-    taken = CheckpointTaken(operation.checkpoint, cost, size)
+    state = state.without(operation).untroubled(*_PERSISTENT).asking(pruning, STORAGE)
+    taken = CheckpointTaken(operation.checkpoint, cost, size, seconds, operation.held_seconds)
     match operation.purpose:
         case CheckpointPurpose.FINAL | CheckpointPurpose.SUSPENSION:
             return replace(state, ends_with=operation.purpose), (taken,)
-        case CheckpointPurpose.PERIODIC:
+        case _:
             return state, (taken,)
 
 
@@ -213,7 +243,7 @@ def on_storage_failed(
 ) -> JobState:
     """The manifest could not be written."""
     trouble = _trouble(state, spec, operation, problem, now)
-    if retry.exhausted(trouble, now, _patience(operation)):
+    if operation.is_flash or retry.exhausted(trouble, now, _patience(operation)):
         return give_up(state, spec, operation, problem, now)
     operation = asking_later(replace(operation, deadline=trouble.next_at + WRITE_SECONDS), STORAGE, trouble.next_at)
     return replace(state.having(operation), troubles={**state.troubles, operation.purpose: trouble})
@@ -292,8 +322,13 @@ def _due(state: JobState, spec: TrainingJobSpec, now: float) -> CheckpointPurpos
 def _is_in_the_way(state: JobState, taking: Checkpointing, purpose: CheckpointPurpose, now: float) -> bool:
     """Whether a checkpoint that is being taken keeps one of this purpose from being begun.
 
-    What the job waits for does not wait for a periodic one whose files or manifest make no progress.
+    What the job waits for does not wait for a periodic one whose files or manifest make no progress. The two tiers
+    share only the barrier.
     """
+    if taking.is_flash is not (purpose is CheckpointPurpose.FLASH):
+        return taking.phase is CheckpointPhase.BARRIER
+    if taking.is_flash:
+        return True
     if purpose is CheckpointPurpose.PERIODIC or taking.purpose is not CheckpointPurpose.PERIODIC:
         return True
     match taking.phase:
@@ -316,15 +351,20 @@ def _request(operation: Checkpointing, whom: int) -> ServerRequest:
             settle = barrier.settling(whom)
             return SettleCall(barrier.generation, barrier.number, HOLD_SECONDS, settle, SETTLE_SECONDS)
         case _:
-            return SnapshotCall(barrier.generation, barrier.number, HOLD_SECONDS, operation.checkpoint)
+            return SnapshotCall(
+                barrier.generation, barrier.number, HOLD_SECONDS, operation.checkpoint, operation.flash_bytes
+            )
 
 
 def _trouble(
     state: JobState, spec: TrainingJobSpec, operation: Checkpointing, problem: str, now: float
 ) -> retry.Trouble:
     """One that only saves work is tried again after a tenth of the interval: each attempt may hold training up."""
-    pause = interval(state, spec) / 10 if operation.purpose is CheckpointPurpose.PERIODIC else 0.0
     before = state.troubles.get(operation.purpose)
+    if operation.is_flash:
+        pause = flash.pause(state.flash, spec, 0 if before is None else before.attempts)
+        return retry.failed_again(before, now, "FlashCheckpointFailed", problem, at_least=pause)
+    pause = interval(state, spec) / 10 if operation.purpose is CheckpointPurpose.PERIODIC else 0.0
     return retry.failed_again(before, now, "CheckpointFailed", problem, at_least=pause)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import structlog
 
+from emberscale_api.checkpoint import is_flash
 from emberscale_jobmaster.checkpoints import CheckpointFolder
 from emberscale_jobmaster.effects import (
     AssignCall,
@@ -17,6 +18,7 @@ from emberscale_jobmaster.effects import (
     PruneCheckpoints,
     WriteManifest,
 )
+from emberscale_jobmaster.flash_manifests import FlashManifests
 from emberscale_jobmaster.parameter_servers import ServerChannels
 from emberscale_jobmaster.runtime import ClosingError, JobRuntime
 from emberscale_jobmaster.storage import CheckpointStorage
@@ -27,16 +29,22 @@ _log = structlog.get_logger()
 class Conductor:
     """One job's conductor; `run` returns when the master closes. Raises UnusableUriError."""
 
-    def __init__(self, runtime: JobRuntime, token: str, authority: bytes | None = None) -> None:
+    def __init__(
+        self, runtime: JobRuntime, token: str, authority: bytes | None = None, flash_redis_url: str = ""
+    ) -> None:
         self._runtime = runtime
         uri = runtime.spec.checkpoint.uri
         self._storage: CheckpointStorage | None = None
         uri_of: Callable[[str], str] = str
         if uri is not None:
             folder = CheckpointFolder(uri)
-            uri_of = folder.uri_of
+
+            def uri_of(checkpoint: str) -> str:
+                return checkpoint if is_flash(checkpoint) else folder.uri_of(checkpoint)
+
+            flash = FlashManifests(flash_redis_url, runtime.job_uid) if flash_redis_url else None
             self._storage = CheckpointStorage(
-                folder, runtime.job, runtime.job_uid, runtime.store, runtime.note, runtime.now
+                folder, runtime.job, runtime.job_uid, runtime.store, runtime.note, runtime.now, flash
             )
         self._servers = ServerChannels(token, authority, runtime.job.to_json(), uri_of, runtime.note, runtime.now)
 

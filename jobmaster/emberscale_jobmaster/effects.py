@@ -48,12 +48,16 @@ class SettleCall:
 
 @dataclass(frozen=True)
 class SnapshotCall:
-    """Take a snapshot for the checkpoint with this id, resume pushes, and report all batches in it."""
+    """Take a snapshot for the checkpoint with this id, resume pushes, and report all batches in it.
+
+    `flash_bytes` is what the server may have in Redis, for a flash checkpoint.
+    """
 
     generation: int
     barrier: int
     hold_seconds: float
     checkpoint: str
+    flash_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -158,12 +162,14 @@ class CallServer:
 class FindCheckpoint:
     """Look for the newest sound checkpoint that is not among `refused`.
 
+    Where `flash`, the flash checkpoint that is known to be the newest of all, is there, the folder is not asked.
     Answered by `CheckpointFound` or `StorageFailed`.
     """
 
     operation: int
     serial: int
     refused: tuple[str, ...]
+    flash: str = ""
 
 
 @dataclass(frozen=True)
@@ -234,11 +240,16 @@ class StartedUp:
 
 @dataclass(frozen=True)
 class CheckpointTaken:
-    """A checkpoint is complete, and cost so many seconds of training."""
+    """A checkpoint is complete, and cost so many seconds of training.
+
+    `bytes` were written, in so many `seconds`; pushes were held for `held_seconds` of them.
+    """
 
     checkpoint: str
     cost_seconds: float
     bytes: int
+    seconds: float = 0.0
+    held_seconds: float = 0.0
 
 
 @dataclass(frozen=True)

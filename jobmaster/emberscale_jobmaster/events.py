@@ -30,11 +30,13 @@ class TakenOver(_At):
 
     * `awaits_plan`: there is a brain to ask for a first shape.
     * `alone`: no member that the previous master knew is alive, as after the end of a whole local run.
+    * `has_flash_store`: there is a Redis for flash checkpoints.
     """
 
     wall: float
     awaits_plan: bool = False
     alone: bool = False
+    has_flash_store: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -157,6 +157,7 @@ def _handled(state: MasterState, event: Event, spec: TrainingJobSpec) -> Stepped
 
 def _taken_over(state: MasterState, event: TakenOver, spec: TrainingJobSpec) -> MasterState:
     job = progress.on_takeover(state.job, spec, event.wall, event.alone)
+    job = replace(job, flash=replace(job.flash, available=event.has_flash_store))
     if event.awaits_plan:
         job = scaling.await_plan(job, spec)
     resumed = event.alone or (state.job.outcome is not None and job.outcome is None)

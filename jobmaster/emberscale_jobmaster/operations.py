@@ -79,6 +79,8 @@ class CheckpointPurpose(StrEnum):
     PERIODIC = "Periodic"
     SUSPENSION = "Suspension"
     FINAL = "Final"
+    FLASH = "Flash"
+    """A periodic one in Redis, which lasts until the next."""
 
 
 class CheckpointPhase(StrEnum):
@@ -121,6 +123,7 @@ class Checkpointing:
     * `held_seconds`: for how long pushes were held.
     * `written`, `problems`, `files`: what each server says of its snapshot.
     * `again_at`: when a server, or the folder, is asked again whose last call failed.
+    * `flash_bytes`: what each server may have in Redis, of a flash checkpoint.
     """
 
     id: int
@@ -137,6 +140,12 @@ class Checkpointing:
     problems: Mapping[int, str] = field(default_factory=dict)
     files: Mapping[int, tuple[SnapshotFile, ...]] = field(default_factory=dict)
     again_at: Mapping[int, float] = field(default_factory=dict)
+    flash_bytes: int = 0
+
+    @property
+    def is_flash(self) -> bool:
+        """Whether it goes to Redis."""
+        return self.purpose is CheckpointPurpose.FLASH
 
     @property
     def servers(self) -> tuple[PsAddress, ...]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import grpc
 
+from emberscale_api.checkpoint import is_flash
 from emberscale_api.routing import PsAddress
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc import master_pb2_grpc as rpc
@@ -118,9 +119,12 @@ class ServerChannels:
                     wait_seconds=call_to_settle.wait_seconds,
                 )
                 return stub.Settle, settle, _said
-            case SnapshotCall(generation=generation, barrier=number, hold_seconds=seconds, checkpoint=checkpoint):
-                uri = f"{self._uri_of(checkpoint)}/"
-                snapshot = pb.SnapshotRequest(barrier=_barrier(call.server, generation, number, seconds), uri=uri)
+            case (
+                SnapshotCall(generation=generation, barrier=number, hold_seconds=seconds, checkpoint=checkpoint) as take
+            ):
+                uri = checkpoint if is_flash(checkpoint) else f"{self._uri_of(checkpoint)}/"
+                barrier = _barrier(call.server, generation, number, seconds)
+                snapshot = pb.SnapshotRequest(barrier=barrier, uri=uri, flash_bytes=take.flash_bytes)
                 return stub.Snapshot, snapshot, _snapshot_said
             case ResumeCall(generation=generation, barrier=number):
                 return stub.Resume, pb.ResumeRequest(barrier=_barrier(call.server, generation, number, 0.0)), _nothing

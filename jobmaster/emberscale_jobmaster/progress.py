@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from emberscale_api.checkpoint import is_flash
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.status import JobPhase
 from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable
@@ -134,8 +135,10 @@ def on_server_lost(state: JobState, lost: MemberId, spec: TrainingJobSpec) -> Jo
 
 def recover(state: JobState, spec: TrainingJobSpec, failure: Failure) -> JobState:
     """Starts the recovery that costs least."""
-    since = state.clock.active_seconds - state.checkpointed_at
-    match choose(failure, Protection(state.checkpoint), Estimates(lost_seconds=since)):
+    newest = state.flash.taken_at if state.flash.checkpoint else 0.0
+    since = state.clock.active_seconds - max(state.checkpointed_at, newest)
+    protection = Protection(state.flash.checkpoint if newest > state.checkpointed_at else state.checkpoint)
+    match choose(failure, protection, Estimates(lost_seconds=since)):
         case RollBack():
             scaling = replace(state.scaling, sizes=sizes_of(state, spec))  # whatever the manifest says meanwhile
             return unroute(replace(state, recoveries=state.recoveries + 1, scaling=scaling), spec)
@@ -201,6 +204,7 @@ def begin_assignment(state: JobState, spec: TrainingJobSpec) -> JobState:
 def complete_assignment(state: JobState, restored: Restored, checkpoint: str) -> JobState:
     """Notes that every server of the routing table holds what `restored` says."""
     routing = Routing(state.routing.table, ready=True)
+    from_flash = is_flash(checkpoint)
     clock = replace(state.clock, training_seconds=max(state.clock.training_seconds, restored.training_seconds))
     return replace(
         state,
@@ -208,7 +212,8 @@ def complete_assignment(state: JobState, restored: Restored, checkpoint: str) ->
         restored=restored,
         checkpoint=checkpoint,
         clock=clock,
-        checkpointed_at=clock.active_seconds,
+        checkpointed_at=state.checkpointed_at if from_flash else clock.active_seconds,
+        flash=state.flash.restarted(checkpoint if from_flash else "", clock.active_seconds),
     )
 
 

@@ -8,6 +8,7 @@ FIND -> LOAD -> done
 
 from dataclasses import replace
 
+from emberscale_api.checkpoint import is_flash, number_of
 from emberscale_api.job import TrainingJobSpec
 from emberscale_jobmaster import retry
 from emberscale_jobmaster.effects import AssignCall, CallServer, Effect, FindCheckpoint
@@ -53,7 +54,7 @@ def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
 def effects_of(state: JobState, operation: Restore, whom: int, serial: int) -> tuple[Effect, ...]:
     """The call that the operation waits for."""
     if whom == STORAGE:
-        return (FindCheckpoint(operation.id, serial, tuple(sorted(state.damaged))),)
+        return (FindCheckpoint(operation.id, serial, tuple(sorted(state.damaged)), _newest_flash(state)),)
     table = state.routing.table
     checkpoint = operation.source.checkpoint if operation.source is not None else ""
     request = AssignCall(table, checkpoint, WAIT_SECONDS)
@@ -68,8 +69,9 @@ def on_checkpoint_found(
     state = replace(state, damaged=damaged)
     if event.newest >= state.next_checkpoint:  # what a master before may still be writing is newer than what is seen
         state = replace(state, next_checkpoint=event.newest + LOST_CHECKPOINTS)
-    if event.source is None and damaged:
-        problems = "; ".join(f"{checkpoint}: {problem}" for checkpoint, problem in sorted(damaged.items()))
+    lasting = {checkpoint: problem for checkpoint, problem in damaged.items() if not is_flash(checkpoint)}
+    if event.source is None and lasting:
+        problems = "; ".join(f"{checkpoint}: {problem}" for checkpoint, problem in sorted(lasting.items()))
         return fail(state, "CheckpointDamaged", f"no checkpoint can be used: {problems}")
     if event.incompatible:
         return fail(state, "CheckpointIncompatible", event.incompatible)
@@ -134,6 +136,14 @@ def on_time_passed(state: JobState, spec: TrainingJobSpec, operation: Restore, n
         return try_again(state, spec, "AssignFailed", f"{problem}: {said}" if said else problem, now)
     due = [whom for whom, at in operation.again_at.items() if now >= at]
     return state.asking(operation, *due) if due else state
+
+
+def _newest_flash(state: JobState) -> str:
+    """The flash checkpoint that is newer than all others that the ledger knows of; empty if none is."""
+    newest = state.flash.checkpoint
+    if not newest or newest in state.damaged:
+        return ""
+    return newest if not state.checkpoint or number_of(newest) >= number_of(state.checkpoint) else ""
 
 
 def _loading(state: JobState, spec: TrainingJobSpec, operation: Restore, now: float) -> JobState:

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import structlog
 
+from emberscale_api.checkpoint import is_flash
 from emberscale_api.job import FaultToleranceStrategy, TrainingJob, TrainingJobSpec
 from emberscale_api.job.data import BadRecord
 from emberscale_jobmaster import progress
@@ -101,7 +102,7 @@ class JobRuntime:
             threading.Thread(target=self._watch, name="deadline-watch"),
         ]
 
-    def take_over(self, awaits_plan: bool = False, alone: bool = False) -> None:
+    def take_over(self, awaits_plan: bool = False, alone: bool = False, has_flash_store: bool = False) -> None:
         """Deposes the previous master, if there was one, and continues from its state; see TakenOver.
 
         Raises StoreUnavailableError and UnreadableStateError.
@@ -111,7 +112,13 @@ class JobRuntime:
         with self._changed:
             if found is not None:
                 self._state = MasterState(found)
-            event = TakenOver(now=self.now(), wall=self._wall(), awaits_plan=awaits_plan, alone=alone)
+            event = TakenOver(
+                now=self.now(),
+                wall=self._wall(),
+                awaits_plan=awaits_plan,
+                alone=alone,
+                has_flash_store=has_flash_store,
+            )
             self._state, effects = step(self._state, event, self.spec)
             self.store.save(self._state.job)
             self._durable = self._version
@@ -293,11 +300,14 @@ class JobRuntime:
                         pause_seconds=round(effect.paused_seconds, 3),
                     )
                 case CheckpointTaken():
-                    self._checkpoint_costs.append(effect.cost_seconds)
+                    if not is_flash(effect.checkpoint):
+                        self._checkpoint_costs.append(effect.cost_seconds)
                     _log.info(
                         "checkpoint_complete",
                         checkpoint=effect.checkpoint,
                         bytes=effect.bytes,
+                        seconds=round(effect.seconds, 3),
+                        held_seconds=round(effect.held_seconds, 4),
                         cost_seconds=round(effect.cost_seconds, 3),
                     )
                 case _:

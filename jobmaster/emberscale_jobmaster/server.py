@@ -70,7 +70,7 @@ class MasterProcess:
         self._brain: BrainLink | None = None
         if brain_address:
             self._brain = BrainLink(self._runtime, brain_address, brain_token, brain_authority)
-        conductor = Conductor(self._runtime, identity.token, identity.authority)
+        conductor = Conductor(self._runtime, identity.token, identity.authority, identity.flash_redis_url)
         self._conductor = threading.Thread(target=conductor.run, name="conductor")
         members = sum(_most(role) for role in (job.spec.ps, job.spec.worker))
         self._server = grpc.server(
@@ -91,7 +91,11 @@ class MasterProcess:
         Raises StoreUnavailableError, UnreadableStateError and AddressInUseError.
         """
         self._bind()
-        self._runtime.take_over(awaits_plan=self._brain is not None, alone=self._alone)
+        self._runtime.take_over(
+            awaits_plan=self._brain is not None,
+            alone=self._alone,
+            has_flash_store=bool(self._identity.flash_redis_url),
+        )
         registry = CollectorRegistry()
         registry.register(JobMetrics(self._runtime))
         registry.register(ProcessMetrics())
@@ -186,3 +190,11 @@ class JobMetrics(Collector):
         yield GaugeMetricFamily(metrics.SHARDS_LEASED, "Live leases", len(state.ledger.leases))
         yield CounterMetricFamily(metrics.LEASES_EXPIRED_TOTAL, "Lapsed leases", seen.lapses)
         yield CounterMetricFamily(metrics.RECOVERIES_TOTAL, "Roll-backs to a checkpoint", state.recoveries)
+        newest = state.flash
+        if newest.checkpoint:
+            age = max(0.0, state.clock.active_seconds - newest.taken_at)
+            yield GaugeMetricFamily(metrics.FLASH_AGE_SECONDS, "Age of the newest flash checkpoint", age)
+            yield GaugeMetricFamily(metrics.FLASH_SECONDS, "Time that it took", newest.seconds)
+            yield GaugeMetricFamily(metrics.FLASH_HELD_SECONDS, "Time for which it held pushes", newest.held_seconds)
+            yield GaugeMetricFamily(metrics.FLASH_WRITTEN_BYTES, "Bytes that it added", newest.written_bytes)
+            yield GaugeMetricFamily(metrics.FLASH_BYTES, "Bytes of it and of what it builds on", newest.bytes)

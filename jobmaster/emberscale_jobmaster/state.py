@@ -9,6 +9,7 @@ from emberscale_api.job.data import BadRecord
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import EvaluationResult, JobPhase
 from emberscale_api.routing import PsAddress, RoutingTable
+from emberscale_jobmaster.flash import Flash
 from emberscale_jobmaster.ledger import Ledger
 from emberscale_jobmaster.membership import Membership, Process
 from emberscale_jobmaster.operations import (
@@ -96,7 +97,7 @@ class JobState:
       checkpoints. All checkpoints but the last one have their snapshots.
     * `troubles`: what is tried again, by `restoring.KIND`, `moving.KIND` or the purpose of a checkpoint.
     * `next_version`: of a routing table; greater than any that a server may have adopted.
-    * `checkpoint`: the newest complete one.
+    * `checkpoint`: the newest complete persistent one, or the flash checkpoint that the rows were last restored from.
     * `checkpointed_at`: when, on the job's clock, the interval to the next checkpoint began.
     * `damaged`: checkpoints that failed their checksums, and how.
     * `ends_with`: the purpose of a checkpoint that ends the job, once it is complete.
@@ -140,6 +141,7 @@ class JobState:
     outcome: JobEnd | None = None
     plan_version: int = 1
     scaling: Scaling = field(default_factory=Scaling)
+    flash: Flash = field(default_factory=Flash)
 
     @property
     def training_records(self) -> int:

@@ -8,12 +8,12 @@ from emberscale_api.job.status import JobPhase
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc.codec import wire_evaluation, wire_phase, wire_role
 from emberscale_api.shape import RoleShape
-from emberscale_jobmaster import stragglers
+from emberscale_jobmaster import flash, stragglers
 from emberscale_jobmaster.lifecycle import waiting_for
 from emberscale_jobmaster.membership import Slot, slot_name
 from emberscale_jobmaster.messages import wire_bad_record, wire_member
 from emberscale_jobmaster.observations import Observations, Sighting
-from emberscale_jobmaster.operations import MovePhase
+from emberscale_jobmaster.operations import CheckpointPurpose, MovePhase
 from emberscale_jobmaster.state import (
     OVER,
     JobState,
@@ -63,6 +63,7 @@ def job_status(state: JobState, seen: Observations, spec: TrainingJobSpec, now: 
         sizing=_sizing(state),
         truncated_records=state.truncated_records,
         warnings=warning_signs(state, seen, spec),
+        flash=_flash(state, spec),
     )
 
 
@@ -70,8 +71,9 @@ def explanation(state: JobState, spec: TrainingJobSpec) -> tuple[str, str]:
     """Explains the job's phase: a CamelCase reason, and a sentence."""
     if state.outcome is not None:
         return state.outcome.reason, state.outcome.message
-    if state.troubles:
-        trouble = max(state.troubles.values(), key=lambda one: one.since)
+    troubles = [trouble for kind, trouble in state.troubles.items() if kind != CheckpointPurpose.FLASH]
+    if troubles:
+        trouble = max(troubles, key=lambda one: one.since)
         return trouble.reason, trouble.describe(state.clock.active_seconds)
     if state.scaling.waits_for_plan:
         return state.scaling.reason, state.scaling.message
@@ -133,6 +135,24 @@ def plan(state: JobState, spec: TrainingJobSpec) -> pb.Plan:
         sizing=_sizing(state),
         asked=pb.ScaleRequest(ps=spec.ps.replicas or 0, workers=spec.worker.replicas or 0, waits=state.scaling.waits),
         silent=[wire_member(given_up.role, given_up.index, given_up.incarnation) for given_up in silent],
+    )
+
+
+def _flash(state: JobState, spec: TrainingJobSpec) -> pb.FlashStatus | None:
+    known, trouble = state.flash, state.troubles.get(CheckpointPurpose.FLASH)
+    problem = flash.missing_store(known, spec) or (trouble.message if trouble is not None else "")
+    if not problem and not flash.is_wanted(known, spec):
+        return None
+    age = max(0.0, state.clock.active_seconds - known.taken_at)
+    return pb.FlashStatus(
+        checkpoint=known.checkpoint,
+        age_seconds=age if known.checkpoint else 0.0,
+        seconds=known.seconds,
+        held_seconds=known.held_seconds,
+        written_bytes=known.written_bytes,
+        bytes=known.bytes,
+        interval_seconds=flash.interval(known, spec),
+        problem=problem,
     )
 
 

@@ -16,11 +16,14 @@ from emberscale_api.checkpoint import (
     DamagedCheckpointError,
     DataFileIdentity,
     EpochApplied,
+    is_flash,
+    number_of,
 )
 from emberscale_api.job import TrainingJob
 from emberscale_jobmaster.checkpoints import CheckpointFolder, incompatibility
 from emberscale_jobmaster.effects import DeleteCheckpoint, FindCheckpoint, PruneCheckpoints, WriteManifest
 from emberscale_jobmaster.events import CheckpointFound, Event, ManifestWritten, PruningDone, StorageFailed
+from emberscale_jobmaster.flash_manifests import FlashManifests, FlashOutOfReachError
 from emberscale_jobmaster.operations import Restored, Source
 from emberscale_jobmaster.store import JobStore
 
@@ -42,7 +45,9 @@ class CheckpointStorage:
         store: JobStore,
         tell: Callable[[Event], None],
         now: Callable[[], float],
+        flash: FlashManifests | None = None,
     ) -> None:
+        self._flash = flash
         self._folder = folder
         self._job = job
         self._job_uid = job_uid
@@ -75,7 +80,7 @@ class CheckpointStorage:
                 return self._find(effect)
             case WriteManifest():
                 self._store.confirm()  # a master that was deposed writes nothing, and removes nothing
-                self._folder.write(self._manifest(effect))
+                self._write(self._manifest(effect))
                 return ManifestWritten(now=self._now(), operation=effect.operation, serial=effect.serial)
             case PruneCheckpoints():
                 self._store.confirm()
@@ -90,14 +95,44 @@ class CheckpointStorage:
         if isinstance(effect, DeleteCheckpoint):
             _log.warning("checkpoint_stays", checkpoint=effect.checkpoint, problem=problem)
             return
+        if isinstance(effect, WriteManifest) and is_flash(effect.checkpoint):
+            self._tell(
+                StorageFailed(now=self._now(), operation=effect.operation, serial=effect.serial, problem=problem)
+            )
+            return
         problem = f"spec.checkpoint.uri ({self._folder.uri}) cannot be used: {problem}"
         self._tell(StorageFailed(now=self._now(), operation=effect.operation, serial=effect.serial, problem=problem))
 
+    def _write(self, manifest: CheckpointManifest) -> None:
+        if not is_flash(manifest.id):
+            self._folder.write(manifest)
+        elif self._flash is not None:
+            before = self._newest_flash()
+            if before is not None and before.number > manifest.number:
+                raise FlashOutOfReachError(f"{before.id} is there already")
+            self._flash.write(manifest, before)
+
+    def _newest_flash(self) -> CheckpointManifest | None:
+        """The newest flash checkpoint; None where Redis cannot be used or holds none: the next tier is asked then."""
+        try:
+            return None if self._flash is None else self._flash.newest()
+        except (DamagedCheckpointError, FlashOutOfReachError) as error:
+            _log.warning("flash_checkpoint_unusable", problem=str(error))
+            return None
+
     def _find(self, effect: FindCheckpoint) -> CheckpointFound:
-        newest = max(map(int, self._folder.folders()), default=0)
         damaged: dict[str, str] = {}
+        flash = self._newest_flash()
+        number = 0 if flash is None else flash.number
+        if flash is not None and (flash.id in effect.refused or incompatibility(flash, self._job)):
+            flash = None
+        if flash is not None and flash.id == effect.flash:
+            return self._found(effect, _source(flash), damaged, "", 0)
+        newest = max([number, *map(int, self._folder.folders())])
         source, problem = None, ""
         for identifier in reversed(self._folder.complete()):
+            if flash is not None and int(identifier) < flash.number:
+                break
             if identifier in effect.refused:
                 continue
             try:
@@ -108,14 +143,19 @@ class CheckpointStorage:
             source = _source(manifest)
             if reason := incompatibility(manifest, self._job):
                 problem = f"{self._folder.uri_of(identifier)}: {reason}"
-            break
+            return self._found(effect, source, damaged, problem, newest)
+        return self._found(effect, None if flash is None else _source(flash), damaged, "", newest)
+
+    def _found(
+        self, effect: FindCheckpoint, source: Source | None, damaged: dict[str, str], incompatible: str, newest: int
+    ) -> CheckpointFound:
         return CheckpointFound(
             now=self._now(),
             operation=effect.operation,
             serial=effect.serial,
             source=source,
             damaged=damaged,
-            incompatible=problem,
+            incompatible=incompatible,
             newest=newest,
         )
 
@@ -123,7 +163,7 @@ class CheckpointStorage:
         image = effect.image
         return CheckpointManifest(
             id=effect.checkpoint,
-            number=int(effect.checkpoint),
+            number=number_of(effect.checkpoint),
             created=datetime.now(UTC),
             job_uid=self._job_uid,
             job=self._job,

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from emberscale_api.job import TrainingJobSpec
+from emberscale_jobmaster import flash
 from emberscale_jobmaster.observations import Observations
+from emberscale_jobmaster.operations import CheckpointPurpose
 from emberscale_jobmaster.state import JobState, committed_samples
 from emberscale_jobmaster.statistics import ProgressiveWindow
 
@@ -25,6 +27,9 @@ def warning_signs(state: JobState, seen: Observations, spec: TrainingJobSpec) ->
 
 
 def _signs(state: JobState, seen: Observations, spec: TrainingJobSpec) -> Iterator[str]:
+    trouble = state.troubles.get(CheckpointPurpose.FLASH)
+    if problem := flash.missing_store(state.flash, spec) or (trouble.message if trouble is not None else ""):
+        yield f"there is no new flash checkpoint, and training continues without: {problem}"
     for problem in state.damaged.values():
         yield f"a damaged checkpoint was left out, and an older one or none is used: {problem}"
     records, batch = state.training_records, spec.training.batch_size

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from tests.jobmaster.fakes import BATCH, job
 
+from emberscale_api.checkpoint import is_flash, number_of
 from emberscale_api.job.roles import Role
 from emberscale_api.routing import RoutingTable
 from emberscale_api.shape import RoleShape
@@ -120,6 +121,7 @@ class Driven:
     interval: float = 1000.0
     lease_timeout: float = 15.0
     sizes_open: bool = False
+    flash_interval: float | None = None
     now: float = 0.0
 
     def __post_init__(self) -> None:
@@ -127,7 +129,12 @@ class Driven:
             ps={"replicas": None, "minReplicas": self.servers} if self.sizes_open else {"replicas": self.servers},
             worker={"replicas": None, "minReplicas": 2} if self.sizes_open else {"replicas": 2},
             sharding={"minBatches": 1, "maxBatches": 4, "leaseTimeout": self.lease_timeout, "heartbeatInterval": 1},
-            checkpoint={"uri": "/checkpoints", "interval": self.interval, "keep": 2},
+            checkpoint={
+                "uri": "/checkpoints",
+                "interval": self.interval,
+                "keep": 2,
+                "flash": {"interval": self.flash_interval},
+            },
         ).spec
         self.ps: dict[int, ServerDouble] = {}
         self.workers: dict[int, MemberId] = {}
@@ -148,7 +155,12 @@ class Driven:
         self.log: list[str] = []
         self.saves: deque[bytes] = deque(maxlen=50)
         self.state = MasterState(progress.initial(wall=0.0))
-        self.tell(TakenOver(now=self.now, wall=1000.0))
+        self.found: list[FindCheckpoint] = []
+        self.tell(TakenOver(now=self.now, wall=1000.0, has_flash_store=self._has_flash))
+
+    @property
+    def _has_flash(self) -> bool:
+        return self.flash_interval is not None
 
     @property
     def job(self) -> JobState:
@@ -174,7 +186,7 @@ class Driven:
         """A new master begins with what is durable, but for so many of the last writes."""
         kept = list(self.saves)[: len(self.saves) - lost_writes]
         self.state = MasterState(_state_json.validate_json(kept[-1]))
-        self.tell(TakenOver(now=self.now, wall=2000.0 + self.now))
+        self.tell(TakenOver(now=self.now, wall=2000.0 + self.now, has_flash_store=self._has_flash))
 
     def all_die(self) -> None:
         """Every process ends at once, and a new master begins alone with what is durable."""
@@ -182,7 +194,7 @@ class Driven:
             self.quiet.add(member.slot)
         self.tasks.clear()
         self.state = MasterState(_state_json.validate_json(self.saves[-1]))
-        self.tell(TakenOver(now=self.now, wall=2000.0 + self.now, alone=True))
+        self.tell(TakenOver(now=self.now, wall=2000.0 + self.now, alone=True, has_flash_store=self._has_flash))
 
     def pass_time(self, seconds: float) -> None:
         """Time passes, in which members that are not quiet send heartbeats."""
@@ -319,7 +331,7 @@ class Driven:
             case PruneCheckpoints(operation=operation, serial=serial):
                 if (failed := self._storage_fails(effect, operation, serial)) is not None:
                     return failed[0]
-                for identifier in sorted(self.checkpoints)[: -effect.keep]:
+                for identifier in sorted(one for one in self.checkpoints if not is_flash(one))[: -effect.keep]:
                     del self.checkpoints[identifier]
                 return PruningDone(now=self.now, operation=operation, serial=serial)
             case DeleteCheckpoint(checkpoint=identifier):
@@ -342,9 +354,10 @@ class Driven:
     def _find(self, effect: FindCheckpoint) -> Event:
         sound = [name for name, (_, whole) in self.checkpoints.items() if whole and name not in effect.refused]
         source = None
+        self.found.append(effect)
         if sound:
-            source = Source(max(sound), Restored(data=(("/data/day_0", 1000),)))
-        newest = max(map(int, self.checkpoints), default=0)
+            source = Source(max(sound, key=number_of), Restored(data=(("/data/day_0", 1000),)))
+        newest = max(map(number_of, self.checkpoints), default=0)
         return CheckpointFound(
             now=self.now, operation=effect.operation, serial=effect.serial, source=source, newest=newest
         )

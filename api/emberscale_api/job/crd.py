@@ -31,9 +31,10 @@ _LONG_STRINGS = {"value": 32768, "message": 32768}
 _QUANTITY = "^([0-9]+([.][0-9]+)?|[.][0-9]+)(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
 _DURATION = "^([0-9]+([.][0-9]+)?(ms|s|m|h|d))+$"
 _DURATION_OF_CEL = "^([0-9]+([.][0-9]+)?(ms|s|m|h))+$"
-_QUANTITIES = {("ResourceList", "cpu"), ("ResourceList", "memory")}
+_QUANTITIES = {("ResourceList", "cpu"), ("ResourceList", "memory"), ("FlashSpec", "maxBytes")}
 _DURATIONS = {
     ("CheckpointSpec", "interval"): False,
+    ("FlashSpec", "interval"): False,
     ("ShardingSpec", "leaseTimeout"): False,
     ("ShardingSpec", "heartbeatInterval"): False,
     ("RunPolicy", "activeDeadline"): False,

@@ -34,7 +34,7 @@ class JobPhase(StrEnum):
 
 class ConditionType(StrEnum):
     """`PROGRESSING`: nothing blocks the job. `SCALING`: its shape is changing. `SLOW`: a member is much slower than its
-    peers. The others as in batch/v1.
+    peers. `FLASH_CHECKPOINT`: flash checkpoints are taken. The others as in batch/v1.
     """
 
     PROGRESSING = "Progressing"
@@ -43,6 +43,7 @@ class ConditionType(StrEnum):
     SUSPENDED = "Suspended"
     SCALING = "Scaling"
     SLOW = "SlowMembers"
+    FLASH_CHECKPOINT = "FlashCheckpoint"
 
 
 class _Status(ManifestPart):

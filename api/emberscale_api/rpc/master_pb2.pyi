@@ -1234,6 +1234,7 @@ class JobStatus(_message.Message):
     SIZING_FIELD_NUMBER: _builtins.int
     TRUNCATED_RECORDS_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
+    FLASH_FIELD_NUMBER: _builtins.int
     phase: Global___Phase.ValueType
     reason: _builtins.str
     message: _builtins.str
@@ -1280,6 +1281,10 @@ class JobStatus(_message.Message):
     def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """signs of a mistake in the job, each with what to do"""
 
+    @_builtins.property
+    def flash(self) -> Global___FlashStatus:
+        """absent: the job has no flash checkpoints"""
+
     def __init__(
         self,
         *,
@@ -1309,14 +1314,65 @@ class JobStatus(_message.Message):
         sizing: Global___Sizing | None = ...,
         truncated_records: _builtins.int = ...,
         warnings: _abc.Iterable[_builtins.str] | None = ...,
+        flash: Global___FlashStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sizing", b"sizing"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["flash", b"flash", "sizing", b"sizing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["auc", b"auc", "bad_record_samples", b"bad_record_samples", "bad_records", b"bad_records", "checkpoint", b"checkpoint", "epoch", b"epoch", "epochs", b"epochs", "eta_seconds", b"eta_seconds", "evaluated_samples", b"evaluated_samples", "evaluations", b"evaluations", "expected_samples", b"expected_samples", "generation", b"generation", "loss", b"loss", "members", b"members", "message", b"message", "phase", b"phase", "reason", b"reason", "recoveries", b"recoveries", "repeated_batches", b"repeated_batches", "routing_version", b"routing_version", "rows", b"rows", "samples", b"samples", "samples_per_second", b"samples_per_second", "sizing", b"sizing", "training_seconds", b"training_seconds", "truncated_records", b"truncated_records", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["auc", b"auc", "bad_record_samples", b"bad_record_samples", "bad_records", b"bad_records", "checkpoint", b"checkpoint", "epoch", b"epoch", "epochs", b"epochs", "eta_seconds", b"eta_seconds", "evaluated_samples", b"evaluated_samples", "evaluations", b"evaluations", "expected_samples", b"expected_samples", "flash", b"flash", "generation", b"generation", "loss", b"loss", "members", b"members", "message", b"message", "phase", b"phase", "reason", b"reason", "recoveries", b"recoveries", "repeated_batches", b"repeated_batches", "routing_version", b"routing_version", "rows", b"rows", "samples", b"samples", "samples_per_second", b"samples_per_second", "sizing", b"sizing", "training_seconds", b"training_seconds", "truncated_records", b"truncated_records", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___JobStatus: _TypeAlias = JobStatus  # noqa: Y015
+
+@_typing.final
+class FlashStatus(_message.Message):
+    """The flash checkpoints of a job."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
+    AGE_SECONDS_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    HELD_SECONDS_FIELD_NUMBER: _builtins.int
+    WRITTEN_BYTES_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    INTERVAL_SECONDS_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    checkpoint: _builtins.str
+    """id of the newest; empty: there is none"""
+    age_seconds: _builtins.float
+    """since its barrier, on the job's clock"""
+    seconds: _builtins.float
+    """that it took"""
+    held_seconds: _builtins.float
+    """for which it held pushes"""
+    written_bytes: _builtins.int
+    """that it added"""
+    bytes: _builtins.int
+    """of it and of what it builds on"""
+    interval_seconds: _builtins.float
+    """until the next"""
+    problem: _builtins.str
+    """why there is no newer one; empty: nothing is wrong"""
+    def __init__(
+        self,
+        *,
+        checkpoint: _builtins.str = ...,
+        age_seconds: _builtins.float = ...,
+        seconds: _builtins.float = ...,
+        held_seconds: _builtins.float = ...,
+        written_bytes: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        interval_seconds: _builtins.float = ...,
+        problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_seconds", b"age_seconds", "bytes", b"bytes", "checkpoint", b"checkpoint", "held_seconds", b"held_seconds", "interval_seconds", b"interval_seconds", "problem", b"problem", "seconds", b"seconds", "written_bytes", b"written_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FlashStatus: _TypeAlias = FlashStatus  # noqa: Y015
 
 @_typing.final
 class Sizing(_message.Message):
@@ -1663,7 +1719,7 @@ class AssignRequest(_message.Message):
     WAIT_SECONDS_FIELD_NUMBER: _builtins.int
     manifest_json: _builtins.str
     checkpoint_uri: _builtins.str
-    """empty: start from nothing"""
+    """or the id of a flash checkpoint; empty: start from nothing"""
     wait_seconds: _builtins.float
     @_builtins.property
     def routing(self) -> Global___Routing: ...
@@ -1904,8 +1960,11 @@ class SnapshotRequest(_message.Message):
 
     BARRIER_FIELD_NUMBER: _builtins.int
     URI_FIELD_NUMBER: _builtins.int
+    FLASH_BYTES_FIELD_NUMBER: _builtins.int
     uri: _builtins.str
-    """folder of this checkpoint"""
+    """folder of this checkpoint, or the id of a flash checkpoint"""
+    flash_bytes: _builtins.int
+    """that this server may have in Redis; of a flash checkpoint"""
     @_builtins.property
     def barrier(self) -> Global___Barrier: ...
     def __init__(
@@ -1913,10 +1972,11 @@ class SnapshotRequest(_message.Message):
         *,
         barrier: Global___Barrier | None = ...,
         uri: _builtins.str = ...,
+        flash_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["barrier", b"barrier"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["barrier", b"barrier", "uri", b"uri"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["barrier", b"barrier", "flash_bytes", b"flash_bytes", "uri", b"uri"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -19,7 +19,7 @@ from emberscale_api.job.status import (
     RoleStatus,
     TrainingJobStatus,
 )
-from emberscale_api.job.units import rough_time
+from emberscale_api.job.units import measured_time, rough_time
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.kubernetes.names import JOB_LABEL, ROLE_LABEL
 from emberscale_operator.kubernetes.record import rounded
@@ -170,6 +170,10 @@ def _conditions(before: Iterable[Condition], facts: Facts) -> tuple[Condition, .
         put(ConditionType.SLOW, True, "FoundSlowMembers", "; ".join(map(_slow_text, slow)))
     elif ConditionType.SLOW in conditions and (resting or facts.master is not None):
         put(ConditionType.SLOW, False, "NoSlowMembers", "no member is much slower than its peers")
+    if resting and ConditionType.FLASH_CHECKPOINT in conditions:
+        put(ConditionType.FLASH_CHECKPOINT, False, str(phase), "the job rests")
+    elif not resting and facts.master is not None and facts.master.HasField("flash"):
+        put(ConditionType.FLASH_CHECKPOINT, *_flash(facts.master.flash))
     order = {str(kind): number for number, kind in enumerate(ConditionType)}
     # others may have written conditions of types that this version does not know: they stay, behind its own
     return tuple(sorted(conditions.values(), key=lambda condition: order.get(condition.type, len(order))))
@@ -180,6 +184,16 @@ def _slow_text(member: pb.MemberStatus) -> str:
     remedy = f", {slowness.remedy}" if slowness.remedy else ""
     name = f"{pb.Role.Name(member.member.role).lower()}-{member.member.index}"
     return f"{name} is {slowness.factor:g} times slower than its peers{remedy}"
+
+
+def _flash(flash: pb.FlashStatus) -> tuple[bool, str, str]:
+    """Whether flash checkpoints are taken, a reason, and a message that changes only with what it is about."""
+    every = f"every {measured_time(round(flash.interval_seconds))}"
+    if flash.problem:
+        return False, "FlashCheckpointFailed", f"{flash.problem}; training continues, and it is tried again"
+    if not flash.checkpoint:
+        return False, "FlashCheckpointPending", f"the first one is yet to come; one is taken {every}"
+    return True, "FlashCheckpointTaken", f"one is taken {every}"
 
 
 def _progress(status: pb.JobStatus, ended: bool) -> Progress:

@@ -173,7 +173,7 @@ class LocalBackend:
         )
 
     def _intent(self) -> JobIntent:
-        redis = (Demand(Role.REDIS, 1),) if self._redis is not None else ()
+        redis = (Demand(Role.REDIS, 2 if self._environment.flash_redis_url else 1),) if self._redis is not None else ()
         brain = (Demand(Role.BRAIN, 1),) if self._has_brain() else ()
         return JobIntent(
             spec=self._manifest.spec,

@@ -33,6 +33,22 @@ daemonize no
 databases 1
 """
 
+_FLASH_CONFIGURATION = """\
+port 0
+unixsocket "{socket}"
+unixsocketperm 600
+requirepass {password}
+dir "{folder}"
+appendonly no
+save ""
+maxmemory {room}
+maxmemory-policy noeviction
+daemonize no
+databases 1
+"""
+_FLASH_OVERHEAD = 64 << 20
+"""What Redis needs beside the values: its own memory and the buffers of connections."""
+
 _START_SECONDS = 20.0
 _LOOK_SECONDS = 1.0
 _PING_SECONDS = 2.0
@@ -82,7 +98,7 @@ class RedisWatch:
 
         Raises RedisUnavailableError if it has ended, or has not answered for long, before it answered at all.
         """
-        servers = [instance for instance in instances if instance.id.role is Role.REDIS]
+        servers = [instance for instance in instances if instance.id.role is Role.REDIS and not instance.id.index]
         if self._begun_at is None:
             self._begun_at = now
         running = [instance for instance in servers if instance.state is InstanceState.RUNNING]
@@ -146,6 +162,18 @@ def configure_redis(state: Path, sockets: Path) -> EmbeddedRedis:
     configuration = state / "redis.conf"
     folder = str(state.resolve()).replace("\\", "\\\\").replace('"', '\\"')
     write_private(configuration, _CONFIGURATION.format(socket=socket, password=password, folder=folder))
+    return EmbeddedRedis(configuration, f"unix://:{password}@{quote(str(socket))}?db=0")
+
+
+def configure_flash_redis(state: Path, sockets: Path, most_bytes: int) -> EmbeddedRedis:
+    """Writes the configuration of a Redis for flash checkpoints: in memory only, and so much of it."""
+    password = secrets.token_hex(32)
+    socket = sockets / "flash.sock"
+    configuration = state / "flash.conf"
+    folder = str(state.resolve()).replace("\\", "\\\\").replace('"', '\\"')
+    room = most_bytes + most_bytes // 16 + _FLASH_OVERHEAD
+    text = _FLASH_CONFIGURATION.format(socket=socket, password=password, folder=folder, room=room)
+    write_private(configuration, text)
     return EmbeddedRedis(configuration, f"unix://:{password}@{quote(str(socket))}?db=0")
 
 

@@ -15,7 +15,7 @@ _THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", 
 
 @dataclass(frozen=True)
 class JobEnvironment:
-    """What all processes of a job share, and the secrets that only the master gets."""
+    """What all processes of a job share, and the secrets that only some of them get."""
 
     job_name: str
     job_uid: str
@@ -29,6 +29,7 @@ class JobEnvironment:
     brain_address: str = ""
     brain_token: str = ""
     brain_authority: bytes | None = None
+    flash_redis_url: str = ""
 
     def incarnation(self, instance: InstanceId) -> str:
         """The name under which an instance joins; `launch` differs from one start of the job to the next."""
@@ -55,6 +56,9 @@ class JobEnvironment:
             names.ADVERTISED_HOST: "127.0.0.1",
             names.SOCKET_DIRECTORY: str(self.socket_folder),
         }
+        variables.pop(names.FLASH_REDIS_URL, None)
+        if self.flash_redis_url and instance.role in (Role.MASTER, Role.PS):
+            variables[names.FLASH_REDIS_URL] = self.flash_redis_url
         if instance.role is Role.MASTER:
             variables[names.MANIFEST_FILE] = str(self.manifest_file)
             variables[names.REDIS_URL] = self.redis_url

@@ -16,7 +16,7 @@ from typing import Self
 from emberscale_api.certificates import UnusableCertificateError
 from emberscale_api.environment import mounted_certificates
 from emberscale_api.errors import StartError
-from emberscale_api.job import TrainingJob
+from emberscale_api.job import FlashMode, TrainingJob
 from emberscale_api.job.roles import Role
 from emberscale_operator.controller import JobController
 from emberscale_operator.local.backend import LocalBackend, StopRequests, policy_of
@@ -26,6 +26,7 @@ from emberscale_operator.local.embedded_redis import (
     RedisWatch,
     check_embedded_redis,
     check_given_redis,
+    configure_flash_redis,
     configure_redis,
 )
 from emberscale_operator.local.environment import JobEnvironment, numba_cache_folder
@@ -145,6 +146,9 @@ class LocalJob:
             if self._redis_url is None:
                 redis = configure_redis(folder.state, sockets)
                 cleanup.callback(redis.configuration.unlink, missing_ok=True)
+            flash_redis = self._flash_redis(sockets)
+            if flash_redis is not None:
+                cleanup.callback(flash_redis.configuration.unlink, missing_ok=True)
             configuration = None
             if isinstance(self._brain, EmbeddedBrain) and self._seat is not None:
                 configuration = self._brain.configure(folder, self._seat)
@@ -162,11 +166,12 @@ class LocalJob:
                 brain_address=brain.address,
                 brain_token=brain.token,
                 brain_authority=brain.authority,
+                flash_redis_url=flash_redis.url if flash_redis is not None else "",
             )
             forks = ForkServerClient(
                 _FORK_SERVER, environment.of_fork_server(os.environ), folder.logs / "fork-server.log"
             )
-            launcher = self._launcher(environment, redis, forks, configuration)
+            launcher = self._launcher(environment, (redis, flash_redis), forks, configuration)
             processes = JobProcesses(launcher, folder.logs, self._policy.stop_grace)
             cleanup.callback(forks.close)
             cleanup.callback(processes.kill_all)
@@ -222,15 +227,26 @@ class LocalJob:
             return BrainAddress("", "")
         return BrainAddress(self._seat.address, self._seat.token, self._authority)
 
+    def _flash_redis(self, sockets: Path) -> EmbeddedRedis | None:
+        """A Redis of its own for rows: they never delay the master's state. None with a Redis that others manage."""
+        flash = self._job.spec.checkpoint.flash
+        if self._redis_url is not None or flash.mode is FlashMode.DISABLED:
+            return None
+        return configure_flash_redis(self._folder.state, sockets, flash.bytes_limit)
+
     def _launcher(
-        self, environment: JobEnvironment, redis: EmbeddedRedis | None, forks: ForkServerClient, brain: Path | None
+        self,
+        environment: JobEnvironment,
+        stores: Sequence[EmbeddedRedis | None],
+        forks: ForkServerClient,
+        brain: Path | None,
     ) -> Callable[[InstanceId, Resources], Launch]:
         def launch(instance: InstanceId, resources: Resources) -> Launch:
             variables = environment.of(instance, resources, os.environ)
             if instance.role is Role.BRAIN and brain is not None and isinstance(self._brain, EmbeddedBrain):
                 return self._brain.launch(brain, variables)
-            if instance.role is Role.REDIS and redis is not None:
-                return redis.launch(variables)
+            if instance.role is Role.REDIS and (store := stores[instance.index]) is not None:
+                return store.launch(variables)
             incarnation = environment.incarnation(instance)
             if instance.role in self._commands:
                 return Launch(self._commands[instance.role], variables, incarnation)

@@ -185,7 +185,8 @@ def _suspending_since(standing: JobStanding, now: float) -> float:
 def _exceeded(policy: Policy, history: History) -> str:
     """Names the member that ended too often by its own errors; empty if none did."""
     for (role, index), lives in sorted(history.lives.items()):
-        if role is not Role.BRAIN and lives.faults > policy.backoff_limit and lives.last_exit is not None:
+        is_needed = role is not Role.BRAIN and (role is not Role.REDIS or index == 0)
+        if is_needed and lives.faults > policy.backoff_limit and lives.last_exit is not None:
             last = lives.last_exit
             how = "for want of memory" if last.reason is ExitReason.OOM_KILLED else f"with exit code {last.code}"
             return (

@@ -25,7 +25,7 @@ class Summary:
     `samples` are all that were trained; `checkpoint_samples` are those that `checkpoint` holds, as `audit` counts them:
     what a resume goes on from.
     `warnings` are signs that the job is not what was wanted, each with what to do. `plan` is the shape that the job
-    ended with and why.
+    ended with and why. `flash` is the newest flash checkpoint and what it cost; None where there was none.
     """
 
     name: str
@@ -54,6 +54,7 @@ class Summary:
     checkpoint_samples: int | None
     evaluations: tuple[Mapping[str, float], ...]
     plan: Mapping[str, Any]
+    flash: Mapping[str, Any] | None = None
 
     def as_document(self) -> dict[str, Any]:
         """Plain types, for JSON."""
@@ -81,6 +82,18 @@ def phase_name(phase: "pb.Phase.ValueType") -> str:
 def count_of(number: int, noun: str, plural: str = "") -> str:
     """`1 record`, `1,200 records`."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def _flash(flash: pb.FlashStatus) -> dict[str, Any] | None:
+    if not flash.checkpoint:
+        return None
+    return {
+        "checkpoint": flash.checkpoint,
+        "seconds": flash.seconds,
+        "held_seconds": flash.held_seconds,
+        "written_bytes": flash.written_bytes,
+        "bytes": flash.bytes,
+    }
 
 
 def summarize(name: str, outcome: RunOutcome, wall_seconds: float, saved: AuditReport | None = None) -> Summary:
@@ -113,6 +126,7 @@ def summarize(name: str, outcome: RunOutcome, wall_seconds: float, saved: AuditR
         truncated_records=status.truncated_records,
         recoveries=status.recoveries,
         warnings=tuple(status.warnings),
+        flash=_flash(status.flash),
         checkpoint=saved.checkpoint if saved is not None else status.checkpoint or None,
         checkpoint_samples=saved.total.once if saved is not None else None,
         evaluations=tuple(

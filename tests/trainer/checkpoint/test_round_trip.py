@@ -128,7 +128,7 @@ def contents(tables: TableStore) -> Contents:
 
 def load(uri: str, servers: int = 1, index: int = 0, progress: Work | None = None) -> tuple[Contents, AppliedBatches]:
     tables = store()
-    applied = load_partition(uri, owned(servers, index), tables, len(INITIAL), progress or IMPATIENT)
+    applied = load_partition(CheckpointFiles(uri, progress or IMPATIENT), owned(servers, index), tables, len(INITIAL))
     return contents(tables), applied
 
 
@@ -236,7 +236,7 @@ def test_a_checkpoint_without_its_manifest_is_refused(tmp_path: Path) -> None:
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, other: TableStore) -> None:
     uri = save(trained(1, [1]), tmp_path)
     with pytest.raises(DamagedCheckpointError, match="another model"):
-        load_partition(uri, owned(1, 0), other, len(INITIAL), Work())
+        load_partition(CheckpointFiles(uri), owned(1, 0), other, len(INITIAL))
 
 
 class Failing:

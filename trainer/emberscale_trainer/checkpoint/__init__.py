@@ -1,6 +1,8 @@
 """Checkpoints: writing a server's part of a snapshot, and reading what all servers wrote, with any number of them."""
 
 from emberscale_trainer.checkpoint.files import CheckpointFiles
+from emberscale_trainer.checkpoint.flash import FlashDraft, FlashFiles, FlashWriter
+from emberscale_trainer.checkpoint.flash_redis import FlashUnusableError
 from emberscale_trainer.checkpoint.reader import load_partition, read_dense, read_records, server_history
 from emberscale_trainer.checkpoint.work import AbandonedError, StorageUnreachableError, Work
 from emberscale_trainer.checkpoint.writer import Share, WrittenFile, write_snapshot
@@ -8,6 +10,10 @@ from emberscale_trainer.checkpoint.writer import Share, WrittenFile, write_snaps
 __all__ = [
     "AbandonedError",
     "CheckpointFiles",
+    "FlashDraft",
+    "FlashFiles",
+    "FlashUnusableError",
+    "FlashWriter",
     "Share",
     "StorageUnreachableError",
     "Work",

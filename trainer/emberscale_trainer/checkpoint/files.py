@@ -8,7 +8,8 @@
 """
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import TypeVar
 
 import fsspec
@@ -22,6 +23,8 @@ from emberscale_trainer.checkpoint.work import Work
 from emberscale_trainer.table import RowLayout
 from emberscale_trainer.table.layout import state_floats
 
+RETIRED = ".keys"
+
 
 class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -30,7 +33,8 @@ class _Part(BaseModel):
 class TablePart(_Part):
     """One table's share on one server.
 
-    * `files`: whole records each, in any order.
+    * `files`: whole records each, in any order. In a flash checkpoint, later files replace rows of earlier ones, and
+      those that end with RETIRED hold the keys of rows that were retired, int64 each.
     * `stride`: bytes of a record.
     """
 
@@ -102,23 +106,41 @@ class CheckpointFiles:
         except FileNotFoundError as error:
             raise DamagedCheckpointError(f"{name} is missing") from error
         self.manifest = CheckpointManifest.from_json(text, name)
-        self._listed: dict[str, CheckpointFile] = {file.path: file for file in self.manifest.files}
+
+    @cached_property
+    def _listed(self) -> dict[str, CheckpointFile]:
+        return {file.path: file for file in self.manifest.files}
 
     def read(self, path: str) -> bytes:
         """The content of a file, which has the size and the checksum that the manifest says."""
-        listed = self._listed.get(path)
-        if listed is None:
-            raise DamagedCheckpointError(f"{self._uri}/{path} is not listed in the manifest")
+        listed = self._entry(path)
         name = f"{self._uri}/{path}"
         try:
             content = self._work.patiently(name, lambda: self._content(path, listed.bytes))
         except FileNotFoundError as error:
             raise DamagedCheckpointError(f"{name} is missing") from error
-        if len(content) != listed.bytes:
-            raise DamagedCheckpointError(f"{name} does not have the {listed.bytes} bytes it was written with")
-        if zlib.crc32(content) != listed.crc32:
-            raise DamagedCheckpointError(f"{name} was altered: its checksum does not match")
+        self._check(path, content)
         return content
+
+    def _entry(self, path: str) -> CheckpointFile:
+        listed = self._listed.get(path)
+        if listed is None:
+            raise DamagedCheckpointError(f"{self._uri}/{path} is not listed in the manifest")
+        return listed
+
+    def _check(self, path: str, content: bytes) -> None:
+        listed = self._entry(path)
+        if len(content) != listed.bytes:
+            raise DamagedCheckpointError(
+                f"{self._uri}/{path} does not have the {listed.bytes} bytes it was written with"
+            )
+        if zlib.crc32(content) != listed.crc32:
+            raise DamagedCheckpointError(f"{self._uri}/{path} was altered: its checksum does not match")
+
+    def read_all(self, paths: Sequence[str]) -> Iterator[bytes]:
+        """The contents of several files, in order, as `read` returns each."""
+        for path in paths:
+            yield self.read(path)
 
     def _content(self, path: str, most: int) -> bytes:
         """The content, or its first bytes where there are more than `most`. Raises OSError."""

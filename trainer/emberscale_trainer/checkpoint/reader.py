@@ -7,19 +7,17 @@ from numpy.typing import NDArray
 
 from emberscale_api.checkpoint import DamagedCheckpointError
 from emberscale_api.routing import DENSE_PIECES, buckets_of, piece_length
-from emberscale_trainer.checkpoint.files import AppliedFile, CheckpointFiles, PartitionFile, TablePart
-from emberscale_trainer.checkpoint.work import Work
+from emberscale_trainer.checkpoint.files import RETIRED, AppliedFile, CheckpointFiles, PartitionFile, TablePart
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.table import TableStore, keys_of
 
 
-def load_partition(uri: str, owned: Ownership, tables: TableStore, parameters: int, work: Work) -> AppliedBatches:
+def load_partition(files: CheckpointFiles, owned: Ownership, tables: TableStore, parameters: int) -> AppliedBatches:
     """Fills `tables`, the dense one last, with the rows that are owned; returns the batches that they have seen.
 
     `parameters` is the length of the dense vector. Every file that is read is checked against the manifest. Raises
     DamagedCheckpointError, StorageUnreachableError and AbandonedError.
     """
-    files = CheckpointFiles(uri, work)
     parts = files.partitions(tables.specs, parameters)
     dense = len(tables.specs) - 1
     for part in parts:
@@ -28,12 +26,15 @@ def load_partition(uri: str, owned: Ownership, tables: TableStore, parameters: i
             for first, stop in part.buckets:
                 buckets[first:stop] = owned.buckets[first:stop]
             for number, table in enumerate(part.tables):
-                for records in read_records(files, part, table):
+                for retired, records in _read_changes(files, part, table):
+                    tables.retire(number, retired[buckets[buckets_of(retired)]])
                     tables.load(number, records[buckets[buckets_of(keys_of(records))]])
         if _overlap(part.pieces, owned.pieces):
-            for records in read_records(files, part, part.dense):
-                pieces = _pieces(records, part)
-                tables.load(dense, records[owned.pieces[pieces]])
+            held = np.zeros_like(owned.pieces)
+            for first, stop in part.pieces:
+                held[first:stop] = owned.pieces[first:stop]
+            for _, records in _read_changes(files, part, part.dense):
+                tables.load(dense, records[held[_pieces(records, part)]])
     return _load_applied(files, parts)
 
 
@@ -42,11 +43,21 @@ def read_records(files: CheckpointFiles, part: PartitionFile, table: TablePart) 
 
     Raises as CheckpointFiles does.
     """
-    for name in table.files:
-        content = files.read(f"ps-{part.index}/{name}")
-        if len(content) % table.stride:
+    for _, records in _read_changes(files, part, table):
+        yield records
+
+
+def _read_changes(
+    files: CheckpointFiles, part: PartitionFile, table: TablePart
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint8]]]:
+    """The files of a table in order: keys to retire, int64 [n], or else records, uint8 [n, stride]."""
+    contents = files.read_all([f"ps-{part.index}/{name}" for name in table.files])
+    for name, content in zip(table.files, contents, strict=True):
+        retires = name.endswith(RETIRED)
+        if len(content) % (8 if retires else table.stride):
             raise DamagedCheckpointError(f"ps-{part.index}/{name} ends within a record")
-        yield np.frombuffer(content, dtype=np.uint8).reshape(-1, table.stride)
+        retired = np.frombuffer(content if retires else b"", dtype=np.int64)
+        yield retired, np.frombuffer(b"" if retires else content, dtype=np.uint8).reshape(-1, table.stride)
 
 
 def read_dense(

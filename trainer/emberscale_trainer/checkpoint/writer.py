@@ -91,7 +91,7 @@ def _write_table(folder: "_Folder", spec: TableSpec, chunks: Iterable[NDArray[np
     stem = "dense" if spec.column < 0 else f"table-{spec.number}"
     stride = RowLayout.of(spec).stride
     files, size = [], 0
-    for part, content in enumerate(_parts(chunks)):
+    for part, content in enumerate(parts_of(chunks, _PART_BYTES)):
         files.append(folder.write(f"{stem}-{part}.rows", content))
         size += len(content)
     return TablePart(
@@ -104,18 +104,18 @@ def _write_table(folder: "_Folder", spec: TableSpec, chunks: Iterable[NDArray[np
     )
 
 
-def _parts(chunks: Iterable[NDArray[np.uint8]]) -> Iterator[memoryview]:
-    """The records of some chunks each, uint8 [n, stride], _PART_BYTES or more; the next overwrites each."""
+def parts_of(chunks: Iterable[NDArray[np.uint8]], size_bytes: int) -> Iterator[memoryview]:
+    """The records of some chunks each, uint8 [n, stride], `size_bytes` or more; the next overwrites each."""
     part = np.empty(0, np.uint8)
     size = 0
     for chunk in chunks:
         if size + chunk.nbytes > len(part):
-            grown = np.empty(max(size + chunk.nbytes, _PART_BYTES + chunk.nbytes), np.uint8)
+            grown = np.empty(max(size + chunk.nbytes, size_bytes + chunk.nbytes), np.uint8)
             grown[:size] = part[:size]
             part = grown
         part[size : size + chunk.nbytes] = chunk.reshape(-1)
         size += chunk.nbytes
-        if size >= _PART_BYTES:
+        if size >= size_bytes:
             yield part.data[:size]
             size = 0
     if size:

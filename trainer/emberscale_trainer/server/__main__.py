@@ -14,7 +14,7 @@ from emberscale_api.rpc import master_pb2, master_pb2_grpc, tls
 from emberscale_api.rpc.token import CHANNEL_OPTIONS, TokenCheck
 from emberscale_trainer.membership import Heartbeat, MasterClient, SupersededError
 from emberscale_trainer.process import run_process, serve_metrics
-from emberscale_trainer.server.control import ParameterServerControl
+from emberscale_trainer.server.control import FlashStore, ParameterServerControl
 from emberscale_trainer.server.dataplane import DataPlane
 from emberscale_trainer.server.metrics import ServerMetrics, stage_seconds
 from emberscale_trainer.server.mover import RowMover
@@ -44,7 +44,8 @@ def _serve(identity: ProcessIdentity, stopping: threading.Event) -> int:
     peers = identity.certificates.client_context if identity.certificates is not None else None
     mover = RowMover(state, identity.token, peers)
     metrics = ServerMetrics(state, registry)
-    control = ParameterServerControl(identity.index, identity.incarnation, state, mover, metrics)
+    flash = FlashStore(identity.flash_redis_url, identity.job_uid) if identity.flash_redis_url else None
+    control = ParameterServerControl(identity.index, identity.incarnation, state, mover, metrics, flash)
     master_pb2_grpc.add_ParameterServerServicer_to_server(control, grpc_server)
     grpc_server.start()
     DataPlane(listener, state, identity.token, identity.incarnation, context, mover.streams).start()

@@ -9,12 +9,17 @@ from dataclasses import dataclass
 import grpc
 import structlog
 
-from emberscale_api.checkpoint import DamagedCheckpointError
+from emberscale_api.checkpoint import DamagedCheckpointError, is_flash
 from emberscale_api.job import TrainingJob, resolve_model
 from emberscale_api.routing import RoutingTable
 from emberscale_api.rpc import master_pb2, master_pb2_grpc
 from emberscale_trainer.checkpoint import (
     AbandonedError,
+    CheckpointFiles,
+    FlashDraft,
+    FlashFiles,
+    FlashUnusableError,
+    FlashWriter,
     Share,
     StorageUnreachableError,
     Work,
@@ -35,7 +40,8 @@ from emberscale_trainer.server.mover import RowMover
 from emberscale_trainer.server.reports import Taken
 from emberscale_trainer.server.staleness import StalenessBound
 from emberscale_trainer.server.state import NotSettledError, ServerState
-from emberscale_trainer.table import DensePieces, TableStore
+from emberscale_trainer.table import DensePieces, Reader, Snapshot, TableStore
+from emberscale_trainer.table.snapshot import Lock
 
 log = structlog.get_logger()
 
@@ -53,6 +59,7 @@ _STATUS: dict[type[Exception], grpc.StatusCode] = {
     DamagedCheckpointError: grpc.StatusCode.DATA_LOSS,
     EntrypointError: grpc.StatusCode.INVALID_ARGUMENT,
     StorageUnreachableError: grpc.StatusCode.UNAVAILABLE,
+    FlashUnusableError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     AbandonedError: grpc.StatusCode.ABORTED,
 }
 """How the master is told of what cannot be done."""
@@ -86,12 +93,28 @@ class _Staging:
     background: Background[bool]
 
 
+@dataclass(frozen=True)
+class FlashStore:
+    """Where the job's flash checkpoints are."""
+
+    url: str
+    job_uid: str
+
+
 class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
     """Assign, and the steps of barriers and moves, on one server. Every call answers within its `wait_seconds`."""
 
     def __init__(
-        self, index: int, incarnation: str, state: ServerState, mover: RowMover, metrics: ServerMetrics
+        self,
+        index: int,
+        incarnation: str,
+        state: ServerState,
+        mover: RowMover,
+        metrics: ServerMetrics,
+        flash: FlashStore | None = None,
     ) -> None:
+        self._flash = flash
+        self._flash_writer = None if flash is None else FlashWriter(flash.url, flash.job_uid, incarnation)
         self._index = index
         self._incarnation = incarnation
         self._state = state
@@ -99,7 +122,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         self._metrics = metrics
         self._starting = threading.Lock()
         self._loading: Background[_Loaded] | None = None
-        self._saving: _Saving | None = None
+        self._savings: dict[bool, _Saving] = {}  # by whether they are flash checkpoints
         self._staging: _Staging | None = None
 
     # The names of the methods are the proto's.
@@ -128,9 +151,9 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
             if self._state.assign(wanted) is Assigning.LOAD or self._loading is None:
                 if self._loading is not None:
                     self._loading.abandon()
-                if self._saving is not None:
-                    self._saving.background.abandon()
-                self._saving = None
+                for saving in self._savings.values():
+                    saving.background.abandon()
+                self._savings = {}
                 self._loading = Background("load", lambda work: self._load(wanted, routing, job, work))
             return self._loading
 
@@ -140,7 +163,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
             tables = _empty_tables(job)
             owned, applied = Ownership.of(routing, self._index), AppliedBatches()
             if wanted.checkpoint:
-                applied = load_partition(wanted.checkpoint, owned, tables, tables.dense_parameters, work)
+                applied = load_partition(self._files(wanted.checkpoint, work), owned, tables, tables.dense_parameters)
             loaded = _Loaded(tables.rows(), applied.copy())
             bound = _staleness_bound(job, applied) if self._index == 0 else None
             if not self._state.adopt(wanted, tables, owned, applied, bound):
@@ -159,6 +182,13 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
             seconds=round(time.monotonic() - began, 3),
         )
         return loaded
+
+    def _files(self, checkpoint: str, work: Work) -> CheckpointFiles:
+        if not is_flash(checkpoint):
+            return CheckpointFiles(checkpoint, work)
+        if self._flash is None:
+            raise DamagedCheckpointError(f"{checkpoint}: this server knows of no Redis for flash checkpoints")
+        return FlashFiles(self._flash.url, self._flash.job_uid, checkpoint, work)
 
     def Hold(self, request: master_pb2.HoldRequest, context: grpc.ServicerContext) -> master_pb2.HoldReply:
         """Holds pushes, and reports all applied batches."""
@@ -186,12 +216,22 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         """Ends a barrier with a snapshot, and begins to write it."""
         barrier = request.barrier
 
+        drafts: list[FlashDraft] = []
+
+        def begin(tables: TableStore, lock: Lock) -> Snapshot:
+            if not is_flash(request.uri):
+                return tables.snapshot(Reader.CHECKPOINT, lock)
+            if self._flash_writer is None:
+                raise FlashUnusableError("this parameter server knows of no Redis for flash checkpoints")
+            drafts.append(self._flash_writer.begin(tables, lock, request.flash_bytes))
+            return drafts[0].snapshot
+
         def take(taken: Taken) -> None:
-            self._save(barrier, request.uri, taken)
+            self._save(barrier, request.uri, taken, *drafts)
 
         with _told(context):
             self._require(barrier.incarnation)
-            outcome = self._state.snapshot(barrier.generation, barrier.number, take)
+            outcome = self._state.snapshot(barrier.generation, barrier.number, take, begin)
         if not outcome.repeated:
             self._metrics.snapshot_taken(outcome.settled_seconds)
         return master_pb2.SnapshotReply(
@@ -200,28 +240,36 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
             settled_seconds=outcome.settled_seconds,
         )
 
-    def _save(self, barrier: master_pb2.Barrier, uri: str, taken: Taken) -> None:
-        """Called at the moment of the snapshot, before any other push."""
+    def _save(self, barrier: master_pb2.Barrier, uri: str, taken: Taken, draft: FlashDraft | None = None) -> None:
+        """Called at the moment of the snapshot, before any other push. The tiers do not disturb each other."""
         tables = taken.tables
         share = Share(self._index, taken.owned, taken.outcome.applied, tables.dense_parameters)
         specs = tables.specs
-        if self._saving is not None:
-            self._saving.background.abandon()
+        earlier = self._savings.pop(is_flash(uri), None)
+        if earlier is not None:
+            earlier.background.abandon()
 
         def write(work: Work) -> list[WrittenFile]:
             began = time.monotonic()
-            files = write_snapshot(taken.snapshot, specs, share, uri, work)
-            self._metrics.checkpoint_written(time.monotonic() - began, sum(file.bytes for file in files))
+            if draft is not None and self._flash_writer is not None:
+                files = self._flash_writer.write(draft, uri, share, work)
+            else:
+                files = write_snapshot(taken.snapshot, specs, share, uri, work)
+            self._metrics.checkpoint_written(time.monotonic() - began, work.moved_bytes)
             return files
 
-        self._saving = _Saving(barrier.generation, barrier.number, Background("save", write))
+        self._savings[is_flash(uri)] = _Saving(barrier.generation, barrier.number, Background("save", write))
+
+    def _saving_of(self, generation: int, barrier: int) -> _Saving | None:
+        wanted = (generation, barrier)
+        return next((one for one in [*self._savings.values()] if (one.generation, one.barrier) == wanted), None)
 
     def GetSaved(self, request: master_pb2.GetSavedRequest, context: grpc.ServicerContext) -> master_pb2.GetSavedReply:
         """Reports how much of a snapshot is written."""
         with _told(context):
             self._require(request.incarnation)
-        saving = self._saving
-        if saving is None or (saving.generation, saving.barrier) != (request.generation, request.barrier):
+        saving = self._saving_of(request.generation, request.barrier)
+        if saving is None:
             context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION, f"no snapshot of barrier {request.barrier} is being written here"
             )
@@ -303,11 +351,12 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
 
     def Resume(self, request: master_pb2.ResumeRequest, context: grpc.ServicerContext) -> master_pb2.ResumeReply:
         """Releases a barrier, and gives up the snapshot that was taken in it: nothing will ask for its files."""
-        barrier, saving = request.barrier, self._saving
+        barrier = request.barrier
         with _told(context):
             self._require(barrier.incarnation)
         self._state.resume(barrier.generation, barrier.number)
-        if saving is not None and saving.generation == barrier.generation and saving.barrier == barrier.number:
+        saving = self._saving_of(barrier.generation, barrier.number)
+        if saving is not None:
             saving.background.abandon()
         return master_pb2.ResumeReply()
 

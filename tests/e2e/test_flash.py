@@ -1,0 +1,100 @@
+"""Flash checkpoints of whole jobs: what a lost parameter server costs, and a Redis that hangs, dies or is too small."""
+
+import random
+import re
+import signal
+from collections.abc import Callable
+
+import psutil
+import pytest
+
+from local_jobs import Finished, Job
+
+pytestmark = pytest.mark.timeout(300)
+SPEC = {"checkpoint": {"interval": "1h", "flash": {"interval": "1s"}}, "training": {"epochs": 4}}
+
+
+def flash_checkpoints(job: Job) -> list[str]:
+    """The ids of all complete flash checkpoints so far."""
+    log = job.run_folder / "logs" / "master-0.log"
+    text = log.read_text() if log.exists() else ""
+    return [
+        match[0]
+        for line in text.splitlines()
+        if "checkpoint_complete" in line and (match := re.search(r"flash-\d+", line))
+    ]
+
+
+def restored_from(job: Job) -> list[str]:
+    """The checkpoints that any parameter server has loaded, oldest first; empty strings for nothing."""
+    found = []
+    for log in sorted((job.run_folder / "logs").glob("ps-*.log")):
+        for line in log.read_text().splitlines():
+            if '"assigned"' in line or " assigned" in line:
+                match = re.search(r"flash-\d+", line)
+                found.append(match[0] if match else "")
+    return found
+
+
+def flash_redis(job: Job) -> psutil.Process:
+    [found] = [
+        process
+        for process in job.children()
+        if process.name().startswith("redis-server") and any("flash" in word for word in process.cmdline())
+    ]
+    return found
+
+
+def assert_complete(job: Job, finished: Finished) -> None:
+    assert finished.summary["phase"] == "Complete", finished.stderr
+    audit = job.audit()
+    assert (audit["missing"], audit["repeated"], audit["contradictions"]) == (0, 0, [])
+    assert audit["once"] == finished.summary["expected_samples"]
+
+
+def test_a_dead_parameter_server_takes_the_job_back_to_its_flash_checkpoint(make_job: Callable[..., Job]) -> None:
+    job = make_job(SPEC)
+    job.start()
+    assert job.wait_for(lambda: len(flash_checkpoints(job)) >= 2)
+    assert job.kill("ps", random.Random(1))
+    finished = job.finish()
+    assert_complete(job, finished)
+    assert finished.summary["recoveries"] == 1
+    assert any(restored_from(job))
+
+
+def test_a_dead_server_and_an_empty_redis_take_the_job_back_to_the_next_tier(make_job: Callable[..., Job]) -> None:
+    job = make_job(SPEC)
+    job.start()
+    assert job.wait_for(lambda: flash_checkpoints(job))
+    flash_redis(job).kill()
+    assert job.kill("ps", random.Random(1))
+    finished = job.finish()
+    assert_complete(job, finished)
+    assert finished.summary["recoveries"] == 1
+
+
+def test_a_redis_that_hangs_holds_up_nothing_and_is_used_again(make_job: Callable[..., Job]) -> None:
+    job = make_job({**SPEC, "training": {"epochs": 12}})
+    job.start()
+    assert job.wait_for(lambda: flash_checkpoints(job))
+    hung = flash_redis(job)
+    hung.send_signal(signal.SIGSTOP)
+    before, samples = len(flash_checkpoints(job)), job.samples()
+    assert job.wait_for(
+        lambda: (
+            "no new flash checkpoint" in (job.run_folder / "logs" / "master-0.log").read_text()
+            or "does not answer" in (job.run_folder / "logs" / "master-0.log").read_text()
+        )
+    )
+    assert job.samples() > samples
+    hung.send_signal(signal.SIGCONT)
+    assert job.wait_for(lambda: len(flash_checkpoints(job)) > before or not job.children())
+    assert_complete(job, job.finish())
+
+
+def test_rows_that_are_too_large_cost_only_the_flash_checkpoint(make_job: Callable[..., Job]) -> None:
+    job = make_job({**SPEC, "checkpoint": {"interval": "1h", "flash": {"interval": "1s", "maxBytes": "64Ki"}}})
+    finished = job.run()
+    assert_complete(job, finished)
+    assert flash_checkpoints(job) == []

