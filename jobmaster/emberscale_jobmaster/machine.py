@@ -272,7 +272,7 @@ def _settled(
             job = progress.advance(before.job, job, spec)
         begun = restoring.begin_if_due(job, spec, clock)
         begun = checkpointing.begin_if_due(begun, spec, clock)
-        begun = moving.begin_if_due(begun, clock)
+        begun = moving.begin_if_due(begun, spec, clock)
         if begun is job:
             break
         job = begun

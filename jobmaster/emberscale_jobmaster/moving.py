@@ -38,7 +38,7 @@ from emberscale_jobmaster.placement import placed
 from emberscale_jobmaster.progress import recover
 from emberscale_jobmaster.ranges import Applied
 from emberscale_jobmaster.recovery import Failure
-from emberscale_jobmaster.state import JobState, Routing, Stage
+from emberscale_jobmaster.state import JobState, Routing, Stage, limits_of, sizes_of, wanted_shares
 
 KIND = "Move"
 HOLD_SECONDS = 10.0
@@ -61,8 +61,8 @@ KEPT_SECONDS = 2.0
 _AGAIN = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"})
 
 
-def begin_if_due(state: JobState, now: float) -> JobState:
-    """Begins a move to the wanted number of servers, and its barrier; drops one that is not wanted any more."""
+def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState:
+    """Begins a move to the wanted servers and shares, and its barrier; drops one that is not wanted any more."""
     move = state.move
     if move is not None:
         if move.phase in (MovePhase.PREPARE, MovePhase.COPY) and not _is_wanted(state, move):
@@ -70,10 +70,12 @@ def begin_if_due(state: JobState, now: float) -> JobState:
         return _barrier_begun(state, move, now) if _may_hold(state, move, now) else state
     trouble = state.troubles.get(KIND)
     target = state.scaling.target
-    if target is None and trouble is not None:  # a recovery or an edit has brought what a move was to bring
-        return state.untroubled(KIND)
-    if target is None or not scaling.move_due(state) or (trouble is not None and now < trouble.next_at):
+    if target is None and trouble is not None and _follows_shares(state):
+        return state.untroubled(KIND)  # a recovery or an edit has brought what a move was to bring
+    due = scaling.move_due(state) if target is not None else _shares_due(state)
+    if not due or (trouble is not None and now < trouble.next_at):
         return state
+    target = target or sizes_of(state, spec)
     move = Move(
         id=state.next_operation,
         number=state.next_barrier,
@@ -83,6 +85,7 @@ def begin_if_due(state: JobState, now: float) -> JobState:
         sizes=target,
         table=_planned(state, target.ps.replicas),
         servers=_all_servers(state, target.ps.replicas),
+        shares=wanted_shares(state, target.ps.replicas),
     )
     state = replace(
         state,
@@ -190,9 +193,10 @@ def on_switched(state: JobState, operation: Move, server: int, now: float) -> tu
     )
     state = state.without(operation).untroubled(KIND)
     left = (*state.routing.left, *operation.servers[len(operation.table.servers) :])
-    state = replace(state, routing=Routing(operation.table, ready=True, left=_present(state, left)))
+    state = replace(state, routing=Routing(operation.table, True, _present(state, left), operation.shares))
     started = StartedUp(Role.PS, max(0.0, now - asked_at - pause), pause)
-    state = scaling.complete_move(state, operation.sizes)
+    if operation.sizes != state.scaling.sizes:
+        state = scaling.complete_move(state, operation.sizes)
     table = operation.table
     return reshaping.note_switched(state, len(table.servers), table.version, pause, now - asked_at), (moved, started)
 
@@ -266,14 +270,27 @@ def _request(state: JobState, operation: Move, whom: int) -> ServerRequest:
 
 
 def _planned(state: JobState, servers: int) -> RoutingTable:
-    table = state.routing.table
+    table, limits = state.routing.table, limits_of(wanted_shares(state, servers))
     return RoutingTable(
         generation=table.generation,
         version=state.next_version,
         servers=_all_servers(state, servers)[:servers],
-        bucket_owners=placed(table.bucket_owners, servers),
-        piece_owners=placed(table.piece_owners, servers),
+        bucket_owners=placed(table.bucket_owners, servers, limits=limits),
+        piece_owners=placed(table.piece_owners, servers, limits=limits),
     )
+
+
+def _shares_due(state: JobState) -> bool:
+    """Whether the routing table does not follow the wanted shares, and rows can move now."""
+    if not scaling.may_move(state) or _follows_shares(state):
+        return False
+    servers = state.routing.table.servers
+    return _present(state, servers) == servers
+
+
+def _follows_shares(state: JobState) -> bool:
+    """Whether the routing table was planned by the wanted shares."""
+    return wanted_shares(state, len(state.routing.table.servers)) == state.routing.shares
 
 
 def _all_servers(state: JobState, servers: int) -> tuple[PsAddress, ...]:
@@ -307,7 +324,10 @@ def _gone(state: JobState, servers: tuple[PsAddress, ...]) -> tuple[int, ...]:
 def _is_wanted(state: JobState, move: Move) -> bool:
     """Whether the job still is to have this shape, and all servers of the move are there."""
     target = state.scaling.target
-    if target is None or target.ps.replicas != move.sizes.ps.replicas or state.suspending or state.over:
+    replicas = len(state.routing.table.servers) if target is None else target.ps.replicas
+    if replicas != move.sizes.ps.replicas or wanted_shares(state, replicas) != move.shares:
+        return False
+    if state.suspending or state.over:
         return False
     if state.stage not in (Stage.TRAIN, Stage.EVALUATE) or not state.routing.ready:
         return False

@@ -186,6 +186,7 @@ class Move:
     * `done`: those that have finished their part of this phase.
     * `copied`: what each says of its copying.
     * `barrier`, `held_at`: the barrier, in phases BARRIER and SWITCH, and when it began on the job's clock.
+    * `shares`: by which `table` is planned, as `Routing.shares`.
     * `began_at`, `deadline`: on the job's clock.
     """
 
@@ -201,6 +202,7 @@ class Move:
     copied: Mapping[int, CopyReport] = field(default_factory=dict)
     barrier: DrivenBarrier | None = None
     held_at: float = 0.0
+    shares: tuple[float, ...] = ()
     pending: Mapping[int, int] = field(default_factory=dict)
     again_at: Mapping[int, float] = field(default_factory=dict)
 

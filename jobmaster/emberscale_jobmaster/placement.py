@@ -1,6 +1,6 @@
 """Assigns buckets and dense pieces to servers: pure, and with as few moves as balance allows.
 
-Scale-out, scale-in, replacing a server and draining it are one problem: the owners now, and the servers that may own.
+Scale-out, scale-in, replacing a server and draining it are one problem: the owners now, and the servers' limits.
 Things without an owner go first, the heaviest first, to the server furthest below its share. Then the server furthest
 above its share gives to the one furthest below, until no transfer brings the two closer.
 """
@@ -19,16 +19,25 @@ def placed(
 
     * `weights`: what each thing weighs, such as bytes or requests; 1 each without.
     * `limits`: how strong each server is, such as bytes of memory; all the same without. A share is the part of the
-      whole weight that is due to a server by its limit.
+      whole weight that is due to a server by its limit. A server with the limit 0 owns nothing.
     * No two servers differ by more than the heaviest thing in how far they are above or below their shares.
     * With equal weights and limits, no placement with numbers that differ by at most one moves fewer things.
 
-    Raises ValueError without servers, or for weights and limits that are not positive.
+    Raises ValueError where no server may own anything, for weights that are not positive, and for negative limits.
     """
     weight = [1] * len(owners) if weights is None else list(weights)
     limit = [1] * servers if limits is None else list(limits)
-    if servers < 1 or len(weight) != len(owners) or len(limit) != servers or min([*limit, *weight], default=1) < 1:
-        raise ValueError("expected a server or more, a positive weight of each thing, and a positive limit of each")
+    if len(weight) != len(owners) or len(limit) != servers or min(weight, default=1) < 1:
+        raise ValueError("expected a positive weight of each thing, and a limit of each server")
+    if min(limit, default=0) < 0 or sum(limit) < 1:
+        raise ValueError("expected a server or more with a positive limit, and no negative limit")
+    takers = [server for server in range(servers) if limit[server]]
+    if len(takers) < servers:
+        places = {server: place for place, server in enumerate(takers)}
+        compact = placed(
+            [places.get(owner, NOBODY) for owner in owners], len(takers), weight, [limit[server] for server in takers]
+        )
+        return tuple(takers[place] for place in compact)
     whole = sum(limit)
     after = [owner if 0 <= owner < servers else NOBODY for owner in owners]
     above = [-limit[server] * sum(weight) for server in range(servers)]  # in units of weight / whole

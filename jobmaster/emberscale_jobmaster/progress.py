@@ -18,11 +18,13 @@ from emberscale_jobmaster.state import (
     Routing,
     Stage,
     batches_of,
+    limits_of,
     live_servers,
     phase_of,
     servers_missing,
     sizes_of,
     switching_move,
+    wanted_shares,
     with_scaling,
 )
 from emberscale_jobmaster.statistics import Tally
@@ -192,18 +194,19 @@ def begin_assignment(state: JobState, spec: TrainingJobSpec) -> JobState:
         PsAddress(index, server.incarnation, server.data_address, server.control_address)
         for index, server in enumerate(servers)
     )
+    shares = wanted_shares(state, len(addresses))
     table = replace(
         state.routing.table,
         servers=addresses,
-        bucket_owners=placed([NOBODY] * BUCKETS, len(addresses)),
-        piece_owners=placed([NOBODY] * DENSE_PIECES, len(addresses)),
+        bucket_owners=placed([NOBODY] * BUCKETS, len(addresses), limits=limits_of(shares)),
+        piece_owners=placed([NOBODY] * DENSE_PIECES, len(addresses), limits=limits_of(shares)),
     )
-    return replace(state, routing=Routing(table))
+    return replace(state, routing=Routing(table, shares=shares))
 
 
 def complete_assignment(state: JobState, restored: Restored, checkpoint: str) -> JobState:
     """Notes that every server of the routing table holds what `restored` says."""
-    routing = Routing(state.routing.table, ready=True)
+    routing = replace(state.routing, ready=True)
     from_flash = is_flash(checkpoint)
     clock = replace(state.clock, training_seconds=max(state.clock.training_seconds, restored.training_seconds))
     return replace(

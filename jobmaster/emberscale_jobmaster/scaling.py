@@ -165,14 +165,12 @@ def give_up(state: JobState, spec: TrainingJobSpec, why: str, now: float) -> Job
 def move_due(state: JobState) -> bool:
     """Whether rows can move to another number of parameter servers: all of them are there, and training goes on."""
     target = state.scaling.target
-    return (
-        target is not None
-        and not state.over
-        and not state.suspending
-        and state.stage is Stage.TRAIN
-        and state.routing.ready
-        and not _missing(state, target)
-    )
+    return target is not None and may_move(state) and not _missing(state, target)
+
+
+def may_move(state: JobState) -> bool:
+    """Whether training goes on, so that rows can move."""
+    return not state.over and not state.suspending and state.stage is Stage.TRAIN and state.routing.ready
 
 
 def complete_move(state: JobState, sizes: RoleShapes) -> JobState:

@@ -61,12 +61,14 @@ NOTHING_ASSIGNED = RoutingTable(generation=1, version=1, servers=(), bucket_owne
 class Routing:
     """The routing table, and whether every parameter server has adopted it. A table without servers assigns nothing.
 
-    `left`: servers that have given away all that they owned in this generation.
+    * `left`: servers that have given away all that they owned in this generation.
+    * `shares`: by which the table was planned, by index; empty: all servers own alike.
     """
 
     table: RoutingTable = NOTHING_ASSIGNED
     ready: bool = False
     left: tuple[PsAddress, ...] = ()
+    shares: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,8 @@ class JobState:
       checkpoints. All checkpoints but the last one have their snapshots.
     * `troubles`: what is tried again, by `restoring.KIND`, `moving.KIND` or the purpose of a checkpoint.
     * `next_version`: of a routing table; greater than any that a server may have adopted.
+    * `shares`: how much each parameter server is to own relative to the others, by index; 1.0 where nothing is said.
+      A server with the share 0 is to own nothing. Rows move until the routing table follows.
     * `checkpoint`: the newest complete persistent one, or the flash checkpoint that the rows were last restored from.
     * `checkpointed_at`: when, on the job's clock, the interval to the next checkpoint began.
     * `damaged`: checkpoints that failed their checksums, and how.
@@ -142,6 +146,7 @@ class JobState:
     plan_version: int = 1
     scaling: Scaling = field(default_factory=Scaling)
     flash: Flash = field(default_factory=Flash)
+    shares: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def training_records(self) -> int:
@@ -230,6 +235,17 @@ def wanted_sizes(state: JobState, spec: TrainingJobSpec) -> RoleShapes:
     if target is not None:
         wanted = combined(wanted, target)
     return wanted if state.move is None else combined(wanted, state.move.sizes)
+
+
+def wanted_shares(state: JobState, servers: int) -> tuple[float, ...]:
+    """What each of so many servers is to own relative to the others; empty: all alike."""
+    shares = tuple(state.shares.get(index, 1.0) for index in range(servers))
+    return shares if max(shares, default=0.0) > 0.0 and len(set(shares)) > 1 else ()
+
+
+def limits_of(shares: tuple[float, ...]) -> tuple[int, ...] | None:
+    """The limits by which `placed` follows shares, to a thousandth; None: all alike."""
+    return tuple(max(1, round(share * 1000)) if share > 0.0 else 0 for share in shares) or None
 
 
 def switching_move(state: JobState) -> Move | None:

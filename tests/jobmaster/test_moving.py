@@ -5,6 +5,7 @@ from dataclasses import replace
 from tests.jobmaster.driven import Driven, Fault
 
 from emberscale_api.job.roles import Role
+from emberscale_api.routing import BUCKETS
 from emberscale_jobmaster import moving, retry
 from emberscale_jobmaster.effects import CallServer
 from emberscale_jobmaster.events import HeartbeatReceived
@@ -144,3 +145,29 @@ def test_workers_that_were_planned_during_a_move_stay() -> None:
     sizes = driven.job.scaling.sizes
     assert sizes is not None
     assert (sizes.ps.replicas, sizes.worker.replicas) == (3, 5)
+
+
+def test_rows_follow_the_shares() -> None:
+    driven = training()
+    driven.state = replace(driven.state, job=replace(driven.job, shares={1: 0.25}))
+    driven.pass_time(5)
+    table = driven.job.routing.table
+    assert table.bucket_owners.count(1) == BUCKETS // 5 + 1
+    assert driven.job.routing.shares == (1.0, 0.25)
+    assert table.version == 2
+    driven.state = replace(driven.state, job=replace(driven.job, shares={}))
+    driven.pass_time(5)
+    assert driven.job.routing.table.bucket_owners.count(1) == BUCKETS // 2
+    assert driven.job.recoveries == 0
+
+
+def test_a_move_whose_shares_are_not_wanted_any_more_is_dropped() -> None:
+    driven = training()
+    driven.faults["Copy", 0] = Fault(hangs=True)
+    driven.state = replace(driven.state, job=replace(driven.job, shares={1: 0.25}))
+    driven.pass_time(1)
+    assert driven.job.move is not None
+    driven.state = replace(driven.state, job=replace(driven.job, shares={}))
+    driven.pass_time(1)
+    assert driven.job.move is None
+    assert driven.job.routing.table.version == 1

@@ -70,6 +70,15 @@ def test_a_server_that_goes_gives_what_it_has_and_nobody_else_gives() -> None:
     assert moves(before, after) == counts(before, 3)[2]
 
 
+def test_a_server_with_the_limit_zero_owns_nothing() -> None:
+    before = placed([NOBODY] * 1024, 3)
+    after = placed(before, 3, limits=[1, 0, 1])
+    assert counts(after, 3) == [512, 0, 512]
+    assert moves(before, after) == counts(before, 3)[1]
+    back = placed(after, 3)
+    assert moves(after, back) == counts(back, 3)[1]
+
+
 def test_a_heavy_bucket_has_a_server_to_itself() -> None:
     after = placed([0] * 9, 2, weights=[80, *[10] * 8])
     assert sorted(sum(10 if thing else 80 for thing in range(9) if after[thing] == server) for server in (0, 1)) == [
@@ -78,7 +87,9 @@ def test_a_heavy_bucket_has_a_server_to_itself() -> None:
     ]
 
 
-@pytest.mark.parametrize("arguments", [([0], 0), ([0], 1, [0]), ([0], 1, [1, 1]), ([0], 2, [1], [1, 0])])
+@pytest.mark.parametrize(
+    "arguments", [([0], 0), ([0], 1, [0]), ([0], 1, [1, 1]), ([0], 2, [1], [0, 0]), ([0], 2, [1], [2, -1])]
+)
 def test_what_makes_no_sense_is_refused(arguments: tuple[object, ...]) -> None:
-    with pytest.raises(ValueError, match="expected a server"):
+    with pytest.raises(ValueError, match="expected a"):
         placed(*arguments)  # type: ignore[arg-type]  # that is the test
