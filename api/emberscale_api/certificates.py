@@ -13,12 +13,10 @@ import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from emberscale_api.errors import InvalidError
+
 SERVER_NAME = "emberscale"
 AUTHORITY_FILE, CHAIN_FILE, KEY_FILE = "ca.crt", "tls.crt", "tls.key"
-
-
-class UnusableCertificateError(ValueError):
-    """A certificate is missing, unreadable, expired or for another purpose; the text names the file."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +31,7 @@ class Certificates:
 
 
 def read_certificates(folder: Path) -> Certificates:
-    """Reads the certificates in a folder, and tests them with a handshake. Raises UnusableCertificateError."""
+    """Reads the certificates in a folder, and tests them with a handshake. Raises InvalidError."""
     authority, chain, key = (_read(folder, name) for name in (AUTHORITY_FILE, CHAIN_FILE, KEY_FILE))
     client = client_context(authority, str(folder / AUTHORITY_FILE))
     _check_pem(chain, str(folder / CHAIN_FILE))
@@ -43,13 +41,13 @@ def read_certificates(folder: Path) -> Certificates:
         # without a password, OpenSSL would ask the terminal for that of a key which has one
         server.load_cert_chain(folder / CHAIN_FILE, folder / KEY_FILE, password="")
     except (ssl.SSLError, ValueError) as error:
-        raise UnusableCertificateError(
+        raise InvalidError(
             f"{folder / KEY_FILE}: does not match {folder / CHAIN_FILE}, or is not unencrypted PEM: {error}"
         ) from error
     try:
         _shake_hands(server, client)
     except ssl.SSLCertVerificationError as error:
-        raise UnusableCertificateError(
+        raise InvalidError(
             f"{folder / CHAIN_FILE}: is refused under {folder / AUTHORITY_FILE}: {error.verify_message.rstrip('.')}; "
             f"reissue it from that authority and for the DNS name {SERVER_NAME}"
         ) from error
@@ -57,13 +55,13 @@ def read_certificates(folder: Path) -> Certificates:
 
 
 def client_context(authority: bytes, source: str) -> ssl.SSLContext:
-    """Returns a context that trusts only this authority; `source` names it in the UnusableCertificateError."""
+    """Returns a context that trusts only this authority; `source` names it in the InvalidError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     try:
         context.load_verify_locations(cadata=authority.decode("ascii"))
     except (ssl.SSLError, ValueError) as error:
-        raise UnusableCertificateError(f"{source}: contains no PEM certificate: {error}") from error
+        raise InvalidError(f"{source}: contains no PEM certificate: {error}") from error
     return context
 
 
@@ -75,7 +73,7 @@ def _read(folder: Path, name: str) -> bytes:
     try:
         return (folder / name).read_bytes()
     except OSError as error:
-        raise UnusableCertificateError(
+        raise InvalidError(
             f"{folder / name}: cannot be read: {error.strerror}; the folder must hold {AUTHORITY_FILE}, {CHAIN_FILE} "
             f"and {KEY_FILE}"
         ) from error

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from emberscale_api.errors import InvalidError
 from emberscale_api.job import TrainingJob
 from emberscale_api.job.status import EvaluationResult
 
@@ -34,7 +35,7 @@ def number_of(checkpoint: str) -> int:
     return int(checkpoint.removeprefix(FLASH_PREFIX))
 
 
-class DamagedCheckpointError(Exception):
+class DamagedCheckpointError(InvalidError):
     """The checkpoint must not be used; the text says which one and why."""
 
 

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from emberscale_api.certificates import Certificates, UnusableCertificateError, read_certificates
+from emberscale_api.certificates import Certificates, read_certificates
+from emberscale_api.errors import InvalidError
 
 JOB_NAME = "EMBERSCALE_JOB_NAME"
 JOB_UID = "EMBERSCALE_JOB_UID"
@@ -36,16 +37,6 @@ UNUSABLE_EXIT_CODE = 2
 """What a process of a job ends with where its environment, or what that names, is of no use to it."""
 SUPERSEDED_EXIT_CODE = 3
 """What a process of a job ends with once another has taken its place: nobody's fault, and nothing to count."""
-
-
-class MissingVariableError(Exception):
-    """The process was started without a required variable."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(
-            f"{name} is not set; the processes of a job are started by `emberscale run` or by the operator"
-        )
-        self.name = name
 
 
 @dataclass(frozen=True)
@@ -80,25 +71,18 @@ class ProcessIdentity:
 
 
 def read_identity(environment: Mapping[str, str] = os.environ) -> ProcessIdentity:
-    """Reads the identity from the environment. Raises MissingVariableError and UnusableCertificateError."""
-
-    def required(name: str) -> str:
-        try:
-            return environment[name]
-        except KeyError:
-            raise MissingVariableError(name) from None
-
+    """Reads the identity from the environment. Raises InvalidError."""
     listen_host = environment.get(LISTEN_HOST, "127.0.0.1")
     sockets = environment.get(SOCKET_DIRECTORY)
     cores = environment.get(CPU_CORES)
     return ProcessIdentity(
-        job_name=required(JOB_NAME),
-        job_uid=required(JOB_UID),
-        role=required(ROLE),
+        job_name=required(JOB_NAME, environment),
+        job_uid=required(JOB_UID, environment),
+        role=required(ROLE, environment),
         index=int(environment.get(INDEX, "0")),
-        incarnation=required(INCARNATION),
-        master_address=required(MASTER_ADDRESS),
-        token=Path(required(TOKEN_FILE)).read_text(encoding="ascii").strip(),
+        incarnation=required(INCARNATION, environment),
+        master_address=required(MASTER_ADDRESS, environment),
+        token=Path(required(TOKEN_FILE, environment)).read_text(encoding="ascii").strip(),
         listen_host=listen_host,
         advertised_host=environment.get(ADVERTISED_HOST, listen_host),
         socket_directory=Path(sockets) if sockets else None,
@@ -109,12 +93,22 @@ def read_identity(environment: Mapping[str, str] = os.environ) -> ProcessIdentit
     )
 
 
+def required(name: str, environment: Mapping[str, str] = os.environ) -> str:
+    """The value of a variable that every process of a job has. Raises InvalidError where it is missing or empty."""
+    value = environment.get(name)
+    if not value:
+        raise InvalidError(
+            f"{name} is not set; the processes of a job are started by `emberscale run` or by the operator"
+        )
+    return value
+
+
 def mounted_certificates(environment: Mapping[str, str] = os.environ) -> Certificates | None:
-    """Reads the certificates that the environment names; None if it names none. Raises UnusableCertificateError."""
+    """Reads the certificates that the environment names; None if it names none. Raises InvalidError."""
     folder = environment.get(TLS_FOLDER)
     if not folder:
         return None
     try:
         return read_certificates(Path(folder))
-    except UnusableCertificateError as error:
-        raise UnusableCertificateError(f"{TLS_FOLDER}: {error}") from error
+    except InvalidError as error:
+        raise InvalidError(f"{TLS_FOLDER}: {error}") from error

@@ -1,12 +1,19 @@
-"""Errors that people see: bad input, a machine that lacks something, a disk that is full."""
+"""The errors whose text a person reads: what was given is malformed, or what is needed is unavailable.
+
+    InvalidError        a manifest, settings, certificates, a request, a checkpoint, data, code of the user's own, ...
+    UnavailableError    Redis, a database, the API server, storage, a port, a folder, ...
+
+The errors of all components are below these two where a caller must tell them from others. What only passes between the
+parts of one component, such as the end of a connection or of a lease, is not.
+"""
 
 import errno
 
 _OF_DISKS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO})
 
 
-class BadInputError(Exception):
-    """The input is invalid, and nothing was started; the text has one line per problem and says what is allowed.
+class InvalidError(ValueError):
+    """What was given is malformed or contradicts itself; the text has one line per problem and says what is allowed.
 
     `trace` holds the frames of the user's own code, if that code failed.
     """
@@ -16,11 +23,11 @@ class BadInputError(Exception):
         self.trace = trace
 
 
-class StartError(Exception):
-    """The machine lacks something that the job needs; the text names it in one line."""
+class UnavailableError(Exception):
+    """What is needed is missing, in use, or does not answer; the text names it. Trying again later may help."""
 
 
-class UnwritableError(Exception):
+class UnwritableError(UnavailableError):
     """Files could not be written after processes had started; the text says which and why, in one line."""
 
 

@@ -33,6 +33,8 @@ from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from typing import NamedTuple
 
+from emberscale_api.errors import InvalidError
+
 MAGIC = 0x4D424D45
 VERSION = 4
 MAX_PAYLOAD_BYTES = 1 << 30
@@ -90,7 +92,7 @@ def counts_bytes(tables: int) -> int:
     return (tables * 4 + 7) & ~7
 
 
-class WireError(Exception):
+class WireError(InvalidError):
     """The peer does not speak this protocol."""
 
 

@@ -14,14 +14,15 @@ from wsgiref.simple_server import WSGIServer
 import structlog
 from prometheus_client import start_http_server
 
-from emberscale_api.certificates import Certificates, UnusableCertificateError
+from emberscale_api.certificates import Certificates
 from emberscale_api.environment import TOKEN_FILE, mounted_certificates
+from emberscale_api.errors import InvalidError
 from emberscale_api.telemetry import configure_logging
 from emberscale_brain.history.database import DatabaseUnusableError
 from emberscale_brain.history.store import HistoryStore
 from emberscale_brain.service.brain import Brain
 from emberscale_brain.service.server import serve
-from emberscale_brain.service.settings import BrainSettings, BrainSettingsError, load_settings
+from emberscale_brain.service.settings import BrainSettings, load_settings
 
 _SUPERSEDED = 3
 _GRACE_SECONDS = 5.0
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         token, certificates = _token(settings), mounted_certificates()
         store = HistoryStore.open(_database(settings), exclusive=settings.planning.take_over)
-    except (BrainSettingsError, UnusableCertificateError, DatabaseUnusableError) as error:
+    except InvalidError as error:
         print(error, file=sys.stderr)  # noqa: T201  # before there is a log
         return 2
     configure_logging(job="", role="brain", index=0)
@@ -63,23 +64,21 @@ def _database(settings: BrainSettings) -> str:
     try:
         return settings.database_file.read_text(encoding="utf-8").strip()
     except OSError as error:
-        raise BrainSettingsError(f"databaseFile: {settings.database_file} cannot be read: {error.strerror}") from error
+        raise InvalidError(f"databaseFile: {settings.database_file} cannot be read: {error.strerror}") from error
 
 
 def _token(settings: BrainSettings) -> str:
     path = settings.token_file or os.environ.get(TOKEN_FILE)
     if path is None:
-        raise BrainSettingsError(
-            f"tokenFile: is not set, and {TOKEN_FILE} is not either: callers need it to authenticate"
-        )
+        raise InvalidError(f"tokenFile: is not set, and {TOKEN_FILE} is not either: callers need it to authenticate")
     try:
         token = Path(path).read_text(encoding="ascii").strip()
     except OSError as error:
-        raise BrainSettingsError(f"tokenFile: {path} cannot be read: {error.strerror}") from error
+        raise InvalidError(f"tokenFile: {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise BrainSettingsError(f"tokenFile: {path} has non-ASCII characters, which no caller can send") from error
+        raise InvalidError(f"tokenFile: {path} has non-ASCII characters, which no caller can send") from error
     if not token:
-        raise BrainSettingsError(f"tokenFile: {path} is empty")
+        raise InvalidError(f"tokenFile: {path} is empty")
     return token
 
 

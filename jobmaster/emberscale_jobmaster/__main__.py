@@ -15,12 +15,12 @@ import structlog
 
 from emberscale_api import environment
 from emberscale_api.certificates import client_context
-from emberscale_api.environment import MissingVariableError, ProcessIdentity, read_identity
-from emberscale_api.job import ManifestError, TrainingJob, load_manifest
+from emberscale_api.environment import ProcessIdentity, read_identity
+from emberscale_api.errors import InvalidError, UnavailableError
+from emberscale_api.job import TrainingJob, load_manifest
 from emberscale_api.telemetry import configure_logging
-from emberscale_jobmaster.checkpoints import UnusableUriError
-from emberscale_jobmaster.server import AddressInUseError, MasterProcess
-from emberscale_jobmaster.store import JobStore, StoreUnavailableError, UnreadableStateError
+from emberscale_jobmaster.server import MasterProcess
+from emberscale_jobmaster.store import JobStore
 
 EXIT_DEFECT = 1
 PATIENCE_SECONDS = 8.0
@@ -33,9 +33,9 @@ def main() -> None:
     """Runs the master until it is told to stop."""
     try:
         identity = read_identity()
-        job, redis_url = _job(), _required(environment.REDIS_URL)
+        job, redis_url = _job(), environment.required(environment.REDIS_URL)
         brain_authority = _brain_authority()
-    except (MissingVariableError, ManifestError, OSError, ValueError) as error:
+    except (OSError, ValueError) as error:
         sys.exit(_unusable(str(error)))
     configure_logging(identity.job_name, "master", identity.index)
     sys.exit(run(identity, job, redis_url, brain_authority))
@@ -73,18 +73,18 @@ def run(identity: ProcessIdentity, job: TrainingJob, redis_url: str, brain_autho
             brain_authority=brain_authority,
             alone=environment.ALONE in os.environ,
         )
-    except UnusableUriError as error:
+    except InvalidError as error:
         return _unusable(str(error))
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not ended.is_set():
         try:
             master.start()
             break
-        except (StoreUnavailableError, AddressInUseError) as error:
+        except UnavailableError as error:
             if time.monotonic() > deadline:
                 return _unusable(str(error))
             ended.wait(0.5)
-        except UnreadableStateError as error:
+        except InvalidError as error:
             return _unusable(str(error))
     else:
         return codes[0]
@@ -95,7 +95,7 @@ def run(identity: ProcessIdentity, job: TrainingJob, redis_url: str, brain_autho
 
 
 def _job() -> TrainingJob:
-    path = Path(_required(environment.MANIFEST_FILE))
+    path = Path(environment.required(environment.MANIFEST_FILE))
     return TrainingJob.from_json(path.read_text()) if path.suffix == ".json" else load_manifest(path)
 
 
@@ -105,13 +105,6 @@ def _brain_authority() -> bytes | None:
         return None
     client_context(authority, environment.BRAIN_CA)  # of use only if it can be read
     return authority
-
-
-def _required(name: str) -> str:
-    value = os.environ.get(name)
-    if not value:
-        raise MissingVariableError(name)
-    return value
 
 
 def _unusable(problem: str) -> int:

@@ -10,24 +10,21 @@ import structlog
 from fsspec.implementations.local import LocalFileSystem
 
 from emberscale_api.checkpoint import MANIFEST_NAME, CheckpointManifest, DamagedCheckpointError
+from emberscale_api.errors import InvalidError
 from emberscale_api.job import Keeper, TrainingJob, broken_fields
 
 _ID = re.compile(r"^\d{8,}$")
 _log = structlog.get_logger()
 
 
-class UnusableUriError(Exception):
-    """A URI that no installed file system serves."""
-
-
 class CheckpointFolder:
-    """Checkpoints below one URI. Raises UnusableUriError; all methods raise OSError if the storage is unreachable."""
+    """Checkpoints below one URI. Raises InvalidError; all methods raise OSError if the storage is unreachable."""
 
     def __init__(self, uri: str) -> None:
         try:
             self._filesystem, self._root = fsspec.core.url_to_fs(uri)
         except (ValueError, ImportError) as error:
-            raise UnusableUriError(f"spec.checkpoint.uri ({uri}): {error}") from error
+            raise InvalidError(f"spec.checkpoint.uri ({uri}): {error}") from error
         self.uri = uri.rstrip("/")
 
     def uri_of(self, identifier: str) -> str:

@@ -27,7 +27,7 @@ _log = structlog.get_logger()
 
 
 class Conductor:
-    """One job's conductor; `run` returns when the master closes. Raises UnusableUriError."""
+    """One job's conductor; `run` returns when the master closes. Raises InvalidError."""
 
     def __init__(
         self, runtime: JobRuntime, token: str, authority: bytes | None = None, flash_redis_url: str = ""

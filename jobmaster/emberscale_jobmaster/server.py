@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from emberscale_api import metrics
 from emberscale_api.environment import ProcessIdentity
+from emberscale_api.errors import UnavailableError
 from emberscale_api.job import RoleSpec, TrainingJob
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
@@ -38,10 +39,6 @@ _OPEN_REPLICAS = 256
 _GRACE_SECONDS = 0.5
 
 _log = structlog.get_logger()
-
-
-class AddressInUseError(Exception):
-    """The master's address is in use, so its members cannot reach it."""
 
 
 class MasterProcess:
@@ -88,7 +85,7 @@ class MasterProcess:
     def start(self) -> None:
         """Takes over the job and serves; may be called again if it raised.
 
-        Raises StoreUnavailableError, UnreadableStateError and AddressInUseError.
+        Raises StoreUnavailableError, UnreadableStateError and UnavailableError.
         """
         self._bind()
         self._runtime.take_over(
@@ -130,7 +127,7 @@ class MasterProcess:
         try:
             tls.bind(self._server, self._address, self._identity.certificates)
         except RuntimeError as error:
-            raise AddressInUseError(f"cannot listen on {self._address}: is another process there?") from error
+            raise UnavailableError(f"cannot listen on {self._address}: is another process there?") from error
         self._bound = True
 
     def _own_status(self) -> pb.MemberStatus:

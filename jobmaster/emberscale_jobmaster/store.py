@@ -22,6 +22,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from emberscale_api.compatibility import StateKeys
+from emberscale_api.errors import InvalidError, UnavailableError
 from emberscale_jobmaster.state import JobState
 
 _ATTEMPTS = 3
@@ -33,14 +34,14 @@ _log = structlog.get_logger()
 _state_json = TypeAdapter(JobState)
 
 
-class StoreUnavailableError(Exception):
+class StoreUnavailableError(UnavailableError):
     """Redis does not answer, or not as it should."""
 
     def __init__(self, url: str, problem: str) -> None:
         super().__init__(f"Redis at {url} cannot be used: {problem}")
 
 
-class UnreadableStateError(Exception):
+class UnreadableStateError(InvalidError):
     """The state in Redis was written by something else than this version."""
 
 

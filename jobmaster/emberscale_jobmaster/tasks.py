@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from emberscale_api.errors import InvalidError
 from emberscale_api.job import TrainingJobSpec
 from emberscale_jobmaster.ledger import Lease
 from emberscale_jobmaster.membership import MemberId
@@ -19,7 +20,7 @@ from emberscale_jobmaster.state import PREPARATION, DataFile, JobState, Stage
 from emberscale_jobmaster.statistics import Tally
 
 
-class InvalidReportError(ValueError):
+class InvalidReportError(InvalidError):
     """A report that contradicts the task that it is about."""
 
 

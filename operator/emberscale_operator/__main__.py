@@ -43,7 +43,8 @@ Exit codes: 0 after SIGTERM, 2 for an environment that is wrong, 1 when the clus
 
 import sys
 
-from emberscale_operator.kubernetes.settings import OperatorSettingsError, read_settings
+from emberscale_api.errors import InvalidError
+from emberscale_operator.kubernetes.settings import read_settings
 
 
 def main() -> None:
@@ -53,7 +54,7 @@ def main() -> None:
         sys.exit(0 if sys.argv[1] in ("-h", "--help") else 2)
     try:
         settings = read_settings()
-    except OperatorSettingsError as error:
+    except InvalidError as error:
         print(f"emberscale-operator: {error}", file=sys.stderr)  # noqa: T201  # before there is a log
         sys.exit(2)
     # kopf and the Kubernetes client take a second to import

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from emberscale_api.errors import UnavailableError
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.machine import (
     Action,
@@ -68,7 +69,7 @@ class News:
     answers: bool
 
 
-class BackendUnavailableError(Exception):
+class BackendUnavailableError(UnavailableError):
     """The backend cannot do its part now. The step is taken again after `retry_seconds`."""
 
     def __init__(self, message: str, retry_seconds: float) -> None:

@@ -13,28 +13,28 @@ if TYPE_CHECKING:
     from emberscale._run.summary import Summary
     from emberscale._serving import ExportedModel, ExportError, export_checkpoint
     from emberscale._training import Training, TrainingFailedError, train
-    from emberscale_api.errors import BadInputError, StartError, UnwritableError
+    from emberscale_api.errors import InvalidError, UnavailableError, UnwritableError
     from emberscale_api.job import ManifestError, TrainingJob, load_manifest
     from emberscale_api.job.model import Features
     from emberscale_api.job.status import JobPhase, TrainingJobStatus
 
 __all__ = [
-    "BadInputError",
     "ClusterError",
     "ExportError",
     "ExportedModel",
     "Features",
+    "InvalidError",
     "JobEvent",
     "JobNotFoundError",
     "JobPhase",
     "ManifestError",
-    "StartError",
     "Summary",
     "Training",
     "TrainingFailedError",
     "TrainingJob",
     "TrainingJobClient",
     "TrainingJobStatus",
+    "UnavailableError",
     "UnwritableError",
     "export_checkpoint",
     "load_manifest",
@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 _DEFINED_IN = {
-    "BadInputError": "emberscale_api.errors",
+    "InvalidError": "emberscale_api.errors",
     "ClusterError": "emberscale._client",
     "ExportError": "emberscale._serving",
     "ExportedModel": "emberscale._serving",
@@ -51,7 +51,7 @@ _DEFINED_IN = {
     "JobNotFoundError": "emberscale._client",
     "JobPhase": "emberscale_api.job.status",
     "ManifestError": "emberscale_api.job",
-    "StartError": "emberscale_api.errors",
+    "UnavailableError": "emberscale_api.errors",
     "Summary": "emberscale._run.summary",
     "Training": "emberscale._training",
     "TrainingFailedError": "emberscale._training",

@@ -13,7 +13,7 @@ from kubernetes import client, config, watch
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
-from emberscale_api.errors import BadInputError
+from emberscale_api.errors import InvalidError
 from emberscale_api.job import TrainingJob, TrainingJobSpec, load_manifest
 from emberscale_api.job.status import JobPhase, TrainingJobStatus, UnreadableStatusError, parse_status
 
@@ -25,7 +25,7 @@ _GONE = 410
 _MERGE_PATCH = "application/merge-patch+json"
 
 
-class ClusterError(BadInputError):
+class ClusterError(InvalidError):
     """The cluster cannot be reached, or refuses; the text is its own."""
 
 

@@ -21,8 +21,8 @@ from emberscale._run.interruption import Interruption
 from emberscale._run.preflight import check_columns, check_data, check_model, ensure_writable, local_path
 from emberscale._run.record import MetricsRecorder, RunPaths, RunStatus, write_atomically
 from emberscale._run.summary import Summary, finite_json, summarize
-from emberscale_api.errors import BadInputError, StartError, UnwritableError, disk_problem
-from emberscale_api.job import API_VERSION, KIND, ManifestError, TrainingJob, load_manifest, parse_manifest
+from emberscale_api.errors import InvalidError, UnavailableError, UnwritableError, disk_problem
+from emberscale_api.job import API_VERSION, KIND, TrainingJob, load_manifest, parse_manifest
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.local import BrainAddress, EmbeddedBrain, LocalJob, RunView
 
@@ -81,13 +81,12 @@ def train(
         training.summary.auc
 
     Ctrl-C, or interrupting the notebook's kernel, takes a checkpoint, stops every process, and raises
-    KeyboardInterrupt. Raises TrainingFailedError, UnwritableError for a disk that is full, and for what is wrong with
-    the input BadInputError, ManifestError or StartError.
+    KeyboardInterrupt. Raises TrainingFailedError, InvalidError, UnavailableError, and for a full disk UnwritableError.
     """
     try:
         return _train_here(manifest, name, workdir, resume, overwrite, brain)
-    except (BadInputError, ManifestError, StartError, TrainingFailedError, UnwritableError, KeyboardInterrupt) as error:
-        if isinstance(error, BadInputError) and error.trace:
+    except (InvalidError, UnavailableError, TrainingFailedError, KeyboardInterrupt) as error:
+        if isinstance(error, InvalidError) and error.trace:
             error.add_note(error.trace)
         # where in here it came to light helps nobody: what is shown is the caller's line and the message
         raise error.with_traceback(None) from None
@@ -102,7 +101,7 @@ def _train_here(
     brain: str,
 ) -> Training:
     if resume and overwrite:
-        raise BadInputError("resume and overwrite contradict each other: give one of them")
+        raise InvalidError("resume and overwrite contradict each other: give one of them")
     job = parse_manifest(_whole(manifest, name)) if isinstance(manifest, Mapping) else load_manifest(Path(manifest))
     with Interruption([signal.SIGINT], ending=lambda _: KeyboardInterrupt()) as interruption:
         root = Path(workdir) if workdir is not None else default_folder(job)
@@ -145,7 +144,7 @@ def run_job(
     """Trains a job in a folder, and leaves there what came of it; a run that is Complete is left as it is.
 
     While a Complete run is in the folder, a new one is written to `next` in it, and takes its place once it is Complete
-    too. Raises BadInputError, StartError, and UnwritableError for a disk that is full.
+    too. Raises InvalidError, UnavailableError, and UnwritableError for a disk that is full.
     """
     check_data(job)
     check_columns(job.spec.data)
@@ -204,7 +203,7 @@ def _train(
 
             try:
                 outcome = local.run(observe)
-            except StartError:
+            except (InvalidError, UnavailableError):
                 held.cancel()
                 raise
     seconds = held.record.seconds + time.monotonic() - begun
@@ -228,7 +227,7 @@ def _saved(held: Run) -> AuditReport | None:
     try:
         folder = SavedCheckpoints(uri)
         report, _ = audit_checkpoints(folder, folder.find({held.record.uid, *held.record.earlier_uids}))
-    except BadInputError:
+    except InvalidError:
         return None
     return report
 

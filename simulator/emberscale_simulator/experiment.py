@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from emberscale_api.errors import InvalidError
 from emberscale_api.job.units import memory_bytes
 from emberscale_brain.preferences import load_planner
 from emberscale_simulator.engine import Simulation
@@ -61,16 +62,12 @@ def _number(value: float) -> float | None:
 TIMELINES_UP_TO = 50
 
 
-class UnknownSchedulerError(ValueError):
-    """A scheduler that the scenario does not have."""
-
-
 def choose_schedulers(scenario: Scenario, names: Sequence[str] | None) -> list[SchedulerSpec]:
-    """Those of the scenario with these names, or all. Raises UnknownSchedulerError."""
+    """Those of the scenario with these names, or all. Raises InvalidError."""
     by_name = {spec.name: spec for spec in scenario.schedulers}
     for name in names or ():
         if name not in by_name:
-            raise UnknownSchedulerError(f"the scenario has no scheduler {name!r}; it has {', '.join(by_name)}")
+            raise InvalidError(f"the scenario has no scheduler {name!r}; it has {', '.join(by_name)}")
     return [by_name[name] for name in names] if names else list(scenario.schedulers)
 
 
@@ -84,7 +81,7 @@ def simulate_seed(scenario: Scenario, scheduler: str, seed: int, folder: Path) -
 
 
 def make_scheduler(scenario: Scenario, spec: SchedulerSpec, jobs: Sequence[SimulatedJob], seed: int) -> Scheduler:
-    """The algorithm that a scenario asks for. Raises PlannerNotUsableError."""
+    """The algorithm that a scenario asks for. Raises InvalidError."""
     mechanics = scenario.mechanics[spec.mechanics]
     match spec.kind:
         case SchedulerKind.STATIC:

@@ -6,39 +6,36 @@ from pathlib import Path
 import yaml
 from pydantic import ValidationError
 
+from emberscale_api.errors import InvalidError
 from emberscale_simulator.scenario import Scenario
 
 
-class ScenarioError(ValueError):
-    """A scenario or a trace that cannot be used; the text is one line a problem: `file:line:column: field: problem`."""
-
-
 def load_scenario(path: Path) -> Scenario:
-    """Reads and checks a scenario. Raises ScenarioError."""
+    """Reads and checks a scenario. Raises InvalidError."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ScenarioError(f"{path}: cannot be read: {error.strerror}") from error
+        raise InvalidError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise ScenarioError(f"{path}: is not UTF-8 text") from error
+        raise InvalidError(f"{path}: is not UTF-8 text") from error
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         document = yaml.safe_load(text)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark is not None else str(path)
-        raise ScenarioError(f"{where}: is not valid YAML: {error.problem}") from error
+        raise InvalidError(f"{where}: is not valid YAML: {error.problem}") from error
     if root is None or not isinstance(document, dict):
-        raise ScenarioError(f"{path}:1:1: holds no scenario: expected a mapping with name, cluster, workload, ...")
+        raise InvalidError(f"{path}:1:1: holds no scenario: expected a mapping with name, cluster, workload, ...")
     if "apiVersion" in document and "kind" in document:
-        raise ScenarioError(
+        raise InvalidError(
             f"{path}:1:1: holds a {document['kind']} and no scenario; `emberscale run` runs a TrainingJob, and "
             "deploy/examples/scenarios has scenarios"
         )
     try:
         return Scenario.model_validate(document)
     except ValidationError as error:
-        raise ScenarioError("\n".join(_problems(path, root, error))) from error
+        raise InvalidError("\n".join(_problems(path, root, error))) from error
 
 
 def _problems(path: Path, root: yaml.Node, error: ValidationError) -> list[str]:

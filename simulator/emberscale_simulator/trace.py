@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from emberscale_api.errors import InvalidError
 from emberscale_api.shape import GIB, JobShape
-from emberscale_simulator.scenario_file import ScenarioError
 
 COLUMNS = (
     "job_id",
@@ -50,18 +50,18 @@ class TraceRow:
 def read_trace(path: Path, models: frozenset[str]) -> list[TraceRow]:
     """The jobs of a trace, by time of submission.
 
-    Raises ScenarioError, which names file, line and column of every bad row up to twenty.
+    Raises InvalidError, which names file, line and column of every bad row up to twenty.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets put a mark before the first column
             reader = csv.reader(file)
             header = next(reader, None)
             if header is None:
-                raise ScenarioError(f"{path}:1: is empty; expected a header row with {', '.join(COLUMNS)}")
+                raise InvalidError(f"{path}:1: is empty; expected a header row with {', '.join(COLUMNS)}")
             missing = [column for column in COLUMNS if column not in header]
             unknown = [column for column in header if column not in COLUMNS]
             if missing or unknown:
-                raise ScenarioError(
+                raise InvalidError(
                     f"{path}:1: "
                     + "; ".join(
                         f"{what} column {', '.join(columns)}"
@@ -91,16 +91,16 @@ def read_trace(path: Path, models: frozenset[str]) -> list[TraceRow]:
                     seen.setdefault(row.job_id, line)
                     rows.append(row)
     except OSError as error:
-        raise ScenarioError(f"{path}: cannot be read: {error.strerror}") from error
+        raise InvalidError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise ScenarioError(f"{path}: is not UTF-8 text") from error
+        raise InvalidError(f"{path}: is not UTF-8 text") from error
     except csv.Error as error:
-        raise ScenarioError(f"{path}:{reader.line_num}: is not valid CSV: {error}") from error
+        raise InvalidError(f"{path}:{reader.line_num}: is not valid CSV: {error}") from error
     if problems:
         more = [f"{path}: and {len(problems) - 20} more"] if len(problems) > 20 else []
-        raise ScenarioError("\n".join(problems[:20] + more))
+        raise InvalidError("\n".join(problems[:20] + more))
     if not rows:
-        raise ScenarioError(f"{path}: holds no job below its header row")
+        raise InvalidError(f"{path}: holds no job below its header row")
     return sorted(rows, key=lambda row: (row.submitted_seconds, row.job_id))
 
 

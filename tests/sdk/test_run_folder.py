@@ -14,7 +14,7 @@ import yaml
 from emberscale._run.folder import CompleteAlreadyError, Run, open_run
 from emberscale._run.record import RunPaths, RunStatus, read_record
 from emberscale_api.checkpoint import CheckpointManifest, DataFileIdentity
-from emberscale_api.errors import BadInputError
+from emberscale_api.errors import InvalidError
 from emberscale_api.job import TrainingJob, load_manifest
 
 
@@ -100,7 +100,7 @@ def test_the_run_beside_a_complete_one_can_be_resumed_and_is_not_replaced_by_acc
 ) -> None:
     leave(root, job, RunStatus.COMPLETE)
     begun = run_again(root, job, RunStatus.SUSPENDED)
-    with pytest.raises(BadInputError, match=r"next holds a run that was interrupted.*--resume.*--overwrite"):
+    with pytest.raises(InvalidError, match=r"next holds a run that was interrupted.*--resume.*--overwrite"):
         begin(root, job)
     assert run_again(root, job, RunStatus.COMPLETE, resume=True) == begun
     assert read_record(RunPaths(root)).uid == begun
@@ -143,7 +143,7 @@ def test_a_folder_can_be_moved(root: Path, job: TrainingJob, tmp_path: Path) -> 
 @pytest.mark.parametrize("status", [RunStatus.RUNNING, RunStatus.SUSPENDED, RunStatus.INTERRUPTED])
 def test_a_run_that_can_be_resumed_is_not_replaced_by_accident(root: Path, job: TrainingJob, status: RunStatus) -> None:
     before = leave(root, job, status)
-    with pytest.raises(BadInputError, match=r"--resume.*--overwrite"):
+    with pytest.raises(InvalidError, match=r"--resume.*--overwrite"):
         begin(root, job)
     assert (root / "checkpoints" / "file").exists()
     assert begin(root, job, resume=True).record.uid == before
@@ -181,7 +181,7 @@ def test_a_resumed_run_trains_the_same_model_on_the_same_data(
     leave(root, job, RunStatus.SUSPENDED)
     field, _, value = override.partition("=")
     value = json.dumps(yaml.safe_load(value))
-    with pytest.raises(BadInputError, match=re.escape(f"--resume: {field} is {value} and was ")):
+    with pytest.raises(InvalidError, match=re.escape(f"--resume: {field} is {value} and was ")):
         begin(root, load_manifest(manifest, [override]), resume=True)
 
 
@@ -215,7 +215,7 @@ def test_a_complete_run_does_not_go_on_as_another(
     root: Path, job: TrainingJob, manifest: Path, override: str, told: str
 ) -> None:
     leave(root, job, RunStatus.COMPLETE)
-    with pytest.raises(BadInputError, match=re.escape(told)) as refused:
+    with pytest.raises(InvalidError, match=re.escape(told)) as refused:
         begin(root, load_manifest(manifest, [override]), resume=True)
     assert "is Complete and cannot continue" in str(refused.value)
 
@@ -246,12 +246,12 @@ def test_a_complete_run_does_not_go_on_with_data_that_grew(root: Path, job: Trai
     with pytest.raises(CompleteAlreadyError):
         begin(root, job, resume=True)
     data.write_text(data.read_text() * 2)
-    with pytest.raises(BadInputError, match=r"spec\.data\.train: .*train\.tsv has 4 bytes and has 2 bytes in the run"):
+    with pytest.raises(InvalidError, match=r"spec\.data\.train: .*train\.tsv has 4 bytes and has 2 bytes in the run"):
         begin(root, job, resume=True)
 
 
 def test_there_must_be_a_run_to_resume(root: Path, job: TrainingJob) -> None:
-    with pytest.raises(BadInputError, match="holds no run"):
+    with pytest.raises(InvalidError, match="holds no run"):
         begin(root, job, resume=True)
     assert not root.exists()
 
@@ -259,7 +259,7 @@ def test_there_must_be_a_run_to_resume(root: Path, job: TrainingJob) -> None:
 def test_a_folder_with_anything_else_in_it_is_never_touched(root: Path, job: TrainingJob) -> None:
     root.mkdir(parents=True)
     (root / "thesis.tex").touch()
-    with pytest.raises(BadInputError, match=r"not empty and holds no run\.json"):
+    with pytest.raises(InvalidError, match=r"not empty and holds no run\.json"):
         begin(root, job, overwrite=True)
     assert [path.name for path in root.iterdir()] == ["thesis.tex"]
 
@@ -272,19 +272,19 @@ def test_files_that_are_not_the_runs_outlive_it(root: Path, job: TrainingJob) ->
 
 
 def test_two_runs_never_share_a_folder(root: Path, job: TrainingJob) -> None:
-    with open_run(root, job, resume=False, overwrite=False), pytest.raises(BadInputError, match="in use by another"):
+    with open_run(root, job, resume=False, overwrite=False), pytest.raises(InvalidError, match="in use by another"):
         begin(root, job, overwrite=True)
 
 
 def test_a_path_that_is_a_file_is_refused(tmp_path: Path, job: TrainingJob) -> None:
-    with pytest.raises(BadInputError, match="is not a folder"):
+    with pytest.raises(InvalidError, match="is not a folder"):
         begin(tmp_path / "train.tsv", job)
 
 
 def test_a_record_that_is_none_is_refused(root: Path, job: TrainingJob) -> None:
     leave(root, job, RunStatus.COMPLETE)
     (root / "run.json").write_text("{}")
-    with pytest.raises(BadInputError, match=r"run\.json: is not the record of a run"):
+    with pytest.raises(InvalidError, match=r"run\.json: is not the record of a run"):
         begin(root, job)
 
 

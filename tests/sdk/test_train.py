@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import emberscale
-from emberscale import BadInputError, ManifestError
+from emberscale import ManifestError
+from emberscale_api.errors import InvalidError
 
 HERE = Path(__file__).parent
 PROGRAM = f"""
@@ -86,11 +87,11 @@ def test_what_is_wrong_is_raised_before_anything_starts(tmp_path: Path) -> None:
         emberscale.train({"data": {"train": ["x"]}, "trainin": {}})
     with pytest.raises(ManifestError, match="cannot be read"):
         emberscale.train("nowhere.yaml")
-    with pytest.raises(BadInputError, match=r"spec.data.train.0: x: no such file"):
+    with pytest.raises(InvalidError, match=r"spec.data.train.0: x: no such file"):
         emberscale.train({"data": {"train": ["x"]}})
     with pytest.raises(ManifestError) as refused:
         emberscale.train("nowhere.yaml")
     assert len(refused.traceback) == 2, "the caller's line, and one of ours"
-    with pytest.raises(BadInputError, match="contradict"):
+    with pytest.raises(InvalidError, match="contradict"):
         emberscale.train({"data": {"train": ["x"]}}, resume=True, overwrite=True)
     assert not (tmp_path / "runs").exists()

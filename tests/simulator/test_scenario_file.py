@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from pydantic.alias_generators import to_camel
 
+from emberscale_api.errors import InvalidError
 from emberscale_api.job import ScalingSpec, ShardingSpec
 from emberscale_api.job.run_policy import (
     DEFAULT_INTERVAL,
@@ -21,7 +22,7 @@ from emberscale_operator.machine.intent import grown_memory
 from emberscale_simulator.mechanics import ChangeMethod
 from emberscale_simulator.recovery import Checkpoints
 from emberscale_simulator.scenario import SchedulerKind, TraceWorkload
-from emberscale_simulator.scenario_file import ScenarioError, load_scenario
+from emberscale_simulator.scenario_file import load_scenario
 from emberscale_simulator.trace import COLUMNS, read_trace
 from emberscale_simulator.workload import make_jobs
 
@@ -145,7 +146,7 @@ def test_a_bad_field_is_named_with_its_line(
     write_scenario: Callable[..., Path], changes: dict[str, Any], place: str, problem: str
 ) -> None:
     path = write_scenario(**changes)
-    with pytest.raises(ScenarioError) as raised:
+    with pytest.raises(InvalidError) as raised:
         load_scenario(path)
     assert problem in str(raised.value)
     assert str(raised.value).startswith(f"{path}:{line_of(path, place)}:")
@@ -154,29 +155,29 @@ def test_a_bad_field_is_named_with_its_line(
 def test_a_missing_field_is_named(write_scenario: Callable[..., Path]) -> None:
     path = write_scenario()
     path.write_text(path.read_text().replace("steps: 20000", ""))
-    with pytest.raises(ScenarioError, match=r"workload\.steps: is required"):
+    with pytest.raises(InvalidError, match=r"workload\.steps: is required"):
         load_scenario(path)
 
 
 def test_a_model_that_does_not_exist_is_named_with_those_that_do(write_scenario: Callable[..., Path]) -> None:
     path = write_scenario()
     path.write_text(path.read_text().replace("- dlrm", "- dlrn"))
-    with pytest.raises(ScenarioError, match="no model dlrn; there are dlrm"):
+    with pytest.raises(InvalidError, match="no model dlrn; there are dlrm"):
         load_scenario(path)
 
 
 def test_mechanics_that_do_not_exist_are_named_with_those_that_do(write_scenario: Callable[..., Path]) -> None:
     path = write_scenario(schedulers=[{"name": "a", "kind": "Static", "mechanics": "as-dreamt"}])
-    with pytest.raises(ScenarioError, match="there are no mechanics 'as-dreamt'; there are as-built, restart"):
+    with pytest.raises(InvalidError, match="there are no mechanics 'as-dreamt'; there are as-built, restart"):
         load_scenario(path)
 
 
 def test_what_is_no_yaml_is_refused_with_its_place(tmp_path: Path) -> None:
     path = tmp_path / "broken.yaml"
     path.write_text("name: x\ncluster: {nodes: [1\n")
-    with pytest.raises(ScenarioError, match=r"broken\.yaml:3:1: is not valid YAML"):
+    with pytest.raises(InvalidError, match=r"broken\.yaml:3:1: is not valid YAML"):
         load_scenario(path)
-    with pytest.raises(ScenarioError, match="cannot be read: No such file"):
+    with pytest.raises(InvalidError, match="cannot be read: No such file"):
         load_scenario(tmp_path / "absent.yaml")
 
 
@@ -217,22 +218,22 @@ def test_the_mark_that_spreadsheets_write_first_is_no_part_of_a_column(tmp_path:
 )
 def test_a_bad_row_is_named_with_line_and_column(tmp_path: Path, row: str, problem: str) -> None:
     path = trace(tmp_path, HEADER, GOOD.replace("a,", "b,", 1), row)
-    with pytest.raises(ScenarioError) as raised:
+    with pytest.raises(InvalidError) as raised:
         read_trace(path, frozenset({"dlrm"}))
     assert str(raised.value).startswith(f"{path}:3: ")
     assert problem in str(raised.value)
 
 
 def test_a_job_that_comes_twice_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ScenarioError, match=r"trace\.csv:3: column job_id: 'a' is on line 2 already"):
+    with pytest.raises(InvalidError, match=r"trace\.csv:3: column job_id: 'a' is on line 2 already"):
         read_trace(trace(tmp_path, HEADER, GOOD, GOOD), frozenset({"dlrm"}))
 
 
 def test_a_header_without_a_column_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ScenarioError, match="missing column owner; unknown column Owner"):
+    with pytest.raises(InvalidError, match="missing column owner; unknown column Owner"):
         read_trace(trace(tmp_path, HEADER.replace("owner", "Owner"), GOOD), frozenset({"dlrm"}))
-    with pytest.raises(ScenarioError, match="holds no job"):
+    with pytest.raises(InvalidError, match="holds no job"):
         read_trace(trace(tmp_path, HEADER), frozenset({"dlrm"}))
     (tmp_path / "trace.csv").write_text("")
-    with pytest.raises(ScenarioError, match="is empty"):
+    with pytest.raises(InvalidError, match="is empty"):
         read_trace(tmp_path / "trace.csv", frozenset({"dlrm"}))

@@ -13,6 +13,7 @@ import psutil
 import structlog
 
 from emberscale_api.environment import TLS_FOLDER, ProcessIdentity
+from emberscale_api.errors import UnavailableError
 from emberscale_api.routing import PsAddress, RoutingTable
 from emberscale_api.rpc import master_pb2, master_pb2_grpc
 from emberscale_api.rpc.tls import handshake_problem
@@ -50,7 +51,7 @@ class JobOverError(Exception):
     """The job has ended, or this process is told to stop."""
 
 
-class NoHandshakeError(Exception):
+class NoHandshakeError(UnavailableError):
     """The master and this process differ about TLS, and will until one of them is started otherwise."""
 
 

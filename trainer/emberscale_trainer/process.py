@@ -11,8 +11,8 @@ from typing import NoReturn
 import structlog
 from prometheus_client import CollectorRegistry, start_http_server
 
-from emberscale_api.certificates import UnusableCertificateError
-from emberscale_api.environment import UNUSABLE_EXIT_CODE, MissingVariableError, ProcessIdentity, read_identity
+from emberscale_api.environment import UNUSABLE_EXIT_CODE, ProcessIdentity, read_identity
+from emberscale_api.errors import InvalidError
 from emberscale_api.telemetry import ProcessMetrics, configure_logging
 from emberscale_trainer.membership import NoHandshakeError
 
@@ -32,7 +32,7 @@ def run_process(serve: Serve) -> NoReturn:
     """
     try:
         identity = read_identity()
-    except (MissingVariableError, UnusableCertificateError) as error:
+    except InvalidError as error:
         print(error, file=sys.stderr)  # noqa: T201 - there is no identity to log with
         _end(UNUSABLE_EXIT_CODE)
     configure_logging(identity.job_name, identity.role, identity.index)

@@ -10,6 +10,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from emberscale_api.errors import InvalidError
 from emberscale_api.job.resolved import UnresolvableModelError, resolve_model
 from emberscale_api.job.training_job import TrainingJob
 
@@ -38,7 +39,7 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-class ManifestError(ValueError):
+class ManifestError(InvalidError):
     """The manifest is invalid; the text has one line per problem, for people."""
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from emberscale_api.errors import InvalidError
 from emberscale_api.job.data import ColumnMapping, DataSpec, DenseTransform
 from emberscale_api.job.model import (
     Architecture,
@@ -64,7 +65,7 @@ class ResolvedModel:
         return self.tables[len(self.columns.id_columns) :]
 
 
-class UnresolvableModelError(ValueError):
+class UnresolvableModelError(InvalidError):
     """The manifest is well-formed but contradicts itself; `field` says where."""
 
     def __init__(self, field: str, problem: str) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, ValidationError
 
 from emberscale_api.compatibility import VERSION
+from emberscale_api.errors import InvalidError
 from emberscale_api.job.schema import ManifestPart
 
 PROGRESS_BINS = 1024
@@ -197,7 +198,7 @@ class TrainingJobStatus(_Status):
     selector: str = ""
 
 
-class UnreadableStatusError(ValueError):
+class UnreadableStatusError(InvalidError):
     """A status that another version wrote and this one cannot read; the text says which field."""
 
 

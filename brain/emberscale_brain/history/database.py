@@ -20,6 +20,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, ProgrammingError
 from sqlalchemy.orm import Session
 
+from emberscale_api.errors import InvalidError, UnavailableError
 from emberscale_brain.history.tables import ClaimRow
 
 _THE_ONE = 1
@@ -86,7 +87,7 @@ _REFUSED_LOGIN = re.compile(
 )
 
 
-class DatabaseAwayError(Exception):
+class DatabaseAwayError(UnavailableError):
     """The database cannot be reached or cannot do it now; trying later makes sense."""
 
 
@@ -94,7 +95,7 @@ class WriteRefusedError(Exception):
     """The database is there and refuses what is written; trying again does not help."""
 
 
-class DatabaseUnusableError(Exception):
+class DatabaseUnusableError(InvalidError):
     """The database's address, schema or rights are wrong, or it is none; trying later does not help."""
 
 

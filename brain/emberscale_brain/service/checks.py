@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
+from emberscale_api.errors import InvalidError
 from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_api.shape import JobProfile
 from emberscale_brain.history.changes import StartUpObserved
@@ -27,7 +28,7 @@ _MOST_PRIORITY = 1e6
 _MOST_STAGES = 64
 
 
-class MalformedRequestError(ValueError):
+class MalformedRequestError(InvalidError):
     """The request is invalid; the text names the field."""
 
 

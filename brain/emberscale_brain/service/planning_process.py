@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, BinaryIO
 
+from emberscale_api.errors import InvalidError
 from emberscale_brain.history.changes import Change
 from emberscale_brain.planner.types import Planner
-from emberscale_brain.preferences import PlannerNotUsableError, load_planner
+from emberscale_brain.preferences import load_planner
 from emberscale_brain.service.frames import CONDITIONS, PAST_JOB, PLANNED, SETTINGS, frame, read_change, read_frame
 from emberscale_brain.service.state import BrainState
 
@@ -35,7 +36,7 @@ def main() -> int:
         if content["kind"] == "begin":
             try:
                 planner = load_planner(content["planner"], SETTINGS.from_plain(content["settings"]))
-            except PlannerNotUsableError as error:
+            except InvalidError as error:
                 _send(answers, frame("unusable", reason=str(error)))
                 return 1
             process = _PlanningProcess(planner, answers, content["profiles_per_job"], content["past_jobs"])

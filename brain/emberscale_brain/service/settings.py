@@ -7,6 +7,7 @@ from typing import Annotated, Any, Self
 import yaml
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
+from emberscale_api.errors import InvalidError
 from emberscale_api.job.manifest import ManifestError, apply_overrides
 from emberscale_api.job.schema import ManifestPart
 from emberscale_api.job.units import Quantity, Seconds, cpu_cores, memory_bytes
@@ -36,10 +37,6 @@ def _of_a_database(url: str) -> str:
 
 _LARGEST_PORT = 65_535
 Address = Annotated[str, Field(pattern=r"^[^:]+:\d+$|^\[.*\]:\d+$"), AfterValidator(_with_a_port)]
-
-
-class BrainSettingsError(ValueError):
-    """Settings that cannot be used; the text is one line a problem."""
 
 
 class CapacitySettings(ManifestPart):
@@ -173,7 +170,7 @@ class BrainSettings(ManifestPart):
 def load_settings(path: Path | None, overrides: Sequence[str] = ()) -> BrainSettings:
     """Reads settings; without a file all defaults, `overrides` on top. The planner must be installed.
 
-    Raises BrainSettingsError.
+    Raises InvalidError.
     """
     document: Mapping[str, Any] = {}
     source = "settings"
@@ -182,18 +179,18 @@ def load_settings(path: Path | None, overrides: Sequence[str] = ()) -> BrainSett
         try:
             loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
         except OSError as error:
-            raise BrainSettingsError(f"{path}: cannot be read: {error.strerror}") from error
+            raise InvalidError(f"{path}: cannot be read: {error.strerror}") from error
         except (UnicodeDecodeError, yaml.YAMLError) as error:
-            raise BrainSettingsError(f"{path}: is not valid YAML: {error}") from error
+            raise InvalidError(f"{path}: is not valid YAML: {error}") from error
         if loaded is not None and not isinstance(loaded, dict):
-            raise BrainSettingsError(f"{path}: expected a mapping of settings")
+            raise InvalidError(f"{path}: expected a mapping of settings")
         document = loaded or {}
     try:
         settings = BrainSettings.model_validate(apply_overrides(document, overrides))
     except ManifestError as error:
-        raise BrainSettingsError(str(error)) from error
+        raise InvalidError(str(error)) from error
     except ValidationError as error:
-        raise BrainSettingsError(
+        raise InvalidError(
             "\n".join(
                 f"{source}: {'.'.join(map(str, problem['loc'])) or 'settings'}: "
                 f"{'unknown setting' if problem['type'] == 'extra_forbidden' else problem['msg']}"
@@ -202,7 +199,7 @@ def load_settings(path: Path | None, overrides: Sequence[str] = ()) -> BrainSett
         ) from error
     names = planner_names()
     if settings.planner.name not in names:
-        raise BrainSettingsError(
+        raise InvalidError(
             f"{source}: planner.name: there is no planner {settings.planner.name!r}; installed are {', '.join(names)}"
         )
     return settings

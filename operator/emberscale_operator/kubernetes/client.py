@@ -11,6 +11,8 @@ import aiohttp
 from kubernetes.aio import client as kube
 from kubernetes.aio import config
 
+from emberscale_api.errors import UnavailableError
+
 _TIMEOUT_SECONDS = 20.0
 _PARALLEL_CALLS = 64
 _PAGE = "500"
@@ -32,7 +34,7 @@ class ApiError(Exception):
         self.causes = causes
 
 
-class ApiUnavailableError(Exception):
+class ApiUnavailableError(UnavailableError):
     """The API server did not answer, or asked to be left alone for a while."""
 
 

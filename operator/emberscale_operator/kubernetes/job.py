@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from emberscale_api.errors import InvalidError
 from emberscale_api.job import ManifestError, TrainingJob, TrainingJobSpec, parse_manifest
 from emberscale_api.job.newer import UnknownValue, parse_newer_manifest
 from emberscale_api.job.status import TrainingJobStatus, parse_status
@@ -43,7 +44,7 @@ class Job:
         return self.manifest.spec
 
 
-class UnreadableJobError(ValueError):
+class UnreadableJobError(InvalidError):
     """A job that the API server took and that cannot run; the text says which field and why."""
 
 

@@ -6,16 +6,13 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from emberscale_api.certificates import UnusableCertificateError, client_context
+from emberscale_api.certificates import client_context
 from emberscale_api.environment import BRAIN_CA
+from emberscale_api.errors import InvalidError
 from emberscale_api.job import parse_duration
 
 _PULL_POLICIES = ("Always", "IfNotPresent", "Never")
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
-
-
-class OperatorSettingsError(ValueError):
-    """A variable that is missing or wrong; the text names it and says what is allowed."""
 
 
 @dataclass(frozen=True)
@@ -50,18 +47,18 @@ class Settings:
 
 
 def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
-    """The settings that the environment gives. Raises OperatorSettingsError."""
+    """The settings that the environment gives. Raises InvalidError."""
 
     def required(name: str) -> str:
         value = environment.get(name, "")
         if not value:
-            raise OperatorSettingsError(f"{name} is not set; `python -m emberscale_operator --help` describes it")
+            raise InvalidError(f"{name} is not set; `python -m emberscale_operator --help` describes it")
         return value
 
     def chosen(name: str, default: str, allowed: tuple[str, ...]) -> str:
         value = environment.get(name) or default
         if value not in allowed:
-            raise OperatorSettingsError(f"{name}={value!r}: expected one of {', '.join(allowed)}")
+            raise InvalidError(f"{name}={value!r}: expected one of {', '.join(allowed)}")
         return value
 
     brain_address = environment.get("EMBERSCALE_BRAIN_ADDRESS", "")
@@ -69,8 +66,8 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
     if brain_authority:
         try:
             client_context(brain_authority.encode(), BRAIN_CA)
-        except UnusableCertificateError as error:
-            raise OperatorSettingsError(str(error)) from error
+        except InvalidError as error:
+            raise InvalidError(str(error)) from error
     return Settings(
         image=required("EMBERSCALE_IMAGE"),
         redis_url=required("EMBERSCALE_REDIS_URL"),
@@ -99,7 +96,7 @@ def _names(text: str) -> tuple[str, ...]:
 def _port(environment: Mapping[str, str], name: str, default: int) -> int:
     text = environment.get(name) or str(default)
     if not text.isdigit() or not 0 <= int(text) <= 65535:
-        raise OperatorSettingsError(f"{name}={text!r}: expected a port, 0 to 65535")
+        raise InvalidError(f"{name}={text!r}: expected a port, 0 to 65535")
     return int(text)
 
 
@@ -110,7 +107,7 @@ def _seconds(environment: Mapping[str, str], name: str, default: float) -> float
     try:
         seconds = parse_duration(text)
     except ValueError as error:
-        raise OperatorSettingsError(f"{name}: {error}") from error
+        raise InvalidError(f"{name}: {error}") from error
     if seconds <= 0:
-        raise OperatorSettingsError(f"{name}={text!r}: must be above 0")
+        raise InvalidError(f"{name}={text!r}: must be above 0")
     return seconds

@@ -1,10 +1,8 @@
 """A job on this machine: processes for pods, under the same job machine."""
 
 from emberscale_operator.local.brain import BrainAddress, EmbeddedBrain
-from emberscale_operator.local.embedded_redis import RedisUnavailableError
 from emberscale_operator.local.folder import RunFolder
 from emberscale_operator.local.manifest import edit_manifest, end_edits
-from emberscale_operator.local.port import PortUnavailableError
 from emberscale_operator.local.runner import LocalJob
 from emberscale_operator.local.snapshot import MemberExit, RunOutcome, RunView
 
@@ -13,8 +11,6 @@ __all__ = [
     "EmbeddedBrain",
     "LocalJob",
     "MemberExit",
-    "PortUnavailableError",
-    "RedisUnavailableError",
     "RunFolder",
     "RunOutcome",
     "RunView",

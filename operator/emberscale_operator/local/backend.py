@@ -106,7 +106,7 @@ class LocalBackend:
     async def observe(self, now: float) -> Observed | None:
         """Returns the processes; None once the job has ended and none is left, or nobody waits for that.
 
-        Raises RedisUnavailableError if the job's own Redis does not start.
+        Raises UnavailableError if the job's own Redis does not start.
         """
         instances = self._processes.observe(now)
         if self._stop.kill or (self._standing.rests and not instances):

@@ -27,7 +27,7 @@ from typing import Self
 import psutil
 import yaml
 
-from emberscale_api.errors import StartError
+from emberscale_api.errors import InvalidError, UnavailableError
 from emberscale_api.shape import GIB
 from emberscale_operator.local.folder import RunFolder, write_private
 from emberscale_operator.local.processes import Launch
@@ -35,12 +35,8 @@ from emberscale_operator.local.processes import Launch
 _HOST = "127.0.0.1"
 
 
-class BrainSeatUnavailableError(StartError):
-    """The folder in which runs find the brain cannot be used."""
-
-
 class BrainSeat:
-    """One run's view of the seat, to be entered while the run lasts. Raises BrainSeatUnavailableError."""
+    """One run's view of the seat, to be entered while the run lasts. Raises UnavailableError."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -55,7 +51,7 @@ class BrainSeat:
             self._socket = self._bound()
         except (OSError, ValueError) as error:
             self.__exit__(None, None, None)
-            raise BrainSeatUnavailableError(f"{self._folder}: cannot start a brain there: {error}") from error
+            raise UnavailableError(f"{self._folder}: cannot start a brain there: {error}") from error
         return self
 
     def __exit__(
@@ -143,10 +139,6 @@ _PLANNING_SECONDS = 15
 _NICE = "10"
 
 
-class BrainDatabaseUnusableError(StartError):
-    """The file in which this user's jobs are remembered is none that can be read."""
-
-
 @dataclass(frozen=True)
 class BrainAddress:
     """A brain that runs elsewhere; `address` is `host:port`, `authority`, in PEM, speaks for one that serves TLS."""
@@ -169,7 +161,7 @@ class EmbeddedBrain:
     def seat(self, authority: bytes | None) -> Iterator[BrainSeat]:
         """The run's view of who has the brain beside it.
 
-        Raises BrainSeatUnavailableError, and BrainDatabaseUnusableError for a file that no brain could begin with.
+        Raises UnavailableError, and InvalidError for a file that no brain could begin with.
         Runs share a brain that all of them can talk to: those of one authority, or those without TLS.
         """
         if not any(setting.startswith("database=") for setting in self.settings):
@@ -207,7 +199,7 @@ class EmbeddedBrain:
 
 
 def _check_database(path: Path) -> None:
-    """Raises BrainDatabaseUnusableError. One that is busy is as good as one that is not there yet."""
+    """Raises InvalidError. One that is busy is as good as one that is not there yet."""
     if not path.exists():
         return
     try:
@@ -215,9 +207,7 @@ def _check_database(path: Path) -> None:
             database.execute("SELECT name FROM sqlite_master").fetchall()
     except sqlite3.DatabaseError as error:
         if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_CANTOPEN):
-            raise BrainDatabaseUnusableError(
-                f"{path}: {error}; move it aside and a new database will be created"
-            ) from error
+            raise InvalidError(f"{path}: {error}; move it aside and a new database will be created") from error
 
 
 def default_database(environment: Mapping[str, str]) -> Path:

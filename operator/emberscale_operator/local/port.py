@@ -7,17 +7,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from emberscale_api.errors import StartError
-
-
-class PortUnavailableError(StartError):
-    """The master's port is taken, or may not be used."""
-
-    def __init__(self, host: str, port: int, reason: str) -> None:
-        super().__init__(
-            f"--master-port {port}: port {port} on {host} is unavailable: {reason}; choose another, or 0 for any"
-        )
-        self.port = port
+from emberscale_api.errors import UnavailableError
 
 
 @dataclass(frozen=True)
@@ -47,7 +37,7 @@ class ReservedPort:
 
 
 def reserve_port(port: int = 0, host: str = "127.0.0.1") -> ReservedPort:
-    """Reserves a port, any free one for 0. Raises PortUnavailableError."""
+    """Reserves a port, any free one for 0. Raises UnavailableError."""
     reserved = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -57,7 +47,10 @@ def reserve_port(port: int = 0, host: str = "127.0.0.1") -> ReservedPort:
         reserved.bind((host, port))
     except OSError as error:
         reserved.close()
-        raise PortUnavailableError(host, port, os.strerror(error.errno or errno.EADDRINUSE)) from error
+        reason = os.strerror(error.errno or errno.EADDRINUSE)
+        raise UnavailableError(
+            f"--master-port {port}: port {port} on {host} is unavailable: {reason}; choose another, or 0 for any"
+        ) from error
     return ReservedPort(host, reserved.getsockname()[1], reserved)
 
 

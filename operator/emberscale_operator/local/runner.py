@@ -13,9 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from emberscale_api.certificates import UnusableCertificateError
 from emberscale_api.environment import mounted_certificates
-from emberscale_api.errors import StartError
 from emberscale_api.job import FlashMode, TrainingJob
 from emberscale_api.job.roles import Role
 from emberscale_operator.controller import JobController
@@ -48,14 +46,10 @@ _STOP_SECONDS = 0.1
 _FORK_SERVER = (sys.executable, "-P", "-m", "emberscale_trainer.fork_server")
 
 
-class CertificatesUnusableError(StartError):
-    """The processes are to serve TLS, but their certificates cannot be used."""
-
-
 class LocalJob:
     """A job to be run by `run`.
 
-    Entering it makes sure of what the job needs of this machine, and raises StartError if that cannot be had; nothing
+    Entering it makes sure of what the job needs of this machine, and raises InvalidError and UnavailableError; nothing
     is written before `run`. With a `brain`, the sizes that the manifest leaves open are planned. `suspend` and `kill`
     may be called from signal handlers.
     """
@@ -89,10 +83,7 @@ class LocalJob:
             check_embedded_redis()
         else:
             check_given_redis(self._redis_url)
-        try:
-            certificates = mounted_certificates(os.environ)
-        except UnusableCertificateError as error:
-            raise CertificatesUnusableError(str(error)) from error
+        certificates = mounted_certificates(os.environ)
         self._authority = certificates.authority if certificates is not None else None
         self._port = self._held.enter_context(reserve_port(self._master_port))
         if isinstance(self._brain, EmbeddedBrain):
@@ -118,7 +109,7 @@ class LocalJob:
         `observer` is called about ten times a second, by this thread; what it raises ends the job. The processes belong
         to another thread, and die with it: this one may have an event loop of its own that runs, as in a notebook.
 
-        Raises RedisUnavailableError if the job's own Redis does not start, and OSError if the folder cannot be written
+        Raises UnavailableError if the job's own Redis does not start, and OSError if the folder cannot be written
         to; no process is left then either.
         """
         snapshots: queue.SimpleQueue[RunView | None] = queue.SimpleQueue()

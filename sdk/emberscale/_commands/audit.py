@@ -14,7 +14,7 @@ from emberscale._commands.options import Output, OutputFormat, bad_input_exits, 
 from emberscale._run.audit import AuditReport
 from emberscale._run.checkpoints import SavedCheckpoints, audit_checkpoints
 from emberscale._run.record import RunPaths, RunRecord, RunStatus, read_record
-from emberscale_api.errors import BadInputError
+from emberscale_api.errors import InvalidError
 
 HELP = paragraphs("""\
 Proves that a run lost no sample and repeated none.
@@ -54,13 +54,13 @@ def _audit(paths: RunPaths) -> tuple[AuditReport, RunRecord]:
     record = read_record(paths)
     uri = record.job(paths).spec.checkpoint.uri
     if uri is None:
-        raise BadInputError(f"{paths.record}: names no checkpoint URI")
+        raise InvalidError(f"{paths.record}: names no checkpoint URI")
     folder = SavedCheckpoints(uri)
     report, refused = audit_checkpoints(folder, folder.find({record.uid, *record.earlier_uids}))
     for problem in refused:
         typer.echo(f"warning: {problem}", err=True)
     if report is None:
-        raise BadInputError(f"{paths.root}: the run has no complete checkpoint in {uri}; let it finish, or continue it")
+        raise InvalidError(f"{paths.root}: the run has no complete checkpoint in {uri}; let it finish, or continue it")
     return report, record
 
 

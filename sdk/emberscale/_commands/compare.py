@@ -13,7 +13,7 @@ from emberscale._commands.options import Output, OutputFormat, bad_input_exits, 
 from emberscale._reports.comparison import FIGURES, Figure, differing_fields, figures_of, labels_of, read_run
 from emberscale._run.preflight import ensure_writable
 from emberscale._run.summary import finite_json
-from emberscale_api.errors import BadInputError
+from emberscale_api.errors import InvalidError
 
 HELP = paragraphs("""\
 Shows what differs between runs: the fields of their manifests that are not the same, and what came out: AUC, log loss,
@@ -42,9 +42,9 @@ def compare(
     """Shows what differs between runs, and draws them over each other."""
     with bad_input_exits():
         if len(runs) < 2:
-            raise BadInputError("RUN RUN...: name at least two runs to compare")
+            raise InvalidError("RUN RUN...: name at least two runs to compare")
         if len({root.resolve() for root in runs}) < len(runs):
-            raise BadInputError("RUN RUN...: a run is named twice")
+            raise InvalidError("RUN RUN...: a run is named twice")
         ensure_writable(plot.absolute().parent, "--plot")
         finished = [read_run(root) for root in runs]
     # matplotlib takes a second to import, which only this moment should cost

@@ -26,7 +26,7 @@ from emberscale._commands.layout import (
     layout_of,
 )
 from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs
-from emberscale_api.errors import BadInputError
+from emberscale_api.errors import InvalidError
 from emberscale_api.job import ColumnMapping, CSVSpec, DataFormat
 from emberscale_api.job.resolved import CRITEO_COLUMNS
 from emberscale_api.rpc.master_pb2 import DataFile
@@ -99,50 +99,46 @@ def convert(
 ) -> None:
     """Writes data files in another format."""
     # takes a moment to import, which `--help` should not cost
-    from emberscale_trainer.data.convert import Conversion, ConversionError, convert_files
+    from emberscale_trainer.data.convert import Conversion, convert_files
     from emberscale_trainer.data.files import expand
-    from emberscale_trainer.data.records import DataUnavailableError
     from emberscale_trainer.data.writers import COMPRESSIONS, problem_with_columns
 
     with bad_input_exits():
-        try:
-            if len(paths) < 2:
-                raise BadInputError("give at least two paths: what to read, and last where to write")
-            *given, out = paths
-            sources = expand(given)
-            layout = layout_of(
-                [source.uri for source in sources],
-                manifest,
-                from_format,
-                label,
-                dense,
-                categorical,
-                lists,
-                delimiter,
-                list_separator,
-                no_header,
+        if len(paths) < 2:
+            raise InvalidError("give at least two paths: what to read, and last where to write")
+        *given, out = paths
+        sources = expand(given)
+        layout = layout_of(
+            [source.uri for source in sources],
+            manifest,
+            from_format,
+            label,
+            dense,
+            categorical,
+            lists,
+            delimiter,
+            list_separator,
+            no_header,
+        )
+        target = _format_of(out, to_format)
+        problem = problem_with_columns(target, layout.columns)
+        if problem is not None:
+            raise InvalidError(problem)
+        compression = compression or _compression_of(out, target)
+        if compression not in COMPRESSIONS[target]:
+            raise InvalidError(f"--compression {compression}: {target} can have {', '.join(COMPRESSIONS[target])}")
+        targets = _targets(sources, out, target, compression, overwrite)
+        conversion = Conversion(tuple(targets), target, layout.csv, compression, max_bad_records)
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+            task = progress.add_task("looking for files")
+            converted = convert_files(
+                sources,
+                layout.raw_reader(),
+                conversion,
+                lambda stage, done, total: progress.update(task, description=stage, completed=done, total=total),
             )
-            target = _format_of(out, to_format)
-            problem = problem_with_columns(target, layout.columns)
-            if problem is not None:
-                raise BadInputError(problem)
-            compression = compression or _compression_of(out, target)
-            if compression not in COMPRESSIONS[target]:
-                raise BadInputError(f"--compression {compression}: {target} can have {', '.join(COMPRESSIONS[target])}")
-            targets = _targets(sources, out, target, compression, overwrite)
-            conversion = Conversion(tuple(targets), target, layout.csv, compression, max_bad_records)
-            console = Console(stderr=True)
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-            with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-                task = progress.add_task("looking for files")
-                converted = convert_files(
-                    sources,
-                    layout.raw_reader(),
-                    conversion,
-                    lambda stage, done, total: progress.update(task, description=stage, completed=done, total=total),
-                )
-        except (DataUnavailableError, ConversionError) as error:
-            raise BadInputError(str(error)) from error
     manifest_data = _manifest_data(targets, target, layout)
     if output is Output.JSON:
         document = {
@@ -175,7 +171,7 @@ def _format_of(out: str, given: FileFormat | None) -> DataFormat:
         return given.data_format
     found = _ENDINGS.get(Path(uncompressed_name(out)).suffix.lower())
     if found is None:
-        raise BadInputError(f"{out}: say what to write with --format: {', '.join(FileFormat)}")
+        raise InvalidError(f"{out}: say what to write with --format: {', '.join(FileFormat)}")
     return found.data_format
 
 
@@ -188,7 +184,7 @@ def _compression_of(out: str, target: DataFormat) -> str:
 def _targets(
     sources: Sequence[DataFile], out: str, target: DataFormat, compression: str, overwrite: bool
 ) -> list["Target"]:
-    """Where each source goes. Makes the folder. Raises BadInputError and DataUnavailableError."""
+    """Where each source goes. Makes the folder. Raises InvalidError and DataUnavailableError."""
     from emberscale_trainer.data.files import Target
     from emberscale_trainer.data.streams import uncompressed_name
     from emberscale_trainer.data.writers import ENDINGS, SUFFIXES
@@ -203,22 +199,22 @@ def _targets(
             targets, folder = [Target.of(os.path.join(out, name)) for name in names], out
         for one in targets:
             if [other.uri for other in targets].count(one.uri) > 1:
-                raise BadInputError(f"{one}: several of the files would be written there; convert them one by one")
+                raise InvalidError(f"{one}: several of the files would be written there; convert them one by one")
             if any(one.uri == source.uri for source in sources):
-                raise BadInputError(f"{one}: is one of the files to read; choose another path")
+                raise InvalidError(f"{one}: is one of the files to read; choose another path")
             if one.exists() and not overwrite:
-                raise BadInputError(f"{one}: already exists; --overwrite replaces it")
+                raise InvalidError(f"{one}: already exists; --overwrite replaces it")
             if one.is_folder():
-                raise BadInputError(f"{one}: is a folder")
+                raise InvalidError(f"{one}: is a folder")
     except OSError as error:
-        raise BadInputError(f"{out}: cannot be looked at: {error.strerror or error}") from error
+        raise InvalidError(f"{out}: cannot be looked at: {error.strerror or error}") from error
     try:
         if whole.local:
             Path(folder).mkdir(parents=not Path(folder).is_absolute(), exist_ok=True)
         else:
             whole.filesystem.makedirs(os.path.dirname(targets[0].path), exist_ok=True)
     except OSError as error:
-        raise BadInputError(f"{folder}: cannot be created: {error.strerror or error}") from error
+        raise InvalidError(f"{folder}: cannot be created: {error.strerror or error}") from error
     return targets
 
 

@@ -27,7 +27,7 @@ from emberscale._commands.layout import (
     layout_of,
 )
 from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs
-from emberscale_api.errors import BadInputError
+from emberscale_api.errors import InvalidError
 from emberscale_api.job import DataFormat
 from emberscale_api.rpc.master_pb2 import DataFile
 
@@ -111,17 +111,10 @@ def synth(
 ) -> None:
     """Writes a synthetic data set with the columns of Criteo."""
     # takes a moment to import, which `--help` should not cost
-    from emberscale_trainer.data.synthetic import DatasetSpec, SynthesisError
+    from emberscale_trainer.data.synthetic import DatasetSpec
 
     with bad_input_exits():
-        try:
-            spec = DatasetSpec(rows, seed, parts, evaluation_fraction, file_format.data_format)
-        except ValueError as error:
-            raise BadInputError(str(error)) from error
-        try:
-            result = _write(out, spec)
-        except SynthesisError as error:
-            raise BadInputError(str(error)) from error
+        result = _write(out, DatasetSpec(rows, seed, parts, evaluation_fraction, file_format.data_format))
     if output is Output.JSON:
         typer.echo(json.dumps({"path": str(out), "written": result.written, **result.metadata}, indent=2))
     else:
@@ -189,30 +182,26 @@ def inspect(
 ) -> None:
     """Shows what is in data files."""
     from emberscale_trainer.data.files import expand
-    from emberscale_trainer.data.records import DataUnavailableError
 
     with bad_input_exits():
         if max_records < 1:
-            raise BadInputError(f"--max-records must be at least 1 (got {max_records})")
-        try:
-            files = expand(paths)
-            layout = layout_of(
-                [file.uri for file in files],
-                manifest,
-                from_format,
-                label,
-                dense,
-                categorical,
-                lists,
-                delimiter,
-                list_separator,
-                no_header,
-            )
-            if layout.format is DataFormat.CRITEO_TSV and manifest is None and from_format is None:
-                _refuse_other_text(files, layout)
-            summary = _inspect(files, layout, max_records)
-        except DataUnavailableError as error:
-            raise BadInputError(str(error)) from error
+            raise InvalidError(f"--max-records must be at least 1 (got {max_records})")
+        files = expand(paths)
+        layout = layout_of(
+            [file.uri for file in files],
+            manifest,
+            from_format,
+            label,
+            dense,
+            categorical,
+            lists,
+            delimiter,
+            list_separator,
+            no_header,
+        )
+        if layout.format is DataFormat.CRITEO_TSV and manifest is None and from_format is None:
+            _refuse_other_text(files, layout)
+        summary = _inspect(files, layout, max_records)
     if output is Output.JSON:
         typer.echo(json.dumps(asdict(summary), indent=2))
     else:
@@ -220,14 +209,14 @@ def inspect(
 
 
 def _refuse_other_text(files: list[DataFile], layout: Layout) -> None:
-    """Raises BadInputError for files that were taken for Criteo TSV by their names only, and are not."""
+    """Raises InvalidError for files that were taken for Criteo TSV by their names only, and are not."""
     from emberscale_trainer.data.records import DataUnavailableError
 
     for file in files:
         try:
             layout.raw_reader().check_file(file)
         except DataUnavailableError as error:
-            raise BadInputError(
+            raise InvalidError(
                 f"{error}; files of this name are read as Criteo TSV: of other text say --from csv "
                 "--delimiter '\\t' (or what is between its fields), and what its columns mean"
             ) from error

@@ -13,7 +13,7 @@ from emberscale._commands.options import Output, OutputFormat, bad_input_exits, 
 from emberscale._reports.plan_report import plan_report
 from emberscale._run.brain_choice import BrainCaFile, BrainTokenFile, read_authority, read_token
 from emberscale._run.record import RunPaths, read_record
-from emberscale_api.errors import BadInputError
+from emberscale_api.errors import InvalidError
 from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_api.rpc.brain_pb2_grpc import BrainStub
 from emberscale_api.rpc.tls import handshake_problem
@@ -64,7 +64,7 @@ def explain_plan(
             try:
                 draw_plan(explanation, plot)
             except OSError as error:
-                raise BadInputError(f"--plot {plot}: cannot be written: {error.strerror}") from error
+                raise InvalidError(f"--plot {plot}: cannot be written: {error.strerror}") from error
             typer.echo(f"drawn: {plot}", err=True)
     if output is Output.JSON:
         typer.echo(MessageToJson(explanation, preserving_proto_field_name=True))
@@ -78,11 +78,11 @@ def _remembered(job: str) -> pb.PlanExplanation:
     """What the brain beside a run planned last, from the database that it wrote."""
     root = next((folder for folder in (Path(job), Path("runs", job)) if (folder / "run.json").exists()), None)
     if root is None:
-        raise BadInputError(f"{job}: neither it nor {Path('runs', job)} is the folder of a run; give --brain for a UID")
+        raise InvalidError(f"{job}: neither it nor {Path('runs', job)} is the folder of a run; give --brain for a UID")
     uid = read_record(RunPaths(root)).uid
     database = default_database(os.environ)
     if not database.exists():
-        raise BadInputError(f"{root}: no job of this user was ever planned: {database} does not exist")
+        raise InvalidError(f"{root}: no job of this user was ever planned: {database} does not exist")
     # the brain's libraries take a second to import, which no other command should
     from emberscale_brain.history.database import DatabaseAwayError, DatabaseUnusableError
     from emberscale_brain.service.learning import recall
@@ -90,9 +90,9 @@ def _remembered(job: str) -> pb.PlanExplanation:
     try:
         explanation = recall(f"sqlite:///{database}", uid)
     except (DatabaseAwayError, DatabaseUnusableError) as error:
-        raise BadInputError(f"{database}: {error}") from error
+        raise InvalidError(f"{database}: {error}") from error
     if explanation is None:
-        raise BadInputError(f"{root}: no plan was made for this run: its manifest gives its sizes, or --brain was off")
+        raise InvalidError(f"{root}: no plan was made for this run: its manifest gives its sizes, or --brain was off")
     return explanation
 
 
@@ -104,5 +104,5 @@ def _ask(job: str, brain: str, token: str, authority: bytes | None, timeout: flo
             )
         except grpc.RpcError as error:
             problem = handshake_problem(brain, authority, "--brain-ca-file")
-            raise BadInputError(f"brain at {problem or f'{brain}: {error.code().name}: {error.details()}'}") from error
+            raise InvalidError(f"brain at {problem or f'{brain}: {error.code().name}: {error.details()}'}") from error
     return explanation

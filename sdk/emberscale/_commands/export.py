@@ -14,7 +14,7 @@ from emberscale._commands.options import Output, OutputFormat, bad_input_exits, 
 from emberscale._run.checkpoints import SavedCheckpoints
 from emberscale._run.record import RunPaths, read_record
 from emberscale_api.checkpoint import MANIFEST_NAME, CheckpointManifest, DamagedCheckpointError
-from emberscale_api.errors import BadInputError
+from emberscale_api.errors import InvalidError
 
 if TYPE_CHECKING:
     from emberscale._serving import ExportedModel
@@ -71,20 +71,19 @@ def _check_out(out: Path, overwrite: bool) -> None:
     if not out.exists():
         return
     if not out.is_dir():
-        raise BadInputError(f"OUT: {out} is not a folder")
+        raise InvalidError(f"OUT: {out} is not a folder")
     if any(out.iterdir()):
         if not (out / ABOUT).exists():
-            raise BadInputError(f"OUT: {out} holds something that is no exported model; name another folder")
+            raise InvalidError(f"OUT: {out} holds something that is no exported model; name another folder")
         if not overwrite:
-            raise BadInputError(f"OUT: {out} holds an exported model; replace it with --overwrite")
+            raise InvalidError(f"OUT: {out} holds an exported model; replace it with --overwrite")
 
 
 def _export(run: str, out: Path) -> "ExportedModel":
     candidates = _candidates(run)
     # torch takes a second to import, which only this moment should cost
-    from emberscale._serving import ExportError, export_checkpoint
+    from emberscale._serving import export_checkpoint
     from emberscale._serving.export import rows_bytes
-    from emberscale_trainer.models.entrypoint import EntrypointError
 
     for uri, manifest in candidates:
         try:
@@ -92,9 +91,7 @@ def _export(run: str, out: Path) -> "ExportedModel":
                 return export_checkpoint(uri, out, advance)
         except DamagedCheckpointError as error:
             typer.echo(f"warning: {error}", err=True)
-        except (ExportError, EntrypointError) as error:
-            raise BadInputError(str(error)) from error
-    raise BadInputError(f"RUN: {run}: has no complete checkpoint that is whole; let the run finish, or continue it")
+    raise InvalidError(f"RUN: {run}: has no complete checkpoint that is whole; let the run finish, or continue it")
 
 
 @contextmanager
@@ -112,7 +109,7 @@ def _candidates(run: str) -> list[tuple[str, CheckpointManifest]]:
     if not paths.record.exists():
         found = _found(SavedCheckpoints(run), None)
         if not found:
-            raise BadInputError(f"RUN: {run} is neither the folder of a run nor one of checkpoints")
+            raise InvalidError(f"RUN: {run} is neither the folder of a run nor one of checkpoints")
         return found
     record = read_record(paths)
     uri = record.job(paths).spec.checkpoint.uri

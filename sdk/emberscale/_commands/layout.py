@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from pydantic import ValidationError
 
-from emberscale_api.errors import BadInputError
+from emberscale_api.errors import InvalidError
 from emberscale_api.job import ColumnMapping, CSVSpec, DataFormat, ListColumn, load_manifest
 from emberscale_api.job.resolved import CRITEO_COLUMNS, columns_of
 
@@ -119,24 +119,24 @@ def layout_of(
     list_separator: str,
     no_header: bool,
 ) -> Layout:
-    """What the options say of some files, of which there is at least one. Raises BadInputError and ManifestError."""
+    """What the options say of some files, of which there is at least one. Raises InvalidError and ManifestError."""
     named = [label, *(dense or ()), *(categorical or ()), *(lists or ())]
     if manifest is not None:
         if any(named) or file_format is not None:
-            raise BadInputError("--manifest says what the files are: leave --from, --label and the like out")
+            raise InvalidError("--manifest says what the files are: leave --from, --label and the like out")
         data = load_manifest(manifest).spec.data
         return Layout(data.format, columns_of(data), data.csv)
     data_format = _format_of(uris) if file_format is None else file_format.data_format
     if data_format is DataFormat.CRITEO_TSV:
         if any(named):
-            raise BadInputError("--label, --dense, --categorical and --list are for Parquet and CSV (see --from)")
+            raise InvalidError("--label, --dense, --categorical and --list are for Parquet and CSV (see --from)")
         return Layout(data_format, CRITEO_COLUMNS, CSVSpec())
     try:
         csv = CSVSpec(delimiter=delimiter.replace("\\t", "\t"), list_separator=list_separator, header=not no_header)
         if not any(named):
             return Layout(data_format, _criteo_columns(uris[0], data_format, csv), csv)
         if label is None:
-            raise BadInputError("--label is required with --dense, --categorical and --list")
+            raise InvalidError("--label is required with --dense, --categorical and --list")
         columns = ColumnMapping(
             label=label,
             dense=tuple(_names(dense)),
@@ -144,9 +144,7 @@ def layout_of(
             lists=tuple(_list_column(text) for text in _names(lists)),
         )
     except ValidationError as error:
-        raise BadInputError(
-            "\n".join(_problem(problem["loc"], problem["msg"]) for problem in error.errors())
-        ) from error
+        raise InvalidError("\n".join(_problem(problem["loc"], problem["msg"]) for problem in error.errors())) from error
     return Layout(data_format, columns, csv)
 
 
@@ -167,7 +165,7 @@ def _format_of(uris: Sequence[str]) -> DataFormat:
 
     found = {_ENDINGS.get(Path(uncompressed_name(uri)).suffix.lower(), DataFormat.CRITEO_TSV) for uri in uris}
     if len(found) > 1:
-        raise BadInputError(f"the names are those of several formats ({', '.join(sorted(found))}): say one with --from")
+        raise InvalidError(f"the names are those of several formats ({', '.join(sorted(found))}): say one with --from")
     return found.pop()
 
 
@@ -183,11 +181,11 @@ def _criteo_columns(uri: str, data_format: DataFormat, csv: CSVSpec) -> ColumnMa
     shown = ", ".join(f"{name} ({kind})" if kind else name for name, kind in found.items())
     mark = likely_delimiter(list(found)) if data_format is DataFormat.CSV else None
     if mark is not None:
-        raise BadInputError(
+        raise InvalidError(
             f"{uri}: seems to have another delimiter: say --delimiter '{json.dumps(mark)[1:-1]}', and what its columns "
             f"mean with --label, --dense, --categorical and --list; it has {shown}"
         )
-    raise BadInputError(
+    raise InvalidError(
         f"{uri}: say what its columns mean, with --label, --dense, --categorical and --list, or with --manifest; "
         f"it has {shown}"
     )
@@ -202,5 +200,5 @@ def _list_column(text: str) -> ListColumn:
     if not separator:
         return ListColumn(name=text)
     if not longest.isdecimal():
-        raise BadInputError(f"--list {text}: expected COLUMN:MAX, such as history:50")
+        raise InvalidError(f"--list {text}: expected COLUMN:MAX, such as history:50")
     return ListColumn(name=name, max_length=int(longest))

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from emberscale_api.errors import BadInputError, StartError, UnwritableError
-from emberscale_api.job import ManifestError
+from emberscale_api.errors import InvalidError, UnavailableError, UnwritableError
 
 BAD_INPUT = 2
 
@@ -44,15 +43,15 @@ def bad_input_exits() -> Iterator[None]:
     """Turns what a person got wrong into lines on stderr and exit code 2, and a disk that is full into exit code 1."""
     try:
         yield
-    except (BadInputError, ManifestError, StartError) as error:
-        if isinstance(error, BadInputError) and error.trace:
+    except UnwritableError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from error
+    except (InvalidError, UnavailableError) as error:
+        if isinstance(error, InvalidError) and error.trace:
             typer.echo(error.trace.rstrip(), err=True)
         for line in str(error).splitlines():
             typer.echo(f"error: {line}", err=True)
         raise typer.Exit(BAD_INPUT) from error
-    except UnwritableError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from error
 
 
 def paragraphs(text: str) -> str:

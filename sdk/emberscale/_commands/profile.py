@@ -15,7 +15,6 @@ from emberscale._commands.options import ManifestFile, Output, OutputFormat, Ove
 from emberscale._run.interruption import Interruption
 from emberscale._run.preflight import check_columns, check_data, check_model, ensure_writable
 from emberscale._run.summary import finite_json
-from emberscale_api.errors import BadInputError
 from emberscale_api.job import load_manifest
 
 if TYPE_CHECKING:
@@ -61,14 +60,10 @@ def profile(
             typer.echo(remark, err=True)
         ensure_writable(plot.absolute().parent, "--plot")
         from emberscale._profiling import ProfileFailedError, profile_job
-        from emberscale_trainer.data.records import DataUnavailableError
-        from emberscale_trainer.models.entrypoint import EntrypointError
 
         try:
             with _progress() as progress:
                 measured = profile_job(job, samples, interruption, progress)
-        except (DataUnavailableError, EntrypointError) as error:
-            raise BadInputError(str(error)) from error
         except ProfileFailedError as error:
             typer.echo(f"error: {error}", err=True)
             raise typer.Exit(1 if interruption.signal is None else 128 + interruption.signal) from error

@@ -13,7 +13,7 @@ from emberscale._run.interruption import Interruption
 from emberscale._run.resumption import kept_by_a_run
 from emberscale._run.summary import Summary, finite_json
 from emberscale._training import default_folder, run_job
-from emberscale_api.errors import BadInputError
+from emberscale_api.errors import InvalidError
 from emberscale_api.job import load_manifest
 
 HELP = paragraphs(f"""\
@@ -79,7 +79,7 @@ def run(
     """Trains a manifest on this machine."""
     with Interruption() as interruption, bad_input_exits():
         if resume and overwrite:
-            raise BadInputError("--resume and --overwrite contradict each other: give one of them")
+            raise InvalidError("--resume and --overwrite contradict each other: give one of them")
         job = load_manifest(file, overrides or ())
         root = workdir or default_folder(job)
         training = run_job(

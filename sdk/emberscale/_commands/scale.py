@@ -8,7 +8,7 @@ import typer
 
 from emberscale._commands.cluster import Namespace
 from emberscale._commands.options import bad_input_exits, paragraphs
-from emberscale_api.errors import BadInputError
+from emberscale_api.errors import InvalidError
 from emberscale_api.job import RoleSpec, TrainingJobSpec
 
 HELP = paragraphs("""\
@@ -62,32 +62,32 @@ def scale(
 
 
 def read_numbers(words: Sequence[str]) -> dict[str, int]:
-    """The number of each role that is named. Raises BadInputError."""
+    """The number of each role that is named. Raises InvalidError."""
     numbers: dict[str, int] = {}
     for word in words:
         role, separator, text = word.partition("=")
         if not separator:
-            raise BadInputError(f"{word}: write ROLE=NUMBER, such as worker=4")
+            raise InvalidError(f"{word}: write ROLE=NUMBER, such as worker=4")
         if role not in _ROLES:
             only = "; there is exactly one master" if role == "master" else ""
-            raise BadInputError(f"{word}: {role or 'nothing'} cannot be scaled, but {' and '.join(_ROLES)} can{only}")
+            raise InvalidError(f"{word}: {role or 'nothing'} cannot be scaled, but {' and '.join(_ROLES)} can{only}")
         if role in numbers:
-            raise BadInputError(f"{word}: {role} is given twice")
+            raise InvalidError(f"{word}: {role} is given twice")
         if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= _MOST:
-            raise BadInputError(f"{word}: the number must be a whole one from 1 to {_MOST}")
+            raise InvalidError(f"{word}: the number must be a whole one from 1 to {_MOST}")
         numbers[role] = int(text)
     return numbers
 
 
 def resized(spec: TrainingJobSpec, numbers: Mapping[str, int]) -> TrainingJobSpec:
-    """The spec with these numbers. Raises BadInputError for one that is out of its bounds."""
+    """The spec with these numbers. Raises InvalidError for one that is out of its bounds."""
     for role, number in numbers.items():
         bounds: RoleSpec = getattr(spec, role)
         least, most = bounds.min_replicas, bounds.max_replicas
         if least is not None and number < least:
-            raise BadInputError(f"{role}={number}: spec.{role}.minReplicas is {least}; give {least} or more")
+            raise InvalidError(f"{role}={number}: spec.{role}.minReplicas is {least}; give {least} or more")
         if most is not None and number > most:
-            raise BadInputError(f"{role}={number}: spec.{role}.maxReplicas is {most}; give {most} or fewer")
+            raise InvalidError(f"{role}={number}: spec.{role}.maxReplicas is {most}; give {most} or fewer")
     return spec.resized(numbers.get("ps"), numbers.get("worker"))
 
 
@@ -114,7 +114,7 @@ def _folder_of(job: str) -> Path | None:
         if (folder / "run.json").exists() or (folder / "next" / "run.json").exists():
             return folder
     if "/" in job:
-        raise BadInputError(f"{job}: holds no run; give the folder of one, or the name of a job")
+        raise InvalidError(f"{job}: holds no run; give the folder of one, or the name of a job")
     return None
 
 
@@ -127,6 +127,6 @@ def _scale_on_cluster(
     try:
         return TrainingJobClient(namespace).scale(name, lambda spec: resized(spec, numbers))
     except JobNotFoundError as error:
-        raise BadInputError(f"{name}: {here}the cluster has no such job: {error}") from error
+        raise InvalidError(f"{name}: {here}the cluster has no such job: {error}") from error
     except ClusterError as error:
-        raise BadInputError(f"{name}: {here}{error}") from error
+        raise InvalidError(f"{name}: {here}{error}") from error

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs
-from emberscale_api.errors import BadInputError
+from emberscale_api.errors import InvalidError
 
 if TYPE_CHECKING:
     from emberscale_simulator.results import Estimate, SchedulerSummary, SeedOutcome
@@ -61,31 +61,27 @@ def simulate(
     """Compares schedulers on a simulated cluster."""
     with bad_input_exits():
         if not find_spec("emberscale_simulator"):
-            raise BadInputError("the simulator is not part of the images: install Emberscale from its sources")
+            raise InvalidError("the simulator is not part of the images: install Emberscale from its sources")
     # the simulator's libraries take a second to import, which no other command should
-    from emberscale_brain.preferences import PlannerNotUsableError
-    from emberscale_simulator.experiment import UnknownSchedulerError, as_json, choose_schedulers, summarize_experiment
+    from emberscale_simulator.experiment import as_json, choose_schedulers, summarize_experiment
     from emberscale_simulator.pictures import draw_comparison
-    from emberscale_simulator.scenario_file import ScenarioError, load_scenario
+    from emberscale_simulator.scenario_file import load_scenario
     from emberscale_simulator.workload import make_jobs
 
     with bad_input_exits():
-        try:
-            loaded = load_scenario(scenario)
-            first = loaded.seeds.judging.first if first_seed is None else first_seed
-            chosen_seeds = range(first, first + seeds)
-            wanted = [name.strip() for name in schedulers.split(",")] if schedulers else None
-            names = list(dict.fromkeys(spec.name for spec in choose_schedulers(loaded, wanted)))
-            make_jobs(loaded, first, scenario.parent)  # a bad trace is found before anything starts
-            outcomes = _run(loaded, names, chosen_seeds, scenario.parent, processes or os.cpu_count() or 1)
-        except (ScenarioError, UnknownSchedulerError, PlannerNotUsableError) as error:
-            raise BadInputError(str(error)) from error
+        loaded = load_scenario(scenario)
+        first = loaded.seeds.judging.first if first_seed is None else first_seed
+        chosen_seeds = range(first, first + seeds)
+        wanted = [name.strip() for name in schedulers.split(",")] if schedulers else None
+        names = list(dict.fromkeys(spec.name for spec in choose_schedulers(loaded, wanted)))
+        make_jobs(loaded, first, scenario.parent)  # a bad trace is found before anything starts
+        outcomes = _run(loaded, names, chosen_seeds, scenario.parent, processes or os.cpu_count() or 1)
         summaries = summarize_experiment(outcomes, names)
         if plot is not None:
             try:
                 pictures = draw_comparison(loaded.name, summaries, outcomes, plot)
             except OSError as error:
-                raise BadInputError(f"--plot {plot}: cannot be written: {error.strerror}") from error
+                raise InvalidError(f"--plot {plot}: cannot be written: {error.strerror}") from error
             typer.echo("drawn: " + ", ".join(map(str, pictures)), err=True)
     if output is Output.JSON:
         typer.echo(json.dumps(as_json(loaded.name, chosen_seeds, summaries), indent=2))

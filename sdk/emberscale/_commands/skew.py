@@ -25,7 +25,7 @@ from emberscale._commands.layout import (
 from emberscale._commands.options import Output, OutputFormat, Overrides, bad_input_exits, paragraphs
 from emberscale._run.preflight import check_data, ensure_writable
 from emberscale._run.summary import finite_json
-from emberscale_api.errors import BadInputError
+from emberscale_api.errors import InvalidError
 from emberscale_api.job import (
     InitializerSpec,
     OptimizerSpec,
@@ -134,44 +134,40 @@ def skew(
     """Shows how skewed the accesses of a data set are."""
     from emberscale_trainer.data.files import expand
     from emberscale_trainer.data.formats import format_reader
-    from emberscale_trainer.data.records import DataUnavailableError
 
     with bad_input_exits():
         budgets = _budgets(budget)
         if not 0 < sample <= 0.5:
-            raise BadInputError(f"--sample must be above 0 and at most 0.5 (got {sample:g})")
+            raise InvalidError(f"--sample must be above 0 and at most 0.5 (got {sample:g})")
         if plot is not None:
             ensure_writable(plot.absolute().parent, "--plot")
         speeds = None if profile is None else _speeds(profile)
         job, paths = _job(paths, manifest, overrides)
         if job is not None and (dimension is not None or optimizer is not None):
-            raise BadInputError("the manifest says --dimension and --optimizer: change it with --set")
+            raise InvalidError("the manifest says --dimension and --optimizer: change it with --set")
         if job is not None and any((from_format, label, dense, categorical, lists)):
-            raise BadInputError("the manifest says what the files are: leave --from, --label and the like out")
-        try:
-            files = expand(paths)
-            if job is not None:
-                reader = format_reader(job.spec.data.format, columns_of(job.spec.data), job.spec.data.csv, raw=True)
-                model = resolve_model(job.spec)
-            else:
-                layout = layout_of(
-                    [file.uri for file in files],
-                    None,
-                    from_format,
-                    label,
-                    dense,
-                    categorical,
-                    lists,
-                    delimiter,
-                    list_separator,
-                    no_header,
-                )
-                reader = layout.raw_reader()
-                model = _plain_model(layout.columns, dimension or _DEFAULT_DIMENSION, optimizer)
-            request = _request(job, budgets, batch_size, workers, sample, seed, exact)
-            report = _measure(files, reader, model, request)
-        except DataUnavailableError as error:
-            raise BadInputError(str(error)) from error
+            raise InvalidError("the manifest says what the files are: leave --from, --label and the like out")
+        files = expand(paths)
+        if job is not None:
+            reader = format_reader(job.spec.data.format, columns_of(job.spec.data), job.spec.data.csv, raw=True)
+            model = resolve_model(job.spec)
+        else:
+            layout = layout_of(
+                [file.uri for file in files],
+                None,
+                from_format,
+                label,
+                dense,
+                categorical,
+                lists,
+                delimiter,
+                list_separator,
+                no_header,
+            )
+            reader = layout.raw_reader()
+            model = _plain_model(layout.columns, dimension or _DEFAULT_DIMENSION, optimizer)
+        request = _request(job, budgets, batch_size, workers, sample, seed, exact)
+        report = _measure(files, reader, model, request)
         if plot is not None:
             # matplotlib takes a second to import, which only this option should cost
             from emberscale._reports.skew_picture import draw_skew
@@ -179,7 +175,7 @@ def skew(
             try:
                 draw_skew(report, plot)
             except OSError as error:
-                raise BadInputError(f"--plot {plot}: cannot be written: {error.strerror}") from error
+                raise InvalidError(f"--plot {plot}: cannot be written: {error.strerror}") from error
     gains = None if speeds is None else [_bound(speeds, point.hot_share) for point in report.budgets]
     if output is Output.JSON:
         document = asdict(report)
@@ -199,14 +195,14 @@ def skew(
 def _job(
     paths: list[str], manifest: Path | None, overrides: Sequence[str] | None
 ) -> tuple[TrainingJob | None, list[str]]:
-    """The job that is named, if one is, and the data files: its own where no others are. Raises BadInputError."""
+    """The job that is named, if one is, and the data files: its own where no others are. Raises InvalidError."""
     alone = len(paths) == 1 and Path(paths[0]).suffix in _MANIFEST_SUFFIXES
     if alone and manifest is not None:
-        raise BadInputError(f"{paths[0]} is a manifest: leave --manifest out, or name data files")
+        raise InvalidError(f"{paths[0]} is a manifest: leave --manifest out, or name data files")
     source = Path(paths[0]) if alone else manifest
     if source is None:
         if overrides:
-            raise BadInputError("--set changes a manifest: name one")
+            raise InvalidError("--set changes a manifest: name one")
         return None, paths
     job = load_manifest(source, overrides or ())
     if alone:
@@ -221,12 +217,12 @@ def _budgets(texts: Sequence[str]) -> tuple[int, ...]:
         try:
             size = memory_bytes(text.strip())
         except ValueError as error:
-            raise BadInputError(f"--budget: {error}") from error
+            raise InvalidError(f"--budget: {error}") from error
         if size < 1:
-            raise BadInputError(f"--budget {text}: must be above 0")
+            raise InvalidError(f"--budget {text}: must be above 0")
         found.add(size)
     if not found:
-        raise BadInputError("--budget: name at least one, such as 256Mi")
+        raise InvalidError("--budget: name at least one, such as 256Mi")
     return tuple(sorted(found))
 
 
@@ -280,11 +276,9 @@ def _speeds(profile: Path) -> tuple[float, float]:
         document = json.loads(profile.read_text(encoding="utf-8"))
         return float(document["samples_per_second"]), float(document["roof"]["samples_per_second"])
     except OSError as error:
-        raise BadInputError(f"--profile {profile}: cannot be read: {error.strerror}") from error
+        raise InvalidError(f"--profile {profile}: cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise BadInputError(
-            f"--profile {profile}: is not what `emberscale profile JOB --output json` prints"
-        ) from error
+        raise InvalidError(f"--profile {profile}: is not what `emberscale profile JOB --output json` prints") from error
 
 
 def _bound(speeds: tuple[float, float], hot_share: float) -> float:

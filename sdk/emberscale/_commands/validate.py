@@ -4,7 +4,7 @@ import typer
 
 from emberscale._commands.options import ManifestFile, Overrides, bad_input_exits, paragraphs
 from emberscale._run.preflight import check_columns, check_data, check_model
-from emberscale_api.errors import BadInputError
+from emberscale_api.errors import InvalidError
 from emberscale_api.job import load_manifest
 
 HELP = paragraphs("""\
@@ -30,7 +30,7 @@ def validate(file: ManifestFile, overrides: Overrides = None) -> None:
         job = load_manifest(file, overrides or ())
     try:
         check_data(job)
-    except BadInputError as absent:
+    except InvalidError as absent:
         for line in str(absent).splitlines():
             typer.echo(f"note: {line}", err=True)
     else:

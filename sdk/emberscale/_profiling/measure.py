@@ -28,7 +28,7 @@ class ProfileFailedError(Exception):
 def profile_job(job: TrainingJob, samples: int, interruption: Interruption, progress: Progress) -> TimeBreakdown:
     """Trains `samples` samples after a quarter as many to warm up, ends the job, and measures its roof.
 
-    Raises ProfileFailedError, StartError and EntrypointError.
+    Raises ProfileFailedError, UnavailableError and EntrypointError.
     """
     before, after = measure_job(job, samples, interruption, progress)
     # torch takes a second to import, which should not delay the job
@@ -72,7 +72,10 @@ class _Window:
 def measure_job(
     job: TrainingJob, samples: int, interruption: Interruption, progress: Progress
 ) -> tuple[Reading, Reading]:
-    """Readings of the job when it is warm, and `samples` samples later. Raises ProfileFailedError and StartError."""
+    """Readings of the job when it is warm, and `samples` samples later.
+
+    Raises ProfileFailedError and UnavailableError.
+    """
     window = _Window(samples)
 
     def is_over(snapshot: RunView) -> bool:
@@ -91,7 +94,7 @@ def measure_job(
 def train_until(is_over: Callable[[RunView], bool], job: TrainingJob, interruption: Interruption) -> None:
     """Trains and does nothing else, until `is_over` is true of what is seen of the job; then the job is killed.
 
-    Raises ProfileFailedError, also when the job ends by itself, and StartError.
+    Raises ProfileFailedError, also when the job ends by itself, and UnavailableError.
     """
     job = _endless(job)
     folder = Path(tempfile.mkdtemp(prefix="emberscale-profile-"))

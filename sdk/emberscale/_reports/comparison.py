@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from emberscale._run.record import RunPaths, read_record
-from emberscale_api.errors import BadInputError
+from emberscale_api.errors import InvalidError
 from emberscale_api.job.continuity import flat_fields
 
 _OWN = ("spec.checkpoint.uri",)
@@ -70,15 +70,15 @@ FIGURES = (
 
 
 def read_run(root: Path) -> FinishedRun:
-    """Raises BadInputError for a folder without a run, and for a run that has not ended."""
+    """Raises InvalidError for a folder without a run, and for a run that has not ended."""
     paths = RunPaths(root)
     record = read_record(paths)
     try:
         summary = json.loads(paths.summary.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise BadInputError(f"{root}: has no {paths.summary.name}: the run has not ended") from None
+        raise InvalidError(f"{root}: has no {paths.summary.name}: the run has not ended") from None
     except (OSError, ValueError) as error:
-        raise BadInputError(f"{paths.summary}: cannot be read: {error}") from error
+        raise InvalidError(f"{paths.summary}: cannot be read: {error}") from error
     return FinishedRun(paths, record.name, record.manifest, summary)
 
 

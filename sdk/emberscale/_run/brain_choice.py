@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from emberscale_api.certificates import UnusableCertificateError, client_context
+from emberscale_api.certificates import client_context
 from emberscale_api.environment import TLS_FOLDER, TOKEN_FILE, mounted_certificates
-from emberscale_api.errors import BadInputError
+from emberscale_api.errors import InvalidError
 from emberscale_api.job import TrainingJob
 from emberscale_operator.local import BrainAddress, EmbeddedBrain
 from emberscale_operator.local.brain import default_database
@@ -50,9 +50,9 @@ BrainCaFile = Annotated[
 def choose_brain(
     job: TrainingJob, choice: str, settings: Sequence[str], token_file: Path | None, ca_file: Path | None = None
 ) -> BrainAddress | EmbeddedBrain | None:
-    """The brain for a job: none for one whose numbers of processes are all given. Raises BadInputError."""
+    """The brain for a job: none for one whose numbers of processes are all given. Raises InvalidError."""
     if settings and choice != AUTO:
-        raise BadInputError(f"--brain-set: is for the brain beside the job, not for --brain {choice}")
+        raise InvalidError(f"--brain-set: is for the brain beside the job, not for --brain {choice}")
     if choice == OFF:
         return None
     if choice != AUTO:
@@ -64,19 +64,19 @@ def choose_brain(
 
 
 def read_token(given: Path | None) -> str:
-    """The brain's token, from the file that is named. Raises BadInputError."""
+    """The brain's token, from the file that is named. Raises InvalidError."""
     path = given or os.environ.get(TOKEN_FILE)
     if path is None:
-        raise BadInputError(f"--brain-token-file: is not given, and {TOKEN_FILE} is not set")
+        raise InvalidError(f"--brain-token-file: is not given, and {TOKEN_FILE} is not set")
     try:
         return Path(path).read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         problem = error.strerror if isinstance(error, OSError) else "is not ASCII text"
-        raise BadInputError(f"--brain-token-file {path}: cannot be read: {problem}") from error
+        raise InvalidError(f"--brain-token-file {path}: cannot be read: {problem}") from error
 
 
 def read_authority(given: Path | None) -> bytes | None:
-    """Who speaks for the brain, in PEM; None for one without TLS. Raises BadInputError."""
+    """Who speaks for the brain, in PEM; None for one without TLS. Raises InvalidError."""
     try:
         if given is None:
             certificates = mounted_certificates()
@@ -84,16 +84,16 @@ def read_authority(given: Path | None) -> bytes | None:
         authority = given.read_bytes()
         client_context(authority, f"--brain-ca-file {given}")
     except OSError as error:
-        raise BadInputError(f"--brain-ca-file {given}: cannot be read: {error.strerror}") from error
-    except UnusableCertificateError as error:
-        raise BadInputError(str(error)) from error
+        raise InvalidError(f"--brain-ca-file {given}: cannot be read: {error.strerror}") from error
+    except InvalidError as error:
+        raise InvalidError(str(error)) from error
     return authority
 
 
 def _address(text: str) -> str:
     host, separator, port = text.rpartition(":")
     if not (separator and host and port.isdigit() and 0 < int(port) < 65536):
-        raise BadInputError(f"--brain {text!r}: expected {AUTO}, {OFF} or HOST:PORT")
+        raise InvalidError(f"--brain {text!r}: expected {AUTO}, {OFF} or HOST:PORT")
     return text
 
 
@@ -101,9 +101,9 @@ def _check_settings(settings: Sequence[str]) -> None:
     """Before anything starts; only where there are some, because it takes the brain's libraries."""
     if not settings:
         return
-    from emberscale_brain.service.settings import BrainSettingsError, load_settings
+    from emberscale_brain.service.settings import load_settings
 
     try:
         load_settings(None, settings)
-    except BrainSettingsError as error:
-        raise BadInputError(f"--brain-set: {error}") from error
+    except InvalidError as error:
+        raise InvalidError(f"--brain-set: {error}") from error

@@ -10,7 +10,7 @@ import fsspec
 from emberscale._run.audit import AuditReport, ServerRecord, audit_applied, contradictions_of
 from emberscale._run.preflight import local_path
 from emberscale_api.checkpoint import MANIFEST_NAME, CheckpointManifest, DamagedCheckpointError
-from emberscale_api.errors import BadInputError
+from emberscale_api.errors import InvalidError, UnavailableError
 
 _PATIENCE_SECONDS = 10.0
 """How long a storage that does not answer is asked again."""
@@ -25,20 +25,20 @@ class FoundCheckpoints:
 
 
 class SavedCheckpoints:
-    """The place where a job's checkpoints are: any fsspec URI. Raises BadInputError for one that cannot be used."""
+    """The place where a job's checkpoints are: any fsspec URI. Raises InvalidError for one that cannot be used."""
 
     def __init__(self, uri: str) -> None:
         self._uri = uri
         try:
             self._filesystem, self._root = fsspec.core.url_to_fs(uri)
         except (ValueError, ImportError, OSError) as error:
-            raise BadInputError(f"spec.checkpoint.uri: {uri}: {error}") from error
+            raise InvalidError(f"spec.checkpoint.uri: {uri}: {error}") from error
 
     def refuse_if_used(self) -> None:
-        """Raises BadInputError if there are checkpoints: a job goes on from those that it finds."""
+        """Raises InvalidError if there are checkpoints: a job goes on from those that it finds."""
         manifests = self._manifests()
         if manifests:
-            raise BadInputError(
+            raise InvalidError(
                 f"spec.checkpoint.uri: {self._uri} already holds checkpoints, from which a new run would continue: "
                 "choose another URI or remove them"
             )
@@ -48,7 +48,7 @@ class SavedCheckpoints:
         return f"{self._uri.rstrip('/')}/{manifest.id}"
 
     def find(self, job_uids: Container[str] | None) -> FoundCheckpoints:
-        """The complete checkpoints of a run, whose jobs have these uids; None means any. Raises BadInputError."""
+        """The complete checkpoints of a run, whose jobs have these uids; None means any. Raises InvalidError."""
         complete, damaged = [], []
         for path in self._manifests():
             try:
@@ -78,7 +78,7 @@ class SavedCheckpoints:
         try:
             return sorted(self._filesystem.glob(f"{self._root}/*/{MANIFEST_NAME}"))
         except OSError as error:
-            raise BadInputError(f"spec.checkpoint.uri: {self._uri}: cannot be read: {error}") from error
+            raise InvalidError(f"spec.checkpoint.uri: {self._uri}: cannot be read: {error}") from error
 
 
 def audit_checkpoints(folder: SavedCheckpoints, found: FoundCheckpoints) -> tuple[AuditReport | None, list[str]]:
@@ -100,7 +100,7 @@ def audit_checkpoints(folder: SavedCheckpoints, found: FoundCheckpoints) -> tupl
     return None, refused
 
 
-class ModelUnavailableError(Exception):
+class ModelUnavailableError(UnavailableError):
     """The files of the checkpoint are unavailable; the text says which and why."""
 
 

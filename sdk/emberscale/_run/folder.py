@@ -17,7 +17,7 @@ from emberscale._run.preflight import ensure_writable
 from emberscale._run.record import RunPaths, RunRecord, RunStatus, record_if_any, write_atomically
 from emberscale._run.resumption import refuse_another_job, refuse_changes_of_a_complete_run
 from emberscale._run.scaling import scaled_numbers
-from emberscale_api.errors import BadInputError
+from emberscale_api.errors import InvalidError
 from emberscale_api.job import TrainingJob
 from emberscale_operator.local import RunFolder, end_edits
 
@@ -94,14 +94,14 @@ def open_run(root: Path, job: TrainingJob, resume: bool, overwrite: bool) -> Run
     """Takes a folder for a run; nothing in it changes before `Run.begin`.
 
     A new run replaces what an earlier one that Failed left there at once, and a Complete one at its own end. One that
-    can be resumed is replaced only with `overwrite`, and a folder with anything else in it never. Raises BadInputError,
+    can be resumed is replaced only with `overwrite`, and a folder with anything else in it never. Raises InvalidError,
     or CompleteAlreadyError.
     """
     existed = root.exists()
     if existed and not root.is_dir():
-        raise BadInputError(f"--workdir: {root} is not a folder")
+        raise InvalidError(f"--workdir: {root} is not a folder")
     if resume and not any(paths.record.exists() for paths in (RunPaths(root), RunPaths(root).next)):
-        raise BadInputError(f"--resume: {root} holds no run; start one without --resume")
+        raise InvalidError(f"--resume: {root} holds no run; start one without --resume")
     ensure_writable(root, "--workdir")
     lock = _lock(root)
     try:
@@ -122,9 +122,9 @@ def _open_locked(home: RunPaths, job: TrainingJob, resume: bool, overwrite: bool
     if resume and newest is not None:
         return Run(home, paths, _resumed(paths, newest, job), lock, scaled_numbers(paths, newest, job))
     if newest is None and any(home.root.iterdir()):
-        raise BadInputError(f"--workdir: {home.root} is not empty and holds no run.json; choose another folder")
+        raise InvalidError(f"--workdir: {home.root} is not empty and holds no run.json; choose another folder")
     if newest is not None and newest.status not in _ENDED and not overwrite:
-        raise BadInputError(
+        raise InvalidError(
             f"--workdir: {paths.root} holds a run that was interrupted: "
             "continue with --resume, or start over with --overwrite"
         )
@@ -188,7 +188,7 @@ def _lock(root: Path) -> int:
                 time.sleep(0.02)
                 continue
             os.close(descriptor)
-            raise BadInputError(f"--workdir: {root} is in use by another `emberscale run`") from None
+            raise InvalidError(f"--workdir: {root} is in use by another `emberscale run`") from None
         return descriptor
 
 

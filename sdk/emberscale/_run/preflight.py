@@ -11,7 +11,7 @@ from urllib.request import url2pathname
 
 import fsspec
 
-from emberscale_api.errors import BadInputError
+from emberscale_api.errors import InvalidError
 from emberscale_api.job import DataSpec, TrainingJob
 
 _CHECKED_FILES = 20
@@ -29,7 +29,7 @@ def local_path(uri: str) -> Path | None:
 
 
 def check_data(job: TrainingJob) -> None:
-    """Raises BadInputError for a local path or glob that names no readable file, and for a URI that no file system
+    """Raises InvalidError for a local path or glob that names no readable file, and for a URI that no file system
     here can read; what is at a remote URI is left to the job.
     """
     problems = []
@@ -40,11 +40,11 @@ def check_data(job: TrainingJob) -> None:
             if problem is not None:
                 problems.append(f"spec.data.{field}.{number}: {uri}: {problem}")
     if problems:
-        raise BadInputError("\n".join(problems))
+        raise InvalidError("\n".join(problems))
 
 
 def check_columns(data: DataSpec) -> None:
-    """Raises BadInputError for local files without the columns that the manifest names, or with ones of another type,
+    """Raises InvalidError for local files without the columns that the manifest names, or with ones of another type,
     and where there is no record to train.
 
     Remote URIs are left to the job, and so are all but the first files of a glob.
@@ -63,9 +63,9 @@ def check_columns(data: DataSpec) -> None:
         if all(local_path(uri) is not None for uri in data.train):
             files = (file for uri in data.train for file in expand([uri]))
             if not any(file.bytes > _SMALL_BYTES or reader.index_file(file, 0, _BLOCK_RECORDS) for file in files):
-                raise BadInputError("spec.data.train: the files contain no records")
+                raise InvalidError("spec.data.train: the files contain no records")
     except DataUnavailableError as error:
-        raise BadInputError(str(error)) from error
+        raise InvalidError(str(error)) from error
 
 
 def _problem_with_uri(uri: str) -> str | None:
@@ -97,7 +97,7 @@ def _problem(path: Path) -> str | None:
 def check_model(job: TrainingJob) -> list[str]:
     """A dry step of the person's own model, in a process of its own, as a worker will load it; returns remarks.
 
-    Raises BadInputError with the frames of their own code. Built-in models need no such check.
+    Raises InvalidError with the frames of their own code. Built-in models need no such check.
     """
     entrypoint = job.spec.model.entrypoint
     if entrypoint is None:
@@ -112,19 +112,19 @@ def check_model(job: TrainingJob) -> list[str]:
     try:
         result = json.loads(done.stdout)
     except ValueError:
-        raise BadInputError(
+        raise InvalidError(
             f"spec.model.entrypoint: {entrypoint}: the dry step ended with exit code {done.returncode}", done.stderr
         ) from None
     if result["problem"]:
-        raise BadInputError(f"spec.model.entrypoint: {entrypoint}: {result['problem']}", result["trace"])
+        raise InvalidError(f"spec.model.entrypoint: {entrypoint}: {result['problem']}", result["trace"])
     return [f"spec.model.entrypoint: {entrypoint}: {remark}" for remark in result["remarks"]]
 
 
 def ensure_writable(folder: Path, field: str) -> None:
-    """Makes the folder. Raises BadInputError if it cannot be made or written to."""
+    """Makes the folder. Raises InvalidError if it cannot be made or written to."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BadInputError(f"{field}: {folder} cannot be created: {error.strerror}") from error
+        raise InvalidError(f"{field}: {folder} cannot be created: {error.strerror}") from error
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise BadInputError(f"{field}: {folder} cannot be written to: permission denied")
+        raise InvalidError(f"{field}: {folder} cannot be written to: permission denied")

@@ -12,7 +12,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from emberscale._run.summary import phase_name
-from emberscale_api.errors import BadInputError
+from emberscale_api.errors import InvalidError
 from emberscale_api.job import TrainingJob
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.local import RunView
@@ -97,19 +97,19 @@ class RunPaths:
 
 
 def read_record(paths: RunPaths) -> RunRecord:
-    """run.json of a run. Raises BadInputError if there is none or it cannot be read."""
+    """run.json of a run. Raises InvalidError if there is none or it cannot be read."""
     try:
         return RunRecord.model_validate_json(paths.record.read_bytes())
     except FileNotFoundError:
-        raise BadInputError(f"{paths.root}: holds no run: {paths.record.name} is missing") from None
+        raise InvalidError(f"{paths.root}: holds no run: {paths.record.name} is missing") from None
     except OSError as error:
-        raise BadInputError(f"{paths.record}: cannot be read: {error.strerror}") from error
+        raise InvalidError(f"{paths.record}: cannot be read: {error.strerror}") from error
     except ValidationError as error:
-        raise BadInputError(f"{paths.record}: is not the record of a run") from error
+        raise InvalidError(f"{paths.record}: is not the record of a run") from error
 
 
 def record_if_any(paths: RunPaths) -> RunRecord | None:
-    """The record of the run that is there, None where there is none. Raises BadInputError."""
+    """The record of the run that is there, None where there is none. Raises InvalidError."""
     return read_record(paths) if paths.record.exists() else None
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from emberscale._run.record import RunPaths, RunRecord
 from emberscale_api.checkpoint import MANIFEST_NAME, CheckpointManifest, DamagedCheckpointError
-from emberscale_api.errors import BadInputError
+from emberscale_api.errors import InvalidError
 from emberscale_api.job import Difference, Keeper, TrainingJob, broken_fields, differences, fixed_fields
 
 _SHOWN_CHARACTERS = 60
@@ -17,10 +17,10 @@ def kept_by_a_run() -> str:
 
 
 def refuse_another_job(earlier: RunRecord, job: TrainingJob) -> None:
-    """Raises BadInputError, a line a field, if the run cannot go on as this job."""
+    """Raises InvalidError, a line a field, if the run cannot go on as this job."""
     changed = broken_fields(earlier.given, job, Keeper.RUN)
     if changed:
-        raise BadInputError(
+        raise InvalidError(
             "\n".join(
                 f"--resume: {_told(one)}: it must not change when a run resumes; restore it, or train in another "
                 "--workdir"
@@ -30,10 +30,10 @@ def refuse_another_job(earlier: RunRecord, job: TrainingJob) -> None:
 
 
 def refuse_changes_of_a_complete_run(paths: RunPaths, earlier: RunRecord, job: TrainingJob) -> None:
-    """Raises BadInputError, a line a change, unless the job and its data are those that the run was Complete with."""
+    """Raises InvalidError, a line a change, unless the job and its data are those that the run was Complete with."""
     changes = [_told(one) for one in differences(earlier.given, job)] + _changed_files(paths, job)
     if changes:
-        raise BadInputError(
+        raise InvalidError(
             "\n".join(
                 f"--resume: {change}, but the run in {paths.root} is Complete and cannot continue: train without "
                 "--resume, or undo the change to see that run's summary"

@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from emberscale._run.record import RunPaths, RunRecord, RunStatus, record_if_any
-from emberscale_api.errors import BadInputError
+from emberscale_api.errors import InvalidError
 from emberscale_api.job import RoleSpec, TrainingJob, TrainingJobSpec
 from emberscale_operator.local import RunFolder, edit_manifest
 
@@ -18,7 +18,7 @@ Edit = Callable[[TrainingJobSpec], TrainingJobSpec]
 def scale_run(root: Path, edit: Edit) -> tuple[TrainingJobSpec, TrainingJobSpec]:
     """Edits the manifest of the run under way in a folder; returns its spec before and after.
 
-    Its `emberscale run` follows within a moment. Raises BadInputError if none runs there, and what `edit` raises.
+    Its `emberscale run` follows within a moment. Raises InvalidError if none runs there, and what `edit` raises.
     """
     home = RunPaths(root)
     paths, record = next(
@@ -26,18 +26,18 @@ def scale_run(root: Path, edit: Edit) -> tuple[TrainingJobSpec, TrainingJobSpec]
         (home, None),
     )
     if record is None:
-        raise BadInputError(f"{root}: holds no run")
+        raise InvalidError(f"{root}: holds no run")
     if not _is_held(root) or record.status is not RunStatus.RUNNING:
         stopped = record.status is RunStatus.RUNNING
         state = "was cut short" if stopped else f"is {record.status}"
         ended = record.status in (RunStatus.COMPLETE, RunStatus.FAILED)
         hint = "" if ended else "; go on with `emberscale run FILE --resume --set spec.worker.replicas=NUMBER`"
-        raise BadInputError(f"{root}: the run does not run: it {state}{hint}")
+        raise InvalidError(f"{root}: the run does not run: it {state}{hint}")
     folder = RunFolder(paths.root)
 
     def edited(job: TrainingJob) -> TrainingJob:
         if not folder.token.exists():  # a launch removes it first, then writes the manifest, and then this
-            raise BadInputError(f"{root}: the run is just starting, or about to end; try again in a moment")
+            raise InvalidError(f"{root}: the run is just starting, or about to end; try again in a moment")
         return job.model_copy(update={"spec": edit(job.spec)})
 
     before, after = edit_manifest(folder.manifest, edited)

@@ -22,6 +22,7 @@ from torch import nn
 from emberscale._serving.program import InitialWeights, ServingModel, exported_program
 from emberscale._serving.table_file import RowSorter, TableFile
 from emberscale_api.checkpoint import CheckpointManifest
+from emberscale_api.errors import InvalidError
 from emberscale_api.job import ResolvedModel, TableSpec, resolve_model
 from emberscale_trainer.checkpoint import CheckpointFiles, StorageUnreachableError, Work, read_dense, read_records
 from emberscale_trainer.checkpoint.files import PartitionFile
@@ -42,7 +43,7 @@ Advance = Callable[[int], None]
 """Is told how many more bytes of rows have been read."""
 
 
-class ExportError(Exception):
+class ExportError(InvalidError):
     """The checkpoint cannot be read, or the folder cannot be written."""
 
 

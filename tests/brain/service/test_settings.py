@@ -2,8 +2,9 @@ from pathlib import Path
 
 import pytest
 
+from emberscale_api.errors import InvalidError
 from emberscale_brain.__main__ import main
-from emberscale_brain.service.settings import BrainSettingsError, load_settings
+from emberscale_brain.service.settings import load_settings
 
 
 def test_everything_has_a_default() -> None:
@@ -45,7 +46,7 @@ def test_a_file_and_overrides_on_top(tmp_path: Path) -> None:
 def test_a_bad_setting_is_named(tmp_path: Path, text: str, problem: str) -> None:
     path = tmp_path / "brain.yaml"
     path.write_text(text)
-    with pytest.raises(BrainSettingsError) as raised:
+    with pytest.raises(InvalidError) as raised:
         load_settings(path)
     assert problem in str(raised.value)
     assert str(path) in str(raised.value)

@@ -12,13 +12,14 @@ import pytest
 from cryptography import x509
 
 from emberscale_api.certificates import SERVER_NAME, read_certificates
+from emberscale_api.errors import InvalidError
 from emberscale_api.job.roles import Role
 from emberscale_operator.kubernetes.certificate import self_signed
 from emberscale_operator.kubernetes.client import ApiError
 from emberscale_operator.kubernetes.creation import ObjectMaker
 from emberscale_operator.kubernetes.job import Job
 from emberscale_operator.kubernetes.pod_spec import Credentials, JobObjects, build_pod, build_store_secret
-from emberscale_operator.kubernetes.settings import OperatorSettingsError, Settings, read_settings
+from emberscale_operator.kubernetes.settings import Settings, read_settings
 from emberscale_operator.machine import InstanceId, Resources
 
 AUTHORITY = self_signed().certificate.decode()
@@ -155,7 +156,7 @@ def test_settings_of_tls_are_read_and_wrong_ones_refused_by_name() -> None:
     assert read_settings({**REQUIRED, "EMBERSCALE_JOB_TLS": "true"}).job_tls
     given = read_settings({**REQUIRED, **brain, "EMBERSCALE_BRAIN_CA": AUTHORITY})
     assert given.brain_authority == AUTHORITY
-    with pytest.raises(OperatorSettingsError, match=r"^EMBERSCALE_BRAIN_CA: contains no PEM"):
+    with pytest.raises(InvalidError, match=r"^EMBERSCALE_BRAIN_CA: contains no PEM"):
         read_settings({**REQUIRED, **brain, "EMBERSCALE_BRAIN_CA": "not PEM"})
-    with pytest.raises(OperatorSettingsError, match=r"^EMBERSCALE_JOB_TLS='perhaps': expected one of"):
+    with pytest.raises(InvalidError, match=r"^EMBERSCALE_JOB_TLS='perhaps': expected one of"):
         read_settings({**REQUIRED, "EMBERSCALE_JOB_TLS": "perhaps"})

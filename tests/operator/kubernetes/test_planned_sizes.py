@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from emberscale_api.errors import InvalidError
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase, TrainingJobStatus
 from emberscale_api.rpc import master_pb2 as pb
@@ -13,7 +14,7 @@ from emberscale_operator.kubernetes import stories
 from emberscale_operator.kubernetes.job import Job, read_job
 from emberscale_operator.kubernetes.observation import plan_of
 from emberscale_operator.kubernetes.pod_spec import Credentials, JobObjects, build_pod, build_store_secret
-from emberscale_operator.kubernetes.settings import OperatorSettingsError, Settings, read_settings
+from emberscale_operator.kubernetes.settings import Settings, read_settings
 from emberscale_operator.kubernetes.status import Facts, build_status
 from emberscale_operator.machine import InstanceId, JobStanding, Resources, demands_of
 from emberscale_operator.master_link import sizes_of
@@ -76,7 +77,7 @@ def test_only_the_master_gets_the_brains_token(open_job: Job, settings: Settings
 
 def test_an_address_without_a_token_is_refused() -> None:
     given = {"EMBERSCALE_IMAGE": "i", "EMBERSCALE_REDIS_URL": "redis://r", "EMBERSCALE_NAMESPACE": "n"}
-    with pytest.raises(OperatorSettingsError, match="EMBERSCALE_BRAIN_TOKEN"):
+    with pytest.raises(InvalidError, match="EMBERSCALE_BRAIN_TOKEN"):
         read_settings({**given, "EMBERSCALE_BRAIN_ADDRESS": "brain:1"})
 
 

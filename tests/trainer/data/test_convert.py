@@ -7,10 +7,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from emberscale_api.errors import InvalidError
 from emberscale_api.job import ColumnMapping, CSVSpec, DataFormat, ListColumn
 from emberscale_api.job.resolved import CRITEO_COLUMNS
 from emberscale_api.rpc.master_pb2 import Dataset, Split
-from emberscale_trainer.data.convert import Conversion, ConversionError, Converted, convert_files
+from emberscale_trainer.data.convert import Conversion, Converted, convert_files
 from emberscale_trainer.data.files import Target, expand
 from emberscale_trainer.data.formats import format_reader
 from emberscale_trainer.data.records import DataUnavailableError
@@ -109,7 +110,7 @@ def test_malformed_records_are_left_out_only_if_that_is_allowed(criteo: Path, tm
     lines[7] = b"what is this?\n"
     source, target = tmp_path / "a.tsv", tmp_path / "a.parquet"
     source.write_bytes(b"".join(lines))
-    with pytest.raises(ConversionError, match=r"a\.tsv:8: expected 40 fields.*\(malformed records allowed: 0\)"):
+    with pytest.raises(InvalidError, match=r"a\.tsv:8: expected 40 fields.*\(malformed records allowed: 0\)"):
         convert(source, target, DataFormat.CRITEO_TSV, DataFormat.PARQUET, CRITEO_COLUMNS)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tsv"]
     converted = convert(source, target, DataFormat.CRITEO_TSV, DataFormat.PARQUET, CRITEO_COLUMNS, bad=1)
@@ -128,13 +129,13 @@ def test_malformed_records_are_left_out_only_if_that_is_allowed(criteo: Path, tm
 def test_what_criteo_lines_cannot_hold_is_named(tmp_path: Path, column: str, value: float, problem: str) -> None:
     names = (CRITEO_COLUMNS.label, *CRITEO_COLUMNS.dense, *CRITEO_COLUMNS.categorical)
     pq.write_table(pa.table({name: [1, value if name == column else 1] for name in names}), tmp_path / "a.parquet")
-    with pytest.raises(ConversionError, match=rf"a\.parquet: {problem}"):
+    with pytest.raises(InvalidError, match=rf"a\.parquet: {problem}"):
         convert(tmp_path / "a.parquet", tmp_path / "a.tsv", DataFormat.PARQUET, DataFormat.CRITEO_TSV, CRITEO_COLUMNS)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.parquet"]
 
 
 def test_a_place_that_cannot_be_written_is_named(criteo: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConversionError, match=r"no/a\.csv: cannot be written"):
+    with pytest.raises(InvalidError, match=r"no/a\.csv: cannot be written"):
         convert(criteo, tmp_path / "no" / "a.csv", DataFormat.CRITEO_TSV, DataFormat.CSV, CRITEO_COLUMNS)
 
 

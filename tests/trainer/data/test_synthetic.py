@@ -13,13 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import log_loss, roc_auc_score
 
+from emberscale_api.errors import InvalidError
 from emberscale_api.job import CSVSpec, DataFormat
 from emberscale_api.job.resolved import CRITEO_COLUMNS
 from emberscale_api.rpc.master_pb2 import DataFile
 from emberscale_trainer.data.criteo import split_lines
 from emberscale_trainer.data.formats import format_reader
 from emberscale_trainer.data.records import Columns, empty_columns
-from emberscale_trainer.data.synthetic import DatasetSpec, Population, SynthesisError, write_dataset
+from emberscale_trainer.data.synthetic import DatasetSpec, Population, write_dataset
 from emberscale_trainer.data.synthetic.calibration import RankStatistics, calibrate, expected_auc
 from emberscale_trainer.data.writers import MISSING_INTEGER
 
@@ -232,7 +233,7 @@ def test_without_an_evaluation_fraction_there_is_no_such_file(tmp_path: Path) ->
 
 
 def test_another_data_set_is_never_overwritten(data: Path) -> None:
-    with pytest.raises(SynthesisError, match=r"holds another data set \(rows 20000 instead of 10, seed 5 instead of 7"):
+    with pytest.raises(InvalidError, match=r"holds another data set \(rows 20000 instead of 10, seed 5 instead of 7"):
         write_dataset(data, DatasetSpec(10, 7, parts=3, evaluation_fraction=0.25))
 
 
@@ -247,7 +248,7 @@ def test_another_data_set_is_never_overwritten(data: Path) -> None:
 )
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path, name: str, content: str, problem: str) -> None:
     (tmp_path / name).write_text(content)
-    with pytest.raises(SynthesisError, match=problem):
+    with pytest.raises(InvalidError, match=problem):
         write_dataset(tmp_path, DatasetSpec(100))
     assert contents(tmp_path) == {name: content.encode()}
 
@@ -256,7 +257,7 @@ def test_a_damaged_data_set_is_named(tmp_path: Path) -> None:
     write_dataset(tmp_path / "out", DatasetSpec(100))
     with (tmp_path / "out/evaluation.tsv").open("ab") as file:
         file.truncate(50)
-    with pytest.raises(SynthesisError, match=r"evaluation\.tsv: is damaged, it should have"):
+    with pytest.raises(InvalidError, match=r"evaluation\.tsv: is damaged, it should have"):
         write_dataset(tmp_path / "out", DatasetSpec(100))
 
 
@@ -271,7 +272,7 @@ def test_a_damaged_data_set_is_named(tmp_path: Path) -> None:
 )
 def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path, out: str, problem: str) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(SynthesisError, match=problem):
+    with pytest.raises(InvalidError, match=problem):
         write_dataset(Path(out.format(tmp_path)), DatasetSpec(100))
 
 
@@ -280,7 +281,7 @@ def test_folders_above_a_relative_path_are_made(tmp_path: Path, monkeypatch: pyt
     assert write_dataset(Path("a/b/out"), DatasetSpec(100)).written
     assert (tmp_path / "a/b/out/metadata.json").is_file()
     (tmp_path / "file").touch()
-    with pytest.raises(SynthesisError, match="file/out: cannot be written"):
+    with pytest.raises(InvalidError, match="file/out: cannot be written"):
         write_dataset(Path("file/out"), DatasetSpec(100))
 
 
@@ -313,12 +314,12 @@ def test_two_writers_of_one_data_set_do_not_mix(tmp_path: Path) -> None:
     problems = []
 
     def write_too(rows: int) -> None:
-        with pytest.raises(SynthesisError) as error:
+        with pytest.raises(InvalidError) as error:
             write_dataset(tmp_path / "out", DatasetSpec(100))
-        problems.append(error.value.problem)
+        problems.append(str(error.value))
 
     write_dataset(tmp_path / "out", DatasetSpec(100, evaluation_fraction=0), write_too)
-    assert problems == ["another process is writing it"]
+    assert problems == [f"{tmp_path / 'out'}: another process is writing it"]
     assert sorted(contents(tmp_path / "out")) == ["metadata.json", "train-00000.tsv"]
 
 

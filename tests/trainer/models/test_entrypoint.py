@@ -148,7 +148,7 @@ def test_what_is_wrong_is_said_with_what_was_expected(
     with pytest.raises(EntrypointError) as refused:
         rehearse(job(entrypoint))
     assert words in refused.value.problem
-    assert refused.value.trace == ""
+    assert refused.value.frames == ""
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_what_they_raise_is_shown_with_their_own_frames_only(
     with pytest.raises(EntrypointError) as refused:
         rehearse(job(entrypoint))
     assert words in refused.value.problem
-    frames = [line for line in refused.value.trace.splitlines() if line.startswith("  File")]
+    frames = [line for line in refused.value.frames.splitlines() if line.startswith("  File")]
     assert last_frame in frames[-1]
     folder = str(Path.cwd())
     assert all(folder in frame for frame in frames)
@@ -176,5 +176,5 @@ def test_what_they_raise_is_shown_with_their_own_frames_only(
 def test_a_syntax_error_is_shown_where_it_is(job: Callable[[str], TrainingJob]) -> None:
     with pytest.raises(EntrypointError) as refused:
         rehearse(job("no_python:model"))
-    assert "no_python.py" in refused.value.trace
+    assert "no_python.py" in refused.value.frames
     assert "SyntaxError" in refused.value.problem

@@ -7,6 +7,8 @@ from typing import TypeVar
 import structlog
 import tenacity
 
+from emberscale_api.errors import UnavailableError
+
 log = structlog.get_logger()
 
 PATIENCE_SECONDS = 600.0
@@ -20,7 +22,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 20.0
 _Result = TypeVar("_Result")
 
 
-class StorageUnreachableError(Exception):
+class StorageUnreachableError(UnavailableError):
     """The storage has refused an operation for too long; nothing is known about what it holds."""
 
 

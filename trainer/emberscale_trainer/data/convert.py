@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from emberscale_api.errors import InvalidError
 from emberscale_api.job import CSVSpec, DataFormat
 from emberscale_api.job.data import BadRecord
 from emberscale_api.rpc.master_pb2 import Block, DataFile
@@ -14,10 +15,6 @@ from emberscale_trainer.data.records import RecordFormat, empty_columns
 from emberscale_trainer.data.writers import ROW_GROUP_RECORDS, RecordWriter, UnwritableRecordError, open_writer
 
 Progress = Callable[[str, int, int], None]
-
-
-class ConversionError(Exception):
-    """Files that cannot be converted; the text says why, and of which file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +46,7 @@ def convert_files(
     """Writes each source anew; `reader` must read raw records. Files that are there are replaced.
 
     `progress` is called with what is being done, and how much of it is. Raises DataUnavailableError, and
-    ConversionError for too many malformed records, for a record that the format cannot hold, and for a path that cannot
+    InvalidError for too many malformed records, for a record that the format cannot hold, and for a path that cannot
     be written.
     """
     blocks = []
@@ -74,7 +71,7 @@ def convert_files(
                 for block in found:
                     _copy(reader, source, block, writer, tally)
         except OSError as error:
-            raise ConversionError(f"{target}: cannot be written: {error.strerror or error}") from error
+            raise InvalidError(f"{target}: cannot be written: {error.strerror or error}") from error
     return Converted(tuple(tally.records), tally.truncated_records, tuple(tally.bad_records))
 
 
@@ -93,7 +90,7 @@ class _Tally:
         self.truncated_records += truncated
         self.bad_records += bad
         if len(self.bad_records) > self._allowed:
-            raise ConversionError(f"{self.bad_records[self._allowed]} (malformed records allowed: {self._allowed:,})")
+            raise InvalidError(f"{self.bad_records[self._allowed]} (malformed records allowed: {self._allowed:,})")
         self._done += block.records
         self._progress("converting records", self._done, self._total)
 
@@ -106,4 +103,4 @@ def _copy(reader: RecordFormat, source: DataFile, block: Block, writer: RecordWr
     try:
         writer.write(columns.rows(0, good))
     except UnwritableRecordError as error:
-        raise ConversionError(f"{source.uri}: record {block.first_record + error.row + 1:,}: {error}") from error
+        raise InvalidError(f"{source.uri}: record {block.first_record + error.row + 1:,}: {error}") from error

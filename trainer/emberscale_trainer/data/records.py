@@ -7,12 +7,13 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from emberscale_api.errors import UnavailableError
 from emberscale_api.job import ColumnMapping
 from emberscale_api.job.data import BadRecord
 from emberscale_api.rpc.master_pb2 import Block, DataFile
 
 
-class DataUnavailableError(Exception):
+class DataUnavailableError(UnavailableError):
     """Data that cannot be read at all; `reason` is how the job's master names it.
 
     One malformed record is not this: it is a `BadRecord`, and reading goes on.

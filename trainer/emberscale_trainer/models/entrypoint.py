@@ -14,6 +14,7 @@ from types import ModuleType
 import torch
 from torch import Tensor, nn
 
+from emberscale_api.errors import InvalidError
 from emberscale_api.job import ResolvedModel
 from emberscale_api.job.model import Features
 
@@ -26,14 +27,14 @@ _OURS = str(Path(__file__).parents[1])
 _TORCH = str(Path(torch.__file__).parent)
 
 
-class EntrypointError(Exception):
-    """The person's model cannot be made or called. `trace` are the frames of their own code, or nothing."""
+class EntrypointError(InvalidError):
+    """The person's model cannot be made or called. `frames` are those of their own code, or nothing."""
 
-    def __init__(self, entrypoint: str, problem: str, trace: str = "") -> None:
-        super().__init__(f"{trace}spec.model.entrypoint: {entrypoint}: {problem}")
+    def __init__(self, entrypoint: str, problem: str, frames: str = "") -> None:
+        super().__init__(f"{frames}spec.model.entrypoint: {entrypoint}: {problem}")
         self.entrypoint = entrypoint
         self.problem = problem
-        self.trace = trace
+        self.frames = frames
 
 
 def features_of(resolved: ResolvedModel) -> Features:

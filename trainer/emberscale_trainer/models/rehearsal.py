@@ -80,7 +80,7 @@ def main() -> None:
         try:
             result["remarks"] = rehearse(job)
         except EntrypointError as error:
-            result["problem"], result["trace"] = error.problem, error.trace
+            result["problem"], result["trace"] = error.problem, error.frames
     json.dump(result, sys.stdout)
 
 

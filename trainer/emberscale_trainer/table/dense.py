@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from emberscale_api.errors import InvalidError
 from emberscale_api.job import InitializerSpec, OptimizerSpec, TableSpec
 from emberscale_api.routing import DENSE_PIECES, piece_length
 from emberscale_trainer.table import optimizers
@@ -55,7 +56,7 @@ class DensePieces:
         )
 
 
-class NonFiniteGradientError(ValueError):
+class NonFiniteGradientError(InvalidError):
     """A gradient is NaN or infinite; stepping by it would only spread it."""
 
 

@@ -7,6 +7,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from emberscale_api.errors import InvalidError
 from emberscale_api.job import TableSpec
 from emberscale_api.routing import BUCKETS, DENSE_PIECES, RoutingTable, piece_length
 from emberscale_api.wire import MAX_PAYLOAD_BYTES, counts_bytes
@@ -18,7 +19,7 @@ BUCKET_BITS = BUCKETS.bit_length() - 1
 _MAX_VALUES = 2**31 - 1
 
 
-class RequestTooLargeError(ValueError):
+class RequestTooLargeError(InvalidError):
     """A batch exceeds a frame or an offset; the text names what to make smaller."""
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from emberscale_api.errors import InvalidError
 from emberscale_api.job import CSVSpec, DataFormat
 from emberscale_api.job.resolved import CRITEO_CATEGORICAL, CRITEO_COLUMNS
 from emberscale_trainer.data.records import Columns
@@ -29,20 +30,11 @@ GENERATOR = 1
 CHUNK_ROWS = 65_536
 
 
-class SynthesisError(Exception):
-    """A data set that cannot be written; names the path and says what to do."""
-
-    def __init__(self, path: Path, problem: str) -> None:
-        super().__init__(f"{path}: {problem}")
-        self.path = path
-        self.problem = problem
-
-
 @dataclass(frozen=True, slots=True)
 class DatasetSpec:
     """What to write: `rows` in total, the last `evaluation_fraction` of them held out, the others in `parts` files.
 
-    Whatever the format, the columns are those of Criteo. Raises ValueError for numbers that make no data set.
+    Whatever the format, the columns are those of Criteo. Raises InvalidError for numbers that make no data set.
     """
 
     rows: int
@@ -53,15 +45,15 @@ class DatasetSpec:
 
     def __post_init__(self) -> None:
         if self.rows < 1:
-            raise ValueError(f"rows must be at least 1 (got {self.rows})")
+            raise InvalidError(f"rows must be at least 1 (got {self.rows})")
         if not 0 <= self.seed < 1 << 63:
-            raise ValueError(f"seed must be at least 0 and below 2**63 (got {self.seed})")
+            raise InvalidError(f"seed must be at least 0 and below 2**63 (got {self.seed})")
         if not 0 <= self.evaluation_fraction < 1:
-            raise ValueError(f"evaluation fraction must be at least 0 and below 1 (got {self.evaluation_fraction:g})")
+            raise InvalidError(f"evaluation fraction must be at least 0 and below 1 (got {self.evaluation_fraction:g})")
         if not 1 <= self.parts <= max(self.training_rows, 1):
-            raise ValueError(f"parts must be from 1 to the number of training rows (got {self.parts})")
+            raise InvalidError(f"parts must be from 1 to the number of training rows (got {self.parts})")
         if not self.training_rows:
-            raise ValueError(
+            raise InvalidError(
                 f"{self.rows} rows with evaluation fraction {self.evaluation_fraction:g} leave none to train"
             )
 
@@ -102,13 +94,13 @@ def write_dataset(
     """Writes a data set to the new or empty folder `out`, unless it is there already.
 
     Folders above a relative `out` are made; those above an absolute one must exist, since a misspelt mount point would
-    fill another disk. `progress` is called with numbers of rows as they are written. Raises SynthesisError.
+    fill another disk. `progress` is called with numbers of rows as they are written. Raises InvalidError.
     """
     existing = _existing(out, spec)
     if existing is not None:
         return SynthesisResult(False, existing)
     if out.is_absolute() and not out.parent.is_dir():
-        raise SynthesisError(out, f"the folder {out.parent} does not exist; make it first")
+        raise InvalidError(f"{out}: the folder {out.parent} does not exist; make it first")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with _draft_of(out) as draft:
@@ -116,12 +108,12 @@ def write_dataset(
             (draft / METADATA).write_text(json.dumps(metadata, indent=2) + "\n", encoding="utf-8")
             draft.rename(out)
     except OSError as error:
-        raise SynthesisError(out, f"cannot be written: {error.strerror or error}") from error
+        raise InvalidError(f"{out}: cannot be written: {error.strerror or error}") from error
     return SynthesisResult(True, metadata)
 
 
 def _existing(out: Path, spec: DatasetSpec) -> dict[str, Any] | None:
-    """The metadata of the same data set, None if there is nothing yet. Raises SynthesisError for anything else."""
+    """The metadata of the same data set, None if there is nothing yet. Raises InvalidError for anything else."""
     try:
         if not out.exists() or (out.is_dir() and not any(out.iterdir())):
             return None
@@ -129,19 +121,19 @@ def _existing(out: Path, spec: DatasetSpec) -> dict[str, Any] | None:
         found = {"generator": metadata["generator"], **metadata["parameters"]}
         sizes = {file["name"]: file["bytes"] for file in metadata["files"]}
     except OSError as error:
-        raise SynthesisError(out, "exists and holds no data set of this generator: choose another path") from error
+        raise InvalidError(f"{out}: exists and holds no data set of this generator: choose another path") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise SynthesisError(out / METADATA, "is not what the generator writes: choose another path") from error
+        raise InvalidError(f"{out / METADATA}: is not what the generator writes: choose another path") from error
     wanted = {"generator": GENERATOR, **asdict(spec)}
     if found != wanted:
         differing = ", ".join(
             f"{key} {found.get(key)} instead of {wanted[key]}" for key in wanted if found.get(key) != wanted[key]
         )
-        raise SynthesisError(out, f"holds another data set ({differing}): remove it or choose another path")
+        raise InvalidError(f"{out}: holds another data set ({differing}): remove it or choose another path")
     for name, size in sizes.items():
         path = out / name
         if not path.is_file() or path.stat().st_size != size:
-            raise SynthesisError(path, f"is damaged, it should have {size:,} bytes: remove {out} and write it again")
+            raise InvalidError(f"{path}: is damaged, it should have {size:,} bytes: remove {out} and write it again")
     return metadata
 
 
@@ -158,9 +150,9 @@ def _draft_of(out: Path) -> Iterator[Path]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise SynthesisError(out, "another process is writing it") from None
+            raise InvalidError(f"{out}: another process is writing it") from None
         if not draft.exists() or not os.path.samestat(os.fstat(handle), draft.stat()):
-            raise SynthesisError(out, "another process has just written it")
+            raise InvalidError(f"{out}: another process has just written it")
         for leftover in draft.iterdir():
             leftover.unlink()
         try:
