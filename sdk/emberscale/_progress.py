@@ -18,9 +18,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from emberscale._run.summary import phase_name
 from emberscale_api.job.units import clock_time
 from emberscale_api.rpc import master_pb2 as pb
+from emberscale_api.rpc.codec import phase_from_wire
 from emberscale_operator.local import MemberExit, RunView
 from emberscale_operator.machine import ExitReason
 
@@ -42,7 +42,7 @@ def headline(snapshot: RunView) -> str:
     status = snapshot.status
     if status is None:
         return "Starting"
-    name = "Stopping" if snapshot.suspending else phase_name(status.phase)
+    name = "Stopping" if snapshot.suspending else phase_from_wire(status.phase) or "Starting"
     if status.phase == pb.TRAINING and status.epochs > 1:
         return f"{name} epoch {status.epoch + 1} of {status.epochs}"
     if status.phase == pb.EVALUATING:
@@ -179,7 +179,8 @@ class PlainProgress:
         for remark in remarks(self._before, snapshot):
             self.say(remark)
         self._before = snapshot
-        phase = "Starting" if snapshot.status is None else phase_name(snapshot.status.phase)
+        known = None if snapshot.status is None else phase_from_wire(snapshot.status.phase)
+        phase = known or "Starting"
         if phase == self._phase and snapshot.seconds < self._next:
             return
         self._phase = phase

@@ -23,14 +23,7 @@ from emberscale._run.record import MetricsRecorder, RunPaths, RunStatus, write_a
 from emberscale._run.summary import Summary, finite_json, summarize
 from emberscale_api.errors import InvalidError, UnavailableError, UnwritableError, disk_problem
 from emberscale_api.job import API_VERSION, KIND, TrainingJob, load_manifest, parse_manifest
-from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.local import BrainAddress, EmbeddedBrain, LocalJob, RunView
-
-_STATUS = {
-    pb.COMPLETE: RunStatus.COMPLETE,
-    pb.FAILED: RunStatus.FAILED,
-    pb.SUSPENDED: RunStatus.SUSPENDED,
-}
 
 
 @dataclass(frozen=True)
@@ -211,7 +204,7 @@ def _train(
     write_atomically(held.paths.summary, finite_json(summary.as_document()) + "\n")
     _illustrate(held, summary)
     # the run is Complete once all that belongs to it is there: only then may it take the place of the one before
-    status = _STATUS.get(outcome.phase, RunStatus.INTERRUPTED)
+    status = RunStatus.INTERRUPTED if outcome.phase is None else RunStatus(outcome.phase)
     held.save(status=status, seconds=seconds, ended_at=datetime.now(UTC))
     held.settle()
     if held.paths is not held.home:

@@ -11,7 +11,7 @@ import pytest
 from emberscale_api.errors import UnavailableError
 from emberscale_api.job import TrainingJob, parse_manifest
 from emberscale_api.job.roles import Role
-from emberscale_api.rpc import master_pb2 as pb
+from emberscale_api.job.status import JobPhase
 from emberscale_operator.local import LocalJob, RunFolder, RunOutcome, RunView
 from emberscale_operator.machine import Backoff, ExitReason, Policy
 
@@ -83,7 +83,7 @@ def run(local: LocalJob, watch: Watch) -> RunOutcome:
 def test_a_job_runs_to_its_end_and_leaves_only_its_files(make_local: MakeJob, folder: RunFolder) -> None:
     watch = Watch(training, nothing)
     outcome = run(make_local(), watch)
-    assert outcome.phase == pb.COMPLETE
+    assert outcome.phase is JobPhase.COMPLETE
     assert outcome.status is not None
     assert outcome.status.samples == outcome.status.expected_samples
     assert len(watch.pids) == 7
@@ -101,7 +101,7 @@ def test_a_killed_process_is_replaced_and_the_job_goes_on(
     monkeypatch.setenv("STAND_IN_SAMPLES", "250000")
     watch = Watch(training, kill(victim))
     outcome = run(make_local(), watch)
-    assert outcome.phase == pb.COMPLETE
+    assert outcome.phase is JobPhase.COMPLETE
     assert watch.last is not None
     assert [(ended.name, ended.reason) for ended in watch.last.exits] == [(victim, ExitReason.KILLED)]
     role = victim.partition("-")[0]
@@ -126,7 +126,7 @@ def test_a_worker_above_its_memory_limit_is_oom_killed_until_the_job_gives_up(
     monkeypatch.setenv("STAND_IN_SAMPLES", "1000000000")
     watch = Watch(training, nothing)
     outcome = run(make_local(), watch)
-    assert (outcome.phase, outcome.reason) == (pb.FAILED, "BackoffLimitExceeded")
+    assert (outcome.phase, outcome.reason) == (JobPhase.FAILED, "BackoffLimitExceeded")
     assert "worker-" in outcome.message
     assert "for want of memory" in outcome.message
     assert watch.left() == []
@@ -137,7 +137,7 @@ def test_memory_grows_where_a_process_ran_out_of_it(make_local: MakeJob, monkeyp
     monkeypatch.setenv("STAND_IN_SAMPLES", "300000")
     watch = Watch(training, nothing)
     outcome = run(make_local(policy=Policy(Backoff(base=0.1), backoff_limit=3, stop_grace=2.0)), watch)
-    assert outcome.phase == pb.COMPLETE
+    assert outcome.phase is JobPhase.COMPLETE
     assert watch.last is not None
     assert {(ended.reason, ended.memory_limit, ended.grown) for ended in watch.last.exits} == {
         (ExitReason.OOM_KILLED, 256 << 20, 384 << 20)
@@ -147,7 +147,7 @@ def test_memory_grows_where_a_process_ran_out_of_it(make_local: MakeJob, monkeyp
 
 def test_a_master_that_cannot_start_fails_the_job(make_local: MakeJob, stand_ins: Commands, folder: RunFolder) -> None:
     outcome = run(make_local(commands={**stand_ins, Role.MASTER: ("/bin/false",)}), Watch(training, nothing))
-    assert (outcome.phase, outcome.reason) == (pb.FAILED, "BackoffLimitExceeded")
+    assert (outcome.phase, outcome.reason) == (JobPhase.FAILED, "BackoffLimitExceeded")
     assert "master-0" in outcome.message
     assert str(folder.logs) in outcome.message
 
@@ -159,7 +159,7 @@ def test_suspending_saves_the_state_and_ends_every_process(
     local = make_local()
     watch = Watch(training, lambda _: local.suspend())
     outcome = run(local, watch)
-    assert outcome.phase == pb.SUSPENDED
+    assert outcome.phase is JobPhase.SUSPENDED
     assert watch.left() == []
 
 
@@ -167,7 +167,7 @@ def test_suspending_before_the_master_is_up_just_ends(make_local: MakeJob) -> No
     local = make_local()
     watch = Watch(lambda snapshot: bool(snapshot.processes), lambda _: local.suspend())
     outcome = run(local, watch)
-    assert (outcome.phase, outcome.reason) == (pb.PHASE_UNSPECIFIED, "Interrupted")
+    assert (outcome.phase, outcome.reason) == (None, "Interrupted")
     assert watch.left() == []
 
 
@@ -184,7 +184,7 @@ def test_killing_does_not_wait_for_the_state_to_be_saved(make_local: MakeJob, mo
 
     with local:
         outcome = local.run(observe)
-    assert outcome.phase == pb.PHASE_UNSPECIFIED
+    assert outcome.phase is None
     assert watch.left() == []
 
 
@@ -194,7 +194,7 @@ def test_members_that_do_not_listen_are_killed_after_the_grace(
     monkeypatch.setenv("STAND_IN_DEAF", "1")
     watch = Watch(training, nothing)
     outcome = run(make_local(policy=Policy(stop_grace=0.5)), watch)
-    assert outcome.phase == pb.COMPLETE
+    assert outcome.phase is JobPhase.COMPLETE
     assert watch.left() == []
 
 

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from emberscale._reports.summary_table import summary_table
 from emberscale._run.summary import summarize
+from emberscale_api.job.status import JobPhase
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.local import RunOutcome
 
@@ -15,7 +16,7 @@ NAN = float("nan")
 
 
 def printed(status: pb.JobStatus, restarts: dict[str, int] | None = None) -> str:
-    outcome = RunOutcome(pb.SUSPENDED, "Suspended", "", status, {}, restarts or {}, 1.0)
+    outcome = RunOutcome(JobPhase.SUSPENDED, "Suspended", "", status, {}, restarts or {}, 1.0)
     written = io.StringIO()
     Console(file=written, width=200).print(summary_table(summarize("toy", outcome, 1.0), Path("runs/toy")))
     return written.getvalue()

@@ -50,6 +50,18 @@ def wire_evaluation(result: EvaluationResult) -> pb.EvaluationStatus:
     )
 
 
+def evaluation_from_wire(message: pb.EvaluationStatus) -> EvaluationResult:
+    """Returns the evaluation of a message."""
+    return EvaluationResult(
+        epoch=message.epoch,
+        samples=message.samples,
+        auc=_or_none(message.auc),
+        logloss=_or_none(message.logloss),
+        normalized_entropy=_or_none(message.normalized_entropy),
+        calibration=_or_none(message.calibration),
+    )
+
+
 def wire_shape(shape: JobShape) -> brain_pb.Shape:
     """Returns the message of a shape."""
     return brain_pb.Shape(**asdict(shape))
@@ -75,3 +87,7 @@ def profile_from_wire(message: brain_pb.Profile) -> JobProfile:
 
 def _or_nan(value: float | None) -> float:
     return math.nan if value is None else value
+
+
+def _or_none(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -21,6 +21,7 @@ from emberscale_api.job.status import (
 )
 from emberscale_api.job.units import measured_time, rough_time
 from emberscale_api.rpc import master_pb2 as pb
+from emberscale_api.rpc.codec import evaluation_from_wire
 from emberscale_operator.kubernetes.names import JOB_LABEL, ROLE_LABEL
 from emberscale_operator.kubernetes.record import rounded
 from emberscale_operator.machine import ENDED, RESTING, Demand, JobStanding
@@ -209,17 +210,7 @@ def _progress(status: pb.JobStatus, ended: bool) -> Progress:
         epochs=status.epochs,
         loss=_finite(status.loss),
         auc=_finite(status.auc),
-        evaluations=tuple(
-            EvaluationResult(
-                epoch=result.epoch,
-                samples=result.samples,
-                auc=_finite(result.auc),
-                logloss=_finite(result.logloss),
-                normalized_entropy=_finite(result.normalized_entropy),
-                calibration=_finite(result.calibration),
-            )
-            for result in status.evaluations
-        ),
+        evaluations=tuple(_rounded(evaluation_from_wire(result)) for result in status.evaluations),
         checkpoint=status.checkpoint,
         recoveries=status.recoveries,
         bad_records=status.bad_records,
@@ -231,6 +222,12 @@ def _progress(status: pb.JobStatus, ended: bool) -> Progress:
 def _percent(samples: int, expected: int) -> int:
     """Whole percent; 100 only when all is done."""
     return 100 if samples >= expected else min(99, samples * 100 // expected)
+
+
+def _rounded(result: EvaluationResult) -> EvaluationResult:
+    return result.model_copy(
+        update={name: _finite(value) for name, value in result if isinstance(value, float)},
+    )
 
 
 def _finite(value: float) -> float | None:

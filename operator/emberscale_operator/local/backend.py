@@ -162,7 +162,7 @@ class LocalBackend:
         elif standing.phase is JobPhase.SUSPENDED:
             message = f"{message}: {standing.message}"
         return RunOutcome(
-            phase=wire_phase(standing.phase) if saved else pb.PHASE_UNSPECIFIED,
+            phase=standing.phase if saved else None,
             reason=reason,
             message=message,
             status=self._status,

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from emberscale_api.job.status import JobPhase
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.local.processes import ProcessView
 from emberscale_operator.machine import ExitReason
@@ -42,11 +43,11 @@ class RunView:
 class RunOutcome:
     """How a run ended.
 
-    `phase` is PHASE_UNSPECIFIED for a run that was cut short. `peak_memory` is in bytes by member, `restarts` by role.
+    `phase` is None for a run that was cut short. `peak_memory` is in bytes by member, `restarts` by role.
     `plan` is the last that asked for processes.
     """
 
-    phase: "pb.Phase.ValueType"
+    phase: JobPhase | None
     reason: str
     message: str
     status: pb.JobStatus | None

@@ -6,6 +6,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
+from emberscale._run.summary import count_of
 from emberscale_api.job.units import clock_time
 from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_api.rpc.codec import shape_from_wire
@@ -64,11 +65,11 @@ def _fit(fit: pb.FitSummary) -> str:
     if not fit.profiles:
         return "that of similar jobs: this one was not measured"
     text = (
-        f"off by {fit.rmsle:.1%} (RMSLE) over {_counted(fit.profiles, 'profile')} of "
-        f"{_counted(fit.distinct_shapes, 'shape')}; profiles scatter by {fit.noise:.1%}"
+        f"off by {fit.rmsle:.1%} (RMSLE) over {count_of(fit.profiles, 'profile')} of "
+        f"{count_of(fit.distinct_shapes, 'shape')}; profiles scatter by {fit.noise:.1%}"
     )
     if fit.outliers:
-        text += f", {_counted(fit.outliers, 'outlier')} set aside"
+        text += f", {count_of(fit.outliers, 'outlier')} set aside"
     if fit.prior_share >= _WORTH_SAYING:
         text += f"; {fit.prior_share:.0%} of it is the prior"
     if fit.overlap > 1:
@@ -126,7 +127,3 @@ def _roles(shape: pb.Shape) -> tuple[str, str]:
         f"{shape.workers} x {shape.worker_cpu:g}, {shape.worker_memory / GIB:.3g}",
         f"{shape.ps} x {shape.ps_cpu:g}, {shape.ps_memory / GIB:.3g}",
     )
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

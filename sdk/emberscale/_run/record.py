@@ -11,20 +11,24 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from emberscale._run.summary import phase_name
 from emberscale_api.errors import InvalidError
 from emberscale_api.job import TrainingJob
+from emberscale_api.job.status import JobPhase
 from emberscale_api.rpc import master_pb2 as pb
+from emberscale_api.rpc.codec import phase_from_wire
 from emberscale_operator.local import RunView
 
 
 class RunStatus(StrEnum):
-    """How far a run got; a run that is `Running` with no process that owns its folder was cut short."""
+    """What became of a run: the phase in which its job rests, if it rests in one.
+
+    `RUNNING` without a process that owns the folder, and `INTERRUPTED`, are runs that were cut short.
+    """
 
     RUNNING = "Running"
-    COMPLETE = "Complete"
-    FAILED = "Failed"
-    SUSPENDED = "Suspended"
+    COMPLETE = JobPhase.COMPLETE
+    FAILED = JobPhase.FAILED
+    SUSPENDED = JobPhase.SUSPENDED
     INTERRUPTED = "Interrupted"
 
 
@@ -172,7 +176,7 @@ def row(snapshot: RunView, status: pb.JobStatus, offset: float) -> tuple[object,
     training = status.phase == pb.TRAINING
     return (
         f"{offset + snapshot.seconds:.2f}",
-        phase_name(status.phase),
+        phase_from_wire(status.phase) or "",
         status.epoch,
         status.samples,
         f"{status.samples_per_second:.1f}" if training else "",

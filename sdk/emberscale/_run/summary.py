@@ -8,8 +8,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from emberscale._run.audit import AuditReport
+from emberscale._run.record import RunStatus
+from emberscale_api.job.status import EvaluationResult
 from emberscale_api.metrics import WORKER_STAGES
 from emberscale_api.rpc import master_pb2 as pb
+from emberscale_api.rpc.codec import evaluation_from_wire
 from emberscale_operator.local import RunOutcome
 
 
@@ -74,11 +77,6 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def phase_name(phase: "pb.Phase.ValueType") -> str:
-    """`Complete` for COMPLETE."""
-    return pb.Phase.Name(phase).capitalize()
-
-
 def count_of(number: int, noun: str, plural: str = "") -> str:
     """`1 record`, `1,200 records`."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
@@ -105,7 +103,7 @@ def summarize(name: str, outcome: RunOutcome, wall_seconds: float, saved: AuditR
     quality, measured_on = _quality(status)
     return Summary(
         name=name,
-        phase="Interrupted" if outcome.phase == pb.PHASE_UNSPECIFIED else phase_name(outcome.phase),
+        phase=RunStatus.INTERRUPTED if outcome.phase is None else outcome.phase,
         reason=outcome.reason,
         message=outcome.message,
         samples=status.samples,
@@ -129,17 +127,7 @@ def summarize(name: str, outcome: RunOutcome, wall_seconds: float, saved: AuditR
         flash=_flash(status.flash),
         checkpoint=saved.checkpoint if saved is not None else status.checkpoint or None,
         checkpoint_samples=saved.total.once if saved is not None else None,
-        evaluations=tuple(
-            {
-                "epoch": evaluation.epoch,
-                "samples": evaluation.samples,
-                "auc": evaluation.auc,
-                "logloss": evaluation.logloss,
-                "normalized_entropy": evaluation.normalized_entropy,
-                "calibration": evaluation.calibration,
-            }
-            for evaluation in status.evaluations
-        ),
+        evaluations=tuple(evaluation_from_wire(result).model_dump() for result in status.evaluations),
         plan=plan_document(outcome.plan, status.sizing),
     )
 
@@ -166,26 +154,15 @@ def plan_document(plan: pb.Plan | None, sizing: pb.Sizing) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True)
-class _Quality:
-    auc: float | None = None
-    logloss: float | None = None
-    normalized_entropy: float | None = None
-    calibration: float | None = None
-
-
-def _quality(status: pb.JobStatus) -> tuple[_Quality, str | None]:
+def _quality(status: pb.JobStatus) -> tuple[EvaluationResult, str | None]:
+    """The last evaluation, or else the progressive loss and AUC; and on what they were measured."""
     if status.evaluations:
-        last = status.evaluations[-1]
-        measured = (last.auc, last.logloss, last.normalized_entropy, last.calibration)
-        return _Quality(*map(_known, measured)), "evaluation"
-    quality = _Quality(_known(status.auc), _known(status.loss)) if status.samples else _Quality()
-    return quality, None if quality == _Quality() else "training"
-
-
-def _known(measured: float) -> float | None:
-    """A master that has just begun, or saw one class only, has no number to tell."""
-    return measured if math.isfinite(measured) else None
+        return evaluation_from_wire(status.evaluations[-1]), "evaluation"
+    if not status.samples:
+        return EvaluationResult(epoch=0, samples=0), None
+    recent = pb.EvaluationStatus(auc=status.auc, logloss=status.loss, normalized_entropy=math.nan, calibration=math.nan)
+    progressive = evaluation_from_wire(recent)
+    return progressive, None if progressive.auc is None and progressive.logloss is None else "training"
 
 
 def _stages(status: pb.JobStatus) -> dict[str, float]:
