@@ -239,36 +239,6 @@ def test_migrating_again_keeps_everything(store: HistoryStore) -> None:
     assert store.running_jobs(10) == [submitted("a"), profile("a", 1)]
 
 
-def test_what_earlier_versions_did_not_keep_is_0(store: HistoryStore, database_url: str) -> None:
-    store.write([submitted("a"), profile("a", 1)])
-    command.downgrade(migrations_of(database_url), "0002")
-    store.migrate()
-    job, reported = store.running_jobs(10)
-    assert job == replace(submitted("a"), last_plan=0)
-    less = replace(profile("a", 1).profile, total_samples=0, failures=0, checkpoint_cost=0.0)
-    assert reported == replace(profile("a", 1), profile=less)
-
-
-def test_plans_of_before_it_was_said_why_they_were_kept_say_nothing(store: HistoryStore, database_url: str) -> None:
-    store.write([submitted("a"), replace(plan("a", 1), kept="nothing is better")])
-    assert store.plans(JobId("a"), 1)[0].kept == "nothing is better"
-    command.downgrade(migrations_of(database_url), "0004")
-    store.migrate()
-    assert store.plans(JobId("a"), 1) == [plan("a", 1)]
-
-
-def test_fits_of_before_there_was_a_request_term_have_none(store: HistoryStore, database_url: str) -> None:
-    store.write([submitted("a"), plan("a", 1), submitted("b"), ended("b"), submitted("c"), ended("c", phase="Failed")])
-    command.downgrade(migrations_of(database_url), "0001")
-    store.migrate()
-    (past,) = store.past_jobs(10)
-    explained = store.plans(JobId("a"), 1)[0].planned.explanation.fit
-    for fit in (past.fit, explained):
-        assert fit is not None
-        assert fit.coefficients == (*FIT.coefficients[:5], 0.0)
-        assert fit.covariance == (*(((math.inf,) * 5 + (0.0,),) * 5), (0.0,) * 6)
-
-
 def test_a_schema_of_a_newer_version_is_refused(store: HistoryStore, database_url: str) -> None:
     with open_engine(database_url).begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))

@@ -1,10 +1,13 @@
-"""Jobs, profiles, start-ups and plans."""
+"""Jobs, profiles, start-ups, plans, and which brain the database belongs to.
+
+The first schema that was released; what came before it is not upgraded.
+"""
 
 import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects.postgresql import JSONB
 
-revision = "0001"
+revision = "0006"
 down_revision = None
 branch_labels = None
 depends_on = None
@@ -18,7 +21,7 @@ def _job_uid() -> sa.Column[str]:
 
 
 def upgrade() -> None:
-    """From nothing."""
+    """Creates all tables."""
     op.create_table(
         "jobs",
         sa.Column("uid", sa.String(255), primary_key=True),
@@ -36,6 +39,7 @@ def upgrade() -> None:
         sa.Column("final_shape", _Json),
         sa.Column("fit", sa.Text()),
         sa.Column("rows", sa.BigInteger(), nullable=False),
+        sa.Column("last_plan", sa.BigInteger(), nullable=False, server_default="0"),
     )
     op.create_index("jobs_by_end", "jobs", ["phase", "finished_at"])
     op.create_index("jobs_by_likeness", "jobs", ["owner", "architecture", "finished_at"])
@@ -45,23 +49,7 @@ def upgrade() -> None:
         _job_uid(),
         sa.Column("sequence", sa.BigInteger(), nullable=False),
         sa.Column("time", sa.Double(), nullable=False),
-        sa.Column("workers", sa.Integer(), nullable=False),
-        sa.Column("ps", sa.Integer(), nullable=False),
-        sa.Column("worker_cpu", sa.Double(), nullable=False),
-        sa.Column("ps_cpu", sa.Double(), nullable=False),
-        sa.Column("worker_memory_limit", sa.BigInteger(), nullable=False),
-        sa.Column("ps_memory_limit", sa.BigInteger(), nullable=False),
-        sa.Column("batch_size", sa.Integer(), nullable=False),
-        sa.Column("iteration_seconds", sa.Double(), nullable=False),
-        sa.Column("throughput", sa.Double(), nullable=False),
-        sa.Column("samples", sa.BigInteger(), nullable=False),
-        sa.Column("rows", sa.BigInteger(), nullable=False),
-        sa.Column("ps_memory", sa.BigInteger(), nullable=False),
-        sa.Column("worker_memory", sa.BigInteger(), nullable=False),
-        sa.Column("worker_cpu_utilization", sa.Double(), nullable=False),
-        sa.Column("ps_cpu_utilization", sa.Double(), nullable=False),
-        sa.Column("stage_fractions", _Json, nullable=False),
-        sa.Column("restarted", sa.Boolean(), nullable=False),
+        sa.Column("profile", sa.Text(), nullable=False),
         sa.UniqueConstraint("job_uid", "sequence", name="profile_once"),
     )
     op.create_index("profiles_by_time", "profiles", ["time"])
@@ -87,11 +75,19 @@ def upgrade() -> None:
         sa.Column("reason", sa.Text(), nullable=False),
         sa.Column("shape", _Json),
         sa.Column("explanation", sa.Text(), nullable=False),
+        sa.Column("kept", sa.Text(), nullable=False, server_default=""),
         sa.UniqueConstraint("job_uid", "version", name="plan_once"),
+    )
+    op.create_table(
+        "claims",
+        sa.Column("id", sa.Integer(), primary_key=True, autoincrement=False),
+        sa.Column("token", sa.String(32), nullable=False),
+        sa.Column("holder", sa.Text(), nullable=False),
+        sa.Column("begun_at", sa.Double(), nullable=False),
     )
 
 
 def downgrade() -> None:
-    """To nothing."""
-    for table in ("plans", "start_ups", "profiles", "jobs"):
+    """Drops them."""
+    for table in ("claims", "plans", "start_ups", "profiles", "jobs"):
         op.drop_table(table)
