@@ -18,6 +18,7 @@ from references import spread_evenly
 
 TOKEN = "secret"
 SECONDS = 60.0
+EVERYTHING = Ownership(np.ones(BUCKETS, dtype=np.bool_), np.ones(DENSE_PIECES, dtype=np.bool_))
 
 
 def table_of(version: int, addresses: Sequence[str] = ("",), generation: int = 1) -> RoutingTable:

@@ -128,11 +128,6 @@ class Ownership:
         """What a server owns that is no part of a routing table."""
         return cls(np.zeros(BUCKETS, dtype=np.bool_), np.zeros(DENSE_PIECES, dtype=np.bool_))
 
-    @classmethod
-    def of_everything(cls) -> "Ownership":
-        """What the only server of a job owns."""
-        return cls(np.ones(BUCKETS, dtype=np.bool_), np.ones(DENSE_PIECES, dtype=np.bool_))
-
     def __bool__(self) -> bool:
         """Whether anything is owned."""
         return bool(self.buckets.any() or self.pieces.any())

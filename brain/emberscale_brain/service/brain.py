@@ -110,11 +110,6 @@ class Brain:
         """`listener` hears, on some thread, of every job that has a new plan or has ended."""
         self._listeners.append(listener)
 
-    @property
-    def database_away(self) -> str | None:
-        """Why the database cannot be reached; None while it can."""
-        return self._recorder.away
-
     # -- what others say and ask ----------------------------------------------------------------------------------
 
     def submit(self, submitted: JobSubmitted) -> tuple[pb.BrainPlan, Future[bool]]:

@@ -19,9 +19,8 @@ from emberscale_trainer.server.core import (
     Wait,
 )
 from emberscale_trainer.server.staleness import StalenessBound
-from moves import table_of
+from moves import EVERYTHING, table_of
 
-EVERYTHING = Ownership.of_everything()
 NO_KEYS = np.empty(0, dtype=np.int64)
 NO_COUNTS = np.zeros(2, dtype=np.uint32)
 
@@ -78,9 +77,9 @@ class TestVersionsAndGenerations:
         core = ServerCore()
         one, other = (Assignment(1, 1, "", ("ps-0-1", replaced)) for replaced in ("ps-1-1", "ps-1-2"))
         assert core.assign(one) is Assigning.LOAD
-        assert core.adopt(one, Ownership.of_everything(), AppliedBatches(), None)
+        assert core.adopt(one, EVERYTHING, AppliedBatches(), None)
         assert core.assign(other) is Assigning.LOAD
-        assert core.adopt(other, Ownership.of_everything(), AppliedBatches(), None)
+        assert core.adopt(other, EVERYTHING, AppliedBatches(), None)
         assert push(core, header(0)) is Status.OK
         with pytest.raises(LaterError, match="have trained on"):
             core.assign(one)
@@ -148,7 +147,7 @@ class TestAssignments:
         core = ServerCore()
         first = Assignment(2, 2, "a")
         core.assign(first)
-        core.adopt(first, Ownership.of_everything(), AppliedBatches(), None)
+        core.adopt(first, EVERYTHING, AppliedBatches(), None)
         assert core.assign(first) is Assigning.DONE
         header = Header(Kind.PUSH, generation=2, version=2, batch=7)
         assert core.push(1, header, 0.0, 0.0) is Status.OK

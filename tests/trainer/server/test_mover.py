@@ -21,7 +21,7 @@ from emberscale_trainer.server.reports import Taken
 from emberscale_trainer.server.state import ServerState
 from emberscale_trainer.table import DensePieces, Reader, TableStore, keys_of
 from eventually import eventually
-from moves import SECONDS, MovingServer, table_of
+from moves import EVERYTHING, SECONDS, MovingServer, table_of
 from snapshots import drained
 
 PARAMETERS = 500
@@ -57,7 +57,7 @@ class Servers:
         dense = self.random.standard_normal((DENSE_PIECES, LENGTH)).astype(np.float32)
         number, self.batches = self.batches, self.batches + 1
         for server in [None, *self.all[: len(self.table.servers)]]:
-            owned = Ownership.of_everything() if server is None else Ownership.of(self.table, server.index)
+            owned = EVERYTHING if server is None else Ownership.of(self.table, server.index)
             masks = [owned.buckets[buckets_of(named)] for named in keys]
             counts = np.array([*(int(mask.sum()) for mask in masks), int(owned.pieces.sum())], np.uint32)
             named = np.concatenate(

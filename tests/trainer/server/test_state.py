@@ -26,7 +26,7 @@ from emberscale_trainer.table import DensePieces, RowLayout, TableStore
 from emberscale_trainer.transport import ConnectionLostError, listen
 from eventually import eventually
 from memory_limit import refused_beyond
-from moves import table_that_owns
+from moves import EVERYTHING, table_that_owns
 from snapshots import drained
 from wire_client import WireClient
 
@@ -80,7 +80,7 @@ class Served:
         self.generation += 1
         wanted = Assignment(self.generation, self.generation, "")
         self.state.assign(wanted)
-        assert self.state.adopt(wanted, tables(), Ownership.of_everything(), AppliedBatches(), bound)
+        assert self.state.adopt(wanted, tables(), EVERYTHING, AppliedBatches(), bound)
 
     def connect(self, session: int = 1, token: str = "secret", generation: int = 1) -> WireClient:
         self.opened.append(WireClient(self.address, token, session, generation))
@@ -199,11 +199,12 @@ def test_a_push_for_which_there_is_no_memory_can_be_sent_again(served: Served) -
 HALF_A_PUSH = """
 import numpy as np
 from emberscale_api.wire import Header, Kind
-from emberscale_trainer.partition import AppliedBatches, Ownership
+from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.server.core import Assignment
 from emberscale_trainer.server.state import ServerState
 from eventually import eventually
 from memory_limit import refused_beyond
+from moves import EVERYTHING
 from test_state import tables
 
 counts, keys = np.array([400_000, 0, 0], np.uint32), np.arange(400_000)
@@ -211,7 +212,7 @@ gradients = np.ones(1_600_000, np.float32)
 store, state, wanted = tables(), ServerState(), Assignment(1, 1, "")
 store.reserve(counts, keys, gradients)
 state.assign(wanted)
-state.adopt(wanted, store, Ownership.of_everything(), AppliedBatches(), None)
+state.adopt(wanted, store, EVERYTHING, AppliedBatches(), None)
 print("pushing", flush=True)
 with refused_beyond(0):  # of the memory for the index, a reserve knows nothing
     state.push(0, Header(Kind.PUSH, generation=1, version=1), counts, keys, gradients)
@@ -286,7 +287,7 @@ def test_a_held_push_has_moved_when_the_barrier_ends_with_a_switch(served: Serve
     held(served.state)
     pushed = held_push(served)
     served.state.settle(1, 1, [], 60, 0)
-    switched(served.state, 2, 1, Ownership.of_everything())
+    switched(served.state, 2, 1, EVERYTHING)
     assert pushed.result(SECONDS) is Status.MOVED
 
 
@@ -301,7 +302,7 @@ def test_rows_and_pieces_that_a_switch_gives_away_are_gone(served: Served) -> No
     served.connect().push(0, [list(range(1000)), [], list(range(DENSE_PIECES))], ones(4000 + DENSE_PIECES * LENGTH))
     held(served.state)
     served.state.settle(1, 1, [], 60, 0)
-    everything = Ownership.of_everything()
+    everything = EVERYTHING
     switched(served.state, 2, 1, Ownership(np.arange(1024) < 512, np.arange(64) < 32))
     held(served.state, 2)
     served.state.settle(1, 2, [], 60, 0)

@@ -53,11 +53,6 @@ class StalenessBound:
         self._applied = applied
 
     @property
-    def outstanding(self) -> int:
-        """Pulls whose push has not come."""
-        return len(self._outstanding)
-
-    @property
     def under_way(self) -> int:
         """Pushes that are applied here and perhaps not everywhere."""
         return len(self._under_way)

@@ -37,11 +37,6 @@ class SendWindow(Generic[_Payload]):
         """How many items, from the first on, the receiver has dealt with."""
         return self._acknowledged
 
-    @property
-    def kept_bytes(self) -> int:
-        """Bytes of the items that are not acknowledged."""
-        return self._kept_bytes
-
     def has_room(self, size: int) -> bool:
         """Whether an item of `size` bytes may be put now."""
         return not self._kept or self._kept_bytes + size <= self._most_bytes
