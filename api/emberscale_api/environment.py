@@ -27,16 +27,16 @@ SOCKET_DIRECTORY = "EMBERSCALE_SOCKET_DIRECTORY"
 CPU_CORES = "EMBERSCALE_CPU_CORES"
 METRICS_PORT = "EMBERSCALE_METRICS_PORT"
 ALONE = "EMBERSCALE_ALONE"
-"""Set for a master that begins after all processes of the job have ended, as the first one of a run does."""
+"""Set for a master that starts after all processes of the job have ended, such as the first one of a run."""
 BRAIN_ADDRESS = "EMBERSCALE_BRAIN_ADDRESS"
 BRAIN_TOKEN = "EMBERSCALE_BRAIN_TOKEN"
 BRAIN_CA = "EMBERSCALE_BRAIN_CA"
-"""The authority of a brain that serves TLS, in PEM: the job's own does not speak for it."""
+"""The authority of a brain that serves TLS, in PEM; it differs from the job's own."""
 
 UNUSABLE_EXIT_CODE = 2
-"""What a process of a job ends with where its environment, or what that names, is of no use to it."""
+"""The exit code of a process of a job whose environment, or a file that it names, is unusable."""
 SUPERSEDED_EXIT_CODE = 3
-"""What a process of a job ends with once another has taken its place: nobody's fault, and nothing to count."""
+"""The exit code of a process of a job that another has replaced; it does not count as a failure."""
 
 
 @dataclass(frozen=True)

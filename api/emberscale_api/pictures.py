@@ -4,7 +4,7 @@ from typing import Any
 
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#2f6db5", "#d9722e", "#3a8f5c", "#8a5ea8", "#8a8f98"
 PALETTE = (BLUE, ORANGE, GREEN, PURPLE, GREY, "#b8a13a", "#4aa3a8", "#b04a6f", "#5b5f97")
-"""Colours of things that are compared, in this order; each is told apart from its neighbours."""
+"""Colours of things that are compared, in this order; each differs clearly from its neighbours."""
 STYLE: dict[Any, Any] = {
     "font.size": 10,
     "axes.titlesize": 11,

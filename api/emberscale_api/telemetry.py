@@ -1,4 +1,4 @@
-"""What every process says of itself: structured logs, and Prometheus metrics of its CPU and memory."""
+"""The telemetry of every process: structured logs, and Prometheus metrics of its CPU and memory."""
 
 import logging
 import sys

@@ -72,7 +72,7 @@ class Status(IntEnum):
     REFUSED = 4
     """The request makes no sense here; the payload is a UTF-8 reason."""
     MOVED = 5
-    """The owners are others (`version`): fetch the routing table, plan the request anew, and send it again."""
+    """The owners have changed (`version`): fetch the routing table, plan the request again, and send it."""
 
 
 class Flag(IntFlag):

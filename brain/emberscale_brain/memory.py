@@ -121,7 +121,7 @@ class Growth:
         then = _growth(np.array([samples / self.last_samples]))[:, 0]
         values = self.last_value + self.scales * np.maximum(0.0, then - self.now)
         lower, median, upper = _quantiles(values, self.weights, (0.025, 0.5, 0.975))
-        # the misfit of the past grows with the distance of the future; and the truth is none of these laws exactly
+        # the error of the past grows with the distance of the forecast, and no law is exact
         spread = 2 * self.misfit * min(1.0, samples / self.last_samples - 1) + _LAW_DOUBT * (median - self.last_value)
         return Band(median, max(self.last_value, lower - spread), upper + spread)
 
@@ -149,7 +149,7 @@ class Expectation:
 def fit_growth(samples: Floats, values: Floats, expected: Expectation | None = None) -> Growth:
     """Fits measurements: `values` (rows or bytes) after `samples` samples, both float64[n], n >= 1, samples above 0.
 
-    With fewer than three points the laws keep their prior weights, but for what `expected` says of them.
+    With fewer than three points the laws keep their prior weights, except as `expected` changes them.
     """
     if len(samples) < 1 or len(samples) != len(values) or not (samples > 0).all():
         raise ValueError("growth is fitted to at least one value, each at a number of samples above 0")

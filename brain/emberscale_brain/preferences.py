@@ -46,7 +46,7 @@ def _factory(point: EntryPoint) -> Callable[[PlannerSettings], object]:
 
 
 class PlannerPreferences(ManifestPart):
-    """Which planner, and what it is told; the meanings are those of `PlannerSettings` and `Prices`."""
+    """The planner's name and its settings, which mean what `PlannerSettings` and `Prices` say."""
 
     name: str = Field(default="default", description="An entry point of the group emberscale.planners")
     rho: float = Field(default=2.5, allow_inf_nan=False)

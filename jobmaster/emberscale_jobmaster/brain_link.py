@@ -35,7 +35,7 @@ _RETRY_SECONDS = 0.5
 _FOLLOW_SECONDS = 1.0
 _OUTCOME_SECONDS = 5.0
 _MOST_UNSURE = 512
-"""Profiles that are told again until the brain says that its database has them; then the oldest go."""
+"""Profiles that are sent again until the brain's database has them; beyond this number the oldest are dropped."""
 
 _log = structlog.get_logger()
 
@@ -150,7 +150,7 @@ class BrainLink:
             if "UnknownJob" in reasons:
                 self._submitted = False
             else:
-                self._start_ups.clear()  # without a sequence, one that is told twice counts twice
+                self._start_ups.clear()  # they carry no sequence number: one sent twice would count twice
                 if reply.durable:
                     self._unsure.clear()
         self._take(self._stub.GetPlan(pb.GetPlanRequest(job_uid=uid), timeout=_CALL_SECONDS))

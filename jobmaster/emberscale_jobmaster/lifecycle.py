@@ -83,7 +83,7 @@ def on_exit(state: JobState, spec: TrainingJobSpec, member: MemberId, exit_code:
 
 
 def on_failure(state: JobState, member: MemberId, reason: str, message: str, fatal: bool) -> JobState:
-    """A member cannot go on; fatal if trying again would fail the same way."""
+    """Handles a member that cannot continue; fatal if a retry would fail in the same way."""
     return fail(state, reason, f"{member.slot}: {message}") if fatal else state
 
 

@@ -1,7 +1,7 @@
 """The members of a job: one slot per role and index, held by one incarnation at a time.
 
-An incarnation that was superseded, or whose end was reported, is refused for ever. A silent member is different: it may
-return, without its leases.
+An incarnation that was superseded, or whose end was reported, is never accepted again. A silent member may return,
+without its leases.
 """
 
 from collections.abc import Mapping
@@ -83,7 +83,7 @@ class Membership:
         return process if process is not None and process.alive else None
 
     def register(self, role: Role, index: int, process: Process) -> "Membership":
-        """Puts a process in its slot, in the place of the one before. Registering twice changes nothing more.
+        """Puts a process in its slot and replaces the one before. Registering twice has no further effect.
 
         Raises SupersededMemberError.
         """

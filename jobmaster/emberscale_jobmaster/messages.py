@@ -112,7 +112,7 @@ def bad_records(records: Iterable[pb.BadRecord]) -> list[BadRecord]:
 
 
 def failure(request: pb.ReportFailureRequest) -> tuple[str, str]:
-    """Why a member cannot go on: reason and message. Raises InvalidReportError for a reason that is not CamelCase."""
+    """Returns reason and message of a failed member. Raises InvalidReportError unless the reason is CamelCase."""
     if not _REASON.match(request.reason):
         raise InvalidReportError("reason: expected one CamelCase word, such as NonFiniteLoss")
     return request.reason, request.message[:_MAX_TEXT]

@@ -21,7 +21,7 @@ from emberscale_jobmaster.statistics import ProgressiveWindow, RateMeter
 LONGEST_GAP_SECONDS = 2.0
 """The master looks more often than that; a longer pause is its own, and counts as this."""
 STUCK_SECONDS = 60.0
-"""How long the leases of a worker may stand still at least."""
+"""The shortest time without progress after which a worker's leases are stuck."""
 SILENT_STUCK_SECONDS = 600.0
 """The same where progress is not told before a lease is done: in evaluation."""
 STUCK_GAPS = 5.0

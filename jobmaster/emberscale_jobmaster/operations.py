@@ -88,14 +88,14 @@ class CheckpointPhase(StrEnum):
 
     BARRIER = "Barrier"
     SAVE = "Save"
-    """Snapshots are in place, and the servers write them while training goes on."""
+    """The servers write their snapshots while training continues."""
     WRITE = "Write"
     """All files are written; the manifest is not known to be."""
 
 
 @dataclass(frozen=True)
 class Image:
-    """What the manifest says of the job as it was when the barrier began."""
+    """The job as of the start of the barrier, as the manifest describes it."""
 
     epoch: int
     evaluations: tuple[EvaluationResult, ...]
@@ -121,7 +121,7 @@ class Checkpointing:
     * `began_at`, `deadline`: seconds of the job's clock; it has failed at the deadline unless it gets on before.
     * `barrier`: how far all servers agree; it also names the snapshot.
     * `held_seconds`: for how long pushes were held.
-    * `written`, `problems`, `files`: what each server says of its snapshot.
+    * `written`, `problems`, `files`: each server's report on its snapshot.
     * `again_at`: when a server, or the folder, is asked again whose last call failed.
     * `flash_bytes`: what each server may have in Redis, of a flash checkpoint.
     """
@@ -159,7 +159,7 @@ class MovePhase(StrEnum):
     PREPARE = "Prepare"
     """Servers make room for what they will receive."""
     COPY = "Copy"
-    """Rows travel while training goes on."""
+    """The servers transfer rows while training continues."""
     BARRIER = "Barrier"
     """Pushes are held, and the last changes travel."""
     SWITCH = "Switch"
@@ -178,13 +178,13 @@ class CopyReport:
 
 @dataclass(frozen=True)
 class Move:
-    """Brings rows to the servers that own them under another table, while training goes on.
+    """Brings rows to the servers that own them under another table, while training continues.
 
     * `number`: names the move to the servers; ascending over the life of the job.
-    * `sizes`: the shape that it leads to. `table`: what comes into force.
+    * `sizes`: the new shape. `table`: the next routing table.
     * `servers`: by index, those that serve now and those that will; some leave, some join.
     * `done`: those that have finished their part of this phase.
-    * `copied`: what each says of its copying.
+    * `copied`: each server's report on its copying.
     * `barrier`, `held_at`: the barrier, in phases BARRIER and SWITCH, and when it began on the job's clock.
     * `shares`: by which `table` is planned, as `Routing.shares`.
     * `began_at`, `deadline`: on the job's clock.

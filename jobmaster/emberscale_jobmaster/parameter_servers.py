@@ -82,7 +82,7 @@ class ServerChannels:
     def _answered(self, call: CallServer, done: "grpc.Future[Any]", read: Callable[[Any], ServerAnswer]) -> None:
         try:
             self._tell(self._event(call, done, read))
-        except Exception as error:  # noqa: BLE001  # gRPC would drop it, and whoever waits would wait for ever
+        except Exception as error:  # noqa: BLE001  # gRPC would drop it, and the caller would wait forever
             found = (type(error), error, error.__traceback__, threading.current_thread())
             threading.excepthook(threading.ExceptHookArgs(found))
 

@@ -20,7 +20,7 @@ _FULL = 0.95
 class Moment:
     """A job at one time. `now` and `training_seconds` in seconds; CPU and stage seconds are since the job began.
 
-    `samples` are committed; `trained` says of each worker how many it has told of, and when it did so last.
+    `samples` are committed; `trained` has each worker's reported samples, and the time of its last report.
     """
 
     now: float

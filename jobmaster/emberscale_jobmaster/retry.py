@@ -9,7 +9,7 @@ from dataclasses import dataclass
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
 PATIENCE_SECONDS = 600.0
-"""For what a job cannot go on without: its newest checkpoint, and its last one."""
+"""For files that a job cannot continue without: its newest checkpoint, and its last one."""
 SUSPENSION_PATIENCE_SECONDS = 60.0
 """For the checkpoint at which a job is to rest; then it rests at the one before."""
 LEAST_ATTEMPTS = 3

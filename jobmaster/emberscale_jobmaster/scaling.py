@@ -163,7 +163,7 @@ def give_up(state: JobState, spec: TrainingJobSpec, why: str, now: float) -> Job
 
 
 def move_due(state: JobState) -> bool:
-    """Whether rows can move to another number of parameter servers: all of them are there, and training goes on."""
+    """Whether rows can move to another number of parameter servers: all of them are registered, and the job trains."""
     target = state.scaling.target
     return target is not None and may_move(state) and not _missing(state, target)
 
@@ -183,12 +183,12 @@ def complete_move(state: JobState, sizes: RoleShapes) -> JobState:
 
 
 def describe_sizes(sizes: RoleShapes) -> str:
-    """A shape in words."""
+    """Describes a shape."""
     return f"workers {sizes.worker.describe()}, PS {sizes.ps.describe()}"
 
 
 def _without_refused(wanted: RoleShapes, scaling: Scaling, servers: int) -> RoleShapes:
-    """What is wanted, with the present number of servers where the wanted one could not be had."""
+    """Returns the wanted shape, with the present number of servers if the wanted number was refused."""
     if wanted.ps.replicas != scaling.refused_ps:
         return wanted
     return replace(wanted, ps=replace(wanted.ps, replicas=servers))

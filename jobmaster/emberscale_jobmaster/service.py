@@ -200,7 +200,7 @@ class MasterService(rpc.MasterServicer):
 
     @_answering
     def ReportFailure(self, request: pb.ReportFailureRequest, context: grpc.ServicerContext) -> pb.ReportFailureReply:
-        """A member cannot go on."""
+        """Takes the report of a member that cannot continue."""
         member = self._caller(request.member, Role.PS, Role.WORKER)
         reason, message = messages.failure(request)
         _log.error("failure_reported", member=member.slot, reason=reason, message=message, fatal=request.fatal)

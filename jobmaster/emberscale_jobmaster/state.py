@@ -166,7 +166,7 @@ class JobState:
         return (*restores, *self.checkpointings, *moves, *self.prunings)
 
     def having(self, operation: Operation) -> "JobState":
-        """The state with this operation, in the place of what it was before, or as a new one."""
+        """Returns the state with this operation, which replaces its earlier state or is new."""
         match operation:
             case Restore():
                 return replace(self, restore=operation)

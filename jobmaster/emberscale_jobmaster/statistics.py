@@ -123,7 +123,7 @@ class ProgressiveWindow:
     def add(
         self, samples: int, loss_sum: float, positives: Sequence[int], negatives: Sequence[int], now: float
     ) -> "ProgressiveWindow":
-        """The window after a report. Histograms of another length than before begin the window anew."""
+        """Returns the window after a report. Histograms of another length reset the window."""
         ones, zeros = np.asarray(positives, dtype=np.int64), np.asarray(negatives, dtype=np.int64)
         kept = [part for part in self.slices if part.began > now - self.window and len(part.positives) == len(ones)]
         if kept and now - kept[-1].began < self.slice_seconds:

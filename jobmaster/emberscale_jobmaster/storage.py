@@ -35,7 +35,7 @@ _log = structlog.get_logger()
 
 
 class CheckpointStorage:
-    """Carries out effects on one folder. `tell` is called with what came of each, from any thread."""
+    """Carries out effects on one folder. `tell` is called with the outcome of each, from any thread."""
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ _SUSPEND_SECONDS = 900.0
 _LONGEST_RETRY_SECONDS = 8.0
 _PATIENCE = 8
 _SIGNS_OF_TLS = ("SSL_ERROR", "Socket closed")
-"""In what gRPC says of a server that cannot be talked to."""
+"""A part of gRPC's message for a server that cannot be reached."""
 _CHANNEL = tuple(
     {
         **dict(CHANNEL_OPTIONS),
@@ -180,7 +180,7 @@ class MasterLink:
             except grpc.aio.AioRpcError as error:
                 self._reached.clear()
                 if self._unanswered_since is None:
-                    # a program that was stopped itself meanwhile has waited for no longer than a call may take
+                    # a program that was itself stopped meanwhile counts no more than the longest call
                     self._unanswered_since = max(begun_at, self._clock() - _CALL_SECONDS)
                 await self._explain(error.details() or "")
             else:

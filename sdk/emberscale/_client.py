@@ -20,7 +20,7 @@ from emberscale_api.job.status import JobPhase, TrainingJobStatus, UnreadableSta
 _GROUP, _VERSION, _PLURAL = "emberscale.io", "v1alpha1", "trainingjobs"
 _ENDED = frozenset({JobPhase.COMPLETE, JobPhase.FAILED})
 _WATCH_SECONDS = 240
-"""After so long a watch is begun anew: connections that fall silent are not always noticed."""
+"""After so long a watch is renewed: connections that fall silent are not always noticed."""
 _GONE = 410
 _MERGE_PATCH = "application/merge-patch+json"
 

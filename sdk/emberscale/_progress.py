@@ -59,7 +59,7 @@ def remarks(before: RunView | None, after: RunView) -> list[str]:
     known = len(before.exits) if before is not None else 0
     lines.extend(exit_remark(ended) for ended in after.exits[known:] if not ended.disk_is_full)
     full = [number for number, ended in enumerate(after.exits) if ended.disk_is_full]
-    if full and full[0] >= known:  # the cause of every such end, so it is said once
+    if full and full[0] >= known:  # the cause of every such exit, so that it is printed once
         lines.append("the disk of the run's folder is full and processes fail: free some space")
     old = before.status if before is not None else None
     new = after.status

@@ -28,7 +28,7 @@ from emberscale_operator.local import BrainAddress, EmbeddedBrain, LocalJob, Run
 
 @dataclass(frozen=True)
 class Training:
-    """How a run came out: its summary, and its folder with metrics, logs, checkpoints and the model."""
+    """The result of a run: its summary, and its folder with metrics, logs, checkpoints and the model."""
 
     summary: Summary
     folder: Path
@@ -134,7 +134,7 @@ def run_job(
     master_port: int = 0,
     brain: BrainAddress | EmbeddedBrain | None = None,
 ) -> Training:
-    """Trains a job in a folder, and leaves there what came of it; a run that is Complete is left as it is.
+    """Trains a job in a folder, and writes its results there; leaves a run that is Complete as it is.
 
     While a Complete run is in the folder, a new one is written to `next` in it, and takes its place once it is Complete
     too. Raises InvalidError, UnavailableError, and UnwritableError for a disk that is full.
@@ -213,7 +213,7 @@ def _train(
 
 
 def _saved(held: Run) -> AuditReport | None:
-    """The audit of the newest whole checkpoint of the run, None where there is none that can be read."""
+    """Returns the audit of the newest whole checkpoint of the run, None if none can be read."""
     uri = held.job.spec.checkpoint.uri
     if uri is None:
         return None

@@ -5,7 +5,7 @@
 * `mechanics`: what the system under a scheduler can do, with the source of each number.
 * `run`, `pods`, `recovery`, `resources`: one job's life; `engine`: all jobs on one cluster.
 * `schedulers`: the algorithms that are compared, any planner of the brain among them.
-* `experiment`, `results`, `pictures`: many seeds, and what comes out.
+* `experiment`, `results`, `pictures`: many seeds, and their results.
 
 It imports the brain's planners and nothing of the brain's service, which does not know it.
 """

@@ -112,7 +112,7 @@ def run_experiment(
     processes: int,
     progress: Callable[[SeedOutcome], None],
 ) -> list[SeedOutcome]:
-    """Every scheduler on every seed, by scheduler and seed; `progress` hears of each as it ends.
+    """Runs every scheduler on every seed; calls `progress` as each run ends.
 
     With one process everything runs in this one. Raises what a planner raises.
     """

@@ -54,9 +54,9 @@ class ChangeMethod(StrEnum):
     """How a running job gets another shape."""
 
     STOP_AND_RESTART = "StopAndRestart"
-    """Save, stop, start every pod anew, load."""
+    """Save, stop, restart every pod, load."""
     LIVE = "Live"
-    """New pods start while the old ones train; the job stands still only to switch."""
+    """New pods start while the old ones train; the job pauses only to switch."""
 
 
 class Mechanics(ManifestPart):

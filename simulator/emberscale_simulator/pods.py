@@ -113,7 +113,7 @@ class Pods:
         return taken
 
     def renew(self, workers: int, ps: int) -> float:
-        """All pods anew; seconds until the last of them serves."""
+        """Replaces all pods; returns the seconds until the last of them serves."""
         self._workers, self._ps = [], []
         self.set_workers(workers, keep=False)
         self.set_ps(ps, keep=False)
@@ -195,7 +195,7 @@ class LiveChange:
 def begin_live_change(
     present: JobShape, target: JobShape, now: float, room: Amounts, resize: float | None, pods: Pods
 ) -> LiveChange | None:
-    """The fastest way that there is room for; None if there is none.
+    """Returns the fastest way for which there is room; None if there is none.
 
     `room` is all that the job may have, its own included; `resize` is how long pods take to be resized in place, None
     where they cannot. Pods that go before others come cost their share of the time.

@@ -20,7 +20,7 @@ class Checkpoints:
         self._next = math.inf
 
     def training_begins(self, now: float) -> None:
-        """Training goes on after a start, a standstill or a failure."""
+        """Training continues after a start, a pause or a failure."""
         if self._next <= now or self._next == math.inf:
             self._next = now + self.interval
 

@@ -2,7 +2,7 @@
 
 Standard input is the socket on which it is asked (`emberscale_api.fork_server`). It ends when that is closed, and the
 kernel kills every process that it forked when it ends. One thread only: a fork copies no other, and a lock that another
-thread holds would stay locked for ever.
+thread holds would stay locked forever.
 """
 
 import ctypes
@@ -97,7 +97,7 @@ def _become(request: ForkRequest, parent: int) -> NoReturn:
         os.environ.update(request.environment)
         sys.argv = [f"emberscale-{request.role}"]
         _ROLES[request.role]()
-    except BaseException:  # noqa: BLE001 - nothing of the server may go on in the copy
+    except BaseException:  # noqa: BLE001 - the copy must not continue as the server
         traceback.print_exc()
         sys.stderr.flush()
     os._exit(1)

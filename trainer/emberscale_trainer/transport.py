@@ -64,7 +64,7 @@ class Connection:
     def receive_first(self, most_bytes: int, seconds: float) -> tuple[Header, bytes]:
         """The first frame of a peer that is not trusted yet, after the handshake, both within `seconds`.
 
-        Reserves nothing beforehand. Raises ConnectionLostError, or WireError for bytes that are no frame of at most
+        Reserves no memory in advance. Raises ConnectionLostError, or WireError for bytes that are no frame of at most
         `most_bytes`.
         """
         deadline = time.monotonic() + seconds
@@ -128,7 +128,7 @@ class Connection:
     def close(self) -> None:
         """Ends the connection, also for a thread that is blocked on it.
 
-        Over TLS nothing is said to the peer: a frame that is cut off is noticed by its length.
+        Sends no close_notify over TLS: the peer recognises a cut frame by its length.
         """
         self.hang_up()
         self._stream.close()
@@ -151,7 +151,7 @@ class SecureConnection(Connection):
         self._secure = stream
 
     def send(self, header: Header, buffers: Sequence[Buffer] = ()) -> None:
-        """As `Connection.send`; what is small travels with what comes before it, in one record."""
+        """As `Connection.send`; small parts share a record with the part before."""
         self.sent_bytes += HEADER_BYTES + header.payload_bytes
         gathered = bytearray(header.pack())
         try:

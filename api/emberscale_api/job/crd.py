@@ -126,7 +126,7 @@ def structural_schema(model: type[BaseModel], bounded: bool) -> dict[str, Any]:
 
 
 def _empty_parts(model: type[BaseModel]) -> dict[str, dict[str, Any]]:
-    """By the name of a type, what its sections are where nothing is said of them, for types that a section may have."""
+    """The defaults of the sections of each type, by the type's name, for types that a section may have."""
     found = {}
     for field in model.model_fields.values():
         for part in models_in(field.annotation):
@@ -212,7 +212,7 @@ class _Inliner:
         return schema
 
     def _own_defaults(self, definition: Mapping[str, Any]) -> dict[str, Any]:
-        """What an object of the type is when nothing is said: the defaults of its fields."""
+        """An object of the type with the defaults of all fields."""
         return {name: field["default"] for name, field in definition["properties"].items() if "default" in field}
 
 

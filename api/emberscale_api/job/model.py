@@ -84,7 +84,7 @@ class InitializerOverride(ManifestPart):
     scale: Scale | None = None
 
     def over(self, base: InitializerSpec) -> InitializerSpec:
-        """The other initializer with these fields in the place of its own."""
+        """Returns the other initializer, with these fields replaced."""
         return base.model_copy(update={name: value for name, value in self if value is not None})
 
 

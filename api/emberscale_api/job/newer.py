@@ -30,7 +30,7 @@ class UnknownValue:
 def parse_newer_manifest(
     document: Mapping[str, Any], source: str = "manifest"
 ) -> tuple[TrainingJob, tuple[UnknownValue, ...]]:
-    """Returns a manifest with the default in the place of each unknown value, and the unknown values.
+    """Returns a manifest with each unknown value replaced by its default, and the unknown values.
 
     Unknown fields are kept. Raises ManifestError where anything else is wrong, or where a field has no default.
     """
@@ -65,7 +65,7 @@ def unknown_values(document: Mapping[str, Any]) -> tuple[UnknownValue, ...]:
 
 
 def with_values(text: str, unknown: Sequence[UnknownValue]) -> str:
-    """Returns a manifest, or a part of one from its root on, in JSON, with unknown values in the place of defaults."""
+    """Returns a manifest, or a part of one from its root on, in JSON, with defaults replaced by the unknown values."""
     if not unknown:
         return text
     document = json.loads(text)

@@ -119,13 +119,13 @@ class ResourceRequirements(ManifestPart):
 
     @property
     def cpu_limit(self) -> float | None:
-        """Cores, or None where nothing is said."""
+        """Cores; None if unspecified."""
         quantity = self.limits.cpu or self.requests.cpu
         return None if quantity is None else cpu_cores(quantity)
 
     @property
     def memory_limit(self) -> int | None:
-        """Bytes, or None where nothing is said."""
+        """Bytes; None if unspecified."""
         quantity = self.limits.memory or self.requests.memory
         return None if quantity is None else memory_bytes(quantity)
 
@@ -158,7 +158,7 @@ class RoleSpec(ManifestPart):
         return self.replicas or self.min_replicas or 1
 
     def resized(self, replicas: int) -> "RoleSpec":
-        """Returns the role with this number of processes in the place of what it says of it; 0 leaves the number open.
+        """Returns the role with this number of processes; 0 leaves the number open.
 
         Raises ValidationError.
         """

@@ -63,7 +63,7 @@ class FaultToleranceSpec(ManifestPart):
 
 
 class CleanPodPolicy(StrEnum):
-    """Pods to remove when the job has ended: those that still run, all, or only those that would run for ever."""
+    """Pods to remove when the job has ended: those that still run, all, or only those that would never end."""
 
     RUNNING = "Running"
     ALL = "All"

@@ -43,7 +43,7 @@ class ManifestPart(BaseModel):
 
 
 def own_default(part: ManifestPart) -> ManifestPart:
-    """What a section of this type is where nothing is said of it and nothing around it has another default."""
+    """The default of a section of this type, unless the section around it has another default."""
     return type(part)()
 
 

@@ -58,7 +58,7 @@ class OptimizerOverride(ManifestPart):
     ftrl_beta: Penalty | None = None
 
     def over(self, base: OptimizerSpec) -> OptimizerSpec:
-        """The other optimizer with these fields in the place of its own."""
+        """Returns the other optimizer, with these fields replaced."""
         return base.model_copy(update={name: value for name, value in self if value is not None})
 
 

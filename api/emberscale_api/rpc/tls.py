@@ -85,7 +85,7 @@ def _probing(authority: bytes | None) -> ssl.SSLContext:
 
 
 def _seen(address: str, authority: bytes | None, setting: str, error: Exception | None) -> str | None:
-    """What the end of a handshake says of the two sides; `error` is None where they shook hands."""
+    """Describes why a handshake failed; `error` is None if it succeeded."""
     match error:
         case None:
             return None if authority is not None else f"{address} requires TLS, but {setting} is not set"

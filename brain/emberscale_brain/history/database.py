@@ -88,20 +88,20 @@ _REFUSED_LOGIN = re.compile(
 
 
 class DatabaseAwayError(UnavailableError):
-    """The database cannot be reached or cannot do it now; trying later makes sense."""
+    """The database cannot be reached, or cannot answer now; retrying later may help."""
 
 
 class WriteRefusedError(Exception):
-    """The database is there and refuses what is written; trying again does not help."""
+    """The database refuses a write; retrying does not help."""
 
 
 class DatabaseUnusableError(InvalidError):
-    """The database's address, schema or rights are wrong, or it is none; trying later does not help."""
+    """The database's address, schema or rights are wrong, or the file is not a database; retrying does not help."""
 
 
 def read_url(url: str) -> URL:
     """What `sqlite:///path` or `postgresql://...` says. Raises DatabaseUnusableError."""
-    shown = re.sub(r"://.*@", "://...@", url)  # a password is nobody's business
+    shown = re.sub(r"://.*@", "://...@", url)  # hides the password
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError) as error:
@@ -171,7 +171,7 @@ def failure(error: DBAPIError, engine: Engine) -> DatabaseAwayError | DatabaseUn
 
 
 def _is_hopeless(error: DBAPIError, engine: Engine) -> bool:
-    """Whether the database is there, and says that it is none of this brain's."""
+    """Whether the database answers, but refuses this brain."""
     cause = error.orig
     if isinstance(cause, sqlite3.Error):
         code = getattr(cause, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF
@@ -188,7 +188,7 @@ def first_line(error: DBAPIError) -> str:
 
 
 def _set_up_postgresql(connection: Any, _record: object) -> None:
-    # who fell silent within a transaction, such as a machine that was cut off, holds up nobody for ever
+    # a client that falls silent within a transaction, such as a machine that was cut off, blocks nobody for long
     connection.execute(f"SET lock_timeout = '{_WAIT_SECONDS}s'")
     connection.execute(f"SET idle_in_transaction_session_timeout = '{_IDLE_SECONDS}s'")
     connection.commit()

@@ -86,7 +86,7 @@ class Horizon:
     def net(self, gross: Floats, workers: Floats, ps: Floats, worker_cpu: Floats, ps_cpu: Floats) -> Floats:
         """Samples per second over the work, the change included; all arrays broadcast together.
 
-        While new processes start the job goes on as before; while the change takes effect it stands still.
+        The job continues as before while new processes start, and pauses while the change takes effect.
         """
         if self.current is None:
             return gross
@@ -131,7 +131,7 @@ class JobProblem:
 
         The shares of a batch's time are DLRover-RM's (equations 2-5), and what requests cost a PS. Some fall with cores
         or PS, those of the PS rise with workers. At an overlap of 1 the time is their sum (equation 1), above it their
-        p-norm, with p the overlap: work that goes on at the same time hides the shorter share.
+        p-norm, with p the overlap: concurrent work hides the shorter share.
         """
         constants = self.constants
         gradient, update, synchronize, embedding, constant, request = self.fit.coefficients

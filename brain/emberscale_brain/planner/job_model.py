@@ -32,7 +32,7 @@ def prior_of(past: Sequence[PastJob], similar: Sequence[SimilarJob], constants: 
 
 
 def expected_rows(past: Sequence[PastJob], similar: Sequence[SimilarJob], metadata: JobMetadata) -> Expectation | None:
-    """What similar jobs' rows say of a job's at the end of its first epoch; None where none of them counted any.
+    """The rows that similar jobs predict for a job at the end of its first epoch; None if none of them counted any.
 
     More samples bring fewer new rows than in proportion: half-way between none and all of it.
     """
@@ -51,7 +51,7 @@ def expected_rows(past: Sequence[PastJob], similar: Sequence[SimilarJob], metada
 
 @dataclass(slots=True)
 class JobModel:
-    """Grows with the profiles that `observe` is given; a fit is only made anew when there are new ones."""
+    """Collects the profiles that `observe` is given; fits again only when there are new ones."""
 
     prior: Prior | None
     expected: Expectation | None = None

@@ -182,7 +182,7 @@ class Quota:
 class ScalingOverheads:
     """Learned from the start-ups of past processes: seconds until a new process serves, and seconds of standstill.
 
-    Scaling does not stop a job while new processes start; it stands still only while a change takes effect
+    Scaling does not stop a job while new processes start; it pauses only while a change takes effect
     (DLRover-RM section 5.2). Running processes get other cores and memory after
     `resize_seconds`; None: new ones take their place.
     """

@@ -247,7 +247,7 @@ class Brain:
                 self._no_plan(error.how, f"the planner {self._settings.planner.name!r} {error.how}: {error}")
                 self._log.error("planning_failed", how=error.how, reason=str(error), failures=failures)
                 continue
-            except Exception as error:  # noqa: BLE001  # without this thread nobody plans, and nobody is told
+            except Exception as error:  # noqa: BLE001  # without this thread nobody plans, and nobody notices
                 failures += 1
                 self._no_plan("internal", f"the brain failed: {type(error).__name__}: {error}")
                 self._log.exception("planning_failed", how="internal", failures=failures)
@@ -258,7 +258,7 @@ class Brain:
         self._rounds.close()
 
     def _no_plan(self, how: str, why: str) -> None:
-        """The last good plans stand, and callers are told why."""
+        """Keeps the last good plans, and tells callers why."""
         self._runtime.stale(why)
         self.meters.planning_failures.labels(how).inc()
 

@@ -102,7 +102,7 @@ class PlansInForce:
         self._reasons = Reasons()
 
     def put(self, plan: PlanMade, message: pb.BrainPlan | None = None) -> None:
-        """A new version; `message` is the plan as callers are told it, if it has been made already."""
+        """Puts a new version in force; `message` is the plan as a message, if it was made already."""
         self._messages[plan.job] = message or plan_to(plan)
         self._reasons.give(plan.job, plan.planned)
 
@@ -123,7 +123,7 @@ class PlansInForce:
         return message
 
     def message(self, job: JobId) -> pb.BrainPlan:
-        """What callers are told; of version 0 before anything was put in force."""
+        """The plan as a message; version 0 before the first plan is in force."""
         message = self._messages.get(job) or no_plan(job)
         if not self.stale_because:
             return message

@@ -160,7 +160,7 @@ def plan_to(plan: PlanMade) -> pb.BrainPlan:
 
 
 def no_plan(job: JobId) -> pb.BrainPlan:
-    """What stands for the plan of a job that has none yet."""
+    """The message for a job without a plan."""
     return pb.BrainPlan(job_uid=job, version=0, reason="no plan has been made yet")
 
 
@@ -191,9 +191,9 @@ def explanation_to(
     profiles: Sequence[JobProfile] = (),
     constants: ModelConstants | None = None,
 ) -> pb.PlanExplanation:
-    """The numbers behind a plan; with `constants`, also what the fit says of every shape that was measured.
+    """The numbers behind a plan; with `constants`, also the fit's prediction for every measured shape.
 
-    `plan` is as callers are told it, and `made` the same with what is known now; None for one that was never made.
+    `plan` is the plan's message, and `made` the same with present knowledge; None for a plan that was never made.
     """
     explanation = Explanation() if made is None else made.planned.explanation
     fit = explanation.fit

@@ -60,7 +60,7 @@ class PlanningProcess:
         self._buffer = b""
 
     def begin(self, choice: PlannerChoice, timeout: float) -> None:
-        """Loads the planner. Raises PlanningFailedError if it cannot be had or is not there in time."""
+        """Loads the planner. Raises PlanningFailedError if loading fails or takes too long."""
         begin = frame(
             "begin",
             planner=choice.name,

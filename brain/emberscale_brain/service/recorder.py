@@ -114,7 +114,7 @@ class ChangeRecorder:
                 stopping = self._stopping
             try:
                 self._turn(entries, stopping)
-            except Exception as error:  # noqa: BLE001  # without this thread nothing is written, and nobody is told
+            except Exception as error:  # noqa: BLE001  # without this thread nothing is written, and nobody notices
                 self._away = f"the recorder failed: {type(error).__name__}: {error}"
                 self._log.exception("recorder_failed", kept=len(self._kept))
             for entry in entries:

@@ -291,7 +291,7 @@ class BrainRuntime:
             )
 
     def take_unsent(self) -> tuple[list[Change], frozenset[JobId]]:
-        """The changes since the last call, and the jobs that who hears of them then knows."""
+        """Returns the changes since the last call, and the jobs that the caller knows with them."""
         with self._lock:
             unsent, self._unsent = self._unsent or [], []
             return unsent, frozenset(self._state.jobs)
@@ -346,7 +346,7 @@ class BrainRuntime:
             return [plan for last, latest in plans for plan in with_reasons(last, latest)]
 
     def stale(self, because: str) -> None:
-        """Callers are told why plans are older than they should be; empty: they are not."""
+        """Notes why plans are outdated, for callers; empty if they are not."""
         with self._lock:
             self._in_force.stale_because = because
 

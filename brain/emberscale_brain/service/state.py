@@ -126,7 +126,7 @@ class BrainState:
         """A job as planners see it.
 
         A job that was told to take another shape less than `settle_seconds` ago, and has not reported it yet, counts
-        with the new shape and is fixed: it is on its way.
+        with the new shape and is fixed: the change is in progress.
         """
         known = self.jobs[job]
         submitted, current, fixed = known.submitted, known.shape, known.submitted.fixed

@@ -127,7 +127,7 @@ class Actuator:
         await self._client.delete(core(job.key.namespace, "pods", view.name), view.uid, grace_seconds=grace_seconds)
 
     async def _resize(self, job: Job, view: PodView, resources: Resources) -> None:
-        """In place, without a restart; a pod that cannot be resized so keeps what it has until it is started anew."""
+        """Resizes in place; a pod that cannot be resized in place keeps its resources until it restarts."""
         attempt = (view.uid, resources)
         if attempt in self._refused_resizes:
             return

@@ -63,7 +63,7 @@ _log = structlog.get_logger()
 
 
 class ObjectCache(Protocol):
-    """What is known of the cluster without asking it."""
+    """What is known of the cluster without a call to it."""
 
     def job(self, key: JobKey) -> Mapping[str, Any] | None:
         """The TrainingJob as it was last seen; None if there is none."""
@@ -79,10 +79,10 @@ class Tenancy(Protocol):
         """Gives the job of this uid a user of this password."""
 
     def expelled(self, job_uid: str) -> str | None:
-        """Why the job has lost it again, in words; None while it has not."""
+        """Returns why the job has lost its user again; None if it has not."""
 
     def fills(self, job_uid: str) -> str | None:
-        """That Redis fills up and that this job has the most in it, in words; None otherwise."""
+        """Returns a message if Redis fills up and this job has the most in it; None otherwise."""
 
 
 class KubernetesBackend:
@@ -226,13 +226,13 @@ class KubernetesBackend:
         )
 
     def _take_over(self, body: Mapping[str, Any]) -> None:
-        """Goes on from what an operator before this one left."""
+        """Continues from the status that an earlier operator wrote."""
         self._status = read_status(body)
         self._written = to_document(self._status) if body.get("status") else {}
         self._observation.take_over(self._status.members)
 
     async def _leave_alone(self, body: Mapping[str, Any], problem: str, now: float) -> None:
-        """Says of a job that another version looked after, and this one cannot, that nothing is done with it."""
+        """Reports that this version leaves alone a job that another version manages."""
         _log.warning("job_left_alone", job=str(self.key), problem=problem)
         conditions = unknown_progress(body["status"].get("conditions") or (), problem, now)
         if conditions is not None:
@@ -252,7 +252,7 @@ class KubernetesBackend:
         return self._job
 
     async def _refuse(self, body: Mapping[str, Any], problem: str, now: float) -> None:
-        """A spec that the API server took and that cannot run: says so, and what can be done."""
+        """Reports a spec that the API server accepted but that cannot run, with the remedy."""
         status = self._known()
         fixed = any(path in problem for path in fixed_fields(Keeper.RESOURCE))
         problem += (

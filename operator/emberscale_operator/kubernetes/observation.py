@@ -156,7 +156,7 @@ class Observation:
 
 
 def plan_of(written: PlanStatus | None) -> pb.Plan | None:
-    """The plan as a status keeps it, to go on with until the master says more."""
+    """Returns the plan that a status holds, which is in force until the master reports."""
     if written is None:
         return None
     sizing = pb.Sizing(

@@ -12,7 +12,7 @@ from emberscale_operator.kubernetes.names import MANIFEST_ANNOTATION, instance_o
 from emberscale_operator.machine import ExitReason, Instance, InstanceExit, InstanceId, InstanceState, Resources
 
 LOST_SECONDS = 10.0
-"""A pod that is still there so long after it had to be gone is on a node that nobody hears of."""
+"""A pod that still exists so long after its deadline is on a node that has fallen silent."""
 _FROM_OUTSIDE = frozenset(
     {
         "Evicted",
@@ -163,7 +163,7 @@ def _exit(metadata: Mapping[str, Any], status: Mapping[str, Any], own: Mapping[s
     if terminated.get("reason") == "OOMKilled":
         reason, cause = ExitReason.OOM_KILLED, "OOMKilled"
     elif outside:
-        # whatever the exit code: a process that is told to go may go in peace
+        # whatever the exit code: the process was told to end
         reason, cause = ExitReason.KILLED, outside
     elif status.get("phase") == "Succeeded" or code == 0:
         reason, cause = ExitReason.COMPLETED, "Completed"
@@ -172,7 +172,7 @@ def _exit(metadata: Mapping[str, Any], status: Mapping[str, Any], own: Mapping[s
     elif code == SUPERSEDED_EXIT_CODE:
         reason, cause = ExitReason.KILLED, "Superseded"
     elif code == UNUSABLE_EXIT_CODE:
-        # what it needs cannot be had: it goes on when that is mended, and nothing of the job's is at fault
+        # a requirement is missing: the pod continues once it is there, and the job is not at fault
         reason, cause = ExitReason.KILLED, "Unusable"
     else:
         reason, cause = ExitReason.ERROR, "Error"

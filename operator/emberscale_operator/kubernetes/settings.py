@@ -17,7 +17,7 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARN
 
 @dataclass(frozen=True)
 class Settings:
-    """What the operator is told from outside. `watch_namespaces` is empty for the whole cluster; times in seconds.
+    """The operator's settings. `watch_namespaces` is empty for the whole cluster; times are in seconds.
 
     `brain_authority`, in PEM, speaks for a brain that serves TLS.
     """

@@ -60,7 +60,7 @@ def user_url(url: str, user: str, password: str) -> str:
 
 
 def user_rules(job_uid: str, password: str) -> tuple[str, ...]:
-    """What ACL SETUSER is told: the user as a whole, so that nothing of what it was before is left."""
+    """The arguments of ACL SETUSER: they replace the whole user, so that no earlier rule is left."""
     hashed = hashlib.sha256(password.encode()).hexdigest()
     return (
         "reset",
@@ -108,17 +108,17 @@ class Tenants:
             self._news.set()
 
     def expelled(self, job_uid: str) -> str | None:
-        """Why a job has no user any more though it is there, in words; None where it has one."""
+        """Returns why an existing job has lost its user; None if it has one."""
         return self._expelled.get(job_uid)
 
     def fills(self, job_uid: str) -> str | None:
-        """That Redis fills up and that this job has the most in it, in words; None of any other job."""
+        """Returns a message if Redis fills up and this job has the most in it; None for any other job."""
         return self._largest[2] if self._largest is not None and self._largest[0] == job_uid else None
 
     async def keep(self) -> None:
-        """Makes the users that are missing and expels those that take too much, for ever.
+        """Makes missing users and expels those that store too much, until it is cancelled.
 
-        A Redis that was started anew may have forgotten any user.
+        A Redis that has restarted may have forgotten any user.
         """
         task = cast(asyncio.Task[None], asyncio.current_task())
         while not task.cancelling():  # redis-py, by asyncio.wait_for, may lose a cancellation before Python 3.12

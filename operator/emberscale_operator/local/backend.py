@@ -68,7 +68,7 @@ def policy_of(spec: TrainingJobSpec) -> Policy:
 
 
 class LocalBackend:
-    """Everything that is known of one job's processes, and done to them; `observer` is told about ten times a second.
+    """Observes and controls one job's processes; calls `observer` about ten times a second.
 
     `has_brain` says, at each look, whether the machine's brain is to run beside this job.
     """

@@ -24,7 +24,7 @@ class RunFolder:
 
     @property
     def state(self) -> Path:
-        """What the job needs to go on: the store's files and the manifest."""
+        """What the job needs to continue: the store's files and the manifest."""
         return self.root / "state"
 
     @property

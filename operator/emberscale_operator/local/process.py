@@ -23,7 +23,7 @@ class Memory:
 
 
 def read_memory(pid: int) -> Memory | None:
-    """What the kernel says of a process; None when it is gone."""
+    """Returns the kernel's record of a process; None if it has ended."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines()
     except (FileNotFoundError, ProcessLookupError):

@@ -105,7 +105,7 @@ class JobProcesses:
             entry.process.stop(now, self._stop_grace)
 
     def kill(self, instance: InstanceId) -> None:
-        """SIGKILL, as of somebody else: also to one that is stopped, and hears of nothing."""
+        """Sends SIGKILL, which also ends a process that is stopped."""
         entry = self._entries.get(instance)
         if entry is not None:
             entry.process.kill()

@@ -1,4 +1,4 @@
-"""What is said of a running job, and of one that has ended."""
+"""The view of a running job, and the outcome of one that has ended."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -12,7 +12,7 @@ from emberscale_api.errors import InvalidError
 from emberscale_api.job import RoleSpec, TrainingJobSpec
 
 HELP = paragraphs("""\
-Gives a running job other numbers of workers and parameter servers, while training goes on.
+Changes the numbers of workers and parameter servers of a running job, while training continues.
 
 JOB is a run on this machine, by its name or its folder; where there is none, or with [cyan]--namespace[/], a
 TrainingJob on the cluster that KUBECONFIG names.
@@ -109,7 +109,7 @@ def _number(role: RoleSpec) -> str:
 
 
 def _folder_of(job: str) -> Path | None:
-    """The folder of a run on this machine; None where there is none."""
+    """Returns the folder of a run on this machine; None if there is none."""
     for folder in (Path(job), Path("runs", job)):
         if (folder / "run.json").exists() or (folder / "next" / "run.json").exists():
             return folder

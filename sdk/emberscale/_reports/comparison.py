@@ -26,7 +26,7 @@ class FinishedRun:
 
 @dataclass(frozen=True)
 class Figure:
-    """One number of a summary. `relative`: differences are told in per cent."""
+    """One number of a summary. `relative`: differences are shown in per cent."""
 
     key: str
     label: str

@@ -288,7 +288,7 @@ def _draw_fit(axes: Axes, explanation: pb.PlanExplanation) -> None:
 
 
 def _say(axes: Axes, why: str) -> None:
-    """Why there is nothing to draw, in the place of empty axes."""
+    """Shows why there is nothing to draw, instead of empty axes."""
     axes.set_axis_off()
     axes.text(0.5, 0.5, why, ha="center", va="center", transform=axes.transAxes, color=GREY, linespacing=1.6)
 

@@ -35,7 +35,7 @@ class SavedCheckpoints:
             raise InvalidError(f"spec.checkpoint.uri: {uri}: {error}") from error
 
     def refuse_if_used(self) -> None:
-        """Raises InvalidError if there are checkpoints: a job goes on from those that it finds."""
+        """Raises InvalidError if there are checkpoints: a job would continue from them."""
         manifests = self._manifests()
         if manifests:
             raise InvalidError(
@@ -105,7 +105,7 @@ class ModelUnavailableError(UnavailableError):
 
 
 def export_model(uri: str, checkpoint: str, model: Path) -> None:
-    """Copies the checkpoint's files to `model`, in the place of what it held.
+    """Copies the checkpoint's files to `model`, and replaces what it held.
 
     Copies, and no hard links: damage to a file of one must not reach the other. Raises ModelUnavailableError.
     """

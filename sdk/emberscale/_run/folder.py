@@ -1,4 +1,4 @@
-"""Whose folder it is: when a run may begin in it, go on in it, and take the place of another."""
+"""Who owns a folder: when a run may begin in it, continue in it, and replace another."""
 
 import fcntl
 import os

@@ -113,7 +113,7 @@ def read_record(paths: RunPaths) -> RunRecord:
 
 
 def record_if_any(paths: RunPaths) -> RunRecord | None:
-    """The record of the run that is there, None where there is none. Raises InvalidError."""
+    """Returns the record of the run in the folder, None if there is none. Raises InvalidError."""
     return read_record(paths) if paths.record.exists() else None
 
 
@@ -140,7 +140,7 @@ COLUMNS = (
 
 
 class MetricsRecorder:
-    """Appends a row about twice a second; a resumed run goes on in the same file, `offset` seconds later."""
+    """Appends a row about twice a second; a resumed run continues the same file, `offset` seconds later."""
 
     def __init__(self, path: Path, offset: float) -> None:
         self._offset = offset

@@ -12,12 +12,12 @@ _SHOWN_CHARACTERS = 60
 
 
 def kept_by_a_run() -> str:
-    """The fields that must stay for a run to go on, for help texts."""
+    """Names the fields that must stay for a run to be resumed, for help texts."""
     return ", ".join(fixed_fields(Keeper.RUN))
 
 
 def refuse_another_job(earlier: RunRecord, job: TrainingJob) -> None:
-    """Raises InvalidError, a line a field, if the run cannot go on as this job."""
+    """Raises InvalidError, with a line for each field, if the run cannot be resumed as this job."""
     changed = broken_fields(earlier.given, job, Keeper.RUN)
     if changed:
         raise InvalidError(

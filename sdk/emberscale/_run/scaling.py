@@ -62,7 +62,7 @@ def scaled_numbers(paths: RunPaths, earlier: RunRecord, job: TrainingJob) -> dic
 
 
 def _numbers(role: RoleSpec) -> tuple[int | None, int | None, int | None]:
-    """What a manifest says of how many there are."""
+    """Returns the numbers of processes in a manifest."""
     return role.replicas, role.min_replicas, role.max_replicas
 
 

@@ -26,7 +26,7 @@ class Summary:
     `samples_per_second` is over the time spent training. `stages` are seconds summed over workers; `peak_memory_bytes`
     by process; `restarts` by role. `truncated_records` had a list that was cut to its maxLength.
     `samples` are all that were trained; `checkpoint_samples` are those that `checkpoint` holds, as `audit` counts them:
-    what a resume goes on from.
+    where a resume continues.
     `warnings` are signs that the job is not what was wanted, each with what to do. `plan` is the shape that the job
     ended with and why. `flash` is the newest flash checkpoint and what it cost; None where there was none.
     """
@@ -97,7 +97,7 @@ def _flash(flash: pb.FlashStatus) -> dict[str, Any] | None:
 def summarize(name: str, outcome: RunOutcome, wall_seconds: float, saved: AuditReport | None = None) -> Summary:
     """Puts the master's last status and the observations of the processes together.
 
-    `saved` is the audit of the newest checkpoint, which the status may be too old to know; None where there is none.
+    `saved` is the audit of the newest checkpoint, which the status may be too old to know; None if there is none.
     """
     status = outcome.status or pb.JobStatus()
     quality, measured_on = _quality(status)

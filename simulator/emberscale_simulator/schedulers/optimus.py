@@ -60,7 +60,7 @@ class OptimusScheduler:
         self._trials.pop(job.id, None)
 
     def decide(self, jobs: Sequence[ScheduledJob], capacity: ClusterCapacity, now: float) -> Mapping[JobId, JobShape]:
-        """The whole cluster divided anew; running jobs keep what they have where a change does not pay."""
+        """Divides the whole cluster again; running jobs keep their shapes if a change does not pay."""
         free = Amounts(capacity.cpu, capacity.memory)
         whole = free
         for job in jobs:

@@ -43,7 +43,7 @@ def convert_files(
     conversion: Conversion,
     progress: Progress = lambda stage, done, total: None,
 ) -> Converted:
-    """Writes each source anew; `reader` must read raw records. Files that are there are replaced.
+    """Converts each source; `reader` must read raw records. Existing files are replaced.
 
     `progress` is called with what is being done, and how much of it is. Raises DataUnavailableError, and
     InvalidError for too many malformed records, for a record that the format cannot hold, and for a path that cannot

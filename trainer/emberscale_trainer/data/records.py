@@ -16,7 +16,7 @@ from emberscale_api.rpc.master_pb2 import Block, DataFile
 class DataUnavailableError(UnavailableError):
     """Data that cannot be read at all; `reason` is how the job's master names it.
 
-    One malformed record is not this: it is a `BadRecord`, and reading goes on.
+    A malformed record is a `BadRecord` instead, and reading continues.
     """
 
     reason = "DataUnavailable"

@@ -43,7 +43,7 @@ class BlockCache(Generic[K]):
             self._blocks[key] = self._reader.submit(self._load, key)
 
     def get(self, key: K) -> RecordBlock:
-        """The block; waits for it. Raises what `load` raises, and reads anew when asked again."""
+        """Waits for the block and returns it. Raises what `load` raises; the next call reads again."""
         self.expect(key)
         self._blocks.move_to_end(key)
         try:

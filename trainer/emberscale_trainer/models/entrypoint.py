@@ -38,7 +38,7 @@ class EntrypointError(InvalidError):
 
 
 def features_of(resolved: ResolvedModel) -> Features:
-    """What the factory is told."""
+    """Returns the argument of the factory."""
     return Features(resolved.columns.dense, {table.name: table.dimension for table in resolved.embeddings})
 
 

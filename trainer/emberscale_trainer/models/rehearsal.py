@@ -76,7 +76,7 @@ def main() -> None:
     """Reads a manifest as JSON from standard input."""
     job = TrainingJob.from_json(sys.stdin.read())
     result: dict[str, object] = {"problem": "", "trace": "", "remarks": []}
-    with redirect_stdout(sys.stderr):  # what the person's code prints is none of the result
+    with redirect_stdout(sys.stderr):  # the user's code may print, too
         try:
             result["remarks"] = rehearse(job)
         except EntrypointError as error:

@@ -62,7 +62,7 @@ _STATUS: dict[type[Exception], grpc.StatusCode] = {
     FlashUnusableError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     AbandonedError: grpc.StatusCode.ABORTED,
 }
-"""How the master is told of what cannot be done."""
+"""The status codes under which errors reach the master."""
 
 _TOLD = tuple(_STATUS)
 

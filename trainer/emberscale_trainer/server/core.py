@@ -97,7 +97,7 @@ class ServerCore:
 
     @property
     def next_numbers(self) -> tuple[int, int]:
-        """Lease tokens and barrier numbers below these were given in this generation, as far as is known here."""
+        """All lease tokens and barrier numbers of this generation that the server knows are below these."""
         return self._fence.next_token, max(self._barrier.newest, self._moves.newest) + 1
 
     @property
@@ -297,7 +297,7 @@ class ServerCore:
         return self._moves.transfer
 
     def prepare(self, number: int, since: int, table: RoutingTable, index: int, now: float) -> Transfer:
-        """Takes part in a move to a table of a later version, in the place of any move before; or attaches to it.
+        """Joins a move to a table of a later version, which replaces any move before; or attaches to it.
 
         The server must serve version `since`, or own nothing where that is 0: a master whose ledger has lost its end
         plans from a table that is not in force any more.
@@ -408,6 +408,6 @@ def _ticket(session: int, header: Header) -> Ticket:
 
 
 def _moved(header: Header, serving: _Serving, arrived: float, now: float) -> Decision:
-    """What a request of another version is told. A newer one waits for the switch that must be about to come."""
+    """Decides about a request of another version. A newer one waits for the switch, which must be close."""
     until = arrived + SWITCH_SECONDS
     return Wait(until) if header.version > serving.version and now < until else Status.MOVED

@@ -33,7 +33,7 @@ _ACCEPT_PAUSE_SECONDS = 0.1
 class DataPlane:
     """Accepts connections on a listening socket and serves `state` to those that know the token.
 
-    A peer that expects another `incarnation` than this process's is told to look for it elsewhere. With a context, TCP
+    A peer that expects another `incarnation` than this process's is refused. With a context, TCP
     connections must use TLS. `streams` receives the rows that other servers send.
     """
 

@@ -1,4 +1,4 @@
-"""Rows on the move between parameter servers: a thread sends what is given away, the data plane takes what comes.
+"""Moves rows between parameter servers: a thread sends those that are given away, the data plane receives others.
 
 The first round is of all rows, as a snapshot; every other is of the rows that changed since the one before. Training
 goes on beside them, so the rounds get short, but never end by themselves: the last one is sent within a barrier.
@@ -229,7 +229,7 @@ class _Sending:
             self._changed.notify_all()
 
     def _send(self, snapshot: Snapshot, tables: TableStore, *, rests: bool) -> int:
-        """Puts what is given away on its way; returns the number of rows."""
+        """Sends the rows that are given away; returns their number."""
         rows = 0
         for table, spec in enumerate(tables.specs):
             dense, layout, retired = spec.column < 0, tables.layouts[table], snapshot.retired[table]

@@ -1,4 +1,4 @@
-"""One server's part in a live move, as pure state: what it gives away and takes over, and whether the move goes on.
+"""One server's part in a live move, as pure state: what it gives away and takes over, and whether it still moves.
 
 prepare -> (copy) -> hand over, within a barrier -> switch
    abandoned, replaced by a move with a larger number, or not heard of for a minute -> over

@@ -179,7 +179,7 @@ class ServerState:
         keys: NDArray[np.int64],
         room: Callable[[int], NDArray[np.float32]],
     ) -> tuple[Status, NDArray[np.float32] | None]:
-        """The weights of the keys, float32, in what `room` gives for so many of them, where the status is OK.
+        """Returns OK and the weights of the keys, float32, in the memory that `room` provides; or another status.
 
         Waits until the staleness bound admits a pull for training, and for a switch to a newer version.
         Raises ValueError for a request that does not fit the tables, and SessionEndedError.

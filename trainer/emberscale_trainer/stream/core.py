@@ -13,7 +13,7 @@ _Payload = TypeVar("_Payload")
 
 
 class StreamLostError(Exception):
-    """The stream cannot go on: the other end does not remember what this end has let go of."""
+    """The stream cannot continue: the other end has lost items that this end no longer keeps."""
 
 
 class SendWindow(Generic[_Payload]):

@@ -38,7 +38,7 @@ class StreamReceivers:
         self._streams: OrderedDict[int, _Incoming] = OrderedDict()
 
     def forget(self, stream: int) -> None:
-        """Drops a stream: if it is opened again, it begins anew."""
+        """Drops a stream; if it is opened again, it begins at item 1."""
         with self._lock:
             self._streams.pop(stream, None)
 

@@ -1,4 +1,4 @@
-"""The sending end of a row stream: a thread that connects, sends, and goes on where the receiver stands."""
+"""The sending end of a row stream: a thread that connects, sends, and continues behind what was received."""
 
 import random
 import ssl

@@ -1,6 +1,6 @@
 """The embedding tables of a parameter server: dynamic hash tables with fused optimizers, in compiled kernels.
 
-`store`      TableStore: pull, push, load, retire     `snapshot`  what readers take while training goes on
+`store`      TableStore: pull, push, load, retire     `snapshot`  what readers take while training continues
 `layout`     the bytes of a row                      `slab`      where rows live, and what kernels know of it
 `rows`       the one place where rows change         `index`     from key to slot
 `dense`      the dense parameters as rows            `kernels`   the entry points

@@ -1,4 +1,4 @@
-"""What readers take while training goes on: changed rows and retired keys, and the rows as of one moment.
+"""What readers take while training continues: changed rows and retired keys, and the rows as of one moment.
 
 A snapshot copies nothing when it begins. A *drain* walks the segments of a table and copies their rows without the
 caller's lock; a push that changes a row before the drain has passed it saves the row's old bytes first (`rows`). Per
@@ -139,7 +139,7 @@ class TableShare:
     def passed_in(self, segment: int, rows: int) -> NDArray[np.uint8]:
         """Declares the first rows of a segment passed; returns the bitmap of those that were so before."""
         first, size = segment * self._segment_bytes, (rows + 7) // 8
-        # not by numpy, which lets go of the interpreter for this, and waits for it again with the lock in its hands
+        # not by numpy, which releases the interpreter for this, and then waits for it while it holds the lock
         bits = self._passed.data[first : first + size]
         before = bits.tobytes()
         bits[:] = self._all[:size]

@@ -199,7 +199,7 @@ class TableStore:
             self._changes.pop(reader).stop()
 
     def snapshot(self, reader: Reader, lock: Lock) -> Snapshot:
-        """All rows as they are now. The reader's recorded changes, if they are tracked, begin anew.
+        """Returns a snapshot of all rows. The reader's recorded changes, if tracked, are reset.
 
         `lock` is the caller's, who holds it now, and re-entrant; the snapshot takes it again, for moments, and drains
         without it. This takes a time that follows the number of segments, not of rows. A reader has one snapshot at a

@@ -24,18 +24,18 @@ def threads_of(cpu_cores: float | None) -> int:
 
 
 class ComputeThreads:
-    """Set from any thread, adopted by the one that computes: PyTorch keeps the number thread by thread."""
+    """The number of compute threads: set from any thread, adopted by the one that computes, as PyTorch requires."""
 
     def __init__(self) -> None:
         self._wanted = torch.get_num_threads()
 
     def want(self, cpu_cores: float) -> None:
-        """The cores of this process have changed; 0 for no limit, which changes nothing."""
+        """Takes the new number of cores of this process; 0 (no limit) changes nothing."""
         if cpu_cores > 0:
             self._wanted = threads_of(cpu_cores)
 
     def adopt(self) -> None:
-        """Applies what is wanted to the calling thread."""
+        """Applies the number to the calling thread."""
         if torch.get_num_threads() != self._wanted:
             torch.set_num_threads(self._wanted)
 
@@ -64,7 +64,7 @@ class ModelReplica:
     """A worker's copy of the dense model. Each pull overwrites its parameters."""
 
     def __init__(self, job: TrainingJob) -> None:
-        """Raises EntrypointError for a model of the person's own that cannot be made."""
+        """Raises EntrypointError if the user's model cannot be constructed."""
         resolved = resolve_model(job.spec)
         self._model: nn.Module = build_model(job.spec.model, resolved, job.spec.training.seed)
         self._flat = FlatParameters(self._model)
@@ -101,7 +101,7 @@ class ModelReplica:
         return gradients, Predictions(loss.probabilities, loss.total)
 
     def evaluate(self, batch: Batch, plan: KeyPlan, pulled: Pulled) -> Predictions:
-        """Predictions and loss, no gradients. Raises EntrypointError."""
+        """Returns predictions and loss without gradients. Raises EntrypointError."""
         self._switch(training=False)
         with torch.no_grad():
             embeddings = self._embeddings(plan, pulled)
@@ -114,13 +114,13 @@ class ModelReplica:
         return torch.from_numpy(self.layout.gather(pulled.rows, plan))
 
     def _padded(self, gradients: NDArray[np.float32] | None) -> NDArray[np.float32]:
-        """A copy of the flat gradients as whole pieces; zeros if there are none."""
+        """Returns a copy of the flat gradients, padded to whole pieces; zeros if there are none."""
         padded = np.zeros(DENSE_PIECES * piece_length(self.parameters), np.float32)
         if gradients is not None:
             padded[: self.parameters] = gradients
         return padded
 
     def _switch(self, training: bool) -> None:
-        """Layers such as dropout do otherwise in training than in evaluation."""
+        """Sets the mode: layers such as dropout differ between training and evaluation."""
         if self._model.training is not training:
             self._model.train(training)

@@ -150,9 +150,9 @@ def step(exchange: Exchange, event: Event) -> tuple[Exchange, tuple[Effect, ...]
 
 
 def conversation(purpose: Purpose, plan: Planned) -> Generator[Send | Replan | Receive, Event | None, End]:
-    """A whole exchange, answer by answer: yields what to do next, takes the event that comes of it, returns the end.
+    """A whole exchange, answer by answer: yields the next command, takes the event that follows, returns the end.
 
-    Nothing comes of a Send that was sent; anything may come to Lost.
+    A Send that succeeds causes no event; any command may cause Lost.
     """
     exchange, effects = begin(purpose, plan)
     pending = deque(effects)

@@ -1,4 +1,4 @@
-"""Maps the ids of a batch to the keys that each parameter server is asked for: each key once."""
+"""Maps the ids of a batch to the keys to request from each parameter server, each key once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class RequestTooLargeError(InvalidError):
 
 @dataclass(frozen=True)
 class ListPlan:
-    """Where the rows of a table of lists will lie: `rows` int32 [ids] is where that of each id begins.
+    """The layout of the rows of a table of lists: `rows` int32 [ids] is the offset of each id's row.
 
     Record i has the ids `edges[i]` to `edges[i + 1]`, int64 [batch + 1].
     """
@@ -36,7 +36,7 @@ class ListPlan:
 
 @dataclass(frozen=True)
 class KeyPlan:
-    """What to ask of each server of the table `routing`, and where each id's row will lie in the answers.
+    """The requests to each server of the table `routing`, and the place of each id's row in the answers.
 
     `counts[s]` uint32 [tables + 1] and `keys[s]` int64 [sum of counts] are the request to server s; the last count and
     the last keys are those of its dense pieces, ascending. The rows of the answers, laid end to end in the order of
@@ -56,21 +56,21 @@ class KeyPlan:
 
     @property
     def lookups(self) -> int:
-        """Rows that the batch looks up, each as often as it does."""
+        """Rows that the batch looks up, with repetitions."""
         return self.offsets.size + sum(len(column.rows) for column in self.lists)
 
     @property
     def distinct(self) -> int:
-        """Embedding rows that are asked of the servers."""
+        """Embedding rows in the requests to all servers."""
         return sum(len(keys) for keys in self.keys) - DENSE_PIECES
 
     @property
     def values(self) -> int:
-        """Floats of the embedding rows in all the answers together."""
+        """Floats of the embedding rows in all answers."""
         return self.value_edges[-1]
 
     def values_of(self, server: int) -> slice:
-        """Where the rows of a server lie in the vector of rows."""
+        """The slice of a server's rows in the vector of rows."""
         return slice(self.value_edges[server], self.value_edges[server + 1])
 
 

@@ -1,4 +1,4 @@
-"""The worker's side of the ledger: which leases it holds, how far each is committed, what is finished."""
+"""The worker's side of the ledger: the leases that it holds, how far each is committed, and finished tasks."""
 
 import threading
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class LeaseBook:
         self._finished: list[master_pb2.TaskResult] = []
 
     def hold(self, task: master_pb2.Task) -> None:
-        """A lease was granted."""
+        """Adds a lease."""
         with self._changed:
             self._held[task.token] = _Progress(task, task.start)
 
@@ -31,7 +31,7 @@ class LeaseBook:
             return [(progress.task, progress.committed) for progress in self._held.values()]
 
     def commit(self, token: int, position: int) -> bool:
-        """Every server has applied the lease up to `position`. Returns whether that was the last of the lease."""
+        """Commits the lease up to `position`. Returns whether that completes the lease."""
         with self._changed:
             progress = self._held.get(token)
             if progress is None:
@@ -43,7 +43,7 @@ class LeaseBook:
             return True
 
     def finish(self, result: master_pb2.TaskResult) -> None:
-        """A task other than training is done."""
+        """Notes that a task other than training is done."""
         with self._changed:
             self._finish(result)
 
@@ -53,18 +53,18 @@ class LeaseBook:
         self._changed.notify_all()
 
     def take_finished(self) -> list[master_pb2.TaskResult]:
-        """Results to report, each once."""
+        """Returns the results to report, each once."""
         with self._changed:
             finished, self._finished = self._finished, []
             return finished
 
     def wait_for_finished(self, seconds: float) -> None:
-        """Returns when something is finished, or after this time."""
+        """Waits until a task is finished, or for this time."""
         with self._changed:
             self._changed.wait_for(lambda: self._finished, timeout=seconds)
 
     def progress(self) -> list[master_pb2.LeaseProgress]:
-        """For a heartbeat: all leases held, and the finished ones that are not reported yet."""
+        """Returns the leases for a heartbeat: all held, and the finished ones that are not reported yet."""
         with self._changed:
             held = [
                 master_pb2.LeaseProgress(token=token, committed=progress.committed)
@@ -81,7 +81,7 @@ class LeaseBook:
             return bool(lost)
 
     def drop_all(self) -> None:
-        """Forgets everything: the job went back to a checkpoint, and the master revoked all leases."""
+        """Forgets everything: the job has rolled back, and the master has revoked all leases."""
         with self._changed:
             self._held.clear()
             self._finished.clear()

@@ -14,7 +14,7 @@ from emberscale_trainer.worker.keys import KeyPlan
 
 
 class EmbeddingLayout:
-    """Where the vector of each table stands in a batch's embeddings, float32 [batch, width]: side by side, in order.
+    """The place of each table's vector in a batch's embeddings, float32 [batch, width]: side by side, in order.
 
     A list's vector is the sum or the mean of its ids' rows, as in torch.nn.EmbeddingBag; that of an empty list is zero.
     """
@@ -32,7 +32,7 @@ class EmbeddingLayout:
         ]
 
     def gather(self, rows: NDArray[np.float32], plan: KeyPlan) -> NDArray[np.float32]:
-        """Embeddings float32 [batch, width] from `rows` float32 [plan.values]."""
+        """Returns embeddings float32 [batch, width] from `rows` float32 [plan.values]."""
         embeddings = np.empty((len(plan.offsets), self.width), dtype=np.float32)
         places = (plan.offsets, self._dimensions, self._starts)
         _gather(_address(rows), *places, _address(embeddings), FLOAT_BYTES * self.width)
@@ -41,7 +41,7 @@ class EmbeddingLayout:
         return embeddings
 
     def scatter(self, gradients: NDArray[np.float32], plan: KeyPlan) -> NDArray[np.float32]:
-        """Gradients of the rows, float32 [plan.values], from those of the embeddings: ids of one row add up."""
+        """Returns the gradients of the rows, float32 [plan.values], summed over the ids of each row."""
         rows = np.zeros(plan.values, dtype=np.float32)
         places = (plan.offsets, self._dimensions, self._starts)
         _scatter(_address(gradients), *places, _address(rows), FLOAT_BYTES * self.width)
@@ -50,7 +50,7 @@ class EmbeddingLayout:
         return rows
 
     def relaid(self, values: NDArray[np.float32], old: KeyPlan, new: KeyPlan) -> NDArray[np.float32]:
-        """The same rows, laid out by `old`, as another plan of the same batch lays them out: float32 [new.values]."""
+        """Converts rows from the layout of `old` to that of `new`, a plan of the same batch: float32 [new.values]."""
         moved = np.empty(new.values, dtype=np.float32)
         _relay(values, old.offsets, new.offsets, self._dimensions, moved)
         for (_, dimension, _), before, after in zip(self._pooled, old.lists, new.lists, strict=True):
@@ -69,7 +69,7 @@ def _relay(values, old, new, dimensions, moved):  # type: ignore[no-untyped-def]
 
 
 def _address(array: NDArray[np.float32]) -> int:
-    """Where the kernels find the floats of an array. Raises ValueError for one of another type or layout."""
+    """Returns the address of an array's floats, for kernels. Raises ValueError for another type or layout."""
     if array.dtype != np.float32 or not array.flags.c_contiguous:
         raise ValueError(f"rows and embeddings are contiguous float32, not {array.dtype} with strides {array.strides}")
     return address_of(array)

@@ -138,7 +138,7 @@ class Worker:
         try:
             self._run_on(routes, job, feed, source, replica)
         except RequestRefusedError as error:
-            # a server that is on its way out answers all sorts of things
+            # a server that shuts down may answer anything
             if routes.in_force():
                 raise
             log.warning("pipeline_restarts", cause="RequestRefused", detail=str(error))
@@ -208,7 +208,7 @@ def _rest(task: master_pb2.Task, committed: int) -> master_pb2.Task:
 
 
 def _resumed_then(resumed: list[master_pb2.Task], next_task: NextTask) -> NextTask:
-    """First the leases that an earlier pipeline left unfinished, then new ones."""
+    """Yields the leases that an earlier pipeline left unfinished, then new ones."""
 
     def following(unwanted: Callable[[], bool]) -> master_pb2.Task:
         return resumed.pop(0) if resumed else next_task(unwanted)

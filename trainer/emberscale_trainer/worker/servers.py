@@ -218,7 +218,7 @@ class ParameterServers:
             self.close()
             raise
         if self._closed:
-            self.close()  # whoever closed these may have missed the new ones
+            self.close()  # a concurrent `close` may have missed the new ones
 
     def _connection(self, server: int) -> Connection:
         return self._connections[server, self._routing.servers[server].incarnation]
@@ -232,13 +232,13 @@ class ParameterServers:
 
 @dataclass
 class Traffic:
-    """Bytes that connections moved."""
+    """Bytes that connections have received and sent."""
 
     received: int = 0
     sent: int = 0
 
     def take(self, connection: Connection) -> None:
-        """Moves the counts of a connection here."""
+        """Adds the counts of a connection, and resets them."""
         self.received += connection.received_bytes
         self.sent += connection.sent_bytes
         connection.received_bytes = connection.sent_bytes = 0
@@ -255,7 +255,7 @@ class _Request:
         self._flags = flags
 
     def adopt(self, plan: KeyPlan) -> None:
-        """From now on the batch is asked as this plan says."""
+        """Uses this plan from now on."""
         self.plan = plan
 
     def receive(self, connection: Connection, server: int, payload_bytes: int) -> bool:
@@ -313,7 +313,7 @@ class _Pull(_Request):
 
 
 class _Push(_Request):
-    """Carries the gradients, laid out anew when the plan changes."""
+    """Carries the gradients, and lays them out again when the plan changes."""
 
     def __init__(
         self,

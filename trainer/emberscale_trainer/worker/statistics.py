@@ -17,7 +17,7 @@ from emberscale_api.metrics import WORKER_STAGES
 from emberscale_api.rpc import master_pb2
 
 Span = tuple[float, float]
-"""When something began and ended, by time.perf_counter."""
+"""Begin and end of a span, by time.perf_counter."""
 
 
 @numba.njit("void(f4[::1], f4[::1], i8[:, ::1])", nogil=True, cache=True)
@@ -61,7 +61,7 @@ class WorkerStatistics:
                 self.total_stages[name] += seconds
 
     def waited(self, since: float, reading: Span, pulling: Span) -> None:
-        """Training waited `since` then for a batch, which was read and pulled in these spans."""
+        """Attributes the wait for a batch `since` then to the spans in which it was read and pulled."""
         until = time.perf_counter()
         waits = [max(0.0, min(until, stop) - max(since, start)) for start, stop in (reading, pulling)]
         with self._lock:
@@ -87,18 +87,18 @@ class WorkerStatistics:
             self.total_batches += 1
 
     def planned(self, ids: int, keys: int) -> None:
-        """So many rows are looked up for a batch, in so many distinct keys."""
+        """Counts the rows that a batch looks up, and its distinct keys."""
         with self._lock:
             self.total_ids += ids
             self.total_keys += keys
 
     def moved(self, received: int, sent: int) -> None:
-        """Bytes came and went over the wire, headers and all."""
+        """Counts bytes received and sent, with headers."""
         with self._lock:
             self.total_traffic = (self.total_traffic[0] + received, self.total_traffic[1] + sent)
 
     def skipped(self, records: list[master_pb2.BadRecord]) -> None:
-        """Malformed records were left out."""
+        """Counts malformed records, which were left out."""
         with self._lock:
             self._bad_records += records
 
@@ -143,7 +143,7 @@ class EvaluationTotals:
         add_to_histogram(probabilities, labels, self._histogram)
 
     def to_proto(self) -> master_pb2.Evaluation:
-        """The totals as they travel to the master."""
+        """Returns the totals as a message to the master."""
         negatives, positives = self._histogram.astype("<u4")
         return master_pb2.Evaluation(
             samples=self._samples,
@@ -156,13 +156,13 @@ class EvaluationTotals:
 
 
 class WorkerMetrics(Collector):
-    """The statistics' totals, read when scraped."""
+    """Exports the statistics' totals, read when scraped."""
 
     def __init__(self, statistics: WorkerStatistics) -> None:
         self._statistics = statistics
 
     def collect(self) -> Iterable[CounterMetricFamily]:
-        """The totals at this moment."""
+        """Yields the totals at this moment."""
         statistics = self._statistics
         yield CounterMetricFamily(metrics.SAMPLES_TOTAL, "Samples trained on", value=statistics.total_samples)
         yield CounterMetricFamily(metrics.BATCHES_TOTAL, "Batches trained on", value=statistics.total_batches)

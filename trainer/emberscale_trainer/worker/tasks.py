@@ -16,7 +16,7 @@ _BUSY_WAIT_SECONDS = 0.1
 
 
 class TaskFeed:
-    """The stream of tasks. It does tasks that prepare the data at once, and passes on training and evaluation."""
+    """The stream of tasks. It does tasks that prepare the data itself, and passes on training and evaluation."""
 
     def __init__(self, master: MasterClient, leases: LeaseBook, data: DataSpec, stopping: threading.Event) -> None:
         self._master = master
@@ -26,7 +26,7 @@ class TaskFeed:
         self._stopping = stopping
 
     def next(self, unwanted: Callable[[], bool] = lambda: False) -> master_pb2.Task:
-        """The next TRAIN or EVALUATE task, which the lease book then holds. Reports finished ones on the way.
+        """Returns the next TRAIN or EVALUATE task, which the lease book then holds. Reports finished tasks meanwhile.
 
         Raises ChannelClosedError once the task is `unwanted`, JobOverError, SupersededError, DataUnavailableError.
         """
@@ -39,9 +39,9 @@ class TaskFeed:
 
     def _acquire(self, unwanted: Callable[[], bool]) -> master_pb2.Task:
         while not self._stopping.is_set():
-            if unwanted():  # what is held may never be finished by who waits here, so there may never be more
+            if unwanted():  # the held leases may stay unfinished, and then no task would ever come
                 raise ChannelClosedError
-            # With batches still on their way their results must be reported soon, so the master is not left to wait.
+            # Batches in flight finish soon; the wait is short so that their results are reported promptly.
             busy = bool(self._leases.held())
             request = master_pb2.AcquireTaskRequest(
                 member=self._master.member,
