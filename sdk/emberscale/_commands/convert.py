@@ -101,7 +101,7 @@ def convert(
     # takes a moment to import, which `--help` should not cost
     from emberscale_trainer.data.convert import Conversion, convert_files
     from emberscale_trainer.data.files import expand
-    from emberscale_trainer.data.writers import COMPRESSIONS, problem_with_columns
+    from emberscale_trainer.data.formats import COMPRESSIONS, problem_with_columns
 
     with bad_input_exits():
         if len(paths) < 2:
@@ -186,8 +186,8 @@ def _targets(
 ) -> list["Target"]:
     """Where each source goes. Makes the folder. Raises InvalidError and DataUnavailableError."""
     from emberscale_trainer.data.files import Target
+    from emberscale_trainer.data.formats import ENDINGS, SUFFIXES
     from emberscale_trainer.data.streams import uncompressed_name
-    from emberscale_trainer.data.writers import ENDINGS, SUFFIXES
 
     whole = Target.of(out)
     try:

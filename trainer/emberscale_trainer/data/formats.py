@@ -1,9 +1,18 @@
-"""The formats that a manifest can name."""
+"""The formats that a manifest can name: their readers, names of files, compressions, and what they can hold."""
 
 from emberscale_api.job import ColumnMapping, CSVSpec, DataFormat, DataSpec
-from emberscale_api.job.resolved import columns_of
+from emberscale_api.job.resolved import CRITEO_COLUMNS, columns_of
 from emberscale_trainer.data.criteo import CriteoTSV
 from emberscale_trainer.data.records import RecordFormat
+
+COMPRESSIONS = {
+    DataFormat.PARQUET: ("none", "snappy", "gzip", "zstd"),
+    DataFormat.CSV: ("none", "gzip", "zstd"),
+    DataFormat.CRITEO_TSV: ("none", "gzip", "zstd"),
+}
+ENDINGS = {DataFormat.PARQUET: ".parquet", DataFormat.CSV: ".csv", DataFormat.CRITEO_TSV: ".tsv"}
+SUFFIXES = {"gzip": ".gz", "zstd": ".zst"}
+"""What the names of compressed text end in."""
 
 
 def record_format(data: DataSpec) -> RecordFormat:
@@ -34,3 +43,16 @@ def columns_in(uri: str, name: DataFormat, csv: CSVSpec) -> dict[str, str]:
     from emberscale_trainer.data.parquet import file_schema
 
     return {field.name: str(field.type) for field in file_schema(uri)}
+
+
+def problem_with_columns(target: DataFormat, columns: ColumnMapping) -> str | None:
+    """Why a format cannot hold records of these columns; None if it can."""
+    if target is not DataFormat.CRITEO_TSV:
+        return None
+    dense, categorical = len(CRITEO_COLUMNS.dense), len(CRITEO_COLUMNS.categorical)
+    if (len(columns.dense), len(columns.categorical), len(columns.lists)) == (dense, categorical, 0):
+        return None
+    return (
+        f"CriteoTSV has {dense} dense columns, {categorical} categorical ones and no lists; these files have "
+        f"{len(columns.dense)}, {len(columns.categorical)} and {len(columns.lists)}"
+    )

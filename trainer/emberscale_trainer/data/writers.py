@@ -13,7 +13,6 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from emberscale_api.job import ColumnMapping, CSVSpec, DataFormat
-from emberscale_api.job.resolved import CRITEO_COLUMNS
 from emberscale_trainer.data.arrow_columns import nullable_ids
 from emberscale_trainer.data.compiled import kernel
 from emberscale_trainer.data.records import MISSING_ID, Columns
@@ -83,15 +82,6 @@ def _format(
     return end
 
 
-COMPRESSIONS = {
-    DataFormat.PARQUET: ("none", "snappy", "gzip", "zstd"),
-    DataFormat.CSV: ("none", "gzip", "zstd"),
-    DataFormat.CRITEO_TSV: ("none", "gzip", "zstd"),
-}
-ENDINGS = {DataFormat.PARQUET: ".parquet", DataFormat.CSV: ".csv", DataFormat.CRITEO_TSV: ".tsv"}
-SUFFIXES = {"gzip": ".gz", "zstd": ".zst"}
-"""What the names of compressed text end in."""
-
 ROW_GROUP_RECORDS = 32_768
 """As many as a block has by default, so that every block can be reached at random."""
 
@@ -121,19 +111,6 @@ def open_writer(
     if target is DataFormat.CRITEO_TSV:
         return _CriteoWriter(path, columns, compression)
     return _ArrowWriter(path, target, columns, csv, compression, integers)
-
-
-def problem_with_columns(target: DataFormat, columns: ColumnMapping) -> str | None:
-    """Why a format cannot hold records of these columns; None if it can."""
-    if target is not DataFormat.CRITEO_TSV:
-        return None
-    dense, categorical = len(CRITEO_COLUMNS.dense), len(CRITEO_COLUMNS.categorical)
-    if (len(columns.dense), len(columns.categorical), len(columns.lists)) == (dense, categorical, 0):
-        return None
-    return (
-        f"CriteoTSV has {dense} dense columns, {categorical} categorical ones and no lists; these files have "
-        f"{len(columns.dense)}, {len(columns.categorical)} and {len(columns.lists)}"
-    )
 
 
 class _ArrowWriter:
