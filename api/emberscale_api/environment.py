@@ -66,7 +66,7 @@ class ProcessIdentity:
 
     @property
     def authority(self) -> bytes | None:
-        """Who speaks for the other processes of the job, in PEM; None where they serve no TLS."""
+        """The authority that signs the certificates of the job's processes, in PEM; None without TLS."""
         return self.certificates.authority if self.certificates is not None else None
 
 

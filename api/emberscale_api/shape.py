@@ -59,7 +59,7 @@ class JobShape:
         return replace(self, worker_memory=worker_memory, ps_memory=ps_memory)
 
     def describe(self) -> str:
-        """In words, for reasons and tables."""
+        """Describes the shape for reasons and tables."""
         workers = "1 worker" if self.workers == 1 else f"{self.workers} workers"
         return (
             f"{workers} x {self.worker_cpu:g} cores {self.worker_memory / GIB:.3g} GiB, "

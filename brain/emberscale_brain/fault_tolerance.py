@@ -122,7 +122,7 @@ def coded_recovery(costs: FailureCosts) -> RecoveryCost:
 
 
 def _interval(best: float, costs: FailureCosts) -> float:
-    """Not more often than saving takes, and at least once in the job."""
+    """Bounds an interval: at least the time that saving takes, at most the length of the job."""
     return min(max(best, costs.save, 1.0), max(costs.total_seconds, costs.save, 1.0))
 
 
@@ -199,7 +199,7 @@ def failure_costs(
     load: float,
     reschedule: float,
 ) -> FailureCosts:
-    """What failures of the PS cost a job that takes `total_seconds` in all.
+    """Returns the costs of PS failures for a job that takes `total_seconds` in all.
 
     Times are in seconds: `save` is the measured cost of a checkpoint, 0 before the first; `load` is the pause for
     another number of PS, which is a snapshot and a load; `reschedule` is the start of a PS.

@@ -272,7 +272,7 @@ class PsMemoryModel:
     end_samples: float
 
     def need(self) -> PsMemoryNeed:
-        """What to provide for the rest of the job: the upper end of the band, with headroom."""
+        """Returns the memory to provide for the rest of the job: the upper end of the band, with headroom."""
         upper = self.growth.at(self.end_samples).upper
         a, b, c = self.split.variance
         return PsMemoryNeed(
@@ -280,7 +280,7 @@ class PsMemoryModel:
         )
 
     def forecast(self, shape: JobShape) -> MemoryForecast:
-        """What the largest PS of a shape will hold at the end, and when it reaches its limit."""
+        """Forecasts the bytes of a shape's largest PS at the end, and when it reaches its limit."""
         end, split = self.growth.at(self.end_samples), self.split
 
         def held(grown: float, sure: float) -> float:

@@ -61,7 +61,7 @@ class PlannerPreferences(ManifestPart):
     memory_gib_hour: float = Field(default=0.005, ge=0, allow_inf_nan=False)
 
     def settings(self, seed: int) -> PlannerSettings:
-        """As planners take them."""
+        """Returns the settings as planners take them."""
         return PlannerSettings(
             rho=self.rho,
             epsilon=self.epsilon,
@@ -75,5 +75,5 @@ class PlannerPreferences(ManifestPart):
         )
 
     def prices(self) -> Prices:
-        """What resources cost."""
+        """Returns the prices of resources."""
         return Prices(self.cpu_core_hour, self.memory_gib_hour)

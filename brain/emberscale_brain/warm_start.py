@@ -128,7 +128,7 @@ def _one(features: dict[str, NDArray[np.float64]], index: int) -> MappingProxyTy
 
 
 def describe(similar: SimilarJob) -> str:
-    """In words: what is alike, and what differs most."""
+    """Describes what is alike, and what differs most."""
     alike = [name for name, value in similar.features.items() if value >= 0.95]
     differing = sorted((value, name) for name, value in similar.features.items() if value < 0.95)
     name = similar.id or "a job of another owner"

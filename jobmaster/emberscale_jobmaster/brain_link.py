@@ -125,7 +125,7 @@ class BrainLink:
         _log.info("job_submitted", address=self._address, plan=reply.plan.reason)
 
     def _report(self) -> None:
-        """What happened since the last report; then the plan in force."""
+        """Reports what happened since the last report; then fetches the plan in force."""
         uid = self._runtime.job_uid
         state, seen, spec = self._runtime.view()
         now = moment(state, seen, spec, self._runtime.now())

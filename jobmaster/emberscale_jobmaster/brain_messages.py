@@ -53,7 +53,7 @@ def submission(job: TrainingJob, uid: str, state: JobState, data_bytes: int) -> 
 
 
 def shape_limits(spec: TrainingJobSpec) -> pb.ShapeLimits:
-    """What the manifest allows; 0 where it says nothing."""
+    """Returns the manifest's bounds; 0 if it has none."""
     limits = pb.ShapeLimits()
     ps, worker = spec.ps, spec.worker
     for bound, low in ((limits.least, True), (limits.most, False)):

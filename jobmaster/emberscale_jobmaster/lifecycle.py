@@ -107,7 +107,7 @@ def on_bad_records(state: JobState, spec: TrainingJobSpec, distinct: int, fresh:
 
 
 def count_truncated(state: JobState, records: int) -> JobState:
-    """So many more records had a list of ids that was longer than its column allows, and was cut."""
+    """Counts records with a list of ids that was cut to its column's maximum length."""
     return replace(state, truncated_records=state.truncated_records + records)
 
 

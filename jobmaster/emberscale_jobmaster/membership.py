@@ -21,7 +21,7 @@ class MemberId:
 
     @property
     def slot(self) -> str:
-        """What people call it: the role and the index."""
+        """The member's name: role and index."""
         return slot_name(self.role, self.index)
 
 

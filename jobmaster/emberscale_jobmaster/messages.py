@@ -35,7 +35,7 @@ _WIRE_SPLITS = {Split.TRAINING: pb.TRAINING_DATA, Split.EVALUATION: pb.EVALUATIO
 
 
 def member_id(member: pb.Member, *allowed: Role) -> MemberId:
-    """Who is calling; one of the `allowed` roles. Raises InvalidReportError."""
+    """Returns the calling member, which must have one of the `allowed` roles. Raises InvalidReportError."""
     role = role_from_wire(member.role)
     if role is None or role not in allowed:
         raise InvalidReportError(f"member.role: expected {' or '.join(allowed)}")
@@ -75,7 +75,7 @@ def vitals(request: pb.HeartbeatRequest) -> Vitals:
 
 
 def work_report(delta: pb.WorkerDelta) -> WorkReport:
-    """What a worker did. Raises InvalidReportError."""
+    """Returns a worker's report of its work. Raises InvalidReportError."""
     _finite("worker.stage_seconds", delta.stage_seconds.values())
     if len(delta.positives) != len(delta.negatives) or len(delta.positives) > EVALUATION_BINS:
         raise InvalidReportError(f"worker.positives and negatives: expected equal lengths of at most {EVALUATION_BINS}")
@@ -92,7 +92,7 @@ def work_report(delta: pb.WorkerDelta) -> WorkReport:
 
 
 def server_report(report: pb.PsReport) -> ServerReport:
-    """What a parameter server holds. Raises InvalidReportError."""
+    """Returns a parameter server's report of its rows. Raises InvalidReportError."""
     _finite("ps.stage_seconds", report.stage_seconds.values())
     return ServerReport(
         dict(report.rows),
@@ -119,7 +119,7 @@ def failure(request: pb.ReportFailureRequest) -> tuple[str, str]:
 
 
 def finding(result: pb.TaskResult, stage: Stage) -> Finding:
-    """What a finished task of a stage found. Raises InvalidReportError."""
+    """Returns the finding of a finished task of a stage. Raises InvalidReportError."""
     match stage:
         case Stage.DISCOVER:
             return Discovered(_files(result.training_files), _files(result.evaluation_files))

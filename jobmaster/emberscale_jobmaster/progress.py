@@ -284,7 +284,7 @@ def _at_checkpoint(state: JobState, spec: TrainingJobSpec) -> JobState:
 
 
 def _changed_file(state: JobState) -> str:
-    """How the data differs from what the checkpoint saw; empty where it does not, or where there is no checkpoint."""
+    """Describes how the data differs from the checkpoint's; empty if it does not, or without a checkpoint."""
     if state.restored.data is None:
         return ""
     found = {file.uri: file.bytes for file in (*state.training_files, *state.evaluation_files)}

@@ -10,7 +10,7 @@ Ranges = tuple[tuple[int, int], ...]
 
 
 def normalised(pairs: Iterable[tuple[int, int]]) -> Ranges:
-    """Any [start, stop) pairs as ranges; empty ones vanish."""
+    """Returns any [start, stop) pairs as ranges, without empty ones."""
     result: list[tuple[int, int]] = []
     for start, stop in sorted(pair for pair in pairs if pair[0] < pair[1]):
         if result and start <= result[-1][1]:
@@ -21,12 +21,12 @@ def normalised(pairs: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def union(one: Ranges, other: Ranges) -> Ranges:
-    """What is in either."""
+    """Returns the union."""
     return normalised((*one, *other))
 
 
 def intersection(one: Ranges, other: Ranges) -> Ranges:
-    """What is in both."""
+    """Returns the intersection."""
     result = []
     left, right = 0, 0
     while left < len(one) and right < len(other):
@@ -59,12 +59,12 @@ def difference(one: Ranges, other: Ranges) -> Ranges:
 
 
 def count(ranges: Ranges) -> int:
-    """How many numbers there are in all ranges together."""
+    """Returns the count of numbers in all ranges."""
     return sum(stop - start for start, stop in ranges)
 
 
 def flattened(ranges: Ranges) -> list[int]:
-    """As on the wire: start, stop, start, stop, ..."""
+    """Returns the ranges as on the wire: start, stop, start, stop, ..."""
     return [number for pair in ranges for number in pair]
 
 
@@ -80,12 +80,12 @@ Applied = Mapping[int, Ranges]
 
 
 def on_all(servers: Collection[Applied]) -> dict[int, Ranges]:
-    """What is applied on every server."""
+    """Returns the batches that every server has applied."""
     return _combined(servers, intersection)
 
 
 def on_any(servers: Collection[Applied]) -> dict[int, Ranges]:
-    """What is applied on at least one server."""
+    """Returns the batches that at least one server has applied."""
     return _combined(servers, union)
 
 
@@ -96,7 +96,7 @@ def minus(one: Applied, other: Applied) -> dict[int, Ranges]:
 
 
 def differing(one: Applied, other: Applied) -> str:
-    """Where the two differ, for people: the first batch that only one of them has. Empty where they are equal."""
+    """Describes the first batch that only one of the two has; empty if they are equal."""
     for present, absent in ((one, other), (other, one)):
         for epoch, batches in sorted(minus(present, absent).items()):
             return f"batch {batches[0][0]} of epoch {epoch}"

@@ -79,7 +79,7 @@ class Scaling:
 
 
 def manifest_sizes(spec: TrainingJobSpec) -> RoleShapes:
-    """What the manifest says; the smallest numbers where it gives bounds, one where it gives none."""
+    """Returns the manifest's shape: for bounds their smallest numbers, without bounds one."""
     return RoleShapes(_manifest_size(spec.ps), _manifest_size(spec.worker))
 
 
@@ -89,14 +89,14 @@ def within_manifest(sizes: RoleShapes, spec: TrainingJobSpec) -> RoleShapes:
 
 
 def combined(sizes: RoleShapes, target: RoleShapes) -> RoleShapes:
-    """What must run for `target` to come into force while `sizes` still serves."""
+    """Returns what must run for `target` to take effect while `sizes` still serves."""
     old, new = sizes.ps, target.ps
     memory = None if None in (old.memory_bytes, new.memory_bytes) else max(old.memory_bytes or 0, new.memory_bytes or 0)
     return RoleShapes(replace(new, replicas=max(old.replicas, new.replicas), memory_bytes=memory), sizes.worker)
 
 
 def describe_change(before: RoleShapes, after: RoleShapes) -> str:
-    """What differs, for people; empty where nothing does."""
+    """Describes the difference; empty if there is none."""
     parts = [
         f"{name} {old.describe()} -> {new.describe()}"
         for name, old, new in (("workers", before.worker, after.worker), ("PS", before.ps, after.ps))

@@ -160,7 +160,7 @@ class JobState:
 
     @property
     def operations(self) -> tuple[Operation, ...]:
-        """All operations under way."""
+        """The operations in progress."""
         restores = () if self.restore is None else (self.restore,)
         moves = () if self.move is None else (self.move,)
         return (*restores, *self.checkpointings, *moves, *self.prunings)

@@ -97,7 +97,7 @@ def explanation(state: JobState, spec: TrainingJobSpec) -> tuple[str, str]:
 
 
 def _moving(state: JobState) -> str:
-    """How far a move is, as the end of a sentence; empty without one."""
+    """Describes the progress of a move, as the end of a sentence; empty without one."""
     move = state.move
     if move is None:
         return ""
@@ -109,7 +109,7 @@ def _moving(state: JobState) -> str:
 
 
 def plan(state: JobState, spec: TrainingJobSpec) -> pb.Plan:
-    """How many processes of each role are wanted, with what resources; none once the job is over."""
+    """Returns the wanted number of processes of each role, with their resources; none once the job is over."""
     phase = phase_of(state, spec)
     reason, message = explanation(state, spec)
     wanted = 0 if phase in OVER else 1

@@ -135,7 +135,7 @@ class JobStore:
         self._bad |= entries
 
     def bad_records(self) -> set[tuple[str, int]]:
-        """All malformed records that were ever reported."""
+        """Returns all malformed records that were ever reported."""
         parted = (entry.partition(":") for entry in self._bad)
         return {(file, int(line)) for line, _, file in parted}
 

@@ -121,11 +121,11 @@ class JobController:
 
     @property
     def standing(self) -> JobStanding | None:
-        """Where the job stood when it was last looked at; None while that is not known."""
+        """The job's standing as of the last decision; None before the first."""
         return self._standing
 
     def wake(self) -> None:
-        """There may be something to do."""
+        """Has the controller look at the job soon."""
         self._woken.set()
 
     async def run(self) -> None:

@@ -97,7 +97,7 @@ class MasterLink:
         return self._reached.is_set()
 
     def report(self) -> MasterReport:
-        """What the master has said so far, as the job machine takes it."""
+        """Returns the master's latest reports, as the job machine takes them."""
         plan, status = self.plan, self.status
         end = None
         if plan is not None and (phase := phase_from_wire(plan.phase)) in RESTING:
@@ -266,7 +266,7 @@ def retry_pause(silent: float, shortest: float = 1.0) -> float:
 
 
 def sizes_of(plan: pb.Plan) -> dict[Role, RoleShape]:
-    """What a plan gives each role."""
+    """Returns the shape of each role in a plan."""
     return {
         role: RoleShape(part.replicas, part.cpu_cores or None, part.memory_bytes or None)
         for part in plan.roles
@@ -275,7 +275,7 @@ def sizes_of(plan: pb.Plan) -> dict[Role, RoleShape]:
 
 
 def _asked_of(plan: pb.Plan) -> Scale | None:
-    """What the master has heard of the manifest; None from a master that does not follow edits."""
+    """Returns the edit that the master has heard of; None from a master that does not follow edits."""
     return Scale(plan.asked.ps, plan.asked.workers, plan.asked.waits) if plan.HasField("asked") else None
 
 

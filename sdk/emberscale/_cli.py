@@ -113,7 +113,7 @@ def about(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Prints the version.")
     ] = False,
 ) -> None:
-    """What holds for every command."""
+    """Options of every command."""
 
 
 def main() -> None:

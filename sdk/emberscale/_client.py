@@ -71,7 +71,7 @@ class TrainingJobClient:
         return manifest.metadata.name
 
     def status(self, name: str) -> TrainingJobStatus:
-        """What the operator last wrote; a Pending one before it wrote anything."""
+        """Returns the status that the operator last wrote; a Pending one before the first."""
         found = self._call(self._jobs.get_namespaced_custom_object, _GROUP, _VERSION, self.namespace, _PLURAL, name)
         return _status_of(found)
 

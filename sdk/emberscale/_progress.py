@@ -51,7 +51,7 @@ def headline(snapshot: RunView) -> str:
 
 
 def remarks(before: RunView | None, after: RunView) -> list[str]:
-    """What happened from one snapshot to the next that a person should know."""
+    """Returns remarks on what happened from one snapshot to the next."""
     lines = []
     if after.suspending and (before is None or not before.suspending):
         what = "taking a checkpoint" if _has_rows(after.status) else "there is nothing new to save"
@@ -144,7 +144,7 @@ def _changes_shape(old: pb.JobStatus, new: pb.JobStatus) -> bool:
 
 
 def exit_remark(ended: MemberExit) -> str:
-    """Why a process ended, and where to read more."""
+    """Describes why a process ended, and names its log."""
     log = f"see logs/{ended.name}.log"
     match ended.reason:
         case ExitReason.OOM_KILLED if ended.memory_limit is not None and ended.grown is not None:
@@ -310,7 +310,7 @@ class NotebookProgress(RedrawnProgress):
 
 
 def as_html(view: RenderableType) -> str:
-    """What a terminal would show, as HTML."""
+    """Renders, as HTML, what a terminal would show."""
     console = Console(record=True, file=StringIO(), width=_WIDTH, force_terminal=True, force_jupyter=False)
     console.print(view)
     return console.export_html(inline_styles=True, code_format='<pre style="line-height: normal">{code}</pre>')
@@ -323,7 +323,7 @@ class ProgressDisplay(Protocol):
         """The state as it is now."""
 
     def say(self, remark: str) -> None:
-        """One line that stays."""
+        """Prints a line that stays."""
 
 
 @contextmanager

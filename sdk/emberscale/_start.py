@@ -13,7 +13,7 @@ _LINE = "interrupted: nothing was started\n"
 
 
 def _end_at_once(number: int, frame: FrameType | None) -> None:
-    """Nothing has begun, so there is nothing to clean up, and imports that catch exceptions are not asked."""
+    """Ends the process at once: there is nothing to clean up, and imports may catch exceptions."""
     os.write(sys.stderr.fileno(), _LINE.encode())
     os._exit(_EXIT_CODE)
 

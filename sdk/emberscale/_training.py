@@ -119,7 +119,7 @@ def _whole(manifest: Mapping[str, Any], name: str | None) -> Mapping[str, Any]:
 
 
 def default_folder(job: TrainingJob) -> Path:
-    """Where a job runs unless another folder is named."""
+    """Returns the folder of a run unless the user names another."""
     return Path("runs", job.metadata.name)
 
 

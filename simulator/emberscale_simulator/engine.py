@@ -216,7 +216,7 @@ class Simulation:
         self._carry_out(shapes, now)
 
     def _carry_out(self, shapes: Mapping[JobId, JobShape], now: float) -> None:
-        """What shrinks goes first, and makes room for what grows and starts."""
+        """Changes shapes; jobs that shrink come first, and make room for those that grow or start."""
         free = self._capacity - self._reserved()
 
         def growth(job: JobId) -> float:
@@ -269,7 +269,7 @@ class Simulation:
 
 
 def whole_cluster(cluster: ClusterSpec) -> Amounts:
-    """All nodes together."""
+    """Returns the resources of all nodes together."""
     return Amounts(cluster.nodes * cluster.node_cpu, cluster.nodes * memory_bytes(cluster.node_memory))
 
 

@@ -63,7 +63,7 @@ TIMELINES_UP_TO = 50
 
 
 def choose_schedulers(scenario: Scenario, names: Sequence[str] | None) -> list[SchedulerSpec]:
-    """Those of the scenario with these names, or all. Raises InvalidError."""
+    """Returns the scenario's schedulers with these names, or all. Raises InvalidError."""
     by_name = {spec.name: spec for spec in scenario.schedulers}
     for name in names or ():
         if name not in by_name:
@@ -72,7 +72,7 @@ def choose_schedulers(scenario: Scenario, names: Sequence[str] | None) -> list[S
 
 
 def simulate_seed(scenario: Scenario, scheduler: str, seed: int, folder: Path) -> SeedOutcome:
-    """One scheduler on one seed. `folder` is where relative paths of the scenario start."""
+    """Runs one scheduler on one seed. `folder` is where relative paths of the scenario start."""
     (spec,) = choose_schedulers(scenario, [scheduler])
     jobs = make_jobs(scenario, seed, folder)
     result = Simulation(scenario, spec, make_scheduler(scenario, spec, jobs, seed), jobs, seed).run()
@@ -146,5 +146,5 @@ def _outcomes(
 
 
 def summarize_experiment(outcomes: Sequence[SeedOutcome], schedulers: Sequence[str]) -> list[SchedulerSummary]:
-    """One summary a scheduler, in the order given."""
+    """Returns one summary per scheduler, in the order given."""
     return [summarize([outcome for outcome in outcomes if outcome.scheduler == scheduler]) for scheduler in schedulers]

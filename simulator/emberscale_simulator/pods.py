@@ -108,7 +108,7 @@ class Pods:
         self._starts.append(StartTime(role, None, seconds))
 
     def take_start_times(self) -> list[StartTime]:
-        """What was drawn since the last call."""
+        """Returns the start times drawn since the last call."""
         taken, self._starts = self._starts, []
         return taken
 
@@ -131,7 +131,7 @@ class Pods:
         self.balanced = False
 
     def replace_slow(self) -> None:
-        """Every slow pod makes room for a healthy one."""
+        """Replaces every slow pod by a healthy one."""
         self._workers = [1.0] * len(self._workers)
         self._ps = [1.0] * len(self._ps)
 
@@ -153,7 +153,7 @@ class Pods:
         return taken
 
     def return_workers(self, count: int, now: float) -> None:
-        """There is room for `count` evicted workers again: new pods start."""
+        """Starts new pods for `count` evicted workers, for which there is room again."""
         self._evicted -= count
         self._back_at.append(now + self.start_seconds("worker", count))
         self._back_at.extend([self._back_at[-1]] * (count - 1))

@@ -25,7 +25,7 @@ class Profiler:
     def report(
         self, now: float, shape: JobShape, samples: float, rate: Rate, steady_since: float, failures: int
     ) -> JobProfile | None:
-        """Of the windows since the last report in which the rate was `rate`; None if nothing is trained.
+        """Reports the windows since the last report in which the rate was `rate`; None if nothing is trained.
 
         They are averaged into one, which makes its noise smaller by the root of their number. `failures` are the
         PS that the job has lost so far.
@@ -54,7 +54,7 @@ class Profiler:
         )
 
     def report_out_of_memory(self, now: float, shape: JobShape, samples: float, failures: int) -> JobProfile:
-        """Of processes that reached their limits, and were killed."""
+        """Reports processes that reached their limits and were killed."""
         return JobProfile(
             time=now,
             shape=shape,

@@ -35,7 +35,7 @@ class Checkpoints:
         self.saved_samples = samples
 
     def rolled_back(self, samples: float) -> float:
-        """What is left of `samples` after a failure."""
+        """Returns what is left of `samples` after a failure."""
         self._next = math.inf
         return min(samples, self.saved_samples)
 

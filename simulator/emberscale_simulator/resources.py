@@ -43,22 +43,22 @@ class RoleResources:
 
     @property
     def total(self) -> Amounts:
-        """Both."""
+        """The resources of both roles."""
         return self.worker + self.ps
 
 
 def worker_pod(shape: JobShape) -> Amounts:
-    """One worker."""
+    """Returns the resources of one worker."""
     return Amounts(shape.worker_cpu, shape.worker_memory)
 
 
 def ps_pod(shape: JobShape) -> Amounts:
-    """One parameter server."""
+    """Returns the resources of one parameter server."""
     return Amounts(shape.ps_cpu, shape.ps_memory)
 
 
 def role_resources(shape: JobShape) -> RoleResources:
-    """All pods of a shape."""
+    """Returns the resources of all pods of a shape."""
     return RoleResources(worker_pod(shape) * shape.workers, ps_pod(shape) * shape.ps)
 
 

@@ -63,7 +63,7 @@ class JobRun:
 
     @property
     def reserved(self) -> Amounts:
-        """What the cluster keeps for the job, pods that are about to replace others included."""
+        """The resources that the cluster reserves for the job, with those of replacement pods."""
         return self._reserved.total
 
     @property
@@ -76,7 +76,7 @@ class JobRun:
 
     @property
     def restarts(self) -> int:
-        """How often a PS ran out of memory."""
+        """The number of times that a PS ran out of memory."""
         return self._memory_restarts.count
 
     @property
@@ -99,7 +99,7 @@ class JobRun:
         return max(0, math.ceil(self.job.metadata.total_samples - self.samples))
 
     def take_start_times(self) -> list[StartTime]:
-        """What pods took to start since the last call: what a brain learns overheads from."""
+        """Returns the start times of pods since the last call, from which a brain learns overheads."""
         return self._pods.take_start_times()
 
     # -- what others do to it ------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ class JobRun:
 
     @property
     def evicted_workers(self) -> Amounts:
-        """What one of its evicted workers needs to come back; nothing where none is missing."""
+        """The resources that an evicted worker needs to come back; nothing if none is missing."""
         if self.shape is None or not self._pods.evicted:
             return NOTHING
         return worker_pod(self.shape)
@@ -161,7 +161,7 @@ class JobRun:
         return taken
 
     def return_worker(self, now: float) -> None:
-        """There is room for an evicted worker again."""
+        """Starts an evicted worker again, for which there is room."""
         self.advance(now)
         self._pods.return_workers(1, now)
         self._touch()
@@ -393,7 +393,7 @@ class JobRun:
         self.scalings += 1
 
     def _replace_all(self, present: JobShape, target: JobShape, now: float, free: Amounts) -> bool:
-        """All pods go, and others come; servers that were killed for their memory have nothing to save."""
+        """Replaces all pods; servers that were killed for their memory have nothing to save."""
         if not (role_resources(target).total - role_resources(present).total).fits(free):
             return False
         wait = self._load_seconds(target)

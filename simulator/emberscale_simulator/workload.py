@@ -122,7 +122,7 @@ def _traced(scenario: Scenario, trace: TraceWorkload, folder: Path, random: np.r
 
 
 def _redrawn(rows: Sequence[TraceRow], spread: float, random: np.random.Generator) -> list[TraceRow]:
-    """As many jobs as the trace has, each like one of its own, and gaps between them like its own."""
+    """Draws as many jobs as the trace has, each modelled on one of its jobs, at gaps drawn from its gaps."""
     gaps = np.diff([0.0, *(row.submitted_seconds for row in rows)])
     count = len(rows)
     chosen = random.integers(count, size=count)
@@ -230,7 +230,7 @@ def _request(
     ps: int,
     random: np.random.Generator,
 ) -> JobShape:
-    """What the family's owner asks for: the reference shape, mis-sized and rounded to what people usually type."""
+    """Returns the owner's request: the family's reference shape, mis-sized and rounded to what people usually type."""
     sizing, bounds = workload.sizing, job.bounds
     asked_workers = min(bounds.workers[1], max(1, round(workers * _draw(sizing.workers, random))))
     asked_ps = min(bounds.ps[1], max(1, round(ps * _draw(sizing.ps, random))))

@@ -101,7 +101,7 @@ class MasterClient:
         return self.call(self.stub.Register, self._registration)
 
     def call(self, method: Callable[..., _Reply], request: Any, waits: float = 0.0) -> _Reply:
-        """One call, repeated while the master is away; `waits` is how long the master may take to answer by itself.
+        """Makes a call, and repeats it while the master is away; the master itself may take `waits` seconds to answer.
 
         Raises SupersededError, JobOverError, NoHandshakeError, or grpc.RpcError for any other answer of the master.
         """
@@ -131,7 +131,7 @@ class MasterClient:
             raise error
 
     def _look_into_tls(self) -> None:
-        """To be away passes; that the two differ about TLS does not, and gRPC says too little of it."""
+        """Detects a master that differs about TLS. Unlike its absence this does not pass; gRPC reports both alike."""
         if time.monotonic() < self._look_due:
             return
         self._look_due = time.monotonic() + _LOOK_SECONDS

@@ -76,7 +76,7 @@ class AppliedBatches:
 
     @classmethod
     def merged(cls, records: Sequence["AppliedBatches"]) -> "AppliedBatches":
-        """What holds for several servers together: a batch that one has not applied is not applied; else the most."""
+        """Merges several servers' records: a batch counts as applied if all have it, and as often as any has it."""
         merged = cls()
         for epoch in sorted({epoch for record in records for epoch in record.epochs()}):
             longest = max(len(record._counts.get(epoch, ())) for record in records)
@@ -117,7 +117,7 @@ class Ownership:
 
     @classmethod
     def of(cls, routing: RoutingTable, index: int) -> "Ownership":
-        """What `routing` gives to the server with this index."""
+        """Returns what the server with this index owns under `routing`."""
         return cls(
             np.array([owner == index for owner in routing.bucket_owners], dtype=np.bool_).reshape(-1),
             np.array([owner == index for owner in routing.piece_owners], dtype=np.bool_).reshape(-1),
@@ -125,7 +125,7 @@ class Ownership:
 
     @classmethod
     def of_nothing(cls) -> "Ownership":
-        """What a server owns that is no part of a routing table."""
+        """Returns what a server outside of the routing table owns."""
         return cls(np.zeros(BUCKETS, dtype=np.bool_), np.zeros(DENSE_PIECES, dtype=np.bool_))
 
     def __bool__(self) -> bool:
@@ -133,7 +133,7 @@ class Ownership:
         return bool(self.buckets.any() or self.pieces.any())
 
     def without(self, other: "Ownership") -> "Ownership":
-        """What is owned here and not there."""
+        """Returns the difference: owned here and not there."""
         return Ownership(self.buckets & ~other.buckets, self.pieces & ~other.pieces)
 
     def among(self, keys: NDArray[np.int64], dense: bool) -> NDArray[np.bool_]:
@@ -155,5 +155,5 @@ class Ownership:
 
     @cached_property
     def _all_pieces(self) -> bytes:
-        """All own pieces as a request names them: nearly every one does."""
+        """All own pieces as bytes of a request, which nearly every request names."""
         return np.flatnonzero(self.pieces).astype(np.int64).tobytes()

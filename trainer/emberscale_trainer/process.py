@@ -47,7 +47,7 @@ def run_process(serve: Serve) -> NoReturn:
 
 
 def serve_metrics(identity: ProcessIdentity) -> tuple[CollectorRegistry, str]:
-    """Where to register metrics, those of the process being there already, and the address that they are served on."""
+    """Serves the process's metrics; returns the registry for more of them, and the address."""
     registry = CollectorRegistry()
     registry.register(ProcessMetrics())
     server, _ = start_http_server(identity.metrics_port, addr=identity.listen_host, registry=registry)

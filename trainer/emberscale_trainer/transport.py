@@ -21,7 +21,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview | NDArray[Any]
 
 
 class ConnectionLostError(ConnectionError):
-    """The peer is gone, or was never reached."""
+    """The peer is gone, or could not be reached."""
 
 
 class Connection:
@@ -49,7 +49,7 @@ class Connection:
             raise ConnectionLostError(f"the connection broke while sending: {error}") from error
 
     def receive(self) -> tuple[Header, NDArray[np.uint8]]:
-        """The next frame. Raises ConnectionLostError, or WireError for bytes that are no frame."""
+        """Receives the next frame. Raises ConnectionLostError, or WireError for bytes that are not a frame."""
         header = self.receive_header()
         if header.payload_bytes > len(self._payload):
             size = min(header.payload_bytes * 5 // 4, MAX_PAYLOAD_BYTES)
@@ -59,10 +59,10 @@ class Connection:
         return header, payload
 
     def handshake(self, seconds: float) -> None:
-        """Agrees with the peer on encryption, where there is any. Raises ConnectionLostError."""
+        """Performs the TLS handshake, if there is TLS. Raises ConnectionLostError."""
 
     def receive_first(self, most_bytes: int, seconds: float) -> tuple[Header, bytes]:
-        """The first frame of a peer that is not trusted yet, after the handshake, both within `seconds`.
+        """Receives the first frame of a peer that is not trusted yet, after the handshake, both within `seconds`.
 
         Reserves no memory in advance. Raises ConnectionLostError, or WireError for bytes that are no frame of at most
         `most_bytes`.
@@ -91,11 +91,11 @@ class Connection:
         return bytes(received)
 
     def trust(self) -> None:
-        """From now on the peer may be slow, and send much."""
+        """Lifts the limits of a stranger: the peer may be slow, and send much."""
         prepare(self._stream)
 
     def receive_header(self) -> Header:
-        """The header of the next frame; its payload must be received next."""
+        """Receives the header of the next frame; the caller then receives its payload."""
         self.receive_payload(self._header)
         return Header.unpack(self._header)
 
@@ -116,7 +116,7 @@ class Connection:
             raise ConnectionLostError(f"the connection broke while receiving: {error}") from error
 
     def _receive_into(self, targets: list[memoryview]) -> int:
-        """The number of bytes received, 0 at the end of the stream. Raises OSError."""
+        """Returns the number of bytes received, 0 at the end of the stream. Raises OSError."""
         return self._stream.recvmsg_into(targets, 0, socket.MSG_WAITALL)[0]
 
     def hang_up(self) -> None:
@@ -135,7 +135,7 @@ class Connection:
 
 
 def as_bytes(buffer: Buffer) -> memoryview:
-    """The buffer's bytes, without a copy."""
+    """Returns a view of the buffer's bytes."""
     view = memoryview(buffer)  # type: ignore[arg-type]  # numpy declares the buffer protocol from Python 3.12 on
     return view.cast("B") if view.nbytes else memoryview(b"")
 
@@ -182,7 +182,7 @@ class SecureConnection(Connection):
 
 
 def open_connection(address: str, context: ssl.SSLContext | None, timeout: float) -> Connection:
-    """A connection to `address`; over TCP with TLS, if there is a context. `timeout` holds for each step of it.
+    """Connects to `address`; over TCP with TLS, if there is a context. `timeout` bounds each step.
 
     Raises OSError, which ssl.SSLError is.
     """
@@ -209,7 +209,7 @@ _BACKLOG = 1024
 
 
 def listen(address: str) -> tuple[socket.socket, str]:
-    """A listening socket, and its address with the port that it got (port 0 asks for any). Raises OSError."""
+    """Returns a listening socket and its address with the real port (port 0 asks for any). Raises OSError."""
     scheme, location = _split(address)
     if scheme == "unix":
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -227,7 +227,7 @@ def listen(address: str) -> tuple[socket.socket, str]:
 
 
 def connect(address: str, timeout: float) -> socket.socket:
-    """A connected socket without a time limit on what follows. Raises OSError."""
+    """Returns a connected socket without a time limit on later calls. Raises OSError."""
     scheme, location = _split(address)
     if scheme == "unix":
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

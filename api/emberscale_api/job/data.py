@@ -92,7 +92,7 @@ class ColumnMapping(ManifestPart):
 
     @property
     def transforms(self) -> tuple[DenseTransform, ...]:
-        """What each dense column goes through."""
+        """The transform of each dense column."""
         return tuple(self.dense_transforms.get(name, self.dense_transform) for name in self.dense)
 
     @property

@@ -136,7 +136,7 @@ def _follows_from_another(error: ErrorDetails) -> bool:
 
 
 def _problem(error: ErrorDetails) -> str:
-    """What is wrong with a field and what is allowed there, for people."""
+    """Describes a field's problem and what is allowed there."""
     kind, given, context = error["type"], error["input"], error.get("ctx", {})
     if kind == "extra_forbidden":
         allowed, name = _siblings(error["loc"]), str(error["loc"][-1])
@@ -194,7 +194,7 @@ def _closest(given: str, allowed: Sequence[str]) -> str:
 
 
 def _places_of(name: str, part: type[BaseModel] = TrainingJob, path: str = "") -> list[str]:
-    """Where a manifest has a field of this name, at most three places."""
+    """Returns the places where a manifest has a field of this name, at most three."""
     found = []
     for key, field in part.model_fields.items():
         here = f"{path}{field.alias or key}"

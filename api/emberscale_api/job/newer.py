@@ -84,7 +84,7 @@ def with_values(text: str, unknown: Sequence[UnknownValue]) -> str:
 
 
 def _value(document: Any, path: Sequence[str | int]) -> Any:
-    """What is at a path; None where the path names no place, such as one through a choice of types."""
+    """Returns the value at a path; None if the path names no place, such as one through a choice of types."""
     try:
         return _parent(document, path)[path[-1]]
     except (KeyError, IndexError, TypeError):

@@ -154,7 +154,7 @@ class RoleSpec(ManifestPart):
 
     @property
     def initial_replicas(self) -> int:
-        """How many to start with."""
+        """The number of processes to start with."""
         return self.replicas or self.min_replicas or 1
 
     def resized(self, replicas: int) -> "RoleSpec":

@@ -149,7 +149,7 @@ class _CallDetails(NamedTuple):
 
 
 def call_metadata(token: str) -> tuple[tuple[str, str], ...]:
-    """What every call carries."""
+    """Returns the metadata of every call."""
     return (_METADATA_KEY, f"{_SCHEME}{token}"), (_VERSION_KEY, spoken_version())
 
 

@@ -100,7 +100,7 @@ class DatabaseUnusableError(InvalidError):
 
 
 def read_url(url: str) -> URL:
-    """What `sqlite:///path` or `postgresql://...` says. Raises DatabaseUnusableError."""
+    """Parses `sqlite:///path` or `postgresql://...`. Raises DatabaseUnusableError."""
     shown = re.sub(r"://.*@", "://...@", url)  # hides the password
     try:
         parsed = make_url(url)
@@ -166,7 +166,7 @@ def migrate(engine: Engine) -> None:
 
 
 def failure(error: DBAPIError, engine: Engine) -> DatabaseAwayError | DatabaseUnusableError:
-    """What the error means to the brain: whether there is anything to wait for."""
+    """Classifies an error: a database that may come back, or one that never will."""
     return (DatabaseUnusableError if _is_hopeless(error, engine) else DatabaseAwayError)(first_line(error))
 
 
@@ -182,7 +182,7 @@ def _is_hopeless(error: DBAPIError, engine: Engine) -> bool:
 
 
 def first_line(error: DBAPIError) -> str:
-    """What the database said, in one line."""
+    """Returns the database's message, in one line."""
     lines = str(error.orig or error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 

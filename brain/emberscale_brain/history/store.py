@@ -104,7 +104,7 @@ class HistoryStore:
         self._engine.dispose()
 
     def write(self, changes: Sequence[Change]) -> None:
-        """All of them in one transaction, in order.
+        """Writes all changes in one transaction, in order.
 
         Raises WriteRefusedError if the database refuses one of them, and ClaimLostError.
         """
@@ -136,7 +136,7 @@ class HistoryStore:
         self._write(insert_all)
 
     def running_jobs(self, profiles_per_job: int) -> list[Change]:
-        """What a brain has to know again after a restart: running jobs, their last plan and their latest profiles."""
+        """Returns what a brain needs after a restart: running jobs, their last plans and their latest profiles."""
 
         def read(session: Session) -> list[Change]:
             changes: list[Change] = []
@@ -214,7 +214,7 @@ class HistoryStore:
         return self._in_transaction(read)
 
     def metadata(self, job: JobId) -> JobMetadata | None:
-        """What is known of a job, running or ended; None for one that is not known."""
+        """Returns what is known of a job, running or ended; None for an unknown one."""
 
         def read(session: Session) -> JobMetadata | None:
             row = session.get(JobRow, job)

@@ -80,7 +80,7 @@ class Coefficients:
         return np.maximum(together, _LEAST_SECONDS)
 
     def slopes(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        """How the seconds move with each coefficient; float64[..., 6]. Times the coefficients they add up to them."""
+        """Returns the gradient of the seconds by coefficient, float64[..., 6]; times the coefficients, the seconds."""
         if self.overlap == 1:
             return x
         share = x * self.mean / self.iteration_seconds(x)[..., None]

@@ -23,12 +23,12 @@ ShapeKey = tuple[int, int, float, float]
 
 
 def shape_key(shape: JobShape) -> ShapeKey:
-    """What of a shape its speed depends on."""
+    """Returns the part of a shape that its speed depends on."""
     return shape.workers, shape.ps, shape.worker_cpu, shape.ps_cpu
 
 
 def problem_with(profile: JobProfile, now: float) -> str | None:
-    """Why a profile cannot be believed, or None."""
+    """Returns why a profile is implausible, or None."""
     for name in ("time", "iteration_seconds", "throughput"):
         value = getattr(profile, name)
         if not math.isfinite(value):

@@ -59,14 +59,14 @@ def dimensions(shapes: tuple[JobShape, ...]) -> tuple[Floats, ...]:
 
 
 def bills(cost: Floats, net: Floats, remaining_samples: float, time_value_per_hour: float) -> Floats:
-    """What the remaining samples cost at `net` samples/s; float64[n]."""
+    """The cost of the remaining samples at `net` samples/s; float64[n]."""
     hours = remaining_samples / np.maximum(net, 1e-12) / 3600
     bill: Floats = (cost + time_value_per_hour) * hours
     return bill
 
 
 def _double_bills(cost: Floats, delay: Floats, net: Floats, remaining_samples: float) -> Floats:
-    """What a change costs on top: while new processes start, what the present shape (row 0) has more is paid too."""
+    """The extra cost of a change: while new processes start, the surplus of the present shape (row 0) is paid too."""
     hours = np.minimum(delay, remaining_samples / np.maximum(net, 1e-12)) / 3600
     extra: Floats = np.maximum(0.0, cost[0] - cost) * hours
     return extra
@@ -81,7 +81,7 @@ def evaluate(
     remaining_samples: float,
     time_value_per_hour: float,
 ) -> Candidates:
-    """All numbers of some shapes. With a present shape, it must come first: doubt is about the difference to it."""
+    """Computes all numbers of some shapes. A present shape must come first: uncertainty is of the difference to it."""
     w, p, cpu_w, cpu_p = dimensions(shapes)
     x = features(constants, w, p, cpu_w, cpu_p)
     model = Coefficients.of(fit)

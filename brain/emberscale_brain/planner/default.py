@@ -164,7 +164,7 @@ class DefaultPlanner:
         return rows
 
     def _offer(self, assessment: Assessment) -> Options:
-        """What a running job may get. Nothing cheaper counts for more than its target, which is what is best for it."""
+        """Returns a running job's options. No cheaper one counts for more than the target, its best shape."""
         value = self._value(assessment.job, assessment.candidates)
         limited = np.minimum(value, value[assessment.target] * (1 - 1e-9))
         limited[assessment.target] = value[assessment.target]

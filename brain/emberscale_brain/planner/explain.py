@@ -21,12 +21,12 @@ from emberscale_brain.warm_start import describe
 
 
 def counted(number: int, noun: str) -> str:
-    """A number of things."""
+    """Returns a number with its noun, such as `2 shapes`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def fit_in_words(fit: ThroughputFit) -> str:
-    """What the model rests on and how sure it is."""
+    """Describes the data behind the model, and its uncertainty."""
     if not fit.profiles:
         return "The model is that of similar jobs; this job has no measurements yet."
     text = (
@@ -41,7 +41,7 @@ def fit_in_words(fit: ThroughputFit) -> str:
 
 
 def gain_in_words(candidates: Candidates, now: int, then: int, remaining_samples: float) -> str:
-    """What going from one row to another brings and costs: throughput, cost, time and standstill."""
+    """Describes the gain and cost of a change from one row to another: throughput, cost, time and pause."""
     before, after = float(candidates.gross[now]), float(candidates.gross[then])
     saved = remaining_samples / before - remaining_samples / max(float(candidates.net[then]), 1e-12)
     cost = float(candidates.cost[then] - candidates.cost[now])

@@ -40,7 +40,7 @@ class ShapeGrid:
 
     @property
     def size(self) -> int:
-        """How many shapes there are."""
+        """The number of shapes."""
         return len(self.workers) * len(self.ps) * len(self.worker_cpu) * len(self.ps_cpu)
 
     def shape(self, workers: int, ps: int, worker_cpu: float, ps_cpu: float) -> JobShape:

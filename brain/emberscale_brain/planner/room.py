@@ -96,7 +96,7 @@ def _most_ps_memory(bounds: ShapeBounds, room: ClusterCapacity) -> int:
 
 
 def _ps_memory(tables: int, ps: int, bounds: ShapeBounds, room: ClusterCapacity) -> int:
-    """What each of so many PS needs for the tables, as far as it may have it."""
+    """Returns the memory that each of so many PS needs for the tables, up to its bound."""
     return min(_most_ps_memory(bounds, room), max(bounds.ps_memory[0], math.ceil(tables / ps)))
 
 
@@ -131,7 +131,7 @@ EVERY_OTHER = "*"
 
 
 def quota_of(owner: str, quotas: Mapping[str, Quota]) -> Quota:
-    """What all jobs of an owner together may have."""
+    """Returns the quota of all jobs of an owner together."""
     return quotas.get(owner) or quotas.get(EVERY_OTHER) or _UNLIMITED
 
 
@@ -174,7 +174,7 @@ class Room:
         return max(0.0, min(self._cpu, quota.cpu)), max(0.0, min(self._memory, quota.memory))
 
     def left(self, owner: str) -> ClusterCapacity:
-        """What a job of the owner may have, in all and for each process."""
+        """Returns the room of one job of the owner, in all and for each process."""
         cpu, memory = self.limits(owner)
         return replace(self._capacity, cpu=cpu, memory=int(memory))
 
@@ -184,7 +184,7 @@ class Room:
         return shape.cpu <= cpu and shape.memory <= memory
 
     def rest(self, owners: Iterable[str]) -> tuple[ClusterCapacity, dict[str, Quota]]:
-        """What is left, as a capacity and quotas of those owners that have one."""
+        """Returns what is left, as a capacity and as quotas of the owners that have one."""
         quotas = {
             owner: self._left_of_quota(owner) for owner in owners if quota_of(owner, self._quotas) is not _UNLIMITED
         }

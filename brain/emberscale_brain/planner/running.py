@@ -165,7 +165,7 @@ class Assessor:
         )
 
     def _allowed(self, job: JobView, present: JobShape, grown: JobShape) -> JobShape:
-        """As much of the memory as bounds and nodes allow, and no less than the present."""
+        """Clips the memory to bounds and nodes, but never below the present."""
         node = self.cluster.capacity.largest_node_memory
         most_worker, most_ps = min(job.bounds.worker_memory[1], node), min(job.bounds.ps_memory[1], node)
         return present.with_memory(

@@ -300,6 +300,6 @@ def _picks(chosen: Ints) -> list[int | None]:
 
 
 def _scale(limit: float, amounts: NDArray[np.float64]) -> float:
-    """What a resource is measured in: the capacity, or where that is no limit, all that could be asked for."""
+    """The unit of each resource: the capacity or, if that is unlimited, the sum of all possible requests."""
     asked = float(amounts.max(axis=1).sum())
     return max(float(limit) if 0 < limit < np.inf else asked, 1e-9)

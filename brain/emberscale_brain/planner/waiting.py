@@ -43,7 +43,7 @@ def first_shapes(
     settings: PlannerSettings,
     samples_per_core: float,
 ) -> FirstShapes:
-    """What the job may start with; where no similar job has a fit, each core is taken to train `samples_per_core`.
+    """Returns the shapes that a job may start with; without a similar job's fit, each core trains `samples_per_core`.
 
     `free` is what nobody has. The memory of a job that is like no other is a guess: one that needs more than that is
     offered with less, where others would only let it wait.

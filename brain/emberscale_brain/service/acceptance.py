@@ -12,7 +12,7 @@ _ROUNDING = 1e-9  # cores summed in another order are not more
 
 
 def free_room(state: BrainState, conditions: Conditions, owner: str, now: float) -> ClusterCapacity:
-    """What one more job of the owner may have beside all others, in all and for each process."""
+    """Returns the room of one more job of the owner beside all others, in all and for each process."""
     room = Room(conditions.capacity, conditions.quotas)
     for job, known in state.jobs.items():
         room.take(known.submitted.owner, state.view(job, now, conditions.settle_seconds).current)

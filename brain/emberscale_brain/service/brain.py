@@ -155,7 +155,7 @@ class Brain:
         return self._runtime.plan(job)
 
     def explain(self, job: JobId) -> pb.PlanExplanation:
-        """Why the plan in force is what it is; for a job that has ended, why its last was. Raises UnknownJobError.
+        """Explains the plan in force; for a job that has ended, its last one. Raises UnknownJobError.
 
         Reads earlier plans from the database: not for a thread that must not wait.
         """
@@ -186,7 +186,7 @@ class Brain:
         return durable
 
     def jobs(self) -> list[pb.JobSummary]:
-        """Those that have not ended, by their submission."""
+        """Returns the jobs that have not ended, by their submission."""
         return self._runtime.summaries()
 
     # -- inside ---------------------------------------------------------------------------------------------------
@@ -206,11 +206,11 @@ class Brain:
             listener(job)
 
     def _retell(self, job: JobId) -> Sequence[Change]:
-        """What a database has to be told that does not know a job."""
+        """Returns the changes that describe a job to a database that does not know it."""
         return self._runtime.job_changes(job)
 
     def _learn(self) -> None:
-        """What the database knows. Raises DatabaseAwayError and DatabaseUnusableError."""
+        """Reads the database. Raises DatabaseAwayError and DatabaseUnusableError."""
         now, planning = self.clock(), self._settings.planning
         first = not self._runtime.knows_running
         if first and not planning.take_over:

@@ -128,7 +128,7 @@ class Refused:
 
 
 def check_profile(profile: JobProfile, batch_size: int, now: float, clock_skew: float) -> Refused | None:
-    """None if the profile may be used. `batch_size` is the job's; `clock_skew` is how far ahead a clock may be."""
+    """Returns why a profile is refused, or None. `batch_size` is the job's; clocks may be ahead by `clock_skew`."""
     numbers = {
         field.name: value
         for field in fields(profile)
@@ -168,7 +168,7 @@ def check_profile(profile: JobProfile, batch_size: int, now: float, clock_skew: 
 
 
 def check_start_up(start_up: StartUpObserved) -> Refused | None:
-    """None if the start-up may be used."""
+    """Returns why a start-up is refused, or None."""
     if start_up.role not in ("worker", "ps"):
         return Refused(Refusal.INCONSISTENT, "role: must be worker or ps")
     return _impossible({name: getattr(start_up, name) for name in ("time", "seconds", "paused_seconds")})

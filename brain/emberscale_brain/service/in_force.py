@@ -77,11 +77,11 @@ class Reasons:
             self._chosen[job] = planned
 
     def latest(self, job: JobId) -> PlannedShape | None:
-        """Those of the last round; None before the first."""
+        """Returns the last round's plan for a job; None before the first round."""
         return self._latest.get(job)
 
     def end(self, job: JobId) -> PlannedShape | None:
-        """What stays to be told of a job that is over: the last choice, with what was known in the end."""
+        """Forgets a job that is over; returns its last choice, with the knowledge of its end, for explanations."""
         latest, chosen = self._latest.pop(job, None), self._chosen.pop(job, None)
         if latest is None or chosen is None or chosen.shape != latest.shape:
             return latest
@@ -133,7 +133,7 @@ class PlansInForce:
         return stale
 
     def latest(self, job: JobId) -> PlannedShape | None:
-        """What the last round planned for the job; None before the first."""
+        """The last round's plan for the job; None before the first."""
         return self._reasons.latest(job)
 
     def end(self, job: JobId) -> PlannedShape | None:

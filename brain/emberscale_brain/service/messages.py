@@ -128,7 +128,7 @@ def job_from(uid: str) -> JobId:
 
 
 def outcome_from(request: pb.ReportOutcomeRequest, now: float) -> JobEnded:
-    """How a job ended. Raises MalformedRequestError."""
+    """Returns the end of a job. Raises MalformedRequestError."""
     if request.phase not in _PHASES:
         raise MalformedRequestError(f"phase: must be {', '.join(_PHASES)}, not {request.phase!r}")
     check_number("finished_at", request.finished_at, 0, LARGEST)
@@ -165,7 +165,7 @@ def no_plan(job: JobId) -> pb.BrainPlan:
 
 
 def advice_to(advice: FaultToleranceAdvice) -> pb.FaultToleranceAdvice:
-    """How the job recovers best, and what each way would cost."""
+    """Returns the best recovery of the job, and the cost of each."""
     return pb.FaultToleranceAdvice(
         strategy=advice.strategy.value,
         checkpoint_interval=advice.checkpoint_interval,

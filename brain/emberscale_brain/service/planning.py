@@ -78,7 +78,7 @@ class PlanningProcess:
         self._write(change_frame(change) for change in changes)
 
     def plan(self, conditions: Conditions, now: float, timeout: float) -> Iterator[tuple[JobId, PlannedShape]]:
-        """What the planner planned, job by job. Raises PlanningFailedError if it raises, crashes or takes too long."""
+        """Returns the plan of each job. Raises PlanningFailedError if the planner raises, crashes or takes too long."""
         self._write([frame("plan", now=now, conditions=CONDITIONS.plain(conditions))])
         for content in self._answers("done", time.monotonic() + timeout):
             try:

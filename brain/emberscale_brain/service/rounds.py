@@ -32,11 +32,11 @@ class PlanningRounds:
         return self._shown
 
     def tell_anew(self) -> None:
-        """What the planning process knows is not what the state is: the next round begins with a new one."""
+        """Discards the planning process, which has missed changes: the next round begins with a new one."""
         self._outdated.set()
 
     def plan(self, now: float) -> Mapping[JobId, PlannedShape]:
-        """What the planner plans now. Raises PlanningFailedError; the next round begins with a new process."""
+        """Returns this round's plans. Raises PlanningFailedError; the next round then begins with a new process."""
         try:
             return dict(self._fed().plan(self._runtime.conditions, now, self._timeout))
         except PlanningFailedError:

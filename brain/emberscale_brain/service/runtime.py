@@ -202,7 +202,7 @@ class BrainRuntime:
             return self._in_force.message(job)
 
     def job_now(self, job: JobId) -> JobNow | None:
-        """What is known of a job; None where it has ended."""
+        """Returns what is known of a job; None if it has ended."""
         with self._lock:
             known = self._state.jobs.get(job)
             if known is None:
@@ -297,7 +297,7 @@ class BrainRuntime:
             return unsent, frozenset(self._state.jobs)
 
     def end_telling(self) -> None:
-        """There is no planning process to be told."""
+        """Stops collecting changes, as there is no planning process."""
         with self._lock:
             self._unsent = None
 

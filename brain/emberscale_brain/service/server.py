@@ -221,7 +221,7 @@ class BrainServicer(brain_pb2_grpc.BrainServicer):
             await _not_found(context, request.job_uid)
 
     async def ReportOutcome(self, request: pb.ReportOutcomeRequest, context: Context) -> pb.ReportOutcomeReply:
-        """What is not said of the job is what was last known."""
+        """Ends a job; fields that the caller leaves out keep their last known values."""
         try:
             durable = self._brain.end(outcome_from(request, self._clock()))
         except MalformedRequestError as error:
@@ -231,7 +231,7 @@ class BrainServicer(brain_pb2_grpc.BrainServicer):
         return pb.ReportOutcomeReply(durable=await _known_soon(durable))
 
     async def ListJobs(self, request: pb.ListJobsRequest, context: Context) -> pb.ListJobsReply:
-        """Those that have not ended."""
+        """Lists the jobs that have not ended."""
         return pb.ListJobsReply(jobs=self._brain.jobs())
 
     def _wake_from_thread(self, job: JobId) -> None:

@@ -132,7 +132,7 @@ class RetentionSettings(ManifestPart):
     job_days: Positive = 365.0
 
     def retention(self) -> Retention:
-        """As the store takes it."""
+        """Returns the settings as the store takes them."""
         return Retention(
             self.profiles_per_job, self.profile_days, self.plans_per_job, self.start_up_days, self.job_days
         )
@@ -157,7 +157,7 @@ class BrainSettings(ManifestPart):
     retention: RetentionSettings = RetentionSettings()
 
     def conditions(self) -> Conditions:
-        """What planning depends on besides the jobs."""
+        """Returns the conditions of planning other than the jobs."""
         return Conditions(
             capacity=self.cluster.capacity(),
             prices=self.planner.prices(),

@@ -150,7 +150,7 @@ class BrainState:
         )
 
     def cluster_view(self, conditions: Conditions, now: float) -> ClusterView:
-        """All jobs by their submission, with everything that planners may look at."""
+        """Returns all jobs by their submission, with everything that planners may see."""
         by_submission = sorted(self.jobs, key=lambda job: (self.jobs[job].submitted.submitted_at, job))
         return ClusterView(
             jobs=tuple(self.view(job, now, conditions.settle_seconds) for job in by_submission),
@@ -195,7 +195,7 @@ class BrainState:
         )
 
     def fault_tolerance(self, job: JobId, overheads: ScalingOverheads) -> FaultToleranceAdvice | None:
-        """How a job recovers best; None before anything is known of its speed."""
+        """Returns the best recovery of a job; None before its speed is known."""
         known = self.jobs[job]
         speed = next((profile.throughput for profile in reversed(known.profiles) if not profile.restarted), 0.0)
         if known.shape is None or not speed:

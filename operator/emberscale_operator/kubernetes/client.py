@@ -71,7 +71,7 @@ class ApiClient:
         await self._api.close()  # type: ignore[no-untyped-call]  # the client is untyped
 
     async def get(self, path: str, **query: str) -> dict[str, Any]:
-        """One object, or a list. Raises ApiError and ApiUnavailableError, as all calls do."""
+        """Returns an object, or a list. Raises ApiError and ApiUnavailableError, as all calls do."""
         return await self._call("GET", path + ("?" + urlencode(query) if query else ""))
 
     async def versions(self, path: str, **query: str) -> dict[str, str]:

@@ -100,7 +100,7 @@ class ObjectMaker:
         return found
 
     async def _find(self, job: Job, plural: str, name: str) -> dict[str, Any]:
-        """What holds a name. Pods are listed, which the operator does anyway: it needs no right to get one."""
+        """Returns the object of a name. Lists pods, as the operator does anyway: it needs no right to get one."""
         if plural != "pods":
             return await self._client.get(core(job.key.namespace, plural, name))
         found = await self._client.get(core(job.key.namespace, plural), fieldSelector=f"metadata.name={name}")

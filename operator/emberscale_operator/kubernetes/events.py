@@ -109,7 +109,7 @@ class PodWarnings:
         self._known: dict[str, tuple[float, Waiting | None]] = {}
 
     async def last(self, namespace: str, uid: str, now: float) -> Waiting | None:
-        """What the last Warning about a pod says, as far as it is known at `now`, in seconds since 1970."""
+        """Returns the text of the last Warning about a pod that is known at `now`, in seconds since 1970."""
         asked_at, known = self._known.get(uid, (0.0, None))
         if now < max(self._next_at, asked_at + _KNOWN_SECONDS):
             return known

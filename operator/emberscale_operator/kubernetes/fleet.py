@@ -33,7 +33,7 @@ class Fleet:
         self.defects = 0
 
     def see(self, key: JobKey, uid: str) -> None:
-        """There is such a job, and perhaps news of it."""
+        """Starts a controller for a job that is new, and wakes it."""
         self._current[key] = uid
         if (key, uid) not in self._tasks:
             controller = self.controllers[key, uid] = self._make(key, uid)
@@ -43,7 +43,7 @@ class Fleet:
         self.controllers[key, uid].wake()
 
     def wake(self, key: JobKey) -> None:
-        """There is news of something that belongs to this job, if it is known."""
+        """Wakes the controller of a job, if the job is known."""
         uid = self._current.get(key)
         if uid is not None and (controller := self.controllers.get((key, uid))):
             controller.wake()

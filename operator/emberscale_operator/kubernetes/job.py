@@ -40,7 +40,7 @@ class Job:
 
     @property
     def spec(self) -> TrainingJobSpec:
-        """What is wanted."""
+        """The manifest's spec."""
         return self.manifest.spec
 
 
@@ -83,7 +83,7 @@ def read_job(body: Mapping[str, Any], runs_newer: bool = False) -> Job:
 
 
 def read_status(body: Mapping[str, Any]) -> TrainingJobStatus:
-    """What the operator wrote last; that of a new job where it wrote nothing. Raises UnreadableStatusError."""
+    """Returns the status that an operator wrote last, or that of a new job. Raises UnreadableStatusError."""
     return parse_status(_plain(body.get("status") or {}))
 
 

@@ -24,27 +24,27 @@ METRICS_PORT = 9090
 
 
 def pod_name(job: str, instance: InstanceId) -> str:
-    """One name a life: to create the same one twice is a conflict, and not a second pod."""
+    """Returns the name of an incarnation's pod: creating it twice is a conflict, and not a second pod."""
     return f"{job}-{instance.role}-{instance.index}-{instance.incarnation}"
 
 
 def service_name(job: str) -> str:
-    """Of the Service in front of the master."""
+    """Returns the name of the master's Service."""
     return f"{job}-master"
 
 
 def token_secret_name(job: str) -> str:
-    """Of the Secret with the job's token, and its certificate if it has one."""
+    """Returns the name of the Secret with the job's token, and its certificate if it has one."""
     return f"{job}-token"
 
 
 def store_secret_name(job: str, *contents: str) -> str:
-    """Of the Secret with what only the master gets; other contents have another name, for masters to come."""
+    """Returns the name of the Secret for the master alone; other contents have another name, for later masters."""
     return f"{job}-store-{digest(''.join(contents))}"
 
 
 def manifest_name(job: str, manifest: str) -> str:
-    """Of the ConfigMap with a manifest; another manifest has another name."""
+    """Returns the name of the ConfigMap with a manifest; another manifest has another name."""
     return f"{job}-manifest-{digest(manifest)}"
 
 

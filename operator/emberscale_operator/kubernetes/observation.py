@@ -48,7 +48,7 @@ class Observation:
                 self._deleted.add(member.uid)
 
     def observe(self, pods: Iterable[Mapping[str, Any]], uid: str, now: float) -> tuple[PodView, ...]:
-        """Every pod of the job of this uid, and the vanished ones until they are forgotten."""
+        """Returns every pod of the job of this uid, and vanished ones until they are forgotten."""
         self._now = now
         bodies = {body["metadata"]["uid"]: body for body in pods if is_owned_by(body, uid)}
         for name, (made_at, body) in list(self._made.items()):
@@ -87,7 +87,7 @@ class Observation:
         return self._ghosts.pop(view.uid, None) is not None
 
     def ready(self, views: Sequence[PodView], status: pb.JobStatus | None) -> dict[Role, int]:
-        """How many of each role are ready: for members, those that the master hears."""
+        """Returns the number of ready pods of each role; members are ready once the master hears them."""
         ready = dict.fromkeys((Role.MASTER, Role.PS, Role.WORKER), 0)
         heard = {entry.member.incarnation for entry in status.members if entry.alive} if status is not None else None
         for view in views:
@@ -124,7 +124,7 @@ class Observation:
         return None
 
     def obstacle(self, views: Iterable[PodView], problems: Mapping[tuple[Role, int], tuple[str, str]]) -> str:
-        """What keeps the first PS without a running pod from starting, for people; empty where nothing is known."""
+        """Describes what keeps the first PS without a running pod from starting; empty if nothing is known."""
         found = {slot: problem for slot, problem in problems.items() if slot[0] is Role.PS}
         for view in views:
             if view.id.role is Role.PS and view.instance.state is InstanceState.PENDING and view.waiting is not None:
@@ -135,7 +135,7 @@ class Observation:
         return f"{role}-{index}: {reason}: {message}".removesuffix(": ")
 
     def _asked(self, view: PodView) -> PodView:
-        """What was deleted by the operator ended because it was asked to, and what was killed because it was silent."""
+        """Marks the exit of a pod that the operator deleted as asked for, and of one that it killed as silent."""
         ended = view.instance.exit
         if ended is None:
             return view

@@ -196,7 +196,7 @@ async def _watch(settings: Settings, cluster: WatchedCluster, fleet: Fleet, stop
 
 
 def kopf_settings() -> kopf.OperatorSettings:
-    """Nothing of kopf's is written to objects: there are no handlers that would need it, and no finalizers."""
+    """Has kopf write nothing to objects: no handler needs it, and there are no finalizers."""
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     settings.scanning.disabled = True

@@ -104,7 +104,7 @@ class JobObjects:
         )
 
     def revision(self, role: Role) -> str:
-        """What is written on a pod of this role that is created now."""
+        """Returns the revision of a pod of this role that is created now."""
         return f"{self.generation}/{self.restart_keys[role]}"
 
     def restart_key(self, role: Role, written: str) -> str:
@@ -124,7 +124,7 @@ def _with_spec(job: Job, changes: Mapping[str, Any]) -> TrainingJob:
 
 
 def _said_in(part: TrainingJob | PodTemplate) -> str:
-    """What a part of the manifest says beyond its defaults, whichever fields this version knows."""
+    """Returns a part of the manifest without defaults, so that new fields of a version change nothing."""
     return json.dumps(part.model_dump(mode="json", by_alias=True, exclude_defaults=True), sort_keys=True)
 
 
@@ -178,7 +178,7 @@ def build_service(job: Job, tls: bool) -> dict[str, Any]:
 
 
 def master_address(job: Job, settings: Settings) -> str:
-    """Where members find the master."""
+    """Returns the address at which members find the master."""
     key = job.key
     return f"{names.service_name(key.name)}.{key.namespace}.svc.{settings.cluster_domain}:{names.MASTER_PORT}"
 
@@ -358,7 +358,7 @@ def _tolerations(template: PodTemplate) -> list[dict[str, Any]]:
 
 
 def role_spec(job: Job, role: Role) -> MasterSpec | RoleSpec:
-    """What the manifest says of a role."""
+    """Returns the manifest's section of a role."""
     of_role: Mapping[Role, MasterSpec | RoleSpec] = {
         Role.MASTER: job.spec.master,
         Role.PS: job.spec.ps,

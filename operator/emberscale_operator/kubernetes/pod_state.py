@@ -213,7 +213,7 @@ def _started(own: Mapping[str, Any], created: float) -> float:
 
 
 def _resizing(status: Mapping[str, Any]) -> Waiting | None:
-    """What keeps a resize from being done, in the words of the kubelet: `Deferred`, `Infeasible` or `Error`."""
+    """Returns why a resize is not done, in the kubelet's words: `Deferred`, `Infeasible` or `Error`."""
     for kind in ("PodResizePending", "PodResizeInProgress"):
         found = _condition(status, kind)
         if found.get("status") == "True" and found.get("reason"):

@@ -15,7 +15,7 @@ DELETING = "Deleting"
 
 
 def standing_of(status: TrainingJobStatus) -> JobStanding:
-    """Where the job stood when its status was written."""
+    """Returns the job's standing as of the status."""
     parts = {Role.MASTER: status.master, Role.PS: status.ps, Role.WORKER: status.worker}
     return JobStanding(
         phase=status.phase,

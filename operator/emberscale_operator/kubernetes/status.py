@@ -55,7 +55,7 @@ class Facts:
 
     @property
     def phase(self) -> JobPhase:
-        """Where the job stands."""
+        """The job's phase."""
         return self.standing.phase
 
 

@@ -150,7 +150,7 @@ class LocalBackend:
         return None
 
     def outcome(self) -> RunOutcome:
-        """How the run ended."""
+        """Returns the outcome of the run."""
         standing = self._standing
         # a job that rests without its master's doing was stopped before its state could be saved
         saved = standing.rests and (standing.told or standing.phase is not JobPhase.SUSPENDED)

@@ -66,7 +66,7 @@ class BrainSeat:
 
     @property
     def address(self) -> str:
-        """Where the brain listens, `host:port`, whoever runs it."""
+        """The brain's address, `host:port`, whichever run owns it."""
         return f"{_HOST}:{self._port_file.read_text(encoding='ascii')}"
 
     @property
@@ -211,7 +211,7 @@ def _check_database(path: Path) -> None:
 
 
 def default_database(environment: Mapping[str, str]) -> Path:
-    """Where this user's jobs on this machine are remembered, by the XDG base directories."""
+    """Returns the database of this user's jobs on this machine, by the XDG base directories."""
     home = environment.get("XDG_DATA_HOME") or str(Path(environment.get("HOME", "."), ".local", "share"))
     return Path(home, "emberscale", "brain.db")
 

@@ -27,7 +27,7 @@ def place(cpu_cores: float | None, loads: Mapping[int, float]) -> tuple[int, ...
 def loads_of(
     placed: Mapping[str, tuple[float | None, tuple[int, ...] | None]], usable: frozenset[int]
 ) -> dict[int, float]:
-    """What each usable core has been promised, given each process's limit and cores."""
+    """Returns the load that each usable core has been promised, given each process's limit and cores."""
     loads = dict.fromkeys(sorted(usable), 0.0)
     for cpu_cores, cores in placed.values():
         for core in cores or ():
@@ -74,7 +74,7 @@ class CpuQuotas:
 
 
 def find_cpu_quotas() -> CpuQuotas | None:
-    """Where quotas can be set; None where they cannot. Groups that dead runs left are removed."""
+    """Returns where quotas can be set, or None. Removes groups that dead runs have left."""
     for quotas in _candidates():
         probe = quotas.parent / f"{_PREFIX}{os.getpid()}-probe"
         try:

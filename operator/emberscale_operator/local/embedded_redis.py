@@ -172,7 +172,7 @@ def configure_flash_redis(state: Path, sockets: Path, most_bytes: int) -> Embedd
 
 
 def ping(url: str) -> str | None:
-    """Why a Redis cannot be used; None when it answers."""
+    """Returns why a Redis cannot be used; None if it answers."""
     try:
         client = redis.Redis.from_url(url, socket_connect_timeout=2, socket_timeout=2)
     except ValueError as error:

@@ -36,7 +36,7 @@ class JobEnvironment:
         return f"{instance.incarnation}-{self.launch}"
 
     def of_fork_server(self, inherited: Mapping[str, str]) -> dict[str, str]:
-        """What is read when libraries are imported, and so must hold before a process is forked."""
+        """Returns the variables that libraries read when imported, and so must be set before a process is forked."""
         variables = {**inherited, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
         variables.setdefault("NUMBA_CACHE_DIR", str(self.numba_cache))
         return variables
@@ -78,7 +78,7 @@ class JobEnvironment:
 
 
 def numba_cache_folder(environment: Mapping[str, str], fallback: Path) -> Path:
-    """Where compiled kernels are kept from run to run: the user's cache folder, or `fallback` where there is none."""
+    """Returns the folder of compiled kernels: in the user's cache folder, or `fallback` if there is none."""
     home = environment.get("XDG_CACHE_HOME") or str(Path(environment.get("HOME", "/nonexistent"), ".cache"))
     folder = Path(home, "emberscale", "numba")
     try:

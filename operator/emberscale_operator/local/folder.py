@@ -19,7 +19,7 @@ class RunFolder:
 
     @property
     def logs(self) -> Path:
-        """One log a member, `<role>-<index>.log`."""
+        """The folder of logs, one for each member: `<role>-<index>.log`."""
         return self.root / "logs"
 
     @property

@@ -39,7 +39,7 @@ class WatchedManifest:
         return self._spec
 
     def _mark(self) -> tuple[int, int] | None:
-        """What differs after an edit."""
+        """Returns a mark that changes with every edit."""
         try:
             found = self._path.stat()
         except OSError:

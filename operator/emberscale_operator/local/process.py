@@ -79,7 +79,7 @@ class TetheredProcess:
         return self._process.pid
 
     def exit_code(self) -> int | None:
-        """None while it runs; negative for a signal."""
+        """Returns the exit code: None while the process runs, negative for a signal."""
         code = self._process.poll()
         if code is not None and not self._ended:
             self._ended = True

@@ -111,7 +111,7 @@ class JobProcesses:
             entry.process.kill()
 
     def observe(self, now: float) -> tuple[Instance, ...]:
-        """What there is; on the way, memory limits are enforced and overdue stops ended."""
+        """Returns all instances; also enforces memory limits and ends overdue stops."""
         for instance, entry in self._entries.items():
             self._refresh(instance, entry, now)
         return tuple(
@@ -122,7 +122,7 @@ class JobProcesses:
         )
 
     def processes(self) -> tuple[ProcessView, ...]:
-        """Every process that exists and is not forgotten, as of the last observation."""
+        """Returns every process that is not forgotten, as of the last observation."""
         return tuple(
             ProcessView(instance.member, pid, _state(entry), entry.cores, entry.process.resident_bytes)
             for instance, entry in sorted(self._entries.items())

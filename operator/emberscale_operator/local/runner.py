@@ -211,7 +211,7 @@ class LocalJob:
         return backend.outcome()
 
     def _brain_credentials(self) -> BrainAddress:
-        """Where the master finds the brain and how they prove themselves; all empty without one."""
+        """Returns the brain's address, token and authority for the master; all empty without a brain."""
         if isinstance(self._brain, BrainAddress):
             return self._brain
         if self._seat is None:

@@ -23,7 +23,7 @@ class Started(Protocol):
 
     @property
     def pid(self) -> int | None:
-        """None until it exists."""
+        """The process's id; None until it exists."""
 
     def poll(self) -> int | None:
         """The exit code, negative for a signal; None while it runs."""
@@ -41,7 +41,7 @@ class Starter(Protocol):
     def start(
         self, command: Sequence[str], environment: Mapping[str, str], log: Path, cores: Sequence[int] | None
     ) -> Started:
-        """What the process prints is appended to `log`; `cores` None means all."""
+        """Starts a process and appends its output to `log`; `cores` None means all."""
 
 
 def _execute_tethered(
@@ -213,7 +213,7 @@ class _Forked:
         return self._pid
 
     def begin(self, pid: int) -> None:
-        """It exists."""
+        """Notes that the process exists."""
         self._pid = pid
         try:
             self._pidfd = os.pidfd_open(pid)
@@ -221,7 +221,7 @@ class _Forked:
             return  # it has ended already, and the server says so next
 
     def end(self, code: int) -> None:
-        """It has ended."""
+        """Notes that the process has ended."""
         self._code = code
         if self._pidfd is not None:
             select.select([self._pidfd], [], [])  # when the server has died, the kernel may still be at it

@@ -184,7 +184,7 @@ def _compression_of(out: str, target: DataFormat) -> str:
 def _targets(
     sources: Sequence[DataFile], out: str, target: DataFormat, compression: str, overwrite: bool
 ) -> list["Target"]:
-    """Where each source goes. Makes the folder. Raises InvalidError and DataUnavailableError."""
+    """Returns the target of each source, and makes the folder. Raises InvalidError and DataUnavailableError."""
     from emberscale_trainer.data.files import Target
     from emberscale_trainer.data.formats import ENDINGS, SUFFIXES
     from emberscale_trainer.data.streams import uncompressed_name
@@ -219,7 +219,7 @@ def _targets(
 
 
 def _manifest_data(targets: Sequence["Target"], target: DataFormat, layout: Layout) -> dict[str, Any]:
-    """What spec.data says of the new files."""
+    """Returns the `spec.data` that reads the new files."""
     data: dict[str, Any] = {"format": target.value, "train": [str(path) for path in targets]}
     if target is DataFormat.CRITEO_TSV:
         return data

@@ -43,7 +43,7 @@ def explain(file: ManifestFile, overrides: Overrides = None) -> None:
 
 
 def tables_of(job: TrainingJob) -> Table:
-    """One row for every run of embedding tables that are alike."""
+    """Returns a table with one row for every run of equal embedding tables."""
     table = Table(title="Embedding tables", title_justify="left")
     for column in ("tables", "dimension", "pooling", "optimizer", "initializer"):
         table.add_column(column)
@@ -64,7 +64,7 @@ def _settings(table: TableSpec) -> tuple[str, ...]:
 
 
 def processes_of(job: TrainingJob) -> Table:
-    """One row a process; one for a role whose number is planned, and what is planned said so."""
+    """Returns a table with one row per process, or one for a role whose number is planned; marks what is planned."""
     spec, planned = job.spec, job.spec.leaves_replicas_open
     table = Table(title="Processes", title_justify="left")
     for column in ("process", "CPU cores", "memory limit"):
@@ -97,7 +97,7 @@ def _bounds(role: RoleSpec) -> str:
 
 
 def files_of(job: TrainingJob) -> Table:
-    """Where `emberscale run` reads and writes."""
+    """Returns a table of the paths that `emberscale run` reads and writes."""
     root = Path("runs", job.metadata.name)
     table = Table(title="Files", title_justify="left")
     table.add_column("what")

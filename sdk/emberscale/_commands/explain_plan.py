@@ -75,7 +75,7 @@ def explain_plan(
 
 
 def _remembered(job: str) -> pb.PlanExplanation:
-    """What the brain beside a run planned last, from the database that it wrote."""
+    """Returns the last plan of the brain beside a run, from its database."""
     root = next((folder for folder in (Path(job), Path("runs", job)) if (folder / "run.json").exists()), None)
     if root is None:
         raise InvalidError(f"{job}: neither it nor {Path('runs', job)} is the folder of a run; give --brain for a UID")

@@ -119,7 +119,7 @@ def layout_of(
     list_separator: str,
     no_header: bool,
 ) -> Layout:
-    """What the options say of some files, of which there is at least one. Raises InvalidError and ManifestError."""
+    """Returns the layout of some files, at least one, from the options. Raises InvalidError."""
     named = [label, *(dense or ()), *(categorical or ()), *(lists or ())]
     if manifest is not None:
         if any(named) or file_format is not None:

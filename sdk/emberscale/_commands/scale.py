@@ -92,7 +92,7 @@ def resized(spec: TrainingJobSpec, numbers: Mapping[str, int]) -> TrainingJobSpe
 
 
 def describe(before: TrainingJobSpec, after: TrainingJobSpec) -> str:
-    """What differs, and what follows from it."""
+    """Describes the change, and its effect."""
     changes = []
     for name, old, new in (("workers", before.worker, after.worker), ("PS", before.ps, after.ps)):
         if old.replicas != new.replicas:

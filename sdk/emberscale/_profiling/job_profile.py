@@ -70,7 +70,7 @@ def _cpu_seconds(snapshot: RunView) -> dict[str, float]:
 
 
 def difference(before: Reading, after: Reading) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
-    """What the counters grew by, summed by role, and the CPU seconds by process."""
+    """Returns the growth of the counters, summed by role, and of the CPU seconds, by process."""
     grown: dict[str, dict[str, float]] = {"worker": {}, "ps": {}}
     for name, counters in after.counters.items():
         totals = grown[name.rpartition("-")[0]]
@@ -130,7 +130,7 @@ class TimeBreakdown:
 
     @property
     def samples_per_second(self) -> float:
-        """Of all workers together."""
+        """The speed of all workers together."""
         return self.samples / self.seconds
 
     @property

@@ -30,7 +30,7 @@ _COLOURS = {
 
 
 def draw_profile(profile: TimeBreakdown, picture: Path) -> None:
-    """Each thread's time by stage; the job's throughput beside its roof; CPU time by role beside the roof's."""
+    """Draws each thread's time by stage, and the job's throughput and CPU time by role beside the roof's."""
     with mpl.rc_context(STYLE):
         profile_figure(profile).savefig(picture, dpi=130)
 

@@ -68,7 +68,7 @@ def measure_roof(job: TrainingJob, seconds: float) -> Roof:
 
 
 def ready_batches(job: TrainingJob, count: int) -> list[Ready]:
-    """Up to `count` batches of the first training file, with the rows and dense parameters that a new job has."""
+    """Returns up to `count` batches of the first training file, with the rows and dense parameters of a new job."""
     spec, resolved = job.spec, resolve_model(job.spec)
     reader = record_format(spec.data)
     file = expand(spec.data.train)[0]

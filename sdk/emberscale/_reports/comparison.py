@@ -91,13 +91,13 @@ def differing_fields(manifests: Sequence[Mapping[str, Any]]) -> dict[str, list[A
 
 
 def figures_of(runs: Sequence[FinishedRun]) -> dict[str, list[float | None]]:
-    """One value a run, by the key of the figure; those that no run has are left out."""
+    """Returns one value per run, by the figure's key, without figures that no run has."""
     values = {figure.key: [figure.of(run.summary) for run in runs] for figure in FIGURES}
     return {key: found for key, found in values.items() if any(value is not None for value in found)}
 
 
 def labels_of(runs: Sequence[FinishedRun]) -> list[str]:
-    """What to call each run: its folder's name, or as much of the path as tells them apart."""
+    """Returns a label for each run: its folder's name, or as much of the path as distinguishes the runs."""
     parts = [run.paths.root.resolve().parts for run in runs]
     for depth in range(1, max(map(len, parts)) + 1):
         labels = ["/".join(path[-depth:]) for path in parts]

@@ -26,7 +26,7 @@ MetricRows = Sequence[dict[str, str]]
 
 
 def read_metrics(metrics: Path) -> MetricRows:
-    """All rows of metrics.csv."""
+    """Returns all rows of metrics.csv."""
     with metrics.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
@@ -51,7 +51,7 @@ def over_samples(rows: MetricRows, column: str) -> Series:
 
 
 def held_out(evaluations: Sequence[Mapping[str, Any]], expected_samples: float, epochs: int, name: str) -> Series:
-    """What the evaluation after each epoch measured, where the epoch ended."""
+    """Returns the result of each epoch's evaluation, at the sample where the epoch ended."""
     return [
         (expected_samples * one["epoch"] / epochs, one[name])
         for one in evaluations
@@ -102,7 +102,7 @@ _HELD_OUT = {"loss": "logloss", "auc": "auc"}
 
 
 def draw_comparison(runs: Sequence[FinishedRun], labels: Sequence[str], picture: Path) -> None:
-    """One line a run: loss, AUC and throughput over samples, and below over the seconds since training began."""
+    """Draws a line per run: loss, AUC and throughput over samples, and below over the seconds since training began."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(14, 7.5), layout="constrained")
         axes = figure.subplots(2, len(_TITLES))
@@ -237,7 +237,7 @@ def _value(axes: Axes, point: tuple[float, float], colour: str, above: bool) -> 
 
 
 def _whole_run(axes: Axes, rows: MetricRows) -> None:
-    """All pictures over time show the same time."""
+    """Gives all plots over time the same range."""
     if rows:
         axes.set_xlim(0.0, max(float(rows[-1]["seconds"]), 1.0))
 

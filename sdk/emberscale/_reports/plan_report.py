@@ -18,7 +18,7 @@ _WORTH_SAYING = 0.05
 
 
 def plan_report(explanation: pb.PlanExplanation, job: str) -> Iterator[str | Table]:
-    """What to print, line by line, in rich's markup; `job` is as the person named it."""
+    """Yields the lines of the report, in rich's markup; `job` is the user's name for the job."""
     plan = explanation.plan
     yield f"[bold]{escape(job)}[/]: plan {plan.version} by {plan.planner or 'nobody yet'}, {plan.action}"
     if plan.HasField("shape"):

@@ -17,7 +17,7 @@ _COLOURS = {"Complete": "bold green", "Failed": "bold red"}
 
 
 def summary_table(summary: Summary, root: Path) -> RenderableType:
-    """What came out, where the time and the memory went, and where the files are."""
+    """Shows the results, the use of time and memory, and the paths of the files."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
@@ -33,7 +33,7 @@ def summary_table(summary: Summary, root: Path) -> RenderableType:
 
 
 def _measured(values: Mapping[str, float | None], where: str = "") -> list[tuple[str, str | tuple[str, ...]]]:
-    """One line for those of the values that are known, called by the first of them."""
+    """Returns one line for the known values, titled by the first of them."""
     known = [(name, f"{value:.4f}") for name, value in values.items() if value is not None]
     if not known:
         return []

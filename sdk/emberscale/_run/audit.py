@@ -85,7 +85,7 @@ class AuditReport:
 
 
 def contradictions_of(servers: Sequence[ServerRecord]) -> tuple[str, ...]:
-    """One line for each server whose dense pieces were not stepped once for each push that it recorded."""
+    """Returns a line for each server whose dense pieces were not stepped once for each push that it recorded."""
     lines = []
     for index, server in enumerate(servers):
         wrong = {piece: steps for piece, steps in server.dense_steps.items() if steps != server.pushes}

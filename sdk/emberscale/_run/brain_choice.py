@@ -76,7 +76,7 @@ def read_token(given: Path | None) -> str:
 
 
 def read_authority(given: Path | None) -> bytes | None:
-    """Who speaks for the brain, in PEM; None for one without TLS. Raises InvalidError."""
+    """Returns the brain's authority, in PEM; None without TLS. Raises InvalidError."""
     try:
         if given is None:
             certificates = mounted_certificates()

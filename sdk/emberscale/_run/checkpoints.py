@@ -63,7 +63,7 @@ class SavedCheckpoints:
         )
 
     def records(self, manifest: CheckpointManifest) -> list[ServerRecord]:
-        """What each server saved about its past. Raises DamagedCheckpointError, for one that cannot be read too."""
+        """Returns each server's saved record. Raises DamagedCheckpointError, also for an unreadable one."""
         # the trainer's tables take a second to import, which only an audit should cost
         from emberscale_trainer.checkpoint import CheckpointFiles, StorageUnreachableError, Work, server_history
 

@@ -83,7 +83,7 @@ class RunPaths:
 
     @property
     def next(self) -> "RunPaths":
-        """Where a new run is written while a Complete one is here."""
+        """The files of a new run while a Complete one is here."""
         return RunPaths(self.root / "next")
 
     def all(self) -> tuple[Path, ...]:

@@ -38,7 +38,7 @@ class InitialWeights(nn.Module):
         self._steps: Tensor
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Each id's first weights."""
+        """Returns each id's initial weights."""
         kind, scale = self._initializer.type, self._initializer.scale
         if kind is InitializerType.ZEROS:
             return torch.zeros(*ids.shape, self._dimension)

@@ -121,7 +121,7 @@ class OptimusScheduler:
     def _best_addition(
         self, job: ScheduledJob, fit: NDArray[np.float64], shape: JobShape, whole: Amounts
     ) -> tuple[float, JobShape] | None:
-        """One more worker or PS, whichever saves most seconds for its share of the cluster; None if neither does."""
+        """Returns one more worker or PS, whichever saves more seconds for its share of the cluster, or None."""
         bounds, options = job.view.bounds, []
         if shape.workers < bounds.workers[1]:
             options.append(_sized(job, shape.workers + 1, shape.ps))

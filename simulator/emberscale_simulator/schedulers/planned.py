@@ -38,7 +38,7 @@ class PlannedScheduler:
         self._fits: dict[JobId, ThroughputFit] = {}
 
     def decide(self, jobs: Sequence[ScheduledJob], capacity: ClusterCapacity, now: float) -> Mapping[JobId, JobShape]:
-        """What the planner plans, for every job that it does not leave as it is."""
+        """Returns the planner's plans, for every job that it changes."""
         cluster = ClusterView(
             jobs=tuple(job.view for job in jobs),
             capacity=capacity,

@@ -36,7 +36,7 @@ class Scheduler(Protocol):
         ...
 
     def observe_starts(self, starts: Sequence[StartTime]) -> None:
-        """What pods took to start, and how long jobs stood still for them."""
+        """Takes the start times of pods, and the pauses of jobs for them."""
         ...
 
     def job_ended(self, job: SimulatedJob, final_shape: JobShape, completed: bool, now: float) -> None:
@@ -70,7 +70,7 @@ class LearnedOverheads:
                 self._pauses[start.role].append(start.paused_seconds)
 
     def overheads(self, resize: float | None) -> ScalingOverheads:
-        """What is known; the product's assumptions where nothing is. `resize` as in `ScalingOverheads`."""
+        """Returns the observed overheads, or else the product's assumptions. `resize` as in `ScalingOverheads`."""
         base = ScalingOverheads()
 
         def learned(values: deque[float], default: float) -> float:

@@ -125,12 +125,12 @@ class CriteoTSV:
         return block.offset if compression_of(file.uri) is None else 0
 
     def read_block(self, file: DataFile, block: Block) -> LineBlock:
-        """One block in memory. Raises DataUnavailableError."""
+        """Reads a block into memory. Raises DataUnavailableError."""
         text = self._ranges.read(file.uri, block.offset, block.length)
         return split_lines(text, block.records, file.uri, block.first_record, self.raw)
 
     def texts(self, file: DataFile, block: Block, columns: Collection[str]) -> Mapping[str, Set[bytes]]:
-        """None: ids are numbers."""
+        """Returns no texts: ids are numbers."""
         return {}
 
 

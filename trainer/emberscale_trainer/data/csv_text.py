@@ -157,7 +157,7 @@ class CSV:
         return block.offset if compression_of(file.uri) is None else 0
 
     def read_block(self, file: DataFile, block: Block) -> CSVBlock:
-        """One block in memory. Raises DataUnavailableError."""
+        """Reads a block into memory. Raises DataUnavailableError."""
         places = self._find_columns(file.uri)
         text = self._ranges.read(file.uri, block.offset, block.length)
         data = np.frombuffer(text, dtype=np.uint8)
@@ -173,7 +173,7 @@ class CSV:
         return CSVBlock(file.uri, block.first_record, data, starts, self, places)
 
     def texts(self, file: DataFile, block: Block, columns: Collection[str]) -> Mapping[str, Set[bytes]]:
-        """What is in the fields, list items one by one."""
+        """Returns the texts of the fields, list items one by one."""
         names = column_names(file.uri, self.csv)
         text = self._ranges.read(file.uri, block.offset, block.length).decode("utf-8", "replace")
         rows = csv.reader(io.StringIO(text, newline=""), delimiter=self.csv.delimiter)
@@ -206,7 +206,7 @@ def column_names(uri: str, spec: CSVSpec) -> list[str]:
 
 
 def likely_delimiter(names: Sequence[str]) -> str | None:
-    """What seems to be between the columns where all of them were read as one."""
+    """Returns the likely delimiter of columns that were all read as one, or None."""
     return next((mark for mark in ";\t|," if len(names) == 1 and mark in names[0]), None)
 
 

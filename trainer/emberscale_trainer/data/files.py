@@ -60,7 +60,7 @@ def _expand_one(path: str) -> dict[str, int]:
 
 
 def uri_of(filesystem: Any, path: str) -> str:
-    """What a file is called everywhere: an absolute path where it is local, else a URI."""
+    """Returns a file's name for every process: an absolute path if it is local, else a URI."""
     if not isinstance(filesystem, LocalFileSystem):
         return str(filesystem.unstrip_protocol(path))
     folder, name = os.path.split(path)
@@ -79,7 +79,7 @@ def _size(filesystem: Any, path: str) -> int:
 
 
 def _nearest(filesystem: Any, path: str) -> str:
-    """What is in the closest folder above a path that exists."""
+    """Describes the contents of the closest existing folder above a path."""
     folder = path.rstrip("/")
     while "/" in folder:
         folder = folder.rpartition("/")[0]
@@ -140,7 +140,7 @@ class Target:
         return bool(self.filesystem.isdir(self.path))
 
     def size(self) -> int:
-        """In bytes, once it is there. Raises OSError."""
+        """Returns the file's size in bytes, once it exists. Raises OSError."""
         return int(self.filesystem.size(self.path))
 
     @contextmanager

@@ -46,7 +46,7 @@ def columns_in(uri: str, name: DataFormat, csv: CSVSpec) -> dict[str, str]:
 
 
 def problem_with_columns(target: DataFormat, columns: ColumnMapping) -> str | None:
-    """Why a format cannot hold records of these columns; None if it can."""
+    """Returns why a format cannot hold records of these columns; None if it can."""
     if target is not DataFormat.CRITEO_TSV:
         return None
     dense, categorical = len(CRITEO_COLUMNS.dense), len(CRITEO_COLUMNS.categorical)

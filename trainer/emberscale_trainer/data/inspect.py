@@ -123,7 +123,7 @@ class RecordTally:
             lists.add(room.lists(), int(np.count_nonzero(room.cut)))
 
     def summary(self, files: Sequence[FileSummary]) -> DataSummary:
-        """What was added up, as a part of `files`."""
+        """Returns the totals, as a summary of `files`."""
         return DataSummary(
             files=tuple(files),
             records=sum(file.records for file in files),

@@ -25,7 +25,7 @@ _WINDOW = 4096
 
 @kernel
 def find_lines(data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64]) -> int:
-    """Where each line begins, and where one after the last would; the number of lines, or -1 if more than fit.
+    """Finds where each line begins, and the end of the last; returns the number of lines, or -1 if more than fit.
 
     Looks at eight bytes at a time: a byte is a newline where the word, XORed with newlines, has a zero byte.
     """

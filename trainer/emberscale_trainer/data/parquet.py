@@ -74,7 +74,7 @@ class Parquet:
         return block.offset
 
     def read_block(self, file: DataFile, block: Block) -> DecodedBlock:
-        """One block, decoded. Raises DataUnavailableError."""
+        """Reads and decodes a block. Raises DataUnavailableError."""
         columns = self.columns
         with self._files.open(file.uri) as opened:
             check_schema(file.uri, opened.parquet.schema_arrow, columns)
@@ -86,7 +86,7 @@ class Parquet:
         return decode(table, columns, self.raw, file.uri, block.first_record)
 
     def texts(self, file: DataFile, block: Block, columns: Collection[str]) -> Mapping[str, Set[bytes]]:
-        """Those of columns that have texts or bytes."""
+        """Returns the distinct texts of columns with texts or bytes."""
         with self._files.open(file.uri) as opened:
             names = [name for name in columns if holds_texts(opened.parquet.schema_arrow.field(name).type)]
             table = opened.read(names, block.first_record, block.records) if names else None
@@ -130,7 +130,7 @@ class _OpenFile:
         self._forward: list[tuple[int, list[str], _Forward]] = []
 
     def groups(self) -> Iterator[tuple[int, int, int]]:
-        """Of each row group its records, where its bytes begin, and how many they are."""
+        """Yields each row group's records, the offset of its bytes, and their number."""
         metadata = self.parquet.metadata
         for number in range(metadata.num_row_groups):
             group = metadata.row_group(number)
@@ -201,7 +201,7 @@ class _OpenFiles:
 
 
 def _unsound(uri: str, error: pa.ArrowException) -> str:
-    """What a file is that Arrow refuses to read."""
+    """Describes a file that Arrow refuses to read."""
     filesystem, path = open_filesystem(uri)
     try:
         if filesystem.size(path) == 0:

@@ -65,7 +65,7 @@ class ListRoom:
         return np.concatenate([np.zeros(0, dtype=np.bool_), *self._cut])
 
     def lists(self) -> IdLists:
-        """All that were added."""
+        """Returns all lists that were added."""
         lengths = np.concatenate([np.zeros(1, dtype=np.int64), *self._lengths])
         return IdLists(np.concatenate([np.empty(0, dtype=np.int64), *self._values]), np.cumsum(lengths))
 
@@ -88,7 +88,7 @@ class Columns:
 
     @property
     def truncated_records(self) -> int:
-        """How many records had a list that was cut, in however many columns."""
+        """The number of records with at least one list that was cut."""
         if not self.lists:
             return 0
         return int(np.count_nonzero(np.logical_or.reduce([room.cut for room in self.lists])))

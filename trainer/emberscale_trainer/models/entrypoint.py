@@ -76,7 +76,7 @@ class OwnModel(nn.Module):
 
 
 def _contract(features: Features) -> str:
-    """What the module is called with, for people."""
+    """Describes the arguments of the module."""
     shown = [f"{name}: [B, {dimension}]" for name, dimension in features.embeddings.items()]
     more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
     return f"with dense [B, {len(features.dense)}] and embeddings {{{', '.join(shown[:_SHOWN])}{more}}}"

@@ -138,7 +138,7 @@ def _turn_back(source: int, width: int, target: int, stride: int) -> None:
 
 @part
 def _row(triangle: int, row: int) -> int:
-    """Where the pairs of a row begin in a triangle of lines."""
+    """Returns the address of a row's pairs in a triangle of lines."""
     return triangle + _LINE * (row * (row - 1) // 2)
 
 

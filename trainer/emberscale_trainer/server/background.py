@@ -22,7 +22,7 @@ class Background(Generic[_Result]):
         threading.Thread(target=self._carry_out, name=name, daemon=True).start()
 
     def result(self, wait_seconds: float) -> _Result | None:
-        """What the work returned; None while it is under way. Raises what it raised."""
+        """Returns the work's result; None while it runs. Raises what it raised."""
         self._done.wait(wait_seconds)
         if self._error is not None:
             raise self._error

@@ -395,7 +395,7 @@ def _ranges(messages: Iterable[master_pb2.AppliedBatches]) -> list[tuple[int, in
 
 
 def _applied_from_proto(messages: Iterable[master_pb2.AppliedBatches]) -> AppliedBatches:
-    """What is applied, each batch once."""
+    """Returns the applied batches, each applied once."""
     return AppliedBatches.from_runs((epoch, [(first, stop, 1)]) for epoch, first, stop in _ranges(messages))
 
 

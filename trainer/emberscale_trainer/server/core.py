@@ -193,7 +193,7 @@ class ServerCore:
         return Status.OK
 
     def complete(self, session: int, header: Header) -> None:
-        """All servers have applied a batch."""
+        """Notes that all servers have applied a batch."""
         serving = self._serving
         if serving is not None and serving.generation == header.generation and serving.bound is not None:
             serving.bound.completed(_ticket(session, header))

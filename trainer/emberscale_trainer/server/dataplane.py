@@ -1,4 +1,4 @@
-"""The data plane of a parameter server: a thread a connection, each request answered in order."""
+"""The data plane of a parameter server: one thread per connection, which answers requests in order."""
 
 import contextlib
 import errno
@@ -25,7 +25,7 @@ _STRANGER_SECONDS = 5.0
 """How long a peer may take for the TLS handshake and HELLO together."""
 
 _MOST_STRANGERS = 64
-"""Peers at most that have not shown the token; the one that came first makes way for another."""
+"""The most peers that have not shown the token; one more displaces the one that connected first."""
 
 _ACCEPT_PAUSE_SECONDS = 0.1
 
@@ -56,7 +56,7 @@ class DataPlane:
         self._pause = threading.Event()
 
     def start(self) -> None:
-        """Begins to accept, in a thread of its own that ends with the process."""
+        """Starts to accept connections, in a daemon thread."""
         threading.Thread(target=self._accept, name="accept", daemon=True).start()
 
     def _accept(self) -> None:
@@ -116,7 +116,7 @@ class _Strangers:
 
     @contextlib.contextmanager
     def among(self, connection: Connection) -> Iterator[None]:
-        """The connection counts while the context lasts."""
+        """Counts the connection as a stranger within the context."""
         with self._lock:
             if len(self._connections) >= self._most:
                 _, oldest = self._connections.popitem(last=False)
@@ -197,5 +197,5 @@ class _Session:
 
 def _refuse(connection: Connection, reason: str) -> None:
     text = reason.encode()
-    with contextlib.suppress(ConnectionLostError):  # nobody may be left to hear it
+    with contextlib.suppress(ConnectionLostError):  # the peer may be gone
         connection.send(Header(Status.REFUSED, payload_bytes=len(text)), [text])

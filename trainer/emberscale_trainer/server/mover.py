@@ -146,7 +146,7 @@ class _Sending:
         threading.Thread(target=self._run, name="move", daemon=True).start()
 
     def progress(self, wait_seconds: float) -> CopyProgress:
-        """How far it is, once it is ready or after the wait. Raises NotHeldError if it has failed."""
+        """Returns the progress, once it is ready or after the wait. Raises NotHeldError if it has failed."""
         with self._changed:
             self._changed.wait_for(lambda: self._progress.ready or self._problem, wait_seconds)
             self._check()

@@ -30,7 +30,7 @@ class Transfer:
 
     @cached_property
     def after(self) -> Ownership:
-        """What the server owns once the table is in force."""
+        """What the server owns under the new table."""
         return Ownership.of(self.table, self.index) if self.index < len(self.table.servers) else Ownership.of_nothing()
 
     @property
@@ -44,7 +44,7 @@ class Transfer:
         return self.after.without(self.before)
 
     def given(self) -> dict[int, Ownership]:
-        """What the server gives away, by the index of who takes it over."""
+        """What the server gives away, by the index of the receiver."""
         lost = self.before.without(self.after)
         buckets, pieces = np.array(self.table.bucket_owners), np.array(self.table.piece_owners)
         peers = sorted({*buckets[lost.buckets].tolist(), *pieces[lost.pieces].tolist()})

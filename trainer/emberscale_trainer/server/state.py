@@ -445,7 +445,7 @@ class ServerState:
 
 
 def _not_finite(gradients: NDArray[np.float32]) -> NonFiniteGradientError | None:
-    """What is wrong with gradients; it is raised only if they are to be applied."""
+    """Returns the error of gradients that are not finite; the caller raises it only if they are to be applied."""
     try:
         require_finite(gradients, "push")
     except NonFiniteGradientError as error:

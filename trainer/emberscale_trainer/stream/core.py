@@ -29,12 +29,12 @@ class SendWindow(Generic[_Payload]):
 
     @property
     def put_count(self) -> int:
-        """How many items were put."""
+        """The number of items that were put."""
         return self._put
 
     @property
     def acknowledged_count(self) -> int:
-        """How many items, from the first on, the receiver has dealt with."""
+        """The number of items, from the first, that the receiver has processed."""
         return self._acknowledged
 
     def has_room(self, size: int) -> bool:
@@ -86,7 +86,7 @@ class ReceiveOrder:
 
     @property
     def delivered_count(self) -> int:
-        """How many items, from the first on, are dealt with."""
+        """The number of items, from the first, that are processed."""
         return self._delivered
 
     def connect(self) -> int:

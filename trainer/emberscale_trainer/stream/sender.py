@@ -114,7 +114,7 @@ class StreamSender:
                 self._changed.wait_for(lambda: self._closed, pause * random.uniform(0.5, 1.0))
 
     def _serve(self) -> None:
-        """One connection, from its beginning to its end. Raises what ended it."""
+        """Serves one connection until it ends, and raises the cause."""
         connection = open_connection(self._address, self._context, _CONNECT_SECONDS)
         try:
             stands_at = self._open(connection)

@@ -77,13 +77,13 @@ def geometry_of(table: int) -> Geometry:
 
 @part
 def segment_of(geometry: Geometry, slot: int) -> int:
-    """Where the segment of a slot begins."""
+    """Returns the address of a slot's segment."""
     return load_int64(geometry.segments + 8 * (slot >> geometry.slot_bits))
 
 
 @part
 def row_address(geometry: Geometry, slot: int) -> int:
-    """Where the row of a slot begins."""
+    """Returns the address of a slot's row."""
     return segment_of(geometry, slot) + (slot & geometry.row_mask) * geometry.stride
 
 

@@ -176,7 +176,7 @@ def lacking(tables: int, table_count: int, counts: int, key_count: int, value_co
 
 @entry
 def room(table: int) -> int:
-    """How many new rows a table has room for."""
+    """Returns the number of new rows that a table has room for."""
     return room_of(table)
 
 

@@ -44,7 +44,7 @@ class RowLayout:
 
     @property
     def pushes_offset(self) -> int:
-        """Where the counter begins, in bytes."""
+        """The offset of the counter, in bytes."""
         return KEY_BYTES + FLOAT_BYTES * (self.dimension + self.state)
 
     @property

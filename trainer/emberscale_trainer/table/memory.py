@@ -26,7 +26,7 @@ CACHE_LINE = 64
 
 
 def address_of(array: NDArray[np.generic]) -> int:
-    """Where the elements of an array begin; the caller keeps it alive while the address is in use."""
+    """Returns the address of an array's elements; the caller keeps the array alive while it uses the address."""
     return int(array.__array_interface__["data"][0])
 
 

@@ -53,7 +53,7 @@ DENSE_CODES = {
 
 
 def parameters_of(spec: OptimizerSpec) -> tuple[float, ...]:
-    """What the kernels need of a specification, in the order in which they read it; at most PARAMETERS numbers."""
+    """Returns the numbers of a specification in the order in which the kernels read them, at most PARAMETERS."""
     rate = spec.learning_rate
     return {
         OptimizerType.SGD: (rate,),

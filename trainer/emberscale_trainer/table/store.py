@@ -318,7 +318,7 @@ class TableStore:
         return len(self._segments[table]) << int(self._tables[table]["slot_bits"])
 
     def _used_rows(self, table: int) -> list[int]:
-        """How many slots of each segment hold a row or held one; later segments were never used."""
+        """Returns the number of slots in each segment that hold or held a row; later segments were never used."""
         descriptor = self._tables[table]
         slot, bits = int(descriptor["next_slot"]), int(descriptor["slot_bits"])
         return [int(descriptor["segment_rows"])] * (slot >> bits) + [slot & ((1 << bits) - 1)]

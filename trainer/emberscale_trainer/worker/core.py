@@ -135,7 +135,7 @@ def begin(purpose: Purpose, plan: Planned) -> tuple[Exchange, tuple[Effect, ...]
 
 
 def step(exchange: Exchange, event: Event) -> tuple[Exchange, tuple[Effect, ...]]:
-    """What follows from an event. An exchange that is over ignores it."""
+    """Returns the exchange after an event, and the next commands. An exchange that is over ignores events."""
     if exchange.over:
         return exchange, ()
     match event:

@@ -200,7 +200,7 @@ class Worker:
 
 
 def _rest(task: master_pb2.Task, committed: int) -> master_pb2.Task:
-    """What is left of a lease."""
+    """Returns the rest of a lease."""
     rest = master_pb2.Task()
     rest.CopyFrom(task)
     rest.start = committed

@@ -194,7 +194,7 @@ def _write_files(draft: Path, spec: DatasetSpec, progress: Callable[[int], None]
 
 @contextmanager
 def _open(path: Path, target: DataFormat) -> Iterator[Callable[[Rows], None]]:
-    """What appends rows to a new file."""
+    """Yields a function that appends rows to a new file."""
     if target is DataFormat.CRITEO_TSV:
         with path.open("wb") as file:
 
