@@ -140,7 +140,6 @@ def test_random_scalings_kills_and_stops_lose_and_repeat_nothing(
     seed: int,
     long_spec: dict[str, Any],
     undisturbed_auc: float,
-    record_property: Callable[[str, object], None],
 ) -> None:
     choice = random.Random(seed)
     job = make_job(long_spec)
@@ -154,12 +153,10 @@ def test_random_scalings_kills_and_stops_lose_and_repeat_nothing(
             assert number, told.stderr
             assert "about to end" in told.stderr or "does not run" in told.stderr
             break
-        record_property("scaling", told.stdout.strip())
         strike(job, choice)
     finished = job.finish()
     assert finished.summary["phase"] == "Complete", finished.stderr
     assert finished.summary["samples"] == finished.summary["expected_samples"]
-    record_property("moves", sum("rows are on" in line for line in finished.stderr.splitlines()))
-    record_property("auc", (finished.summary["auc"], undisturbed_auc, finished.summary["recoveries"]))
+    assert abs(finished.summary["auc"] - undisturbed_auc) < 0.001  # two runs that are left alone differ by 0.0001
     audit = job.audit()
     assert (audit["missing"], audit["repeated"], audit["contradictions"]) == (0, 0, [])

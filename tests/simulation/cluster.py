@@ -36,7 +36,8 @@ class Cluster:
 
     def __init__(self, scenario: Scenario, traced: bool = False) -> None:
         self.scenario = scenario
-        self.spec = scenario.spec()
+        self.spec = self.manifest = scenario.spec()
+        """`manifest` is the spec as people have edited it."""
         self.world = World(scenario.seed, traced)
         self.network = Network(self.world, scenario.slow, scenario.lossy)
         self.storage = Storage(self.world)
@@ -56,6 +57,8 @@ class Cluster:
         for fault in self.scenario.faults:
             if not fault.during:
                 self.world.at(fault.at, partial(self._strike, fault))
+        for at, servers, workers in self.scenario.edits:
+            self.world.at(at, partial(self._edit, servers, workers))
         self.world.at(self.scenario.quiet_after, self._calm)
         self.operator.spawn(self.operator.live())
         until = self.scenario.quiet_after + PATIENCE_SECONDS
@@ -134,12 +137,23 @@ class Cluster:
             return random.uniform(0.0, 5.0)
         return random.uniform(5.0, 14.0) if random.random() < self._dawdling else 0.0
 
-    def move_reaches(self, moment: str) -> None:
-        """A move is in this phase now: what was to strike it there follows."""
+    def reaches(self, moment: str) -> None:
+        """A move is in this phase now, or a restore at this moment: what was to strike it there follows."""
         striking = [fault for fault in self._awaiting if fault.during == moment]
         self._awaiting = [fault for fault in self._awaiting if fault.during != moment]
         for fault in striking:
             self.world.after(fault.at, partial(self._strike, fault))
+
+    # People
+
+    def _edit(self, servers: int, workers: int) -> None:
+        self.world.trace("people", f"edit the manifest to {servers} PS and {workers} workers")
+        self.manifest = self.manifest.resized(servers, workers)
+        self.operator.look()
+
+    def edit_back(self) -> None:
+        """What people do once a job does not begin because servers have no room."""
+        self._edit(min(self.manifest.ps.replicas or 1, self.scenario.room), self.manifest.worker.replicas or 1)
 
     # Faults
 

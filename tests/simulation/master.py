@@ -50,6 +50,7 @@ from emberscale_jobmaster.events import (
     Prepared,
     PruningDone,
     Registered,
+    Rescaled,
     Saved,
     ServerAnswer,
     ServerAnswered,
@@ -66,9 +67,10 @@ from emberscale_jobmaster.membership import Process as Joined
 from emberscale_jobmaster.operations import CopyReport, SnapshotFile
 from emberscale_jobmaster.scaling import Advice
 from emberscale_jobmaster.sizes import RoleShapes
-from emberscale_jobmaster.state import DataFile, JobState, Stage, phase_of, wanted_sizes
+from emberscale_jobmaster.state import DataFile, JobState, Stage, phase_of, sizes_of, wanted_sizes
 from emberscale_jobmaster.statistics import Tally
 from emberscale_jobmaster.tasks import Discovered, Finding, Indexed, acquire
+from emberscale_operator.machine import Scale
 from emberscale_trainer.partition import AppliedBatches
 
 if TYPE_CHECKING:
@@ -101,11 +103,12 @@ class Plan:
     phase: JobPhase
     given_up: tuple[MemberId, ...]
     job: JobState
+    asked: Scale
 
     @property
     def asked_for(self) -> tuple[object, ...]:
         """What the operator acts on."""
-        return (self.servers, self.workers, self.phase, self.given_up)
+        return (self.servers, self.workers, self.phase, self.given_up, self.asked)
 
 
 class Master(Process):
@@ -114,7 +117,7 @@ class Master(Process):
     def __init__(self, cluster: "Cluster", name: str) -> None:
         super().__init__(cluster.world, name)
         self.cluster = cluster
-        self.spec = cluster.spec
+        self.spec = cluster.manifest
         self.state: MasterState | None = None
         self.is_parted = False
         """Another master was started beside this one."""
@@ -420,7 +423,17 @@ class Master(Process):
         job = self.state.job
         sizes = wanted_sizes(job, self.spec)
         phase = phase_of(job, self.spec)
-        return Plan(sizes.ps.replicas, sizes.worker.replicas, phase, job.members.given_up(), job)
+        asked = Scale(self.spec.ps.replicas or 0, self.spec.worker.replicas or 0, job.scaling.waits)
+        return Plan(sizes.ps.replicas, sizes.worker.replicas, phase, job.members.given_up(), job, asked)
+
+    def scale(self, edit: Scale) -> Task[None]:
+        """The manifest was edited."""
+        if self.state is None or not self._writable:
+            raise CallError("UNAVAILABLE", "the store cannot be written")
+        before = sizes_of(self.state.job, self.spec)
+        self.spec = self.spec.resized(edit.ps, edit.workers)
+        wall = WALL + self.world.now
+        yield from self._changing(Rescaled(now=self.world.now, before=before, waits=edit.waits, wall=wall))
 
 
 _UNKNOWN = object()

@@ -18,7 +18,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from tests.simulation.folder import Manifest
-from tests.simulation.scenario import SWITCHED
+from tests.simulation.scenario import RESTORED, SWITCHED
 from tests.simulation.units import UNITS, Batch, Unit, owner, touched
 from tests.simulation.world import SimulationError
 
@@ -81,7 +81,7 @@ class Model:
             self._broken(f"two tables of generation {table.generation}, version {table.version} are served")
         known = [other.core.known for other in self._cluster.servers()]
         if all(one == (table.generation, table.version) for one in known):
-            self._cluster.move_reaches(SWITCHED)
+            self._cluster.reaches(SWITCHED)
 
     def assigned(self, server: "ParameterServer", loaded: AppliedBatches) -> None:
         """A server answers that its rows are as they were loaded."""
@@ -168,7 +168,7 @@ class Model:
         """A master's state has changed."""
         self._trace_step(master, before, after)
         if after.move is not None and (before.move is None or before.move.phase is not after.move.phase):
-            self._cluster.move_reaches(after.move.phase)
+            self._cluster.reaches(after.move.phase)
         if after.routing.table.generation < before.routing.table.generation:
             self._broken(f"{master.name} goes back to generation {after.routing.table.generation}")
         if before.restore is None and after.restore is not None:
@@ -180,6 +180,8 @@ class Model:
                 found = self._cluster.server_of(routed.incarnation)
                 if found is not None and found.alive and found.table != after.routing.table:
                     self._broken(f"{found.name} serves another table than the one that is in force")
+            if after.recoveries:
+                self._cluster.reaches(RESTORED)
             if after.checkpoint < newest:
                 self._broken(f"the job goes back to checkpoint {after.checkpoint or '(none)'} instead of {newest}")
         if after.stage is Stage.TRAIN and after.routing.ready:

@@ -15,7 +15,7 @@ from tests.simulation.world import Process, Task
 from emberscale_api.routing import RoutingTable
 from emberscale_api.wire import Status
 from emberscale_jobmaster import barrier as driven
-from emberscale_jobmaster import moving, progress
+from emberscale_jobmaster import moving, progress, scaling
 from emberscale_jobmaster.effects import Effect, HandOverCall, ServerRequest, SettleCall
 from emberscale_jobmaster.operations import Move, MovePhase
 from emberscale_jobmaster.state import JobState
@@ -183,6 +183,25 @@ def _switch_lets_go_of_its_barrier(stack: ExitStack) -> None:
     stack.enter_context(patch.object(moving, "clean_up", resumed))
 
 
+def _edit_is_waited_for_while_rows_are_lost(stack: ExitStack) -> None:
+    follow = scaling.follow_manifest
+
+    def resumed(state: JobState, *given: Any) -> JobState:
+        spec, before, now, wall, waits, *_ = given
+        return follow(state, spec, before, now, wall, waits, True)
+
+    stack.enter_context(patch.object(scaling, "follow_manifest", resumed))
+
+
+def _tables_of_one_version_are_one(stack: ExitStack) -> None:
+    assign = server_core.ServerCore.assign
+
+    def assigned(self: server_core.ServerCore, wanted: server_core.Assignment) -> server_core.Assigning:
+        return assign(self, replace(wanted, servers=()))
+
+    stack.enter_context(patch.object(server_core.ServerCore, "assign", assigned))
+
+
 MUTATIONS: dict[str, Patches] = {
     "a lapsed barrier is accepted": _lapsed_barrier_is_accepted,
     "nothing is settled nor compared": _nothing_is_settled_nor_compared,
@@ -199,6 +218,8 @@ MUTATIONS: dict[str, Patches] = {
     "the last changes of a move stay behind": _last_changes_stay_behind,
     "a barrier over another table is held": _barrier_over_another_table_is_held,
     "a switch lets go of its barrier": _switch_lets_go_of_its_barrier,
+    "an edit is waited for while rows are lost": _edit_is_waited_for_while_rows_are_lost,
+    "tables of one version are one": _tables_of_one_version_are_one,
     "a successor answers for its predecessor": _successor_answers_for_its_predecessor,
 }
 

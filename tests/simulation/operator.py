@@ -33,6 +33,7 @@ from emberscale_operator.machine import (
     Policy,
     ReportExit,
     Resources,
+    Scale,
     decide,
 )
 
@@ -65,6 +66,7 @@ class Operator(Process):
         self._heard_at: float | None = None
         self._unanswered_since: float | None = None
         self._answers_since: float | None = None
+        self._told_at: float | None = None
         self._intent = JobIntent(
             cluster.spec,
             policy=Policy(backoff_limit=cluster.spec.run_policy.backoff_limit, start_silence=30.0, join_silence=60.0),
@@ -84,6 +86,10 @@ class Operator(Process):
             self._changed = Signal()
             self.after(_TICK_SECONDS, self._changed.set)
             yield self._changed
+
+    def look(self) -> None:
+        """There may be something to do."""
+        self.after(0.0, self._changed.set)
 
     def process(self, role: Role, index: int) -> Process | None:
         """The newest live process of a role and index."""
@@ -119,7 +125,10 @@ class Operator(Process):
 
     def _act(self) -> None:
         observed = tuple(running.instance for running in self._running.values())
-        decision = decide(self._intent, self._standing, self._report(), observed, self.world.now)
+        pending = sorted(key.index for key, one in self._running.items() if one.instance.state is InstanceState.PENDING)
+        waits = f"ps-{pending[0]}: Unschedulable" if pending else ""
+        intent = replace(self._intent, spec=self.cluster.manifest, waits=waits)
+        decision = decide(intent, self._standing, self._report(), observed, self.world.now)
         self._standing = decision.standing
         if decision.standing.phase in ENDED:
             if decision.standing.phase is JobPhase.FAILED and self._plan is not None and self.final is None:
@@ -143,6 +152,9 @@ class Operator(Process):
                         self.cluster.strays.append(left)
                 case ReportExit(key, left_with):
                     self.spawn(self._report_exit(key, left_with))
+                case Scale():
+                    self._told_at = self.world.now
+                    self.spawn(self._scale(action))
 
     def _report(self) -> MasterReport:
         plan = self._plan
@@ -151,6 +163,8 @@ class Operator(Process):
         return MasterReport(
             sizes={Role.PS: RoleShape(plan.servers), Role.WORKER: RoleShape(plan.workers)},
             plan_heard=True,
+            asked=plan.asked,
+            told_at=self._told_at,
             silent=frozenset((_MEMBER_ROLES[one.role], one.index, one.incarnation) for one in plan.given_up),
             joined=frozenset(
                 (_MEMBER_ROLES[slot.role], slot.index, slot.process.incarnation)
@@ -168,6 +182,10 @@ class Operator(Process):
             return
         if key.role is Role.MASTER:
             self._heard_at = self._unanswered_since = None
+        if key.role is Role.PS and key.index >= self.cluster.scenario.room:
+            instance = Instance(key, InstanceState.PENDING, resources, self.world.now, name=name_of(key))
+            self._running[key] = _Running(instance, Process(self.world, name_of(key)))
+            return
         process = self.cluster.start(key)
         ready = key.role is Role.REDIS
         instance = Instance(key, InstanceState.RUNNING, resources, self.world.now, name=name_of(key), ready=ready)
@@ -183,6 +201,12 @@ class Operator(Process):
         except (UnavailableError, CallError):
             return
         self._standing = replace(self._standing, history=self._standing.history.with_reported(key))
+
+    def _scale(self, edit: Scale) -> Task[None]:
+        try:
+            yield self.cluster.call_master(self, lambda master: master.scale(edit))
+        except (UnavailableError, CallError):
+            return  # the next plan says that it was not heard
 
     def _follow_plan(self) -> Task[None]:
         while self.final is None:
@@ -203,6 +227,10 @@ class Operator(Process):
             self._plan = plan
             if plan is None:
                 continue
+            wanted = self.cluster.manifest.ps.replicas or 0
+            begins = self.world.now < self.cluster.scenario.quiet_after
+            if plan.phase is JobPhase.PENDING and wanted > self.cluster.scenario.room and not begins:
+                self.cluster.edit_back()
             if plan.phase in OVER:
                 self.final = plan.job
                 self.world.over = True

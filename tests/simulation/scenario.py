@@ -41,13 +41,16 @@ HORIZON = 12.0
 SWITCHED = "Switched"
 """Beside the phases of a move: every server has adopted the new table, and the master has yet to hear of the last."""
 
+RESTORED = "Restored"
+"""Servers were assigned after a roll-back, and the master has just noted that all have loaded."""
+
 
 @dataclass(frozen=True, order=True)
 class Fault:
     """One thing that goes wrong, `at` so many seconds, for `seconds` where it lasts.
 
     `role` and `index` name the member that it strikes. With `during`, it strikes once, so many seconds after a move has
-    come into that phase.
+    come into that phase, or a restore is at that moment.
     """
 
     at: float
@@ -60,7 +63,7 @@ class Fault:
     def __str__(self) -> str:
         where = f" {self.role}-{self.index}" if self.role else ""
         lasts = " for ever" if self.seconds == FOR_EVER else f" for {self.seconds:.1f} s" if self.seconds else ""
-        when = f" after a move is in {self.during}" if self.during else ""
+        when = f" after {self.during}" if self.during else ""
         return f"{self.at:7.3f}{when}  {self.kind}{where}{lasts}"
 
     @property
@@ -77,6 +80,8 @@ class Scenario:
     * `batches`, `evaluation_batches`: of one epoch. `compute_seconds`: how long one takes.
     * `slow`, `lossy`: chances that a message is late or lost.
     * `rescales`: when another number of servers is wanted, and which.
+    * `edits`: when a person edits the numbers in the manifest, and to which: PS and workers.
+    * `room`: how many servers the cluster has room for; those beyond it are never placed.
     * `dawdling`: the chance that the master takes long to make a call, as one that gets no processor does.
     """
 
@@ -95,12 +100,18 @@ class Scenario:
     dawdling: float
     faults: tuple[Fault, ...]
     rescales: tuple[tuple[float, int], ...] = ()
+    edits: tuple[tuple[float, int, int], ...] = ()
+    room: int = MOST_SERVERS
 
     @property
     def quiet_after(self) -> float:
         """When the last fault has passed, and the network calms down."""
         return max(
-            [*(fault.over_at for fault in self.faults), HORIZON if self.slow or self.lossy or self.dawdling else 0.0]
+            [
+                *(fault.over_at for fault in self.faults),
+                *(at for at, _, _ in self.edits),
+                HORIZON if self.slow or self.lossy or self.dawdling else 0.0,
+            ]
         )
 
     def spec(self) -> TrainingJobSpec:
@@ -123,6 +134,7 @@ class Scenario:
                     "ps": {"minReplicas": 1, "maxReplicas": MOST_SERVERS},
                     "worker": {"replicas": self.workers},
                     "sharding": {"minBatches": 1, "maxBatches": 6, "leaseTimeout": "8s", "heartbeatInterval": "2s"},
+                    "scaling": {"timeout": "6s"},
                     "checkpoint": {"uri": "/checkpoints", "interval": f"{self.interval:g}s"},
                 },
             }
@@ -166,7 +178,9 @@ def scenario_of(seed: int) -> Scenario:
     )
     faults = [_fault(random, workers, servers) for _ in range(random.choice((0, 1, 2, 3, 4)))]
     faults += [company for fault in faults for company in _company(random, fault, workers, servers)]
-    return _rescaled(Random(f"rescales of {seed}"), replace(base, faults=tuple(sorted(faults))))
+    rescaled = _rescaled(Random(f"rescales of {seed}"), replace(base, faults=tuple(sorted(faults))))
+    edited = _edited(Random(f"edits of {seed}"), rescaled)
+    return _restored_in_vain(Random(f"restores of {seed}"), edited)
 
 
 def _rescaled(random: Random, base: Scenario) -> Scenario:
@@ -187,6 +201,42 @@ def _rescaled(random: Random, base: Scenario) -> Scenario:
         rescales=tuple(rescales),
         faults=tuple(sorted((*base.faults, *faults))),
     )
+
+
+def _edited(random: Random, base: Scenario) -> Scenario:
+    """A third of the scenarios get edits of the manifest, some to more servers than there is room for."""
+    times = sorted(random.sample(range(5, 90), random.choice((0, 0, 0, 0, 1, 2, 4))))
+    if not times:
+        return base
+    room = random.choice((base.servers, MOST_SERVERS, MOST_SERVERS))
+    edits = tuple((time / 10, random.randint(1, MOST_SERVERS), random.randint(1, 3)) for time in times)
+    most = max(base.servers, *(servers for _, servers, _ in edits))
+    faults = [fault for _ in range(random.choice((0, 1, 2))) for fault in _move_faults(random, most)]
+    if random.random() < 0.4:  # rows are lost just before or just after an edit
+        at = max(0.5, random.choice(edits)[0] + random.choice((-0.6, -0.2, 0.3)))
+        faults.append(Fault(round(at, 3), Kind.KILL, "ps", random.randrange(base.servers)))
+    return replace(
+        base,
+        batches=base.batches + random.randint(0, 6),
+        compute_seconds=random.choice((0.2, 0.3, 0.6)),
+        edits=edits,
+        room=room,
+        faults=tuple(sorted((*base.faults, *faults))),
+    )
+
+
+def _restored_in_vain(random: Random, base: Scenario) -> Scenario:
+    """In some scenarios, a restore is forgotten that servers have made, and others of them are gone."""
+    if random.random() > 0.1 or base.servers < 2:
+        return base
+    at = random.choice((0.0, 0.0, 0.02, 0.3))
+    lost, other = random.sample(range(base.servers), 2)
+    faults = (
+        Fault(round(random.uniform(1.0, 6.0), 3), Kind.KILL, "ps", lost),
+        Fault(at, Kind.LOST_TAIL, during=RESTORED),
+        Fault(at + random.choice((0.0, 0.05)), Kind.KILL, "ps", other, during=RESTORED),
+    )
+    return replace(base, faults=tuple(sorted((*base.faults, *faults))))
 
 
 _MOVE_FAULTS: dict[str, tuple[Kind, ...]] = {

@@ -1,0 +1,241 @@
+"""What it costs to move rows between parameter servers (PS) while training goes on, and to stop and restart instead.
+
+A whole `emberscale run` with 2 PS and 2 workers trains on synthetic records. Its rows grow by training alone: one epoch
+touches them all, and the dimension (Adagrad: as much optimizer state as weights) sets how many bytes they are. Then
+`emberscale scale` asks for 3 PS and for 2, again and again:
+
+* Barrier: for how long pushes were held, as the master measured it.
+* Lost: the samples that the job trained less than at its steady rate, from the request until the rows have moved, with
+  the start of the new process and the copying; over what it would have trained. The steady rate is the mean of the
+  seconds before and after. The change of it that another number of PS brings counts for neither.
+* Stop and restart: the same job is interrupted, which writes a checkpoint, and resumed with 3 PS, which read it. The
+  time without a trained sample is compared with the barriers of the same job.
+
+With `--sizes`, one job for each number of gigabytes, and the barriers over the size.
+"""
+
+import json
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import yaml
+
+from reporting import Ratio, arguments, report, say
+from whole_run import EMBERSCALE, manifest, synthesise
+
+SAMPLES = 1_000_000
+ROWS = 1_330_000
+"""About as many rows as these samples touch."""
+
+ROW_HEADER = 12
+"""Bytes of a row beside its weights and its optimizer state."""
+
+FLOAT = 4
+GB = 1_000_000_000
+SIZES = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)
+STEADY_SECONDS = 8.0
+BARRIER_SECONDS, LOST, TIMES_LESS = 0.2, 0.05, 20.0
+PATIENCE_SECONDS = 240.0
+
+
+@dataclass(frozen=True)
+class Moved:
+    """One move: `barrier` and `seconds` in seconds, `bytes` that were copied, `lost` as a share of the samples."""
+
+    servers: int
+    barrier: float
+    seconds: float
+    bytes: int
+    rounds: int
+    lost: float
+
+
+class Training:
+    """A job under way in a folder."""
+
+    def __init__(self, folder: Path, data: Path, dimension: int) -> None:
+        self.root = folder / "run"
+        self._file = folder / "job.yaml"
+        job = manifest(
+            "migration",
+            {
+                "data": {"train": [str(data / "train-*.tsv")]},
+                "model": {"embeddings": {"dimension": dimension}, "bottomMlp": [64], "topMlp": [64]},
+                "optimizers": {
+                    "sparse": {"type": "Adagrad", "learningRate": 0.02},
+                    "dense": {"type": "Adagrad", "learningRate": 0.01},
+                },
+                "training": {"batchSize": 1024, "epochs": 1000, "stalenessWarmup": 0},
+                "sharding": {"heartbeatInterval": "200ms"},
+                "ps": {"replicas": 2, "resources": {"limits": {"cpu": 1}}},
+                "worker": {"replicas": 2, "resources": {"limits": {"cpu": 1}}},
+                "checkpoint": {"interval": "1h"},
+            },
+        )
+        self._file.write_text(yaml.safe_dump(job))
+        self._process = self._started()
+
+    def _started(self, *options: str) -> subprocess.Popen[bytes]:
+        command = [EMBERSCALE, "run", str(self._file), "--workdir", str(self.root), *options]
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def latest(self) -> tuple[float, int, int]:
+        """The newest row of the metrics: seconds, samples, rows."""
+        metrics = self.root / "metrics.csv"
+        lines = metrics.read_text().splitlines() if metrics.exists() else []
+        if len(lines) < 2:
+            return 0.0, 0, 0
+        row = dict(zip(lines[0].split(","), lines[-1].split(","), strict=True))
+        return float(row["seconds"]), int(row["samples"]), int(row["rows"] or 0)
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        """Raises RuntimeError if the job ends or takes too long."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not condition():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the job does not get on: see {self.root}/logs")
+            time.sleep(0.02)
+
+    def rate(self) -> float:
+        """Samples/s over the next seconds."""
+        began, before, _ = self.latest()
+        self.wait(lambda: self.latest()[0] >= began + STEADY_SECONDS)
+        ended, after, _ = self.latest()
+        return (after - before) / (ended - began)
+
+    def moves(self) -> list[dict[str, float]]:
+        """What the master logged of the moves so far."""
+        text = (self.root / "logs" / "master-0.log").read_text()
+        return [json.loads(line) for line in text.splitlines() if '"event": "moved"' in line]
+
+    def scale(self, servers: int) -> Moved:
+        """Moves the rows to so many servers, and measures."""
+        known, before = len(self.moves()), self.rate()
+        began, first, _ = self.latest()
+        command = [EMBERSCALE, "scale", str(self.root), f"ps={servers}"]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        self.wait(lambda: len(self.moves()) > known)
+        told = self.latest()[0]
+        self.wait(lambda: self.latest()[0] > told)
+        ended, last, _ = self.latest()
+        steady = (before + self.rate()) / 2
+        line = self.moves()[-1]
+        return Moved(
+            servers,
+            line["pause_seconds"],
+            line["seconds"],
+            int(line["bytes"]),
+            int(line["rounds"]),
+            1 - (last - first) / (steady * (ended - began)),
+        )
+
+    def restart(self, servers: int) -> float:
+        """Stops the job with a checkpoint and resumes it on so many servers; seconds without a trained sample."""
+        self._process.send_signal(signal.SIGINT)
+        samples, at = self.latest()[1], time.monotonic()
+        while self._process.poll() is None:
+            if (now := self.latest()[1]) > samples:
+                samples, at = now, time.monotonic()
+            time.sleep(0.02)
+        self._process = self._started("--resume", "--set", f"spec.ps.replicas={servers}")
+        self.wait(lambda: self.latest()[1] > samples)
+        return time.monotonic() - at
+
+    def end(self) -> None:
+        """Ends the job and all its processes."""
+        self._process.kill()
+        self._process.wait()
+
+
+def grown(folder: Path, data: Path, size: float) -> Training:
+    """A job with so many gigabytes of rows, all of which its training has touched."""
+    dimension = max(4, round((size * GB / ROWS - ROW_HEADER) / (2 * FLOAT) / 4) * 4)
+    training = Training(folder, data, dimension)
+    training.wait(lambda: training.latest()[1] > SAMPLES)
+    rows = training.latest()[2]
+    say(f"{rows:,} rows of dimension {dimension}: {rows * (ROW_HEADER + 2 * FLOAT * dimension) / GB:.2f} GB")
+    return training
+
+
+def measure(data: Path, size: float, moves: int, restarts: bool) -> tuple[list[Moved], float]:
+    """Moves of a job of this size, 2 -> 3 -> 2 PS and so on, and its pause for a restart (0 without)."""
+    with tempfile.TemporaryDirectory() as folder:
+        training = grown(Path(folder), data, size)
+        try:
+            moved = []
+            for number in range(moves):
+                moved.append(training.scale(3 - number % 2))
+                one = moved[-1]
+                say(
+                    f"{size:g} GB to {one.servers} PS: {one.bytes / 1e6:,.0f} MB in {one.rounds} rounds and "
+                    f"{one.seconds:.1f} s, pushes held {1e3 * one.barrier:.0f} ms, {one.lost:.1%} of samples lost"
+                )
+            return moved, training.restart(3) if restarts else 0.0
+        finally:
+            training.end()
+
+
+def draw(path: Path, sizes: dict[float, list[Moved]], restart: float) -> None:
+    """The barriers over the size, beside the restart."""
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    for size, moved in sizes.items():
+        axis.plot([size] * len(moved), [1e3 * one.barrier for one in moved], "k.", alpha=0.5)
+    medians = [1e3 * float(np.median([one.barrier for one in moved])) for moved in sizes.values()]
+    axis.plot(list(sizes), medians, color="tab:blue", label="live move: pushes held (median, and every move)")
+    axis.axhline(1e3 * BARRIER_SECONDS, linestyle="--", color="black", label="target")
+    axis.plot([1.0], [1e3 * restart], "s", color="tab:orange", label="stop and restart: no sample trained")
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.set_xlabel("GB of rows and optimizer state")
+    axis.set_ylabel("milliseconds")
+    axis.legend()
+    axis.set_title("2 -> 3 -> 2 parameter servers under full training load")
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    """Measures and reports."""
+    parser = arguments(__doc__)
+    parser.add_argument("--data", type=Path, help="where to keep the records; made if they are not there")
+    parser.add_argument("--moves", type=int, default=0, help="how many at 1 GB; 0: 20, and 4 with --quick")
+    parser.add_argument(
+        "--sizes", action="store_true", help=f"also measure {', '.join(f'{one:g}' for one in SIZES)} GB"
+    )
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        data = options.data or Path(folder) / "data"
+        synthesise(data, SAMPLES, "--evaluation-fraction", "0")
+        moved, restart = measure(data, 1.0, options.moves or (4 if options.quick else 20), restarts=True)
+        say(f"stop and restart: {restart:.1f} s without a sample")
+        sizes = {1.0: moved}
+        for size in SIZES if options.sizes else ():
+            if size not in sizes:
+                sizes[size] = measure(data, size, 4, restarts=False)[0]
+    if options.plot:
+        draw(options.plot, dict(sorted(sizes.items())), restart)
+    barriers = [one.barrier for one in moved]
+    medians = {size: float(np.median([one.barrier for one in some])) for size, some in sizes.items()}
+    ratios = {
+        "barrier p50 at 1 GB / 200 ms": Ratio([(float(np.median(barriers)), BARRIER_SECONDS)], 1.0, "max"),
+        "barrier p99 at 1 GB / 200 ms": Ratio([(float(np.quantile(barriers, 0.99)), BARRIER_SECONDS)], 1.0, "max"),
+        "samples lost over a move": Ratio([(one.lost, 1.0) for one in moved], LOST, "max"),
+        "stop and restart / barrier": Ratio([(restart, one) for one in barriers], TIMES_LESS, "min"),
+    }
+    if len(sizes) > 1:
+        largest, smallest = medians[max(sizes)], medians[min(sizes)]
+        ratios[f"barrier at {max(sizes):g} GB / at {min(sizes):g} GB"] = Ratio([(largest, smallest)], 2.0, "max")
+    report("migration", ratios, options.output)
+
+
+if __name__ == "__main__":
+    main()
