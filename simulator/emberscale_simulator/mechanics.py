@@ -62,8 +62,8 @@ class ChangeMethod(StrEnum):
 class Mechanics(ManifestPart):
     """One set of mechanics. Bandwidths are bytes/s of one parameter server (PS), times are seconds.
 
-    The largest PS decides how long all wait: its tables take `save_bandwidth` where rows leave for another number of PS
-    or a restart, and `load_bandwidth` where they come back.
+    The largest PS decides how long all wait: its tables take `save_bandwidth` where rows leave for a restart, for other
+    pods or, without `move_bandwidth`, for another number of PS; and `load_bandwidth` where they come back.
     """
 
     change: ChangeMethod
@@ -71,6 +71,11 @@ class Mechanics(ManifestPart):
     reshape: Seconds = Field(
         default=0.0, ge=0, description="Standstill of a live change of the PS besides saving and loading"
     )
+    move_bandwidth: Quantity | None = Field(
+        default=None,
+        description="Rows that the busiest PS gives or takes while training goes on; absent: rows are saved and loaded",
+    )
+    move_slowdown: float = Field(default=0.0, ge=0, le=1, description="Share of training that is lost while rows move")
     save_bandwidth: Quantity = "600M"
     load_bandwidth: Quantity = "150M"
     resize: Seconds | None = Field(

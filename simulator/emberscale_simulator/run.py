@@ -278,6 +278,12 @@ class JobRun:
         """Bytes of rows that the largest server of a shape holds now."""
         return self.job.largest_ps(self.samples, shape.ps, self._environment.ps_memory_skew) - self.job.ps_base
 
+    def _moved_bytes(self, present: JobShape, target: JobShape) -> float:
+        """Bytes of rows that the busiest server gives away or takes over where their number changes."""
+        fewer, more = sorted((present.ps, target.ps))
+        each = min(self._tables_of_largest_ps(present), self._tables_of_largest_ps(target))
+        return each * max(1.0, (more - fewer) / fewer)
+
     def _save_seconds(self, shape: JobShape) -> float:
         return self._tables_of_largest_ps(shape) / memory_bytes(self._mechanics.save_bandwidth)
 
@@ -431,11 +437,16 @@ class JobRun:
             self._pods.stood_still("worker", pause)
         same_ps = resized or ps_pod(target) == ps_pod(present)
         if not same_ps or target.ps != present.ps:
-            moving = self._mechanics.reshape + self._save_seconds(present) + self._load_seconds(target)
-            self._checkpoints.taken(self.samples)
+            standstill, slowed = self._mechanics.reshape, 0.0
+            if same_ps and self._mechanics.move_bandwidth is not None:
+                moving = self._moved_bytes(present, target) / memory_bytes(self._mechanics.move_bandwidth)
+                slowed = self._mechanics.move_slowdown * moving
+            else:
+                standstill += self._save_seconds(present) + self._load_seconds(target)
+                self._checkpoints.taken(self.samples)
             self._pods.set_ps(target.ps, keep=same_ps)
-            self._pods.stood_still("ps", moving)
-            pause = max(pause, moving)
+            self._pods.stood_still("ps", standstill)
+            pause = max(pause, standstill + slowed)
         self._change = None
         self._take_on(target, now)
         self._stand_still(now, pause + change.lost_seconds)

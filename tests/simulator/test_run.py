@@ -96,6 +96,18 @@ def test_a_live_change_trains_on_until_the_new_pods_are_there() -> None:
     assert run.scalings == 1
 
 
+def test_rows_move_to_more_servers_and_to_fewer_while_the_job_trains() -> None:
+    moving = LIVE.model_copy(update={"move_bandwidth": "100M", "move_slowdown": 0.2})
+    for servers, busiest in ((6, 1.0), (2, 1.0), (1, 3.0)):  # of 4: the one that joins, leaves, or stays alone
+        run = begin(moving)
+        step(run)
+        assert run.change_to(replace(SHAPE, ps=servers), 100.0, PLENTY)
+        at, _ = step(run)
+        smaller = min(tables(run, ps=SHAPE.ps), tables(run, ps=servers))
+        assert step(run)[0] == pytest.approx(at + 5 + 0.2 * busiest * smaller)
+        assert run.shape == replace(SHAPE, ps=servers)
+
+
 def test_a_restart_stands_still_for_saving_starting_and_loading() -> None:
     run = begin(STOPPING)
     step(run)

@@ -72,7 +72,16 @@ PRODUCT = {
     "restart_backoff_reset": Backoff().reset_after,
     "backoff_limit": RunPolicy().backoff_limit,
 }
-MEASURED = {"worker_pause", "reshape", "save_bandwidth", "load_bandwidth", "checkpoint_pause", "end_detection"}
+MEASURED = {
+    "worker_pause",
+    "reshape",
+    "move_bandwidth",
+    "move_slowdown",
+    "save_bandwidth",
+    "load_bandwidth",
+    "checkpoint_pause",
+    "end_detection",
+}
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
