@@ -124,6 +124,23 @@ def test_one_record_is_enough(tmp_path: Path) -> None:
     result = run("skew", tmp_path / "a.csv", "--label", "y", "--categorical", "a", "--exact")
     assert result.exit_code == 0, result.stderr
     assert "Counted 1 of 1 records" in result.stdout
+    assert "too few to hold some back" in result.stdout.replace("\n", " ")
+
+
+def test_lists_that_are_always_empty_are_no_obstacle(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("y,a,h\n" + "1,2,\n0,3,\n" * 500)
+    columns = ("--label", "y", "--categorical", "a", "--list", "h")
+    result = run("skew", tmp_path / "a.csv", *columns, "--exact", "--plot", tmp_path / "a.png", "-o", "json")
+    assert result.exit_code == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert [table["rows"] for table in document["tables"]] == [2, 0]
+    assert all(point["hot_share"] == 1.0 for point in document["budgets"])
+
+
+def test_a_budget_without_room_for_a_row_makes_nothing_hot(data: Path) -> None:
+    (point,) = json.loads(run("skew", f"{data}/*.tsv", "--budget", "1", "-o", "json").stdout)["budgets"]
+    assert (point["rows"], point["bytes"], point["access_share"], point["hot_share"]) == (0, 0, 0.0, 0.0)
+    assert "none is" in run("skew", f"{data}/*.tsv", "--budget", "1").stdout
 
 
 def test_malformed_records_are_named_by_their_line(tmp_path: Path) -> None:

@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 
 def skew_tables(report: "SkewReport", gains: Sequence[float] | None) -> Iterator[RenderableType]:
     """What was found, in words and tables. `gains` are the largest speed-ups, one a budget."""
-    yield (
-        f"Counted {report.profiled:,} of {report.records:,} records ({report.share:.1%}); "
-        f"shares and bytes are those of {report.held_out:,} others"
-    )
+    measured = f"those of {report.held_out:,} others"
+    if not report.apart:
+        measured = "those of the same records, as there are too few to hold some back: others would be hot less often"
+    counted = f"Counted {report.profiled:,} of {report.records:,} records ({report.share:.1%})"
+    yield f"{counted}; shares and bytes are {measured}"
     if report.bad_records:
         yield f"{len(report.bad_records):,} malformed records were left out; the first: {report.bad_records[0]}"
     yield _accesses(report)
@@ -74,7 +75,7 @@ def _budgets(report: "SkewReport", gains: Sequence[float] | None) -> Table:
 
 
 def _threshold(point: "BudgetSkew") -> str:
-    return "none is" if point.threshold > 1 else f"{point.threshold:.1e}"
+    return "none is" if not point.rows else f"{point.threshold:.1e}"
 
 
 def _ratio(used: float, without: float) -> str:

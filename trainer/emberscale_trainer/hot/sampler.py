@@ -102,11 +102,13 @@ class Sample:
     """What was read of a data set: a log of accesses for each column, and the ids of records that are in no log.
 
     `share` is the ratio of the records that were profiled. Whatever is said about a hot set is measured on `held_out`:
-    of the records that chose it, more would be hot than of others.
+    of the records that chose it, more would be hot than of others. They are others (`apart`) unless there is a single
+    block.
     """
 
     logs: list[AccessLog]
     held_out: IdRecords
+    apart: bool
     profiled: int
     share: float
     bad_records: list[BadRecord] = field(default_factory=list)
@@ -138,4 +140,4 @@ def take_sample(data: IndexedData, rate: float, held_out: int, seed: int, progre
     if not good or not any(len(part) for part in parts):
         problem = f"no record of the sample is well-formed; the first: {bad[0]}" if bad else "contains no records"
         raise DataUnavailableError(data.files[0].uri, problem)
-    return Sample(logs, IdRecords.join(parts), good, drawn / data.records, bad)
+    return Sample(logs, IdRecords.join(parts), not counted & kept, good, drawn / data.records, bad)

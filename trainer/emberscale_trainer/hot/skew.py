@@ -96,11 +96,15 @@ class BudgetSkew:
 
 @dataclass(frozen=True, slots=True)
 class SkewReport:
-    """What a sample says of a data set. `row_bytes_per_sample` is rows on the wire without hot rows."""
+    """What a sample says of a data set. `row_bytes_per_sample` is rows on the wire without hot rows.
+
+    `apart` says whether the held-out records are others than those that were profiled.
+    """
 
     records: int
     profiled: int
     held_out: int
+    apart: bool
     share: float
     bad_records: tuple[BadRecord, ...]
     batch_size: int
@@ -128,7 +132,9 @@ def measure_skew(
 
     With `request.exact`, two passes over all records say how good the sample is. Raises DataUnavailableError.
     """
-    held_out = _HELD_OUT_BATCHES * request.batch_size
+    held_out = min(
+        _HELD_OUT_BATCHES * request.batch_size, max(round(request.rate * data.records), 2 * request.batch_size)
+    )
     sample = take_sample(data, request.rate, held_out, request.seed, progress)
     logs = [log.entries() for log in sample.logs]
     costs = RowCosts.of(model.tables, len(logs))
@@ -139,6 +145,7 @@ def measure_skew(
         records=data.records,
         profiled=sample.profiled,
         held_out=len(sample.held_out),
+        apart=sample.apart,
         share=sample.share,
         bad_records=tuple(sample.bad_records),
         batch_size=request.batch_size,
