@@ -48,7 +48,7 @@ def started(folder: Path, name: str = "mine", seed: int = 0, **environment: str)
 
 
 def test_a_few_lines_train_and_give_the_summary(tmp_path: Path) -> None:
-    out, err = started(tmp_path).communicate(timeout=110)
+    out, err = started(tmp_path).communicate(timeout=280)
     shown = "<Training mine: Complete, 100,000 samples, AUC 0.7800, in runs/mine>"
     assert json.loads(out) == ["trained", "runs/mine", 0.78, shown], err
     assert "Complete" in err
@@ -58,7 +58,7 @@ def test_a_few_lines_train_and_give_the_summary(tmp_path: Path) -> None:
 def test_without_a_name_another_spec_has_another_folder(tmp_path: Path) -> None:
     folders = []
     for seed in (0, 0, 1):
-        out, err = started(tmp_path, name="", seed=seed).communicate(timeout=110)
+        out, err = started(tmp_path, name="", seed=seed).communicate(timeout=280)
         assert json.loads(out)[0] == "trained", err
         folders.append(json.loads(out)[1])
     assert folders[0] == folders[1] != folders[2]
