@@ -146,8 +146,9 @@ class KubernetesBackend:
         job, before, after = self._current(), news.before, news.decision.standing
         ended: list[PodView] = []
         if not before.rests:
-            self._tell_of_pods(job)
-            ended = self._tell_of_exits(job, before, after)
+            views, members = self._views.values(), self._known().members
+            stories.tell_pods(self._recorder, job, views, members)
+            ended = stories.tell_exits(self._recorder, job, views, members, before, after)
         if news.plan is not None and news.plan is not news.plan_before:
             stories.tell_scaling(self._recorder, job, news.plan_before, news.plan)
             stories.tell_steps(self._recorder, job, self._known().plan, news.plan)
@@ -272,32 +273,6 @@ class KubernetesBackend:
             blocked=("InvalidSpec", problem),
         )
         await self._send(build_status(status, facts))
-
-    def _tell_of_pods(self, job: Job) -> None:
-        """Tells of pods that the status does not know yet, or knows with other limits."""
-        known = {(Role(member.role), member.index): member for member in self._known().members}
-        for view in self._views.values():
-            member = known.get((view.id.role, view.id.index))
-            if member is None or member.incarnation < view.id.incarnation:
-                stories.tell_creation(self._recorder, job, view)
-            elif member.uid == view.uid:
-                stories.tell_resize(self._recorder, job, view, member)
-
-    def _tell_of_exits(self, job: Job, before: JobStanding, after: JobStanding) -> list[PodView]:
-        """Tells of ends that nobody asked for, and of the memory that those who ran out of it get; returns the pods."""
-        told = []
-        for view in self._views.values():
-            ended = view.instance.exit
-            counted = before.history.of(view.id.role, view.id.index).counted
-            if ended is None or ended.deleted or counted >= view.id.incarnation:
-                continue
-            stories.tell_exit(self._recorder, job, view)
-            told.append(view)
-            grown = after.grown.get(view.id.role, 0)
-            limit = with_limits(view.instance, self._known().members).resources.memory_bytes
-            if limit is not None and grown > before.grown.get(view.id.role, 0):
-                stories.tell_growth(self._recorder, job, view, limit, grown)
-        return told
 
     async def _with_warnings(self, views: Sequence[PodView], now: float) -> tuple[PodView, ...]:
         """With what keeps the first pod that is slow to be prepared."""

@@ -1,5 +1,6 @@
 """Events of a job, told once each: reasons are a verb and a noun, messages say what, from what to what, and why."""
 
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from emberscale_api.job import memory_quantity
@@ -9,7 +10,8 @@ from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.kubernetes.events import EventRecorder
 from emberscale_operator.kubernetes.job import Job
 from emberscale_operator.kubernetes.pod_state import PodView
-from emberscale_operator.machine import InstanceId
+from emberscale_operator.kubernetes.record import with_limits
+from emberscale_operator.machine import InstanceId, JobStanding
 
 _NOUNS = {Role.MASTER: "Master", Role.PS: "PS", Role.WORKER: "Worker", Role.REDIS: "Redis", Role.BRAIN: "Brain"}
 _ROLES = {pb.PS: Role.PS, pb.WORKER: Role.WORKER}
@@ -44,6 +46,39 @@ def tell_creation(recorder: EventRecorder, job: Job, view: PodView) -> None:
     """A pod was created."""
     again = f", incarnation {view.id.incarnation}" if view.id.incarnation > 1 else ""
     recorder.normal(job, f"Created{_NOUNS[view.id.role]}Pod", f"created pod {view.name}{again}", view.name)
+
+
+def tell_pods(recorder: EventRecorder, job: Job, views: Iterable[PodView], members: Iterable[MemberStatus]) -> None:
+    """Tells of pods that the status does not know yet, or knows with other limits."""
+    known = {(Role(member.role), member.index): member for member in members}
+    for view in views:
+        member = known.get((view.id.role, view.id.index))
+        if member is None or member.incarnation < view.id.incarnation:
+            tell_creation(recorder, job, view)
+        elif member.uid == view.uid:
+            tell_resize(recorder, job, view, member)
+
+
+def tell_exits(
+    recorder: EventRecorder,
+    job: Job,
+    views: Iterable[PodView],
+    members: Sequence[MemberStatus],
+    before: JobStanding,
+    after: JobStanding,
+) -> list[PodView]:
+    """Tells of pods that ended unasked, and of the memory that their role gets if it ran out; returns the pods."""
+    told = []
+    for view in views:
+        role, ended = view.id.role, view.instance.exit
+        if ended is None or ended.deleted or before.history.of(role, view.id.index).counted >= view.id.incarnation:
+            continue
+        tell_exit(recorder, job, view)
+        told.append(view)
+        grown, limit = after.grown.get(role, 0), with_limits(view.instance, members).resources.memory_bytes
+        if limit is not None and grown > before.grown.get(role, 0):
+            tell_growth(recorder, job, view, limit, grown)
+    return told
 
 
 def tell_scaling(recorder: EventRecorder, job: Job, before: pb.Plan | None, after: pb.Plan) -> None:
