@@ -1,10 +1,10 @@
-"""What processes of neighbouring versions agree on: the version of a link, and the Redis keys of a job's state."""
+"""Agreements between processes of neighbouring versions: the version of a link, and the Redis keys of a job's state."""
 
 from dataclasses import dataclass
 from importlib.metadata import version
 
 VERSION = version("emberscale")
-"""Of this process."""
+"""The version of this process."""
 LINK_VERSION = 1
 """Counts the changes to what processes say to each other that a neighbour cannot ignore."""
 

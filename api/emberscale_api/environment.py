@@ -41,7 +41,7 @@ SUPERSEDED_EXIT_CODE = 3
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """Who a process is and where its master is.
+    """The identity of a process, and its master's address.
 
     `incarnation` is never reused for the same role and index. `cpu_cores` is None if the manifest sets no limit.
     `socket_directory`, if set, is a folder for data sockets that all processes of the job share. `metrics_port` is 0

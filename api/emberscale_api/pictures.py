@@ -1,4 +1,4 @@
-"""How all pictures look: one palette and one style, for runs, plans, profiles and simulations."""
+"""The look of all pictures: one palette and one style, for runs, plans, profiles and simulations."""
 
 from typing import Any
 

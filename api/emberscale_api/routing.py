@@ -53,7 +53,7 @@ def bucket_of(key: int) -> int:
 
 @dataclass(frozen=True)
 class PsAddress:
-    """Where one parameter server is reached, and which incarnation of it is meant."""
+    """The address of one parameter server, and its incarnation."""
 
     index: int
     incarnation: str

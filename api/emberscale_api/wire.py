@@ -47,7 +47,7 @@ _HELLO = struct.Struct("<QB")
 
 
 class Kind(IntEnum):
-    """What a request asks for."""
+    """The kind of a request."""
 
     HELLO = 1
     PULL = 2
@@ -60,7 +60,7 @@ class Kind(IntEnum):
 
 
 class Status(IntEnum):
-    """What an answer says."""
+    """The status of an answer."""
 
     OK = 0
     REPEATED = 1

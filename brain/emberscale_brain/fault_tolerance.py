@@ -27,7 +27,7 @@ class Recovery(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FailureCosts:
-    """What is known of a job's failures. Times in seconds, of the whole job; fractions 0 to 1.
+    """The knowledge of a job's failures. Times are in seconds, of the whole job; fractions are 0 to 1.
 
     `between_failures` is CPR's T_fail (mean time between failures of any PS of the job), `save`, `load` and
     `reschedule` are its O_save, O_load and O_res. `target_pls` is the portion of lost samples that is acceptable.

@@ -1,4 +1,4 @@
-"""How much memory the parameter servers will need, for any number of PS, and when they reach the present limit.
+"""Forecasts the memory of the parameter servers, for any number of PS, and when they reach the present limit.
 
 Embedding tables are not linear in the samples (DLRover-RM section 5.3 assumes they are): ids that were seen once are
 seen again. Four laws compete: linear; Heaps' power law; exponential saturation at a finite vocabulary; and a power law
@@ -243,7 +243,7 @@ class PsMemoryNeed:
 
 @dataclass(frozen=True, slots=True)
 class MemorySplit:
-    """How a PS's memory divides: `fixed` bytes whatever it holds, and `per_unit` for each row (or byte of tables).
+    """The parts of a PS's memory: `fixed` bytes, and `per_unit` bytes for each row (or byte of tables).
 
     Measurements at one number of PS and with few rows cannot tell them apart; `variance` is that of `fixed`, their
     covariance, and that of `per_unit`.

@@ -54,7 +54,7 @@ def _shared_words(a: frozenset[str], b: frozenset[str]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class NewJob:
-    """What is known of a job at submission."""
+    """The facts about a job at its submission."""
 
     owner: str
     metadata: JobMetadata

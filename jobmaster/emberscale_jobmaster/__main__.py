@@ -24,7 +24,7 @@ from emberscale_jobmaster.store import JobStore
 
 EXIT_DEFECT = 1
 PATIENCE_SECONDS = 8.0
-"""How long Redis, or the address to listen on, may keep a starting master waiting."""
+"""The longest time that a starting master waits for Redis, or for the address to listen on."""
 
 _log = structlog.get_logger()
 

@@ -56,7 +56,7 @@ from emberscale_jobmaster.operations import CheckpointPhase
 from emberscale_jobmaster.state import PREPARATION, JobState, Stage, phase_of, sizes_of
 
 COUNTED_SECONDS = 1.0
-"""How much time may pass before the durable clock counts it; a new phase counts it at once."""
+"""The time that may pass before the durable clock counts it; a new phase counts it at once."""
 
 
 @dataclass(frozen=True)

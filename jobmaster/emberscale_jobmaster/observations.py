@@ -47,7 +47,7 @@ class Vitals:
 
 @dataclass(frozen=True)
 class WorkReport:
-    """What a worker did since its report before; the histograms are of predictions, by label.
+    """A worker's work since its previous report; the histograms are of predictions, by label.
 
     `stage_seconds` are since the worker started, so that a new master learns of them.
     """
@@ -62,7 +62,7 @@ class WorkReport:
 
 @dataclass(frozen=True)
 class ServerReport:
-    """What a parameter server holds, and did since it started."""
+    """A parameter server's rows, and its work since it started."""
 
     rows: Mapping[str, int]
     table_bytes: int
@@ -90,7 +90,7 @@ class Sighting:
     meter: RateMeter = field(default_factory=RateMeter)
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
     stage_seconds_before: Mapping[str, float] = field(default_factory=dict)
-    """What earlier incarnations of a worker did."""
+    """The work of earlier incarnations of a worker."""
     server: ServerReport | None = None
     repeated_before: int = 0
     """Repeated batches that earlier incarnations counted."""
@@ -98,10 +98,10 @@ class Sighting:
     """Samples that a worker has told of in all, until `trained_at`."""
     trained_at: float | None = None
     pace: Pace = field(default_factory=Pace)
-    """Of a worker: its own work a sample, without what it waits for; of a server: under its lock, a batch."""
+    """Seconds of a worker's own work per sample, without waits; of a server's work under its lock per batch."""
     leases: int = 0
     leased_batches: int = 0
-    """What a worker was granted in all."""
+    """The tasks that a worker was granted in all."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Observations:
     leases: Mapping[int, float] = field(default_factory=dict)
     """When each live lease was last mentioned by its holder, or granted; on the clock `watched`."""
     positions: Mapping[int, int] = field(default_factory=dict)
-    """How far the holder of each live lease says that it is."""
+    """The progress that the holder of each live lease reports."""
     lapses: int = 0
     """Leases that their holder stopped mentioning."""
     meter: RateMeter = field(default_factory=RateMeter)

@@ -17,7 +17,7 @@ from emberscale_jobmaster.ranges import Applied, Ranges
 from emberscale_jobmaster.sizes import RoleShapes
 
 STORAGE = -1
-"""In the place of a server's index: the checkpoint folder."""
+"""Stands for the checkpoint folder, instead of a server's index."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Source:
 
 
 class RestorePhase(StrEnum):
-    """Where a restore stands."""
+    """The phase of a restore."""
 
     FIND = "Find"
     """The newest sound checkpoint is looked for."""
@@ -74,7 +74,7 @@ class Restore:
 
 
 class CheckpointPurpose(StrEnum):
-    """What a checkpoint is taken for."""
+    """The purpose of a checkpoint."""
 
     PERIODIC = "Periodic"
     SUSPENSION = "Suspension"
@@ -84,7 +84,7 @@ class CheckpointPurpose(StrEnum):
 
 
 class CheckpointPhase(StrEnum):
-    """Where a checkpoint stands."""
+    """The phase of a checkpoint."""
 
     BARRIER = "Barrier"
     SAVE = "Save"
@@ -154,7 +154,7 @@ class Checkpointing:
 
 
 class MovePhase(StrEnum):
-    """Where a move stands."""
+    """The phase of a move."""
 
     PREPARE = "Prepare"
     """Servers make room for what they will receive."""

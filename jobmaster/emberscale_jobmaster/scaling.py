@@ -15,7 +15,7 @@ from emberscale_jobmaster.sizes import RoleShapes, Scaling, describe_change, man
 from emberscale_jobmaster.state import JobState, Stage, sizes_of, switching_move, with_scaling
 
 FIRST_PLAN_SECONDS = 30.0
-"""How long a job without sizes waits for its first plan."""
+"""The time that a job without sizes waits for its first plan."""
 URGENT = frozenset({"GrowMemory"})
 """Actions that do not wait for the cooldown."""
 

@@ -1,4 +1,4 @@
-"""How many processes of each role there are, and with what resources."""
+"""The numbers of processes by role, and their resources."""
 
 from dataclasses import dataclass, replace
 
@@ -44,7 +44,7 @@ class Reshaping:
 
 @dataclass(frozen=True)
 class Scaling:
-    """Where the shape comes from, and where it goes.
+    """The origin of the shape, and its next change.
 
     * `sizes`: the shape in force; None while it is the manifest's own.
     * `target`: a shape with another number of parameter servers, for which the missing ones are being started;

@@ -28,7 +28,7 @@ from emberscale_jobmaster.statistics import Tally
 
 
 class Stage(StrEnum):
-    """What the ledger counts, or what the job waits for."""
+    """The work that the ledger counts, or that the job waits for."""
 
     DISCOVER = "Discover"
     INDEX = "Index"
@@ -73,7 +73,7 @@ class Routing:
 
 @dataclass(frozen=True)
 class JobEnd:
-    """How the job ended or was suspended."""
+    """The end of a job, or its suspension."""
 
     phase: JobPhase
     reason: str

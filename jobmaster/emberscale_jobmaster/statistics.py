@@ -98,7 +98,7 @@ class RateMeter:
 
 @dataclass(frozen=True)
 class Slice:
-    """What was learnt in one slice of time; histograms of predictions by label, shape [bins]."""
+    """The statistics of one slice of time; histograms of predictions by label, shape [bins]."""
 
     began: float
     samples: int

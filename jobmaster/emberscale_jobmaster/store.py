@@ -58,7 +58,7 @@ class _Found(Enum):
 
 
 class JobStore:
-    """What one master reads and writes. All methods may raise StoreUnavailableError.
+    """The state of one job in Redis. All methods may raise StoreUnavailableError.
 
     The store also keeps what was written ahead in memory, to write it again to a Redis that lost everything.
     """

@@ -35,7 +35,7 @@ _UNHEARD_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Observed:
-    """What is wanted and what is there. `master` is the newest master that runs, None where none does."""
+    """The wanted job and its instances. `master` is the newest running master, None if there is none."""
 
     job: JobIntent
     instances: tuple[Instance, ...]
@@ -44,14 +44,14 @@ class Observed:
 
 @dataclass(frozen=True)
 class Pause:
-    """There is nothing to decide for so many seconds."""
+    """A pause of so many seconds, in which there is nothing to decide."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class News:
-    """What a backend reports of one step.
+    """The news of one step, for a backend to report.
 
     before:       Where the job stood.
     decision:     What was decided.
@@ -78,7 +78,7 @@ class BackendUnavailableError(UnavailableError):
 
 
 class Backend(Protocol):
-    """What a job's instances run on. Methods raise BackendUnavailableError."""
+    """The platform of a job's instances. Methods raise BackendUnavailableError."""
 
     async def observe(self, now: float) -> Observed | Pause | None:
         """Returns what is there; None once the job is gone."""

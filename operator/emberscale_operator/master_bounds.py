@@ -13,7 +13,7 @@ from emberscale_api.rpc import master_pb2 as pb
 MAX_MESSAGE_BYTES = 4 << 20
 """A status of 1024 workers takes a tenth of that."""
 MAX_REPLICAS = 1024
-"""As in the manifest."""
+"""The same bound as in the manifest."""
 MAX_CORES = 1 << 14
 MAX_MEMORY_BYTES = 1 << 50
 MAX_ENTRIES = 4096
@@ -23,7 +23,7 @@ MAX_STEPS = 16
 _LAST_STEP = 1 << 53
 _LARGEST = 1e15
 _REASON = re.compile("[A-Za-z]([A-Za-z0-9_,:]{0,126}[A-Za-z0-9_])?")
-"""As in metav1.Condition, and no longer than an Event takes."""
+"""The bound of metav1.Condition, and at most the length that an Event takes."""
 _QUANTITIES = frozenset(
     {"samples_per_second", "expected_samples_per_second", "eta_seconds", "training_seconds", "since", "seconds"}
 )

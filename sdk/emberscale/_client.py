@@ -30,12 +30,12 @@ class ClusterError(InvalidError):
 
 
 class JobNotFoundError(ClusterError):
-    """There is no such TrainingJob."""
+    """The TrainingJob does not exist."""
 
 
 @dataclass(frozen=True)
 class JobEvent:
-    """What the operator did with a job, and why; `time` as Kubernetes writes it."""
+    """An Event of a job: what the operator did, and why; `time` is as Kubernetes writes it."""
 
     time: str
     type: str

@@ -1,6 +1,6 @@
-"""Where the `emberscale` command begins: Ctrl-C ends it with one line from its first moment on.
+"""The start of the `emberscale` command: Ctrl-C ends it with one line from its first moment.
 
-Importing the command takes a second or more, in which a KeyboardInterrupt would print where in the imports it came.
+Importing the command takes a second or more, in which a KeyboardInterrupt would print a traceback.
 """
 
 import os

@@ -38,7 +38,7 @@ class _Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What one seed under one scheduler came to. `decision_seconds` is real time that the scheduler took."""
+    """The result of one seed under one scheduler. `decision_seconds` is real time that the scheduler took."""
 
     runs: tuple[JobRun, ...]
     ended_at: float

@@ -1,4 +1,4 @@
-"""What a simulated job really does: how fast a shape trains, how busy its cores are, how much memory its tables take.
+"""The truth about a simulated job: the speed of a shape, the load of its cores, and the memory of its tables.
 
 None of this is the planner's formula. A batch goes round a closed queueing network: it computes on its worker, then
 waits for the parameter servers' cores and for their network. One more worker adds its full speed while the servers are
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Physics:
-    """What one batch of a model costs on this hardware. Times in seconds, work in core-seconds, sizes in bytes.
+    """The cost of one batch of a model on this hardware. Times in seconds, work in core-seconds, sizes in bytes.
 
     `batch_size` is in samples. `worker_work` is forward and backward of a batch, `ps_work` the look-up and the update
     of a batch over all parameter servers; `*_parallel` are the fractions of them that more cores speed up.
@@ -41,7 +41,7 @@ class Physics:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """What a shape does: samples per second, and the cores that are busy, summed over each role."""
+    """The performance of a shape: samples per second, and the busy cores, summed over each role."""
 
     samples_per_second: float
     worker_busy_cores: float

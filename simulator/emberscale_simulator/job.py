@@ -12,7 +12,7 @@ from emberscale_simulator.ground_truth import Physics, TableGrowth
 
 
 class RunPhase(StrEnum):
-    """Where a job is."""
+    """The phase of a simulated job."""
 
     QUEUED = "Queued"
     STARTING = "Starting"
@@ -23,7 +23,7 @@ class RunPhase(StrEnum):
 
 
 class Happening(StrEnum):
-    """What a job's next event is."""
+    """The kind of a job's next event."""
 
     READY = "Ready"  # the end of a start or of a standstill
     DONE = "Done"

@@ -1,4 +1,4 @@
-"""What the system under a scheduler can do, apart from what the scheduler decides, and when its pods fail.
+"""The abilities of the system under a scheduler, apart from the scheduler's decisions, and the failures of its pods.
 
 A scenario names one or more sets of mechanics, and each scheduler runs on one of them: schedulers on the same set are
 compared by their decisions alone. A number that describes Emberscale is one that Emberscale has today, and the scenario
@@ -51,7 +51,7 @@ class FailureLaw:
 
 
 class ChangeMethod(StrEnum):
-    """How a running job gets another shape."""
+    """The way in which a running job changes its shape."""
 
     STOP_AND_RESTART = "StopAndRestart"
     """Save, stop, restart every pod, load."""

@@ -1,4 +1,4 @@
-"""What a comparison looks like: completion times, utilization, and the speed of single jobs over time."""
+"""Draws a comparison: completion times, utilization, and the speed of single jobs over time."""
 
 import math
 from collections.abc import Sequence

@@ -53,7 +53,7 @@ def make_environment(scenario: Scenario) -> Environment:
 
 @dataclass(frozen=True, slots=True)
 class StartTime:
-    """What a job tells a brain of a start or a change: the pods' role, and one of two durations.
+    """A job's report to a brain on a start or a change: the pods' role, and one of two durations.
 
     `seconds` is from asking for pods until the slowest serves, `paused_seconds` how long the job stood still for them;
     None where the job does not know it.

@@ -1,4 +1,4 @@
-"""What a job's profiler tells a brain: the truth, with the noise of its windows."""
+"""A job's profiler: it reports the truth to a brain, with the noise of its windows."""
 
 import math
 
@@ -10,7 +10,7 @@ from emberscale_simulator.job import SimulatedJob
 
 
 class Profiler:
-    """Of one job. `noise` is the standard deviation of the logarithm of one window's rate, `interval` its seconds."""
+    """The profiler of one job. `noise` is the standard deviation of a window's log rate, `interval` its seconds."""
 
     def __init__(
         self, job: SimulatedJob, noise: float, interval: float, ps_memory_skew: float, random: np.random.Generator

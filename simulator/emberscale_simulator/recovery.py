@@ -1,4 +1,4 @@
-"""How one job recovers: its checkpoints, and its restarts with more memory."""
+"""The recovery of one job: its checkpoints, and its restarts with more memory."""
 
 import math
 from dataclasses import replace

@@ -36,7 +36,7 @@ NOTHING = Amounts(0.0, 0)
 
 @dataclass(frozen=True, slots=True)
 class RoleResources:
-    """What workers and parameter servers take, each together."""
+    """The resources of all workers and of all parameter servers."""
 
     worker: Amounts
     ps: Amounts
@@ -69,7 +69,7 @@ def with_workers(shape: JobShape, workers: int) -> JobShape:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """What a live change takes until it is over, in the three ways to do it.
+    """The extra resources of a live change, in the three ways to do it.
 
     `at_once`: all new pods start beside the old ones. `one_by_one`: a new pod starts, then an old one goes, and so on.
     `in_place`: an old pod goes, then a new one starts, and so on. `new_workers` and `new_ps` are how many pods start.

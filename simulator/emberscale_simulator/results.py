@@ -14,7 +14,7 @@ from emberscale_simulator.job import RunPhase
 
 @dataclass(frozen=True, slots=True)
 class JobOutcome:
-    """How a measured job went. Times are seconds of the simulation; `jct` is None unless it completed.
+    """The result of a measured job. Times are seconds of the simulation; `jct` is None unless it completed.
 
     `shapes` are (time, shape) from the first on, one a change.
     """

@@ -93,7 +93,7 @@ class StartUpSpec(ManifestPart):
 
 
 class ProfilingSpec(ManifestPart):
-    """What is measured of a running job, every `interval`, with log-normal noise."""
+    """The measurements of a running job, every `interval`, with log-normal noise."""
 
     noise: float = Field(default=0.05, ge=0, le=1, description="Standard deviation of the logarithm")
     interval: Seconds = Field(default=30.0, gt=0)
@@ -144,7 +144,7 @@ class LogNormal(ManifestPart):
 
 
 class Bounds(ManifestPart):
-    """What every job of the workload may have at most; the least is 1 of each."""
+    """The most that any job of the workload may have; the least is 1 of each."""
 
     max_workers: int = Field(default=32, ge=1)
     max_ps: int = Field(default=16, ge=1)
@@ -154,7 +154,7 @@ class Bounds(ManifestPart):
 
 
 class RequestRange(ManifestPart):
-    """What owners ask for where no law says more: each drawn within bounds."""
+    """The requests of owners, if no law determines them: each is drawn within bounds."""
 
     workers: Range
     ps: Range
@@ -178,7 +178,7 @@ class RoundsWorkload(ManifestPart):
 
 
 class ModelShare(ManifestPart):
-    """How much of the workload is of one model."""
+    """The share of one model in the workload."""
 
     model: str
     weight: Positive = 1.0
@@ -192,7 +192,7 @@ class Shortage(ManifestPart):
 
 
 class MisSizing(ManifestPart):
-    """How far owners' requests are from what a job can use: factors on the reference shape, drawn once a family."""
+    """The error of owners' requests: factors on the reference shape, drawn once per family."""
 
     workers: LogNormal
     worker_cpu: LogNormal

@@ -1,1 +1,1 @@
-"""What trains: parameter servers, workers, models, data and checkpoints."""
+"""Parameter servers, workers, models, data and checkpoints."""

@@ -1,4 +1,4 @@
-"""What one parameter server owns of a job's parameters, and which batches it has applied to them."""
+"""A parameter server's share of a job's parameters, and the batches that it has applied to them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What every process of the trainer does as it starts, and how it ends."""
+"""The start and the end of every process of the trainer."""
 
 import ctypes
 import os

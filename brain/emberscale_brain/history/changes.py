@@ -1,4 +1,4 @@
-"""What happens to the brain's knowledge, one record a fact, and the codec of what such records hold."""
+"""Changes to the brain's knowledge, one record per fact, and their codecs."""
 
 import json
 from dataclasses import dataclass

@@ -47,7 +47,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long what is kept. Profiles of running jobs are kept as many as their window holds; ages are in days."""
+    """The retention of each kind of record; ages are in days. A running job keeps the profiles of its window."""
 
     profiles_per_job: int = 256
     profile_days: float = 30.0
@@ -58,7 +58,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """How many rows went."""
+    """The number of rows removed."""
 
     profiles: int
     plans: int

@@ -88,7 +88,7 @@ class ProfileRow(HistoryTable):
 
 
 class StartUpRow(HistoryTable):
-    """How long a pod took to serve."""
+    """The time that a pod took to serve."""
 
     __tablename__ = "start_ups"
 

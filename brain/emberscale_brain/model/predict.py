@@ -22,7 +22,7 @@ FEATURES = len(COEFFICIENTS)
 
 @dataclass(frozen=True, slots=True)
 class ModelConstants:
-    """What does not change while a job runs: m, M (bytes), D (floats per sample) and B (bytes/s)."""
+    """The constants of a running job: m, M (bytes), D (floats per sample) and B (bytes/s)."""
 
     batch_size: float
     dense_bytes: float

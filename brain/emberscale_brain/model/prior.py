@@ -1,4 +1,4 @@
-"""What is believed of a job's coefficients before its own measurements can tell: a normal distribution.
+"""The prior of a job's coefficients, before its own measurements determine them: a normal distribution.
 
 A job that has not varied its shape leaves the model under-determined. Similar past jobs then say how its time divides
 among the terms; without any, the time that its workers spend in each stage does.

@@ -50,7 +50,7 @@ def problem_with(profile: JobProfile, now: float) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class ShapeSummary:
-    """What the window knows of one shape.
+    """The window's summary of one shape.
 
     `log_seconds` are logarithms of iteration seconds, oldest first. `location` is their robust mean, `inliers` the
     number of profiles it effectively rests on, and `scatter` their sum of squares about it.

@@ -128,7 +128,7 @@ def worker_only_shapes(problem: JobProblem, present: JobShape, most: int) -> tup
 
 
 DWELL_SECONDS = 240.0
-"""How long a job stays at a shape to be measured there."""
+"""The time that a job stays at a shape to be measured there."""
 
 _PROFILES = 8.0  # that a dwell brings
 _MISFIT = 0.02

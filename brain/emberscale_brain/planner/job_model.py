@@ -1,4 +1,4 @@
-"""What a planner has learned about one job: its window of profiles, its fits, and the front that they led to."""
+"""A planner's knowledge of one job: its window of profiles, its fits, and the front that follows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

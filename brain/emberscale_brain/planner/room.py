@@ -1,4 +1,4 @@
-"""What is left of a cluster and of its owners' quotas while a plan is made, and how a first shape is cut to it."""
+"""The room left in a cluster and in its owners' quotas while a plan is made, and how a first shape is fitted to it."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -127,7 +127,7 @@ def _one_step_more(shape: JobShape, most: JobShape, bounds: ShapeBounds, tables:
 
 
 EVERY_OTHER = "*"
-"""In quotas, the owner that stands for each one without a quota of its own."""
+"""In quotas, the owner that stands for every owner without a quota of its own."""
 
 
 def quota_of(owner: str, quotas: Mapping[str, Quota]) -> Quota:

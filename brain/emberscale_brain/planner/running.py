@@ -30,7 +30,7 @@ _SAME_PREDICTIONS = 0.02  # a front stands while a new fit predicts its points w
 
 
 class FrontMethod(StrEnum):
-    """How fronts are found: exactly, by NSGA-II, or exactly while the grid is small enough."""
+    """The method for fronts: exact, NSGA-II, or exact while the grid is small enough."""
 
     AUTO = "auto"
     EXACT = "exact"
@@ -61,7 +61,7 @@ class Assessment:
 
 @dataclass(frozen=True, slots=True)
 class Assessor:
-    """What is the same for all running jobs of one round of planning."""
+    """The part of a round of planning that is the same for all running jobs."""
 
     cluster: ClusterView
     settings: PlannerSettings

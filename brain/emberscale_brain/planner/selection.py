@@ -100,7 +100,7 @@ class SelectionTable:
 
 
 class _Room:
-    """What each pool still has."""
+    """The room left in each pool."""
 
     def __init__(self, table: SelectionTable) -> None:
         self.table = table

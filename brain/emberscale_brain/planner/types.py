@@ -26,7 +26,7 @@ COEFFICIENTS = ("gradient", "update", "synchronize", "embedding", "constant", "r
 
 @dataclass(frozen=True, slots=True)
 class ShapeBounds:
-    """What the job's owner allows, inclusive; `cpu_step` is the grid on which cores are chosen."""
+    """The owner's bounds, inclusive; `cpu_step` is the grid on which cores are chosen."""
 
     workers: tuple[int, int] = (1, 32)
     ps: tuple[int, int] = (1, 16)
@@ -63,7 +63,7 @@ class ShapeBounds:
 
 @dataclass(frozen=True, slots=True)
 class JobMetadata:
-    """What is known of a job at submission: the features of the warm start and the constants of the model.
+    """The facts about a job at its submission: the features of the warm start and the constants of the model.
 
     `total_samples` counts all `epochs`; rows appear in the first. `dense_bytes` is DLRover-RM's M (the dense
     parameters), `embedding_dimension` its D (the sum over tables of the embedding's width, in floats per sample),
@@ -150,7 +150,7 @@ class PastJob:
 
 @dataclass(frozen=True, slots=True)
 class ClusterCapacity:
-    """What all jobs together may have; no process is planned larger than the largest node."""
+    """The capacity for all jobs together; no process is planned larger than the largest node."""
 
     cpu: float
     memory: int
@@ -172,7 +172,7 @@ class Prices:
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What all jobs of one owner together may have."""
+    """The quota of all jobs of one owner together."""
 
     cpu: float = float("inf")
     memory: float = float("inf")
@@ -208,7 +208,7 @@ class ClusterView:
 
 
 class PlanAction(StrEnum):
-    """What a planned shape means for the job."""
+    """The effect of a planned shape on the job."""
 
     KEEP = "Keep"  # as it is
     START = "Start"  # first shape
@@ -287,7 +287,7 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class PlannedShape:
-    """What one job should have. `reason` is for people; `explanation` holds the numbers it speaks of."""
+    """The plan for one job. `reason` is for people; `explanation` holds its numbers."""
 
     shape: JobShape | None
     action: PlanAction

@@ -14,9 +14,9 @@ from emberscale_api.shape import JobProfile
 from emberscale_brain.history.changes import StartUpObserved
 
 LARGEST = 1 << 62
-"""Of any whole number: sums of two are still 64-bit integers."""
+"""The largest whole number: the sum of two is still a 64-bit integer."""
 MOST_SAMPLES = 10**15
-"""Of a job, over all epochs: a million samples a second for thirty years. One that claims more would seem endless."""
+"""The most samples of a job, over all epochs: a million a second for thirty years."""
 MOST_PROFILES, MOST_START_UPS = 1024, 4096
 _LONGEST_TEXT = 255  # of a column
 _MOST_BATCH = (1 << 31) - 1  # of a column
@@ -110,7 +110,7 @@ _SAME_SPEED = 10.0  # a factor: both are means over a window, of other steps
 
 
 class Refusal(StrEnum):
-    """Why a profile or a start-up is refused."""
+    """The reasons to refuse a profile or a start-up."""
 
     NOT_FINITE = "NotFinite"
     NEGATIVE = "Negative"
@@ -121,7 +121,7 @@ class Refusal(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why, and the field and value that say so."""
+    """The reason of a refusal, with the field and value that show it."""
 
     reason: Refusal
     message: str

@@ -47,7 +47,7 @@ _START_UPS = 200
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What the database knows; None for running jobs that were not asked for. `past` and start-ups: latest first."""
+    """The contents of the database; `running` is None if not asked for. `past` and start-ups: latest first."""
 
     running: tuple[Change, ...] | None
     past: tuple[PastJob, ...]

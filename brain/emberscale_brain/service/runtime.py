@@ -42,7 +42,7 @@ class UnknownJobError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """What became of a submission: the plan in force, and the first plan if the job is new and got one."""
+    """The outcome of a submission: the plan in force, and the first plan if the job is new and got one."""
 
     plan: pb.BrainPlan
     new: bool
@@ -52,7 +52,7 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """What became of reported profiles, by sequence, and start-ups, by place.
+    """The outcome of reported profiles, by sequence, and start-ups, by place.
 
     `durable` resolves when the database has the accepted ones, or has not.
     """
@@ -65,7 +65,7 @@ class Reported:
 
 @dataclass(frozen=True, slots=True)
 class JobNow:
-    """What explains a job's plan: the plan as it was made, what the last round found, and what was measured."""
+    """The explanation of a job's plan: the plan as made, the findings of the last round, and the measurements."""
 
     made: PlanMade | None
     latest: PlannedShape | None
@@ -77,7 +77,7 @@ class JobNow:
 
 @dataclass(frozen=True, slots=True)
 class Everything:
-    """What a new planning process has to be told first; the jobs follow one by one."""
+    """The first message to a new planning process; the jobs follow one by one."""
 
     past: tuple[PastJob, ...]
     overheads: tuple[Change, ...]

@@ -40,7 +40,7 @@ Address = Annotated[str, Field(pattern=r"^[^:]+:\d+$|^\[.*\]:\d+$"), AfterValida
 
 
 class CapacitySettings(ManifestPart):
-    """What all jobs together may have; no process is planned larger than the largest node."""
+    """The capacity for all jobs together; no process is planned larger than the largest node."""
 
     cpu: Quantity = "64"
     memory: Quantity = "256Gi"
@@ -64,7 +64,7 @@ class CapacitySettings(ManifestPart):
 
 
 class QuotaSettings(ManifestPart):
-    """What one owner's jobs together may have."""
+    """The quota of one owner's jobs together."""
 
     cpu: Quantity | None = None
     memory: Quantity | None = None

@@ -60,7 +60,7 @@ class KnownJob:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What planning depends on besides the jobs. `settle_seconds` is how long a job may take to take on a new shape."""
+    """The conditions of planning other than the jobs. A job may take `settle_seconds` to adopt a new shape."""
 
     capacity: ClusterCapacity
     prices: Prices

@@ -53,7 +53,7 @@ from emberscale_operator.machine import (
 from emberscale_operator.master_link import MasterAddress, MasterLink
 
 STATUS_SECONDS = 3.0
-"""How often a master is asked for its status."""
+"""The interval between two questions for a master's status."""
 _PROGRESS_SECONDS = 5.0
 _RETRY_SECONDS = 5.0
 _EXPELLED = "StateTooLarge"
@@ -73,7 +73,7 @@ class ObjectCache(Protocol):
 
 
 class Tenancy(Protocol):
-    """Who may store what in Redis."""
+    """The users of Redis."""
 
     def admit(self, job_uid: str, password: str) -> None:
         """Gives the job of this uid a user of this password."""

@@ -1,4 +1,4 @@
-"""What the API server holds against what the watches have brought: a watch that is dead does not say so."""
+"""Compares the API server's objects with those that the watches have delivered, as a dead watch is silent."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -28,7 +28,7 @@ POD = WatchedKind("v1", "pods", names.JOB_LABEL)
 
 
 class Watched(Protocol):
-    """What the watches have brought."""
+    """The objects that the watches have delivered."""
 
     def versions(self, kind: WatchedKind, namespace: str) -> Mapping[str, str]:
         """The resourceVersion of every object of a kind, by uid, in a namespace; "" stands for the whole cluster."""

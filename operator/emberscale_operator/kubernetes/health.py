@@ -1,4 +1,4 @@
-"""What the operator says of itself: Prometheus metrics, and probes that fail when it misses events or gets stuck."""
+"""The operator's own health: Prometheus metrics, and probes that fail when it misses events or gets stuck."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence

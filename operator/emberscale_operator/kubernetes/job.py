@@ -13,7 +13,7 @@ from emberscale_api.job.status import TrainingJobStatus, parse_status
 
 @dataclass(frozen=True)
 class JobKey:
-    """Where a job is."""
+    """The namespace and name of a job."""
 
     namespace: str
     name: str

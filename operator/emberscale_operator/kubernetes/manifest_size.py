@@ -1,4 +1,4 @@
-"""How large a manifest may be: it is copied into a ConfigMap, and what is said of pods into each pod.
+"""Bounds the size of a manifest: it is copied into a ConfigMap, and its sections on pods into each pod.
 
 A TrainingJob may have 1.5 MiB, a ConfigMap 1 MiB. The defaults that are filled in, and the copies in each pod, add to
 what a person wrote, so what would be refused later, piece by piece, is refused as a whole and by its name.

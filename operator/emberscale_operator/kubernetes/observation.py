@@ -1,4 +1,4 @@
-"""What is seen of a job's pods, over time: those that were made and not seen yet, and those that vanished."""
+"""Observes a job's pods over time, with those that were created but not seen yet, and those that vanished."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

@@ -30,7 +30,7 @@ _log = structlog.get_logger()
 
 
 class WatchedCluster:
-    """What kopf's watches have brought: TrainingJobs, and the pods that carry a job's label."""
+    """The objects from kopf's watches: TrainingJobs, and the pods that carry a job's label."""
 
     def __init__(self) -> None:
         self._jobs: Mapping[JobKey, Any] = {}

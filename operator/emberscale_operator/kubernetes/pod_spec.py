@@ -60,7 +60,7 @@ class Credentials:
 
 @dataclass(frozen=True)
 class JobObjects:
-    """What a job's pods refer to: names of objects, and the text of the manifest that a new master reads.
+    """The objects that a job's pods refer to, and the text of the manifest that a new master reads.
 
     `generation` counts the edits of the job. `restart_keys` say, for each role, what a pod must be replaced for: a
     digest of what the manifest says beyond its defaults, and one of what comes from elsewhere. `image` is the job's,

@@ -1,4 +1,4 @@
-"""What a pod is to the job machine, and what it waits for."""
+"""Translates a pod into an instance of the job machine, and what it waits for."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ _QUIET_WAITS = frozenset({"", "ContainerCreating", "PodInitializing"})
 
 @dataclass(frozen=True)
 class Waiting:
-    """Why a pod does not run yet: a CamelCase reason, and a sentence."""
+    """The reason why a pod does not run yet: a CamelCase word, and a sentence."""
 
     reason: str
     message: str

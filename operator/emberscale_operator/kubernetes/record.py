@@ -1,4 +1,4 @@
-"""What must outlive the operator: where a job stands and the past lives of its members, kept in its status."""
+"""The state that must outlive the operator, kept in a job's status: its standing and its members' past lives."""
 
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace

@@ -29,7 +29,7 @@ from emberscale_operator.machine import ENDED, RESTING, Demand, JobStanding
 
 @dataclass(frozen=True)
 class Facts:
-    """What a status is made of.
+    """The facts from which a status is built.
 
     standing:  Where the job stands; `reason` and `message` are its, or those of what its pods wait for.
     members:   Every member as it is to be written.

@@ -26,7 +26,7 @@ _ATTEMPTS = 5
 _RETRY_SECONDS = 10.0
 _DEPOSED_SECONDS = 600
 _FILLS_UP = 0.5
-"""Of Redis' `maxmemory`: the operator does not look at jobs below."""
+"""A share of Redis's `maxmemory`: below it, the operator does not look at single jobs."""
 _NEARLY_FULL = 0.7
 """Of `maxmemory`, as the alert EmberscaleRedisFillsUp has it: the job that has the most is told."""
 _CHANGED = 0.1

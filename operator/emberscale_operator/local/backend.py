@@ -50,7 +50,7 @@ _RESTING_PHASES = frozenset(wire_phase(phase) for phase in RESTING)
 
 @dataclass
 class StopRequests:
-    """What people asked for. Plain flags: signal handlers set them, and may wait for no lock."""
+    """The user's requests, as plain flags: signal handlers set them, and must not wait for a lock."""
 
     suspend: bool = False
     kill: bool = False

@@ -47,7 +47,7 @@ daemonize no
 databases 1
 """
 _FLASH_OVERHEAD = 64 << 20
-"""What Redis needs beside the values: its own memory and the buffers of connections."""
+"""The memory that Redis needs beside the values, for itself and the buffers of connections."""
 
 _START_SECONDS = 20.0
 _LOOK_SECONDS = 1.0
@@ -56,7 +56,7 @@ _PING_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class EmbeddedRedis:
-    """How to start it and where to reach it."""
+    """The command and the address of the job's own Redis."""
 
     configuration: Path
     url: str

@@ -15,7 +15,7 @@ _THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", 
 
 @dataclass(frozen=True)
 class JobEnvironment:
-    """What all processes of a job share, and the secrets that only some of them get."""
+    """The environment that all processes of a job share, and the secrets that only some of them get."""
 
     job_name: str
     job_uid: str

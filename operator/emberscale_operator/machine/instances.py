@@ -59,7 +59,7 @@ class ExitReason(StrEnum):
 
 @dataclass(frozen=True)
 class InstanceExit:
-    """How and when (seconds) an instance ended; `code` is negative for a signal, as in `subprocess`.
+    """The end of an instance, and its time in seconds; `code` is negative for a signal, as in `subprocess`.
 
     `deleted` says that its end was asked for.
     """

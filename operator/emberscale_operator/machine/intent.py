@@ -15,7 +15,7 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Policy:
-    """How long the machine waits, and when it gives up.
+    """The waits of the machine, and when it gives up.
 
     backoff:          Waits before restarts.
     backoff_limit:    Errors allowed for each role and index. The master, which knows more, usually gives up on its

@@ -94,7 +94,7 @@ NoHeader = Annotated[
 
 @dataclass(frozen=True)
 class Layout:
-    """What files are."""
+    """The format and the columns of files."""
 
     format: DataFormat
     columns: ColumnMapping

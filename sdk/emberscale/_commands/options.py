@@ -14,7 +14,7 @@ BAD_INPUT = 2
 
 
 class Output(StrEnum):
-    """How a command prints its result."""
+    """The format of a command's result."""
 
     TEXT = "text"
     JSON = "json"

@@ -89,12 +89,12 @@ WORKER_THREADS: Mapping[str, tuple[str, ...]] = {
 """The threads of a worker, and what each spends its time on; the rest of it waits for the other threads."""
 
 SERVER_STAGES = {"gather": "pull", "update": "push"}
-"""What a parameter server does under its lock, and the stage of its metrics that counts it."""
+"""A parameter server's work under its lock, and the stage of its metrics that counts it."""
 
 
 @dataclass(frozen=True)
 class Roof:
-    """What the workers' own code reaches on batches that are pulled already, as many threads as the job's workers have.
+    """The speed of the workers' own code on batches that are already pulled, with as many threads as the job's workers.
 
     `cpu_seconds_per_sample` is over all threads.
     """
@@ -106,7 +106,7 @@ class Roof:
 
 @dataclass(frozen=True)
 class TimeBreakdown:
-    """Where the time of a job went in a window of `seconds`.
+    """The use of a job's time in a window of `seconds`.
 
     `worker_stages` and `server_stages` are shares of the time of one process, on average over those of the role; stages
     of different threads of a worker overlap. A server's stages and its `idle` add up to 1; `hold` is the time that

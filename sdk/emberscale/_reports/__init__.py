@@ -1,1 +1,1 @@
-"""What people look at: tables and pictures of runs, comparisons and plans."""
+"""Tables and pictures of runs, comparisons and plans."""

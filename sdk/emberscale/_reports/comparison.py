@@ -1,4 +1,4 @@
-"""What differs between runs: their manifests, and what came out."""
+"""Compares runs: their manifests, and their results."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence

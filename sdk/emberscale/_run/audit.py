@@ -1,4 +1,4 @@
-"""How often each sample was applied: what every parameter server recorded, and what its dense parameters counted.
+"""Counts how often each sample was applied, by each server's record and by the steps of its dense parameters.
 
 The record of applied batches is also what keeps a batch from being applied twice, so it alone could not show that one
 was. Each push steps every dense piece of a server, and a piece counts its steps where rows are changed: the two must
@@ -142,7 +142,7 @@ def _epoch(records: int, batch_size: int, servers: Sequence[Runs]) -> Counts:
 
 
 class _Times:
-    """How often one server applied the batches from a position on; asked for ascending positions."""
+    """The number of times that one server applied batches, for ascending positions."""
 
     def __init__(self, runs: Runs) -> None:
         self._runs = sorted(runs)

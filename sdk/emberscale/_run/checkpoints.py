@@ -13,7 +13,7 @@ from emberscale_api.checkpoint import MANIFEST_NAME, CheckpointManifest, Damaged
 from emberscale_api.errors import InvalidError, UnavailableError
 
 _PATIENCE_SECONDS = 10.0
-"""How long a storage that does not answer is asked again."""
+"""The time for which a storage that does not answer is retried."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ _ENDED = frozenset({RunStatus.COMPLETE, RunStatus.FAILED})
 
 
 class CompleteAlreadyError(Exception):
-    """There is nothing to resume: the run is Complete, and what is asked for is that run."""
+    """There is nothing to resume: the run is Complete, and the same job is asked for."""
 
 
 class Run:

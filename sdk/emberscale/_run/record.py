@@ -1,4 +1,4 @@
-"""What is in a run's folder: its files, the record of the run, and its metrics over time as rows of metrics.csv."""
+"""The contents of a run's folder: its files, its record, and its metrics over time as rows of metrics.csv."""
 
 import csv
 import math
@@ -20,7 +20,7 @@ from emberscale_operator.local import RunView
 
 
 class RunStatus(StrEnum):
-    """What became of a run: the phase in which its job rests, if it rests in one.
+    """The outcome of a run: the phase in which its job rests, if it rests in one.
 
     `RUNNING` without a process that owns the folder, and `INTERRUPTED`, are runs that were cut short.
     """

@@ -1,4 +1,4 @@
-"""What `--resume` may change: checks that name each field, what it is and what it was."""
+"""Checks what `--resume` may change; refusals name each field, with its new and its old value."""
 
 import json
 from typing import Any

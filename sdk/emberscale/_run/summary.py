@@ -1,4 +1,4 @@
-"""What a run came to."""
+"""The summary of a run."""
 
 import json
 import math

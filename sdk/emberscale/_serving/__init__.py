@@ -1,4 +1,4 @@
-"""What a trained model is served from, where there is no Emberscale: plain torch tensors and a program."""
+"""Exports a trained model for serving without Emberscale: plain torch tensors and a program."""
 
 from emberscale._serving.export import ExportedModel, ExportError, export_checkpoint
 

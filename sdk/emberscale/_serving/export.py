@@ -37,7 +37,7 @@ _BYTES_IN_MEMORY = 256 << 20
 """Rows of this size are sorted at once; reading and writing take about as much again."""
 
 _PATIENCE_SECONDS = 30.0
-"""How long a storage that does not answer is asked again."""
+"""The time for which a storage that does not answer is retried."""
 
 Advance = Callable[[int], None]
 """Is told how many more bytes of rows have been read."""
@@ -49,7 +49,7 @@ class ExportError(InvalidError):
 
 @dataclass(frozen=True)
 class ExportedModel:
-    """What was written. `refusal` is why torch.export refused the model, in which case there is no program."""
+    """The files of an export. `refusal` is why torch.export refused the model, in which case there is no program."""
 
     checkpoint: str
     rows: int

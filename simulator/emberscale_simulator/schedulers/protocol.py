@@ -1,4 +1,4 @@
-"""What a scheduler is given and answers, in the simulation."""
+"""The input and the output of a scheduler in the simulation."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence

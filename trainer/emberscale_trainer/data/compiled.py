@@ -1,4 +1,4 @@
-"""How the kernels of the data side are compiled, and what Numba lacks for them."""
+"""Compiles the kernels of the data side, and supplies what Numba lacks for them."""
 
 # mypy: allow-untyped-calls
 # most of what extends Numba has no annotations

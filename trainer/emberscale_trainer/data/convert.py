@@ -19,7 +19,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """What to write: `targets[i]` is the new file of source i."""
+    """A conversion: `targets[i]` is the new file of source i."""
 
     targets: tuple[Target, ...]
     format: DataFormat

@@ -12,7 +12,7 @@ COMPRESSIONS = {
 }
 ENDINGS = {DataFormat.PARQUET: ".parquet", DataFormat.CSV: ".csv", DataFormat.CRITEO_TSV: ".tsv"}
 SUFFIXES = {"gzip": ".gz", "zstd": ".zst"}
-"""What the names of compressed text end in."""
+"""The endings of the names of compressed text."""
 
 
 def record_format(data: DataSpec) -> RecordFormat:

@@ -1,4 +1,4 @@
-"""What is in data files: how many records, which are malformed, and what each column looks like."""
+"""Summarizes data files: the number of records, malformed ones, and the values of each column."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -156,7 +156,7 @@ class RecordTally:
 
 
 class _IdCounts:
-    """How often each id of a column came up."""
+    """The frequency of each id of a column."""
 
     def __init__(self) -> None:
         self._ids = np.empty(0, dtype=np.int64)
@@ -188,7 +188,7 @@ class _IdCounts:
 
 
 class _ListCounts:
-    """How long the lists of a column are, and how often each id came up in them."""
+    """The lengths of a column's lists, and the frequency of each id in them."""
 
     def __init__(self) -> None:
         self._ids = _IdCounts()

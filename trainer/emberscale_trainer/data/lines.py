@@ -1,4 +1,4 @@
-"""Where records begin in text, where the blocks of a file of lines begin, and whether its first records can be read.
+"""Finds the records of text and the blocks of a file of lines, and checks that its first records can be read.
 
 A record begins after every newline or, in CSV, after every newline that is not within quotes. Blocks are found without
 looking into the lines.

@@ -1,4 +1,4 @@
-"""What a format of records must do for the rest of the data side, and what can be wrong with data."""
+"""The interface of a format of records, and the errors of data."""
 
 from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass

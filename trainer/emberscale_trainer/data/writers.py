@@ -83,7 +83,7 @@ def _format(
 
 
 ROW_GROUP_RECORDS = 32_768
-"""As many as a block has by default, so that every block can be reached at random."""
+"""The records of a block by default, so that blocks can be read at random."""
 
 _MAX_INTEGER = 10**18
 

@@ -86,7 +86,7 @@ class _Interaction(torch.autograd.Function):
 
 
 class _Shape:
-    """What the kernels need to know of two float32 tensors: `numbers` are batch, both widths and the dimension."""
+    """The kernels' description of two float32 tensors: `numbers` are batch, both widths and the dimension."""
 
     def __init__(self, first: Tensor, others: Tensor, dimension: int) -> None:
         if first.dtype != torch.float32 or others.dtype != torch.float32:

@@ -23,7 +23,7 @@ from emberscale_trainer.server.moves import Moves, Transfer
 from emberscale_trainer.server.staleness import StalenessBound, Ticket
 
 SWITCH_SECONDS = 10.0
-"""How long a request of a newer version waits for the switch to it."""
+"""The time for which a request of a newer version waits for the switch to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Assignment:
 
 @dataclass(slots=True)
 class _Serving:
-    """What is served. `version` and `owned` change with a switch, `applied` with every push.
+    """The served rows. `version` and `owned` change with a switch, `applied` with every push.
 
     `trained`: a batch was applied since the rows were loaded.
     """

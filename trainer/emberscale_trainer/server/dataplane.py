@@ -22,7 +22,7 @@ from emberscale_trainer.transport import Connection, ConnectionLostError, accept
 log = structlog.get_logger()
 
 _STRANGER_SECONDS = 5.0
-"""How long a peer may take for the TLS handshake and HELLO together."""
+"""The time limit for the TLS handshake and HELLO together."""
 
 _MOST_STRANGERS = 64
 """The most peers that have not shown the token; one more displaces the one that connected first."""

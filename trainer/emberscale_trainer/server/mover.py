@@ -30,12 +30,12 @@ _PAUSE_SECONDS = 0.1
 _REST = 1.0
 """How long the first round rests after a piece of work, in times of that work: pushes come first."""
 _STALLED_SECONDS = 30.0
-"""How long a receiver may take nothing."""
+"""The longest time without progress of a receiver."""
 
 
 @dataclass(frozen=True)
 class CopyProgress:
-    """How far a server is with what it gives away.
+    """A server's progress with the rows that it gives away.
 
     * `ready`: what remains fits into a barrier.
     * `rounds`: those that are done. `changed_rows`: rows of the last one.
@@ -48,7 +48,7 @@ class CopyProgress:
 
 
 class RowMover:
-    """What one server sends and receives in moves. Any thread may call in."""
+    """One server's sender and receiver of moves. Any thread may call in."""
 
     def __init__(self, state: ServerState, token: str, context: ssl.SSLContext | None = None) -> None:
         """With a context, streams to other machines go over TLS."""

@@ -14,7 +14,7 @@ from emberscale_trainer.partition import Ownership
 from emberscale_trainer.server.barrier import NotHeldError
 
 PATIENCE_SECONDS = 60.0
-"""How long a server stays in a move of which it hears no more."""
+"""The time after which a server leaves a move of which it hears no more."""
 
 _SERVERS = 1 << 10
 

@@ -37,7 +37,7 @@ _RECEIVED_ROWS = 2048
 """Rows that are received under one hold of the lock."""
 
 _FIGURES_SECONDS = 0.1
-"""How long a report waits for the lock before it tells the figures of the time before."""
+"""The time that a report waits for the lock before it repeats its previous figures."""
 
 
 def _of_all_rows(tables: TableStore, lock: Lock) -> Snapshot:

@@ -17,7 +17,7 @@ class StreamLostError(Exception):
 
 
 class SendWindow(Generic[_Payload]):
-    """What a sender keeps: at most `most_bytes` of items that are not acknowledged, or one item that is larger."""
+    """A sender's items that are not acknowledged: at most `most_bytes` of them, or one item that is larger."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
@@ -78,7 +78,7 @@ class SendWindow(Generic[_Payload]):
 
 
 class ReceiveOrder:
-    """Where a receiver stands. Of several connections of a stream, only the newest may deliver."""
+    """A receiver's position. Of several connections of a stream, only the newest may deliver."""
 
     def __init__(self) -> None:
         self._delivered = 0

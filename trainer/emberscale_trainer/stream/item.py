@@ -1,4 +1,4 @@
-"""What travels in a row stream, and its bytes.
+"""The items of a row stream, and their bytes.
 
 An item's payload is `kind: uint32 | table: uint32 | epoch: uint32 | keys: uint32 | batch: uint64 | stride: uint64`,
 then `keys: int64[keys]`, then `records: uint8[n, stride]` until its end; little-endian.
@@ -17,14 +17,14 @@ _FIXED = struct.Struct("<IIIIQQ")
 
 
 class ItemKind(IntEnum):
-    """What an item means to the receiver."""
+    """The meaning of an item to the receiver."""
 
     ROWS = 1
     """Rows as they are: `records` of the table's layout."""
     CHANGES = 2
     """Rows that changed since they were sent: the rows of `keys` are retired first, then `records` are put."""
     DELTA = 3
-    """What one batch changed: `records[i]` is `old ^ new` of the row in slot `keys[i]`."""
+    """The changes of one batch: `records[i]` is `old ^ new` of the row in slot `keys[i]`."""
 
 
 def _no_keys() -> NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""How the table kernels are compiled: one place for the options, and a cache that sees every source.
+"""Compiles the table kernels: one place for the options, and a cache that sees every source.
 
 An *entry* is called from Python, with integers only (numbers and addresses), so that a call costs well under a
 microsecond and no second signature ever exists. A *part* is inlined into the entries and parts that call it; a

@@ -18,12 +18,12 @@ from emberscale_trainer.table.memory import address_of, float32, load_float32
 from emberscale_trainer.table.vector import VECTOR_BYTES, load8, splat8, sum8
 
 DENSE_TABLE = "(dense)"
-"""What errors and files call the table."""
+"""The table's name in errors and files."""
 
 
 @dataclass(frozen=True, eq=False)
 class DensePieces:
-    """What a store needs to know of the dense parameters.
+    """A store's description of the dense parameters.
 
     * `initial`: float32 [DENSE_PIECES, piece length], what each piece begins with; zeros behind the last parameter.
     * `optimizer`: stepped as in torch.optim.

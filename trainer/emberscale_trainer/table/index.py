@@ -60,7 +60,7 @@ _BITS_MASK = CACHE_LINE - 1
 
 
 class Geometry(NamedTuple):
-    """Where the rows of a table are, loaded from its descriptor once for many rows."""
+    """The layout of a table's rows in memory, loaded from its descriptor once for many rows."""
 
     segments: int
     slot_bits: int

@@ -1,4 +1,4 @@
-"""How the bytes of a row are laid out."""
+"""The layout of a row's bytes."""
 
 from dataclasses import dataclass
 from functools import cached_property

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 
 class Reader(IntEnum):
-    """Who follows the changes of rows and takes snapshots of them; each goes its own pace."""
+    """A reader of changes and snapshots of rows; each reads at its own pace."""
 
     CHECKPOINT = 0
     FLASH = 1

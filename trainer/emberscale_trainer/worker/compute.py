@@ -46,7 +46,7 @@ class NonFiniteLossError(Exception):
 
 @dataclass(frozen=True)
 class Gradients:
-    """What to push: `rows` float32 [plan.values]; `dense` float32 [all pieces], the flat vector padded with zeros."""
+    """The gradients to push: `rows` float32 [plan.values]; `dense` float32 [all pieces], padded with zeros."""
 
     rows: NDArray[np.float32]
     dense: NDArray[np.float32]

@@ -26,7 +26,7 @@ from emberscale_api.wire import Kind, Status
 
 
 class Purpose(StrEnum):
-    """What an exchange is for."""
+    """The purpose of an exchange."""
 
     TRAIN = "Train"
     EVALUATE = "Evaluate"
@@ -81,7 +81,7 @@ class Replan:
 
 
 class Ending(StrEnum):
-    """How an exchange ended."""
+    """The end of an exchange."""
 
     DONE = "Done"
     """Pulled from every server; or pushed to every server, and committed by that."""

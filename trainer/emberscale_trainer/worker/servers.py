@@ -69,7 +69,7 @@ class Pulled:
 
 @dataclass(frozen=True)
 class Identity:
-    """How a worker presents itself: the job's token, its own index, and the session of its pipeline.
+    """A worker's identity: the job's token, its own index, and the session of its pipeline.
 
     With a `context`, connections to other machines go over TLS.
     """

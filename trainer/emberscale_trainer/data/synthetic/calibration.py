@@ -1,4 +1,4 @@
-"""How good a known probability is as a prediction, and how to scale scores so that it is as good as wanted."""
+"""Computes the quality of a known probability as a prediction, and scales scores to a wanted quality."""
 
 import numpy as np
 import numpy.typing as npt

@@ -33,7 +33,7 @@ CHUNK_ROWS = 65_536
 
 @dataclass(frozen=True, slots=True)
 class DatasetSpec:
-    """What to write: `rows` in total, the last `evaluation_fraction` of them held out, the others in `parts` files.
+    """A data set: `rows` in total, the last `evaluation_fraction` of them held out, the others in `parts` files.
 
     Whatever the format, the columns are those of Criteo. Raises InvalidError for numbers that make no data set.
     """
