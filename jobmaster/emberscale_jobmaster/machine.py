@@ -17,6 +17,7 @@ from emberscale_jobmaster import (
     lifecycle,
     moving,
     progress,
+    relief,
     reshaping,
     restoring,
     scaling,
@@ -213,9 +214,11 @@ def _slow_found(
     seen = stragglers.resting(job, seen, spec, now)
     replaced = stragglers.replaceable(job, seen, spec, now)
     job = lifecycle.expel_stuck(lifecycle.expire_leases(job, taken), spec, replaced)
+    job, seen, relieved = relief.relieve(job, seen, now)
     notes = (
         *(LogEvent("member_is_slow", name, f"{seen.slow[name].told:g} times slower than its peers") for name in slow),
         *(LogEvent("slow_member_is_replaced", member.slot, member.incarnation) for member in replaced),
+        *relieved,
     )
     return job, stragglers.replaced(seen, replaced, now), notes
 

@@ -117,6 +117,22 @@ class Rest:
 
 
 @dataclass(frozen=True)
+class Relief:
+    """What was done about the share of a parameter server, of this incarnation.
+
+    * `since`: when it became slow. `changed_at`: when its share changed, or another move ended.
+    * `pause`: how long it keeps a share before it gets more on trial.
+    * `factor`: how many times slower than its peers it was with as much as they have.
+    """
+
+    incarnation: str
+    since: float
+    changed_at: float
+    pause: float
+    factor: float
+
+
+@dataclass(frozen=True)
 class Observations:
     """Immutable. The clocks are described at the top of this module."""
 
@@ -135,6 +151,7 @@ class Observations:
     """Slots whose member may be slower than its peers."""
     rests: Mapping[str, Rest] = field(default_factory=dict)
     """Slots whose worker was found to hold the others up."""
+    reliefs: Mapping[str, Relief] = field(default_factory=dict)
 
     def counted(self, elapsed: float, can_move: bool) -> "Observations":
         """Advances the clocks by `elapsed` seconds; `can_move` says whether training could progress meanwhile."""

@@ -8,7 +8,7 @@ from emberscale_api.job.status import JobPhase
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc.codec import wire_evaluation, wire_phase, wire_role
 from emberscale_api.shape import RoleShape
-from emberscale_jobmaster import flash, stragglers
+from emberscale_jobmaster import flash, relief, stragglers
 from emberscale_jobmaster.lifecycle import waiting_for
 from emberscale_jobmaster.membership import Slot, slot_name
 from emberscale_jobmaster.messages import wire_bad_record, wire_member
@@ -213,7 +213,15 @@ def _members(state: JobState, seen: Observations, spec: TrainingJobSpec, now: fl
 def _slowness(state: JobState, seen: Observations, spec: TrainingJobSpec, slot: Slot, now: float) -> pb.Slowness | None:
     name = slot_name(slot.role, slot.index)
     slowness = seen.slowness(name)
-    if slowness is None or state.over:
+    if state.over:
         return None
-    remedy = stragglers.remedy(state, seen, spec, name) if slot.role is Role.WORKER else ""
+    if slot.role is Role.WORKER:
+        remedy = stragglers.remedy(state, seen, spec, name)
+    else:
+        remedy = relief.remedy(state, slot.index)
+        relieved = seen.reliefs.get(name)
+        if remedy and relieved is not None:  # as fast as its peers, since it has less to do
+            return pb.Slowness(factor=relieved.factor, seconds=max(0.0, now - relieved.since), remedy=remedy)
+    if slowness is None:
+        return None
     return pb.Slowness(factor=slowness.told, seconds=max(0.0, now - slowness.since), remedy=remedy)

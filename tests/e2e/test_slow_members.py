@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from emberscale_api.routing import BUCKETS
 from emberscale_api.rpc import master_pb2 as pb
 from local_jobs import Job
 from throttle import Throttle
@@ -34,6 +35,26 @@ def test_a_worker_that_becomes_slow_is_given_next_to_nothing(make_job: Callable[
     finished = job.finish()
     assert finished.code == 130, finished.stderr
     assert re.search(r"^worker-1 is \d+ times slower than its peers: ", finished.stderr, re.MULTILINE)
+    assert_nothing_twice(job)
+
+
+@pytest.mark.timeout(300)
+def test_a_parameter_server_that_becomes_slow_gives_its_buckets_away(make_job: Callable[..., Job]) -> None:
+    job = make_job({"training": {"epochs": 10_000}, "ps": {"replicas": 3}})
+    job.start()
+    assert job.process is not None
+    assert job.wait_for(lambda: job.samples() > 50_000)
+    assert member(job.status(), pb.PS, 1).buckets in (341, 342)
+    with Throttle(SHARE) as throttle:
+        throttle.add(job.member("ps", 1).pid)
+        assert job.wait_for(lambda: member(job.status(), pb.PS, 1).buckets < 150, timeout=200)
+    status = job.status()
+    assert sum(one.buckets for one in status.members) == BUCKETS
+    assert status.recoveries == 0
+    job.process.send_signal(signal.SIGINT)
+    finished = job.finish()
+    assert finished.code == 130, finished.stderr
+    assert re.search(r"^ps-1 is \d+ times slower than its peers", finished.stderr, re.MULTILINE)
     assert_nothing_twice(job)
 
 

@@ -1,0 +1,118 @@
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.jobmaster.driven import Driven, Fault
+
+from emberscale_api.job.roles import Role
+from emberscale_api.routing import BUCKETS
+from emberscale_jobmaster.relief import LEAST_SHARE, TRIAL_SECONDS
+
+FOUND_SECONDS = 30.0
+
+
+def training(servers: int = 3) -> Driven:
+    driven = Driven(records=100_000, servers=servers, interval=100_000)
+    driven.start()
+    driven.pass_time(15)
+    return driven
+
+
+def owned(driven: Driven) -> list[int]:
+    """Buckets of each server."""
+    counts = Counter(driven.job.routing.table.bucket_owners)
+    return [counts[index] for index in range(len(driven.job.routing.table.servers))]
+
+
+def pass_loaded(driven: Driven, seconds: float, slow: dict[int, float]) -> None:
+    """Time passes; a server's time for a batch follows the buckets that it owns, and how slow it is."""
+    for _ in range(round(seconds)):
+        counts = owned(driven)
+        driven.factors = {
+            f"ps-{index}": max(0.001, count / BUCKETS * len(counts) * slow.get(index, 1.0))
+            for index, count in enumerate(counts)
+        }
+        driven.pass_time(1)
+
+
+@pytest.mark.parametrize("index", [0, 2])
+def test_a_slow_server_keeps_the_buckets_that_it_serves_as_fast_as_its_peers(index: int) -> None:
+    driven = training()
+    pass_loaded(driven, FOUND_SECONDS, {index: 10})
+    counts = owned(driven)
+    assert BUCKETS / 30 < counts[index] < BUCKETS / 15
+    others = [count for other, count in enumerate(counts) if other != index]
+    assert max(others) - min(others) <= 1
+    assert (driven.job.recoveries, len(driven.moved)) == (0, 1)
+
+
+def test_a_server_that_stays_slow_is_tried_less_and_less() -> None:
+    driven = training()
+    pass_loaded(driven, 60 * 60, {1: 30})
+    assert owned(driven)[1] < BUCKETS / 20
+    assert len(driven.moved) <= 14, "each trial is at most two moves, and there are at most six in an hour"
+
+
+def test_a_server_that_is_fast_again_gets_its_buckets_back() -> None:
+    driven = training()
+    pass_loaded(driven, FOUND_SECONDS, {1: 30})
+    pass_loaded(driven, 8 * TRIAL_SECONDS, {})
+    assert max(owned(driven)) - min(owned(driven)) <= 1
+    assert driven.job.shares == {}
+
+
+def test_nobody_is_relieved_of_everything() -> None:
+    driven = training(2)
+    driven.factors = {"ps-1": 1000.0}
+    driven.pass_time(100)
+    assert owned(driven)[1] >= int(LEAST_SHARE * BUCKETS / (1 + LEAST_SHARE))
+
+
+def test_what_is_drained_stays_drained() -> None:
+    driven = training()
+    driven.state = replace(driven.state, job=replace(driven.job, shares={1: 0.0}))
+    pass_loaded(driven, 10 * TRIAL_SECONDS, {})
+    assert driven.job.shares == {1: 0.0}
+    assert owned(driven)[1] == 0
+
+
+def test_the_successor_of_a_slow_server_gets_a_full_share() -> None:
+    driven = training()
+    pass_loaded(driven, FOUND_SECONDS, {1: 10})
+    driven.kill(Role.PS, 1)
+    driven.join(Role.PS, 1)
+    pass_loaded(driven, FOUND_SECONDS, {})
+    assert max(owned(driven)) - min(owned(driven)) <= 1
+
+
+def test_a_new_master_keeps_the_shares_and_tries_the_server_later() -> None:
+    driven = training()
+    pass_loaded(driven, FOUND_SECONDS, {1: 10})
+    before = owned(driven)
+    driven.master_dies()
+    pass_loaded(driven, TRIAL_SECONDS - 20, {1: 10})
+    assert owned(driven) == before
+    pass_loaded(driven, 10 * TRIAL_SECONDS, {})
+    assert driven.job.shares == {}
+
+
+def test_shares_do_not_change_while_rows_move() -> None:
+    driven = training()
+    driven.faults["Copy", 0] = Fault(hangs=True)
+    pass_loaded(driven, FOUND_SECONDS, {1: 10})
+    assert driven.job.move is not None
+    wanted = dict(driven.job.shares)
+    pass_loaded(driven, 20, {0: 50})
+    assert driven.job.shares == wanted
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.lists(st.floats(0.5, 1.9), min_size=3, max_size=3), min_size=5, max_size=60))
+def test_a_noisy_cluster_moves_no_rows(noise: list[list[float]]) -> None:
+    driven = training()
+    for factors in noise:
+        pass_loaded(driven, 1, dict(enumerate(factors)))
+    assert driven.moved == []
+    assert driven.job.shares == {}
