@@ -9,12 +9,13 @@ from redis.retry import Retry
 
 from emberscale_api.checkpoint import FLASH_KEPT_SECONDS, CheckpointManifest
 from emberscale_api.compatibility import FlashKeys
+from emberscale_api.errors import UnavailableError
 
 _TIMEOUT_SECONDS = 3.0
 _REMOVED_AT_ONCE = 256
 
 
-class FlashOutOfReachError(Exception):
+class FlashOutOfReachError(UnavailableError):
     """Redis cannot be used for flash checkpoints; the text says why, for people."""
 
 

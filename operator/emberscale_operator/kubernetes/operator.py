@@ -18,6 +18,7 @@ from emberscale_operator.kubernetes.backend import KubernetesBackend, control
 from emberscale_operator.kubernetes.census import TRAINING_JOB, Census, WatchedKind
 from emberscale_operator.kubernetes.client import ApiClient, ApiError, ApiUnavailableError
 from emberscale_operator.kubernetes.events import EventRecorder, PodWarnings
+from emberscale_operator.kubernetes.flash_tenants import FlashTenants
 from emberscale_operator.kubernetes.fleet import Fleet
 from emberscale_operator.kubernetes.health import OperatorMetrics, Tallies, serve
 from emberscale_operator.kubernetes.job import JobKey
@@ -91,7 +92,8 @@ async def _run(settings: Settings) -> int:
     registry = CollectorRegistry()
     tallies = Tallies(registry)
     warnings = PodWarnings(client)
-    tenants = Tenants(settings.redis_url, settings.installation)
+    flash = FlashTenants(settings.flash_redis_url, settings.installation) if settings.flash_redis_url else None
+    tenants = Tenants(settings.redis_url, settings.installation, flash=flash)
     fleet = Fleet(
         lambda key, uid: control(
             KubernetesBackend(
@@ -123,6 +125,7 @@ async def _run(settings: Settings) -> int:
                 lease.keep(),
                 census.keep(),
                 tenants.keep(),
+                *((flash.keep(),) if flash is not None else ()),
                 _watch(settings, cluster, fleet, stopping),
                 stopping.wait(),
             )
@@ -140,6 +143,8 @@ async def _run(settings: Settings) -> int:
     finally:
         await web.cleanup()
         await tenants.close()
+        if flash is not None:
+            await flash.close()
         await lease.close()
         await client.close()
 

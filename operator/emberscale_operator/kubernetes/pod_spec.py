@@ -23,6 +23,7 @@ from emberscale_api.job.roles import Role
 from emberscale_api.rpc.token import JobClaims, job_token
 from emberscale_operator.kubernetes import names
 from emberscale_operator.kubernetes.certificate import CertificatePair
+from emberscale_operator.kubernetes.flash_tenants import flash_password, flash_user
 from emberscale_operator.kubernetes.job import Job
 from emberscale_operator.kubernetes.settings import Settings
 from emberscale_operator.kubernetes.tenants import user_name, user_url
@@ -37,6 +38,7 @@ _USER = 65532
 _FOLDER = "/run/emberscale"
 TOKEN_KEY, STORE_PASSWORD_KEY = "token", "store-password"
 _BRAIN_TOKEN_KEY, _BRAIN_CA_KEY = "brain-token", "brain-ca"
+_FLASH_KEY = "flash-redis-url"
 _GRACE_SECONDS = 15
 _NODE_LOSS_SECONDS = 30
 _ASKED: dict[str, Any] = {"httpGet": {"path": "/metrics", "port": "metrics"}, "timeoutSeconds": 5}
@@ -99,7 +101,7 @@ class JobObjects:
                 Role.WORKER: f"{names.digest(_said_in(spec.worker.template))}/",
             },
             store_secret=names.store_secret_name(
-                name, settings.redis_url, settings.brain_token, settings.brain_authority
+                name, settings.redis_url, settings.brain_token, settings.brain_authority, settings.flash_redis_url
             ),
         )
 
@@ -141,12 +143,21 @@ def build_token_secret(job: Job, credentials: Credentials, pair: CertificatePair
     return _object("v1", "Secret", job, names.token_secret_name(job.key.name), immutable=True, stringData=data)
 
 
+def _flash_url(job: Job, settings: Settings, credentials: Credentials) -> str:
+    user = flash_user(settings.installation, job.uid)
+    return user_url(settings.flash_redis_url, user, flash_password(credentials.store_password))
+
+
 def build_store_secret(job: Job, objects: JobObjects, settings: Settings, credentials: Credentials) -> dict[str, Any]:
-    """The Secret that only the master gets: a Redis user and a brain token that are of no use for another job."""
+    """The Secret with Redis users and a brain token that are of no use for another job.
+
+    Parameter servers get the user of the Redis for flash checkpoints, only the master gets the rest.
+    """
     user = user_name(settings.installation, job.uid)
     claims = JobClaims(job.uid, job.key.namespace)
     data = {
         "redis-url": user_url(settings.redis_url, user, credentials.store_password),
+        _FLASH_KEY: _flash_url(job, settings, credentials) if settings.flash_redis_url else "",
         _BRAIN_TOKEN_KEY: job_token(settings.brain_token, claims) if settings.brain_token else "",
         _BRAIN_CA_KEY: settings.brain_authority,
     }
@@ -317,15 +328,18 @@ def _environment(
         {"name": environment.ADVERTISED_HOST, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         *({"name": name, "value": value} for name, value in values.items()),
     ]
+    secrets: dict[str, str] = {}
     if instance.role is Role.MASTER:
-        secrets = {environment.REDIS_URL: "redis-url"}
+        secrets[environment.REDIS_URL] = "redis-url"
         if settings.brain_address:
             secrets[environment.BRAIN_TOKEN] = _BRAIN_TOKEN_KEY
         if settings.brain_authority:
             secrets[environment.BRAIN_CA] = _BRAIN_CA_KEY
-        for name, key in secrets.items():
-            reference = {"name": objects.store_secret, "key": key}
-            variables.append({"name": name, "valueFrom": {"secretKeyRef": reference}})
+    if settings.flash_redis_url and instance.role in (Role.MASTER, Role.PS):
+        secrets[environment.FLASH_REDIS_URL] = _FLASH_KEY
+    for name, key in secrets.items():
+        reference = {"name": objects.store_secret, "key": key}
+        variables.append({"name": name, "valueFrom": {"secretKeyRef": reference}})
     return variables
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from emberscale_api.certificates import client_context
-from emberscale_api.environment import BRAIN_CA
+from emberscale_api.environment import BRAIN_CA, FLASH_REDIS_URL
 from emberscale_api.errors import InvalidError
 from emberscale_api.job import parse_duration
 
@@ -19,7 +19,8 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARN
 class Settings:
     """The operator's settings. `watch_namespaces` is empty for the whole cluster; times are in seconds.
 
-    `brain_authority`, in PEM, speaks for a brain that serves TLS.
+    `brain_authority`, in PEM, speaks for a brain that serves TLS. `flash_redis_url` is empty where jobs take no flash
+    checkpoints.
     """
 
     image: str
@@ -31,6 +32,7 @@ class Settings:
     brain_address: str = ""
     brain_token: str = ""
     brain_authority: str = ""
+    flash_redis_url: str = ""
     job_tls: bool = False
     watch_namespaces: tuple[str, ...] = ()
     lease_name: str = "emberscale-operator"
@@ -68,9 +70,15 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
             client_context(brain_authority.encode(), BRAIN_CA)
         except InvalidError as error:
             raise InvalidError(str(error)) from error
+    flash_redis_url = environment.get(FLASH_REDIS_URL, "")
+    if flash_redis_url and flash_redis_url == environment.get("EMBERSCALE_REDIS_URL"):
+        raise InvalidError(
+            f"{FLASH_REDIS_URL} is EMBERSCALE_REDIS_URL: rows would delay the state of all jobs; name another Redis"
+        )
     return Settings(
         image=required("EMBERSCALE_IMAGE"),
         redis_url=required("EMBERSCALE_REDIS_URL"),
+        flash_redis_url=flash_redis_url,
         namespace=required("EMBERSCALE_NAMESPACE"),
         identity=environment.get("EMBERSCALE_POD_NAME") or socket.gethostname(),
         image_pull_policy=chosen("EMBERSCALE_IMAGE_PULL_POLICY", "IfNotPresent", _PULL_POLICIES),

@@ -18,6 +18,7 @@ import structlog
 from redis.exceptions import RedisError, ResponseError
 
 from emberscale_api.compatibility import DEPOSED_BY_DELETION, StateKeys
+from emberscale_operator.kubernetes.flash_tenants import FlashTenants
 from emberscale_operator.kubernetes.names import digest
 
 _TIMEOUT_SECONDS = 5.0
@@ -80,7 +81,10 @@ class Tenants:
     that is none.
     """
 
-    def __init__(self, url: str, installation: str, look: float = _LOOK_SECONDS) -> None:
+    def __init__(
+        self, url: str, installation: str, look: float = _LOOK_SECONDS, flash: FlashTenants | None = None
+    ) -> None:
+        self._flash = flash
         self._redis = redis.asyncio.Redis.from_url(
             url, socket_timeout=_TIMEOUT_SECONDS, socket_connect_timeout=_TIMEOUT_SECONDS, decode_responses=True
         )
@@ -102,6 +106,8 @@ class Tenants:
 
     def admit(self, job_uid: str, password: str) -> None:
         """Has a job's user made, now and whenever Redis has forgotten it."""
+        if self._flash is not None:
+            self._flash.admit(job_uid, password)
         if self._passwords.get(job_uid) != password:
             self._passwords[job_uid] = password
             self._missing.add(job_uid)
@@ -144,6 +150,8 @@ class Tenants:
 
     async def remove(self, job_uid: str) -> None:
         """Removes what a deleted job left; tries again for a while where Redis does not answer."""
+        if self._flash is not None:
+            self._flash.remove(job_uid)
         self._passwords.pop(job_uid, None)
         self._missing.discard(job_uid)
         self._expelled.pop(job_uid, None)
@@ -161,6 +169,8 @@ class Tenants:
 
     async def sweep(self, jobs: Collection[str]) -> None:
         """Removes what jobs left that were deleted while no operator ran. `jobs` are the uids of those that exist."""
+        if self._flash is not None:
+            await self._flash.sweep(jobs)
         prefix = _prefix(self._installation)
         try:
             users = cast(list[str], await self._redis.acl_users())

@@ -201,3 +201,19 @@ def test_an_edit_of_a_field_of_a_newer_version_reaches_its_processes(settings: S
     body["spec"]["training"] = {"fromTheFuture": 3}
     objects = JobObjects.of(read_job(body), settings)
     assert json.loads(objects.manifest)["spec"]["training"]["fromTheFuture"] == 3
+
+
+def test_master_and_servers_get_the_redis_for_flash_checkpoints_as_the_jobs_own_user(
+    job: Job, settings: Settings
+) -> None:
+    settings = replace(settings, flash_redis_url="redis://:root-secret@flash:6379/0")
+    found = {role: environment(pod_of(job, settings, role)) for role in (Role.MASTER, Role.PS, Role.WORKER)}
+    name = "EMBERSCALE_FLASH_REDIS_URL"
+    assert [role for role, variables in found.items() if name in variables] == [Role.MASTER, Role.PS]
+    assert found[Role.PS][name]["secretKeyRef"]["key"] == "flash-redis-url"
+    objects = JobObjects.of(job, settings)
+    credentials = pod_spec.Credentials("token", "state-password")
+    url = pod_spec.build_store_secret(job, objects, settings, credentials)["stringData"]["flash-redis-url"]
+    assert "root-secret" not in url
+    assert "state-password" not in url
+    assert "@flash:6379/0" in url

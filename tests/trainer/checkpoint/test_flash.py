@@ -211,6 +211,34 @@ def test_a_chain_restores_the_rows_of_its_last_checkpoint_whatever_failed_before
     assert expected is not None, "two in a row fail only where Redis does"
 
 
+def test_increments_follow_rows_that_move_between_servers(server: FlashServer) -> None:
+    """A bucket goes from one server to the other and back, with a checkpoint after each move, and one within."""
+    one, two = trained = [Trained(server.url, index, 2) for index in range(2)]
+    for part in trained:
+        part.push(list(range(3000)))
+        part.save("flash-00000001")
+    bucket = int(np.flatnonzero(one.share.owned.buckets)[0])
+    number = 1
+    for giver, taker in ((one, two), (two, one), (one, two)):
+        for table in range(len(SPECS)):
+            taker.tables.load(table, giver.tables.records_of_bucket(table, bucket))
+        number += 1  # the taker has the rows, and the giver owns them still
+        files = [file for part in trained for file in part.save(f"flash-{number:08d}")]
+        complete(server, f"flash-{number:08d}", 2, files)
+        within = restored(flash(server, f"flash-{number:08d}"))
+        giver.share.owned.buckets[bucket], taker.share.owned.buckets[bucket] = False, True
+        for table in range(len(SPECS)):
+            giver.tables.remove_bucket(table, bucket)
+        taker.push(list(range(3000)))
+        number += 1
+        files = [file for part in trained for file in part.save(f"flash-{number:08d}")]
+        complete(server, f"flash-{number:08d}", 2, files)
+        after = restored(flash(server, f"flash-{number:08d}"))
+        assert within.keys() == after.keys()
+        embeddings = {place: row for part in trained for place, row in part.contents().items() if place[0] < len(SPECS)}
+        assert {place: row for place, row in after.items() if place[0] < len(SPECS)} == embeddings
+
+
 def test_a_chain_is_replaced_when_its_increments_outweigh_its_base(server: FlashServer) -> None:
     trained = Trained(server.url)
     trained.push(list(range(1000)))

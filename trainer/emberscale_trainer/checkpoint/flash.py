@@ -21,6 +21,7 @@ import numpy as np
 
 from emberscale_api.checkpoint import FLASH_KEPT_SECONDS, CheckpointManifest, DamagedCheckpointError
 from emberscale_api.compatibility import FlashKeys
+from emberscale_trainer.checkpoint.ahead import ahead
 from emberscale_trainer.checkpoint.files import (
     RETIRED,
     AppliedFile,
@@ -39,6 +40,7 @@ from emberscale_trainer.table.snapshot import Lock
 CHUNK_BYTES = 4 << 20
 """A value in Redis ends with the chunk of records that reaches this size."""
 _ROOM_FOR_INCREMENT = 1.25
+_READY_FILES = 3
 
 
 @dataclass(frozen=True)
@@ -296,9 +298,12 @@ class FlashFiles(CheckpointFiles):
         return content
 
     def read_all(self, paths: Sequence[str]) -> Iterator[bytes]:
-        """As CheckpointFiles, with several requests under way."""
+        """As CheckpointFiles, with several requests under way, and the next files ready while one is used."""
         for path in paths:
             self._entry(path)
+        yield from ahead(self._checked(paths), _READY_FILES)
+
+    def _checked(self, paths: Sequence[str]) -> Iterator[bytes]:
         contents = self._fetched([self._keys.of_file(self._uri, path) for path in paths])
         for path, content in zip(paths, contents, strict=True):
             self._check(path, content)

@@ -10,6 +10,8 @@ from redis.backoff import NoBackoff
 from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 from redis.retry import Retry
 
+from emberscale_api.errors import UnavailableError
+
 PATIENCE_SECONDS = 5.0
 """How long Redis may take nothing, or answer nothing."""
 _WINDOW = 4
@@ -18,7 +20,7 @@ _WINDOW = 4
 Command = tuple[str | int | memoryview, ...]
 
 
-class FlashUnusableError(Exception):
+class FlashUnusableError(UnavailableError):
     """Redis cannot be used for a flash checkpoint now; the text says why, for people."""
 
 

@@ -27,8 +27,10 @@ def load_partition(files: CheckpointFiles, owned: Ownership, tables: TableStore,
                 buckets[first:stop] = owned.buckets[first:stop]
             for number, table in enumerate(part.tables):
                 for retired, records in _read_changes(files, part, table):
-                    tables.retire(number, retired[buckets[buckets_of(retired)]])
-                    tables.load(number, records[buckets[buckets_of(keys_of(records))]])
+                    if len(retired):
+                        tables.retire(number, retired[buckets[buckets_of(retired)]])
+                    mine = buckets[buckets_of(keys_of(records))]
+                    tables.load(number, records if mine.all() else records[mine])
         if _overlap(part.pieces, owned.pieces):
             held = np.zeros_like(owned.pieces)
             for first, stop in part.pieces:

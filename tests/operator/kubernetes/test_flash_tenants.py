@@ -1,0 +1,119 @@
+"""The jobs in a real Redis for flash checkpoints: each reaches its own keys with the commands that it needs."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.operator.kubernetes.test_tenants import INSTALLATION, Server
+
+from emberscale_api.job import InitializerSpec, OptimizerSpec, TableSpec
+from emberscale_api.routing import BUCKETS, DENSE_PIECES
+from emberscale_jobmaster.flash_manifests import FlashManifests
+from emberscale_operator.kubernetes.flash_tenants import FlashTenants, flash_password, flash_user
+from emberscale_operator.kubernetes.tenants import user_url
+from emberscale_trainer.checkpoint import FlashWriter, Share, Work
+from emberscale_trainer.partition import AppliedBatches, Ownership
+from emberscale_trainer.table import DensePieces, TableStore
+from redis_attacker import outcomes, refused
+
+
+def url_of(server: Server, job: str) -> str:
+    return user_url(server.url, flash_user(INSTALLATION, job), flash_password(f"password-{job}"))
+
+
+def users(server: Server) -> set[str]:
+    return {str(user) for user in server.admin.acl_users()}
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():
+        await asyncio.sleep(0.01)
+
+
+def with_tenants(folder: Path, jobs: tuple[str, ...], body: Callable[[FlashTenants, Server], Awaitable[None]]) -> None:
+    server = Server(folder)
+
+    async def scenario() -> None:
+        tenants = FlashTenants(server.url, INSTALLATION, look=0.02)
+        keeps = asyncio.create_task(tenants.keep())
+        for job in jobs:
+            tenants.admit(job, f"password-{job}")
+        try:
+            await until(lambda: {flash_user(INSTALLATION, job) for job in jobs} <= users(server))
+            await body(tenants, server)
+        finally:
+            keeps.cancel()
+            await asyncio.gather(keeps, return_exceptions=True)
+            await tenants.close()
+
+    try:
+        asyncio.run(asyncio.wait_for(scenario(), 60))
+    finally:
+        server.end()
+
+
+def save(url: str, job: str) -> None:
+    """Three flash checkpoints of a small table, as a parameter server takes them."""
+    spec = TableSpec(0, "C1", 0, 4, OptimizerSpec(), InitializerSpec(), seed=3)
+    tables = TableStore([spec], DensePieces.of(np.zeros(64, np.float32), OptimizerSpec()))
+    writer, lock = FlashWriter(url, job, "incarnation"), threading.RLock()
+    for number in range(3):
+        counts = np.array([10, 0], np.uint32)
+        tables.push(counts, np.arange(10), np.ones(tables.values_per_request(counts), np.float32))
+        draft = writer.begin(tables, lock, 1 << 30)
+        owned = Ownership(np.ones(BUCKETS, np.bool_), np.ones(DENSE_PIECES, np.bool_))
+        share = Share(0, owned, AppliedBatches(), 64)
+        writer.write(draft, f"flash-{number:08d}", share, Work())
+        tables.remove_bucket(0, number)
+
+
+def test_servers_and_masters_work_as_the_jobs_user(tmp_path: Path) -> None:
+    async def body(_: FlashTenants, server: Server) -> None:
+        await asyncio.to_thread(save, url_of(server, "job-1"), "job-1")
+        assert FlashManifests(url_of(server, "job-1"), "job-1").newest() is None
+        assert server.admin.dbsize() > 3
+
+    with_tenants(tmp_path, ("job-1",), body)
+
+
+def test_no_job_reaches_the_rows_of_another(tmp_path: Path) -> None:
+    async def body(_: FlashTenants, server: Server) -> None:
+        await asyncio.to_thread(save, url_of(server, "job-1"), "job-1")
+        before = server.admin.dbsize()
+        for what, outcome in outcomes(url_of(server, "job-2"), "job-1:flash", "job-2:flash").items():
+            assert refused(outcome), (what, outcome)
+        assert server.admin.dbsize() == before
+
+    with_tenants(tmp_path, ("job-1", "job-2"), body)
+
+
+def test_a_redis_that_was_started_anew_gets_its_users_back(tmp_path: Path) -> None:
+    async def body(_: FlashTenants, server: Server) -> None:
+        server.end()
+        server.start()
+        await until(lambda: flash_user(INSTALLATION, "job-1") in users(server))
+
+    with_tenants(tmp_path, ("job-1",), body)
+
+
+@pytest.mark.parametrize("while_away", [True, False])
+def test_what_a_deleted_job_left_is_removed(tmp_path: Path, while_away: bool) -> None:
+    async def body(tenants: FlashTenants, server: Server) -> None:
+        await asyncio.to_thread(save, url_of(server, "job-1"), "job-1")
+        if while_away:
+            other = FlashTenants(server.url, INSTALLATION, look=0.02)
+            await other.sweep(["job-2"])
+            keeps = asyncio.create_task(other.keep())
+            await until(lambda: server.admin.dbsize() == 0)
+            keeps.cancel()
+            await asyncio.gather(keeps, return_exceptions=True)
+            await other.close()
+        else:
+            tenants.remove("job-1")
+            await until(lambda: server.admin.dbsize() == 0)
+        assert flash_user(INSTALLATION, "job-1") not in users(server)
+
+    with_tenants(tmp_path, ("job-1",), body)
