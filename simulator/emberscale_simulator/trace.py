@@ -119,7 +119,7 @@ class _Row:
         submitted = self._number("submitted_seconds", float, 0, 1e12)
         model = self._text("model")
         if model and model not in models:
-            self._problem("model", f"{model!r} is none of the scenario's models: {', '.join(sorted(models))}")
+            self._problem("model", f"{model!r} is not one of the scenario's models: {', '.join(sorted(models))}")
         samples = self._number("total_samples", int, 1, 1e18)
         workers = self._number("workers", int, 1, 100_000)
         ps = self._number("ps", int, 1, 100_000)

@@ -80,7 +80,7 @@ def test_a_run_that_was_scaled_is_resumed_with_its_numbers(make_job: Callable[..
     assert job.finish().code == 130
     stopped = emberscale("scale", str(job.run_folder), "ps=3", cwd=job.folder)
     assert stopped.returncode == 2
-    assert "the run does not run: it is Suspended" in stopped.stderr
+    assert "the run is not running: it is Suspended" in stopped.stderr
     resumed = job.run("--resume")
     assert resumed.summary["phase"] == "Complete", resumed.stderr
     assert "ps=1, as the run was scaled before" in resumed.stderr

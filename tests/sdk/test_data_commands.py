@@ -132,7 +132,7 @@ def test_columns_are_named_where_nothing_says_what_they_mean(tmp_path: Path) -> 
     (tmp_path / "a.csv").write_text("clicked,price,item\n1,0.5,x\n")
     result = run("inspect", tmp_path / "a.csv")
     assert result.exit_code == 2
-    assert "a.csv: say what its columns mean" in result.stderr
+    assert "a.csv: describe its columns" in result.stderr
     assert "it has clicked, price, item" in result.stderr
     result = run("inspect", tmp_path / "a.csv", "--label", "clicked", "--dense", "price", "--list", "item:5")
     assert result.exit_code == 0
@@ -143,7 +143,7 @@ def test_columns_are_named_where_nothing_says_what_they_mean(tmp_path: Path) -> 
     ("arguments", "problem"),
     [
         (["{data}/evaluation.tsv"], "give at least two paths"),
-        (["{data}/evaluation.tsv", "{tmp}/out"], "out: say what to write with --format: criteo, parquet, csv"),
+        (["{data}/evaluation.tsv", "{tmp}/out"], "out: choose the format with --format: criteo, parquet, csv"),
         (["{data}/evaluation.tsv", "{data}/evaluation.tsv"], "is one of the files to read"),
         (["{data}/no.tsv", "{tmp}/a.csv"], "no.tsv: is no file"),
         (

@@ -71,9 +71,9 @@ def spec_of(root: Path) -> Any:
 def test_the_numbers_are_written_where_the_run_sees_them(held: Path) -> None:
     watched = WatchedManifest(RunFolder(held).manifest, spec_of(held))
     code, said = scale(str(held), "worker=4", "ps=3")
-    assert (code, said) == (0, f"{held}: workers 2 -> 4, PS 1 -> 3; training goes on meanwhile\n")
+    assert (code, said) == (0, f"{held}: workers 2 -> 4, PS 1 -> 3; training continues meanwhile\n")
     assert (watched.spec.worker.replicas, watched.spec.ps.replicas) == (4, 3)
-    assert scale(str(held), "ps=3") == (0, f"{held}: the numbers are as they were; nothing changes\n")
+    assert scale(str(held), "ps=3") == (0, f"{held}: the numbers are unchanged\n")
 
 
 def test_a_run_is_found_by_its_name(held: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,8 +125,8 @@ def test_a_number_takes_the_place_of_bounds(held: Path) -> None:
     ("status", "problem"),
     [
         (RunStatus.COMPLETE, "it is Complete"),
-        (RunStatus.SUSPENDED, "it is Suspended; go on with `emberscale run FILE --resume"),
-        (RunStatus.RUNNING, "it was cut short; go on with"),
+        (RunStatus.SUSPENDED, "it is Suspended; continue it with `emberscale run FILE --resume"),
+        (RunStatus.RUNNING, "it was cut short; continue it with"),
     ],
 )
 def test_a_run_that_does_not_run_is_refused(tmp_path: Path, status: RunStatus, problem: str) -> None:

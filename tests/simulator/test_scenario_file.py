@@ -221,7 +221,7 @@ def test_the_mark_that_spreadsheets_write_first_is_no_part_of_a_column(tmp_path:
         ("a,ann,nan,dlrm,1000,4,2,4,4,8,8", "column submitted_seconds: nan is not between 0"),
         ("a,ann,0,dlrm,1000,4,2,inf,4,8,8", "column worker_cpu: inf is not between"),
         ("a,,0,dlrm,1000,4,2,4,4,8,8", "column owner: is empty"),
-        ("a,ann,0,bert,1000,4,2,4,4,8,8", "column model: 'bert' is none of the scenario's models: dlrm"),
+        ("a,ann,0,bert,1000,4,2,4,4,8,8", "column model: 'bert' is not one of the scenario's models: dlrm"),
         ("a,ann,0,dlrm,1000,4,2,4,4,8", "has 10 columns, the header has 11"),
     ],
 )

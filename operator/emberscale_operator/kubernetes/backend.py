@@ -380,7 +380,7 @@ def control(backend: KubernetesBackend, clock: Callable[[], float]) -> JobContro
 def _unknown(job: Job) -> str:
     fields = ", ".join(map(str, job.unknown))
     return (
-        f"version {VERSION} does not know {fields}: the job continues with its own image, and is looked after as with "
+        f"version {VERSION} does not know {fields}: the job continues with its own image, and is managed as with "
         "the default; upgrade the operator"
     )
 

@@ -189,7 +189,7 @@ def tell_resize(recorder: EventRecorder, job: Job, view: PodView, before: Member
 
 def tell_refused_resize(recorder: EventRecorder, job: Job, view: PodView, problem: str) -> None:
     """A running pod cannot get other limits."""
-    text = f"{view.name} keeps its resources until it is started anew: {problem}"
+    text = f"{view.name} keeps its resources until it restarts: {problem}"
     recorder.warning(job, f"FailedToResize{_NOUNS[view.id.role]}Pod", text, view.name)
 
 

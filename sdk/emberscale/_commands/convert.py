@@ -171,7 +171,7 @@ def _format_of(out: str, given: FileFormat | None) -> DataFormat:
         return given.data_format
     found = _ENDINGS.get(Path(uncompressed_name(out)).suffix.lower())
     if found is None:
-        raise InvalidError(f"{out}: say what to write with --format: {', '.join(FileFormat)}")
+        raise InvalidError(f"{out}: choose the format with --format: {', '.join(FileFormat)}")
     return found.data_format
 
 
@@ -207,7 +207,7 @@ def _targets(
             if one.is_folder():
                 raise InvalidError(f"{one}: is a folder")
     except OSError as error:
-        raise InvalidError(f"{out}: cannot be looked at: {error.strerror or error}") from error
+        raise InvalidError(f"{out}: cannot be inspected: {error.strerror or error}") from error
     try:
         if whole.local:
             Path(folder).mkdir(parents=not Path(folder).is_absolute(), exist_ok=True)

@@ -217,8 +217,8 @@ def _refuse_other_text(files: list[DataFile], layout: Layout) -> None:
             layout.raw_reader().check_file(file)
         except DataUnavailableError as error:
             raise InvalidError(
-                f"{error}; files of this name are read as Criteo TSV: of other text say --from csv "
-                "--delimiter '\\t' (or what is between its fields), and what its columns mean"
+                f"{error}; files of this name are read as Criteo TSV: for other text, pass --from csv "
+                "--delimiter '\\t' (or its delimiter), and describe its columns"
             ) from error
 
 

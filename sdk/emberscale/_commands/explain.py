@@ -72,7 +72,7 @@ def processes_of(job: TrainingJob) -> Table:
     table.add_row("redis-0", "any", "none")
     if planned:
         table.add_row("brain-0", "any", "none")
-        table.caption = "planned: chosen by the brain within the bounds, and anew while the job trains"
+        table.caption = "planned: chosen by the brain within the bounds, and adjusted while the job trains"
         table.caption_justify = "left"
     for demand in demands_of(spec):
         role = {Role.PS: spec.ps, Role.WORKER: spec.worker}.get(demand.role)

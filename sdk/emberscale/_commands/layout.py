@@ -123,7 +123,7 @@ def layout_of(
     named = [label, *(dense or ()), *(categorical or ()), *(lists or ())]
     if manifest is not None:
         if any(named) or file_format is not None:
-            raise InvalidError("--manifest says what the files are: leave --from, --label and the like out")
+            raise InvalidError("--manifest describes the files: omit --from, --label and the like")
         data = load_manifest(manifest).spec.data
         return Layout(data.format, columns_of(data), data.csv)
     data_format = _format_of(uris) if file_format is None else file_format.data_format
@@ -165,7 +165,7 @@ def _format_of(uris: Sequence[str]) -> DataFormat:
 
     found = {_ENDINGS.get(Path(uncompressed_name(uri)).suffix.lower(), DataFormat.CRITEO_TSV) for uri in uris}
     if len(found) > 1:
-        raise InvalidError(f"the names are those of several formats ({', '.join(sorted(found))}): say one with --from")
+        raise InvalidError(f"the names indicate several formats ({', '.join(sorted(found))}): choose one with --from")
     return found.pop()
 
 
@@ -182,11 +182,11 @@ def _criteo_columns(uri: str, data_format: DataFormat, csv: CSVSpec) -> ColumnMa
     mark = likely_delimiter(list(found)) if data_format is DataFormat.CSV else None
     if mark is not None:
         raise InvalidError(
-            f"{uri}: seems to have another delimiter: say --delimiter '{json.dumps(mark)[1:-1]}', and what its columns "
-            f"mean with --label, --dense, --categorical and --list; it has {shown}"
+            f"{uri}: seems to have another delimiter: pass --delimiter '{json.dumps(mark)[1:-1]}', and describe its "
+            f"columns with --label, --dense, --categorical and --list; it has {shown}"
         )
     raise InvalidError(
-        f"{uri}: say what its columns mean, with --label, --dense, --categorical and --list, or with --manifest; "
+        f"{uri}: describe its columns, with --label, --dense, --categorical and --list, or with --manifest; "
         f"it has {shown}"
     )
 

@@ -98,8 +98,8 @@ def describe(before: TrainingJobSpec, after: TrainingJobSpec) -> str:
         if old.replicas != new.replicas:
             changes.append(f"{name} {_number(old)} -> {new.replicas}")
     if not changes:
-        return "the numbers are as they were; nothing changes"
-    return f"{', '.join(changes)}; training goes on meanwhile"
+        return "the numbers are unchanged"
+    return f"{', '.join(changes)}; training continues meanwhile"
 
 
 def _number(role: RoleSpec) -> str:

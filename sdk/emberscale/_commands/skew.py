@@ -146,7 +146,7 @@ def skew(
         if job is not None and (dimension is not None or optimizer is not None):
             raise InvalidError("the manifest says --dimension and --optimizer: change it with --set")
         if job is not None and any((from_format, label, dense, categorical, lists)):
-            raise InvalidError("the manifest says what the files are: leave --from, --label and the like out")
+            raise InvalidError("the manifest describes the files: omit --from, --label and the like")
         files = expand(paths)
         if job is not None:
             reader = format_reader(job.spec.data.format, columns_of(job.spec.data), job.spec.data.csv, raw=True)
@@ -198,7 +198,7 @@ def _job(
     """The job that is named, if one is, and the data files: its own where no others are. Raises InvalidError."""
     alone = len(paths) == 1 and Path(paths[0]).suffix in _MANIFEST_SUFFIXES
     if alone and manifest is not None:
-        raise InvalidError(f"{paths[0]} is a manifest: leave --manifest out, or name data files")
+        raise InvalidError(f"{paths[0]} is a manifest: omit --manifest, or name data files")
     source = Path(paths[0]) if alone else manifest
     if source is None:
         if overrides:

@@ -31,8 +31,8 @@ def scale_run(root: Path, edit: Edit) -> tuple[TrainingJobSpec, TrainingJobSpec]
         stopped = record.status is RunStatus.RUNNING
         state = "was cut short" if stopped else f"is {record.status}"
         ended = record.status in (RunStatus.COMPLETE, RunStatus.FAILED)
-        hint = "" if ended else "; go on with `emberscale run FILE --resume --set spec.worker.replicas=NUMBER`"
-        raise InvalidError(f"{root}: the run does not run: it {state}{hint}")
+        hint = "" if ended else "; continue it with `emberscale run FILE --resume --set spec.worker.replicas=NUMBER`"
+        raise InvalidError(f"{root}: the run is not running: it {state}{hint}")
     folder = RunFolder(paths.root)
 
     def edited(job: TrainingJob) -> TrainingJob:
