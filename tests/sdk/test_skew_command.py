@@ -101,7 +101,7 @@ def test_a_profile_bounds_the_gain(data: Path, tmp_path: Path) -> None:
         (["{data}/*.tsv", "--sample", "0.7"], "--sample must be above 0 and at most 0.5 (got 0.7)"),
         (["{data}/*.tsv", "--set", "spec.training.batchSize=1"], "--set changes a manifest: name one"),
         (["{job}", "--dimension", "8"], "the manifest says --dimension and --optimizer"),
-        (["{job}", "--from", "csv"], "the manifest says what the files are"),
+        (["{job}", "--from", "csv"], "the manifest describes the files"),
         (["{job}", "--manifest", "{job}"], "is a manifest: omit --manifest"),
         (["{job}", "--set", "spec.data.train=[nowhere.tsv]"], "spec.data.train.0: nowhere.tsv: no such file"),
         (["{job}", "--set", "spec.data.format=Parquet"], "spec.data: columns is required"),
