@@ -346,7 +346,8 @@ def _request(operation: Checkpointing, whom: int) -> ServerRequest:
         return SavedCall(barrier.generation, barrier.number, WAIT_SECONDS)
     match barrier.phase:
         case BarrierPhase.HOLD:
-            return HoldCall(barrier.generation, operation.image.version, barrier.number, HOLD_SECONDS)
+            version = operation.image.version
+            return HoldCall(barrier.generation, version, barrier.number, HOLD_SECONDS, operation.checkpoint)
         case BarrierPhase.SETTLE:
             settle = barrier.settling(whom)
             return SettleCall(barrier.generation, barrier.number, HOLD_SECONDS, settle, SETTLE_SECONDS)

@@ -27,12 +27,16 @@ class AssignCall:
 
 @dataclass(frozen=True)
 class HoldCall:
-    """Hold pushes for `hold_seconds` from now on, under a table of this version, and report all applied batches."""
+    """Hold pushes for `hold_seconds` from now on, under a table of this version, and report all applied batches.
+
+    `checkpoint` is the id of the one that is to be taken; empty: none.
+    """
 
     generation: int
     version: int
     barrier: int
     hold_seconds: float
+    checkpoint: str = ""
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ class HeartbeatReceived(_At):
     """A heartbeat. `leases` are positions by token; `work` counts once for each `sequence`.
 
     A parameter server also reports the table that it has adopted, and that it knows all tokens below `next_token` and
-    all barrier numbers below `next_barrier` of that generation.
+    all barrier numbers below `next_barrier` of that generation, and all checkpoints below `next_checkpoint` of any.
 
     Answered by `LeasesVoid`.
     """
@@ -84,6 +84,7 @@ class HeartbeatReceived(_At):
     version: int = 0
     next_token: int = 0
     next_barrier: int = 0
+    next_checkpoint: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

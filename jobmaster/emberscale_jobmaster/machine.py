@@ -238,6 +238,7 @@ def _heartbeat_received(state: MasterState, event: HeartbeatReceived, spec: Trai
     member, work = event.member, event.work
     job = lifecycle.on_call(state.job, spec, member, event.generation, event.version)
     job = progress.surpass_numbers(job, event.generation, event.next_token, event.next_barrier)
+    job = progress.surpass_checkpoints(job, event.next_checkpoint)
     job, dropped = tasks.report_progress(job, spec, member, dict(event.leases))
     seen = state.seen.heard(member).beat(member, event.vitals, event.leases)
     if work is not None and member.role is Role.WORKER:

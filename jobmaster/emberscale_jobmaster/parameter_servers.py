@@ -6,7 +6,7 @@ from typing import Any
 
 import grpc
 
-from emberscale_api.checkpoint import is_flash
+from emberscale_api.checkpoint import is_flash, number_of
 from emberscale_api.routing import PsAddress
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc import master_pb2_grpc as rpc
@@ -109,9 +109,10 @@ class ServerChannels:
                     wait_seconds=seconds,
                 )
                 return stub.Assign, assign, _loaded
-            case HoldCall(generation=generation, version=version, barrier=number, hold_seconds=seconds):
+            case HoldCall(generation=generation, version=version, barrier=number, hold_seconds=seconds) as hold:
                 barrier = _barrier(call.server, generation, number, seconds)
-                return stub.Hold, pb.HoldRequest(barrier=barrier, version=version), _said
+                taken = number_of(hold.checkpoint) if hold.checkpoint else 0
+                return stub.Hold, pb.HoldRequest(barrier=barrier, version=version, checkpoint=taken), _said
             case SettleCall(generation=generation, barrier=number, hold_seconds=seconds) as call_to_settle:
                 settle = pb.SettleRequest(
                     barrier=_barrier(call.server, generation, number, seconds),

@@ -185,6 +185,16 @@ def surpass_numbers(state: JobState, generation: int, next_token: int, next_barr
     return state
 
 
+def surpass_checkpoints(state: JobState, next_checkpoint: int) -> JobState:
+    """A server has heard of all checkpoints below this number, perhaps from a master whose ledger the store has lost.
+
+    It begins none of them again: their files may be those of a complete checkpoint.
+    """
+    if state.over or next_checkpoint <= state.next_checkpoint:
+        return state
+    return replace(state, next_checkpoint=next_checkpoint)
+
+
 def begin_assignment(state: JobState, spec: TrainingJobSpec) -> JobState:
     """The table by which the live servers are to be assigned; the same state while one is missing."""
     if servers_missing(state, spec):

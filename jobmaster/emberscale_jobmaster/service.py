@@ -148,6 +148,7 @@ class MasterService(rpc.MasterServicer):
             version=request.ps.routing_version,
             next_token=request.ps.next_token,
             next_barrier=request.ps.next_barrier,
+            next_checkpoint=request.ps.next_checkpoint,
         )
         handled = self._runtime.handle(event)
         state, table = handled.job, handled.job.routing.table

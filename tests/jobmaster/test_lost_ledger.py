@@ -68,6 +68,14 @@ def test_two_masters_that_take_over_from_the_same_books_give_no_number_twice() -
     assert second.next_barrier > first.next_barrier + given
 
 
+def test_a_master_goes_beyond_checkpoints_that_a_server_has_heard_of() -> None:
+    pure = Pure()
+    pure.start_training()
+    known = pure.state.next_checkpoint
+    assert progress.surpass_checkpoints(pure.state, known) is pure.state
+    assert progress.surpass_checkpoints(pure.state, known + 3).next_checkpoint == known + 3
+
+
 def test_a_master_goes_beyond_numbers_that_a_server_has_of_one_whose_books_are_lost() -> None:
     """Its own leases are fenced and its barriers refused there, as of old: it would get no further for ever."""
     pure = Pure()

@@ -10,6 +10,7 @@ from tests.simulation.parameter_server import CallError, ParameterServer
 from tests.simulation.store import DeposedError
 from tests.simulation.world import Process, Signal, Task
 
+from emberscale_api.checkpoint import number_of
 from emberscale_api.job.status import JobPhase
 from emberscale_api.routing import RoutingTable
 from emberscale_api.rpc import master_pb2 as pb
@@ -321,7 +322,7 @@ class Master(Process):
         version: int = 0,
         sequence: int = 0,
         served: bool = False,
-        numbers: tuple[int, int] = (0, 0),
+        numbers: tuple[int, int, int] = (0, 0, 0),
     ) -> Task[BeatReply]:
         """A member lives."""
         job, effects = yield from self._changing(
@@ -334,6 +335,7 @@ class Master(Process):
                 version=version,
                 next_token=numbers[0],
                 next_barrier=numbers[1],
+                next_checkpoint=numbers[2],
             )
         )
         table, live = job.routing.table, None
@@ -446,8 +448,9 @@ def _request(server: ParameterServer, incarnation: str, request: Any) -> Task[Se
         case AssignCall(table, checkpoint, wait):
             done, loading = yield from server.assign(table, checkpoint, wait)
             return Loaded(done, loading.bytes, loading.problem, ranges_of(loading.applied) if done else {})
-        case HoldCall(generation, version, barrier, seconds):
-            return AppliedReport(ranges_of((yield from server.hold(generation, version, barrier, seconds))))
+        case HoldCall(generation, version, barrier, seconds, checkpoint):
+            number = number_of(checkpoint) if checkpoint else 0
+            return AppliedReport(ranges_of((yield from server.hold(generation, version, barrier, seconds, number))))
         case SettleCall(generation, barrier, seconds, settle, wait):
             asked = [(epoch, first, stop) for epoch, batches in settle.items() for first, stop in batches]
             return AppliedReport(ranges_of((yield from server.settle(generation, barrier, asked, seconds, wait))))

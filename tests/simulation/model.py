@@ -1,6 +1,7 @@
 """What must hold of a whole job, looked at whenever something changes.
 
 * A server applies a batch once to each unit that the batch touches, and only to units that it owns.
+* A server takes its part of a checkpoint once: no two checkpoints have one number.
 * Once a table is in force, every server serves that one.
 * Servers of one generation never own the same unit: none applies a push to one that another owns by a later table.
 * A batch that a worker counts as committed, or the ledger as done, is applied to all that it touches, and stays so
@@ -51,6 +52,8 @@ class Model:
         self._newest_at_restore: dict[int, str] = {}
         self._granted: dict[int, tuple[MemberId, MasterTask]] = {}
         self._writer = ""
+        self._barrier_of: dict[tuple[str, str], int] = {}
+        """The barrier in which a server, by its incarnation, took its part of a checkpoint."""
         self._trained: set[tuple[str, int]] = set()
         """Incarnations of servers, and the generations in which they have applied pushes."""
 
@@ -133,8 +136,11 @@ class Model:
         keeper = self._cluster.server_of(server.table.servers[0].incarnation) if server.table is not None else None
         return keeper is None or session in keeper.ended_sessions or keeper.knows_dead(header.token)
 
-    def snapshot_taken(self, server: "ParameterServer", held_until: float) -> None:
+    def snapshot_taken(self, server: "ParameterServer", held_until: float, checkpoint: str, barrier: int) -> None:
         """A server has taken a snapshot in a barrier that its last renewal granted until then."""
+        first = self._barrier_of.setdefault((server.incarnation, checkpoint), barrier)
+        if first != barrier:
+            self._broken(f"{server.name} takes checkpoint {checkpoint} in barriers {first} and {barrier}")
         if self._cluster.world.now >= held_until:
             self._broken(f"{server.name} takes a snapshot in a barrier that has lapsed")
 

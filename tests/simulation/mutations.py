@@ -167,9 +167,9 @@ def _barrier_over_another_table_is_held(stack: ExitStack) -> None:
     hold = server_core.ServerCore.hold
 
     def held(
-        self: server_core.ServerCore, generation: int, version: int, number: int, seconds: float, now: float
+        self: server_core.ServerCore, generation: int, version: int, number: int, seconds: float, now: float, taken: int
     ) -> AppliedBatches:
-        return hold(self, generation, self.known[1], number, seconds, now)
+        return hold(self, generation, self.known[1], number, seconds, now, taken)
 
     stack.enter_context(patch.object(server_core.ServerCore, "hold", held))
 
@@ -202,6 +202,15 @@ def _tables_of_one_version_are_one(stack: ExitStack) -> None:
     stack.enter_context(patch.object(server_core.ServerCore, "assign", assigned))
 
 
+def _checkpoints_come_again(stack: ExitStack) -> None:
+    hold = server_core.ServerCore.hold
+
+    def held(self: server_core.ServerCore, *given: Any) -> AppliedBatches:
+        return hold(self, *given[:5])
+
+    stack.enter_context(patch.object(server_core.ServerCore, "hold", held))
+
+
 MUTATIONS: dict[str, Patches] = {
     "a lapsed barrier is accepted": _lapsed_barrier_is_accepted,
     "nothing is settled nor compared": _nothing_is_settled_nor_compared,
@@ -219,6 +228,7 @@ MUTATIONS: dict[str, Patches] = {
     "a barrier over another table is held": _barrier_over_another_table_is_held,
     "a switch lets go of its barrier": _switch_lets_go_of_its_barrier,
     "an edit is waited for while rows are lost": _edit_is_waited_for_while_rows_are_lost,
+    "checkpoints come again": _checkpoints_come_again,
     "tables of one version are one": _tables_of_one_version_are_one,
     "a successor answers for its predecessor": _successor_answers_for_its_predecessor,
 }

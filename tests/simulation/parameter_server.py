@@ -290,10 +290,13 @@ class ParameterServer(Process):
             loading.problem = ""
             return stored.content  # type: ignore[no-any-return]  # the storage holds anything
 
-    def hold(self, generation: int, version: int, barrier: int, seconds: float) -> Task[AppliedBatches]:
+    def hold(
+        self, generation: int, version: int, barrier: int, seconds: float, checkpoint: int
+    ) -> Task[AppliedBatches]:
         """First step of a barrier."""
         yield from ()
-        applied = self._controlled(lambda: self.core.hold(generation, version, barrier, seconds, self.world.now))
+        now = self.world.now
+        applied = self._controlled(lambda: self.core.hold(generation, version, barrier, seconds, now, checkpoint))
         self._held_until = self.world.now + seconds
         self.notify()
         return applied
@@ -320,7 +323,7 @@ class ParameterServer(Process):
         outcome = self._controlled(lambda: self.core.snapshot(generation, barrier, self.world.now))
         if not outcome.repeated:
             content = ServerFile({unit: frozenset(done) for unit, done in self.rows.items()}, self.core.applied.copy())
-            self.cluster.model.snapshot_taken(self, self._held_until)
+            self.cluster.model.snapshot_taken(self, self._held_until, checkpoint, barrier)
             self._stop_saving()
             self._saving = _Saving(generation, barrier, path=f"{checkpoint}/ps-{self.index}")
             self.spawn(self._save(self._saving, content))
@@ -414,7 +417,12 @@ class ParameterServer(Process):
             known = self.core.known
             if self.registered:
                 ask = methodcaller(
-                    "heartbeat", member, {}, *known, served=self.core.serving, numbers=self.core.next_numbers
+                    "heartbeat",
+                    member,
+                    {},
+                    *known,
+                    served=self.core.serving,
+                    numbers=(*self.core.next_numbers, self.core.next_checkpoint),
                 )
             else:
                 ask = methodcaller("register", member, self.address, *known)

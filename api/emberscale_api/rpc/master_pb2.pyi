@@ -350,6 +350,7 @@ class PsReport(_message.Message):
     REPEATED_BATCHES_FIELD_NUMBER: _builtins.int
     NEXT_TOKEN_FIELD_NUMBER: _builtins.int
     NEXT_BARRIER_FIELD_NUMBER: _builtins.int
+    NEXT_CHECKPOINT_FIELD_NUMBER: _builtins.int
     table_bytes: _builtins.int
     applied_batches: _builtins.int
     generation: _builtins.int
@@ -361,6 +362,8 @@ class PsReport(_message.Message):
     that would give them again goes beyond them: the ledger of the one that gave them is lost.
     """
     next_barrier: _builtins.int
+    next_checkpoint: _builtins.int
+    """the same of checkpoints, in any generation"""
     @_builtins.property
     def rows(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """per table"""
@@ -381,10 +384,11 @@ class PsReport(_message.Message):
         repeated_batches: _builtins.int = ...,
         next_token: _builtins.int = ...,
         next_barrier: _builtins.int = ...,
+        next_checkpoint: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_batches", b"applied_batches", "generation", b"generation", "next_barrier", b"next_barrier", "next_token", b"next_token", "repeated_batches", b"repeated_batches", "routing_version", b"routing_version", "rows", b"rows", "stage_seconds", b"stage_seconds", "table_bytes", b"table_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_batches", b"applied_batches", "generation", b"generation", "next_barrier", b"next_barrier", "next_checkpoint", b"next_checkpoint", "next_token", b"next_token", "repeated_batches", b"repeated_batches", "routing_version", b"routing_version", "rows", b"rows", "stage_seconds", b"stage_seconds", "table_bytes", b"table_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1862,8 +1866,11 @@ class HoldRequest(_message.Message):
 
     BARRIER_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """of the routing table that the barrier is over; a server of another one refuses"""
+    checkpoint: _builtins.int
+    """number of the one that is to be taken; 0: none. A server refuses one that it knows"""
     @_builtins.property
     def barrier(self) -> Global___Barrier: ...
     def __init__(
@@ -1871,10 +1878,11 @@ class HoldRequest(_message.Message):
         *,
         barrier: Global___Barrier | None = ...,
         version: _builtins.int = ...,
+        checkpoint: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["barrier", b"barrier"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["barrier", b"barrier", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["barrier", b"barrier", "checkpoint", b"checkpoint", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -512,3 +512,19 @@ def test_the_number_of_a_move_is_not_given_again() -> None:
     assert core.next_numbers == (0, 91)
     core.abandon(90)
     assert core.next_numbers == (0, 91)
+
+
+def test_a_checkpoint_is_begun_in_one_barrier_only() -> None:
+    """Two masters from one ledger give the same number: the files may be those of a complete checkpoint."""
+    core = serving()
+    core.hold(1, 1, 5, 10.0, 0.0, 7)
+    assert core.next_checkpoint == 8
+    core.hold(1, 1, 5, 10.0, 1.0, 7)  # the same call again
+    core.resume(1, 5)
+    for checkpoint in (7, 6):
+        with pytest.raises(LaterError, match=f"checkpoint 7 was begun here, and {checkpoint} is not later"):
+            core.hold(1, 1, 6, 10.0, 2.0, checkpoint)
+    core.hold(1, 1, 6, 10.0, 2.0)  # a move's barrier is for none
+    core.resume(1, 6)
+    core.hold(1, 1, 7, 10.0, 3.0, 8)
+    assert core.next_checkpoint == 9

@@ -70,6 +70,7 @@ def _serve(identity: ProcessIdentity, stopping: threading.Event) -> int:
         request.ps.applied_batches = state.totals.pushes
         request.ps.repeated_batches = state.totals.repeated
         request.ps.next_token, request.ps.next_barrier = state.next_numbers
+        request.ps.next_checkpoint = state.next_checkpoint
         request.ps.generation, request.ps.routing_version = state.known
         request.ps.stage_seconds.update(stage_seconds(state))
 

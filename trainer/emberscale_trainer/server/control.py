@@ -195,7 +195,9 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         barrier = request.barrier
         with _told(context):
             self._require(barrier.incarnation)
-            applied = self._state.hold(barrier.generation, request.version, barrier.number, barrier.hold_seconds)
+            applied = self._state.hold(
+                barrier.generation, request.version, barrier.number, barrier.hold_seconds, request.checkpoint
+            )
         return master_pb2.HoldReply(applied=_applied_to_proto(applied))
 
     def Settle(self, request: master_pb2.SettleRequest, context: grpc.ServicerContext) -> master_pb2.SettleReply:

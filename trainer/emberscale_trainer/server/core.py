@@ -86,6 +86,7 @@ class ServerCore:
         self._barrier = Barrier()
         self._moves = Moves()
         self._fence = LeaseFence()
+        self._checkpoint = (0, 0)  # the newest that the server has heard of, and its barrier
 
     @property
     def known(self) -> tuple[int, int]:
@@ -99,6 +100,11 @@ class ServerCore:
     def next_numbers(self) -> tuple[int, int]:
         """All lease tokens and barrier numbers of this generation that the server knows are below these."""
         return self._fence.next_token, max(self._barrier.newest, self._moves.newest) + 1
+
+    @property
+    def next_checkpoint(self) -> int:
+        """All checkpoints that the server knows, of any generation, have numbers below this one."""
+        return self._checkpoint[0] + 1 if self._checkpoint[0] else 0
 
     @property
     def serving(self) -> bool:
@@ -256,18 +262,25 @@ class ServerCore:
 
     # Barriers. All of them raise LaterError for an older generation, and NotHeldError for a barrier that is not held.
 
-    def hold(self, generation: int, version: int, number: int, seconds: float, now: float) -> AppliedBatches:
+    def hold(
+        self, generation: int, version: int, number: int, seconds: float, now: float, checkpoint: int = 0
+    ) -> AppliedBatches:
         """Holds pushes from now on for so many seconds; returns everything that is applied.
 
         The server must serve this version. A ledger that has lost a switch names only some of the servers that own rows
-        now: a snapshot of those is not whole.
+        now: a snapshot of those is not whole. `checkpoint` is the number of the one that the barrier is for, 0: none. A
+        server refuses one that it has heard of in another barrier: its files may be those of a complete checkpoint.
         """
         serving = self._of(generation)
         if version < serving.version:
             raise LaterError(f"version {serving.version} is served, and {version} is asked for")
         if version > serving.version:
             raise NotHeldError(f"version {version} is not served here")
+        if checkpoint and checkpoint <= self._checkpoint[0] and self._checkpoint != (checkpoint, number):
+            raise LaterError(f"checkpoint {self._checkpoint[0]} was begun here, and {checkpoint} is not later")
         self._barrier.hold(number, seconds, now)
+        if checkpoint:
+            self._checkpoint = (checkpoint, number)
         return serving.applied.copy()
 
     def settle(

@@ -79,6 +79,11 @@ class ServerState:
         self._figures = Figures({}, 0)
 
     @property
+    def next_checkpoint(self) -> int:
+        """As `ServerCore.next_checkpoint`."""
+        return self._core.next_checkpoint
+
+    @property
     def known(self) -> tuple[int, int]:
         """As `ServerCore.known`."""
         return self._core.known
@@ -239,10 +244,10 @@ class ServerState:
 
     # Barriers
 
-    def hold(self, generation: int, version: int, number: int, seconds: float) -> AppliedBatches:
+    def hold(self, generation: int, version: int, number: int, seconds: float, checkpoint: int = 0) -> AppliedBatches:
         """Holds pushes, and returns all applied batches. Raises LaterError and NotHeldError, as do the calls below."""
         with self._changed:
-            return self._core.hold(generation, version, number, seconds, self._clock())
+            return self._core.hold(generation, version, number, seconds, self._clock(), checkpoint)
 
     def settle(
         self,
