@@ -92,7 +92,8 @@ def test_the_parser_agrees_with_the_reference(
 
     good, bad = block.read(records, columns)
 
-    expected = [(record, reference_parse(lines[record])) for record in records.tolist()]
+    written = text.split(b"\n")  # a line may end with the first half of a newline of its own
+    expected = [(record, reference_parse(written[record])) for record in records.tolist()]
     rows = [row for _, row in expected if isinstance(row, Row)]
     problems = [(record, row) for record, row in expected if isinstance(row, str)]
     assert good == len(rows)
