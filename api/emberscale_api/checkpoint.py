@@ -21,7 +21,7 @@ MANIFEST_NAME = "manifest.json"
 FLASH_PREFIX = "flash-"
 """Begins the id of a flash checkpoint; a number that both tiers share follows, as in other ids."""
 
-FLASH_KEPT_SECONDS = 900
+FLASH_KEPT_SECONDS = 3600
 """How long Redis keeps what belongs to a flash checkpoint that nobody renews."""
 
 

@@ -80,7 +80,7 @@ def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
     if state.suspending and not can_save:
         return suspend(state, spec)
     begun = _begun(state, spec, _due(state, spec, now), now) if can_save else state
-    wants_flash = can_save and state.stage is Stage.TRAIN and not state.suspending
+    wants_flash = can_save and state.stage is not Stage.SAVE and not state.suspending
     if begun is state and wants_flash and flash.is_due(state.flash, spec, now):
         begun = _begun(state, spec, CheckpointPurpose.FLASH, now)
     return begun

@@ -11,7 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from emberscale_api.checkpoint import CheckpointFile, CheckpointManifest, DamagedCheckpointError
+from emberscale_api.checkpoint import (
+    FLASH_KEPT_SECONDS,
+    CheckpointFile,
+    CheckpointManifest,
+    DamagedCheckpointError,
+)
 from emberscale_api.compatibility import FlashKeys
 from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec, parse_manifest
 from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable, buckets_of
@@ -286,7 +291,7 @@ def test_every_key_has_the_prefix_of_the_job_and_expires(server: FlashServer) ->
     trained.save("flash-00000001")
     for key in server.client.scan_iter():
         assert key.startswith(f"emberscale:{UID}:flash:".encode())
-        assert 0 < server.client.ttl(key) <= 900
+        assert 0 < server.client.ttl(key) <= FLASH_KEPT_SECONDS
 
 
 def test_rows_beyond_max_bytes_are_refused_with_the_field_to_raise(server: FlashServer) -> None:

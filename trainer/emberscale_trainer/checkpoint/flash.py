@@ -5,8 +5,8 @@ emberscale:<uid>:flash:<checkpoint>/ps-<i>/*.json        what the server held, a
 emberscale:<uid>:flash:ps-<i>/<incarnation>-<n>.rows     records of a table, as they lie in its slab
 emberscale:<uid>:flash:ps-<i>/<incarnation>-<n>.keys     keys of rows that were retired since the part before
 
-A server begins a new base when the increments outweigh the old one. Nothing is compressed: zlib's fastest level saves
-a tenth of trained rows, and is ten times slower than Redis takes them.
+A server begins a new base when the increments outweigh the old one. Nothing is compressed: on trained rows, zstd at
+level 1 saves an eighth, at less than half the speed at which Redis takes them, and LZ4 saves nothing.
 """
 
 import threading
