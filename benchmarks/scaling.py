@@ -31,6 +31,7 @@ from emberscale._profiling.measure import ProfileFailedError, train_until
 from emberscale._run.interruption import Interruption
 from emberscale_api import metrics
 from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec, TrainingJob, parse_manifest
+from emberscale_api.pictures import BLUE, GREEN, GREY, ORANGE
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.local import RunView
 from emberscale_trainer.data.synthetic import DatasetSpec, write_dataset
@@ -161,8 +162,8 @@ def draw(
 
     figure, (speed, memory) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     for beside, shapes, colour, label in (
-        (-0.12, controls, "#8a8f98", "as many jobs of 1 + 1 beside each other"),
-        (0.12, speeds, "#2f6db5", "one job"),
+        (-0.12, controls, GREY, "as many jobs of 1 + 1 beside each other"),
+        (0.12, speeds, BLUE, "one job"),
     ):
         for place, runs in enumerate(shapes):
             speed.plot([place + beside] * len(runs), runs, "o", color=colour, alpha=0.4)
@@ -170,8 +171,8 @@ def draw(
         speed.plot([], [], "o", color=colour, label=label)
     for place, runs in enumerate(controls):
         target = TARGET_SPEED * float(np.median(runs))
-        speed.hlines(target, place + 0.02, place + 0.22, color="#d9722e", linestyle="--")
-    speed.plot([], [], "--", color="#d9722e", label="target: 90% of the jobs beside each other")
+        speed.hlines(target, place + 0.02, place + 0.22, color=ORANGE, linestyle="--")
+    speed.plot([], [], "--", color=ORANGE, label="target: 90% of the jobs beside each other")
     speed.set_xticks(range(len(SHAPES)), [f"{count} + {count}" for count in SHAPES])
     speed.set_xlabel("workers + parameter servers")
     speed.set_title("Samples for each CPU second")
@@ -179,8 +180,8 @@ def draw(
     speed.legend(loc="lower left")
     rows = [ROWS * scale / 1e6 for scale in SCALES]
     totals = [float(np.median(values)) * ROWS * scale / 2**20 for scale, values in zip(SCALES, sizes, strict=True)]
-    memory.plot([0, rows[-1]], [0, totals[0] * SCALES[-1]], color="#8a8f98", linewidth=1)
-    memory.plot(rows, totals, "o", color="#3a8f5c")
+    memory.plot([0, rows[-1]], [0, totals[0] * SCALES[-1]], color=GREY, linewidth=1)
+    memory.plot(rows, totals, "o", color=GREEN)
     for x, y, values in zip(rows, totals, sizes, strict=True):
         text = f"{np.median(values):.0f} bytes a row"
         memory.annotate(text, (x, y), xytext=(-8, 4), textcoords="offset points", ha="right")

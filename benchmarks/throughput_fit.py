@@ -20,6 +20,7 @@ import matplotlib as mpl
 import numpy as np
 from numpy.typing import NDArray
 
+from emberscale_api.pictures import GREY
 from emberscale_api.shape import JobProfile, JobShape
 from emberscale_brain.history.changes import Codec
 from emberscale_brain.model.predict import Coefficients, ModelConstants, features, shape_features, throughput
@@ -224,7 +225,7 @@ def draw_real(path: Path, measured: Mapping[JobShape, float], predicted: Mapping
     figure, axis = plt.subplots(figsize=(5.5, 5), layout="constrained")
     axis.scatter(*zip(*points, strict=True), alpha=0.6)
     limit = max(max(point) for point in points)
-    axis.plot([0, limit], [0, limit], color="#8a8f98", linewidth=1)
+    axis.plot([0, limit], [0, limit], color=GREY, linewidth=1)
     axis.set(xlabel="measured samples/s", ylabel="predicted samples/s", title="Shapes held out of the fit, real run")
     figure.savefig(path, dpi=120)
 

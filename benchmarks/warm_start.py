@@ -18,6 +18,7 @@ from statistics import mean
 import matplotlib as mpl
 import yaml
 
+from emberscale_api.pictures import BLUE, GREY, ORANGE
 from emberscale_api.shape import JobShape
 from emberscale_simulator.experiment import run_experiment
 from emberscale_simulator.results import JobOutcome, SeedOutcome
@@ -95,15 +96,15 @@ def draw(path: Path, warm: Sequence[JobOutcome], cold: Sequence[JobOutcome]) -> 
 
     figure, axes = plt.subplots(1, 3, figsize=(15, 4.5), layout="constrained")
     for axis, (name, cores) in zip(axes, (("workers", worker_cores), ("PS", ps_cores)), strict=False):
-        for label, jobs, colour in (("cold start", cold, "#d9722e"), ("warm start", warm, "#2f6db5")):
+        for label, jobs, colour in (("cold start", cold, ORANGE), ("warm start", warm, BLUE)):
             shapes = [(job.first_shape, job.final_shape) for job in jobs]
             points = [(cores(first), cores(last)) for first, last in shapes if first and last]
             axis.scatter(*zip(*points, strict=True), s=8, alpha=0.5, color=colour, label=label)
         limits = [1, max(axis.get_xlim()[1], axis.get_ylim()[1])]
-        axis.plot(limits, limits, color="#8a8f98", linewidth=1)
+        axis.plot(limits, limits, color=GREY, linewidth=1)
         axis.set(xscale="log", yscale="log", xlabel="cores at first", ylabel="cores in the end", title=name)
         axis.legend(frameon=False)
-    for label, jobs, colour in (("cold start", cold, "#d9722e"), ("warm start", warm, "#2f6db5")):
+    for label, jobs, colour in (("cold start", cold, ORANGE), ("warm start", warm, BLUE)):
         minutes = sorted(scaling_seconds(job) / 60 for job in jobs)
         share = [(index + 1) / len(minutes) for index in range(len(minutes))]
         axes[2].plot(minutes, share, color=colour, label=label)
