@@ -26,13 +26,14 @@ import json, sys, grpc
 from emberscale_api.rpc import brain_pb2, brain_pb2_grpc, master_pb2, master_pb2_grpc
 from emberscale_api.rpc.token import open_channel
 said = {}
-for name, address, token, authority in json.loads(sys.argv[1]):
+for name, address, token, authority, answers in json.loads(sys.argv[1]):
+    patience = {"timeout": 60 if answers else 10, "wait_for_ready": answers}
     with open_channel(address, token, authority.encode() or None) as channel:
         try:
             if name.startswith("brain"):
-                brain_pb2_grpc.BrainStub(channel).ListJobs(brain_pb2.ListJobsRequest(), timeout=10)
+                brain_pb2_grpc.BrainStub(channel).ListJobs(brain_pb2.ListJobsRequest(), **patience)
             else:
-                master_pb2_grpc.MasterStub(channel).GetStatus(master_pb2.GetStatusRequest(), timeout=10)
+                master_pb2_grpc.MasterStub(channel).GetStatus(master_pb2.GetStatusRequest(), **patience)
             said[name] = "OK"
         except grpc.RpcError as error:
             said[name] = error.code().name
@@ -66,8 +67,11 @@ def secret(name: str, namespace: str) -> dict[str, str]:
     return {key: base64.b64decode(content).decode() for key, content in data.items()}
 
 
-def call(place: Place, calls: list[tuple[str, str, str, str]]) -> Any:
-    """How calls end from a pod beside the job: name, address, token and authority, in PEM, of each."""
+def call(place: Place, calls: list[tuple[str, str, str, str, bool]]) -> Any:
+    """How calls end from a pod beside the job.
+
+    Of each: its name, address, token and authority, in PEM, and whether it is to be answered, and so waited for.
+    """
     return json.loads(run_in_pod("caller", place, ["python", "-c", _CALL, json.dumps(calls)]))
 
 
@@ -99,12 +103,12 @@ def test_jobs_get_tls_from_when_it_is_switched_on_and_those_that_run_go_on_as_th
     assert call(
         place,
         [
-            ("master, by the job's authority", master, ours["token"], ours["ca.crt"]),
-            ("master, by the brain's", master, ours["token"], brains["ca.crt"]),
-            ("master, plain", master, ours["token"], ""),
-            ("brain, by its own authority", brain, token, brains["ca.crt"]),
-            ("brain, by the job's", brain, token, ours["ca.crt"]),
-            ("brain, plain", brain, token, ""),
+            ("master, by the job's authority", master, ours["token"], ours["ca.crt"], True),
+            ("master, by the brain's", master, ours["token"], brains["ca.crt"], False),
+            ("master, plain", master, ours["token"], "", False),
+            ("brain, by its own authority", brain, token, brains["ca.crt"], True),
+            ("brain, by the job's", brain, token, ours["ca.crt"], False),
+            ("brain, plain", brain, token, "", False),
         ],
     ) == {
         "master, by the job's authority": "OK",
