@@ -60,11 +60,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlashServer]:
 class Trained:
     """A parameter server's rows and its writer of flash checkpoints."""
 
-    def __init__(self, url: str, index: int = 0, servers: int = 1, room: int = ROOM) -> None:
+    def __init__(
+        self, url: str, index: int = 0, servers: int = 1, room: int = ROOM, incarnation: str = "1-b43dc3c07b38"
+    ) -> None:
         self.url, self.room = url, room
         self.lock = threading.RLock()
         self.tables = TableStore(SPECS, DENSE)
-        self.writer = FlashWriter(url, UID, f"incarnation-{index}")
+        self.writer = FlashWriter(url, UID, incarnation)
         self.share = Share(index, owned(servers, index), AppliedBatches(), len(INITIAL))
 
     def push(self, keys: list[int]) -> None:
@@ -254,6 +256,16 @@ def test_a_chain_is_replaced_when_its_increments_outweigh_its_base(server: Flash
         sizes.append(sum(file.bytes for file in trained.save(f"flash-{number:08d}")))
     assert max(sizes) < 3 * sum(file.bytes for file in base)
     assert min(sizes[1:]) < 1.1 * sum(file.bytes for file in base)
+
+
+def test_the_next_incarnation_of_a_server_leaves_alone_what_the_one_before_wrote(server: FlashServer) -> None:
+    before = Trained(server.url)
+    before.push(list(range(1000)))
+    complete(server, "flash-00000001", 1, before.save("flash-00000001"))
+    after = Trained(server.url, incarnation="2-b43dc3c07b38")
+    after.push(list(range(500)))
+    after.save("flash-00000002")  # and dies before the manifest is written
+    assert restored(flash(server, "flash-00000001")) == before.contents()
 
 
 def test_an_increment_writes_only_what_changed(server: FlashServer) -> None:

@@ -9,6 +9,7 @@ A server begins a new base when the increments outweigh the old one. Nothing is 
 level 1 saves an eighth, at less than half the speed at which Redis takes them, and LZ4 saves nothing.
 """
 
+import hashlib
 import threading
 import weakref
 import zlib
@@ -79,7 +80,7 @@ class FlashWriter:
     def __init__(self, url: str, job_uid: str, incarnation: str) -> None:
         self._url = url
         self._keys = FlashKeys.of(job_uid)
-        self._stem = incarnation[-12:]
+        self._stem = hashlib.sha256(incarnation.encode()).hexdigest()[:12]
         self._number = 0
         self._writing = threading.Lock()
         self._followed: weakref.ref[TableStore] | None = None
