@@ -25,6 +25,9 @@ from emberscale_trainer.server.staleness import StalenessBound, Ticket
 SWITCH_SECONDS = 10.0
 """The time for which a request of a newer version waits for the switch to it."""
 
+_ENDED_SESSIONS = 1024
+"""More than can have requests on their way."""
+
 
 @dataclass(frozen=True, slots=True)
 class Wait:
@@ -86,6 +89,7 @@ class ServerCore:
         self._barrier = Barrier()
         self._moves = Moves()
         self._fence = LeaseFence()
+        self._ended: dict[int, None] = {}  # sessions, the oldest first
         self._checkpoint = (0, 0)  # the newest that the server has heard of, and its barrier
 
     @property
@@ -169,8 +173,12 @@ class ServerCore:
         """A connection of a session ended, and everything that the session has outstanding with it.
 
         Its worker gives the other connection up as well. That one may have a request that waits here, perhaps for what
-        the session itself has outstanding, and its end is not noticed before.
+        the session itself has outstanding, and its end is not noticed before. What still comes of it is refused: nobody
+        would complete it, and it would keep others waiting.
         """
+        self._ended[session] = None
+        if len(self._ended) > _ENDED_SESSIONS:
+            del self._ended[next(iter(self._ended))]
         if self._serving is not None and self._serving.bound is not None:
             self._serving.bound.forget_session(session)
 
@@ -192,6 +200,8 @@ class ServerCore:
         if self._fence.refuses(header):
             return Status.FENCED
         if serving.bound is not None:
+            if session in self._ended:
+                return Status.REFRESH
             ticket = _ticket(session, header)
             if not serving.bound.may_pull(ticket):
                 return Wait(None)
@@ -231,6 +241,8 @@ class ServerCore:
         """Whether a batch is to be applied now. OK is to be followed by `record` at once."""
         serving = self._serving
         if serving is None or serving.generation != header.generation:
+            return Status.REFRESH
+        if serving.bound is not None and session in self._ended:
             return Status.REFRESH
         if serving.version != header.version:
             return _moved(header, serving, arrived, now)
