@@ -6,6 +6,9 @@ process has gained (resident set), not what the table believes. The reference is
 bytes of index. What is timed is a push of new keys together with the pull after it: both take the same lock, so this is
 how long a pull may have to wait for growth. On a machine with other work on its cores the longest wait is mostly the
 time for which the process did not run; its processor time is told beside it.
+
+Beside it, ids by Zipf's law are pushed into a table that keeps all rows, and into one with `minCount: 3` and `maxRows`
+of 100,000, which is swept between the pushes as a server does it. How long a sweep takes is how long it holds the lock.
 """
 
 import json
@@ -18,8 +21,16 @@ import matplotlib as mpl
 import numpy as np
 import psutil
 
-from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
-from emberscale_trainer.table import TableStore
+from emberscale_api.job import (
+    AdmissionSpec,
+    EvictionSpec,
+    InitializerSpec,
+    OptimizerSpec,
+    OptimizerType,
+    TableSpec,
+)
+from emberscale_api.routing import BUCKETS
+from emberscale_trainer.table import Eviction, TableStore
 from reporting import Ratio, arguments, report, say
 
 ROWS = 10_000_000
@@ -32,8 +43,13 @@ REFERENCE = KEY_BYTES + 4 * DIMENSION + STATE_BYTES + INDEX_BYTES
 LONGEST_PULL_SECONDS = 0.05
 POINTS = 20
 
+SKEWED_PUSHES = 3000
+SKEW = 1.1
+MIN_COUNT, MOST_ROWS = 3, 100_000
+LONGEST_SWEEP_SECONDS = 0.005
 
-def table() -> TableStore:
+
+def table(admission: AdmissionSpec | None = None, eviction: EvictionSpec | None = None) -> TableStore:
     """An empty store of one table."""
     return TableStore(
         [
@@ -45,6 +61,8 @@ def table() -> TableStore:
                 optimizer=OptimizerSpec(type=OptimizerType.ROW_WISE_ADAGRAD, learning_rate=0.01),
                 initializer=InitializerSpec(),
                 seed=1,
+                admission=admission or AdmissionSpec(),
+                eviction=eviction or EvictionSpec(),
             )
         ]
     )
@@ -74,11 +92,32 @@ def fill(seed: int) -> dict[str, list[float]]:
     return {"rows": rows, "bytes": gained, "waits": waits, "processor": processor}
 
 
-def in_a_process(seed: int) -> dict[str, list[float]]:
-    """`fill` in a new process, so that memory which another run has freed is not counted."""
-    done = subprocess.run(
-        [sys.executable, __file__, "--fill", str(seed)], stdout=subprocess.PIPE, check=True, text=True
-    )
+def train(seed: int, *, bounded: bool) -> dict[str, list[float]]:
+    """Pushes skewed ids; returns the rows and gained bytes of the end, and the seconds of all pushes and sweeps."""
+    random = np.random.default_rng(seed)
+    store = table(AdmissionSpec(min_count=MIN_COUNT), EvictionSpec(max_rows=MOST_ROWS)) if bounded else table()
+    eviction, owned = Eviction(store), np.ones(BUCKETS, np.bool_)
+    gradients = np.full(STEP * DIMENSION, 0.01, np.float32)
+    resident = psutil.Process().memory_info
+    before = resident().rss
+    pushes, sweeps = [], []
+    for batch in range(SKEWED_PUSHES):
+        keys = np.unique(np.minimum(random.zipf(SKEW, STEP), 1 << 62))
+        store.clock = batch + 1
+        began = time.perf_counter()
+        store.push(np.array([len(keys)], np.uint32), keys, gradients[: len(keys) * DIMENSION])
+        pushes.append(time.perf_counter() - began)
+        for due in eviction.due(store.clock, owned):
+            began = time.perf_counter()
+            eviction.sweep(due)
+            sweeps.append(time.perf_counter() - began)
+    rows = float(sum(store.rows().values()))
+    return {"rows": [rows], "bytes": [float(resident().rss - before)], "pushes": pushes, "sweeps": sweeps}
+
+
+def in_a_process(seed: int, what: str = "--fill") -> dict[str, list[float]]:
+    """A run in a new process, so that memory which another run has freed is not counted."""
+    done = subprocess.run([sys.executable, __file__, what, str(seed)], stdout=subprocess.PIPE, check=True, text=True)
     filled: dict[str, list[float]] = json.loads(done.stdout)
     return filled
 
@@ -113,9 +152,17 @@ def main() -> None:
     """Fills tables and reports."""
     parser = arguments(__doc__)
     parser.add_argument("--fill", type=int, metavar="SEED", help="fill one table in this process; prints JSON")
+    parser.add_argument("--train", type=int, metavar="SEED", help="train all skewed ids in this process")
+    parser.add_argument("--train-bounded", type=int, metavar="SEED", help="the same with admission and eviction")
     options = parser.parse_args()
     if options.fill is not None:
         print(json.dumps(fill(options.fill)))
+        return
+    if options.train is not None:
+        print(json.dumps(train(options.train, bounded=False)))
+        return
+    if options.train_bounded is not None:
+        print(json.dumps(train(options.train_bounded, bounded=True)))
         return
     runs = []
     for seed in range(5):
@@ -127,11 +174,28 @@ def main() -> None:
             f"p99.9 {1e3 * np.quantile(waits, 0.999):.2f} ms, longest {1e3 * waits.max():.2f} ms "
             f"(processor time {1e3 * longest:.2f} ms)"
         )
+    skewed = [(in_a_process(seed, "--train"), in_a_process(seed, "--train-bounded")) for seed in range(3)]
+    for seed, (whole, bounded) in enumerate(skewed):
+        sweeps = np.array(bounded["sweeps"])
+        say(
+            f"skewed ids, run {seed}: {bounded['rows'][0]:,.0f} rows of {whole['rows'][0]:,.0f}, "
+            f"{bounded['bytes'][0] / 2**20:.0f} MiB of {whole['bytes'][0] / 2**20:.0f}; pushes "
+            f"{sum(bounded['pushes']):.2f} s, sweeps {sweeps.sum():.2f} s, without both {sum(whole['pushes']):.2f} s; "
+            f"{len(sweeps)} sweeps: median {1e3 * np.median(sweeps):.2f} ms, longest {1e3 * sweeps.max():.2f} ms"
+        )
     if options.plot:
         draw(options.plot, runs)
     report(
         "table_memory",
         {
+            "longest sweep of a bucket / 5 ms": Ratio(
+                [(max(bounded["sweeps"]), LONGEST_SWEEP_SECONDS) for _, bounded in skewed], 1.0, "max"
+            ),
+            "pushes and sweeps with minCount and maxRows / pushes without": Ratio(
+                [(sum(bounded["pushes"]) + sum(bounded["sweeps"]), sum(whole["pushes"])) for whole, bounded in skewed],
+                1.5,
+                "max",
+            ),
             "bytes a row / (key + weights + state + 16)": Ratio(
                 [(run["bytes"][-1] / run["rows"][-1], REFERENCE) for run in runs], 1.3, "max"
             ),

@@ -100,6 +100,7 @@ def server_report(report: pb.PsReport) -> ServerReport:
         report.applied_batches,
         report.repeated_batches,
         dict(report.stage_seconds),
+        {table: (told.admitted, told.refused, told.evicted) for table, told in report.admission.items()},
     )
 
 

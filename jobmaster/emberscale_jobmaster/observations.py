@@ -69,6 +69,8 @@ class ServerReport:
     applied_batches: int
     repeated_batches: int
     stage_seconds: Mapping[str, float]
+    admission: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
+    """By table with admission or eviction: keys that got a row, pushes that were only counted, rows evicted."""
 
 
 @dataclass(frozen=True)
@@ -364,6 +366,15 @@ class Observations:
             if seen.server is not None and name.startswith(Role.PS.value):
                 for table, rows in seen.server.rows.items():
                     total[table] = total.get(table, 0) + rows
+        return total
+
+    def admission(self) -> dict[str, tuple[int, int, int]]:
+        """As `ServerReport.admission`, over all parameter servers."""
+        total: dict[str, tuple[int, int, int]] = {}
+        for seen in self.sightings.values():
+            for table, counts in seen.server.admission.items() if seen.server is not None else ():
+                admitted, refused, evicted = total.get(table, (0, 0, 0))
+                total[table] = (admitted + counts[0], refused + counts[1], evicted + counts[2])
         return total
 
     def _moved(self, known: Sighting) -> Sighting:

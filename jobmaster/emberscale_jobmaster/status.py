@@ -64,6 +64,10 @@ def job_status(state: JobState, seen: Observations, spec: TrainingJobSpec, now: 
         truncated_records=state.truncated_records,
         warnings=warning_signs(state, seen, spec),
         flash=_flash(state, spec),
+        admission={
+            table: pb.AdmissionCounts(admitted=admitted, refused=refused, evicted=evicted)
+            for table, (admitted, refused, evicted) in seen.admission().items()
+        },
     )
 
 

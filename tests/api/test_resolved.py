@@ -89,3 +89,35 @@ def test_what_contradicts_itself_is_refused_in_words(spec: dict[str, Any], words
     with pytest.raises(ManifestError) as refused:
         parsed(**spec)
     assert words in str(refused.value)
+
+
+def test_a_table_overrides_admission_and_eviction() -> None:
+    tables = {"item": {"admission": {"minCount": 1}, "eviction": {"ttlBatches": 9}}, "tags": {"eviction": {}}}
+    defaults = {"admission": {"minCount": 3}, "eviction": {"maxRows": 5000}}
+    user, item, _, tags = resolved(model={"embeddings": {**defaults, "tables": tables}}).tables
+    assert (user.admission.min_count, user.eviction.max_rows, user.eviction.ttl_batches) == (3, 5000, None)
+    assert (item.admission.min_count, item.eviction.max_rows, item.eviction.ttl_batches) == (1, None, 9)
+    assert (tags.admission.min_count, tags.eviction.removes_rows) == (3, False)
+
+
+def test_every_id_has_a_row_for_ever_where_nothing_is_said() -> None:
+    for table in resolved().tables:
+        assert table.admission.min_count == 1
+        assert not table.eviction.removes_rows
+
+
+@pytest.mark.parametrize(
+    ("embeddings", "field"),
+    [
+        ({"admission": {"minCount": 0}}, "admission.minCount"),
+        ({"admission": {"minCount": 256}}, "admission.minCount"),
+        ({"eviction": {"ttlBatches": 0}}, "eviction.ttlBatches"),
+        ({"eviction": {"maxRows": 1023}}, "eviction.maxRows"),
+        ({"eviction": {"ttl": "24h"}}, "eviction.ttl"),
+        ({"tables": {"user": {"eviction": {"maxRows": 1}}}}, "tables.user.eviction.maxRows"),
+        ({"tables": {"nobody": {"admission": {"minCount": 2}}}}, "tables.nobody"),
+    ],
+)
+def test_admission_and_eviction_that_cannot_be_are_refused_by_their_field(embeddings: Any, field: str) -> None:
+    with pytest.raises((ManifestError, ValueError), match=rf"spec\.model\.embeddings\.{field}"):
+        resolved(model={"embeddings": embeddings})

@@ -63,6 +63,8 @@ def prometheus(
     brief["spec"]["data"] = {"train": ["/shared/criteo/evaluation.tsv"]}
     lasting = manifest(JOB, place)
     lasting["spec"]["training"]["epochs"] = 1000
+    rows = {"admission": {"minCount": 2}, "eviction": {"ttlBatches": 100_000}}
+    lasting["spec"]["model"] = {**lasting["spec"].get("model", {}), "embeddings": rows}
     try:
         done, job = submit(brief, place), submit(lasting, place)
         done.wait_complete()

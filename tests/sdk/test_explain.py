@@ -64,3 +64,16 @@ def test_what_is_planned_is_said_with_its_bounds() -> None:
     assert rows["ps: 1 or more, planned"][:2] == ["2", "planned"]
     assert "brain-0" in rows
     assert "worker-0" not in rows
+
+
+def test_it_is_said_which_ids_have_rows() -> None:
+    printed = explain(
+        "--set",
+        "spec.model.embeddings.admission.minCount=3",
+        "--set",
+        "spec.model.embeddings.tables.C3={admission: {minCount: 1}, eviction: {maxRows: 5000, ttlBatches: 70}}",
+    )
+    assert sum("with push 3" in line for line in printed.splitlines()) == 2
+    (line,) = (line for line in printed.splitlines() if "│ C3 " in line)
+    assert [cell.strip() for cell in line.split("│")[2:5]] == ["with push 1", "5,000", "for 70 batches"]
+    assert "an id gets one" not in explain()

@@ -47,3 +47,11 @@ def test_one_of_a_thing_is_singular(count: int, told: str) -> None:
     text = printed(status, {"worker": count})
     assert told in text
     assert ("records" in text) == (count > 1)
+
+
+def test_what_became_of_ids_is_told_where_not_all_have_rows() -> None:
+    status = pb.JobStatus(rows={"C1": 5})
+    assert "evicted" not in printed(status)
+    status.admission["C1"].MergeFrom(pb.AdmissionCounts(admitted=7, refused=1, evicted=2))
+    status.admission["C2"].MergeFrom(pb.AdmissionCounts(admitted=3000))
+    assert "3,007 admitted   2 evicted   1 push only counted" in printed(status).replace("  \n", "")

@@ -23,6 +23,12 @@ class AppliedBatches:
 
     def __init__(self) -> None:
         self._counts: dict[int, NDArray[np.uint8]] = {}
+        self._total = 0
+
+    @property
+    def total(self) -> int:
+        """How many batches are applied, each counted once."""
+        return self._total
 
     def __contains__(self, batch: tuple[int, int]) -> bool:
         epoch, number = batch
@@ -34,6 +40,7 @@ class AppliedBatches:
         counts = self._counts.get(epoch)
         if counts is None or number >= len(counts):
             counts = self._grow(epoch, number + 1)
+        self._total += not counts[number]
         if counts[number] < 255:
             counts[number] += 1
 
@@ -59,6 +66,7 @@ class AppliedBatches:
         """An independent copy."""
         duplicate = AppliedBatches()
         duplicate._counts = {epoch: counts.copy() for epoch, counts in self._counts.items()}
+        duplicate._total = self._total
         return duplicate
 
     def runs(self, epoch: int) -> Runs:
@@ -72,6 +80,7 @@ class AppliedBatches:
         for epoch, runs in epochs:
             for first, stop, times in runs:
                 applied._grow(epoch, stop)[first:stop] = times
+        applied._count()
         return applied
 
     @classmethod
@@ -83,7 +92,11 @@ class AppliedBatches:
             counts = [record._grow(epoch, longest) for record in records]
             fewest, most = np.minimum.reduce(counts), np.maximum.reduce(counts)
             merged._counts[epoch] = np.where(fewest > 0, most, 0).astype(np.uint8)
+        merged._count()
         return merged
+
+    def _count(self) -> None:
+        self._total = sum(int(np.count_nonzero(counts)) for counts in self._counts.values())
 
     def _grow(self, epoch: int, batches: int) -> NDArray[np.uint8]:
         old = self._counts.get(epoch, np.zeros(0, dtype=np.uint8))

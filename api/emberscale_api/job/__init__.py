@@ -13,8 +13,10 @@ from emberscale_api.job.data import (
 )
 from emberscale_api.job.manifest import ManifestError, apply_overrides, load_manifest, parse_manifest
 from emberscale_api.job.model import (
+    AdmissionSpec,
     Architecture,
     EmbeddingSpec,
+    EvictionSpec,
     InitializerOverride,
     InitializerSpec,
     InitializerType,
@@ -49,6 +51,7 @@ from emberscale_api.job.units import cpu_cores, memory_bytes, memory_quantity, p
 __all__ = [
     "API_VERSION",
     "KIND",
+    "AdmissionSpec",
     "Architecture",
     "CSVSpec",
     "CheckpointSpec",
@@ -59,6 +62,7 @@ __all__ = [
     "DenseTransform",
     "Difference",
     "EmbeddingSpec",
+    "EvictionSpec",
     "FaultToleranceSpec",
     "FaultToleranceStrategy",
     "FlashMode",

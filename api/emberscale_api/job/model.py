@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from emberscale_api.job.schema import ManifestPart
 from emberscale_api.job.training import OptimizerOverride
+from emberscale_api.routing import BUCKETS
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,43 @@ class Pooling(StrEnum):
     MEAN = "Mean"
 
 
+class AdmissionSpec(ManifestPart):
+    """An id gets a row with the `min_count`-th push that touches it; until then it has its initial weights.
+
+    Pushes are counted in a sketch of counters that ids share and that forgets (`table/admission.py` of the trainer), so
+    an id may get its row early where many ids are counted, and late where its pushes lie far apart.
+    """
+
+    min_count: int = Field(
+        default=1, ge=1, le=255, description="The push that gives an id a row; earlier ones only count. 1: the first"
+    )
+
+
+class EvictionSpec(ManifestPart):
+    """Rows that are removed; an id whose row was removed starts anew. With no field, all rows stay.
+
+    Time is counted in batches of the job, which is exact after a restore or a move; clocks are not.
+    """
+
+    ttl_batches: int | None = Field(
+        default=None,
+        ge=1,
+        lt=1 << 32,
+        description="Remove rows that no push has touched for so many batches of the job, or up to an eighth more",
+    )
+    max_rows: int | None = Field(
+        default=None,
+        ge=BUCKETS,
+        lt=1 << 40,
+        description="Remove the least frequently pushed rows of a table with more rows than this, over all servers",
+    )
+
+    @property
+    def removes_rows(self) -> bool:
+        """Whether any row is ever removed."""
+        return self.ttl_batches is not None or self.max_rows is not None
+
+
 class TableOverride(ManifestPart):
     """Overrides for one table: of `model.embeddings` and, for its optimizer, of `optimizers.sparse`."""
 
@@ -102,6 +140,8 @@ class TableOverride(ManifestPart):
     optimizer: OptimizerOverride | None = None
     initializer: InitializerOverride | None = None
     pooling: Pooling | None = Field(default=None, description="How the ids of a list column are combined")
+    admission: AdmissionSpec | None = None
+    eviction: EvictionSpec | None = Field(default=None, description="In place of the default as a whole")
 
 
 class EmbeddingSpec(ManifestPart):
@@ -110,6 +150,8 @@ class EmbeddingSpec(ManifestPart):
     dimension: int = Field(default=16, ge=1, le=4096)
     initializer: InitializerSpec = InitializerSpec()
     pooling: Pooling = Field(default=Pooling.SUM, description="How the ids of list columns are combined")
+    admission: AdmissionSpec = Field(default=AdmissionSpec(), description="When an id gets a row")
+    eviction: EvictionSpec = Field(default=EvictionSpec(), description="Which rows are removed")
     tables: dict[str, TableOverride] = Field(default_factory=dict)
 
 

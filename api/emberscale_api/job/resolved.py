@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 from emberscale_api.errors import InvalidError
 from emberscale_api.job.data import ColumnMapping, DataSpec, DenseTransform
 from emberscale_api.job.model import (
+    AdmissionSpec,
     Architecture,
+    EvictionSpec,
     InitializerOverride,
     InitializerSpec,
     InitializerType,
@@ -22,6 +24,8 @@ WIDE_SUFFIX = ".wide"
 CRITEO_COLUMNS = ColumnMapping(
     label="label", dense=CRITEO_DENSE, categorical=CRITEO_CATEGORICAL, dense_transform=DenseTransform.LOG1P
 )
+
+_ALL_IDS, _NO_ROWS = AdmissionSpec(), EvictionSpec()
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,8 @@ class TableSpec:
     initializer: InitializerSpec
     seed: int
     pooling: Pooling | None = None
+    admission: AdmissionSpec = _ALL_IDS
+    eviction: EvictionSpec = _NO_ROWS
 
 
 @dataclass(frozen=True)
@@ -131,6 +137,8 @@ def _embedding_table(spec: TrainingJobSpec, columns: ColumnMapping, number: int)
         initializer=(override.initializer or InitializerOverride()).over(embeddings.initializer),
         seed=spec.training.seed,
         pooling=None if number < len(columns.categorical) else override.pooling or embeddings.pooling,
+        admission=embeddings.admission if override.admission is None else override.admission,
+        eviction=embeddings.eviction if override.eviction is None else override.eviction,
     )
 
 

@@ -298,6 +298,36 @@ class WorkerDelta(_message.Message):
 Global___WorkerDelta: _TypeAlias = WorkerDelta  # noqa: Y015
 
 @_typing.final
+class AdmissionCounts(_message.Message):
+    """Since the parameter server started."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADMITTED_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    EVICTED_FIELD_NUMBER: _builtins.int
+    admitted: _builtins.int
+    """keys that got a row, in a table with admission"""
+    refused: _builtins.int
+    """pushes of keys without a row that were only counted"""
+    evicted: _builtins.int
+    """rows that were removed"""
+    def __init__(
+        self,
+        *,
+        admitted: _builtins.int = ...,
+        refused: _builtins.int = ...,
+        evicted: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "evicted", b"evicted", "refused", b"refused"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdmissionCounts: _TypeAlias = AdmissionCounts  # noqa: Y015
+
+@_typing.final
 class PsReport(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -341,6 +371,27 @@ class PsReport(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class AdmissionEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___AdmissionCounts: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___AdmissionCounts | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     ROWS_FIELD_NUMBER: _builtins.int
     TABLE_BYTES_FIELD_NUMBER: _builtins.int
     APPLIED_BATCHES_FIELD_NUMBER: _builtins.int
@@ -351,6 +402,7 @@ class PsReport(_message.Message):
     NEXT_TOKEN_FIELD_NUMBER: _builtins.int
     NEXT_BARRIER_FIELD_NUMBER: _builtins.int
     NEXT_CHECKPOINT_FIELD_NUMBER: _builtins.int
+    ADMISSION_FIELD_NUMBER: _builtins.int
     table_bytes: _builtins.int
     applied_batches: _builtins.int
     generation: _builtins.int
@@ -372,6 +424,10 @@ class PsReport(_message.Message):
     def stage_seconds(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """pull, push, hold"""
 
+    @_builtins.property
+    def admission(self) -> _containers.MessageMap[_builtins.str, Global___AdmissionCounts]:
+        """per table with admission or eviction"""
+
     def __init__(
         self,
         *,
@@ -385,10 +441,11 @@ class PsReport(_message.Message):
         next_token: _builtins.int = ...,
         next_barrier: _builtins.int = ...,
         next_checkpoint: _builtins.int = ...,
+        admission: _abc.Mapping[_builtins.str, Global___AdmissionCounts] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_batches", b"applied_batches", "generation", b"generation", "next_barrier", b"next_barrier", "next_checkpoint", b"next_checkpoint", "next_token", b"next_token", "repeated_batches", b"repeated_batches", "routing_version", b"routing_version", "rows", b"rows", "stage_seconds", b"stage_seconds", "table_bytes", b"table_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "applied_batches", b"applied_batches", "generation", b"generation", "next_barrier", b"next_barrier", "next_checkpoint", b"next_checkpoint", "next_token", b"next_token", "repeated_batches", b"repeated_batches", "routing_version", b"routing_version", "rows", b"rows", "stage_seconds", b"stage_seconds", "table_bytes", b"table_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1212,6 +1269,27 @@ class JobStatus(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class AdmissionEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___AdmissionCounts: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___AdmissionCounts | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     PHASE_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
@@ -1239,6 +1317,7 @@ class JobStatus(_message.Message):
     TRUNCATED_RECORDS_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
     FLASH_FIELD_NUMBER: _builtins.int
+    ADMISSION_FIELD_NUMBER: _builtins.int
     phase: Global___Phase.ValueType
     reason: _builtins.str
     message: _builtins.str
@@ -1289,6 +1368,10 @@ class JobStatus(_message.Message):
     def flash(self) -> Global___FlashStatus:
         """absent: the job has no flash checkpoints"""
 
+    @_builtins.property
+    def admission(self) -> _containers.MessageMap[_builtins.str, Global___AdmissionCounts]:
+        """per table, over the parameter servers that run now"""
+
     def __init__(
         self,
         *,
@@ -1319,10 +1402,11 @@ class JobStatus(_message.Message):
         truncated_records: _builtins.int = ...,
         warnings: _abc.Iterable[_builtins.str] | None = ...,
         flash: Global___FlashStatus | None = ...,
+        admission: _abc.Mapping[_builtins.str, Global___AdmissionCounts] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["flash", b"flash", "sizing", b"sizing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["auc", b"auc", "bad_record_samples", b"bad_record_samples", "bad_records", b"bad_records", "checkpoint", b"checkpoint", "epoch", b"epoch", "epochs", b"epochs", "eta_seconds", b"eta_seconds", "evaluated_samples", b"evaluated_samples", "evaluations", b"evaluations", "expected_samples", b"expected_samples", "flash", b"flash", "generation", b"generation", "loss", b"loss", "members", b"members", "message", b"message", "phase", b"phase", "reason", b"reason", "recoveries", b"recoveries", "repeated_batches", b"repeated_batches", "routing_version", b"routing_version", "rows", b"rows", "samples", b"samples", "samples_per_second", b"samples_per_second", "sizing", b"sizing", "training_seconds", b"training_seconds", "truncated_records", b"truncated_records", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "auc", b"auc", "bad_record_samples", b"bad_record_samples", "bad_records", b"bad_records", "checkpoint", b"checkpoint", "epoch", b"epoch", "epochs", b"epochs", "eta_seconds", b"eta_seconds", "evaluated_samples", b"evaluated_samples", "evaluations", b"evaluations", "expected_samples", b"expected_samples", "flash", b"flash", "generation", b"generation", "loss", b"loss", "members", b"members", "message", b"message", "phase", b"phase", "reason", b"reason", "recoveries", b"recoveries", "repeated_batches", b"repeated_batches", "routing_version", b"routing_version", "rows", b"rows", "samples", b"samples", "samples_per_second", b"samples_per_second", "sizing", b"sizing", "training_seconds", b"training_seconds", "truncated_records", b"truncated_records", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -37,9 +37,10 @@ def explain(file: ManifestFile, overrides: Overrides = None) -> None:
         console.print(Syntax(text, "yaml", background_color="default"))
     else:
         typer.echo(text)
-    for table in (tables_of(job), processes_of(job), files_of(job)):
-        console.print(table)
-        console.print()
+    for table in (tables_of(job), rows_of(job), processes_of(job), files_of(job)):
+        if table.row_count:
+            console.print(table)
+            console.print()
 
 
 def tables_of(job: TrainingJob) -> Table:
@@ -48,8 +49,7 @@ def tables_of(job: TrainingJob) -> Table:
     for column in ("tables", "dimension", "pooling", "optimizer", "initializer"):
         table.add_column(column)
     for alike, group in groupby(resolve_model(job.spec).tables, key=_settings):
-        names = [entry.name for entry in group]
-        table.add_row(names[0] if len(names) == 1 else f"{names[0]} to {names[-1]} ({len(names)})", *alike)
+        table.add_row(_name([entry.name for entry in group]), *alike)
     return table
 
 
@@ -61,6 +61,29 @@ def _settings(table: TableSpec) -> tuple[str, ...]:
         f"{table.optimizer.type} {table.optimizer.learning_rate:g}",
         initializer.type if initializer.type is InitializerType.ZEROS else f"{initializer.type} {initializer.scale:g}",
     )
+
+
+def rows_of(job: TrainingJob) -> Table:
+    """When ids get rows, and which rows leave; without a line where every id keeps the row of its first push."""
+    table = Table(title="Rows", title_justify="left")
+    for column in ("tables", "an id gets one", "at most", "leave unpushed"):
+        table.add_column(column)
+    for (admission, eviction), group in groupby(
+        resolve_model(job.spec).tables, key=lambda spec: (spec.admission, spec.eviction)
+    ):
+        if admission.min_count > 1 or eviction.removes_rows:
+            most, ttl = eviction.max_rows, eviction.ttl_batches
+            table.add_row(
+                _name([entry.name for entry in group]),
+                f"with push {admission.min_count}",
+                "any" if most is None else f"{most:,}",
+                "never" if ttl is None else f"for {ttl:,} batches",
+            )
+    return table
+
+
+def _name(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]} ({len(names)})"
 
 
 def processes_of(job: TrainingJob) -> Table:

@@ -64,6 +64,12 @@ def _lines(summary: Summary) -> list[tuple[str, str | tuple[str, ...]]]:
         lines.append(("beside it", "   ".join(f"{stage} {spent[stage]}" for stage in ("read", "plan", "pull", "push"))))
     if summary.rows:
         lines.append(("rows", f"{sum(summary.rows.values()):,} in {len(summary.rows)} tables"))
+    if summary.admission:
+        admitted, refused, evicted = (
+            sum(counts[name] for counts in summary.admission.values()) for name in ("admitted", "refused", "evicted")
+        )
+        told = (f"{admitted:,} admitted", f"{evicted:,} evicted", f"{count_of(refused, 'push', 'pushes')} only counted")
+        lines.append(("ids", told))
     if summary.peak_memory_bytes:
         peaks = tuple(f"{name} {count / 2**20:,.0f} MiB" for name, count in summary.peak_memory_bytes.items())
         lines.append(("peak memory", peaks))

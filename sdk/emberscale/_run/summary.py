@@ -4,7 +4,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from emberscale._run.audit import AuditReport
@@ -58,6 +58,8 @@ class Summary:
     evaluations: tuple[Mapping[str, float], ...]
     plan: Mapping[str, Any]
     flash: Mapping[str, Any] | None = None
+    admission: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Of tables with admission or eviction: `admitted` ids, `refused` pushes and `evicted` rows."""
 
     def as_document(self) -> dict[str, Any]:
         """Plain types, for JSON."""
@@ -118,6 +120,10 @@ def summarize(name: str, outcome: RunOutcome, wall_seconds: float, saved: AuditR
         training_seconds=status.training_seconds,
         stages=_stages(status),
         rows=dict(sorted(status.rows.items())),
+        admission={
+            table: {"admitted": counts.admitted, "refused": counts.refused, "evicted": counts.evicted}
+            for table, counts in sorted(status.admission.items())
+        },
         peak_memory_bytes=_peaks(outcome, status),
         restarts=dict(outcome.restarts),
         bad_records=status.bad_records,

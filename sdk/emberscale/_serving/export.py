@@ -30,7 +30,7 @@ from emberscale_trainer.data.records import MISSING_ID
 from emberscale_trainer.models import build_model
 from emberscale_trainer.models.architectures import flat_copy, load_flat
 from emberscale_trainer.models.entrypoint import OwnModel
-from emberscale_trainer.table import DensePieces, RowLayout
+from emberscale_trainer.table import DensePieces, RowLayout, with_sketches
 
 ABOUT, PROGRAM, DENSE = "model.json", "model.pt2", "dense.safetensors"
 _BYTES_IN_MEMORY = 256 << 20
@@ -96,7 +96,7 @@ def _export(files: CheckpointFiles, folder: Path, advance: Advance, bytes_in_mem
     model = build_model(spec.model, resolved, spec.training.seed)
     initial = flat_copy(model).numpy()
     dense = DensePieces.of(initial, spec.optimizers.dense).table(len(resolved.tables))
-    parts = files.partitions((*resolved.tables, dense), len(initial))
+    parts = files.partitions((*with_sketches(resolved.tables), dense), len(initial))
     load_flat(model, torch.from_numpy(read_dense(files, parts, initial)))
     _write_dense(model.inner if isinstance(model, OwnModel) else model, folder / DENSE)
     refusal = _write_program(model, resolved, folder / PROGRAM)

@@ -4,7 +4,6 @@ import errno
 import os
 from collections.abc import Callable
 from contextlib import nullcontext
-from datetime import UTC, datetime
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -13,8 +12,9 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 from hypothesis import given, settings
 
-from emberscale_api.checkpoint import CheckpointFile, CheckpointManifest, DamagedCheckpointError
-from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec, parse_manifest
+from checkpoints import write_manifest
+from emberscale_api.checkpoint import DamagedCheckpointError
+from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
 from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable, buckets_of
 from emberscale_trainer.checkpoint import (
     AbandonedError,
@@ -83,37 +83,6 @@ def save(partitions: list[tuple[TableStore, Share]], folder: Path, progress: Wor
         written = write_snapshot(snapshot, tables.specs, share, str(folder), progress or Work())
         files += written
     return write_manifest(folder, len(partitions), files)
-
-
-def write_manifest(folder: Path, servers: int, files: list[WrittenFile]) -> str:
-    manifest = CheckpointManifest(
-        id="00000001",
-        number=1,
-        created=datetime.now(UTC),
-        job_uid="u",
-        job=parse_manifest(
-            {
-                "apiVersion": "emberscale.io/v1alpha1",
-                "kind": "TrainingJob",
-                "metadata": {"name": "job"},
-                "spec": {"data": {"train": ["train.tsv"]}},
-            }
-        ),
-        ps_count=servers,
-        generation=1,
-        routing_version=1,
-        epoch=0,
-        batch_size=1,
-        training_records=2,
-        applied=(),
-        evaluations=(),
-        training_files=(),
-        evaluation_files=(),
-        training_seconds=1.0,
-        files=tuple(CheckpointFile(path=file.path, bytes=file.bytes, crc32=file.crc32) for file in files),
-    )
-    (folder / "manifest.json").write_text(manifest.to_json())
-    return str(folder)
 
 
 def contents(tables: TableStore) -> Contents:

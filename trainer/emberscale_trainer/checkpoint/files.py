@@ -3,6 +3,7 @@
 <checkpoint>/manifest.json                by the master, last; lists every file with its size and checksum
 <checkpoint>/ps-<i>/partition.json        what the server held
 <checkpoint>/ps-<i>/table-<n>-<part>.rows records of table n, as they lie in its slab
+<checkpoint>/ps-<i>/sketches-<n>-<part>.rows the sketches of table n, which say what keys without a row have counted
 <checkpoint>/ps-<i>/dense-<part>.rows     the same of the dense table, whose keys are the numbers of pieces
 <checkpoint>/ps-<i>/applied.json          how often each batch was applied
 """
@@ -20,7 +21,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from emberscale_api.checkpoint import MANIFEST_NAME, CheckpointFile, CheckpointManifest, DamagedCheckpointError
 from emberscale_api.job import OptimizerType, TableSpec
 from emberscale_trainer.checkpoint.work import Work
-from emberscale_trainer.table import RowLayout
+from emberscale_trainer.partition import Ownership
+from emberscale_trainer.table import RowLayout, holds_sketches
 from emberscale_trainer.table.layout import state_floats
 
 RETIRED = ".keys"
@@ -36,6 +38,7 @@ class TablePart(_Part):
     * `files`: whole records each, in any order. In a flash checkpoint, later files replace rows of earlier ones, and
       those that end with RETIRED hold the keys of rows that were retired, int64 each.
     * `stride`: bytes of a record.
+    * `evicted`: whether rows of the table are, so that each says when it was touched.
     """
 
     name: str
@@ -44,18 +47,33 @@ class TablePart(_Part):
     dimension: int
     optimizer: OptimizerType
     stride: int
+    evicted: bool = False
+
+    @classmethod
+    def of(cls, spec: TableSpec, files: Sequence[str], record_bytes: int) -> "TablePart":
+        """The share of a table that is in these files, whose records take so many bytes."""
+        stride = RowLayout.of(spec).stride
+        return cls(
+            name=spec.name,
+            files=list(files),
+            rows=record_bytes // stride,
+            dimension=spec.dimension,
+            optimizer=spec.optimizer.type,
+            stride=stride,
+            evicted=spec.eviction.removes_rows,
+        )
 
     @property
     def layout(self) -> RowLayout:
         """How the records are laid out."""
-        return RowLayout(self.dimension, state_floats(self.optimizer, self.dimension))
+        return RowLayout(self.dimension, state_floats(self.optimizer, self.dimension), self.evicted)
 
 
 class PartitionFile(_Part):
     """partition.json.
 
     * `buckets`, `pieces`: [first, stop) ranges of what the server owned.
-    * `tables`: the embedding tables, in the order used on the wire.
+    * `tables`: the embedding tables, in the order used on the wire. `sketches`: of those with admission.
     * `parameters`: floats of the dense vector, over all servers.
     """
 
@@ -65,6 +83,32 @@ class PartitionFile(_Part):
     tables: list[TablePart]
     dense: TablePart
     parameters: int
+    sketches: list[TablePart] = []
+
+    @classmethod
+    def of(
+        cls, index: int, owned: Ownership, specs: Sequence[TableSpec], stored: Sequence[TablePart], parameters: int
+    ) -> "PartitionFile":
+        """What a server holds of its tables, in their order: `specs` and `stored`."""
+        sketches = sum(map(holds_sketches, specs))
+        return cls(
+            index=index,
+            buckets=ranges_of(owned.buckets),
+            pieces=ranges_of(owned.pieces),
+            tables=list(stored[sketches:-1]),
+            dense=stored[-1],
+            parameters=parameters,
+            sketches=list(stored[:sketches]),
+        )
+
+    def to_json(self) -> bytes:
+        """The file, without the fields of features that are off, which the version before does not know."""
+        return self.model_dump_json(indent=1, exclude_defaults=True).encode()
+
+    @property
+    def stored(self) -> tuple[TablePart, ...]:
+        """All tables in the order of a store's."""
+        return (*self.sketches, *self.tables, self.dense)
 
 
 class EpochRuns(_Part):
@@ -163,16 +207,16 @@ class CheckpointFiles:
 
     def partitions(self, specs: Sequence[TableSpec], parameters: int) -> list[PartitionFile]:
         """What each server held, which must be of these tables, the dense one last, and of so many parameters."""
-        wanted = [(spec.dimension, spec.optimizer.type) for spec in specs]
+        wanted = [(spec.dimension, spec.optimizer.type, spec.eviction.removes_rows) for spec in specs]
         names = [spec.name for spec in specs[:-1]]
         parts = [self.parse(f"ps-{index}/partition.json", PartitionFile) for index in range(self.manifest.ps_count)]
         for part in parts:
-            held = [(table.dimension, table.optimizer) for table in (*part.tables, part.dense)]
-            if held != wanted or [table.name for table in part.tables] != names or part.parameters != parameters:
+            held = [(table.dimension, table.optimizer, table.evicted) for table in part.stored]
+            if held != wanted or [table.name for table in part.stored[:-1]] != names or part.parameters != parameters:
                 raise DamagedCheckpointError(
                     f"{self._uri} was written by another model: tables or dense parameters differ"
                 )
-            for table in (*part.tables, part.dense):
+            for table in part.stored:
                 self._check_stride(table)
         return parts
 

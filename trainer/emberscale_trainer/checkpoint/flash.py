@@ -30,12 +30,11 @@ from emberscale_trainer.checkpoint.files import (
     EpochRuns,
     PartitionFile,
     TablePart,
-    ranges_of,
 )
 from emberscale_trainer.checkpoint.flash_redis import Command, FlashRedis, FlashUnusableError, RedisFullError
 from emberscale_trainer.checkpoint.work import AbandonedError, Work
 from emberscale_trainer.checkpoint.writer import Share, WrittenFile, parts_of
-from emberscale_trainer.table import Reader, RowLayout, Snapshot, SnapshotAbandonedError, TableStore
+from emberscale_trainer.table import Reader, Snapshot, SnapshotAbandonedError, TableStore
 from emberscale_trainer.table.snapshot import Lock
 
 CHUNK_BYTES = 4 << 20
@@ -94,7 +93,12 @@ class FlashWriter:
         may have in Redis. Raises MemoryError.
         """
         followed, before = None if self._followed is None else self._followed(), self._chain
-        sizes = [count * layout.stride for count, layout in zip(tables.rows().values(), tables.layouts, strict=False)]
+        rows = tables.rows()
+        sizes = [
+            rows[spec.name] * layout.stride
+            for spec, layout in zip(tables.specs, tables.layouts, strict=True)
+            if spec.name in rows
+        ]
         if followed is tables and before is not None and _may_grow(before, limit):
             return FlashDraft(tables.take(Reader.FLASH, lock), tables, lock, before, sum(sizes), limit)
         if before is not None:
@@ -252,30 +256,13 @@ def _may_grow(before: _Chain, limit: int) -> bool:
 def _documents(tables: TableStore, after: _Chain, share: Share) -> list[tuple[str, bytes]]:
     parts = []
     for spec, names in zip(tables.specs, after.files, strict=True):
-        stride = RowLayout.of(spec).stride
         sizes = [after.written[f"ps-{share.index}/{name}"].bytes for name in names if not name.endswith(RETIRED)]
-        parts.append(
-            TablePart(
-                name=spec.name,
-                files=list(names),
-                rows=sum(sizes) // stride,
-                dimension=spec.dimension,
-                optimizer=spec.optimizer.type,
-                stride=stride,
-            )
-        )
-    partition = PartitionFile(
-        index=share.index,
-        buckets=ranges_of(share.owned.buckets),
-        pieces=ranges_of(share.owned.pieces),
-        tables=parts[:-1],
-        dense=parts[-1],
-        parameters=share.parameters,
-    )
+        parts.append(TablePart.of(spec, names, sum(sizes)))
+    partition = PartitionFile.of(share.index, share.owned, tables.specs, parts, share.parameters)
     epochs = [EpochRuns(epoch=epoch, runs=share.applied.runs(epoch)) for epoch in share.applied.epochs()]
     applied = AppliedFile(epochs=epochs)
     return [
-        ("partition.json", partition.model_dump_json().encode()),
+        ("partition.json", partition.to_json()),
         ("applied.json", applied.model_dump_json().encode()),
     ]
 

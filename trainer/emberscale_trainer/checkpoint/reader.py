@@ -25,7 +25,7 @@ def load_partition(files: CheckpointFiles, owned: Ownership, tables: TableStore,
             buckets = np.zeros_like(owned.buckets)
             for first, stop in part.buckets:
                 buckets[first:stop] = owned.buckets[first:stop]
-            for number, table in enumerate(part.tables):
+            for number, table in enumerate(part.stored[:-1]):
                 for retired, records in _read_changes(files, part, table):
                     if len(retired):
                         tables.retire(number, retired[buckets[buckets_of(retired)]])

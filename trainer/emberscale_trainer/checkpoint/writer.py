@@ -13,10 +13,10 @@ from fsspec.implementations.local import LocalFileSystem
 from numpy.typing import NDArray
 
 from emberscale_api.job import TableSpec
-from emberscale_trainer.checkpoint.files import AppliedFile, EpochRuns, PartitionFile, TablePart, ranges_of
+from emberscale_trainer.checkpoint.files import AppliedFile, EpochRuns, PartitionFile, TablePart
 from emberscale_trainer.checkpoint.work import AbandonedError, Work
 from emberscale_trainer.partition import AppliedBatches, Ownership
-from emberscale_trainer.table import RowLayout, Snapshot, SnapshotAbandonedError, keys_of
+from emberscale_trainer.table import Snapshot, SnapshotAbandonedError, holds_sketches, keys_of
 
 _PART_BYTES = 16 << 20
 """A file of records ends with the chunk that reaches this size: it is kept in memory until the storage has it."""
@@ -68,15 +68,8 @@ def _write(snapshot: Snapshot, specs: Sequence[TableSpec], share: Share, folder:
     tables = [_write_table(folder, spec, _drained(snapshot, spec, number, share)) for number, spec in enumerate(specs)]
     epochs = [EpochRuns(epoch=epoch, runs=share.applied.runs(epoch)) for epoch in share.applied.epochs()]
     folder.write("applied.json", AppliedFile(epochs=epochs).model_dump_json().encode())
-    partition = PartitionFile(
-        index=share.index,
-        buckets=ranges_of(share.owned.buckets),
-        pieces=ranges_of(share.owned.pieces),
-        tables=tables[:-1],
-        dense=tables[-1],
-        parameters=share.parameters,
-    )
-    folder.write("partition.json", partition.model_dump_json(indent=1).encode())
+    partition = PartitionFile.of(share.index, share.owned, specs, tables, share.parameters)
+    folder.write("partition.json", partition.to_json())
     folder.flush()
     return folder.written
 
@@ -89,19 +82,13 @@ def _drained(snapshot: Snapshot, spec: TableSpec, number: int, share: Share) -> 
 
 def _write_table(folder: "_Folder", spec: TableSpec, chunks: Iterable[NDArray[np.uint8]]) -> TablePart:
     stem = "dense" if spec.column < 0 else f"table-{spec.number}"
-    stride = RowLayout.of(spec).stride
+    if holds_sketches(spec):
+        stem = f"sketches-{-1 - spec.number}"
     files, size = [], 0
     for part, content in enumerate(parts_of(chunks, _PART_BYTES)):
         files.append(folder.write(f"{stem}-{part}.rows", content))
         size += len(content)
-    return TablePart(
-        name=spec.name,
-        files=files,
-        rows=size // stride,
-        dimension=spec.dimension,
-        optimizer=spec.optimizer.type,
-        stride=stride,
-    )
+    return TablePart.of(spec, files, size)
 
 
 def parts_of(chunks: Iterable[NDArray[np.uint8]], size_bytes: int) -> Iterator[memoryview]:

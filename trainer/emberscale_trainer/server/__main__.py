@@ -67,6 +67,9 @@ def _serve(identity: ProcessIdentity, stopping: threading.Event) -> int:
         figures = state.figures()
         request.ps.rows.update(figures.rows)
         request.ps.table_bytes = figures.table_bytes
+        for table, counts in figures.admission.items():
+            told = request.ps.admission[table]
+            told.admitted, told.refused, told.evicted = counts.admitted, counts.refused, counts.evicted
         request.ps.applied_batches = state.totals.pushes
         request.ps.repeated_batches = state.totals.repeated
         request.ps.next_token, request.ps.next_barrier = state.next_numbers

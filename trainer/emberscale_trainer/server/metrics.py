@@ -55,6 +55,20 @@ class ServerMetrics(Collector):
         for table, count in figures.rows.items():
             rows.add_metric([table], count)
         yield rows
+        admitted = CounterMetricFamily(
+            metrics.TABLE_ADMITTED_ROWS_TOTAL,
+            "Keys that got a row in a table with admission",
+            labels=["table"],
+        )
+        refused = CounterMetricFamily(
+            metrics.TABLE_REFUSED_PUSHES_TOTAL, "Pushes of keys without a row that were only counted", labels=["table"]
+        )
+        evicted = CounterMetricFamily(metrics.TABLE_EVICTED_ROWS_TOTAL, "Rows removed by eviction", labels=["table"])
+        for table, counts in figures.admission.items():
+            admitted.add_metric([table], counts.admitted)
+            refused.add_metric([table], counts.refused)
+            evicted.add_metric([table], counts.evicted)
+        yield from (admitted, refused, evicted)
         yield GaugeMetricFamily(metrics.TABLE_BYTES, "Memory of the tables", value=figures.table_bytes)
 
 

@@ -1,10 +1,11 @@
 """The reports of a parameter server: what it has done, what it holds, and its rows as of a barrier."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from emberscale_trainer.partition import Ownership
 from emberscale_trainer.server.barrier import Outcome
-from emberscale_trainer.table import Snapshot, TableStore
+from emberscale_trainer.table import AdmissionCounts, Snapshot, TableStore
 
 
 @dataclass(slots=True)
@@ -25,10 +26,14 @@ class Totals:
 
 @dataclass(frozen=True)
 class Figures:
-    """Rows of each embedding table, and the bytes that all tables take."""
+    """Rows of each embedding table, and the bytes that all tables take.
+
+    * `admission`: what became of keys and rows, by the table; only of tables with admission or eviction.
+    """
 
     rows: dict[str, int]
     table_bytes: int
+    admission: Mapping[str, AdmissionCounts] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)

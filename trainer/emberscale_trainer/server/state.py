@@ -16,6 +16,7 @@ from emberscale_api.wire import Header, Status
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server.barrier import NotHeldError, Outcome
 from emberscale_trainer.server.core import Assigning, Assignment, Decision, ServerCore
+from emberscale_trainer.server.eviction import BackgroundEviction
 from emberscale_trainer.server.moves import Transfer
 from emberscale_trainer.server.reports import Figures, Taken, Totals
 from emberscale_trainer.server.staleness import StalenessBound
@@ -68,7 +69,9 @@ class ServerState:
     ) -> None:
         self._fatal = fatal
         self._clock = clock
-        self._changed = threading.Condition()
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)
+        self._eviction = BackgroundEviction(lock)
         self._core = ServerCore() if core is None else core
         self._tables: TableStore | None = None
         self._staged: TableStore | None = None
@@ -108,7 +111,7 @@ class ServerState:
         if self._changed.acquire(timeout=_FIGURES_SECONDS):
             try:
                 tables = self._tables
-                self._figures = Figures({}, 0) if tables is None else Figures(tables.rows(), tables.allocated_bytes)
+                self._figures = Figures({}, 0) if tables is None else _figures_of(tables)
             finally:
                 self._changed.release()
         return self._figures
@@ -127,9 +130,13 @@ class ServerState:
     def _drop_rows(self) -> None:
         if self._tables is not None:
             self._tables.abandon_snapshots()
-        self._tables = None
+        self._serve(None)
         self._given_away = []
         self._changed.notify_all()
+
+    def _serve(self, tables: TableStore | None) -> None:
+        self._tables = tables
+        self._eviction.serve(tables)
 
     def adopt(
         self,
@@ -143,7 +150,7 @@ class ServerState:
         with self._changed:
             adopted = self._core.adopt(wanted, owned, applied, bound)
             if adopted:
-                self._tables = tables
+                self._serve(tables)
                 self._changed.notify_all()
             return adopted
 
@@ -229,11 +236,18 @@ class ServerState:
             if problem is not None:
                 raise problem
             began = self._clock()
+            evicts = self._eviction.active
+            if evicts:
+                self._eviction.finish()
             tables.reserve(counts, keys, gradients)
             self._check_pieces(counts, keys)
             self._core.record(session, header, began)
             try:
+                if evicts:
+                    tables.clock = self._core.applied.total
                 tables.push_reserved(counts, keys, gradients)
+                if evicts:
+                    self._eviction.applied(tables.clock, self._core.owned.buckets)
             except BaseException as error:
                 self._fatal(error)
                 raise
@@ -283,6 +297,7 @@ class ServerState:
         with self._changed:
             outcome = self._core.snapshot(generation, number, self._clock())
             if self._tables is not None and not outcome.repeated:
+                self._eviction.finish()
                 snapshot = begin(self._tables, self._changed)
                 take(Taken(outcome, snapshot, self._tables, self._core.owned))
             self._changed.notify_all()
@@ -338,6 +353,7 @@ class ServerState:
             self._core.moving(number)
             if self._tables is None:
                 raise NotHeldError("nothing is served here")
+            self._eviction.finish()
             if not whole:
                 return self._tables.take(Reader.MOVE, self._changed), self._tables
             self._tables.untrack(Reader.MOVE)
@@ -365,8 +381,10 @@ class ServerState:
         with self._changed:
             outcome, transfer = self._core.switch(generation, number, move, settled, bound, self._clock())
             if transfer is not None:
+                self._eviction.finish()
                 if transfer.joins:
-                    self._tables, self._staged = self._staged, None
+                    self._serve(self._staged)
+                    self._staged = None
                 elif self._tables is not None:
                     self._tables.untrack(Reader.MOVE)
                     self._give_away(transfer.before.without(transfer.after))
@@ -447,6 +465,10 @@ class ServerState:
         pieces = keys[len(keys) - int(counts[-1]) :]
         if not self._core.owned.owns_pieces(pieces):
             raise ValueError(f"the request names dense pieces of which this server does not own all: {pieces.tolist()}")
+
+
+def _figures_of(tables: TableStore) -> Figures:
+    return Figures(tables.rows(), tables.allocated_bytes, tables.admission_counts())
 
 
 def _not_finite(gradients: NDArray[np.float32]) -> NonFiniteGradientError | None:

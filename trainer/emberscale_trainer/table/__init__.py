@@ -4,27 +4,35 @@
 `layout`     the bytes of a row                      `slab`      where rows live, and what kernels know of it
 `rows`       the one place where rows change         `index`     from key to slot
 `dense`      the dense parameters as rows            `kernels`   the entry points
+`admission`  which keys get rows                     `eviction`  which rows leave
 `optimizers`, `initializers`  the arithmetic
 `compiled`, `memory`, `vector`  what Numba lacks: options, addresses, and registers of eight floats
 """
 
+from emberscale_trainer.table.admission import AdmissionCounts, holds_sketches, with_sketches
 from emberscale_trainer.table.compiled import warm_up
 from emberscale_trainer.table.dense import DensePieces, NonFiniteGradientError, require_finite
+from emberscale_trainer.table.eviction import Eviction, Sweep
 from emberscale_trainer.table.layout import RowLayout, keys_of
 from emberscale_trainer.table.slab import Reader
 from emberscale_trainer.table.snapshot import Lock, Snapshot, SnapshotAbandonedError
 from emberscale_trainer.table.store import TableStore
 
 __all__ = [
+    "AdmissionCounts",
     "DensePieces",
+    "Eviction",
     "Lock",
     "NonFiniteGradientError",
     "Reader",
     "RowLayout",
     "Snapshot",
     "SnapshotAbandonedError",
+    "Sweep",
     "TableStore",
+    "holds_sketches",
     "keys_of",
     "require_finite",
     "warm_up",
+    "with_sketches",
 ]

@@ -49,6 +49,18 @@ def mix64(key: int) -> int:
     return value ^ shift_right(value, 31)
 
 
+_UNMIX_1 = as_signed(pow(MIX_1, -1, 1 << 64))
+_UNMIX_2 = as_signed(pow(MIX_2, -1, 1 << 64))
+
+
+@part
+def unmix64(key_hash: int) -> int:
+    """The key with this hash: the inverse of `mix64`."""
+    value = (key_hash ^ shift_right(key_hash, 31) ^ shift_right(key_hash, 62)) * _UNMIX_2
+    value = (value ^ shift_right(value, 27) ^ shift_right(value, 54)) * _UNMIX_1
+    return value ^ shift_right(value, 30) ^ shift_right(value, 60)
+
+
 ENTRY_BYTES = 8
 SMALLEST_BITS = 3
 """A bucket begins with one cache line of entries."""

@@ -8,8 +8,10 @@ A kernel that makes rows never waits for a segment: TableStore asks `lacking` fi
 before anything changes. Only the memory of a sub-index is asked for on the way.
 """
 
+from emberscale_api.routing import BUCKETS
 from emberscale_trainer.table.compiled import entry, part, routine
 from emberscale_trainer.table.index import (
+    BUCKET_MASK,
     NOT_FOUND,
     drop_bucket,
     find,
@@ -22,6 +24,7 @@ from emberscale_trainer.table.index import (
     remove,
     row_address,
     slots_of_bucket,
+    unmix64,
 )
 from emberscale_trainer.table.initializers import initial_weights
 from emberscale_trainer.table.layout import FLOAT_BYTES, KEY_BYTES
@@ -40,6 +43,8 @@ from emberscale_trainer.table.memory import (
 )
 from emberscale_trainer.table.rows import (
     NO_SLOT,
+    SKETCH_COUNTERS,
+    count_push,
     make_row,
     put_row,
     retire_row,
@@ -48,7 +53,21 @@ from emberscale_trainer.table.rows import (
     step_rows,
     take_slot,
 )
-from emberscale_trainer.table.slab import DIMENSION, DIRECTORY, INITIALIZER, SCALE, SEED, STRIDE, TABLE_BYTES
+from emberscale_trainer.table.slab import (
+    ADMITTED,
+    DIMENSION,
+    DIRECTORY,
+    INITIALIZER,
+    MIN_COUNT,
+    PUSHES,
+    REFUSED,
+    SCALE,
+    SEED,
+    SKETCH,
+    STRIDE,
+    TABLE_BYTES,
+    TOUCHED,
+)
 from emberscale_trainer.table.vector import VECTOR_BYTES, WHOLE, load8, store8
 
 BLOCK = 64
@@ -99,6 +118,8 @@ def _seek(table: int, keys: int, count: int, row_bytes: int, scratch: int) -> No
 def _settle(table: int, keys: int, count: int, make: int, scratch: int) -> int:
     """Corrects what `_seek` guessed: every key gets its slot and row, missing rows being made if `make`, or else 0.
 
+    A key that is not admitted gets none even so: its push is counted.
+
     Returns `count`, or NO_MEMORY; rows made until then stay.
     """
     geometry = geometry_of(table)
@@ -110,10 +131,14 @@ def _settle(table: int, keys: int, count: int, make: int, scratch: int) -> int:
         key_hash = load_int64(scratch + _HASHES + at)
         slot = find(table, key, key_hash)  # another key had the fingerprint, or this block has just made the row
         if slot == NOT_FOUND and make:
-            slot = _add(table, key_hash)
-            if slot < 0:
+            admitted = _admit(table, key_hash)
+            if admitted < 0:
                 return NO_MEMORY
-            make_row(table, slot, key, key_hash)
+            if admitted:
+                slot = _add(table, key_hash)
+                if slot < 0:
+                    return NO_MEMORY
+                make_row(table, slot, key, key_hash)
         store_int64(scratch + _SLOTS + at, slot)
         store_int64(scratch + _ROWS + at, 0 if slot == NOT_FOUND else row_address(geometry, slot))
     return count
@@ -137,6 +162,42 @@ def _add(table: int, key_hash: int) -> int:
     if slot != NO_SLOT:
         insert(table, key_hash, slot)
     return slot
+
+
+@routine
+def _admit(table: int, key_hash: int) -> int:
+    """Whether a push gives a row to a key without one: 1, or 0 if it only counts, or NO_MEMORY."""
+    sketches = load_int64(table + SKETCH)
+    if sketches == 0:
+        return 1
+    bucket = key_hash & BUCKET_MASK
+    key = unmix64(bucket)
+    slot = find(sketches, key, bucket)
+    if slot == NOT_FOUND:
+        slot = _add(sketches, bucket)
+        if slot < 0:
+            return NO_MEMORY
+        make_row(sketches, slot, key, bucket)
+    least = load_int64(table + MIN_COUNT)
+    is_admitted = count_push(sketches, slot, key_hash, least * SKETCH_COUNTERS // 4) >= least
+    total = table + (ADMITTED if is_admitted else REFUSED)
+    store_int64(total, load_int64(total) + 1)
+    return 1 if is_admitted else 0
+
+
+@routine
+def _step_admitted(table: int, count: int, gradients: int, scratch: int) -> None:
+    """Steps those of a block's keys that have rows."""
+    size = FLOAT_BYTES * load_int64(table + DIMENSION)
+    first = 0
+    while first < count:
+        end = first
+        while end < count and load_int64(scratch + _ROWS + 8 * end) != 0:
+            end += 1
+        if end > first:
+            at = 8 * first
+            step_rows(table, scratch + _SLOTS + at, scratch + _ROWS + at, end - first, gradients + size * first)
+        first = end + 1
 
 
 @routine
@@ -164,12 +225,19 @@ def _write_initial_weights(table: int, key: int, key_hash: int, target: int) -> 
 
 @entry
 def lacking(tables: int, table_count: int, counts: int, key_count: int, value_count: int) -> int:
-    """The first table that has not room for `counts` new rows, and as many changes; NONE if all have, or MISMATCH."""
+    """The first table that has not room for `counts` new rows, and as many changes; NONE if all have, or MISMATCH.
+
+    That includes its sketches, of which one may change for each key.
+    """
     if not _fits(tables, table_count, counts, key_count, value_count):
         return MISMATCH
     for number in range(table_count):
         table = tables + TABLE_BYTES * number
-        if min(room_of(table), room_for_changes(table)) < load_uint32(counts + 4 * number):
+        count = load_uint32(counts + 4 * number)
+        if min(room_of(table), room_for_changes(table)) < count:
+            return number
+        sketches = load_int64(table + SKETCH)
+        if sketches != 0 and min(room_of(sketches), room_for_changes(sketches)) < min(count, BUCKETS):
             return number
     return NONE
 
@@ -246,7 +314,10 @@ def push(
             _seek(table, keys + 8 * block, count, load_int64(table + STRIDE), scratch)
             if _settle(table, keys + 8 * block, count, 1, scratch) < 0:
                 return NO_MEMORY
-            step_rows(table, scratch + _SLOTS, scratch + _ROWS, count, gradients)
+            if load_int64(table + SKETCH) == 0:
+                step_rows(table, scratch + _SLOTS, scratch + _ROWS, count, gradients)
+            else:
+                _step_admitted(table, count, gradients, scratch)
             gradients += count * size
         first = end
     return first
@@ -277,6 +348,28 @@ def read_bucket(table: int, bucket: int, slots: int, records: int) -> int:
     count = slots_of_bucket(table, bucket, slots)
     for number in range(count):
         copy(records + stride * number, row_address(geometry, load_int64(slots + 8 * number)), stride)
+    return count
+
+
+@entry
+def read_marks(table: int, buckets: int, bucket_count: int, slots: int, marks: int) -> int:
+    """Writes `key, pushes, touched` of the rows of `buckets: int64[bucket_count]` to `marks: int64[rows, 3]`.
+
+    They come in the order of the buckets; `slots` and `marks` have room for all. Returns their number.
+    """
+    geometry = geometry_of(table)
+    pushes, touched = load_int64(table + PUSHES), load_int64(table + TOUCHED)
+    count = 0
+    for at in range(buckets, buckets + 8 * bucket_count, 8):
+        count += slots_of_bucket(table, load_int64(at), slots + 8 * count)
+    for number in range(count):
+        prefetch(row_address(geometry, load_int64(slots + 8 * number)) + pushes)
+    for number in range(count):
+        row = row_address(geometry, load_int64(slots + 8 * number))
+        store_int64(marks, load_int64(row))
+        store_int64(marks + 8, load_uint32(row + pushes))
+        store_int64(marks + 16, load_uint32(row + touched))
+        marks += 24
     return count
 
 

@@ -29,6 +29,9 @@ def state_floats(optimizer: OptimizerType, dimension: int) -> int:
 class RowLayout:
     """A row is one record: `key: int64 | weights: float32[dimension] | state: float32[state] | pushes: uint32`.
 
+    In a table from which rows are evicted, `touched: uint32` follows: the batch that last pushed the row, by the number
+    of batches that its server had applied with it.
+
     `pushes` counts the gradients that the row has taken, up to 2^32 - 1. It is never 0 in a row, and a slot without a
     row is all zero, so it also says which slots are live. It stands in the row because there it costs no cache miss of
     its own, and mostly fills what padding to a multiple of 8 bytes would waste.
@@ -36,11 +39,13 @@ class RowLayout:
 
     dimension: int
     state: int
+    evicted: bool = False
 
     @classmethod
     def of(cls, spec: TableSpec) -> "RowLayout":
         """The layout of a table's rows."""
-        return cls(spec.dimension, state_floats(spec.optimizer.type, spec.dimension))
+        state = state_floats(spec.optimizer.type, spec.dimension)
+        return cls(spec.dimension, state, spec.eviction.removes_rows)
 
     @property
     def pushes_offset(self) -> int:
@@ -48,18 +53,32 @@ class RowLayout:
         return KEY_BYTES + FLOAT_BYTES * (self.dimension + self.state)
 
     @property
+    def touched_offset(self) -> int:
+        """Where `touched` begins, in bytes; 0 in a layout without it."""
+        return self.pushes_offset + COUNTER_BYTES if self.evicted else 0
+
+    @property
     def stride(self) -> int:
         """Bytes of a record; a multiple of 8."""
-        return -(-(self.pushes_offset + COUNTER_BYTES) // 8) * 8
+        counters = 2 if self.evicted else 1
+        return -(-(self.pushes_offset + counters * COUNTER_BYTES) // 8) * 8
 
     @cached_property
     def dtype(self) -> np.dtype[np.void]:
-        """A record with the fields key, weights, state and pushes."""
+        """A record with the fields key, weights, state, pushes and, where there is one, touched."""
+        fields = {
+            "key": ("<i8", 0),
+            "weights": (("<f4", (self.dimension,)), KEY_BYTES),
+            "state": (("<f4", (self.state,)), KEY_BYTES + FLOAT_BYTES * self.dimension),
+            "pushes": ("<u4", self.pushes_offset),
+        }
+        if self.evicted:
+            fields["touched"] = ("<u4", self.touched_offset)
         return np.dtype(
             {
-                "names": ["key", "weights", "state", "pushes"],
-                "formats": ["<i8", ("<f4", (self.dimension,)), ("<f4", (self.state,)), "<u4"],
-                "offsets": [0, KEY_BYTES, KEY_BYTES + FLOAT_BYTES * self.dimension, self.pushes_offset],
+                "names": list(fields),
+                "formats": [form for form, _ in fields.values()],
+                "offsets": [offset for _, offset in fields.values()],
                 "itemsize": self.stride,
             }
         )

@@ -1,8 +1,9 @@
 """The one place where the bytes of a row change.
 
 Nothing else writes to a segment. A row is made for the gradient that steps it next (`make_row`), stepped by a gradient
-(`step_rows`), replaced by a record that was saved or sent (`put_row`) or given back (`retire_row`). Each of the last
-three tells the readers first, while the row has its old bytes: what must know of every change belongs there.
+(`step_rows`), replaced by a record that was saved or sent (`put_row`) or given back (`retire_row`); one that is a
+sketch counts a push (`count_push`). Each of the last four tells the readers first, while the row has its old bytes:
+what must know of every change belongs there.
 
 Between calls of a kernel, a row has counted a push or more, and a slot without a row is all zero: the bytes of a slot
 say by themselves whether it is live.
@@ -26,6 +27,7 @@ from emberscale_trainer.table.memory import (
     load_int64,
     load_uint8,
     load_uint32,
+    shift_right,
     store_int64,
     store_uint8,
     store_uint32,
@@ -33,6 +35,7 @@ from emberscale_trainer.table.memory import (
 )
 from emberscale_trainer.table.slab import (
     CHANGED,
+    CLOCK,
     DIMENSION,
     END,
     FREE,
@@ -55,10 +58,21 @@ from emberscale_trainer.table.slab import (
     SEGMENT_ROWS,
     SLOT_BITS,
     STRIDE,
+    TOUCHED,
     Reader,
 )
 
 NO_SLOT = -1
+
+SKETCH_COUNTERS = 2048
+"""Counters of a sketch, a byte each: the weights of its row. A power of two."""
+
+_COUNTER_MASK = SKETCH_COUNTERS - 1
+_FIRST_COUNTER, _SECOND_COUNTER, _THIRD_COUNTER = 10, 21, 32
+"""The bits of a key's hash from which its counters follow; those below are the same in all keys of a bucket."""
+
+_MOST_COUNTED = 0xFF
+_HALVED = 0x7F7F7F7F7F7F7F7F
 MOST_PUSHES = 0xFFFFFFFF
 """Where the counter of a row stays: a live row never counts zero."""
 
@@ -219,12 +233,49 @@ _step_ftrl = _stepper(optimizers.three_parameters, optimizers.apply_ftrl)
 
 
 @routine
+def _touch(table: int, rows: int, count: int) -> None:
+    """Notes in rows that the batch of this moment pushes them."""
+    offset, clock = load_int64(table + TOUCHED), load_int64(load_int64(table + CLOCK))
+    for at in range(0, 8 * count, 8):
+        store_uint32(load_int64(rows + at) + offset, clock)
+
+
+@routine
+def count_push(sketches: int, slot: int, key_hash: int, period: int) -> int:
+    """Counts a push of a key in a sketch, a row of its table; returns how often the key was counted, or seems so.
+
+    Of the counters of a key, those that are lowest grow (Estan and Varghese 2002: conservative update). After `period`
+    pushes all counters are halved, and so is the number of pushes (Einziger et al. 2017, section 3.3: reset).
+    """
+    row = row_address(geometry_of(sketches), slot)
+    _tell_readers_of_one(sketches, slot, row)
+    counters = row + KEY_BYTES
+    first = counters + (shift_right(key_hash, _FIRST_COUNTER) & _COUNTER_MASK)
+    second = counters + (shift_right(key_hash, _SECOND_COUNTER) & _COUNTER_MASK)
+    third = counters + (shift_right(key_hash, _THIRD_COUNTER) & _COUNTER_MASK)
+    lowest = min(load_uint8(first), min(load_uint8(second), load_uint8(third)))
+    if lowest < _MOST_COUNTED:
+        for counter in (first, second, third):
+            if load_uint8(counter) == lowest:
+                store_uint8(counter, lowest + 1)
+    pushes = load_uint32(row + load_int64(sketches + PUSHES)) + 1
+    if pushes >= period:
+        for counter in range(counters, counters + SKETCH_COUNTERS, 8):
+            store_int64(counter, shift_right(load_int64(counter), 1) & _HALVED)
+        pushes >>= 1
+    store_uint32(row + load_int64(sketches + PUSHES), pushes)
+    return lowest + 1
+
+
+@routine
 def step_rows(table: int, slots: int, rows: int, count: int, gradients: int) -> None:
     """Applies `count` gradients to rows, one after another, and counts them.
 
     `slots` and `rows` are the addresses of int64[count]: slots, and where their rows begin.
     """
     _tell_readers(table, slots, rows, count)
+    if load_int64(table + TOUCHED) != 0:
+        _touch(table, rows, count)
     optimizer = load_int64(table + OPTIMIZER)
     if optimizer == optimizers.ROW_WISE_ADAGRAD:
         _step_row_wise_adagrad(table, rows, count, gradients)

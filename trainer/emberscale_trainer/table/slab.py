@@ -51,6 +51,12 @@ TABLE = np.dtype(
         ("dimension", "<i8"),
         ("stride", "<i8"),
         ("pushes", "<i8"),  # offset of the counter in a row
+        ("touched", "<i8"),  # offset of the batch that last pushed a row; 0: the rows do not say
+        ("clock", "<i8"),  # address of int64: the number of the batch that is being pushed
+        ("sketch", "<i8"),  # address of the descriptor of the table's sketches; 0: every key is admitted
+        ("min_count", "<i8"),  # the push that gives a key a row
+        ("admitted", "<i8"),  # keys that got a row so far, where there are sketches
+        ("refused", "<i8"),  # pushes so far that only counted
         ("optimizer", "<i8"),
         ("initializer", "<i8"),
         ("seed", "<i8"),
@@ -81,6 +87,12 @@ FREE_COUNT = _offset("free_count")
 DIMENSION = _offset("dimension")
 STRIDE = _offset("stride")
 PUSHES = _offset("pushes")
+TOUCHED = _offset("touched")
+CLOCK = _offset("clock")
+SKETCH = _offset("sketch")
+MIN_COUNT = _offset("min_count")
+ADMITTED = _offset("admitted")
+REFUSED = _offset("refused")
 OPTIMIZER = _offset("optimizer")
 INITIALIZER = _offset("initializer")
 SEED = _offset("seed")

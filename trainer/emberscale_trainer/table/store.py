@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from emberscale_api.job import TableSpec
 from emberscale_api.routing import BUCKETS
 from emberscale_trainer.table import initializers, kernels, optimizers
+from emberscale_trainer.table.admission import AdmissionCounts, with_sketches
 from emberscale_trainer.table.compiled import warm_up
 from emberscale_trainer.table.dense import DensePieces
 from emberscale_trainer.table.index import ENTRY_BYTES
@@ -25,7 +26,8 @@ class TableStore:
 
     With `dense`, one more table follows: its keys are the numbers of dense pieces, its rows their parameters.
 
-    A row comes into being when its key is first pushed. Requests name keys table by table:
+    A row comes into being when its key is first pushed, or pushed often enough where the table says so (`admission`).
+    `specs` also has the tables of the sketches, ahead of those of requests. Requests name keys table by table:
     `counts: uint32[tables]` says how many of `keys: int64[n]` belong to each table, in order; weights and gradients are
     float32, row after row in the order of the keys. Buffers may be read-only and need no alignment. The same requests
     in the same order give the same bytes.
@@ -35,10 +37,14 @@ class TableStore:
 
     def __init__(self, specs: Sequence[TableSpec], dense: DensePieces | None = None) -> None:
         warm_up()
-        self.specs = tuple(specs) if dense is None else (*specs, dense.table(len(specs)))
+        embeddings = with_sketches(specs)
+        self.specs = embeddings if dense is None else (*embeddings, dense.table(len(specs)))
         self.layouts = tuple(RowLayout.of(spec) for spec in self.specs)
-        self._embeddings = len(specs)
         tables = len(self.specs)
+        self._first = len(embeddings) - len(specs)
+        self._embeddings = range(self._first, len(embeddings))
+        self._clock = np.zeros(1, np.int64)
+        self._evicted = [0] * tables
         self._tables = np.zeros(tables, TABLE)
         self._directories = np.zeros((tables, BUCKETS), np.int64)
         self._bucket_rows = np.zeros((tables, BUCKETS), np.uint32)
@@ -49,10 +55,12 @@ class TableStore:
         self._snapshots: dict[Reader, Snapshot] = {}
         self._scratch = np.zeros(kernels.SCRATCH_BYTES, np.uint8)
         self._tables_address = address_of(self._tables)
+        self._requested_address = self._tables_address + TABLE.itemsize * self._first
         self._scratch_address = address_of(self._scratch)
-        self._dimensions = np.array([spec.dimension for spec in self.specs], np.int64)
+        self._dimensions = np.array([spec.dimension for spec in self.specs[self._first :]], np.int64)
         for number, (spec, layout) in enumerate(zip(self.specs, self.layouts, strict=True)):
             self._describe(number, spec, layout)
+        self._sketches = self._describe_sketches()
         self._dense = dense
         if dense is not None:
             self._describe_dense(dense)
@@ -69,6 +77,8 @@ class TableStore:
         table["dimension"] = spec.dimension
         table["stride"] = layout.stride
         table["pushes"] = layout.pushes_offset
+        table["touched"] = layout.touched_offset
+        table["clock"] = address_of(self._clock)
         table["optimizer"] = optimizers.CODES[spec.optimizer.type]
         table["initializer"] = initializers.CODES[spec.initializer.type]
         table["seed"] = initializers.table_seed(spec)
@@ -76,11 +86,31 @@ class TableStore:
         parameters = optimizers.parameters_of(spec.optimizer)
         table["parameters"][: len(parameters)] = parameters
 
+    def _describe_sketches(self) -> dict[int, int]:
+        """By the number of a table with admission, that of its sketches."""
+        owners = [number for number in self._embeddings if self.specs[number].admission.min_count > 1]
+        for sketches, number in enumerate(owners):
+            self._tables[number]["sketch"] = self._descriptor(sketches)
+            self._tables[number]["min_count"] = self.specs[number].admission.min_count
+        return {number: sketches for sketches, number in enumerate(owners)}
+
     def _describe_dense(self, dense: DensePieces) -> None:
         table = self._tables[-1]
         table["optimizer"] = optimizers.DENSE_CODES[dense.optimizer.type]
         table["initializer"] = initializers.GIVEN
         table["seed"] = address_of(dense.initial)
+
+    @property
+    def clock(self) -> int:
+        """The number of the batch that is pushed next, counted over all that its server applies.
+
+        Rows of tables with eviction note it. It is the caller's to set; nothing else depends on it.
+        """
+        return int(self._clock[0])
+
+    @clock.setter
+    def clock(self, batches: int) -> None:
+        self._clock[0] = batches
 
     @property
     def dense_parameters(self) -> int:
@@ -90,7 +120,7 @@ class TableStore:
     def values_per_request(self, counts: NDArray[np.uint32]) -> int:
         """The float32 numbers in the answer to a pull of so many keys a table. Raises ValueError for another shape."""
         if counts.shape != self._dimensions.shape:
-            raise ValueError(f"counts has the shape {counts.shape} for {len(self.specs)} tables")
+            raise ValueError(f"counts has the shape {counts.shape} for {len(self._dimensions)} tables")
         return int(self._dimensions @ counts)
 
     def pull(
@@ -108,7 +138,7 @@ class TableStore:
         if not out.flags.writeable:
             raise ValueError("out is read-only")
         addresses = (address_of(counts), address_of(keys), len(keys), address_of(out), len(out))
-        if kernels.pull(self._tables_address, len(counts), *addresses, self._scratch_address) == kernels.MISMATCH:
+        if kernels.pull(self._requested_address, len(counts), *addresses, self._scratch_address) == kernels.MISMATCH:
             raise self._mismatch()
 
     def reserve(self, counts: NDArray[np.uint32], keys: NDArray[np.int64], gradients: NDArray[np.float32]) -> None:
@@ -119,12 +149,15 @@ class TableStore:
         """
         self._check(counts, keys, gradients, "gradients")
         while True:
-            table = kernels.lacking(self._tables_address, len(counts), address_of(counts), len(keys), len(gradients))
+            table = kernels.lacking(self._requested_address, len(counts), address_of(counts), len(keys), len(gradients))
             if table == kernels.NONE:
                 return
             if table == kernels.MISMATCH:
                 raise self._mismatch()
-            self._make_room(table, int(counts[table]), int(counts[table]))
+            rows, number = int(counts[table]), self._first + table
+            self._make_room(number, rows, rows)
+            if number in self._sketches:
+                self._make_room(self._sketches[number], min(rows, BUCKETS), min(rows, BUCKETS))
 
     def push(self, counts: NDArray[np.uint32], keys: NDArray[np.int64], gradients: NDArray[np.float32]) -> None:
         """Steps the rows of the keys by `gradients: float32[values_per_request(counts)]`, making missing rows first.
@@ -141,7 +174,7 @@ class TableStore:
     ) -> None:
         """As `push`, for arguments for which `reserve` was called last."""
         addresses = (address_of(counts), address_of(keys), len(keys), address_of(gradients), len(gradients))
-        done = kernels.push(self._tables_address, len(counts), *addresses, self._scratch_address)
+        done = kernels.push(self._requested_address, len(counts), *addresses, self._scratch_address)
         if done == kernels.NO_MEMORY:
             raise MemoryError("no memory for the index of the embedding rows")
 
@@ -163,7 +196,18 @@ class TableStore:
 
     def rows(self) -> dict[str, int]:
         """Rows of each embedding table, by its name."""
-        return {spec.name: self._rows(number) for number, spec in enumerate(self.specs[: self._embeddings])}
+        return {self.specs[number].name: self._rows(number) for number in self._embeddings}
+
+    def admission_counts(self) -> dict[str, AdmissionCounts]:
+        """What became of keys and rows of each embedding table with admission or eviction, by its name."""
+        counts = {}
+        for number in self._embeddings:
+            spec, table = self.specs[number], self._tables[number]
+            if number in self._sketches or spec.eviction.removes_rows:
+                counts[spec.name] = AdmissionCounts(
+                    int(table["admitted"]), int(table["refused"]), self._evicted[number]
+                )
+        return counts
 
     @property
     def allocated_bytes(self) -> int:
@@ -284,6 +328,28 @@ class TableStore:
         self._note_retired(table, retired[:count])
         return count
 
+    def evict(self, table: int, keys: NDArray[np.int64]) -> int:
+        """As `retire`, and counts the rows as evicted."""
+        evicted = self.retire(table, keys)
+        self._evicted[table] += evicted
+        return evicted
+
+    def bucket_rows(self, table: int) -> NDArray[np.uint32]:
+        """Rows of each bucket, a view: uint32 [BUCKETS]."""
+        rows: NDArray[np.uint32] = self._bucket_rows[table]
+        return rows
+
+    def marks_of_buckets(self, table: int, buckets: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Key, pushes and `touched` of the rows of buckets, bucket by bucket and else in no order: int64 [rows, 3].
+
+        The table must be one from which rows are evicted.
+        """
+        rows = int(self._bucket_rows[table, buckets].sum())
+        slots, marks = np.empty(rows, np.int64), np.empty((rows, 3), np.int64)
+        arrays = (address_of(buckets), len(buckets), address_of(slots), address_of(marks))
+        kernels.read_marks(self._descriptor(table), *arrays)
+        return marks
+
     def _make_room_to_retire(self, table: int, rows: int) -> None:
         self._make_room(table, 0, rows)
         descriptor, free = self._tables[table], self._free[table]
@@ -333,11 +399,11 @@ class TableStore:
         ):
             if array.dtype != dtype or array.ndim != 1 or not array.flags.c_contiguous:
                 raise ValueError(f"{name} must be a contiguous vector of {dtype}, not {array.dtype}{array.shape}")
-        if len(counts) != len(self.specs):
-            raise ValueError(f"counts has {len(counts)} entries for {len(self.specs)} tables")
+        if len(counts) != len(self._dimensions):
+            raise ValueError(f"counts has {len(counts)} entries for {len(self._dimensions)} tables")
 
     def _mismatch(self) -> ValueError:
-        dimensions = [spec.dimension for spec in self.specs]
+        dimensions = self._dimensions.tolist()
         return ValueError(f"the counts do not add up to the keys and values: the tables' dimensions are {dimensions}")
 
     def _make_room(self, table: int, new: int, changed: int) -> None:

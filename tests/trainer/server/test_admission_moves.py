@@ -1,0 +1,261 @@
+"""Admission and eviction under moves, checkpoints and restores: the same rows as on one server without them."""
+
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    rule,
+    run_state_machine_as_test,
+)
+from numpy.typing import NDArray
+
+from checkpoints import write_manifest
+from emberscale_api.job import AdmissionSpec, EvictionSpec, InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
+from emberscale_api.routing import BUCKETS, DENSE_PIECES, RoutingTable, buckets_of, piece_length
+from emberscale_api.wire import Header, Kind, Status
+from emberscale_trainer.checkpoint import CheckpointFiles, Share, Work, load_partition, write_snapshot
+from emberscale_trainer.partition import AppliedBatches, Ownership
+from emberscale_trainer.server.core import Assignment
+from emberscale_trainer.server.reports import Taken
+from emberscale_trainer.server.state import ServerState
+from emberscale_trainer.stream import Item, ItemKind
+from emberscale_trainer.table import DensePieces, Eviction, Reader, TableStore, keys_of
+from moves import SECONDS, table_of
+from snapshots import drained
+
+PARAMETERS = 100
+ADAGRAD = OptimizerSpec(type=OptimizerType.ADAGRAD, learning_rate=0.1)
+PLAIN = TableSpec(0, "C0", 0, 2, ADAGRAD, InitializerSpec(), seed=0)
+TABLES = [
+    replace(PLAIN, admission=AdmissionSpec(min_count=2), eviction=EvictionSpec(ttl_batches=5)),
+    replace(PLAIN, number=1, name="C1", column=1, admission=AdmissionSpec(min_count=3)),
+    replace(PLAIN, number=2, name="C2", column=2, eviction=EvictionSpec(max_rows=2 * BUCKETS, ttl_batches=40)),
+    replace(PLAIN, number=3, name="C3", column=3),
+]
+STORED = 2 + len(TABLES) + 1
+KEYS = 6000
+ROWS = 2500
+
+Rows = list[dict[int, bytes]]
+
+
+def tables() -> TableStore:
+    return TableStore(TABLES, DensePieces.of(np.zeros(PARAMETERS, np.float32), ADAGRAD))
+
+
+def batch(seed: int, owned: Ownership) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.float32]]:
+    """Counts, keys and gradients of what a server that owns this gets of a batch."""
+    random = np.random.default_rng(seed)
+    counts, named, values = [], [], []
+    for _ in TABLES:
+        keys = np.unique((KEYS * random.random(ROWS) ** 3).astype(np.int64))
+        gradients = random.standard_normal((len(keys), 2)).astype(np.float32)
+        mine = owned.buckets[buckets_of(keys)]
+        counts.append(int(mine.sum()))
+        named.append(keys[mine])
+        values.append(gradients[mine].reshape(-1))
+    dense = random.standard_normal((DENSE_PIECES, piece_length(PARAMETERS))).astype(np.float32)
+    pieces = np.flatnonzero(owned.pieces)
+    counts.append(len(pieces))
+    named.append(pieces)
+    values.append(dense[pieces].reshape(-1))
+    return np.array(counts, np.uint32), np.concatenate(named), np.concatenate(values)
+
+
+def one_server(seeds: list[int]) -> Rows:
+    """The rows of a server that has applied these batches, and nothing has happened to it."""
+    store = tables()
+    eviction = Eviction(store)
+    everything = Ownership.of(table_of(1), 0)
+    for seed in seeds:
+        store.clock += 1
+        store.push(*batch(seed, everything))
+        for due in eviction.due(store.clock, everything.buckets):
+            eviction.sweep(due)
+    assert sum(counts.evicted for counts in store.admission_counts().values()) or len(seeds) < 12
+    return rows_of(store, everything)
+
+
+def rows_of(store: TableStore, owned: Ownership) -> Rows:
+    """What a store holds of what is owned."""
+    snapshot = store.snapshot(Reader.FLASH, nullcontext())
+    found = []
+    for table in range(STORED):
+        records = drained(snapshot, table)
+        keys = np.array(list(records), np.int64)
+        mine = keys[owned.among(keys, dense=table == STORED - 1)].tolist()
+        found.append({key: records[key] for key in mine})
+    return found
+
+
+class ServersMachine(RuleBasedStateMachine):
+    """Some servers, whose own threads sweep when they come to it, and what a master would do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = TemporaryDirectory()
+        self.seeds: list[int] = []
+        self.barrier = self.checkpoints = self.moves = self.version = 0
+        self.saved: tuple[str, list[int]] | None = None
+        self.moving: tuple[RoutingTable, list[ServerState]] | None = None
+        self.whole = True
+
+    @initialize(servers=st.integers(1, 3))
+    def start(self, servers: int) -> None:
+        self.begin(servers, 1)
+
+    def begin(self, count: int, generation: int) -> None:
+        self.version += 1
+        self.table: RoutingTable = table_of(self.version, [""] * count, generation)
+        self.servers = [ServerState() for _ in range(count)]
+        for index, server in enumerate(self.servers):
+            owned, store, applied = Ownership.of(self.table, index), tables(), AppliedBatches()
+            if self.saved is not None:
+                applied = load_partition(CheckpointFiles(self.saved[0]), owned, store, PARAMETERS)
+            wanted = Assignment(generation, self.table.version, "")
+            server.assign(wanted)
+            assert server.adopt(wanted, store, owned, applied, None)
+
+    @rule(seeds=st.lists(st.integers(0, 50), min_size=1, max_size=6))
+    def push(self, seeds: list[int]) -> None:
+        for seed in seeds:
+            self.seeds.append(seed)
+            self.push_last(Status.OK)
+
+    @rule()
+    def push_again(self) -> None:
+        if self.seeds:
+            self.push_last(Status.REPEATED)
+
+    def push_last(self, expected: Status) -> None:
+        for index, server in enumerate(self.servers):
+            request = batch(self.seeds[-1], Ownership.of(self.table, index))
+            header = Header(
+                Kind.PUSH,
+                generation=self.table.generation,
+                version=self.table.version,
+                batch=len(self.seeds) - 1,
+                token=1,
+                tables=len(TABLES) + 1,
+            )
+            assert server.push(0, header, *request) is expected
+
+    # moves
+
+    @rule(count=st.integers(1, 3))
+    def prepare(self, count: int) -> None:
+        if self.moving is not None or count == len(self.servers):
+            return
+        self.version += 1
+        wanted = table_of(self.version, [""] * count, self.table.generation)
+        everyone = self.servers + [ServerState() for _ in range(count - len(self.servers))]
+        self.moves += 1
+        for index, server in enumerate(everyone):
+            since = self.table.version if index < len(self.servers) else 0
+            if server.prepare(self.moves, since, wanted, index).joins:
+                server.stage(self.moves, tables())
+        self.moving, self.whole = (wanted, everyone), True
+
+    @rule()
+    def copy(self) -> None:
+        """A round of a move."""
+        if self.moving is None:
+            return
+        everyone = self.moving[1]
+        for server in self.servers:
+            snapshot, store = server.moved_rows(self.moves, whole=self.whole)
+            given = server.wanted(self.moves).given()
+            for table, layout in enumerate(store.layouts):
+                dense, retired = table == STORED - 1, snapshot.retired[table]
+                for peer, owned in given.items():
+                    gone = retired[owned.among(retired, dense)] if len(retired) else retired
+                    everyone[peer].receive(self.moves, Item(ItemKind.CHANGES, table, layout.empty(0), gone))
+                for records in snapshot.drain(table):
+                    for peer, owned in given.items():
+                        mine = records[owned.among(keys_of(records), dense)]
+                        everyone[peer].receive(self.moves, Item(ItemKind.ROWS, table, mine))
+            snapshot.commit()
+        self.whole = False
+
+    @rule()
+    def switch(self) -> None:
+        if self.moving is None:
+            return
+        wanted, everyone = self.moving
+        if self.whole:
+            self.copy()
+        applied = self.settled()
+        generation = self.table.generation
+        for server in self.servers:
+            server.hand_over(generation, self.barrier, self.moves, SECONDS)
+        self.copy()
+        for server in everyone:
+            server.switch(generation, self.barrier, self.moves, applied)
+        self.servers = everyone[: len(wanted.servers)]
+        self.table, self.moving = wanted, None
+
+    @rule()
+    def abandon(self) -> None:
+        if self.moving is not None:
+            for server in self.moving[1]:
+                server.abandon(self.moves)
+            self.moving = None
+
+    def settled(self) -> AppliedBatches:
+        self.barrier += 1
+        for server in self.servers:
+            server.hold(self.table.generation, self.table.version, self.barrier, SECONDS)
+        applied = [server.settle(self.table.generation, self.barrier, [], SECONDS, 0) for server in self.servers]
+        return applied[0]
+
+    # checkpoints
+
+    @rule()
+    def save(self) -> None:
+        self.settled()
+        self.checkpoints += 1
+        folder = Path(self.folder.name, str(self.checkpoints))
+        files = []
+        for index, server in enumerate(self.servers):
+            taken: list[Taken] = []
+            server.snapshot(self.table.generation, self.barrier, taken.append)
+            share = Share(index, taken[0].owned, taken[0].outcome.applied, PARAMETERS)
+            files += write_snapshot(taken[0].snapshot, taken[0].tables.specs, share, str(folder), Work())
+        self.saved = (write_manifest(folder, len(self.servers), files), list(self.seeds))
+
+    @rule(servers=st.integers(1, 3))
+    def restore(self, servers: int) -> None:
+        if self.saved is not None:
+            self.moving = None
+            self.seeds = list(self.saved[1])
+            self.begin(servers, self.table.generation + 1)
+
+    @rule()
+    def check(self) -> None:
+        """All servers together hold what one does, to the bit."""
+        self.settled()
+        together: Rows = [{} for _ in range(STORED)]
+        for index, server in enumerate(self.servers):
+            taken: list[Taken] = []
+            server.snapshot(self.table.generation, self.barrier, taken.append)
+            taken[0].snapshot.give_back()
+            for rows, mine in zip(together, rows_of(taken[0].tables, Ownership.of(self.table, index)), strict=True):
+                assert not rows.keys() & mine.keys()
+                rows |= mine
+        assert together == one_server(self.seeds)
+
+    def teardown(self) -> None:
+        if self.seeds:
+            self.check()
+        self.folder.cleanup()
+
+
+def test_rows_do_not_depend_on_moves_checkpoints_and_restores() -> None:
+    run_state_machine_as_test(ServersMachine, settings=settings(max_examples=25, stateful_step_count=20, deadline=None))

@@ -1,0 +1,63 @@
+"""Rows leave a server's tables between batches: a thread sweeps what a batch has made due, some rows at a time.
+
+What is due is swept before the next batch is applied, or the result would depend on the thread. It mostly is: batches
+are milliseconds apart. A push that comes earlier, and whatever reads the rows as of a moment, sweeps the rest first.
+"""
+
+import threading
+from collections import deque
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emberscale_trainer.table import Eviction, Sweep, TableStore
+
+
+class BackgroundEviction:
+    """The eviction of the rows that a server serves. The caller holds the lock, which must be re-entrant."""
+
+    def __init__(self, lock: threading.RLock) -> None:
+        self._due_now = threading.Condition(lock)
+        self._due: deque[Sweep] = deque()
+        self._eviction: Eviction | None = None
+
+    @property
+    def active(self) -> bool:
+        """Whether rows of what is served are ever removed."""
+        return self._eviction is not None
+
+    def serve(self, tables: TableStore | None) -> None:
+        """Other rows are served from now on, or none; what was due is dropped."""
+        self._due.clear()
+        eviction = None if tables is None else Eviction(tables)
+        self._eviction = eviction if eviction else None
+        self._due_now.notify_all()
+        if eviction:
+            threading.Thread(target=self._run, args=(eviction,), name="evict", daemon=True).start()
+
+    def applied(self, clock: int, owned: NDArray[np.bool_]) -> None:
+        """A batch was applied, the server's `clock`-th, and all that was due before is swept."""
+        if self._eviction is not None:
+            self._due.extend(self._eviction.due(clock, owned))
+            if self._due:
+                self._due_now.notify_all()
+
+    def finish(self) -> None:
+        """Sweeps all that is due."""
+        while self._due:
+            self._sweep()
+
+    def _run(self, eviction: Eviction) -> None:
+        while True:
+            with self._due_now:
+                while self._eviction is eviction and not self._due:
+                    self._due_now.wait()
+                if self._eviction is not eviction:
+                    return
+                self._sweep()
+
+    def _sweep(self) -> None:
+        if self._eviction is None:
+            return
+        self._eviction.sweep(self._due[0])
+        self._due.popleft()  # not before: without memory, it is tried again
