@@ -4,11 +4,13 @@ import contextlib
 import os
 import signal
 import threading
+import time
 import uuid
 from pathlib import Path
 from types import TracebackType
 
 _PERIOD_SECONDS = 0.1
+_END_SECONDS = 30.0
 _V1 = Path("/sys/fs/cgroup/cpu")
 _V2 = Path("/sys/fs/cgroup")
 
@@ -51,10 +53,19 @@ class Throttle:
         if self._group is None:
             self._thread.join()
             return
-        for pid in (self._group / "cgroup.procs").read_text().split():
-            with contextlib.suppress(ProcessLookupError):
-                (self._group.parent / "cgroup.procs").write_text(pid)
-        self._group.rmdir()
+        deadline = time.monotonic() + _END_SECONDS
+        while True:
+            for pid in (self._group / "cgroup.procs").read_text().split():
+                with contextlib.suppress(ProcessLookupError):
+                    (self._group.parent / "cgroup.procs").write_text(pid)
+            try:
+                self._group.rmdir()
+            except OSError:  # a process that was killed counts until it is reaped
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+            else:
+                return
 
     def _cycle(self) -> None:
         while not self._over.wait(self._share * _PERIOD_SECONDS):

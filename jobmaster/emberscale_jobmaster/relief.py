@@ -34,7 +34,9 @@ def relieve(state: JobState, seen: Observations, now: float) -> tuple[JobState, 
         return state, seen, ()
     reliefs = {name: relief for name, relief in seen.reliefs.items() if name in map(_name, range(len(servers)))}
     settled = state.move is None and wanted_shares(state, len(servers)) == state.routing.shares
-    shares, notes = dict(state.shares), []
+    # a server that joins later under the index of one that left is another one
+    shares = {index: share for index, share in state.shares.items() if index < len(servers) or share == 0.0}
+    notes = []
     for index in range(len(servers)):
         name, share = _name(index), shares.get(index, 1.0)
         process = state.members.process(Role.PS, index)

@@ -87,6 +87,22 @@ def test_the_successor_of_a_slow_server_gets_a_full_share() -> None:
     assert max(owned(driven)) - min(owned(driven)) <= 1
 
 
+def test_a_server_that_joins_under_the_index_of_a_slow_one_gets_a_full_share() -> None:
+    driven = Driven(records=100_000, servers=3, interval=100_000, sizes_open=True)
+    driven.spec = driven.spec.model_copy(update={"ps": driven.spec.ps.model_copy(update={"min_replicas": 1})})
+    driven.start()
+    driven.pass_time(15)
+    pass_loaded(driven, FOUND_SECONDS, {2: 10})
+    driven.plan(2)
+    pass_loaded(driven, 10, {})
+    assert owned(driven) == [512, 512]
+    driven.kill(Role.PS, 2)
+    driven.join(Role.PS, 2)
+    driven.plan(3)
+    pass_loaded(driven, 10, {})
+    assert max(owned(driven)) - min(owned(driven)) <= 1
+
+
 def test_a_new_master_keeps_the_shares_and_tries_the_server_later() -> None:
     driven = training()
     pass_loaded(driven, FOUND_SECONDS, {1: 10})

@@ -1,0 +1,207 @@
+"""What a worker, or a parameter server (PS), that is left with 3% of a core does to a job's completion time.
+
+A whole `emberscale run` trains on synthetic records. Once it has trained a while, one process is held to 3% of a core
+by a cgroup (where none may be made: by SIGSTOP and SIGCONT). Completion time is from then until the job has trained
+so many samples more. Contenders, in turns:
+
+* On: the product as it is.
+* None: a master that finds nobody slow and makes all shards alike (`without_intervention/`).
+* Restart: such a master, and after as long as the product takes to find the member, the job is interrupted, which
+  writes a checkpoint, and resumed, with fresh processes.
+
+As in DLRover-RM section 7 the process is slow, not its machine: one that replaces it is not held back. The paper's
+pods take minutes to start and its checkpoints minutes to write, here both take seconds, so a restart costs less here.
+The longer the job, the closer each ratio comes to that of the rates: a job that lasts only seconds gains nothing from
+a member that is found after ten. A contender that is not done after `--cap` seconds is extrapolated from its rate over
+their second half, which is said beside it.
+"""
+
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import psutil
+import yaml
+
+from reporting import Ratio, arguments, report, say
+from throttle import Throttle
+from whole_run import EMBERSCALE, manifest, synthesise
+
+SHARE = 0.03
+ROWS = 200_000
+WARM_SAMPLES = 200_000
+PATIENCE_SECONDS = 240.0
+ON, NONE, RESTART = "intervention", "none", "stop and restart"
+PAPER = {"worker": {NONE: 0.485, RESTART: 0.37}, "ps": {NONE: 0.364, RESTART: 0.276}}
+"""By how much DLRover-RM shortens completion: figure 13 (straggler) and figure 12 (hot PS)."""
+
+OFF = str(Path(__file__).with_name("without_intervention"))
+
+
+class Training:
+    """A job under way in a folder."""
+
+    def __init__(self, folder: Path, data: Path, role: str, intervenes: bool) -> None:
+        self.root = folder / "run"
+        self._file = folder / "job.yaml"
+        self._environment = dict(os.environ) if intervenes else {**os.environ, "PYTHONPATH": OFF}
+        job = manifest(
+            f"slow-{role}",
+            {
+                "data": {"train": [str(data / "train-*.tsv")]},
+                "training": {"batchSize": 1024, "epochs": 10_000},
+                "ps": {"replicas": 3 if role == "ps" else 2},
+                "worker": {"replicas": 3 if role == "worker" else 2},
+                "checkpoint": {"interval": "1h"},
+            },
+        )
+        self._file.write_text(yaml.safe_dump(job))
+        self._process = self._started()
+
+    def _started(self, *options: str) -> subprocess.Popen[bytes]:
+        command = [EMBERSCALE, "run", str(self._file), "--workdir", str(self.root), *options]
+        return subprocess.Popen(command, env=self._environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def samples(self) -> int:
+        """Samples trained, by the newest row of the metrics."""
+        metrics = self.root / "metrics.csv"
+        lines = metrics.read_text().splitlines() if metrics.exists() else []
+        if len(lines) < 2:
+            return 0
+        return int(dict(zip(lines[0].split(","), lines[-1].split(","), strict=True))["samples"])
+
+    def wait(self, condition: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> bool:
+        """Whether the condition holds within this time. Raises RuntimeError if the job ends."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > deadline:
+                return False
+            if self._process.poll() is not None:
+                raise RuntimeError(f"the job has ended: see {self.root}/logs")
+            time.sleep(0.05)
+        return True
+
+    def pid(self, role: str, index: int) -> int:
+        """The process of a member."""
+        title = f"emberscale-{role} {index}"
+        children = psutil.Process(self._process.pid).children(recursive=True)
+        return next(child.pid for child in children if " ".join(child.cmdline()).strip() == title)
+
+    def log(self, event: str) -> bool:
+        """Whether the master has logged this event."""
+        return f'"event": "{event}"' in (self.root / "logs" / "master-0.log").read_text()
+
+    def restart(self) -> None:
+        """Stops the job with a checkpoint, and resumes it."""
+        self._process.send_signal(signal.SIGINT)
+        self._process.wait(PATIENCE_SECONDS)
+        self._process = self._started("--resume")
+
+    def end(self) -> None:
+        """Ends the job and all its processes."""
+        self._process.kill()
+        self._process.wait()
+
+
+def measure(data: Path, role: str, contender: str, samples: int, cap: float, found_after: float) -> tuple[float, float]:
+    """Seconds from when a member becomes slow until so many samples are trained, and until it was found (On only)."""
+    with tempfile.TemporaryDirectory() as folder, Throttle(SHARE) as throttle:
+        training = Training(Path(folder), data, role, contender == ON)
+        try:
+            if not training.wait(lambda: training.samples() >= WARM_SAMPLES):
+                raise RuntimeError("the job does not begin to train")
+            throttle.add(training.pid(role, 1))
+            began, first = time.monotonic(), training.samples()
+            goal = first + samples
+            found = found_after
+            if contender == ON and training.wait(lambda: training.log("member_is_slow"), cap):
+                found = time.monotonic() - began
+            elif contender == RESTART:
+                time.sleep(found_after)
+                training.restart()
+            seconds = _until(training, goal, began, cap)
+            if contender == ON:
+                replaced = training.log("slow_member_is_replaced")
+                relieved = training.log("server_is_relieved")
+                say(f"  found after {found:.0f} s; replaced: {replaced}; relieved of buckets: {relieved}")
+            return seconds, found
+        finally:
+            training.end()
+
+
+def _until(training: Training, goal: int, began: float, cap: float) -> float:
+    """Seconds from `began` until the job has trained to the goal."""
+    left = cap - (time.monotonic() - began)
+    if training.wait(lambda: training.samples() >= goal, max(0.0, left / 2)):
+        return time.monotonic() - began
+    middle, at = training.samples(), time.monotonic()
+    if training.wait(lambda: training.samples() >= goal, max(1.0, left / 2)):
+        return time.monotonic() - began
+    now, ended = training.samples(), time.monotonic()
+    rate = (now - middle) / (ended - at)
+    say(f"  not done after {ended - began:.0f} s: extrapolated at {rate:,.0f} samples/s")
+    return ended - began + (goal - now) / max(rate, 1.0)
+
+
+def draw(path: Path, measured: dict[str, dict[str, list[float]]]) -> None:
+    """Completion times by contender, beside the paper's ratios."""
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, len(measured), figsize=(6 * len(measured), 4), layout="constrained", squeeze=False)
+    for axis, (role, times) in zip(axes[0], measured.items(), strict=True):
+        medians = {contender: float(np.median(values)) for contender, values in times.items()}
+        axis.bar(list(medians), list(medians.values()), color=["tab:blue", "tab:red", "tab:orange"])
+        for place, values in enumerate(times.values()):
+            axis.plot([place] * len(values), values, "k.")
+        for place, contender in enumerate(medians):
+            if contender != ON:
+                shorter = 1 - medians[ON] / medians[contender]
+                text = f"ours {shorter:.0%} shorter\npaper {PAPER[role][contender]:.1%}"
+                axis.annotate(text, (place, medians[contender]), ha="center", va="bottom")
+        axis.margins(y=0.2)
+        axis.set_ylabel("seconds until as many samples are trained")
+        axis.set_title(f"{role} at 3% of a core")
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    """Measures and reports."""
+    parser = arguments(__doc__)
+    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--roles", nargs="+", choices=list(PAPER), default=list(PAPER))
+    parser.add_argument("--samples", type=int, default=8_000_000, help="trained after the member became slow")
+    parser.add_argument("--cap", type=float, default=240.0, help="seconds after which a contender is extrapolated")
+    options = parser.parse_args()
+    measured: dict[str, dict[str, list[float]]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder, "data")
+        synthesise(data, ROWS, "--evaluation-fraction", "0")
+        for role in options.roles:
+            times = measured[role] = {ON: [], NONE: [], RESTART: []}
+            for pair in range(1 if options.quick else options.pairs):
+                found = 15.0
+                for contender in times:
+                    seconds, found = measure(data, role, contender, options.samples, options.cap, found)
+                    times[contender].append(seconds)
+                    say(f"{role}, pair {pair}, {contender}: {seconds:.0f} s")
+    if options.plot:
+        draw(options.plot, measured)
+    ratios = {
+        f"{role}: completion / {contender}": Ratio(
+            list(zip(times[ON], times[contender], strict=True)), 1 - PAPER[role][contender], "max"
+        )
+        for role, times in measured.items()
+        for contender in (NONE, RESTART)
+    }
+    report("slow_members", ratios, options.output)
+
+
+if __name__ == "__main__":
+    main()
