@@ -8,7 +8,7 @@ from collections.abc import Callable
 import psutil
 import pytest
 
-from local_jobs import Finished, Job
+from local_jobs import Finished, Job, emberscale
 
 pytestmark = pytest.mark.timeout(300)
 SPEC = {"checkpoint": {"interval": "1h", "flash": {"interval": "1s"}}, "training": {"epochs": 4}}
@@ -98,3 +98,21 @@ def test_rows_that_are_too_large_cost_only_the_flash_checkpoint(make_job: Callab
     finished = job.run()
     assert_complete(job, finished)
     assert flash_checkpoints(job) == []
+
+
+def test_both_tiers_and_moves_together_lose_and_repeat_nothing(make_job: Callable[..., Job]) -> None:
+    checkpoint = {"interval": "2s", "flash": {"interval": "1s"}}
+    job = make_job({"checkpoint": checkpoint, "training": {"epochs": 16}, "ps": {"replicas": 1}})
+    job.start()
+    for servers in (3, 2):
+        seen = len(flash_checkpoints(job))
+        assert job.wait_for(lambda: len(flash_checkpoints(job)) > seen)  # noqa: B023
+        scaled = emberscale("scale", str(job.run_folder), f"ps={servers}", cwd=job.folder)
+        assert scaled.returncode == 0, scaled.stderr
+        assert job.wait_for(lambda: len(job.members("ps")) == servers)  # noqa: B023
+    seen = len(flash_checkpoints(job))
+    assert job.wait_for(lambda: len(flash_checkpoints(job)) > seen)
+    assert job.kill("ps", random.Random(3))
+    finished = job.finish()
+    assert_complete(job, finished)
+    assert finished.summary["recoveries"] == 1
