@@ -1,0 +1,41 @@
+"""A job that gives rows to ids that come often only, scaled and with a parameter server killed in the middle."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from local_jobs import Finished, Job, emberscale
+
+EMBEDDINGS = {"admission": {"minCount": 3}, "eviction": {"maxRows": 2048, "ttlBatches": 2000}}
+
+
+def rows(summary: dict[str, Any]) -> int:
+    return sum(summary["rows"].values())
+
+
+@pytest.mark.timeout(300)
+def test_a_fraction_of_the_rows_trains_exactly_through_a_move_and_a_kill(
+    make_job: Callable[..., Job], trained: Finished
+) -> None:
+    job = make_job({"model": {"embeddings": EMBEDDINGS}, "training": {"epochs": 4}, "checkpoint": {"interval": "2s"}})
+    job.start()
+    assert job.wait_for(lambda: job.samples() > 30_000)
+    assert emberscale("scale", str(job.run_folder), "ps=3", cwd=job.folder).returncode == 0
+    assert job.wait_for(lambda: len(job.members("ps")) == 3)
+    first = job.samples()
+    assert job.wait_for(lambda: job.samples() > first + 30_000)
+    assert job.kill("ps", random.Random(1))
+    finished = job.finish()
+    summary = finished.summary
+    assert (finished.code, summary["phase"]) == (0, "Complete"), finished.stderr
+    assert summary["samples"] == summary["expected_samples"]
+    assert summary["recoveries"] >= 1
+    audit = job.audit()
+    assert (audit["missing"], audit["repeated"], audit["contradictions"]) == (0, 0, [])
+    assert rows(summary) < 0.5 * rows(trained.summary)
+    assert max(summary["rows"].values()) <= 1.5 * 2048
+    counts = summary["admission"].values()
+    assert sum(table["admitted"] for table in counts) > 0
+    assert sum(table["evicted"] for table in counts) > 0
