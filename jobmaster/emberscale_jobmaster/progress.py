@@ -86,6 +86,8 @@ def on_takeover(state: JobState, spec: TrainingJobSpec, wall: float, alone: bool
         next_barrier=state.next_barrier + _LOST_NUMBERS,
     )
     state = with_fresh_numbers(state, wall)
+    if state.members.slots:  # else no master before had any server to assign
+        state = _with_fresh_generation(state, wall)
     if state.routing.ready and not state.over:  # else a restore looks which checkpoints there are
         state = replace(
             state,
@@ -100,6 +102,18 @@ def on_takeover(state: JobState, spec: TrainingJobSpec, wall: float, alone: bool
     return unroute(replace(state, outcome=None, members=state.members.silenced(), scaling=scaling), spec)
 
 
+def _with_fresh_generation(state: JobState, wall: float) -> JobState:
+    """Generations that no master before began: none begins one each second, and what the last one wrote may be lost.
+
+    One that has no servers yet may have been assigned by it, to others than the ledger will choose now.
+    """
+    state = replace(state, next_generation=max(state.next_generation, int(wall)))
+    if state.routing.table.servers:
+        return state
+    following = _unowned(max(state.next_generation, state.routing.table.generation + 1), state.next_version)
+    return replace(state, routing=Routing(following), next_generation=following.generation + 1)
+
+
 def unroute(state: JobState, spec: TrainingJobSpec) -> JobState:
     """Discards the servers' rows: all leases end, and the servers are assigned again.
 
@@ -109,9 +123,11 @@ def unroute(state: JobState, spec: TrainingJobSpec) -> JobState:
     target = state.scaling.target
     if target is not None and target.ps.replicas <= sizes_of(state, spec).ps.replicas:
         state = with_scaling(state, replace(state.scaling, sizes=target, target=None))
+    generation = max(state.next_generation, state.routing.table.generation + 1)
     state = replace(
         state,
-        routing=Routing(_unowned(state.routing.table.generation + 1, state.next_version)),
+        routing=Routing(_unowned(generation, state.next_version)),
+        next_generation=generation + 1,
         next_version=state.next_version + 1,
         restore=None,
         checkpointings=(),

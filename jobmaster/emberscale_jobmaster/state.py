@@ -98,7 +98,8 @@ class JobState:
     * `restore`, `checkpointings`, `move`, `prunings`: the operations under way, on the parameter servers and the
       checkpoints. All checkpoints but the last one have their snapshots.
     * `troubles`: what is tried again, by `restoring.KIND`, `moving.KIND` or the purpose of a checkpoint.
-    * `next_version`: of a routing table; greater than any that a server may have adopted.
+    * `next_version`: of a routing table; greater than any that a server may have adopted. `next_generation`: of a
+      history; greater than any that a master before may have begun.
     * `shares`: how much each parameter server is to own relative to the others, by index; 1.0 where nothing is said.
       A server with the share 0 is to own nothing. Rows move until the routing table follows.
     * `checkpoint`: the newest complete persistent one, or the flash checkpoint that the rows were last restored from.
@@ -130,6 +131,7 @@ class JobState:
     next_barrier: int = 1
     next_checkpoint: int = 1
     next_version: int = 2
+    next_generation: int = 2
     restore: Restore | None = None
     checkpointings: tuple[Checkpointing, ...] = ()
     move: Move | None = None

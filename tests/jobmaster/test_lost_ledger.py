@@ -68,6 +68,23 @@ def test_two_masters_that_take_over_from_the_same_books_give_no_number_twice() -
     assert second.next_barrier > first.next_barrier + given
 
 
+@pytest.mark.parametrize("assigned", [False, True])
+def test_two_masters_that_take_over_from_the_same_ledger_begin_different_generations(assigned: bool) -> None:
+    """What the first assigned may be lost, and the second may assign others: to fewer servers, say."""
+    pure = Pure()
+    for index in range(2):
+        process = replace(_process(), incarnation=f"ps-{index}")
+        pure.apply(lifecycle.register(pure.state, pure.spec, server(index), process))
+    if assigned:
+        pure.start_training()
+    generations = [pure.state.routing.table.generation]
+    for wall in (1000.0, 1001.0):
+        state = progress.on_takeover(pure.state, pure.spec, wall)
+        state = progress.unroute(state, pure.spec) if assigned else state
+        generations.append(progress.begin_assignment(state, pure.spec).routing.table.generation)
+    assert generations == sorted(set(generations))
+
+
 def test_a_master_goes_beyond_checkpoints_that_a_server_has_heard_of() -> None:
     pure = Pure()
     pure.start_training()
