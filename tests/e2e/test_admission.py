@@ -19,7 +19,7 @@ def rows(summary: dict[str, Any]) -> int:
 def test_a_fraction_of_the_rows_trains_exactly_through_a_move_and_a_kill(
     make_job: Callable[..., Job], trained: Finished
 ) -> None:
-    job = make_job({"model": {"embeddings": EMBEDDINGS}, "training": {"epochs": 4}, "checkpoint": {"interval": "2s"}})
+    job = make_job({"model": {"embeddings": EMBEDDINGS}, "training": {"epochs": 20}, "checkpoint": {"interval": "2s"}})
     job.start()
     assert job.wait_for(lambda: job.samples() > 30_000)
     assert emberscale("scale", str(job.run_folder), "ps=3", cwd=job.folder).returncode == 0

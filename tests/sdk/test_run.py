@@ -100,7 +100,7 @@ def test_progress_goes_to_stderr_and_the_summary_to_stdout(start: Start, manifes
 
 def test_after_a_sigkill_no_process_is_left(training: Any) -> None:
     process, members = training()
-    assert len(members) == 6
+    assert len(members) == 7
     process.kill()
     process.communicate()
     assert none_left(members)

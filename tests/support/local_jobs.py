@@ -113,7 +113,7 @@ class Job:
         served = [line for line in log.read_text().splitlines() if '"serving"' in line]
         token = RunFolder(self.run_folder).token.read_text()
         with open_channel(json.loads(served[-1])["address"], token) as channel:
-            return MasterStub(channel).GetStatus(pb.GetStatusRequest(), timeout=20)
+            return MasterStub(channel).GetStatus(pb.GetStatusRequest(), timeout=60, wait_for_ready=True)
 
     def kill(self, role: str, choice: random.Random) -> bool:
         """SIGKILLs one process of a role, once there is one. False if the job ended first."""
