@@ -46,6 +46,7 @@ class Cluster:
         self.folder = Folder(self)
         self.operator = Operator(self)
         self._dawdling = scenario.dawdling
+        self._late_until = 0.0
         self._awaiting = [fault for fault in scenario.faults if fault.during]
         self.compute_seconds = scenario.compute_seconds
         self.strays: list[Process] = []
@@ -135,7 +136,8 @@ class Cluster:
         random = self.world.random
         if master.is_parted:
             return random.uniform(0.0, 5.0)
-        return random.uniform(5.0, 14.0) if random.random() < self._dawdling else 0.0
+        chance = 0.5 if self.world.now <= self._late_until else self._dawdling
+        return random.uniform(5.0, 14.0) if random.random() < chance else 0.0
 
     def reaches(self, moment: str) -> None:
         """A move is in this phase now, or a restore at this moment: what was to strike it there follows."""
@@ -198,6 +200,8 @@ class Cluster:
                 self.storage.fail_for(fault.seconds)
             case Kind.STORAGE_HANGS:
                 self.storage.hang_for(fault.seconds)
+            case Kind.LATE_CALLS:
+                self._late_until = self.world.now + fault.seconds
             case Kind.TEAR:
                 self.storage.tear_next()
 

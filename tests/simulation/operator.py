@@ -229,7 +229,8 @@ class Operator(Process):
                 continue
             wanted = self.cluster.manifest.ps.replicas or 0
             begins = self.world.now < self.cluster.scenario.quiet_after
-            if plan.phase is JobPhase.PENDING and wanted > self.cluster.scenario.room and not begins:
+            waits = plan.phase is JobPhase.PENDING or not plan.job.clock.training_seconds
+            if waits and wanted > self.cluster.scenario.room and not begins:
                 self.cluster.edit_back()
             if plan.phase in OVER:
                 self.final = plan.job

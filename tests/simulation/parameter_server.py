@@ -443,6 +443,8 @@ class ParameterServer(Process):
                 if reply.stop:
                     self.exit(0)
                     return
+                self.core.hear_generation(reply.generation)
+                self.notify()
                 if reply.leases is not None:
                     self._hear_leases(reply.generation, *reply.leases)
             self.registered = True

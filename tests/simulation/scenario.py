@@ -27,6 +27,8 @@ class Kind(StrEnum):
     """Redis dies with all that it held."""
     STORAGE_FAILS = "storage fails"
     STORAGE_HANGS = "storage hangs"
+    LATE_CALLS = "late calls"
+    """Half of the calls that the master makes within `seconds` are late, as those of one without a processor are."""
     TEAR = "tear"
     """The next checkpoint file is silently not what was written."""
 
@@ -180,7 +182,8 @@ def scenario_of(seed: int) -> Scenario:
     faults += [company for fault in faults for company in _company(random, fault, workers, servers)]
     rescaled = _rescaled(Random(f"rescales of {seed}"), replace(base, faults=tuple(sorted(faults))))
     edited = _edited(Random(f"edits of {seed}"), rescaled)
-    return _restored_in_vain(Random(f"restores of {seed}"), edited)
+    parted = _switched_in_part(Random(f"switches of {seed}"), edited)
+    return _restored_in_vain(Random(f"restores of {seed}"), parted)
 
 
 def _rescaled(random: Random, base: Scenario) -> Scenario:
@@ -223,6 +226,17 @@ def _edited(random: Random, base: Scenario) -> Scenario:
         room=room,
         faults=tuple(sorted((*base.faults, *faults))),
     )
+
+
+def _switched_in_part(random: Random, base: Scenario) -> Scenario:
+    """In some scenarios, a server is lost after some others have switched and before the rest hear of it."""
+    if random.random() > 0.4 or not base.rescales:
+        return base
+    most = max(base.servers, *(count for _, count in base.rescales))
+    at = random.choice((0.02, 0.1))
+    late = Fault(0.0, Kind.LATE_CALLS, seconds=at, during=MovePhase.SWITCH)
+    lost = Fault(at, Kind.KILL, "ps", random.randrange(most), during=MovePhase.SWITCH)
+    return replace(base, dawdling=0.0, faults=tuple(sorted((*base.faults, late, lost))))
 
 
 def _restored_in_vain(random: Random, base: Scenario) -> Scenario:

@@ -303,6 +303,13 @@ class TestLeases:
         core.leases(1, live=[2], next_token=3)
         assert core.admit(2, header(1, token=2, shard=1)) is Status.OK
 
+    def test_no_push_is_applied_once_the_master_has_begun_another_generation(self) -> None:
+        core = serving(generation=2, version=2)
+        core.hear_generation(3)
+        assert push(core, header(0, token=1, generation=2, version=2)) is Status.REFRESH
+        core.hear_generation(2)  # a master that lost its last writes knows no other
+        assert push(core, header(0, token=1, generation=2, version=2)) is Status.OK
+
     def test_leases_of_another_generation_or_told_late_change_nothing(self) -> None:
         core = serving(generation=2, version=2)
         core.leases(1, live=[], next_token=100)

@@ -78,6 +78,7 @@ def _serve(identity: ProcessIdentity, stopping: threading.Event) -> int:
         request.ps.stage_seconds.update(stage_seconds(state))
 
     def heed(reply: master_pb2.HeartbeatReply) -> None:
+        state.hear_generation(reply.generation)
         if reply.HasField("leases"):
             state.leases(reply.generation, reply.leases.live, reply.leases.next)
 

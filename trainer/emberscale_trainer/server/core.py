@@ -91,6 +91,7 @@ class ServerCore:
         self._fence = LeaseFence()
         self._ended: dict[int, None] = {}  # sessions, the oldest first
         self._checkpoint = (0, 0)  # the newest that the server has heard of, and its barrier
+        self._masters_generation = 0
 
     @property
     def known(self) -> tuple[int, int]:
@@ -182,6 +183,13 @@ class ServerCore:
         if self._serving is not None and self._serving.bound is not None:
             self._serving.bound.forget_session(session)
 
+    def hear_generation(self, generation: int) -> None:
+        """The master says which generation is in force. A server of an earlier one applies no more pushes.
+
+        Its barrier may lapse before its rows are replaced, and it may have handed them over.
+        """
+        self._masters_generation = generation
+
     def leases(self, generation: int, live: Iterable[int], next_token: int) -> None:
         """The master says which lease tokens are in force; all others below `next_token` are dead."""
         serving = self._serving
@@ -240,7 +248,7 @@ class ServerCore:
     def push(self, session: int, header: Header, arrived: float, now: float) -> Decision:
         """Whether a batch is to be applied now. OK is to be followed by `record` at once."""
         serving = self._serving
-        if serving is None or serving.generation != header.generation:
+        if serving is None or serving.generation != header.generation or serving.generation < self._masters_generation:
             return Status.REFRESH
         if serving.bound is not None and session in self._ended:
             return Status.REFRESH

@@ -169,6 +169,12 @@ class ServerState:
                 self._ended.add(session)
             self._changed.notify_all()
 
+    def hear_generation(self, generation: int) -> None:
+        """The master says which generation is in force."""
+        with self._changed:
+            self._core.hear_generation(generation)
+            self._changed.notify_all()
+
     def leases(self, generation: int, live: Iterable[int], next_token: int) -> None:
         """The master says which lease tokens are in force; all others below `next_token` are dead."""
         with self._changed:
