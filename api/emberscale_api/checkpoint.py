@@ -5,6 +5,7 @@ master writes the manifest last. A folder without a valid manifest is not a chec
 """
 
 import json
+import re
 import zlib
 from collections.abc import Mapping
 from datetime import datetime
@@ -58,6 +59,9 @@ class DataFileIdentity(_Part):
     bytes: int
 
 
+_SERVER_FOLDER = re.compile(r"ps-\d+")
+
+
 class EpochApplied(_Part):
     """Batches [start, stop) of an epoch that every parameter server has applied; ascending, disjoint."""
 
@@ -91,6 +95,13 @@ class CheckpointManifest(_Part):
     training_seconds: float
     files: tuple[CheckpointFile, ...]
     seal: int = 0
+
+    @property
+    def servers(self) -> tuple[int, ...]:
+        """The indexes of the servers that wrote files: those that owned rows."""
+        folders = {file.path.partition("/")[0] for file in self.files}
+        found = sorted(int(name.removeprefix("ps-")) for name in folders if _SERVER_FOLDER.fullmatch(name))
+        return tuple(found) or tuple(range(self.ps_count))
 
     def to_json(self) -> str:
         """The sealed manifest as text."""

@@ -12,6 +12,7 @@ Both only grow.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,6 +74,15 @@ class RoutingTable:
     servers: tuple[PsAddress, ...]
     bucket_owners: tuple[int, ...]
     piece_owners: tuple[int, ...]
+
+    @cached_property
+    def owners(self) -> tuple[PsAddress, ...]:
+        """The servers that own anything, by index. The first one orders the staleness of all.
+
+        A server that owns nothing, because it is being drained or replaced, takes no part in anything.
+        """
+        owning = {*self.bucket_owners, *self.piece_owners}
+        return tuple(server for server in self.servers if server.index in owning)
 
     def pieces_of(self, ps: int) -> tuple[int, ...]:
         """The dense pieces that a server owns, ascending."""

@@ -108,9 +108,9 @@ def _begun(state: JobState, spec: TrainingJobSpec, purpose: CheckpointPurpose | 
         phase=CheckpointPhase.BARRIER,
         began_at=now,
         deadline=now + BARRIER_SECONDS,
-        barrier=DrivenBarrier(state.next_barrier, table.generation, table.servers),
+        barrier=DrivenBarrier(state.next_barrier, table.generation, table.owners),
         image=Image(state.epoch, state.evaluations, state.clock.training_seconds, table.generation, table.version),
-        flash_bytes=spec.checkpoint.flash.bytes_limit // len(table.servers) if is_for_flash else 0,
+        flash_bytes=spec.checkpoint.flash.bytes_limit // len(table.owners) if is_for_flash else 0,
     )
     state = replace(
         state,
@@ -118,7 +118,7 @@ def _begun(state: JobState, spec: TrainingJobSpec, purpose: CheckpointPurpose | 
         next_checkpoint=state.next_checkpoint + 1,
         next_barrier=state.next_barrier + 1,
     )
-    return state.asking(operation, *range(len(table.servers)))
+    return state.asking(operation, *(server.index for server in table.owners))
 
 
 def effects_of(state: JobState, operation: Checkpointing, whom: int, serial: int) -> tuple[Effect, ...]:
@@ -138,7 +138,7 @@ def effects_of(state: JobState, operation: Checkpointing, whom: int, serial: int
                 evaluation_files=tuple((file.uri, file.bytes) for file in state.evaluation_files),
             ),
         )
-    server = operation.servers[whom]
+    server = next(one for one in operation.servers if one.index == whom)
     return (CallServer(operation.id, serial, server, _request(operation, whom), CALL_SECONDS),)
 
 
@@ -169,7 +169,7 @@ def on_applied(
         operation = replace(operation, phase=CheckpointPhase.SAVE, deadline=now + SAVE_SECONDS)
     if operation.pending:
         return state.having(operation)
-    return state.asking(operation, *range(len(operation.servers)))
+    return state.asking(operation, *(server.index for server in operation.servers))
 
 
 def on_saved(state: JobState, operation: Checkpointing, server: int, answer: Saved, now: float) -> JobState:

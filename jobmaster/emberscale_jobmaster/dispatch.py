@@ -77,8 +77,8 @@ def on_server_answered(job: JobState, event: ServerAnswered, spec: TrainingJobSp
             return moving.on_prepared(job, operation, event.server, answer, now), ()
         case Move(phase=MovePhase.COPY), CopyReport() as answer:
             return moving.on_copied(job, operation, event.server, answer, now), ()
-        case Move(phase=MovePhase.BARRIER), AppliedReport(applied=applied):
-            return moving.on_applied(job, spec, operation, event.server, applied, now), ()
+        case Move(phase=MovePhase.BARRIER), AppliedReport() as answer:
+            return moving.on_applied(job, spec, operation, event.server, answer, now), ()
         case Move(phase=MovePhase.SWITCH), AppliedReport():
             return moving.on_switched(job, operation, event.server, now)
         case _:

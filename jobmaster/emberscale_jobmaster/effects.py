@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from emberscale_api.job.roles import Role
 from emberscale_api.routing import PsAddress, RoutingTable
-from emberscale_jobmaster.operations import Image, SnapshotFile
+from emberscale_jobmaster.operations import HandedPull, Image, SnapshotFile
 from emberscale_jobmaster.ranges import Applied
 from emberscale_jobmaster.tasks import Task
 
@@ -115,12 +115,16 @@ class HandOverCall:
 
 @dataclass(frozen=True)
 class SwitchCall:
-    """Adopt the table of the move, and resume pushes; `applied` is all that any server has applied."""
+    """Adopt the table of the move, and resume pushes; `applied` is all that any server has applied.
+
+    `pulls` are outstanding, for a server that begins to order the staleness of all.
+    """
 
     generation: int
     barrier: int
     move: int
     applied: Applied
+    pulls: tuple[HandedPull, ...] = ()
 
 
 @dataclass(frozen=True)

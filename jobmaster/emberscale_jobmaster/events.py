@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from emberscale_api.job.data import BadRecord
 from emberscale_jobmaster.membership import MemberId, Process
 from emberscale_jobmaster.observations import ServerReport, Vitals, WorkReport
-from emberscale_jobmaster.operations import CopyReport, SnapshotFile, Source
+from emberscale_jobmaster.operations import CopyReport, HandedPull, SnapshotFile, Source
 from emberscale_jobmaster.ranges import Applied
 from emberscale_jobmaster.scaling import Advice
 from emberscale_jobmaster.sizes import RoleShapes
@@ -195,10 +195,14 @@ class Loaded:
 
 @dataclass(frozen=True)
 class AppliedReport:
-    """Answers all calls within a barrier: all applied batches. `held_seconds` only for `SnapshotCall`."""
+    """Answers all calls within a barrier: all applied batches.
+
+    `held_seconds` only for `SnapshotCall`, `pulls` only for `HandOverCall`.
+    """
 
     applied: Applied
     held_seconds: float = 0.0
+    pulls: tuple[HandedPull, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -32,11 +32,10 @@ from emberscale_jobmaster.effects import (
     StartedUp,
     SwitchCall,
 )
-from emberscale_jobmaster.events import Prepared
+from emberscale_jobmaster.events import AppliedReport, Prepared
 from emberscale_jobmaster.operations import CheckpointPhase, CopyReport, Move, MovePhase, answered, asking_later
 from emberscale_jobmaster.placement import placed
 from emberscale_jobmaster.progress import recover
-from emberscale_jobmaster.ranges import Applied
 from emberscale_jobmaster.recovery import Failure
 from emberscale_jobmaster.state import JobState, Routing, Stage, limits_of, sizes_of, wanted_shares
 
@@ -76,6 +75,8 @@ def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
     if not due or (trouble is not None and now < trouble.next_at):
         return state
     target = target or sizes_of(state, spec)
+    planned = _planned(state, target.ps.replicas)
+    owning = {one.index for table in (state.routing.table, planned) for one in table.owners}
     move = Move(
         id=state.next_operation,
         number=state.next_barrier,
@@ -83,9 +84,10 @@ def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
         began_at=now,
         deadline=now + PREPARE_SECONDS,
         sizes=target,
-        table=_planned(state, target.ps.replicas),
+        table=planned,
         servers=_all_servers(state, target.ps.replicas),
         shares=wanted_shares(state, target.ps.replicas),
+        members=tuple(sorted(owning)),
     )
     state = replace(
         state,
@@ -93,7 +95,7 @@ def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
         next_barrier=state.next_barrier + 1,
         next_version=state.next_version + 1,
     )
-    return state.asking(move, *range(len(move.servers)))
+    return state.asking(move, *move.everyone)
 
 
 def effects_of(state: JobState, operation: Move, whom: int, serial: int) -> tuple[Effect, ...]:
@@ -117,7 +119,7 @@ def clean_up(before: Move, after: JobState) -> tuple[Effect, ...]:
     return tuple(
         CallServer(before.id, 0, server, call, CALL_SECONDS)
         for call in calls
-        for server in before.servers
+        for server in before.parties
         if after.routing.table != before.table
     )
 
@@ -128,10 +130,10 @@ def on_prepared(state: JobState, operation: Move, server: int, answer: Prepared,
     if not answer.done:
         return state.asking(operation, server)
     operation = replace(operation, done=operation.done | {server})
-    if len(operation.done) < len(operation.servers):
+    if len(operation.done) < len(operation.parties):
         return state.having(asking_later(operation, server, now + KEPT_SECONDS))
     copying = replace(operation, phase=MovePhase.COPY, done=frozenset(), deadline=now + COPY_SECONDS)
-    return state.asking(copying, *range(len(operation.servers)))
+    return state.asking(copying, *operation.everyone)
 
 
 def on_copied(state: JobState, operation: Move, server: int, answer: CopyReport, now: float) -> JobState:
@@ -151,35 +153,35 @@ def on_copied(state: JobState, operation: Move, server: int, answer: CopyReport,
 
 
 def on_applied(
-    state: JobState, spec: TrainingJobSpec, operation: Move, server: int, applied: Applied, now: float
+    state: JobState, spec: TrainingJobSpec, operation: Move, server: int, answer: AppliedReport, now: float
 ) -> JobState:
     """A server has held pushes, settled them, or handed its last changes over."""
     barrier = operation.barrier
     if barrier is None:
         return state
     try:
-        after = barrier.answered(server, applied)
+        after = barrier.answered(server, answer.applied)
     except VoidError as error:
         return _barrier_failed(state, spec, operation, str(error), now)
-    operation = replace(answered(operation, server), barrier=after)
+    operation = replace(answered(operation, server), barrier=after, pulls=operation.pulls + answer.pulls)
     if now >= operation.deadline:  # servers may have let pushes through
         return _barrier_failed(state, spec, operation, "the barrier took too long", now)
-    if after.done and _present(state, operation.servers) != operation.servers:
+    if after.done and _present(state, operation.parties) != operation.parties:
         return _barrier_failed(state, spec, operation, "a server of the move is gone", now)
     if after.done:
         operation = replace(operation, phase=MovePhase.SWITCH, done=frozenset())
-        return state.asking(operation, *range(len(operation.servers)))
+        return state.asking(operation, *operation.everyone)
     if operation.pending:
         return state.having(operation)
     operation = replace(operation, deadline=now + BARRIER_SECONDS)
-    return state.asking(operation, *range(len(after.servers)))
+    return state.asking(operation, *(one.index for one in after.servers))
 
 
 def on_switched(state: JobState, operation: Move, server: int, now: float) -> tuple[JobState, tuple[Effect, ...]]:
     """A server has adopted the new table. Once all have, it is in force."""
     operation = answered(operation, server)
     operation = replace(operation, done=operation.done | {server})
-    if len(operation.done) < len(operation.servers):
+    if len(operation.done) < len(operation.parties):
         return state.having(operation), ()
     pause = now - operation.held_at
     asked_at = state.scaling.target_since if state.scaling.target is not None else operation.began_at
@@ -192,7 +194,7 @@ def on_switched(state: JobState, operation: Move, server: int, now: float) -> tu
         rounds=rounds,
     )
     state = state.without(operation).untroubled(KIND)
-    left = (*state.routing.left, *operation.servers[len(operation.table.servers) :])
+    left = (*state.routing.left, *operation.leavers)
     state = replace(state, routing=Routing(operation.table, True, _present(state, left), operation.shares))
     started = StartedUp(Role.PS, max(0.0, now - asked_at - pause), pause)
     if operation.sizes != state.scaling.sizes:
@@ -217,9 +219,9 @@ def on_server_failed(
 
 def on_time_passed(state: JobState, spec: TrainingJobSpec, operation: Move, now: float) -> JobState:
     """Asks again what is due, and gives up what does not get on; never a switch, which some may have made."""
-    if operation.phase is MovePhase.SWITCH and (gone := _gone(state, operation.servers)):
+    if operation.phase is MovePhase.SWITCH and (gone := _gone(state, operation.parties)):
         return recover(state, spec, Failure(gone, f"ps-{gone[0]} is lost, and may have switched"))
-    may_wait = operation.phase is MovePhase.COPY and len(operation.done) == len(operation.servers)
+    may_wait = operation.phase is MovePhase.COPY and len(operation.done) == len(operation.parties)
     if now >= operation.deadline and operation.phase is not MovePhase.SWITCH and not may_wait:
         waiting = {*operation.pending, *operation.again_at} - operation.done
         problem = f"{', '.join(f'ps-{server}' for server in sorted(waiting))} made no progress in {operation.phase}"
@@ -253,12 +255,12 @@ def _request(state: JobState, operation: Move, whom: int) -> ServerRequest:
     barrier, number = operation.barrier, operation.number
     if operation.phase is MovePhase.PREPARE:
         present = state.routing.table
-        since = present.version if whom < len(present.servers) else 0
+        since = present.version if operation.servers[whom] in present.owners else 0
         return PrepareCall(number, since, operation.table, WAIT_SECONDS)
     if operation.phase is MovePhase.COPY or barrier is None:
         return CopyCall(number, WAIT_SECONDS)
     if operation.phase is MovePhase.SWITCH:
-        return SwitchCall(barrier.generation, barrier.number, number, barrier.settled)
+        return SwitchCall(barrier.generation, barrier.number, number, barrier.settled, operation.pulls)
     match barrier.phase:
         case BarrierPhase.HOLD:
             return HoldCall(barrier.generation, state.routing.table.version, barrier.number, HOLD_SECONDS)
@@ -284,8 +286,7 @@ def _shares_due(state: JobState) -> bool:
     """Whether the routing table does not follow the wanted shares, and rows can move now."""
     if not scaling.may_move(state) or _follows_shares(state):
         return False
-    servers = state.routing.table.servers
-    return _present(state, servers) == servers
+    return _present(state, state.routing.table.owners) == state.routing.table.owners
 
 
 def _follows_shares(state: JobState) -> bool:
@@ -295,16 +296,15 @@ def _follows_shares(state: JobState) -> bool:
 
 def _all_servers(state: JobState, servers: int) -> tuple[PsAddress, ...]:
     """Those that serve, and those that will."""
-    present = state.routing.table.servers
-    joining = ((index, state.members.process(Role.PS, index)) for index in range(len(present), servers))
-    return (
-        *present,
-        *(
-            PsAddress(index, process.incarnation, process.data_address, process.control_address)
-            for index, process in joining
-            if process is not None
-        ),
-    )
+    table = state.routing.table
+    found = list(table.servers)
+    for index in range(max(len(found), servers)):
+        process = state.members.process(Role.PS, index)
+        if process is None or (index < len(found) and table.servers[index] in table.owners):
+            continue
+        joining = PsAddress(index, process.incarnation, process.data_address, process.control_address)
+        found[index : index + 1] = [joining]
+    return tuple(found)
 
 
 def _present(state: JobState, servers: tuple[PsAddress, ...]) -> tuple[PsAddress, ...]:
@@ -331,24 +331,21 @@ def _is_wanted(state: JobState, move: Move) -> bool:
         return False
     if state.stage not in (Stage.TRAIN, Stage.EVALUATE) or not state.routing.ready:
         return False
-    return _present(state, move.servers) == move.servers
+    return _present(state, move.parties) == move.parties
 
 
 def is_copied(state: JobState) -> bool:
     """Whether a move under which servers leave waits for nothing but checkpoints that these still write."""
     move = state.move
     return (
-        move is not None
-        and move.phase is MovePhase.COPY
-        and len(move.done) == len(move.servers)
-        and len(move.table.servers) < len(move.servers)
+        move is not None and move.phase is MovePhase.COPY and len(move.done) == len(move.parties) and bool(move.leavers)
     )
 
 
 def _may_hold(state: JobState, move: Move, now: float) -> bool:
     """Whether all is copied, and no checkpoint holds pushes, or needs servers that are about to leave."""
     trouble = state.troubles.get(KIND)
-    if move.phase is not MovePhase.COPY or len(move.done) < len(move.servers):
+    if move.phase is not MovePhase.COPY or len(move.done) < len(move.parties):
         return False
     if trouble is not None and now < trouble.next_at:
         return False
@@ -361,7 +358,8 @@ def _barrier_begun(state: JobState, move: Move, now: float) -> JobState:
     move = replace(
         move,
         phase=MovePhase.BARRIER,
-        barrier=DrivenBarrier(state.next_barrier, table.generation, table.servers),
+        pulls=(),
+        barrier=DrivenBarrier(state.next_barrier, table.generation, table.owners),
         held_at=now,
         deadline=now + BARRIER_SECONDS,
         pending={},
@@ -369,7 +367,7 @@ def _barrier_begun(state: JobState, move: Move, now: float) -> JobState:
     )
     state = replace(state, next_barrier=state.next_barrier + 1)
     state = reshaping.note_copied(state, len(move.table.servers), *_copied(move), now - move.began_at)
-    return state.asking(move, *range(len(table.servers)))
+    return state.asking(move, *(one.index for one in table.owners))
 
 
 def _copied(move: Move) -> tuple[int, int]:
@@ -393,7 +391,7 @@ def _barrier_failed(state: JobState, spec: TrainingJobSpec, operation: Move, pro
         pending={},
         again_at={},
     )
-    return state.asking(copying, *range(len(operation.servers)))
+    return state.asking(copying, *operation.everyone)
 
 
 def _given_up(state: JobState, spec: TrainingJobSpec, operation: Move, problem: str, now: float) -> JobState:

@@ -177,12 +177,28 @@ class CopyReport:
 
 
 @dataclass(frozen=True)
+class HandedPull:
+    """A pull for training whose push has not come: another server orders it from now on.
+
+    `unseen` counts the pushes that it may not have seen.
+    """
+
+    session: int
+    epoch: int
+    batch: int
+    token: int
+    unseen: int
+
+
+@dataclass(frozen=True)
 class Move:
     """Brings rows to the servers that own them under another table, while training continues.
 
     * `number`: names the move to the servers; ascending over the life of the job.
     * `sizes`: the new shape. `table`: the next routing table.
     * `servers`: by index, those that serve now and those that will; some leave, some join.
+    * `members`: the indexes of those that own something now, or will; empty: all.
+    * `pulls`: outstanding ones, where another server is to order the staleness of all.
     * `done`: those that have finished their part of this phase.
     * `copied`: each server's report on its copying.
     * `barrier`, `held_at`: the barrier, in phases BARRIER and SWITCH, and when it began on the job's clock.
@@ -203,8 +219,25 @@ class Move:
     barrier: DrivenBarrier | None = None
     held_at: float = 0.0
     shares: tuple[float, ...] = ()
+    members: tuple[int, ...] = ()
+    pulls: tuple[HandedPull, ...] = ()
     pending: Mapping[int, int] = field(default_factory=dict)
     again_at: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def parties(self) -> tuple[PsAddress, ...]:
+        """The servers that take part."""
+        return tuple(self.servers[index] for index in self.members) if self.members else self.servers
+
+    @property
+    def everyone(self) -> tuple[int, ...]:
+        """Their indexes."""
+        return tuple(server.index for server in self.parties)
+
+    @property
+    def leavers(self) -> tuple[PsAddress, ...]:
+        """Those that will own nothing."""
+        return tuple(server for server in self.parties if server not in self.table.owners)
 
     @property
     def holds(self) -> bool:

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import grpc
@@ -36,7 +37,7 @@ from emberscale_jobmaster.events import (
     ServerAnswered,
     ServerFailed,
 )
-from emberscale_jobmaster.operations import CopyReport, SnapshotFile
+from emberscale_jobmaster.operations import CopyReport, HandedPull, SnapshotFile
 
 
 class ServerChannels:
@@ -153,10 +154,13 @@ class ServerChannels:
             case HandOverCall(generation=generation, barrier=number, hold_seconds=seconds, move=move) as last:
                 barrier = _barrier(call.server, generation, number, seconds)
                 hand_over = pb.HandOverRequest(barrier=barrier, move=move, wait_seconds=last.wait_seconds)
-                return stub.HandOver, hand_over, _said
-            case SwitchCall(generation=generation, barrier=number, move=move, applied=applied):
+                return stub.HandOver, hand_over, _handed_over
+            case SwitchCall(generation=generation, barrier=number, move=move, applied=applied, pulls=handed):
                 barrier = _barrier(call.server, generation, number, 0.0)
-                switch = pb.SwitchRequest(barrier=barrier, move=move, applied=messages.wire_applied(applied))
+                pulls = [pb.OutstandingPull(**asdict(pull)) for pull in handed]
+                switch = pb.SwitchRequest(
+                    barrier=barrier, move=move, applied=messages.wire_applied(applied), pulls=pulls
+                )
                 return stub.Switch, switch, _said
             case AbandonCall(move=move):
                 return stub.Abandon, pb.AbandonRequest(move=move, incarnation=call.server.incarnation), _nothing
@@ -186,8 +190,13 @@ def _copied(reply: pb.CopyReply) -> CopyReport:
     return CopyReport(reply.ready, reply.copied_bytes, reply.rounds, reply.changed_rows)
 
 
-def _said(reply: pb.HoldReply | pb.SettleReply | pb.HandOverReply | pb.SwitchReply) -> AppliedReport:
+def _said(reply: pb.HoldReply | pb.SettleReply | pb.SwitchReply) -> AppliedReport:
     return AppliedReport(messages.applied(reply.applied))
+
+
+def _handed_over(reply: pb.HandOverReply) -> AppliedReport:
+    pulls = tuple(HandedPull(pull.session, pull.epoch, pull.batch, pull.token, pull.unseen) for pull in reply.pulls)
+    return AppliedReport(messages.applied(reply.applied), pulls=pulls)
 
 
 def _snapshot_said(reply: pb.SnapshotReply) -> AppliedReport:

@@ -351,7 +351,7 @@ def with_fresh_numbers(state: JobState, wall: float) -> JobState:
 def _holders(state: JobState) -> set[tuple[int, str]]:
     """The servers that may own rows, by index and incarnation."""
     switching = switching_move(state)
-    servers = state.routing.table.servers if switching is None else switching.servers
+    servers = state.routing.table.owners if switching is None else switching.parties
     return {(server.index, server.incarnation) for server in servers}
 
 

@@ -90,7 +90,7 @@ def on_loaded(state: JobState, operation: Restore, server: int, answer: Loaded, 
     if not answer.done:
         return state.asking(operation, server)
     operation = replace(operation, applied={**operation.applied, server: answer.applied})
-    if len(operation.applied) < len(state.routing.table.servers):
+    if len(operation.applied) < len(state.routing.table.owners):
         return state.having(operation)
     source = operation.source
     held = Restored() if source is None else source.restored
@@ -152,4 +152,4 @@ def _loading(state: JobState, spec: TrainingJobSpec, operation: Restore, now: fl
     if not table.servers:
         return state.without(operation)
     operation = replace(operation, phase=RestorePhase.LOAD, deadline=now + LOAD_SECONDS)
-    return state.asking(operation, *range(len(table.servers)))
+    return state.asking(operation, *(server.index for server in table.owners))

@@ -478,7 +478,7 @@ class Driven:
                     return f"barrier {number} is not held"
                 self._let_go(server)
                 server.applied = {epoch: _numbers(batches) for epoch, batches in applied.items()}
-                server.owns = server.member.index < len(table.servers)
+                server.owns = any(one.index == server.member.index for one in table.owners)
                 server.generation, server.version = table.generation, table.version
                 server.move, server.moves_over, server.switched = None, request.move, request.move
                 return AppliedReport(as_ranges(server.applied))

@@ -65,7 +65,7 @@ from emberscale_jobmaster.events import (
 from emberscale_jobmaster.machine import MasterState, step
 from emberscale_jobmaster.membership import MemberId, SupersededMemberError, UnknownMemberError
 from emberscale_jobmaster.membership import Process as Joined
-from emberscale_jobmaster.operations import CopyReport, SnapshotFile
+from emberscale_jobmaster.operations import CopyReport, HandedPull, SnapshotFile
 from emberscale_jobmaster.scaling import Advice
 from emberscale_jobmaster.sizes import RoleShapes
 from emberscale_jobmaster.state import DataFile, JobState, Stage, phase_of, sizes_of, wanted_sizes
@@ -73,6 +73,7 @@ from emberscale_jobmaster.statistics import Tally
 from emberscale_jobmaster.tasks import Discovered, Finding, Indexed, acquire
 from emberscale_operator.machine import Scale
 from emberscale_trainer.partition import AppliedBatches
+from emberscale_trainer.server.staleness import OutstandingPull, Ticket
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
@@ -463,11 +464,17 @@ def _request(server: ParameterServer, incarnation: str, request: Any) -> Task[Se
             ready, rounds = yield from server.copy(move, wait)
             return CopyReport(ready, rounds, rounds, 0)
         case HandOverCall(generation, barrier, seconds, move, wait):
-            return AppliedReport(ranges_of((yield from server.hand_over(generation, barrier, seconds, move, wait))))
-        case SwitchCall(generation, barrier, move, applied):
+            handed = yield from server.hand_over(generation, barrier, seconds, move, wait)
+            pulls = tuple(HandedPull(*pull.ticket, pull.token, pull.unseen) for pull in handed.pulls)
+            return AppliedReport(ranges_of(handed.applied), pulls=pulls)
+        case SwitchCall(generation, barrier, move, applied, handed_pulls):
             runs = [(epoch, [(first, stop, 1) for first, stop in batches]) for epoch, batches in applied.items()]
             settled = AppliedBatches.from_runs(runs)
-            return AppliedReport(ranges_of((yield from server.switch(generation, barrier, move, settled))))
+            taken = tuple(
+                OutstandingPull(Ticket(pull.session, pull.epoch, pull.batch), pull.token, pull.unseen)
+                for pull in handed_pulls
+            )
+            return AppliedReport(ranges_of((yield from server.switch(generation, barrier, move, settled, taken))))
         case AbandonCall(move):
             server.mover.abandon(move)
             return None

@@ -66,7 +66,7 @@ class Model:
             self._broken(f"{server.name} adopts a table that names {table.servers[server.index].incarnation}")
         known = self._tables.get((table.generation, table.version))
         if known is not None and known != table:
-            routed = [self._cluster.server_of(other.incarnation) for other in known.servers]
+            routed = [self._cluster.server_of(other.incarnation) for other in known.owners]
             serving = [one for one in routed if one is not None and one.alive and one.core.serving]
             if any(one.table == known and (one.incarnation, table.generation) in self._trained for one in serving):
                 self._broken(f"two tables of generation {table.generation}, version {table.version} are served")
@@ -132,8 +132,8 @@ class Model:
         self._applied[key] += 1
 
     def _is_forgotten(self, server: "ParameterServer", session: int, header: Header) -> bool:
-        """Whether server 0, which keeps the bound, knows by now that this pull's worker or lease is gone."""
-        keeper = self._cluster.server_of(server.table.servers[0].incarnation) if server.table is not None else None
+        """Whether the first server, which keeps the bound, knows by now that this pull's worker or lease is gone."""
+        keeper = self._cluster.server_of(server.table.owners[0].incarnation) if server.table is not None else None
         return keeper is None or session in keeper.ended_sessions or keeper.knows_dead(header.token)
 
     def snapshot_taken(self, server: "ParameterServer", held_until: float, checkpoint: str, barrier: int) -> None:
@@ -182,7 +182,7 @@ class Model:
         if after.routing.ready and not before.routing.ready:
             newest = self._newest_at_restore.get(after.routing.table.generation - 1, "")
             newest = max(newest, self._newest_at_restore.get(after.routing.table.generation, ""))
-            for routed in after.routing.table.servers:
+            for routed in after.routing.table.owners:
                 found = self._cluster.server_of(routed.incarnation)
                 if found is not None and found.alive and found.table != after.routing.table:
                     self._broken(f"{found.name} serves another table than the one that is in force")

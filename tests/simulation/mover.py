@@ -10,8 +10,9 @@ from tests.simulation.world import Signal, Task
 from emberscale_api.routing import RoutingTable
 from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.server.barrier import NotHeldError
+from emberscale_trainer.server.core import HandedOver
 from emberscale_trainer.server.moves import Transfer
-from emberscale_trainer.server.staleness import StalenessBound
+from emberscale_trainer.server.staleness import OutstandingPull, StalenessBound
 
 if TYPE_CHECKING:
     from tests.simulation.parameter_server import ParameterServer
@@ -76,7 +77,7 @@ class SimulatedMover:
         self._check(outgoing)
         return outgoing is None or outgoing.rounds >= 2, 0 if outgoing is None else outgoing.rounds
 
-    def hand_over(self, generation: int, barrier: int, seconds: float, move: int, wait: float) -> Task[AppliedBatches]:
+    def hand_over(self, generation: int, barrier: int, seconds: float, move: int, wait: float) -> Task[HandedOver]:
         """Sends the last changes within a barrier. Raises NotHeldError and TimeoutError."""
         world, core = self._server.world, self._server.core
         core.hand_over(generation, barrier, move, seconds, world.now)
@@ -93,14 +94,22 @@ class SimulatedMover:
         self._check(outgoing)
         return core.hand_over(generation, barrier, move, seconds, world.now)
 
-    def switch(self, generation: int, barrier: int, move: int, settled: AppliedBatches) -> AppliedBatches:
+    def switch(
+        self,
+        generation: int,
+        barrier: int,
+        move: int,
+        settled: AppliedBatches,
+        pulls: tuple[OutstandingPull, ...] = (),
+    ) -> AppliedBatches:
         """Adopts the table of a move. Raises as the core does."""
         server, bound = self._server, None
         transfer = server.core.transfer
-        if transfer is not None and transfer.joins and server.index == 0:
+        if transfer is not None and transfer.orders:
             spec = server.cluster.spec.training
             count = sum(stop - first for epoch in settled.epochs() for first, stop in settled.ranges(epoch))
             bound = StalenessBound(spec.max_staleness, spec.staleness_warmup, count)
+            bound.take_over(pulls)
         outcome, switched = server.core.switch(generation, barrier, move, settled, bound, server.world.now)
         if switched is not None:
             kept = {} if switched.joins else server.rows

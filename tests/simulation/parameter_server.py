@@ -14,8 +14,8 @@ from emberscale_api.routing import RoutingTable
 from emberscale_api.wire import Header, Kind, Status
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server.barrier import NotHeldError
-from emberscale_trainer.server.core import Assigning, Assignment, LaterError, ServerCore, Wait
-from emberscale_trainer.server.staleness import StalenessBound
+from emberscale_trainer.server.core import Assigning, Assignment, HandedOver, LaterError, ServerCore, Wait
+from emberscale_trainer.server.staleness import OutstandingPull, StalenessBound
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
@@ -265,7 +265,7 @@ class ParameterServer(Process):
             return
         applied = AppliedBatches.merged([record.copy() for record in records])
         bound = None
-        if self.index == 0:
+        if table.owners[0].index == self.index:
             spec = self.cluster.spec.training
             count = sum(stop - first for epoch in applied.epochs() for first, stop in applied.ranges(epoch))
             bound = StalenessBound(spec.max_staleness, spec.staleness_warmup, count)
@@ -360,7 +360,7 @@ class ParameterServer(Process):
         except NotHeldError as error:
             raise CallError("FAILED_PRECONDITION", str(error)) from error
 
-    def hand_over(self, generation: int, barrier: int, seconds: float, move: int, wait: float) -> Task[AppliedBatches]:
+    def hand_over(self, generation: int, barrier: int, seconds: float, move: int, wait: float) -> Task[HandedOver]:
         """Sends the last changes within a barrier."""
         self._held_until = self.world.now + seconds
         try:
@@ -372,10 +372,12 @@ class ParameterServer(Process):
         except TimeoutError as error:
             raise CallError("DEADLINE_EXCEEDED", str(error)) from error
 
-    def switch(self, generation: int, barrier: int, move: int, settled: AppliedBatches) -> Task[AppliedBatches]:
+    def switch(
+        self, generation: int, barrier: int, move: int, settled: AppliedBatches, pulls: tuple[OutstandingPull, ...]
+    ) -> Task[AppliedBatches]:
         """Adopts the table of a move."""
         yield from ()
-        return self._controlled(lambda: self.mover.switch(generation, barrier, move, settled))
+        return self._controlled(lambda: self.mover.switch(generation, barrier, move, settled, pulls))
 
     def resume_pushes(self, generation: int, barrier: int) -> Task[None]:
         """Lets go of a barrier."""

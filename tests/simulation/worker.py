@@ -366,7 +366,7 @@ class Servers:
     def connect(self, table: RoutingTable) -> Task[None]:
         """Opens what the table has and lacks here. Raises StopError."""
         self._table = table
-        wanted = {server.incarnation: server for server in table.servers}
+        wanted = {server.incarnation: server for server in table.owners}
         for gone in self._ends.keys() - wanted.keys():
             self._ends.pop(gone).close()
         for incarnation, server in wanted.items():
@@ -431,7 +431,7 @@ class Servers:
             raise StopError(reason)
 
     def _planned(self) -> Planned:
-        return Planned(self._table.version, len(self._table.servers))
+        return Planned(self._table.version, tuple(server.index for server in self._table.owners))
 
     def _end(self, server: int) -> End:
         return self._ends[self._table.servers[server].incarnation]

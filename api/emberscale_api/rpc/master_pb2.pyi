@@ -2253,22 +2253,63 @@ class HandOverReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     APPLIED_FIELD_NUMBER: _builtins.int
+    PULLS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def applied(self) -> _containers.RepeatedCompositeFieldContainer[Global___AppliedBatches]:
         """everything that is applied here"""
+
+    @_builtins.property
+    def pulls(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutstandingPull]:
+        """of the server that orders the staleness of all, where another one is to"""
 
     def __init__(
         self,
         *,
         applied: _abc.Iterable[Global___AppliedBatches] | None = ...,
+        pulls: _abc.Iterable[Global___OutstandingPull] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "pulls", b"pulls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HandOverReply: _TypeAlias = HandOverReply  # noqa: Y015
+
+@_typing.final
+class OutstandingPull(_message.Message):
+    """A pull for training whose push has not come."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    BATCH_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    UNSEEN_FIELD_NUMBER: _builtins.int
+    session: _builtins.int
+    epoch: _builtins.int
+    batch: _builtins.int
+    token: _builtins.int
+    """of its lease"""
+    unseen: _builtins.int
+    """pushes that it may not have seen"""
+    def __init__(
+        self,
+        *,
+        session: _builtins.int = ...,
+        epoch: _builtins.int = ...,
+        batch: _builtins.int = ...,
+        token: _builtins.int = ...,
+        unseen: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "epoch", b"epoch", "session", b"session", "token", b"token", "unseen", b"unseen"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OutstandingPull: _TypeAlias = OutstandingPull  # noqa: Y015
 
 @_typing.final
 class AbandonRequest(_message.Message):
@@ -2314,6 +2355,7 @@ class SwitchRequest(_message.Message):
     BARRIER_FIELD_NUMBER: _builtins.int
     MOVE_FIELD_NUMBER: _builtins.int
     APPLIED_FIELD_NUMBER: _builtins.int
+    PULLS_FIELD_NUMBER: _builtins.int
     move: _builtins.int
     """whose routing table comes into force"""
     @_builtins.property
@@ -2322,16 +2364,21 @@ class SwitchRequest(_message.Message):
     def applied(self) -> _containers.RepeatedCompositeFieldContainer[Global___AppliedBatches]:
         """on all servers: for one that was without rows"""
 
+    @_builtins.property
+    def pulls(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutstandingPull]:
+        """for a server that begins to order the staleness of all"""
+
     def __init__(
         self,
         *,
         barrier: Global___Barrier | None = ...,
         move: _builtins.int = ...,
         applied: _abc.Iterable[Global___AppliedBatches] | None = ...,
+        pulls: _abc.Iterable[Global___OutstandingPull] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["barrier", b"barrier"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "barrier", b"barrier", "move", b"move"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "barrier", b"barrier", "move", b"move", "pulls", b"pulls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

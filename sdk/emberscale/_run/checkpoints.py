@@ -69,7 +69,7 @@ class SavedCheckpoints:
 
         try:
             files = CheckpointFiles(self.uri_of(manifest), Work(_PATIENCE_SECONDS, missing_seconds=0))
-            histories = [server_history(files, index) for index in range(manifest.ps_count)]
+            histories = [server_history(files, index) for index in manifest.servers]
         except StorageUnreachableError as error:
             raise DamagedCheckpointError(f"{self.uri_of(manifest)}: cannot be read: {error}") from error
         return [ServerRecord(applied, steps) for applied, steps in histories]

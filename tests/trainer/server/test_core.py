@@ -61,7 +61,7 @@ class TestVersionsAndGenerations:
             old = header(0, generation=1, version=version)
             assert core.push(0, old, 0, 0) is Status.REFRESH
             assert core.pull(0, old, NO_COUNTS, NO_KEYS, 0, 0) is Status.REFRESH
-            assert core.admit(0, old) is Status.REFRESH
+            assert core.admit(0, old, 0.0) is Status.REFRESH
 
     def test_nothing_is_served_before_the_first_assignment_and_while_one_loads(self) -> None:
         core = ServerCore()
@@ -287,21 +287,21 @@ class TestLeases:
 
     def test_a_dead_lease_is_fenced_and_its_tickets_are_forgotten(self) -> None:
         core = serving(bound=StalenessBound(0))
-        assert core.admit(1, header(0, token=1)) is Status.OK
-        assert core.admit(2, header(1, token=2, shard=1)) == Wait(None)
+        assert core.admit(1, header(0, token=1), 0.0) is Status.OK
+        assert core.admit(2, header(1, token=2, shard=1), 0.0) == Wait(None)
         core.leases(1, live=[2], next_token=3)
-        assert core.admit(2, header(1, token=2, shard=1)) is Status.OK
-        assert core.admit(1, header(5, token=1)) is Status.FENCED
+        assert core.admit(2, header(1, token=2, shard=1), 0.0) is Status.OK
+        assert core.admit(1, header(5, token=1), 0.0) is Status.FENCED
         assert push(core, header(0, token=1), session=1) is Status.FENCED
         assert push(core, header(1, token=2, shard=1), session=2) is Status.OK
 
     def test_a_push_under_way_of_a_dead_lease_no_longer_counts(self) -> None:
         core = serving(bound=StalenessBound(0))
-        core.admit(1, header(0, token=1))
+        core.admit(1, header(0, token=1), 0.0)
         assert push(core, header(0, token=1), session=1) is Status.OK
-        assert core.admit(2, header(1, token=2, shard=1)) == Wait(None)
+        assert core.admit(2, header(1, token=2, shard=1), 0.0) == Wait(None)
         core.leases(1, live=[2], next_token=3)
-        assert core.admit(2, header(1, token=2, shard=1)) is Status.OK
+        assert core.admit(2, header(1, token=2, shard=1), 0.0) is Status.OK
 
     def test_no_push_is_applied_once_the_master_has_begun_another_generation(self) -> None:
         core = serving(generation=2, version=2)
@@ -324,17 +324,17 @@ class TestSessions:
     def test_the_late_end_of_an_old_session_does_not_forget_its_successors_pulls(self) -> None:
         core = serving(bound=StalenessBound(0))
         old, new = 1, 2
-        assert core.admit(new, header(0)) is Status.OK
+        assert core.admit(new, header(0), 0.0) is Status.OK
         core.disconnected(old)
-        assert core.admit(3, header(1, token=2, shard=1)) == Wait(None)
+        assert core.admit(3, header(1, token=2, shard=1), 0.0) == Wait(None)
 
     def test_a_session_ends_with_its_first_connection(self) -> None:
         core = serving(bound=StalenessBound(0))
-        assert core.admit(1, header(0)) is Status.OK
+        assert core.admit(1, header(0), 0.0) is Status.OK
         assert push(core, header(0), session=1) is Status.OK
-        assert core.admit(1, header(1)) == Wait(None)  # on the other connection, for the push that is under way
+        assert core.admit(1, header(1), 0.0) == Wait(None)  # on the other connection, for the push that is under way
         core.disconnected(1)
-        assert core.admit(2, header(1)) is Status.OK
+        assert core.admit(2, header(1), 0.0) is Status.OK
 
     def test_a_pull_for_training_waits_for_the_bound_and_one_for_evaluation_does_not(self) -> None:
         core = serving(bound=StalenessBound(0))
@@ -347,10 +347,10 @@ class TestSessions:
 
     def test_a_pull_asked_for_anew_is_admitted_and_counts_once(self) -> None:
         core = serving(bound=StalenessBound(1))
-        assert core.admit(1, header(0)) is Status.OK
-        assert core.admit(1, header(0)) is Status.OK
-        assert core.admit(1, header(1)) is Status.OK
-        assert core.admit(1, header(2)) == Wait(None)
+        assert core.admit(1, header(0), 0.0) is Status.OK
+        assert core.admit(1, header(0), 0.0) is Status.OK
+        assert core.admit(1, header(1), 0.0) is Status.OK
+        assert core.admit(1, header(2), 0.0) == Wait(None)
 
 
 class Interleavings(RuleBasedStateMachine):
@@ -414,7 +414,7 @@ class Interleavings(RuleBasedStateMachine):
 
     @rule(batch=st.integers(0, 11), token=st.integers(1, 8), session=st.integers(0, 2))
     def admit(self, batch: int, token: int, session: int) -> None:
-        if self.core.admit(session, self.header(batch, token)) is Status.OK:
+        if self.core.admit(session, self.header(batch, token), 0.0) is Status.OK:
             assert token in self.live or token >= self.next_token
 
     @rule(session=st.integers(0, 2))
@@ -502,14 +502,14 @@ TestInterleavings = Interleavings.TestCase
 
 def test_a_repeated_push_is_under_way_until_it_is_complete() -> None:
     core = serving(bound=StalenessBound(0))
-    assert core.admit(1, header(0)) is Status.OK
+    assert core.admit(1, header(0), 0.0) is Status.OK
     assert push(core, header(0), session=1) is Status.OK
     core.disconnected(1)  # before the other servers got the push
-    assert core.admit(2, header(0)) is Status.OK
+    assert core.admit(2, header(0), 0.0) is Status.OK
     assert push(core, header(0), session=2) is Status.REPEATED
-    assert core.admit(3, header(1, shard=1)) == Wait(None)  # its pull might miss what the other servers still lack
+    assert core.admit(3, header(1, shard=1), 0.0) == Wait(None)  # its pull might miss what the other servers still lack
     core.complete(2, header(0))
-    assert core.admit(3, header(1, shard=1)) is Status.OK
+    assert core.admit(3, header(1, shard=1), 0.0) is Status.OK
 
 
 def test_the_number_of_a_move_is_not_given_again() -> None:

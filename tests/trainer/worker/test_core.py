@@ -22,7 +22,7 @@ from emberscale_trainer.worker.core import (
     step,
 )
 
-PLAN = Planned(version=4, servers=3)
+PLAN = Planned(version=4, servers=(0, 1, 2))
 
 
 def run(purpose: Purpose, *events: Event, plan: Planned = PLAN) -> tuple[Exchange, list[Effect]]:
@@ -60,7 +60,7 @@ def test_a_push_goes_to_server_0_then_to_the_others_and_is_committed_when_all_ha
 
 
 def test_one_server_alone_is_enough() -> None:
-    only = Planned(1, 1)
+    only = Planned(1, (0,))
     assert run(Purpose.PUSH, *answers(Status.OK, 0), plan=only)[1] == [*to(Kind.COMPLETE, 0), End(Ending.DONE)]
 
 
@@ -68,7 +68,7 @@ def test_a_push_that_moved_is_planned_anew_once_all_have_answered_and_asked_of_a
     moved = [*answers(Status.OK, 0), *answers(Status.MOVED, 2)]
     assert run(Purpose.PUSH, *moved)[1] == []
     assert run(Purpose.PUSH, *moved, *answers(Status.OK, 1))[1] == [Replan(4)]
-    anew = Planned(version=6, servers=2)
+    anew = Planned(version=6, servers=(0, 1))
     assert run(Purpose.PUSH, *moved, *answers(Status.OK, 1), anew)[1] == to(Kind.PUSH, 0)
     assert run(Purpose.PUSH, *moved, *answers(Status.OK, 1), anew, *answers(Status.REPEATED, 0))[1] == to(Kind.PUSH, 1)
 
@@ -80,8 +80,8 @@ def test_a_push_that_server_0_moved_is_not_shown_to_others() -> None:
 def test_a_pull_that_moved_is_asked_of_server_0_first_again() -> None:
     moved = [*answers(Status.OK, 0), *answers(Status.MOVED, 1), *answers(Status.OK, 2)]
     assert run(Purpose.TRAIN, *moved)[1] == [Replan(4)]
-    assert run(Purpose.TRAIN, *moved, Planned(5, 4))[1] == to(Kind.PULL, 0)
-    assert run(Purpose.TRAIN, *moved, Planned(5, 4), *answers(Status.OK, 0))[1] == to(Kind.PULL, 1, 2, 3)
+    assert run(Purpose.TRAIN, *moved, Planned(5, (0, 1, 2, 3)))[1] == to(Kind.PULL, 0)
+    assert run(Purpose.TRAIN, *moved, Planned(5, (0, 1, 2, 3)), *answers(Status.OK, 0))[1] == to(Kind.PULL, 1, 2, 3)
 
 
 def test_another_history_ends_the_exchange() -> None:
@@ -109,7 +109,7 @@ def test_a_conversation_sends_nothing_more_once_a_connection_broke() -> None:
 
 
 def test_a_conversation_waits_for_answers_in_the_order_of_servers() -> None:
-    talk = conversation(Purpose.PUSH, Planned(1, 3))
+    talk = conversation(Purpose.PUSH, Planned(1, (0, 1, 2)))
     assert next(talk) == Send(0, Kind.PUSH)
     assert talk.send(None) == Receive(0, Kind.PUSH)
     assert talk.send(Answered(0, Status.OK)) == Send(1, Kind.PUSH)
@@ -117,7 +117,7 @@ def test_a_conversation_waits_for_answers_in_the_order_of_servers() -> None:
 
 
 def test_a_push_is_committed_even_if_server_0_cannot_be_told() -> None:
-    talk = conversation(Purpose.PUSH, Planned(1, 1))
+    talk = conversation(Purpose.PUSH, Planned(1, (0,)))
     assert [next(talk), talk.send(None)] == [Send(0, Kind.PUSH), Receive(0, Kind.PUSH)]
     assert talk.send(Answered(0, Status.OK)) == Send(0, Kind.COMPLETE)
     with pytest.raises(StopIteration) as stopped:

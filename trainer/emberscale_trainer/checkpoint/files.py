@@ -209,7 +209,7 @@ class CheckpointFiles:
         """What each server held, which must be of these tables, the dense one last, and of so many parameters."""
         wanted = [(spec.dimension, spec.optimizer.type, spec.eviction.removes_rows) for spec in specs]
         names = [spec.name for spec in specs[:-1]]
-        parts = [self.parse(f"ps-{index}/partition.json", PartitionFile) for index in range(self.manifest.ps_count)]
+        parts = [self.parse(f"ps-{index}/partition.json", PartitionFile) for index in self.manifest.servers]
         for part in parts:
             held = [(table.dimension, table.optimizer, table.evicted) for table in part.stored]
             if held != wanted or [table.name for table in part.stored[:-1]] != names or part.parameters != parameters:

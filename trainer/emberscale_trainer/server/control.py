@@ -38,7 +38,7 @@ from emberscale_trainer.server.core import Assigning, Assignment, LaterError
 from emberscale_trainer.server.metrics import ServerMetrics
 from emberscale_trainer.server.mover import RowMover
 from emberscale_trainer.server.reports import Taken
-from emberscale_trainer.server.staleness import StalenessBound
+from emberscale_trainer.server.staleness import OutstandingPull, StalenessBound, Ticket
 from emberscale_trainer.server.state import NotSettledError, ServerState
 from emberscale_trainer.table import DensePieces, Reader, Snapshot, TableStore
 from emberscale_trainer.table.snapshot import Lock
@@ -124,6 +124,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         self._loading: Background[_Loaded] | None = None
         self._savings: dict[bool, _Saving] = {}  # by whether they are flash checkpoints
         self._staging: _Staging | None = None
+        self._ordering: tuple[int, TrainingJob] | None = None
 
     # The names of the methods are the proto's.
 
@@ -165,7 +166,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
             if wanted.checkpoint:
                 applied = load_partition(self._files(wanted.checkpoint, work), owned, tables, tables.dense_parameters)
             loaded = _Loaded(tables.rows(), applied.copy())
-            bound = _staleness_bound(job, applied) if self._index == 0 else None
+            bound = _staleness_bound(job, applied) if routing.owners[0].index == self._index else None
             if not self._state.adopt(wanted, tables, owned, applied, bound):
                 raise AbandonedError
         except BaseException as error:
@@ -291,6 +292,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         with _told(context):
             self._require(request.incarnation)
             transfer = self._state.prepare(request.move, request.since, routing, self._index)
+            self._ordering = (request.move, TrainingJob.from_json(request.manifest_json)) if transfer.orders else None
             if not transfer.joins:
                 return master_pb2.PrepareReply(done=True)
             staging = self._staged(request.move, TrainingJob.from_json(request.manifest_json))
@@ -328,15 +330,23 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
             self._require(barrier.incarnation)
             self._state.hand_over(*hold)
             self._mover.hand_over(request.move, request.wait_seconds)
-            applied = self._state.hand_over(*hold)
-        return master_pb2.HandOverReply(applied=_applied_to_proto(applied))
+            handed = self._state.hand_over(*hold)
+        pulls = [
+            master_pb2.OutstandingPull(**pull.ticket._asdict(), token=pull.token, unseen=pull.unseen)
+            for pull in handed.pulls
+        ]
+        return master_pb2.HandOverReply(applied=_applied_to_proto(handed.applied), pulls=pulls)
 
     def Switch(self, request: master_pb2.SwitchRequest, context: grpc.ServicerContext) -> master_pb2.SwitchReply:
         """Ends a barrier with the table of a move."""
         barrier, settled = request.barrier, _applied_from_proto(request.applied)
-        staging, bound = self._staging, None
-        if self._index == 0 and staging is not None and staging.move == request.move:
-            bound = _staleness_bound(staging.job, settled)
+        ordering, bound = self._ordering, None
+        if ordering is not None and ordering[0] == request.move:
+            bound = _staleness_bound(ordering[1], settled)
+            bound.take_over(
+                OutstandingPull(Ticket(pull.session, pull.epoch, pull.batch), pull.token, pull.unseen)
+                for pull in request.pulls
+            )
         with _told(context):
             self._require(barrier.incarnation)
             outcome = self._state.switch(barrier.generation, barrier.number, request.move, settled, bound)

@@ -20,7 +20,7 @@ from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server.barrier import Barrier, NotHeldError, Outcome
 from emberscale_trainer.server.fencing import LeaseFence
 from emberscale_trainer.server.moves import Moves, Transfer
-from emberscale_trainer.server.staleness import StalenessBound, Ticket
+from emberscale_trainer.server.staleness import OutstandingPull, StalenessBound, Ticket
 
 SWITCH_SECONDS = 10.0
 """The time for which a request of a newer version waits for the switch to it."""
@@ -64,11 +64,20 @@ class Assignment:
     servers: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class HandedOver:
+    """All batches in the rows, and the outstanding pulls where another server is to order the staleness of all."""
+
+    applied: AppliedBatches
+    pulls: tuple[OutstandingPull, ...] = ()
+
+
 @dataclass(slots=True)
 class _Serving:
     """The served rows. `version` and `owned` change with a switch, `applied` with every push.
 
-    `trained`: a batch was applied since the rows were loaded.
+    `trained`: a batch was applied since the rows were loaded. `ordered_since`: the version by which the server began or
+    ceased to order the staleness of all. `handed_over`: the move by which another one is about to.
     """
 
     generation: int
@@ -77,6 +86,8 @@ class _Serving:
     applied: AppliedBatches
     bound: StalenessBound | None
     trained: bool = False
+    ordered_since: int = 0
+    handed_over: int = 0
 
 
 class ServerCore:
@@ -148,7 +159,7 @@ class ServerCore:
     def adopt(
         self, wanted: Assignment, owned: Ownership, applied: AppliedBatches, bound: StalenessBound | None
     ) -> bool:
-        """Serves what was loaded; `bound` is None on all servers but the one with index 0.
+        """Serves what was loaded; `bound` is None on all servers but the first.
 
         Returns False, changing nothing, if another assignment has replaced this one.
         """
@@ -200,8 +211,11 @@ class ServerCore:
 
     # Requests
 
-    def admit(self, session: int, header: Header) -> Decision:
-        """Whether the staleness bound admits the pull of a batch. OK notes it as outstanding."""
+    def admit(self, session: int, header: Header, now: float) -> Decision:
+        """Whether the staleness bound admits the pull of a batch. OK notes it as outstanding.
+
+        Once outstanding pulls are handed over, no other one is admitted before the switch.
+        """
         serving = self._serving
         if serving is None or serving.generation != header.generation:
             return Status.REFRESH
@@ -210,7 +224,11 @@ class ServerCore:
         if serving.bound is not None:
             if session in self._ended:
                 return Status.REFRESH
-            ticket = _ticket(session, header)
+            ticket, transfer = _ticket(session, header), self._moves.transfer
+            if transfer is not None and transfer.number == serving.handed_over:
+                until = self._barrier.held_until((header.epoch, header.batch), now)
+                if until is not None and not serving.bound.is_outstanding(ticket):
+                    return Wait(until)
             if not serving.bound.may_pull(ticket):
                 return Wait(None)
             serving.bound.pulled(ticket, header.token)
@@ -233,17 +251,20 @@ class ServerCore:
     ) -> Decision:
         """Whether rows are served, by who owns them: `counts` uint32 [tables], the dense table last, `keys` int64 [n].
 
-        A request that was planned under the server's own version is trusted to ask for what the server owns. Server 0
-        serves a pull for training once the staleness bound admits it.
+        A request that was planned under the server's own version is trusted to ask for what the server owns. The
+        first server serves a pull for training once the staleness bound admits it.
         """
         serving = self._serving
         if serving is None or serving.generation != header.generation:
             return Status.REFRESH
-        if header.version != serving.version and not serving.owned.owns(counts, keys):
+        training = not header.flags & Flag.READ_ONLY
+        if header.version != serving.version and (
+            (training and header.version < serving.ordered_since)
+            or not serving.owned
+            or not serving.owned.owns(counts, keys)
+        ):
             return _moved(header, serving, arrived, now)
-        if serving.bound is None or header.flags & Flag.READ_ONLY:
-            return Status.OK
-        return self.admit(session, header)
+        return self.admit(session, header, now) if training and serving.bound is not None else Status.OK
 
     def push(self, session: int, header: Header, arrived: float, now: float) -> Decision:
         """Whether a batch is to be applied now. OK is to be followed by `record` at once."""
@@ -364,12 +385,15 @@ class ServerCore:
         """The server's part in a move, which the master still wants."""
         return self._moves.wanted(number, now)
 
-    def hand_over(self, generation: int, number: int, move: int, seconds: float, now: float) -> AppliedBatches:
-        """Holds a settled barrier for so many seconds more; returns everything that is applied, and stays so."""
+    def hand_over(self, generation: int, number: int, move: int, seconds: float, now: float) -> HandedOver:
+        """Holds a settled barrier for so many seconds more; what is applied, and stays so."""
         serving = self._of(generation)
-        self._moves.wanted(move, now)
+        transfer = self._moves.wanted(move, now)
         self._barrier.renew(number, seconds, now)
-        return serving.applied.copy()
+        if serving.bound is None or transfer.orders:
+            return HandedOver(serving.applied.copy())
+        serving.handed_over = move
+        return HandedOver(serving.applied.copy(), serving.bound.hand_over())
 
     def switch(
         self,
@@ -382,7 +406,8 @@ class ServerCore:
     ) -> tuple[Outcome, Transfer | None]:
         """Lets go of a settled barrier, and owns what the move's table says; returns what the move was, the first time.
 
-        A server without rows holds no barrier: it serves from now on, with `settled` as applied and this `bound`.
+        A server without rows holds no barrier: it serves from now on, with `settled` as applied. One that begins to
+        order the staleness of all does so by this `bound`.
         """
         if again := self._barrier.again(number, f"switch {move}"):
             self._of(generation)
@@ -394,12 +419,14 @@ class ServerCore:
         if transfer.joins:
             self._leave()
             self._wanted = None
-            self._serving = _Serving(generation, table.version, transfer.after, settled.copy(), bound)
+            self._serving = serving = _Serving(generation, table.version, transfer.after, settled.copy(), None)
             outcome = self._barrier.finish_unheld(number, f"switch {move}", settled)
         else:
             serving = self._of(generation)
             outcome = self._barrier.finish(number, f"switch {move}", serving.applied, now)
             serving.version, serving.owned = table.version, transfer.after
+        if transfer.orders is (serving.bound is None):
+            serving.bound, serving.ordered_since = bound if transfer.orders else None, table.version
         self._known = (generation, table.version)
         self._moves.end()
         return outcome, transfer

@@ -34,6 +34,11 @@ class Transfer:
         return Ownership.of(self.table, self.index) if self.index < len(self.table.servers) else Ownership.of_nothing()
 
     @property
+    def orders(self) -> bool:
+        """Whether the server orders the staleness of all once the table is in force."""
+        return bool(self.table.owners) and self.table.owners[0].index == self.index
+
+    @property
     def joins(self) -> bool:
         """Whether the server is without rows, so that what it receives is all that it will have."""
         return not self.before

@@ -1,12 +1,13 @@
 """Bounded staleness: how far workers may drift apart.
 
 The staleness of a gradient is the number of pushes that were applied, on any server, between its pull and its own push.
-The server with index 0 enforces the bound for all: if each server held pushes by its own order of pulls, two of them
-could wait for each other. A worker asks server 0 before it pulls from any server, pushes to it before the others, and
-tells it when all have applied the push. In between, the push is under way: a pull may or may not see it.
+The first server of the routing table enforces the bound for all: if each server held pushes by its own order of pulls,
+two of them could wait for each other. A worker asks it before it pulls from any server, pushes to it before the others,
+and tells it when all have applied the push. In between, the push is under way: a pull may or may not see it. Where a
+move makes another server the first, the pulls that are outstanding are handed over.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import isqrt
 from typing import NamedTuple
@@ -27,6 +28,15 @@ class _Outstanding:
     ticket: Ticket
     token: int
     seen: int
+
+
+@dataclass(frozen=True, slots=True)
+class OutstandingPull:
+    """A pull that another server orders from now on; `unseen` counts the pushes that it may not have seen."""
+
+    ticket: Ticket
+    token: int
+    unseen: int
 
 
 class StalenessBound:
@@ -51,6 +61,15 @@ class StalenessBound:
         self._outstanding: list[_Outstanding] = []
         self._under_way: dict[Ticket, _Outstanding] = {}
         self._applied = applied
+
+    def hand_over(self) -> tuple[OutstandingPull, ...]:
+        """All outstanding pulls, the oldest first."""
+        return tuple(OutstandingPull(one.ticket, one.token, self._applied - one.seen) for one in self._outstanding)
+
+    def take_over(self, pulls: Iterable[OutstandingPull]) -> None:
+        """Goes on with the pulls that another server admitted, the oldest first."""
+        for one in pulls:
+            self._outstanding.append(_Outstanding(one.ticket, one.token, self._applied - one.unseen))
 
     @property
     def under_way(self) -> int:
@@ -93,6 +112,10 @@ class StalenessBound:
         self._applied += 1
         self._under_way[ticket] = _Outstanding(ticket, token, seen)
         return staleness
+
+    def is_outstanding(self, ticket: Ticket) -> bool:
+        """Whether a pull is admitted, and its push has not come."""
+        return any(pull.ticket == ticket for pull in self._outstanding)
 
     def is_under_way(self, ticket: Ticket) -> bool:
         """Whether a push is applied here and perhaps not everywhere."""

@@ -15,7 +15,7 @@ from emberscale_api.routing import RoutingTable
 from emberscale_api.wire import Header, Status
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server.barrier import NotHeldError, Outcome
-from emberscale_trainer.server.core import Assigning, Assignment, Decision, ServerCore
+from emberscale_trainer.server.core import Assigning, Assignment, Decision, HandedOver, ServerCore
 from emberscale_trainer.server.eviction import BackgroundEviction
 from emberscale_trainer.server.moves import Transfer
 from emberscale_trainer.server.reports import Figures, Taken, Totals
@@ -366,7 +366,7 @@ class ServerState:
             self._tables.track(Reader.MOVE)
             return self._tables.snapshot(Reader.MOVE, self._changed), self._tables
 
-    def hand_over(self, generation: int, number: int, move: int, seconds: float) -> AppliedBatches:
+    def hand_over(self, generation: int, number: int, move: int, seconds: float) -> HandedOver:
         """As `ServerCore.hand_over`."""
         with self._changed:
             return self._core.hand_over(generation, number, move, seconds, self._clock())
@@ -401,6 +401,7 @@ class ServerState:
         """Gives up all moves up to this number, and drops what was received."""
         with self._changed:
             self._drop_received(self._core.abandon(number))
+            self._changed.notify_all()
 
     def lapse(self) -> None:
         """Gives up a move that the master has not spoken of for too long."""

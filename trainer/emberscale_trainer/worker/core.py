@@ -4,10 +4,10 @@ An exchange is the whole conversation between a worker and the servers that pull
 gradients. `step(exchange, event) -> (exchange, effects)`: the caller carries out the effects in order and reports
 events. `conversation` drives it for a caller with a single thread. There is no I/O, no clock and no thread.
 
-* A pull for training goes to server 0, which answers once the bound on staleness admits it, then to all others at
-  once. A pull for evaluation needs no admission, and goes to all at once.
-* A push goes to server 0, then to all others at once. When all have answered, the batch is committed and server 0 is
-  told (COMPLETE).
+* A pull for training goes to the first server, which answers once the bound on staleness admits it, then to all others
+  at once. A pull for evaluation needs no admission, and goes to all at once.
+* A push goes to the first server, then to all others at once. When all have answered, the batch is committed and the
+  first server is told (COMPLETE).
 * MOVED: when the pending answers have arrived, the worker plans the batch again under a newer routing table of the same
   generation, and asks every server again. A push that a server has applied is REPEATED there, and a pull that is
   admitted stays admitted. The worker's lease and all other batches stay.
@@ -35,10 +35,13 @@ class Purpose(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The batch is planned under a routing table with this `version` and number of `servers`."""
+    """The batch is planned under a routing table with this `version`.
+
+    `servers` are the indexes of those that own anything, ascending.
+    """
 
     version: int
-    servers: int
+    servers: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +174,7 @@ def conversation(purpose: Purpose, plan: Planned) -> Generator[Send | Replan | R
 
 
 def _ask_all(exchange: Exchange) -> tuple[Exchange, tuple[Effect, ...]]:
-    servers = tuple(range(exchange.plan.servers))
+    servers = exchange.plan.servers
     groups = (servers,) if exchange.purpose is Purpose.EVALUATE else (servers[:1], servers[1:])
     return _ask_next(exchange._replace(moved=False, queue=groups))
 
@@ -202,7 +205,9 @@ def _answered(exchange: Exchange, server: int, status: Status, reason: str) -> t
     if exchange.queue:
         return _ask_next(exchange)
     exchange, effects = _end(exchange, Ending.DONE)
-    return exchange, ((Send(0, Kind.COMPLETE), *effects) if exchange.purpose is Purpose.PUSH else effects)
+    return exchange, (
+        (Send(exchange.plan.servers[0], Kind.COMPLETE), *effects) if exchange.purpose is Purpose.PUSH else effects
+    )
 
 
 def _end(exchange: Exchange, how: Ending, reason: str = "") -> tuple[Exchange, tuple[Effect, ...]]:

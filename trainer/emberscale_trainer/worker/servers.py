@@ -205,7 +205,7 @@ class ParameterServers:
 
     def _connect(self) -> None:
         """Opens what the table in force has and lacks here, and closes what it no longer has."""
-        wanted = {(server.index, server.incarnation): server for server in self._routing.servers}
+        wanted = {(server.index, server.incarnation): server for server in self._routing.owners}
         for one in self._connections.keys() - wanted.keys():
             gone = self._connections.pop(one)
             self._traffic.take(gone)
@@ -341,7 +341,7 @@ class _Push(_Request):
 
 
 def _planned(plan: KeyPlan) -> Planned:
-    return Planned(plan.routing.version, len(plan.routing.servers))
+    return Planned(plan.routing.version, tuple(server.index for server in plan.routing.owners))
 
 
 def _open(server: PsAddress, identity: Identity) -> Connection:
