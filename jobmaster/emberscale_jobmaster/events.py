@@ -154,6 +154,16 @@ class Rescaled(_At):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DrainWanted(_At):
+    """A parameter server is to give away all that it owns, as `draining.begin` says."""
+
+    index: int
+    incarnation: str
+    why: str
+    replaced: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class SuspensionWanted(_At):
     """The job is to suspend at a checkpoint taken now."""
 
@@ -301,6 +311,7 @@ Event = (
     | BadRecordsFound
     | Exited
     | Rescaled
+    | DrainWanted
     | SuspensionWanted
     | Advised
     | PlanMissed

@@ -14,6 +14,7 @@ from emberscale_api.job.status import JobPhase
 from emberscale_jobmaster import (
     checkpointing,
     dispatch,
+    draining,
     lifecycle,
     moving,
     progress,
@@ -31,6 +32,7 @@ from emberscale_jobmaster.events import (
     BadRecordsFound,
     CallReceived,
     CheckpointFound,
+    DrainWanted,
     Event,
     Exited,
     FailureReported,
@@ -130,6 +132,8 @@ def _handled(state: MasterState, event: Event, spec: TrainingJobSpec) -> Stepped
         case Rescaled(before=before, waits=waits, wall=wall):
             edited = scaling.follow_manifest(job, spec, before, now, wall, waits)
             return replace(state, job=replace(edited, plan_version=edited.plan_version + 1)), ()
+        case DrainWanted(index=index, incarnation=incarnation, why=why, replaced=replaced):
+            return replace(state, job=draining.begin(job, index, incarnation, why, replaced, now)), ()
         case SuspensionWanted():
             return replace(state, job=progress.begin_suspension(job)), ()
         case Advised(advice=advice, wall=wall):
@@ -280,7 +284,7 @@ def _settled(
         if begun is job:
             break
         job = begun
-    job = reshaping.note_members(job, spec, clock)
+    job = draining.advance(reshaping.note_members(job, spec, clock), clock)
     counted_at = after.counted_at
     if job is not before.job and not before.job.over:
         phase = phase_of(before.job, spec)

@@ -6,6 +6,7 @@ without its leases.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from functools import lru_cache
 
 from emberscale_api.job.roles import Role
@@ -50,6 +51,33 @@ class Process:
     pid: int
     host: str
     alive: bool = True
+
+
+class DrainPhase(StrEnum):
+    """Where a drain stands."""
+
+    LEAVES = "Leaves"
+    """The server is to own nothing."""
+    DRAINED = "Drained"
+    """It owns nothing, and may go."""
+    REPLACED = "Replaced"
+    """A successor has joined, and is to get its share."""
+
+
+@dataclass(frozen=True)
+class Drain:
+    """A parameter server that is to go without loss.
+
+    * `incarnation`: the process that goes. `why`: for people.
+    * `began_at`: on the job's clock, in seconds.
+    * `replaced`: whether the master has the process replaced once it owns nothing.
+    """
+
+    incarnation: str
+    why: str
+    began_at: float
+    replaced: bool
+    phase: DrainPhase
 
 
 @dataclass(frozen=True)

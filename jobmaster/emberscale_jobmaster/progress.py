@@ -348,6 +348,12 @@ def with_fresh_numbers(state: JobState, wall: float) -> JobState:
     )
 
 
+def may_own(state: JobState, index: int, incarnation: str) -> bool:
+    """Whether this parameter server owns something, or takes part in a move."""
+    moving = () if state.move is None else state.move.parties
+    return (index, incarnation) in _holders(state) | {(one.index, one.incarnation) for one in moving}
+
+
 def _holders(state: JobState) -> set[tuple[int, str]]:
     """The servers that may own rows, by index and incarnation."""
     switching = switching_move(state)

@@ -13,8 +13,8 @@ from emberscale_jobmaster.membership import Slot, slot_name
 from emberscale_jobmaster.sizes import Reshaping, RoleShapes, Scaling, ScalingStep, describe_change
 from emberscale_jobmaster.state import JobState, wanted_sizes, with_scaling
 
-KEPT_STEPS = 8
-"""A change has six steps."""
+KEPT_STEPS = 12
+"""A change has six steps, a drain and what gives the share back have ten."""
 _MIB = 1 << 20
 
 

@@ -11,7 +11,7 @@ from emberscale_api.job.status import EvaluationResult, JobPhase
 from emberscale_api.routing import PsAddress, RoutingTable
 from emberscale_jobmaster.flash import Flash
 from emberscale_jobmaster.ledger import Ledger
-from emberscale_jobmaster.membership import Membership, Process
+from emberscale_jobmaster.membership import Drain, Membership, Process
 from emberscale_jobmaster.operations import (
     Checkpointing,
     CheckpointPurpose,
@@ -102,6 +102,7 @@ class JobState:
       history; greater than any that a master before may have begun.
     * `shares`: how much each parameter server is to own relative to the others, by index; 1.0 where nothing is said.
       A server with the share 0 is to own nothing. Rows move until the routing table follows.
+    * `drains`: servers that are to go, by index, until their successors have their shares.
     * `checkpoint`: the newest complete persistent one, or the flash checkpoint that the rows were last restored from.
     * `checkpointed_at`: when, on the job's clock, the interval to the next checkpoint began.
     * `damaged`: checkpoints that failed their checksums, and how.
@@ -149,6 +150,7 @@ class JobState:
     scaling: Scaling = field(default_factory=Scaling)
     flash: Flash = field(default_factory=Flash)
     shares: Mapping[int, float] = field(default_factory=dict)
+    drains: Mapping[int, Drain] = field(default_factory=dict)
 
     @property
     def training_records(self) -> int:
@@ -240,9 +242,20 @@ def wanted_sizes(state: JobState, spec: TrainingJobSpec) -> RoleShapes:
 
 
 def wanted_shares(state: JobState, servers: int) -> tuple[float, ...]:
-    """What each of so many servers is to own relative to the others; empty: all alike."""
-    shares = tuple(state.shares.get(index, 1.0) for index in range(servers))
+    """What each of so many servers is to own relative to the others; empty: all alike.
+
+    One that is being drained is to own nothing, until another process has taken its place.
+    """
+    shares = tuple(0.0 if _is_drained(state, index) else state.shares.get(index, 1.0) for index in range(servers))
     return shares if max(shares, default=0.0) > 0.0 and len(set(shares)) > 1 else ()
+
+
+def _is_drained(state: JobState, index: int) -> bool:
+    drain = state.drains.get(index)
+    if drain is None:
+        return False
+    process = state.members.slot(Role.PS, index).process
+    return process is None or not process.alive or process.incarnation == drain.incarnation
 
 
 def limits_of(shares: tuple[float, ...]) -> tuple[int, ...] | None:

@@ -1,0 +1,107 @@
+"""Drains of parameter servers: one that is to go gives its rows away first, and its successor gets a share back.
+
+    wanted -> (rows move away) -> drained -> the process goes -> a successor joins -> (rows move to it) -> over
+       the process goes too early -> the job recovers as from any lost server
+
+A drain makes the server's wanted share 0 (`state.wanted_shares`); the moves follow from that. Nothing rolls back.
+"""
+
+from dataclasses import replace
+
+from emberscale_api.job.roles import Role
+from emberscale_jobmaster import reshaping
+from emberscale_jobmaster.membership import Drain, DrainPhase, MemberId, slot_name
+from emberscale_jobmaster.operations import CheckpointPhase
+from emberscale_jobmaster.progress import may_own
+from emberscale_jobmaster.state import JobState, wanted_shares, with_scaling
+
+
+class RefusedDrainError(ValueError):
+    """A server cannot be drained; the text says why."""
+
+
+def begin(state: JobState, index: int, incarnation: str, why: str, replaced: bool, now: float) -> JobState:
+    """A server is to give away all that it owns; an empty incarnation stands for whichever is there.
+
+    With `replaced`, the master has the process replaced once it owns nothing; else it goes by itself. Raises
+    RefusedDrainError.
+    """
+    name, process = slot_name(Role.PS, index), state.members.slot(Role.PS, index).process
+    if state.over or (process is None and incarnation):
+        return state
+    if process is None or not process.alive:
+        raise RefusedDrainError(f"{name} does not run")
+    if incarnation and process.incarnation != incarnation:  # it has a successor
+        return state
+    before = state.drains.get(index)
+    if before is not None and before.incarnation == process.incarnation:
+        drain = replace(before, replaced=before.replaced or replaced)
+        return state if drain == before else replace(state, drains={**state.drains, index: drain})
+    if not may_own(state, index, process.incarnation):
+        return state
+    drained = replace(
+        state, drains={**state.drains, index: Drain(process.incarnation, why, now, replaced, DrainPhase.LEAVES)}
+    )
+    servers = len(state.routing.table.servers)
+    others = [one for one in range(servers) if one != index and state.members.process(Role.PS, one) is not None]
+    if not any(share > 0.0 and one in others for one, share in enumerate(wanted_shares(drained, servers))):
+        raise RefusedDrainError(f"no other parameter server can take over what {name} owns")
+    return _told(drained, "PlannedDrain", f"{name} is to give its rows away: {why}", 0.0)
+
+
+def may_go(state: JobState, index: int, incarnation: str) -> bool:
+    """Whether this process owns nothing that would be lost with it."""
+    if state.over:
+        return True
+    writes = any(
+        taking.phase is CheckpointPhase.SAVE
+        and (index, incarnation) in {(one.index, one.incarnation) for one in taking.servers}
+        for taking in state.checkpointings
+    )
+    return not writes and not may_own(state, index, incarnation)
+
+
+def advance(state: JobState, now: float) -> JobState:
+    """Notes how far drains have come, and has drained servers replaced."""
+    if state.over:
+        return state
+    for index, drain in state.drains.items():
+        state = _advanced(state, index, drain, now)
+    return state
+
+
+def _advanced(state: JobState, index: int, drain: Drain, now: float) -> JobState:
+    name, slot = slot_name(Role.PS, index), state.members.slot(Role.PS, index)
+    process, seconds = slot.process, now - drain.began_at
+    if process is not None and process.incarnation == drain.incarnation:
+        if (
+            drain.phase is not DrainPhase.LEAVES
+            or not state.routing.ready
+            or not may_go(state, index, drain.incarnation)
+        ):
+            return state
+        state = _with(state, index, replace(drain, phase=DrainPhase.DRAINED))
+        state = _told(state, "DrainedServer", f"{name} owns nothing any more, and may go", seconds)
+        if not drain.replaced:
+            return state
+        return replace(state, members=state.members.expelled(MemberId(Role.PS, index, drain.incarnation)))
+    if not state.routing.ready or drain.phase is DrainPhase.LEAVES:  # it went too early, or the job rolls back
+        return _over(state, index) if process is not None or drain.phase is DrainPhase.LEAVES else state
+    if process is not None and drain.phase is DrainPhase.DRAINED:
+        state = _with(state, index, replace(drain, phase=DrainPhase.REPLACED))
+        return _told(state, "JoinedServer", f"a new {name} joined", seconds)
+    if process is not None and may_own(state, index, process.incarnation) and state.move is None:
+        return _told(_over(state, index), "ReplacedServer", f"the new {name} has its share of the rows", seconds)
+    return _over(state, index) if index >= len(state.routing.table.servers) else state
+
+
+def _with(state: JobState, index: int, drain: Drain) -> JobState:
+    return replace(state, drains={**state.drains, index: drain})
+
+
+def _over(state: JobState, index: int) -> JobState:
+    return replace(state, drains={one: drain for one, drain in state.drains.items() if one != index})
+
+
+def _told(state: JobState, reason: str, message: str, seconds: float) -> JobState:
+    return with_scaling(state, reshaping.with_step(state.scaling, reason, message, seconds))
