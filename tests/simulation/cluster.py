@@ -8,10 +8,10 @@ from typing import Any
 from tests.simulation.folder import Folder
 from tests.simulation.master import Master
 from tests.simulation.model import Model
-from tests.simulation.network import Network
+from tests.simulation.network import Network, UnavailableError
 from tests.simulation.operator import Operator, name_of
-from tests.simulation.parameter_server import ParameterServer
-from tests.simulation.scenario import FOR_EVER, Fault, Kind, Scenario
+from tests.simulation.parameter_server import CallError, ParameterServer
+from tests.simulation.scenario import FOR_EVER, GRACE_SECONDS, Fault, Kind, Scenario
 from tests.simulation.storage import Storage
 from tests.simulation.store import LOST_TAIL_SECONDS, Disk, Redis
 from tests.simulation.worker import Worker
@@ -60,6 +60,8 @@ class Cluster:
                 self.world.at(fault.at, partial(self._strike, fault))
         for at, servers, workers in self.scenario.edits:
             self.world.at(at, partial(self._edit, servers, workers))
+        for at, index in self.scenario.drains:
+            self.world.at(at, partial(self._drain, index))
         self.world.at(self.scenario.quiet_after, self._calm)
         self.operator.spawn(self.operator.live())
         until = self.scenario.quiet_after + PATIENCE_SECONDS
@@ -156,6 +158,31 @@ class Cluster:
     def edit_back(self) -> None:
         """What people do once a job does not begin because servers have no room."""
         self._edit(min(self.manifest.ps.replicas or 1, self.scenario.room), self.manifest.worker.replicas or 1)
+
+    # Drains
+
+    def _drain(self, index: int) -> None:
+        server = self.operator.process(Role.PS, index)
+        if isinstance(server, ParameterServer):
+            server.trace("is asked to go")
+            server.spawn(self._leave(server))
+            self.world.after(GRACE_SECONDS, partial(self._evict, server))
+
+    def _leave(self, server: ParameterServer) -> Task[None]:
+        """As a process that is told to end: it goes once the master says that it may."""
+        while True:
+            try:
+                may_go = yield self.call_master(server, lambda master: master.drain(server.index, server.incarnation))
+            except (UnavailableError, CallError):
+                may_go = False
+            if may_go:
+                self.exited(server, 0)
+                return
+            yield server.sleep(0.3)
+
+    def _evict(self, server: ParameterServer) -> None:
+        if server.alive:
+            self.exited(server, -9)
 
     # Faults
 

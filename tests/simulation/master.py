@@ -15,7 +15,7 @@ from emberscale_api.job.status import JobPhase
 from emberscale_api.routing import RoutingTable
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.shape import RoleShape
-from emberscale_jobmaster import messages, progress
+from emberscale_jobmaster import draining, messages, progress
 from emberscale_jobmaster.effects import (
     AbandonCall,
     AssignCall,
@@ -42,6 +42,7 @@ from emberscale_jobmaster.events import (
     Advised,
     AppliedReport,
     CheckpointFound,
+    DrainWanted,
     Event,
     Exited,
     GrantLost,
@@ -412,6 +413,15 @@ class Master(Process):
                 yield from self._until_durable(self._version)
                 return routing.table, routing.ready
             yield self._changed
+
+    def drain(self, index: int, incarnation: str) -> Task[bool]:
+        """A server is to go; returns whether it may."""
+        asked = DrainWanted(now=self.world.now, index=index, incarnation=incarnation, why="told to end", replaced=False)
+        try:
+            job, _ = yield from self._changing(asked)
+        except draining.RefusedDrainError as error:
+            raise CallError("FAILED_PRECONDITION", str(error)) from error
+        return draining.may_go(job, index, incarnation)
 
     def report_exit(self, member: MemberId, code: int, reason: str) -> Task[None]:
         """The operator saw a process end."""

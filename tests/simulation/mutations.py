@@ -211,6 +211,10 @@ def _checkpoints_come_again(stack: ExitStack) -> None:
     stack.enter_context(patch.object(server_core.ServerCore, "hold", held))
 
 
+def _pulls_are_not_handed_over(stack: ExitStack) -> None:
+    stack.enter_context(patch.object(StalenessBound, "take_over", lambda self, pulls: None))
+
+
 MUTATIONS: dict[str, Patches] = {
     "a lapsed barrier is accepted": _lapsed_barrier_is_accepted,
     "nothing is settled nor compared": _nothing_is_settled_nor_compared,
@@ -230,6 +234,7 @@ MUTATIONS: dict[str, Patches] = {
     "an edit is waited for while rows are lost": _edit_is_waited_for_while_rows_are_lost,
     "checkpoints come again": _checkpoints_come_again,
     "tables of one version are one": _tables_of_one_version_are_one,
+    "outstanding pulls are not handed over": _pulls_are_not_handed_over,
     "a successor answers for its predecessor": _successor_answers_for_its_predecessor,
 }
 

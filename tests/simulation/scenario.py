@@ -37,6 +37,9 @@ FOR_EVER = 1e9
 
 MOST_SERVERS = 4
 
+GRACE_SECONDS = 10.0
+"""How long a server that is asked to go may take before it is killed."""
+
 HORIZON = 12.0
 """Faults begin within so many seconds."""
 
@@ -83,6 +86,7 @@ class Scenario:
     * `slow`, `lossy`: chances that a message is late or lost.
     * `rescales`: when another number of servers is wanted, and which.
     * `edits`: when a person edits the numbers in the manifest, and to which: PS and workers.
+    * `drains`: when a parameter server is asked to go, as its node is to be emptied, and which.
     * `room`: how many servers the cluster has room for; those beyond it are never placed.
     * `dawdling`: the chance that the master takes long to make a call, as one that gets no processor does.
     """
@@ -103,6 +107,7 @@ class Scenario:
     faults: tuple[Fault, ...]
     rescales: tuple[tuple[float, int], ...] = ()
     edits: tuple[tuple[float, int, int], ...] = ()
+    drains: tuple[tuple[float, int], ...] = ()
     room: int = MOST_SERVERS
 
     @property
@@ -112,6 +117,7 @@ class Scenario:
             [
                 *(fault.over_at for fault in self.faults),
                 *(at for at, _, _ in self.edits),
+                *(at + GRACE_SECONDS for at, _ in self.drains),
                 HORIZON if self.slow or self.lossy or self.dawdling else 0.0,
             ]
         )
@@ -183,7 +189,8 @@ def scenario_of(seed: int) -> Scenario:
     rescaled = _rescaled(Random(f"rescales of {seed}"), replace(base, faults=tuple(sorted(faults))))
     edited = _edited(Random(f"edits of {seed}"), rescaled)
     parted = _switched_in_part(Random(f"switches of {seed}"), edited)
-    return _restored_in_vain(Random(f"restores of {seed}"), parted)
+    drained = _drained(Random(f"drains of {seed}"), parted)
+    return _restored_in_vain(Random(f"restores of {seed}"), drained)
 
 
 def _rescaled(random: Random, base: Scenario) -> Scenario:
@@ -202,6 +209,25 @@ def _rescaled(random: Random, base: Scenario) -> Scenario:
         batches=base.batches + random.randint(0, 6),
         compute_seconds=random.choice((0.2, 0.3, 0.6)),
         rescales=tuple(rescales),
+        faults=tuple(sorted((*base.faults, *faults))),
+    )
+
+
+def _drained(random: Random, base: Scenario) -> Scenario:
+    """A third of the scenarios lose servers with a warning, some of them two at a time, or all after each other."""
+    times = sorted(random.sample(range(5, 80), random.choice((0, 0, 0, 0, 1, 1, 2, 4))))
+    if not times:
+        return base
+    servers = max(2, base.servers)
+    first = random.randrange(servers)
+    drains = tuple((time / 10, (first + number) % servers) for number, time in enumerate(times))
+    faults = [fault for _ in range(random.choice((0, 0, 1, 1))) for fault in _move_faults(random, servers)]
+    return replace(
+        base,
+        servers=servers,
+        batches=base.batches + random.randint(0, 8),
+        compute_seconds=random.choice((0.2, 0.3, 0.6)),
+        drains=drains,
         faults=tuple(sorted((*base.faults, *faults))),
     )
 

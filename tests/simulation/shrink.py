@@ -38,6 +38,8 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
         yield replace(scenario, rescales=(*scenario.rescales[:place], *scenario.rescales[place + 1 :]))
     for place in range(len(scenario.edits)):
         yield replace(scenario, edits=(*scenario.edits[:place], *scenario.edits[place + 1 :]))
+    for place in range(len(scenario.drains)):
+        yield replace(scenario, drains=(*scenario.drains[:place], *scenario.drains[place + 1 :]))
     if scenario.lossy:
         yield replace(scenario, lossy=0.0)
     if scenario.dawdling:
