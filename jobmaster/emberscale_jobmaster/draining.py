@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from emberscale_api.job.roles import Role
 from emberscale_jobmaster import reshaping
-from emberscale_jobmaster.membership import Drain, DrainPhase, MemberId, slot_name
+from emberscale_jobmaster.membership import Drain, DrainPhase, slot_name
 from emberscale_jobmaster.operations import CheckpointPhase
 from emberscale_jobmaster.progress import may_own
 from emberscale_jobmaster.state import JobState, wanted_shares, with_scaling
@@ -20,28 +20,15 @@ class RefusedDrainError(ValueError):
     """A server cannot be drained; the text says why."""
 
 
-def begin(state: JobState, index: int, incarnation: str, why: str, replaced: bool, now: float) -> JobState:
-    """A server is to give away all that it owns; an empty incarnation stands for whichever is there.
-
-    With `replaced`, the master has the process replaced once it owns nothing; else it goes by itself. Raises
-    RefusedDrainError.
-    """
+def begin(state: JobState, index: int, incarnation: str, why: str, now: float) -> JobState:
+    """The process of this incarnation is to give away all that it owns. Raises RefusedDrainError."""
     name, process = slot_name(Role.PS, index), state.members.slot(Role.PS, index).process
-    if state.over or (process is None and incarnation):
-        return state
-    if process is None or not process.alive:
-        raise RefusedDrainError(f"{name} does not run")
-    if incarnation and process.incarnation != incarnation:  # it has a successor
+    if state.over or process is None or process.incarnation != incarnation:  # it has a successor
         return state
     before = state.drains.get(index)
-    if before is not None and before.incarnation == process.incarnation:
-        drain = replace(before, replaced=before.replaced or replaced)
-        return state if drain == before else replace(state, drains={**state.drains, index: drain})
-    if not may_own(state, index, process.incarnation):
+    if (before is not None and before.incarnation == incarnation) or not may_own(state, index, incarnation):
         return state
-    drained = replace(
-        state, drains={**state.drains, index: Drain(process.incarnation, why, now, replaced, DrainPhase.LEAVES)}
-    )
+    drained = replace(state, drains={**state.drains, index: Drain(incarnation, why, now, DrainPhase.LEAVES)})
     servers = len(state.routing.table.servers)
     others = [one for one in range(servers) if one != index and state.members.process(Role.PS, one) is not None]
     if not any(share > 0.0 and one in others for one, share in enumerate(wanted_shares(drained, servers))):
@@ -62,7 +49,7 @@ def may_go(state: JobState, index: int, incarnation: str) -> bool:
 
 
 def advance(state: JobState, now: float) -> JobState:
-    """Notes how far drains have come, and has drained servers replaced."""
+    """Notes how far drains have come."""
     if state.over:
         return state
     for index, drain in state.drains.items():
@@ -81,10 +68,7 @@ def _advanced(state: JobState, index: int, drain: Drain, now: float) -> JobState
         ):
             return state
         state = _with(state, index, replace(drain, phase=DrainPhase.DRAINED))
-        state = _told(state, "DrainedServer", f"{name} owns nothing any more, and may go", seconds)
-        if not drain.replaced:
-            return state
-        return replace(state, members=state.members.expelled(MemberId(Role.PS, index, drain.incarnation)))
+        return _told(state, "DrainedServer", f"{name} owns nothing any more, and may go", seconds)
     if not state.routing.ready or drain.phase is DrainPhase.LEAVES:  # it went too early, or the job rolls back
         return _over(state, index) if process is not None or drain.phase is DrainPhase.LEAVES else state
     if process is not None and drain.phase is DrainPhase.DRAINED:

@@ -160,7 +160,6 @@ class DrainWanted(_At):
     index: int
     incarnation: str
     why: str
-    replaced: bool
 
 
 @dataclass(frozen=True, kw_only=True)

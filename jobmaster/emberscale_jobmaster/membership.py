@@ -70,13 +70,11 @@ class Drain:
 
     * `incarnation`: the process that goes. `why`: for people.
     * `began_at`: on the job's clock, in seconds.
-    * `replaced`: whether the master has the process replaced once it owns nothing.
     """
 
     incarnation: str
     why: str
     began_at: float
-    replaced: bool
     phase: DrainPhase
 
 

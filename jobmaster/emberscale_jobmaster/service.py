@@ -13,9 +13,11 @@ from pydantic import ValidationError
 from emberscale_api.job.roles import Role
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc import master_pb2_grpc as rpc
-from emberscale_jobmaster import messages, status, stragglers, tasks
+from emberscale_jobmaster import draining, messages, status, stragglers, tasks
+from emberscale_jobmaster.draining import RefusedDrainError
 from emberscale_jobmaster.effects import Granted, LeasesVoid
 from emberscale_jobmaster.events import (
+    DrainWanted,
     Exited,
     FailureReported,
     HeartbeatReceived,
@@ -79,6 +81,7 @@ _CODES: dict[type[Exception], grpc.StatusCode] = {
     InvalidReportError: grpc.StatusCode.INVALID_ARGUMENT,
     StoreUnavailableError: grpc.StatusCode.UNAVAILABLE,
     ClosingError: grpc.StatusCode.UNAVAILABLE,
+    RefusedDrainError: grpc.StatusCode.FAILED_PRECONDITION,
     DatasetNotReadyError: grpc.StatusCode.UNAVAILABLE,
     ValidationError: grpc.StatusCode.INVALID_ARGUMENT,
 }
@@ -243,6 +246,18 @@ class MasterService(rpc.MasterServicer):
         _log.info("manifest_edited", ps=request.ps, workers=request.workers, waits=request.waits)
         self._runtime.rescale(request.ps, request.workers, request.waits)
         return pb.ScaleReply()
+
+    @_answering
+    def Drain(self, request: pb.DrainRequest, context: grpc.ServicerContext) -> pb.DrainReply:
+        """A parameter server is to go; answers when it may, or after the wait."""
+        _log.info("drain_wanted", index=request.index, incarnation=request.incarnation, reason=request.reason)
+        index, incarnation = request.index, request.incarnation
+        self._runtime.handle(
+            DrainWanted(now=self._runtime.now(), index=index, incarnation=incarnation, why=request.reason)
+        )
+        wait = min(max(request.wait_seconds, 0.0), _LONGEST_WAIT_SECONDS)
+        may_go = self._runtime.wait_until(lambda state: draining.may_go(state, index, incarnation) or None, wait)
+        return pb.DrainReply(may_go=bool(may_go))
 
     @_answering
     def Suspend(self, request: pb.SuspendRequest, context: grpc.ServicerContext) -> pb.SuspendReply:

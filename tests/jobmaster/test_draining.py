@@ -15,9 +15,9 @@ def training(servers: int = 2, interval: float = 1000.0) -> Driven:
     return driven
 
 
-def drain(driven: Driven, index: int, replaced: bool = False) -> str:
+def drain(driven: Driven, index: int) -> str:
     incarnation = driven.ps[index].member.incarnation
-    driven.tell(DrainWanted(now=driven.now, index=index, incarnation=incarnation, why="a test", replaced=replaced))
+    driven.tell(DrainWanted(now=driven.now, index=index, incarnation=incarnation, why="a test"))
     return incarnation
 
 
@@ -108,14 +108,6 @@ def test_the_last_that_is_left_cannot_be_drained() -> None:
     drain(driven, 0)
     with pytest.raises(draining.RefusedDrainError, match="ps-1"):
         drain(driven, 1)
-
-
-def test_a_drain_that_asks_for_it_has_the_process_replaced() -> None:
-    driven = training()
-    incarnation = drain(driven, 0, replaced=True)
-    driven.pass_time(5)
-    assert [one.incarnation for one in driven.job.members.given_up()] == [incarnation]
-    assert driven.job.recoveries == 0
 
 
 def test_the_next_master_goes_on_with_a_drain() -> None:

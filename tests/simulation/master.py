@@ -416,7 +416,7 @@ class Master(Process):
 
     def drain(self, index: int, incarnation: str) -> Task[bool]:
         """A server is to go; returns whether it may."""
-        asked = DrainWanted(now=self.world.now, index=index, incarnation=incarnation, why="told to end", replaced=False)
+        asked = DrainWanted(now=self.world.now, index=index, incarnation=incarnation, why="told to end")
         try:
             job, _ = yield from self._changing(asked)
         except draining.RefusedDrainError as error:

@@ -1734,6 +1734,56 @@ class ScaleReply(_message.Message):
 Global___ScaleReply: _TypeAlias = ScaleReply  # noqa: Y015
 
 @_typing.final
+class DrainRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    WAIT_SECONDS_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    incarnation: _builtins.str
+    """of the process that is to go"""
+    reason: _builtins.str
+    """for people"""
+    wait_seconds: _builtins.float
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        incarnation: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        wait_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "index", b"index", "reason", b"reason", "wait_seconds", b"wait_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainRequest: _TypeAlias = DrainRequest  # noqa: Y015
+
+@_typing.final
+class DrainReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MAY_GO_FIELD_NUMBER: _builtins.int
+    may_go: _builtins.bool
+    """it owns nothing any more; absent: ask again"""
+    def __init__(
+        self,
+        *,
+        may_go: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["may_go", b"may_go"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainReply: _TypeAlias = DrainReply  # noqa: Y015
+
+@_typing.final
 class SuspendRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -84,6 +84,11 @@ class MasterStub:
                 request_serializer=emberscale__api_dot_rpc_dot_master__pb2.ScaleRequest.SerializeToString,
                 response_deserializer=emberscale__api_dot_rpc_dot_master__pb2.ScaleReply.FromString,
                 _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/emberscale.v1alpha1.Master/Drain',
+                request_serializer=emberscale__api_dot_rpc_dot_master__pb2.DrainRequest.SerializeToString,
+                response_deserializer=emberscale__api_dot_rpc_dot_master__pb2.DrainReply.FromString,
+                _registered_method=True)
         self.Suspend = channel.unary_unary(
                 '/emberscale.v1alpha1.Master/Suspend',
                 request_serializer=emberscale__api_dot_rpc_dot_master__pb2.SuspendRequest.SerializeToString,
@@ -166,6 +171,14 @@ class MasterServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Drain(self, request, context):
+        """A parameter server is to go: it gives its rows away first, while training goes on. FAILED_PRECONDITION where nobody
+        can take them over.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Suspend(self, request, context):
         """Takes a checkpoint, then leaves the job Suspended.
         """
@@ -232,6 +245,11 @@ def add_MasterServicer_to_server(servicer, server):
                     servicer.Scale,
                     request_deserializer=emberscale__api_dot_rpc_dot_master__pb2.ScaleRequest.FromString,
                     response_serializer=emberscale__api_dot_rpc_dot_master__pb2.ScaleReply.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=emberscale__api_dot_rpc_dot_master__pb2.DrainRequest.FromString,
+                    response_serializer=emberscale__api_dot_rpc_dot_master__pb2.DrainReply.SerializeToString,
             ),
             'Suspend': grpc.unary_unary_rpc_method_handler(
                     servicer.Suspend,
@@ -514,6 +532,33 @@ class Master:
             '/emberscale.v1alpha1.Master/Scale',
             emberscale__api_dot_rpc_dot_master__pb2.ScaleRequest.SerializeToString,
             emberscale__api_dot_rpc_dot_master__pb2.ScaleReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/emberscale.v1alpha1.Master/Drain',
+            emberscale__api_dot_rpc_dot_master__pb2.DrainRequest.SerializeToString,
+            emberscale__api_dot_rpc_dot_master__pb2.DrainReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -58,6 +58,10 @@ class MasterStub:
     """Reports that a member's process or pod has ended."""
     Scale: _grpc.UnaryUnaryMultiCallable[_master_pb2.ScaleRequest, _master_pb2.ScaleReply]
     """The manifest was edited, or what keeps new processes from starting has changed. Rows move while training goes on."""
+    Drain: _grpc.UnaryUnaryMultiCallable[_master_pb2.DrainRequest, _master_pb2.DrainReply]
+    """A parameter server is to go: it gives its rows away first, while training goes on. FAILED_PRECONDITION where nobody
+    can take them over.
+    """
     Suspend: _grpc.UnaryUnaryMultiCallable[_master_pb2.SuspendRequest, _master_pb2.SuspendReply]
     """Takes a checkpoint, then leaves the job Suspended."""
     Shutdown: _grpc.UnaryUnaryMultiCallable[_master_pb2.ShutdownRequest, _master_pb2.ShutdownReply]
@@ -83,6 +87,10 @@ class MasterAsyncStub(MasterStub):
     """Reports that a member's process or pod has ended."""
     Scale: _aio.UnaryUnaryMultiCallable[_master_pb2.ScaleRequest, _master_pb2.ScaleReply]  # type: ignore[assignment]
     """The manifest was edited, or what keeps new processes from starting has changed. Rows move while training goes on."""
+    Drain: _aio.UnaryUnaryMultiCallable[_master_pb2.DrainRequest, _master_pb2.DrainReply]  # type: ignore[assignment]
+    """A parameter server is to go: it gives its rows away first, while training goes on. FAILED_PRECONDITION where nobody
+    can take them over.
+    """
     Suspend: _aio.UnaryUnaryMultiCallable[_master_pb2.SuspendRequest, _master_pb2.SuspendReply]  # type: ignore[assignment]
     """Takes a checkpoint, then leaves the job Suspended."""
     Shutdown: _aio.UnaryUnaryMultiCallable[_master_pb2.ShutdownRequest, _master_pb2.ShutdownReply]  # type: ignore[assignment]
@@ -165,6 +173,16 @@ class MasterServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_master_pb2.ScaleReply, _abc.Awaitable[_master_pb2.ScaleReply]]:
         """The manifest was edited, or what keeps new processes from starting has changed. Rows move while training goes on."""
+
+    @_abc_1.abstractmethod
+    def Drain(
+        self,
+        request: _master_pb2.DrainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_master_pb2.DrainReply, _abc.Awaitable[_master_pb2.DrainReply]]:
+        """A parameter server is to go: it gives its rows away first, while training goes on. FAILED_PRECONDITION where nobody
+        can take them over.
+        """
 
     @_abc_1.abstractmethod
     def Suspend(
