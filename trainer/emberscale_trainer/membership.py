@@ -117,6 +117,27 @@ class MasterClient:
             pause = min(_LONGEST_PAUSE, pause * 2)
         raise JobOverError("the process is stopping")
 
+    def leave(self, seconds: float) -> bool:
+        """Has this parameter server drained; returns whether it owns nothing any more, within so many seconds.
+
+        A master that is away, or refuses, is not waited for.
+        """
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            request = master_pb2.DrainRequest(
+                index=self.member.index,
+                incarnation=self.member.incarnation,
+                reason="its process was told to end",
+                wait_seconds=min(left, 2.0),
+            )
+            try:
+                if self.stub.Drain(request, timeout=left + 1.0).may_go:
+                    return True
+            except grpc.RpcError as error:
+                log.warning("not_drained", problem=error.details())
+                return False
+        return False
+
     def _consider(self, error: grpc.RpcError) -> None:
         """Returns for what passes by itself, and raises for everything else."""
         code = error.code()

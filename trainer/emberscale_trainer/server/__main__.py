@@ -23,6 +23,10 @@ from emberscale_trainer.transport import listen
 
 log = structlog.get_logger()
 
+_LOOK_SECONDS = 0.1
+_LEAVE_SECONDS = 10.0
+"""How long a server that is told to end may take to give its rows away; a pod is killed after 15 s."""
+
 
 def main() -> NoReturn:
     """Serves until the job is over; the exit code is 0 then, and 3 if another process took this one's place."""
@@ -82,9 +86,14 @@ def _serve(identity: ProcessIdentity, stopping: threading.Event) -> int:
         if reply.HasField("leases"):
             state.leases(reply.generation, reply.leases.live, reply.leases.next)
 
-    heartbeat = Heartbeat(master, registered.heartbeat_seconds, report, heed, stopping)
+    told_to_end = threading.Event()
+    heartbeat = Heartbeat(master, registered.heartbeat_seconds, report, heed, told_to_end)
     heartbeat.start()
-    stopping.wait()
+    while not told_to_end.wait(_LOOK_SECONDS):
+        if stopping.is_set():
+            may_go = master.leave(_LEAVE_SECONDS)
+            log.info("leaves", may_go=may_go)
+            break
     listener.close()
     log.info("stopped", pushes=state.totals.pushes, repeated=state.totals.repeated)
     return SUPERSEDED_EXIT_CODE if heartbeat.superseded else 0

@@ -1,0 +1,34 @@
+"""A parameter server that is told to end gives its rows away first: nothing rolls back, and nothing counts twice."""
+
+from collections.abc import Callable
+
+import psutil
+import pytest
+
+from local_jobs import Job
+
+
+def wait_for_successor(job: Job, gone: psutil.Process) -> None:
+    assert job.wait_for(lambda: not gone.is_running() and len(job.members("ps")) == 2)
+    first = job.samples()
+    assert job.wait_for(lambda: job.samples() > first + 20_000)
+
+
+@pytest.mark.timeout(600)
+def test_each_server_is_told_to_end_in_turn_and_nothing_rolls_back(make_job: Callable[..., Job]) -> None:
+    job = make_job({"training": {"epochs": 12}, "ps": {"replicas": 2}, "worker": {"replicas": 1}})
+    job.start()
+    assert job.wait_for(lambda: job.samples() > 5_000)
+    for _ in range(2):
+        oldest = min(job.members("ps"), key=lambda process: process.create_time())
+        oldest.terminate()
+        wait_for_successor(job, oldest)
+    finished = job.finish()
+    summary = finished.summary
+    assert (finished.code, summary["phase"]) == (0, "Complete"), finished.stderr
+    assert summary["samples"] == summary["expected_samples"]
+    assert summary["recoveries"] == 0, finished.stderr
+    assert finished.stderr.count("owns nothing any more, and may go") == 2
+    assert finished.stderr.count("has its share of the rows") == 2
+    audit = job.audit()
+    assert (audit["missing"], audit["repeated"], audit["contradictions"], audit["ps_count"]) == (0, 0, [], 2)
