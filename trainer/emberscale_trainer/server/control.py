@@ -292,7 +292,8 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         with _told(context):
             self._require(request.incarnation)
             transfer = self._state.prepare(request.move, request.since, routing, self._index)
-            self._ordering = (request.move, TrainingJob.from_json(request.manifest_json)) if transfer.orders else None
+            begins = transfer.orders and (transfer.joins or not self._state.orders)
+            self._ordering = (request.move, TrainingJob.from_json(request.manifest_json)) if begins else None
             if not transfer.joins:
                 return master_pb2.PrepareReply(done=True)
             staging = self._staged(request.move, TrainingJob.from_json(request.manifest_json))

@@ -128,6 +128,11 @@ class ServerCore:
         return self._serving is not None
 
     @property
+    def orders(self) -> bool:
+        """Whether the server orders the staleness of all."""
+        return self._serving is not None and self._serving.bound is not None
+
+    @property
     def owned(self) -> Ownership:
         """What the server owns. Raises NotHeldError where nothing is served."""
         return self._require().owned

@@ -97,6 +97,11 @@ class ServerState:
         return self._core.next_numbers
 
     @property
+    def orders(self) -> bool:
+        """As `ServerCore.orders`."""
+        return self._core.orders
+
+    @property
     def owned(self) -> Ownership:
         """What the server owns. Raises NotHeldError where nothing is served."""
         return self._core.owned
