@@ -540,9 +540,9 @@ def test_a_checkpoint_is_begun_in_one_barrier_only() -> None:
 def test_what_still_comes_of_a_session_that_has_ended_keeps_nobody_waiting() -> None:
     """A push that found no room ends one connection; a pull may be on its way in the other."""
     core = serving(bound=StalenessBound(0, 0))
-    assert core.admit(1, header(0)) is Status.OK
+    assert core.admit(1, header(0), 0.0) is Status.OK
     core.disconnected(1)
-    assert core.admit(1, header(1)) is Status.REFRESH
+    assert core.admit(1, header(1), 0.0) is Status.REFRESH
     assert push(core, header(1), session=1) is Status.REFRESH
-    assert core.admit(2, header(0)) is Status.OK
+    assert core.admit(2, header(0), 0.0) is Status.OK
     assert push(core, header(0), session=2) is Status.OK

@@ -432,8 +432,9 @@ class ServerCore:
             serving.version, serving.owned = table.version, transfer.after
         if transfer.orders is (serving.bound is None):
             serving.bound, serving.ordered_since = bound if transfer.orders else None, table.version
-            for session in self._ended if serving.bound is not None else ():
-                serving.bound.forget_session(session)
+            if serving.bound is not None:
+                for session in self._ended:
+                    serving.bound.forget_session(session)
         self._known = (generation, table.version)
         self._moves.end()
         return outcome, transfer
