@@ -89,6 +89,8 @@ def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
         shares=wanted_shares(state, target.ps.replicas),
         members=tuple(sorted(owning)),
     )
+    if not _is_wanted(state, move):  # one that is to own something is not there
+        return state
     state = replace(
         state,
         next_operation=state.next_operation + 1,
