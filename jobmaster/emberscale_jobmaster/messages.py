@@ -112,6 +112,13 @@ def bad_records(records: Iterable[pb.BadRecord]) -> list[BadRecord]:
     ]
 
 
+def drain(request: pb.DrainRequest) -> tuple[int, str, str]:
+    """Returns index and incarnation of the server that is to go, and why. Raises InvalidReportError."""
+    if not request.incarnation:
+        raise InvalidReportError("incarnation: is required")
+    return request.index, request.incarnation, request.reason[:_MAX_TEXT]
+
+
 def failure(request: pb.ReportFailureRequest) -> tuple[str, str]:
     """Returns reason and message of a failed member. Raises InvalidReportError unless the reason is CamelCase."""
     if not _REASON.match(request.reason):

@@ -250,11 +250,9 @@ class MasterService(rpc.MasterServicer):
     @_answering
     def Drain(self, request: pb.DrainRequest, context: grpc.ServicerContext) -> pb.DrainReply:
         """A parameter server is to go; answers when it may, or after the wait."""
-        _log.info("drain_wanted", index=request.index, incarnation=request.incarnation, reason=request.reason)
-        index, incarnation = request.index, request.incarnation
-        self._runtime.handle(
-            DrainWanted(now=self._runtime.now(), index=index, incarnation=incarnation, why=request.reason)
-        )
+        index, incarnation, why = messages.drain(request)
+        _log.info("drain_wanted", index=index, incarnation=incarnation, reason=why)
+        self._runtime.handle(DrainWanted(now=self._runtime.now(), index=index, incarnation=incarnation, why=why))
         wait = min(max(request.wait_seconds, 0.0), _LONGEST_WAIT_SECONDS)
         may_go = self._runtime.wait_until(lambda state: draining.may_go(state, index, incarnation) or None, wait)
         return pb.DrainReply(may_go=bool(may_go))

@@ -70,7 +70,7 @@ def test_a_run_is_scaled_up_and_down_without_a_stop(make_job: Callable[..., Job]
 
 @pytest.mark.timeout(600)
 def test_a_run_that_was_scaled_is_resumed_with_its_numbers(make_job: Callable[..., Job]) -> None:
-    job = make_job({"training": {"epochs": 6}})
+    job = make_job({"training": {"epochs": 16}})
     job.start()
     assert job.process is not None
     assert job.wait_for(lambda: job.samples() > 5_000)

@@ -1,12 +1,13 @@
 """The master over real sockets: who may call, what is refused, and with which words."""
 
 import math
+from threading import Event
 from typing import Any
 
 import grpc
 import pytest
 from tests.jobmaster.conftest import Cluster
-from tests.jobmaster.fakes import BINS, Caller, FakePs, discovered, indexed
+from tests.jobmaster.fakes import BINS, Caller, FakePs, discovered, indexed, wait_for
 
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc import master_pb2_grpc as rpc
@@ -168,6 +169,43 @@ def test_routing_is_waited_for_until_every_server_has_adopted_it(cluster: Cluste
     assert [server.control_address for server in routing.servers] == [ps.address for ps in cluster.servers]
     assert set(routing.bucket_owners) == {0, 1}
     assert len(routing.bucket_owners) == 1024
+
+
+def drained(caller: Caller, server: FakePs, wait: float = 5.0) -> bool:
+    request = pb.DrainRequest(index=server.index, incarnation=server.incarnation, reason="a test", wait_seconds=wait)
+    return caller.stub.Drain(request, timeout=20).may_go
+
+
+def test_a_server_may_go_once_another_one_owns_all(cluster: Cluster, worker: Caller) -> None:
+    train(cluster, worker, records=1000)
+    leaving, staying = cluster.servers
+    entered, go_on = Event(), Event()
+
+    def copy_for_long() -> None:
+        entered.set()
+        go_on.wait(30)
+
+    leaving.faults["Copy"] = copy_for_long
+    assert not drained(worker, leaving, wait=0)
+    assert entered.wait(30)
+    go_on.set()
+    wait_for(lambda: drained(worker, leaving), "the rows to move")
+    routing = worker.stub.GetRouting(pb.GetRoutingRequest(member=worker.member), timeout=10)
+    assert set(routing.bucket_owners) == set(routing.piece_owners) == {staying.index}
+    code, words = refusal(drained, worker, staying)
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert "no other parameter server can take over what ps-1 owns" in words
+    assert drained(worker, leaving)
+    assert cluster.status().recoveries == 0
+
+
+def test_a_process_that_is_nobodys_may_go_and_one_without_a_name_is_refused(cluster: Cluster, worker: Caller) -> None:
+    train(cluster, worker)
+    assert worker.stub.Drain(pb.DrainRequest(index=1, incarnation="another"), timeout=10).may_go
+    assert worker.stub.Drain(pb.DrainRequest(index=7, incarnation="another"), timeout=10).may_go
+    code, words = refusal(worker.stub.Drain, pb.DrainRequest(index=1), timeout=10)
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert "incarnation: is required" in words
 
 
 def test_a_bad_record_counts_once_however_often_it_is_reported(cluster: Cluster) -> None:
