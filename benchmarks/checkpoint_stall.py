@@ -23,9 +23,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import psutil
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
@@ -166,10 +166,8 @@ def in_a_process(size: float, checkpoints: int) -> list[dict[str, float]]:
 
 def draw(path: Path, sizes: dict[float, list[dict[str, float]]]) -> None:
     """Every checkpoint, over the size."""
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, (held, memory) = plt.subplots(1, 2, figsize=(12, 4.5), layout="constrained")
+    figure = Figure(figsize=(12, 4.5), layout="constrained")
+    held, memory = figure.subplots(1, 2)
     for field, colour, label in (
         ("held", "tab:blue", "all in all"),
         ("longest", "tab:orange", "the longest time at once"),
@@ -180,18 +178,16 @@ def draw(path: Path, sizes: dict[float, list[dict[str, float]]]) -> None:
         for size, runs in sizes.items():
             held.plot([size] * len(runs), [1e3 * run[field] for run in runs], ".", color=colour, alpha=0.3)
     held.axhline(1e3 * MEDIAN_SECONDS, linestyle="--", color="black", label="target of the median, all in all")
-    held.set_xscale("log")
-    held.set_yscale("log")
-    held.set_xlabel("GiB of rows")
-    held.set_ylabel("milliseconds for which a checkpoint holds pushes")
+    held.set(
+        xscale="log", yscale="log", xlabel="GiB of rows", ylabel="milliseconds for which a checkpoint holds pushes"
+    )
     held.legend()
     for size, runs in sizes.items():
         memory.plot([size] * len(runs), [run["memory"] / run["bytes"] for run in runs], "k.", alpha=0.4)
     memory.axhline(1.15, linestyle="--", color="black", label="target")
     memory.set_xscale("log")
     memory.set_ylim(1)
-    memory.set_xlabel("GiB of rows")
-    memory.set_ylabel("rows and what the process gains meanwhile / rows")
+    memory.set(xlabel="GiB of rows", ylabel="rows and what the process gains meanwhile / rows")
     memory.legend()
     figure.suptitle(f"Checkpoints under full push load, {DIRTY:.0%} of the rows changing")
     figure.savefig(path, dpi=120)

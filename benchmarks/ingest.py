@@ -23,11 +23,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
 import polars as pl
 import pyarrow.parquet as pq
 import torch
+from matplotlib.figure import Figure
 
 from emberscale_api.job import CSVSpec, DataFormat
 from emberscale_api.job.resolved import CRITEO_COLUMNS
@@ -134,17 +134,14 @@ def check(ours: Iterator[Tensors], theirs: Iterator[Tensors]) -> None:
 
 def draw(path: Path, speeds: dict[str, list[float]]) -> None:
     """A bar a side, with the single measurements."""
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(8, 3.5))
+    figure = Figure(figsize=(8, 3.5), layout="constrained")
+    axis = figure.subplots()
     for place, (name, values) in enumerate(speeds.items()):
         axis.barh(place, np.median(values) / 1e6, color="#d95f02" if name.startswith("Emberscale") else "#7f7f7f")
         axis.plot(np.array(values) / 1e6, [place] * len(values), "k|")
     axis.set_yticks(range(len(speeds)), list(speeds))
     axis.invert_yaxis()
     axis.set_xlabel("million records per second of CPU time, to contiguous tensors (13 numbers, 26 ids)")
-    figure.tight_layout()
     figure.savefig(path, dpi=120)
 
 

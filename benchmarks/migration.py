@@ -23,9 +23,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
 import yaml
+from matplotlib.figure import Figure
 
 from reporting import Ratio, arguments, report, say
 from whole_run import EMBERSCALE, manifest, synthesise
@@ -184,20 +184,15 @@ def measure(data: Path, size: float, moves: int, restarts: bool) -> tuple[list[M
 
 def draw(path: Path, sizes: dict[float, list[Moved]], restart: float) -> None:
     """The barriers over the size, beside the restart."""
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axis = figure.subplots()
     for size, moved in sizes.items():
         axis.plot([size] * len(moved), [1e3 * one.barrier for one in moved], "k.", alpha=0.5)
     medians = [1e3 * float(np.median([one.barrier for one in moved])) for moved in sizes.values()]
     axis.plot(list(sizes), medians, color="tab:blue", label="live move: pushes held (median, and every move)")
     axis.axhline(1e3 * BARRIER_SECONDS, linestyle="--", color="black", label="target")
     axis.plot([1.0], [1e3 * restart], "s", color="tab:orange", label="stop and restart: no sample trained")
-    axis.set_xscale("log")
-    axis.set_yscale("log")
-    axis.set_xlabel("GB of rows and optimizer state")
-    axis.set_ylabel("milliseconds")
+    axis.set(xscale="log", yscale="log", xlabel="GB of rows and optimizer state", ylabel="milliseconds")
     axis.legend()
     axis.set_title("2 -> 3 -> 2 parameter servers under full training load")
     figure.savefig(path, dpi=120)

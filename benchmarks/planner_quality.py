@@ -9,8 +9,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
+from matplotlib.figure import Figure
 
 from emberscale_api.shape import GIB, JobShape
 from emberscale_brain.memory import PsMemoryNeed
@@ -140,21 +140,16 @@ def compare_selections(clusters: int, rho: float) -> tuple[list[tuple[float, flo
 
 def draw(path: Path, found: Front, exact: Front, cold: list[float]) -> None:
     """One job's two fronts, and the hypervolume ratios of all."""
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(13, 5))
+    figure = Figure(figsize=(13, 5), layout="constrained")
+    left, right = figure.subplots(1, 2)
     left.plot(exact.cost, exact.throughput, drawstyle="steps-post", label=f"exact ({len(exact)} points)")
     left.plot(found.cost, found.throughput, "r.", markersize=4, label=f"NSGA-II ({len(found)} points)")
-    left.set_xlabel("cost per hour")
-    left.set_ylabel("net throughput")
+    left.set(xlabel="cost per hour", ylabel="net throughput")
     left.legend()
     right.hist(cold, bins=30)
     right.axvline(FRONT_TARGET, color="k", linestyle="--", label="target")
-    right.set_xlabel("hypervolume of NSGA-II over that of the exact front")
-    right.set_ylabel("jobs")
+    right.set(xlabel="hypervolume of NSGA-II over that of the exact front", ylabel="jobs")
     right.legend()
-    figure.tight_layout()
     figure.savefig(path, dpi=120)
 
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
+from matplotlib.figure import Figure
 
 from brain_service import answer_while_planning
 from emberscale_api.shape import GIB, JobProfile, JobShape
@@ -129,17 +129,13 @@ def measure(jobs: Sequence[JobView]) -> tuple[float, float, float]:
 
 def draw(path: Path, sizes: Sequence[int], full: Sequence[float], changed: Sequence[float]) -> None:
     """Seconds against jobs."""
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(7, 5))
+    figure = Figure(figsize=(7, 5), layout="constrained")
+    axis = figure.subplots()
     axis.loglog(sizes, full, "o-", label="full plan")
     axis.loglog(sizes, changed, "s-", label="a tenth changed")
     axis.loglog(sizes, [full[0] * size / sizes[0] for size in sizes], "k--", label="linear")
-    axis.set_xlabel("jobs")
-    axis.set_ylabel("seconds")
+    axis.set(xlabel="jobs", ylabel="seconds")
     axis.legend()
-    figure.tight_layout()
     figure.savefig(path, dpi=120)
 
 

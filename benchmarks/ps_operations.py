@@ -20,9 +20,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
-import matplotlib as mpl
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
@@ -291,10 +291,8 @@ def measure_bytes(pairs: int) -> dict[str, Ratio]:
 
 def draw(path: Path, ratios: dict[str, Ratio]) -> None:
     """Every pair, and the targets."""
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(10, 4))
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    axis = figure.subplots()
     for number, (label, ratio) in enumerate(ratios.items()):
         quotients = [ours / theirs for ours, theirs in ratio.pairs]
         axis.barh(number, ratio.median, color="tab:blue", alpha=0.6)
@@ -304,7 +302,6 @@ def draw(path: Path, ratios: dict[str, Ratio]) -> None:
     axis.set_yticks([])
     axis.set_xlabel("ours / reference (median, and every pair)")
     axis.legend()
-    figure.tight_layout()
     figure.savefig(path, dpi=120)
 
 

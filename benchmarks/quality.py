@@ -11,9 +11,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 
 from emberscale_api.job import Architecture, parse_manifest
 from plain_torch import train
@@ -41,10 +41,8 @@ def job(data: Path, architecture: Architecture, seed: int, workers: int, ps: int
 
 def draw(path: Path, differences: Mapping[str, list[float]]) -> None:
     """Every seed's difference, by model and shape."""
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(10, 5))
+    figure = Figure(figsize=(10, 5), layout="constrained")
+    axis = figure.subplots()
     for number, values in enumerate(differences.values()):
         axis.barh(number, mean(values), color="tab:blue", alpha=0.6)
         axis.plot(values, [number] * len(values), "k.")
@@ -53,7 +51,6 @@ def draw(path: Path, differences: Mapping[str, list[float]]) -> None:
     axis.invert_yaxis()
     axis.set_xlabel("held-out AUC of plain PyTorch minus ours (mean, and every seed)")
     axis.legend()
-    figure.tight_layout()
     figure.savefig(path, dpi=120)
 
 

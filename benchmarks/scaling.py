@@ -22,9 +22,9 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
 import psutil
+from matplotlib.figure import Figure
 
 from emberscale._profiling.job_profile import Reading, difference, take_reading
 from emberscale._profiling.measure import ProfileFailedError, train_until
@@ -157,10 +157,8 @@ def draw(
     path: Path, speeds: Sequence[Sequence[float]], controls: Sequence[Sequence[float]], sizes: Sequence[Sequence[float]]
 ) -> None:
     """Every measurement, and the medians; the line of memory is what perfectly proportional cost would be."""
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, (speed, memory) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    speed, memory = figure.subplots(1, 2)
     for beside, shapes, colour, label in (
         (-0.12, controls, GREY, "as many jobs of 1 + 1 beside each other"),
         (0.12, speeds, BLUE, "one job"),
@@ -174,8 +172,7 @@ def draw(
         speed.hlines(target, place + 0.02, place + 0.22, color=ORANGE, linestyle="--")
     speed.plot([], [], "--", color=ORANGE, label="target: 90% of the jobs beside each other")
     speed.set_xticks(range(len(SHAPES)), [f"{count} + {count}" for count in SHAPES])
-    speed.set_xlabel("workers + parameter servers")
-    speed.set_title("Samples for each CPU second")
+    speed.set(xlabel="workers + parameter servers", title="Samples for each CPU second")
     speed.set_ylim(bottom=0)
     speed.legend(loc="lower left")
     rows = [ROWS * scale / 1e6 for scale in SCALES]
@@ -185,8 +182,7 @@ def draw(
     for x, y, values in zip(rows, totals, sizes, strict=True):
         text = f"{np.median(values):.0f} bytes a row"
         memory.annotate(text, (x, y), xytext=(-8, 4), textcoords="offset points", ha="right")
-    memory.set_xlabel("million rows")
-    memory.set_title("MiB of a table; the line is proportional")
+    memory.set(xlabel="million rows", title="MiB of a table; the line is proportional")
     figure.savefig(path, dpi=120)
 
 

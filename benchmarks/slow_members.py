@@ -24,10 +24,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
 import psutil
 import yaml
+from matplotlib.figure import Figure
 
 from reporting import Ratio, arguments, report, say
 from throttle import Throttle
@@ -151,10 +151,8 @@ def _until(training: Training, goal: int, began: float, cap: float) -> float:
 
 def draw(path: Path, measured: dict[str, dict[str, list[float]]]) -> None:
     """Completion times by contender, beside the paper's ratios."""
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(1, len(measured), figsize=(6 * len(measured), 4), layout="constrained", squeeze=False)
+    figure = Figure(figsize=(6 * len(measured), 4), layout="constrained")
+    axes = figure.subplots(1, len(measured), squeeze=False)
     for axis, (role, times) in zip(axes[0], measured.items(), strict=True):
         medians = {contender: float(np.median(values)) for contender, values in times.items()}
         axis.bar(list(medians), list(medians.values()), color=["tab:blue", "tab:red", "tab:orange"])
@@ -166,8 +164,7 @@ def draw(path: Path, measured: dict[str, dict[str, list[float]]]) -> None:
                 text = f"ours {shorter:.0%} shorter\npaper {PAPER[role][contender]:.1%}"
                 axis.annotate(text, (place, medians[contender]), ha="center", va="bottom")
         axis.margins(y=0.2)
-        axis.set_ylabel("seconds until as many samples are trained")
-        axis.set_title(f"{role} at 3% of a core")
+        axis.set(ylabel="seconds until as many samples are trained", title=f"{role} at 3% of a core")
     figure.savefig(path, dpi=120)
 
 

@@ -17,9 +17,9 @@ import sys
 import time
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
 import psutil
+from matplotlib.figure import Figure
 
 from emberscale_api.job import (
     AdmissionSpec,
@@ -124,27 +124,20 @@ def in_a_process(seed: int, what: str = "--fill") -> dict[str, list[float]]:
 
 def draw(path: Path, runs: list[dict[str, list[float]]]) -> None:
     """Memory over rows, and the distribution of waits."""
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, (memory, waits) = plt.subplots(1, 2, figsize=(12, 4))
+    figure = Figure(figsize=(12, 4), layout="constrained")
+    memory, waits = figure.subplots(1, 2)
     for run in runs:
         memory.plot(np.array(run["rows"]) / 1e6, np.array(run["bytes"]) / np.array(run["rows"]))
         ordered = np.sort(run["waits"]) * 1e3
         waits.plot(ordered, 1 - np.arange(len(ordered)) / len(ordered))
     memory.axhline(1.3 * REFERENCE, linestyle="--", color="black", label=f"target {1.3 * REFERENCE:g}")
-    memory.set_xlabel("million rows")
-    memory.set_ylabel("bytes a row (resident)")
+    memory.set(xlabel="million rows", ylabel="bytes a row (resident)")
     memory.set_ylim(bottom=0)
     memory.legend()
     waits.axvline(1e3 * LONGEST_PULL_SECONDS, linestyle="--", color="black", label="target")
-    waits.set_xscale("log")
-    waits.set_yscale("log")
-    waits.set_xlabel("milliseconds of a push and a pull")
-    waits.set_ylabel("share that took longer")
+    waits.set(xscale="log", yscale="log", xlabel="milliseconds of a push and a pull", ylabel="share that took longer")
     waits.legend()
     figure.suptitle(f"One table, dimension {DIMENSION}, row-wise Adagrad, filled to {ROWS:,} rows")
-    figure.tight_layout()
     figure.savefig(path, dpi=120)
 
 

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from emberscale_api.pictures import GREY
@@ -99,15 +99,13 @@ def trial(seed: int, count: int, repeats: int, outliers: float) -> tuple[Through
 
 def draw(path: Path, seed: int) -> None:
     """Measured points and the fitted curve along each dimension, after DLRover-RM figure 11."""
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
     random = np.random.default_rng(seed)
     base = {"workers": 8, "ps": 4, "worker_cpu": 4.0, "ps_cpu": 4.0}
     ranges = {"workers": range(1, 17), "ps": range(1, 9), "worker_cpu": range(1, 9), "ps_cpu": range(1, 9)}
     fit, _, _ = trial(seed, 24, 20, 0.1)
     model = Coefficients.of(fit)
-    figure, axes = plt.subplots(1, 4, figsize=(16, 4))
+    figure = Figure(figsize=(16, 4), layout="constrained")
+    axes = figure.subplots(1, 4)
     for axis, (name, values) in zip(axes, ranges.items(), strict=True):
         along = [JobShape(**{**base, name: value}, worker_memory=0, ps_memory=0) for value in values]  # type: ignore[arg-type]  # one of the four
         x = np.stack([shape_features(UNITS, shape) for shape in along])
@@ -117,11 +115,9 @@ def draw(path: Path, seed: int) -> None:
         axis.fill_between(values, predicted * (1 - 1.645 * doubt), predicted * (1 + 1.645 * doubt), alpha=0.3)
         axis.plot(values, predicted, label="fit, 90% interval")
         axis.plot(values, noisy, "k.", label="measured, 5% noise")
-        axis.set_xlabel(name)
-        axis.set_ylabel("samples/s (units of the paper)")
+        axis.set(xlabel=name, ylabel="samples/s (units of the paper)")
     axes[0].legend()
     figure.suptitle("Throughput model on the paper's coefficients; 24 random shapes, 10% outliers in the fit")
-    figure.tight_layout()
     figure.savefig(path, dpi=120)
 
 
@@ -218,11 +214,9 @@ def real(profiles: Sequence[JobProfile], constants: ModelConstants, picture: Pat
 
 def draw_real(path: Path, measured: Mapping[JobShape, float], predicted: Mapping[JobShape, Sequence[float]]) -> None:
     """Predicted against measured throughput of shapes that were held out."""
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
     points = [(measured[shape], guess) for shape, guesses in predicted.items() for guess in guesses]
-    figure, axis = plt.subplots(figsize=(5.5, 5), layout="constrained")
+    figure = Figure(figsize=(5.5, 5), layout="constrained")
+    axis = figure.subplots()
     axis.scatter(*zip(*points, strict=True), alpha=0.6)
     limit = max(max(point) for point in points)
     axis.plot([0, limit], [0, limit], color=GREY, linewidth=1)

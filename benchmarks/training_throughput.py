@@ -23,8 +23,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
+from matplotlib.figure import Figure
 
 import reference_dlrm
 from emberscale_api.job import parse_manifest
@@ -107,10 +107,8 @@ def prepare(folder: Path, samples: int) -> tuple[Path, Path]:
 
 def draw(path: Path, rates: dict[str, list[float]]) -> None:
     """Every run's rate, by contender."""
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(10, 4))
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    axis = figure.subplots()
     for number, (label, values) in enumerate(rates.items()):
         axis.barh(
             number, np.median(values), color="tab:blue" if label.startswith("Emberscale") else "tab:grey", alpha=0.6
@@ -119,7 +117,6 @@ def draw(path: Path, rates: dict[str, list[float]]) -> None:
     axis.set_yticks(range(len(rates)), rates)
     axis.invert_yaxis()
     axis.set_xlabel("samples/s (median, and every run)")
-    figure.tight_layout()
     figure.savefig(path, dpi=120)
 
 

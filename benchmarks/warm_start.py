@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import mean
 
-import matplotlib as mpl
 import yaml
+from matplotlib.figure import Figure
 
 from emberscale_api.pictures import BLUE, GREY, ORANGE
 from emberscale_api.shape import JobShape
@@ -91,10 +91,8 @@ def scaling_seconds(job: JobOutcome) -> float:
 
 def draw(path: Path, warm: Sequence[JobOutcome], cold: Sequence[JobOutcome]) -> None:
     """First against last cores of both roles, after DLRover-RM figure 9, and the times that scaling takes."""
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(1, 3, figsize=(15, 4.5), layout="constrained")
+    figure = Figure(figsize=(15, 4.5), layout="constrained")
+    axes = figure.subplots(1, 3)
     for axis, (name, cores) in zip(axes, (("workers", worker_cores), ("PS", ps_cores)), strict=False):
         for label, jobs, colour in (("cold start", cold, ORANGE), ("warm start", warm, BLUE)):
             shapes = [(job.first_shape, job.final_shape) for job in jobs]
