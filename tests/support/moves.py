@@ -14,7 +14,7 @@ from emberscale_trainer.server.mover import RowMover
 from emberscale_trainer.server.state import ServerState
 from emberscale_trainer.table import TableStore
 from emberscale_trainer.transport import listen
-from references import spread_evenly
+from master_stand_in import spread_evenly
 
 TOKEN = "secret"
 SECONDS = 60.0

@@ -2,21 +2,19 @@
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 
 from emberscale._run.folder import open_run
-from emberscale_api.checkpoint import CheckpointFile, CheckpointManifest
 from emberscale_api.job import parse_manifest, resolve_model
-from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable, buckets_of
+from emberscale_api.routing import buckets_of
 from emberscale_trainer.checkpoint import Share, Work, WrittenFile, write_snapshot
 from emberscale_trainer.models import build_model
 from emberscale_trainer.models.architectures import flat_copy
-from emberscale_trainer.partition import AppliedBatches, Ownership
+from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.table import DensePieces, Reader, TableStore
-from references import spread_evenly
+from master_stand_in import owned, write_manifest
 
 SERVERS = 2
 KEYS = np.random.default_rng(0).integers(-(2**62), 2**62, 3000)
@@ -50,42 +48,16 @@ class TrainedRun:
     def checkpoint(self, cut: int) -> Path:
         """Saves rows of all keys for the first table and none for the others, by two servers."""
         folder = self.root / "checkpoints" / f"{cut:08}"
-        addresses = tuple(PsAddress(i, "i", "", "") for i in range(SERVERS))
-        table = RoutingTable(1, 1, addresses, spread_evenly(BUCKETS, SERVERS), spread_evenly(DENSE_PIECES, SERVERS))
-        files = []
-        for index in range(SERVERS):
-            files += [
-                CheckpointFile(path=file.path, bytes=file.bytes, crc32=file.crc32)
-                for file in self._write(folder, index, table, cut)
-            ]
-        manifest = CheckpointManifest(
-            id=folder.name,
-            number=cut,
-            created=datetime.now(UTC),
-            job_uid=self.uid,
-            job=self.job,
-            ps_count=SERVERS,
-            generation=1,
-            routing_version=1,
-            epoch=0,
-            batch_size=1,
-            training_records=1,
-            applied=(),
-            evaluations=(),
-            training_files=(),
-            evaluation_files=(),
-            training_seconds=1.0,
-            files=tuple(files),
-        )
-        (folder / "manifest.json").write_text(manifest.to_json())
+        files = [file for index in range(SERVERS) for file in self._write(folder, index, cut)]
+        write_manifest(folder, files, id=folder.name, number=cut, job_uid=self.uid, job=self.job, ps_count=SERVERS)
         return folder
 
-    def _write(self, folder: Path, index: int, table: RoutingTable, gradient: float) -> list[WrittenFile]:
+    def _write(self, folder: Path, index: int, gradient: float) -> list[WrittenFile]:
         spec = self.job.spec
         resolved = resolve_model(spec)
         dense = flat_copy(build_model(spec.model, resolved, seed=0)).numpy()
         store = TableStore(resolved.tables, DensePieces.of(dense, spec.optimizers.dense))
-        share = Share(index, Ownership.of(table, index), AppliedBatches(), len(dense))
+        share = Share(index, owned(SERVERS, index), AppliedBatches(), len(dense))
         mine = KEYS[share.owned.buckets[buckets_of(KEYS)]]
         store.push(
             np.array([len(mine), *[0] * len(resolved.tables)], np.uint32),

@@ -3,7 +3,6 @@
 import signal
 import threading
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -13,13 +12,11 @@ from hypothesis import given, settings
 
 from emberscale_api.checkpoint import (
     FLASH_KEPT_SECONDS,
-    CheckpointFile,
-    CheckpointManifest,
     DamagedCheckpointError,
 )
 from emberscale_api.compatibility import FlashKeys
-from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec, parse_manifest
-from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable, buckets_of
+from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
+from emberscale_api.routing import BUCKETS, DENSE_PIECES, buckets_of
 from emberscale_trainer.checkpoint import (
     CheckpointFiles,
     FlashFiles,
@@ -32,10 +29,10 @@ from emberscale_trainer.checkpoint import (
     load_partition,
     write_snapshot,
 )
-from emberscale_trainer.partition import AppliedBatches, Ownership
+from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.table import DensePieces, Reader, TableStore
 from flash_server import FlashServer
-from references import spread_evenly
+from master_stand_in import checkpoint_manifest, owned, write_manifest
 from snapshots import drained
 
 SPECS = (
@@ -89,48 +86,14 @@ class Trained:
         return contents(snapshot_of=snapshot)
 
 
-def owned(servers: int, index: int) -> Ownership:
-    addresses = tuple(PsAddress(number, "i", "", "") for number in range(servers))
-    table = RoutingTable(1, 1, addresses, spread_evenly(BUCKETS, servers), spread_evenly(DENSE_PIECES, servers))
-    return Ownership.of(table, index)
-
-
 def contents(snapshot_of: object) -> Contents:
     tables = range(len(SPECS) + 1)
     return {(number, key): row for number in tables for key, row in drained(snapshot_of, number).items()}  # type: ignore[arg-type]  # a Snapshot
 
 
-def manifest_of(checkpoint: str, servers: int, files: list[WrittenFile]) -> CheckpointManifest:
-    return CheckpointManifest(
-        id=checkpoint,
-        number=1,
-        created=datetime.now(UTC),
-        job_uid=UID,
-        job=parse_manifest(
-            {
-                "apiVersion": "emberscale.io/v1alpha1",
-                "kind": "TrainingJob",
-                "metadata": {"name": "job"},
-                "spec": {"data": {"train": ["train.tsv"]}},
-            }
-        ),
-        ps_count=servers,
-        generation=1,
-        routing_version=1,
-        epoch=0,
-        batch_size=1,
-        training_records=2,
-        applied=(),
-        evaluations=(),
-        training_files=(),
-        evaluation_files=(),
-        training_seconds=1.0,
-        files=tuple(CheckpointFile(path=file.path, bytes=file.bytes, crc32=file.crc32) for file in files),
-    )
-
-
 def complete(server: FlashServer, checkpoint: str, servers: int, files: list[WrittenFile]) -> None:
-    server.client.set(FlashKeys.of(UID).manifest, manifest_of(checkpoint, servers, files).to_json())
+    manifest = checkpoint_manifest(files, id=checkpoint, job_uid=UID, ps_count=servers)
+    server.client.set(FlashKeys.of(UID).manifest, manifest.to_json())
 
 
 def restored(files: CheckpointFiles, servers: int = 1, index: int = 0) -> Contents:
@@ -157,7 +120,7 @@ def test_both_tiers_restore_the_same_rows_on_any_number_of_servers(
     for one in trained:
         snapshot = one.tables.snapshot(Reader.CHECKPOINT, one.lock)
         persistent += write_snapshot(snapshot, one.tables.specs, one.share, str(tmp_path), Work())
-    (tmp_path / "manifest.json").write_text(manifest_of("00000003", 2, persistent).to_json())
+    write_manifest(tmp_path, persistent, id="00000003", ps_count=2)
     rows = 0
     for index in range(readers):
         from_flash = restored(flash(server, "flash-00000002"), readers, index)

@@ -12,10 +12,9 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 from hypothesis import given, settings
 
-from checkpoints import write_manifest
 from emberscale_api.checkpoint import DamagedCheckpointError
 from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
-from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable, buckets_of
+from emberscale_api.routing import DENSE_PIECES, buckets_of
 from emberscale_trainer.checkpoint import (
     AbandonedError,
     CheckpointFiles,
@@ -29,9 +28,9 @@ from emberscale_trainer.checkpoint import (
     write_snapshot,
     writer,
 )
-from emberscale_trainer.partition import AppliedBatches, Ownership
+from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.table import DensePieces, Reader, TableStore
-from references import spread_evenly
+from master_stand_in import owned, write_manifest
 from snapshots import drained
 
 ADAM = OptimizerSpec(type=OptimizerType.ADAM, learning_rate=0.1)
@@ -49,12 +48,6 @@ Contents = dict[tuple[int, int], bytes]
 
 def store() -> TableStore:
     return TableStore(SPECS, DENSE)
-
-
-def owned(servers: int, index: int) -> Ownership:
-    addresses = tuple(PsAddress(number, "i", "", "") for number in range(servers))
-    table = RoutingTable(1, 1, addresses, spread_evenly(BUCKETS, servers), spread_evenly(DENSE_PIECES, servers))
-    return Ownership.of(table, index)
 
 
 def trained(servers: int, keys: list[int]) -> list[tuple[TableStore, Share]]:
@@ -82,7 +75,7 @@ def save(partitions: list[tuple[TableStore, Share]], folder: Path, progress: Wor
         snapshot = tables.snapshot(Reader.CHECKPOINT, nullcontext())
         written = write_snapshot(snapshot, tables.specs, share, str(folder), progress or Work())
         files += written
-    return write_manifest(folder, len(partitions), files)
+    return write_manifest(folder, files, ps_count=len(partitions))
 
 
 def contents(tables: TableStore) -> Contents:
@@ -128,7 +121,7 @@ def test_what_is_pushed_while_a_checkpoint_is_written_is_not_in_it(tmp_path: Pat
     tables.push(counts, keys, np.ones(tables.values_per_request(counts), np.float32))
     tables.retire(1, np.arange(20))
     files = write_snapshot(snapshot, tables.specs, share, str(tmp_path), Work())
-    rows, loaded = load(write_manifest(tmp_path, 1, files))
+    rows, loaded = load(write_manifest(tmp_path, files))
     assert rows == expected
     assert loaded.ranges(0) == applied.ranges(0)
 

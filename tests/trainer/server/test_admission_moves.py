@@ -16,7 +16,6 @@ from hypothesis.stateful import (
 )
 from numpy.typing import NDArray
 
-from checkpoints import write_manifest
 from emberscale_api.job import AdmissionSpec, EvictionSpec, InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
 from emberscale_api.routing import BUCKETS, DENSE_PIECES, RoutingTable, buckets_of, piece_length
 from emberscale_api.wire import Header, Kind, Status
@@ -27,6 +26,7 @@ from emberscale_trainer.server.reports import Taken
 from emberscale_trainer.server.state import ServerState
 from emberscale_trainer.stream import Item, ItemKind
 from emberscale_trainer.table import DensePieces, Eviction, Reader, TableStore, keys_of
+from master_stand_in import write_manifest
 from moves import SECONDS, table_of
 from snapshots import drained
 
@@ -228,7 +228,7 @@ class ServersMachine(RuleBasedStateMachine):
             server.snapshot(self.table.generation, self.barrier, taken.append)
             share = Share(index, taken[0].owned, taken[0].outcome.applied, PARAMETERS)
             files += write_snapshot(taken[0].snapshot, taken[0].tables.specs, share, str(folder), Work())
-        self.saved = (write_manifest(folder, len(self.servers), files), list(self.seeds))
+        self.saved = (write_manifest(folder, files, ps_count=len(self.servers)), list(self.seeds))
 
     @rule(servers=st.integers(1, 3))
     def restore(self, servers: int) -> None:

@@ -16,7 +16,7 @@ from emberscale_trainer.data.records import IdLists
 from emberscale_trainer.worker import keys
 from emberscale_trainer.worker.keys import KeyPlanner
 from emberscale_trainer.worker.rows import EmbeddingLayout
-from references import spread_evenly
+from master_stand_in import spread_evenly
 
 any_id = st.one_of(st.integers(-1, 5), st.integers(-(2**63), 2**63 - 1))
 few_ids = st.integers(0, 12).flatmap(lambda batch: arrays(np.int64, (batch, 2), elements=any_id))

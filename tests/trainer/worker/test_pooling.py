@@ -6,11 +6,10 @@ import torch
 from torch import nn
 
 from emberscale_api.job import InitializerSpec, OptimizerSpec, Pooling, TableSpec
-from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable
 from emberscale_trainer.data.records import IdLists
 from emberscale_trainer.worker.keys import KeyPlanner
 from emberscale_trainer.worker.rows import EmbeddingLayout
-from references import spread_evenly
+from master_stand_in import even_table
 
 LISTS = [[3, 3, 7], [], [1], [7, 2, 9, 3, 3, 5, 1], []]
 
@@ -27,9 +26,7 @@ def test_lists_are_pooled_as_embedding_bag_does(pooling: Pooling, mode: str, dim
     assert bag.weight.grad is not None
 
     spec = TableSpec(0, "history", 0, dimension, OptimizerSpec(), InitializerSpec(), 0, pooling)
-    servers = tuple(PsAddress(index, "", "", "") for index in range(2))
-    routing = RoutingTable(1, 1, servers, spread_evenly(BUCKETS, 2), spread_evenly(DENSE_PIECES, 2))
-    plan = KeyPlanner(routing, [spec], 0).plan(np.empty((len(LISTS), 0), np.int64), [IdLists(values, edges)])
+    plan = KeyPlanner(even_table(2), [spec], 0).plan(np.empty((len(LISTS), 0), np.int64), [IdLists(values, edges)])
     keys = np.concatenate([asked[: counts[0]] for asked, counts in zip(plan.keys, plan.counts, strict=True)])
     layout = EmbeddingLayout([spec])
     pooled = layout.gather(bag.weight.detach().numpy()[keys].reshape(-1), plan)

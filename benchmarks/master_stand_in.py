@@ -1,0 +1,61 @@
+"""What a master would say, for benchmarks and tests that have none: even routing tables, manifests of checkpoints."""
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from emberscale_api.checkpoint import CheckpointFile, CheckpointManifest
+from emberscale_api.job import parse_manifest
+from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable
+from emberscale_trainer.checkpoint import WrittenFile
+from emberscale_trainer.partition import Ownership
+from whole_run import manifest
+
+
+def spread_evenly(count: int, servers: int) -> tuple[int, ...]:
+    """Owners of `count` buckets or pieces: contiguous shares that differ by at most one."""
+    return tuple(number * servers // count for number in range(count))
+
+
+def even_table(servers: int) -> RoutingTable:
+    """The first routing table of so many servers, which have no addresses."""
+    addresses = tuple(PsAddress(index, "i", "", "") for index in range(servers))
+    return RoutingTable(1, 1, addresses, spread_evenly(BUCKETS, servers), spread_evenly(DENSE_PIECES, servers))
+
+
+def owned(servers: int, index: int) -> Ownership:
+    """What one of so many servers owns in the first routing table."""
+    return Ownership.of(even_table(servers), index)
+
+
+def checkpoint_manifest(files: Iterable[WrittenFile] = (), **changes: Any) -> CheckpointManifest:
+    """The manifest of a checkpoint of one server that holds these files; `changes` are other fields."""
+    fields: dict[str, Any] = {
+        "id": "00000001",
+        "number": 1,
+        "created": datetime.now(UTC),
+        "job_uid": "u",
+        "ps_count": 1,
+        "generation": 1,
+        "routing_version": 1,
+        "epoch": 0,
+        "batch_size": 1,
+        "training_records": 2,
+        "applied": (),
+        "evaluations": (),
+        "training_files": (),
+        "evaluation_files": (),
+        "training_seconds": 1.0,
+        "files": tuple(CheckpointFile(path=file.path, bytes=file.bytes, crc32=file.crc32) for file in files),
+        **changes,
+    }
+    if "job" not in fields:
+        fields["job"] = parse_manifest(manifest("job", {"data": {"train": ["train.tsv"]}}))
+    return CheckpointManifest(**fields)
+
+
+def write_manifest(folder: Path, files: Iterable[WrittenFile] = (), **changes: Any) -> str:
+    """Completes the checkpoint in a folder by its manifest, whose fields are as above; returns its URI."""
+    (folder / "manifest.json").write_text(checkpoint_manifest(files, **changes).to_json())
+    return str(folder)
