@@ -26,6 +26,8 @@ ADVERTISED_HOST = "EMBERSCALE_ADVERTISED_HOST"
 SOCKET_DIRECTORY = "EMBERSCALE_SOCKET_DIRECTORY"
 CPU_CORES = "EMBERSCALE_CPU_CORES"
 METRICS_PORT = "EMBERSCALE_METRICS_PORT"
+LEAVE_SECONDS = "EMBERSCALE_LEAVE_SECONDS"
+"""How long a parameter server that is told to end may take to give its rows away; it is killed later than that."""
 ALONE = "EMBERSCALE_ALONE"
 """Set for a master that starts after all processes of the job have ended, such as the first one of a run."""
 BRAIN_ADDRESS = "EMBERSCALE_BRAIN_ADDRESS"
@@ -45,8 +47,8 @@ class ProcessIdentity:
 
     `incarnation` is never reused for the same role and index. `cpu_cores` is None if the manifest sets no limit.
     `socket_directory`, if set, is a folder for data sockets that all processes of the job share. `metrics_port` is 0
-    for any free port. `flash_redis_url` is empty where there are no flash checkpoints. Without `certificates` the
-    process neither serves nor expects TLS.
+    for any free port. `flash_redis_url` is empty where there are no flash checkpoints. `leave_seconds` is how long a
+    parameter server may take to give its rows away. Without `certificates` the process neither serves nor expects TLS.
     """
 
     job_name: str
@@ -61,6 +63,7 @@ class ProcessIdentity:
     socket_directory: Path | None
     cpu_cores: float | None
     metrics_port: int = 0
+    leave_seconds: float = 10.0
     flash_redis_url: str = ""
     certificates: Certificates | None = None
 
@@ -88,6 +91,7 @@ def read_identity(environment: Mapping[str, str] = os.environ) -> ProcessIdentit
         socket_directory=Path(sockets) if sockets else None,
         cpu_cores=float(cores) if cores else None,
         metrics_port=int(environment.get(METRICS_PORT) or 0),
+        leave_seconds=float(environment.get(LEAVE_SECONDS) or 10.0),
         flash_redis_url=environment.get(FLASH_REDIS_URL, ""),
         certificates=mounted_certificates(environment),
     )

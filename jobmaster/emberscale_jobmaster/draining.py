@@ -21,7 +21,11 @@ class RefusedDrainError(ValueError):
 
 
 def begin(state: JobState, index: int, incarnation: str, why: str, now: float) -> JobState:
-    """The process of this incarnation is to give away all that it owns. Raises RefusedDrainError."""
+    """The process of this incarnation is to give away all that it owns.
+
+    Changes nothing while all others are leaving, or have yet to start: it is to ask again. Raises RefusedDrainError
+    where there is no other.
+    """
     name, process = slot_name(Role.PS, index), state.members.slot(Role.PS, index).process
     if state.over or process is None or process.incarnation != incarnation:  # it has a successor
         return state
@@ -30,9 +34,11 @@ def begin(state: JobState, index: int, incarnation: str, why: str, now: float) -
         return state
     drained = replace(state, drains={**state.drains, index: Drain(incarnation, why, now, DrainPhase.LEAVES)})
     servers = len(state.routing.table.servers)
+    if servers == 1:
+        raise RefusedDrainError(f"no other parameter server can take over what {name} owns")
     others = [one for one in range(servers) if one != index and state.members.process(Role.PS, one) is not None]
     if not any(share > 0.0 and one in others for one, share in enumerate(wanted_shares(drained, servers))):
-        raise RefusedDrainError(f"no other parameter server can take over what {name} owns")
+        return state
     return _told(drained, "PlannedDrain", f"{name} is to give its rows away: {why}", 0.0)
 
 

@@ -33,6 +33,7 @@ The rights that it uses, in each watched namespace or in the cluster:
                        pods/resize          patch
                        secrets, services, configmaps  get, create
                        events               list (why a pod's volume cannot be mounted), create
+    policy             poddisruptionbudgets  get, create, patch
     coordination.k8s.io leases              get, create, update; in its own namespace only
 
 Pods of a job serve Prometheus metrics on the port named `metrics` (9090) and carry the labels emberscale.io/job-name,

@@ -192,11 +192,20 @@ def test_a_server_may_go_once_another_one_owns_all(cluster: Cluster, worker: Cal
     wait_for(lambda: drained(worker, leaving), "the rows to move")
     routing = worker.stub.GetRouting(pb.GetRoutingRequest(member=worker.member), timeout=10)
     assert set(routing.bucket_owners) == set(routing.piece_owners) == {staying.index}
-    code, words = refusal(drained, worker, staying)
-    assert code is grpc.StatusCode.FAILED_PRECONDITION
-    assert "no other parameter server can take over what ps-1 owns" in words
+    assert not drained(worker, staying, wait=0)
     assert drained(worker, leaving)
     assert cluster.status().recoveries == 0
+
+
+def test_the_only_server_is_told_that_nobody_can_take_over(cluster: Cluster) -> None:
+    cluster.configure(ps={"replicas": 1})
+    cluster.start_master()
+    caller = cluster.caller(pb.WORKER)
+    caller.register()
+    train(cluster, caller)
+    code, words = refusal(drained, caller, cluster.servers[0])
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert "no other parameter server can take over what ps-0 owns" in words
 
 
 def test_a_process_that_is_nobodys_may_go_and_one_without_a_name_is_refused(cluster: Cluster, worker: Caller) -> None:

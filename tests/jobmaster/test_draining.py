@@ -103,11 +103,23 @@ def test_the_only_server_cannot_be_drained() -> None:
     assert not driven.job.drains
 
 
-def test_the_last_that_is_left_cannot_be_drained() -> None:
+def test_the_last_that_is_left_is_drained_once_the_first_has_a_successor() -> None:
     driven = training()
-    drain(driven, 0)
-    with pytest.raises(draining.RefusedDrainError, match="ps-1"):
-        drain(driven, 1)
+    first = drain(driven, 0)
+    last = drain(driven, 1)
+    driven.pass_time(5)
+    assert owners(driven) == {1}
+    assert list(driven.job.drains) == [0]
+    assert draining.may_go(driven.job, 0, first)
+    driven.kill(Role.PS, 0)
+    drain(driven, 1)
+    assert not draining.may_go(driven.job, 1, last)
+    driven.join(Role.PS, 0)
+    drain(driven, 1)
+    driven.pass_time(5)
+    assert owners(driven) == {0}
+    assert draining.may_go(driven.job, 1, last)
+    assert driven.job.recoveries == 0
 
 
 def test_the_next_master_goes_on_with_a_drain() -> None:

@@ -113,6 +113,8 @@ class MemoryApi:
         self.writes["patch"] += 1
         if path.endswith("/status"):
             self.body["status"] = merged(self.body.get("status", {}), body["status"])
+        elif path in self.objects:
+            self.objects[path] = merged(self.objects[path], body)
         return self.body
 
     def _delete(self, path: str, uid: str) -> dict[str, Any]:

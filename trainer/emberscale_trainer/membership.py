@@ -39,6 +39,7 @@ log = structlog.get_logger()
 _Reply = TypeVar("_Reply")
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 _CALL_SECONDS = 10.0
+_LEAVING_CALL_SECONDS = 2.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 _LOOK_SECONDS = 10.0
 
@@ -120,22 +121,26 @@ class MasterClient:
     def leave(self, seconds: float) -> bool:
         """Has this parameter server drained; returns whether it owns nothing any more, within so many seconds.
 
-        A master that is away, or refuses, is not waited for.
+        A master that refuses is not waited for, and one that is away only for a quarter of that time: it may restart,
+        or the job may be gone.
         """
-        deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0:
+        began = answered = time.monotonic()
+        while not self._closed.is_set() and (left := began + seconds - time.monotonic()) > 0:
             request = master_pb2.DrainRequest(
                 index=self.member.index,
                 incarnation=self.member.incarnation,
                 reason="its process was told to end",
-                wait_seconds=min(left, 2.0),
+                wait_seconds=min(left, _LEAVING_CALL_SECONDS),
             )
             try:
-                if self.stub.Drain(request, timeout=left + 1.0).may_go:
+                if self.stub.Drain(request, timeout=min(left, _LEAVING_CALL_SECONDS) + 1.0).may_go:
                     return True
+                answered = time.monotonic()
             except grpc.RpcError as error:
-                log.warning("not_drained", problem=error.details())
-                return False
+                if error.code() not in _AWAY or time.monotonic() - answered > seconds / 4:
+                    log.warning("not_drained", problem=error.details())
+                    return False
+            self._closed.wait(_FIRST_PAUSE)
         return False
 
     def _consider(self, error: grpc.RpcError) -> None:

@@ -22,6 +22,7 @@ from emberscale_operator.kubernetes import names, stories
 from emberscale_operator.kubernetes.actuator import Actuator
 from emberscale_operator.kubernetes.client import ApiClient, ApiError, ApiUnavailableError, group
 from emberscale_operator.kubernetes.creation import NamespaceEndsError, ObjectMaker
+from emberscale_operator.kubernetes.disruption import DisruptionBudget
 from emberscale_operator.kubernetes.events import EventRecorder, PodWarnings
 from emberscale_operator.kubernetes.health import Tallies
 from emberscale_operator.kubernetes.job import Job, JobKey, UnreadableJobError, read_job, read_status
@@ -115,6 +116,7 @@ class KubernetesBackend:
         self._policy = policy
         self._tenancy = tenancy
         self._makes = ObjectMaker(client, settings, tenancy.admit)
+        self._budget = DisruptionBudget(client)
         self._observation = Observation()
         self._actuator = Actuator(client, self._makes, self._observation, recorder)
         self._status: TrainingJobStatus | None = None
@@ -157,8 +159,10 @@ class KubernetesBackend:
                 self._observation.deletes(self._views[action.id])
             elif isinstance(action, Kill):
                 self._observation.kills(self._views[action.id])
+        servers = max((demand.replicas for demand in news.decision.demands if demand.role is Role.PS), default=0)
         with self._calls():
             delay = await self._write(job, self._facts(job, news, now), now)
+            await self._budget.keep(job, servers)
         for view in ended:
             self._tallies.pod_ended(view)
         if after.phase is not before.phase and after.phase in ENDED and self._status is not None:

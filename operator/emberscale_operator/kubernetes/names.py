@@ -33,6 +33,11 @@ def service_name(job: str) -> str:
     return f"{job}-master"
 
 
+def budget_name(job: str) -> str:
+    """Returns the name of the PodDisruptionBudget of the parameter servers."""
+    return f"{job}-ps"
+
+
 def token_secret_name(job: str) -> str:
     """Returns the name of the Secret with the job's token, and its certificate if it has one."""
     return f"{job}-token"

@@ -23,6 +23,7 @@ from emberscale_api.job.roles import Role
 from emberscale_api.rpc.token import JobClaims, job_token
 from emberscale_operator.kubernetes import names
 from emberscale_operator.kubernetes.certificate import CertificatePair
+from emberscale_operator.kubernetes.disruption import grace_seconds, leave_seconds
 from emberscale_operator.kubernetes.flash_tenants import flash_password, flash_user
 from emberscale_operator.kubernetes.job import Job
 from emberscale_operator.kubernetes.settings import Settings
@@ -39,7 +40,6 @@ _FOLDER = "/run/emberscale"
 TOKEN_KEY, STORE_PASSWORD_KEY = "token", "store-password"
 _BRAIN_TOKEN_KEY, _BRAIN_CA_KEY = "brain-token", "brain-ca"
 _FLASH_KEY = "flash-redis-url"
-_GRACE_SECONDS = 15
 _NODE_LOSS_SECONDS = 30
 _ASKED: dict[str, Any] = {"httpGet": {"path": "/metrics", "port": "metrics"}, "timeoutSeconds": 5}
 """Asks a process what it is doing: one that hangs does not answer, nor one whose locks are stuck."""
@@ -212,7 +212,7 @@ def build_pod(
             "restartPolicy": "Never",
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
-            "terminationGracePeriodSeconds": _GRACE_SECONDS,
+            "terminationGracePeriodSeconds": grace_seconds(instance.role, resources),
             "priorityClassName": job.spec.run_policy.priority_class_name,
             "securityContext": {
                 "runAsNonRoot": True,
@@ -311,6 +311,7 @@ def _environment(
         environment.TOKEN_FILE: f"{_FOLDER}/token",
         environment.LISTEN_HOST: "0.0.0.0",
         environment.METRICS_PORT: str(names.METRICS_PORT),
+        **({environment.LEAVE_SECONDS: f"{leave_seconds(resources):g}"} if instance.role is Role.PS else {}),
     }
     if tls:
         values[environment.TLS_FOLDER] = _FOLDER

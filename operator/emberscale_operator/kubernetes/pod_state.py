@@ -12,6 +12,8 @@ from emberscale_operator.kubernetes.names import MANIFEST_ANNOTATION, instance_o
 from emberscale_operator.machine import ExitReason, Instance, InstanceExit, InstanceId, InstanceState, Resources
 
 LOST_SECONDS = 10.0
+GRACE_SECONDS = 15
+"""How long a pod may take to end that has nothing to give away."""
 """A pod that still exists so long after its deadline is on a node that has fallen silent."""
 _FROM_OUTSIDE = frozenset(
     {
@@ -151,9 +153,9 @@ def _exit(metadata: Mapping[str, Any], status: Mapping[str, Any], own: Mapping[s
     terminated = (own.get("state") or {}).get("terminated") or {}
     # a pod lives on after its own process where a sidecar does
     if status.get("phase") not in ("Succeeded", "Failed") and not terminated:
-        if deletion is None or now < parse_time(deletion) + LOST_SECONDS:
+        if deletion is None or now < (due := _end_due(metadata, status)) + LOST_SECONDS:
             return None
-        ended = InstanceExit(ExitReason.NODE_LOST, -_SIGKILL, at=parse_time(deletion))
+        ended = InstanceExit(ExitReason.NODE_LOST, -_SIGKILL, at=due)
         return _Exit(ended, "NodeLost", "its node does not answer")
     # the clock of its node may be ahead of ours, and what follows from the end is to wait for neither
     at = min(parse_time(terminated["finishedAt"]), now) if terminated.get("finishedAt") else now
@@ -178,6 +180,17 @@ def _exit(metadata: Mapping[str, Any], status: Mapping[str, Any], own: Mapping[s
         reason, cause = ExitReason.ERROR, "Error"
     signed = 128 - code if code > 128 else code
     return _Exit(InstanceExit(reason, signed, at, deleted=deletion is not None and not outside), cause, detail)
+
+
+def _end_due(metadata: Mapping[str, Any], status: Mapping[str, Any]) -> float:
+    """By when a pod that is being deleted has ended, unless its node is lost; the pods of such a node are not ready.
+
+    A parameter server may take long to give its rows away, but not on a node that does not answer.
+    """
+    due = parse_time(metadata["deletionTimestamp"])
+    if _condition(status, "Ready").get("status") == "True":
+        return due
+    return due - max(0.0, float(metadata.get("deletionGracePeriodSeconds") or 0) - GRACE_SECONDS)
 
 
 def _outside_cause(status: Mapping[str, Any]) -> str:

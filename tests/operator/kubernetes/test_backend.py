@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from emberscale_operator.controller import Observed
 from emberscale_operator.kubernetes.client import ApiError, ApiInternalError, ApiUnavailableError
+from emberscale_operator.kubernetes.disruption import DisruptionBudget
+from emberscale_operator.kubernetes.job import Job
 from emberscale_operator.machine import Backoff, JobIntent, Policy
 from memory_api import MemoryApi, Operator, slot_of
 from training_jobs import job_body
@@ -38,6 +40,43 @@ def test_a_job_gets_its_pods_and_a_status() -> None:
     assert status["observedGeneration"] == 1
     assert [condition["type"] for condition in status["conditions"]] == ["Progressing"]
     assert api.events.count("CreatedWorkerPod") == 3
+
+
+BUDGETS = "/apis/policy/v1/namespaces/team-a/poddisruptionbudgets"
+BUDGET = f"{BUDGETS}/ctr-ps"
+
+
+def test_all_servers_but_one_are_kept() -> None:
+    api = new_api()
+    asyncio.run(Operator(api).settle())
+    spec = api.objects[BUDGET]["spec"]
+    assert spec["minAvailable"] == 1
+    assert spec["selector"]["matchLabels"] == {"emberscale.io/job-name": "ctr", "emberscale.io/role": "ps"}
+
+
+def test_the_next_operator_keeps_as_many_as_there_are_then(job: Job) -> None:
+    api: Any = new_api()
+
+    async def scenario() -> None:
+        await DisruptionBudget(api).keep(job, 2)
+        budget = DisruptionBudget(api)
+        for servers, kept in ((4, 3), (0, 3), (1, 0)):
+            await budget.keep(job, servers)
+            assert api.objects[f"{BUDGETS}/ctr-ps"]["spec"]["minAvailable"] == kept
+        writes = dict(api.writes)
+        await budget.keep(job, 1)
+        assert api.writes == writes
+
+    asyncio.run(scenario())
+
+
+def test_a_budget_that_is_refused_or_of_somebody_else_holds_up_nothing() -> None:
+    api = new_api()
+    theirs = {"metadata": {"uid": "theirs", "name": "ctr-ps"}, "spec": {"minAvailable": 7}}
+    api.objects[BUDGET] = copy.deepcopy(theirs)
+    asyncio.run(Operator(api).settle())
+    assert names_of(api.live_pods()) == WANTED
+    assert api.objects[BUDGET] == theirs
 
 
 def test_a_resync_without_news_writes_nothing() -> None:

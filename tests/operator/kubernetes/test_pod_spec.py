@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from emberscale_api.environment import LEAVE_SECONDS
 from emberscale_api.job.roles import Role
 from emberscale_operator.kubernetes import pod_spec
 from emberscale_operator.kubernetes.job import Job, read_job
@@ -54,6 +55,18 @@ def test_a_process_that_hangs_is_found_out_within_a_minute_and_has_time_to_start
     assert alive["httpGet"]["port"] in {port["name"] for port in container["ports"]}
     assert alive["periodSeconds"] * alive["failureThreshold"] == 60
     assert starts["periodSeconds"] * starts["failureThreshold"] == 300
+
+
+def test_a_server_gets_the_time_to_give_its_rows_away_and_others_none(job: Job, settings: Settings) -> None:
+    def grace(role: Role, gibibytes: int) -> int:
+        pod = pod_of(job, settings, role, Resources(1.0, gibibytes << 30))
+        assert (LEAVE_SECONDS in environment(pod)) is (role is Role.PS)
+        if role is Role.PS:
+            assert float(environment(pod)[LEAVE_SECONDS]) < pod["spec"]["terminationGracePeriodSeconds"]
+        return int(pod["spec"]["terminationGracePeriodSeconds"])
+
+    assert [grace(Role.PS, gibibytes) for gibibytes in (1, 20, 1000)] == [85, 275, 600]
+    assert grace(Role.WORKER, 20) == grace(Role.MASTER, 20) == 15
 
 
 @pytest.mark.parametrize("role", [Role.MASTER, Role.PS, Role.WORKER])

@@ -136,6 +136,18 @@ def test_a_pod_that_is_being_deleted_still_lives() -> None:
     assert view({"phase": "Running"}, deletion="2026-01-01T00:01:35Z").instance.state is InstanceState.TERMINATING
 
 
+@pytest.mark.parametrize(("ready", "state"), [("True", InstanceState.TERMINATING), ("False", InstanceState.EXITED)])
+def test_a_pod_that_may_take_long_to_end_is_not_waited_for_on_a_lost_node(ready: str, state: InstanceState) -> None:
+    going = pod({"phase": "Running", "conditions": [{"type": "Ready", "status": ready}]}, "2026-01-01T00:03:00Z")
+    going["metadata"]["deletionGracePeriodSeconds"] = 120  # it was told to end at 00:01:00
+    seen = view_pod(going, NOW)
+    assert seen is not None
+    assert seen.instance.state is state
+    early = view_pod(going, NOW - 30)
+    assert early is not None
+    assert early.instance.state is InstanceState.TERMINATING
+
+
 def test_a_pod_that_outlives_its_deletion_is_on_a_lost_node() -> None:
     seen = view({"phase": "Running"}, deletion="2026-01-01T00:01:35Z", now=NOW + LOST_SECONDS)
     assert not seen.instance.holds_log

@@ -1,5 +1,6 @@
 """A member that differs about TLS from its master ends with the reason, instead of trying for ever."""
 
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ import pytest
 from certificates import certificates
 from emberscale_api.certificates import Certificates
 from emberscale_api.environment import ProcessIdentity
-from emberscale_api.rpc import tls
+from emberscale_api.rpc import master_pb2, master_pb2_grpc, tls
 from emberscale_trainer.membership import MasterClient, NoHandshakeError
 
 
@@ -68,3 +69,39 @@ def test_a_member_is_told_that_its_master_is_of_another_authority(tmp_path: Path
         pytest.raises(NoHandshakeError, match="a certificate that EMBERSCALE_TLS_FOLDER does not verify"),
     ):
         member(address, certificates(tmp_path / "ours")).register()
+
+
+class Drains(master_pb2_grpc.MasterServicer):
+    """Answers drains as told: whether the server may go, or the code of a refusal."""
+
+    def __init__(self, *answers: bool | grpc.StatusCode) -> None:
+        self.answers = deque(answers)
+
+    def Drain(self, request: master_pb2.DrainRequest, context: grpc.ServicerContext) -> master_pb2.DrainReply:
+        assert (request.index, request.incarnation) == (0, "1")
+        answer = self.answers.popleft() if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, grpc.StatusCode):
+            context.abort(answer, "refused")
+        return master_pb2.DrainReply(may_go=answer)
+
+
+@pytest.mark.parametrize(
+    ("answers", "goes"),
+    [
+        ([True], True),
+        ([False, False, True], True),
+        ([grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, True], True),
+        ([grpc.StatusCode.FAILED_PRECONDITION, True], False),
+    ],
+)
+def test_a_server_that_is_told_to_end_asks_until_it_may_go(answers: list[bool | grpc.StatusCode], goes: bool) -> None:
+    server = grpc.server(ThreadPoolExecutor(2))
+    port = tls.bind(server, "127.0.0.1:0", None)
+    master_pb2_grpc.add_MasterServicer_to_server(Drains(*answers), server)  # type: ignore[abstract]  # one call
+    server.start()
+    assert member(f"127.0.0.1:{port}", None).leave(600) is goes
+    server.stop(None).wait()
+
+
+def test_a_server_waits_for_a_master_that_is_away_for_a_part_of_its_time_only() -> None:
+    assert not member("127.0.0.1:1", None).leave(2)

@@ -24,8 +24,6 @@ from emberscale_trainer.transport import listen
 log = structlog.get_logger()
 
 _LOOK_SECONDS = 0.1
-_LEAVE_SECONDS = 10.0
-"""How long a server that is told to end may take to give its rows away; a pod is killed after 15 s."""
 
 
 def main() -> NoReturn:
@@ -91,7 +89,7 @@ def _serve(identity: ProcessIdentity, stopping: threading.Event) -> int:
     heartbeat.start()
     while not told_to_end.wait(_LOOK_SECONDS):
         if stopping.is_set():
-            may_go = master.leave(_LEAVE_SECONDS)
+            may_go = master.leave(identity.leave_seconds)
             log.info("leaves", may_go=may_go)
             break
     listener.close()

@@ -1,0 +1,83 @@
+"""How a cluster may take a job's pods away: one parameter server at a time, and after it has given its rows away."""
+
+from typing import Any
+
+import structlog
+
+from emberscale_api.job.roles import Role
+from emberscale_operator.kubernetes import names
+from emberscale_operator.kubernetes.client import ApiClient, ApiError, group
+from emberscale_operator.kubernetes.job import Job
+from emberscale_operator.kubernetes.pod_state import GRACE_SECONDS
+from emberscale_operator.machine import Resources
+
+_GROUP, _PLURAL = "policy/v1", "poddisruptionbudgets"
+_GIB = 1 << 30
+_LEAVE_SECONDS, _LEAVE_SECONDS_A_GIB, _MOST_LEAVE_SECONDS = 60.0, 10.0, 585.0
+"""The cluster autoscaler waits for 600 s by default."""
+_log = structlog.get_logger()
+
+
+def leave_seconds(resources: Resources) -> float:
+    """Returns how long a parameter server may take to give away what fits into its memory."""
+    return min(_LEAVE_SECONDS + _LEAVE_SECONDS_A_GIB * (resources.memory_bytes or 0) / _GIB, _MOST_LEAVE_SECONDS)
+
+
+def grace_seconds(role: Role, resources: Resources) -> int:
+    """Returns how long a pod that is told to end may take until it is killed."""
+    return GRACE_SECONDS + (round(leave_seconds(resources)) if role is Role.PS else 0)
+
+
+def build_budget(job: Job, servers: int) -> dict[str, Any]:
+    """The PodDisruptionBudget under which all but one of so many parameter servers stay.
+
+    It states a number, since Kubernetes takes nothing else for pods that no built-in controller owns.
+    """
+    labels = names.job_labels(job.key.name)
+    return {
+        "apiVersion": _GROUP,
+        "kind": "PodDisruptionBudget",
+        "metadata": {
+            "name": names.budget_name(job.key.name),
+            "namespace": job.key.namespace,
+            "labels": labels,
+            "ownerReferences": [names.owner_reference(job.key.name, job.uid)],
+        },
+        "spec": {
+            "minAvailable": servers - 1,
+            "selector": {"matchLabels": {names.JOB_LABEL: job.key.name, names.ROLE_LABEL: str(Role.PS)}},
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        },
+    }
+
+
+class DisruptionBudget:
+    """Keeps the PodDisruptionBudget of one job's parameter servers; one that is refused does not hold up the job."""
+
+    def __init__(self, client: ApiClient) -> None:
+        self._client = client
+        self._servers = 0
+
+    async def keep(self, job: Job, servers: int) -> None:
+        """Lets the cluster take one of so many away at a time; makes no call where that is so."""
+        if servers in (0, self._servers):
+            return
+        try:
+            await self._write(job, build_budget(job, servers))
+        except ApiError as error:
+            _log.warning("no_disruption_budget", job=str(job.key), status=error.status, problem=str(error))
+        self._servers = servers
+
+    async def _write(self, job: Job, body: dict[str, Any]) -> None:
+        try:
+            await self._client.create(group(_GROUP, job.key.namespace, _PLURAL), body)
+            return
+        except ApiError as error:
+            if error.reason != "AlreadyExists":
+                raise
+        path = group(_GROUP, job.key.namespace, _PLURAL, body["metadata"]["name"])
+        found = await self._client.get(path)
+        if not names.is_owned_by(found, job.uid):
+            _log.warning("no_disruption_budget", job=str(job.key), problem="its name belongs to something else")
+        elif found["spec"].get("minAvailable") != body["spec"]["minAvailable"]:
+            await self._client.patch(path, {"metadata": {"uid": found["metadata"]["uid"]}, "spec": body["spec"]})

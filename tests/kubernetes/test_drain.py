@@ -1,0 +1,66 @@
+"""Nodes are drained under training: rows leave parameter servers ahead of their eviction, and nothing rolls back."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from cluster import RECORDS, Job, Place, assert_exact, eventually, get, kubectl, manifest, submit
+
+EPOCHS = 100
+"""So that the job outlasts both drains."""
+
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.alone]
+
+
+@pytest.fixture
+def nodes(installed: str) -> Iterator[list[str]]:
+    names = sorted(node["metadata"]["name"] for node in get("nodes"))[:2]
+    assert len(names) == 2, "a rolling drain takes two nodes"
+    yield names
+    for name in names:
+        kubectl("uncordon", name)
+
+
+def drain(node: str, job: Job) -> None:
+    """As a person does; the installation stays where its volumes are."""
+    only = f"--pod-selector={job.selector}"
+    kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=400s", only, timeout=420)
+
+
+def nodes_of(job: Job) -> set[str]:
+    return {pod["spec"].get("nodeName") for pod in job.pods() if pod["status"]["phase"] == "Running"}
+
+
+def told(job: Job) -> Counter[str]:
+    return Counter(event["reason"] for event in job.events())
+
+
+def settled(job: Job) -> bool | None:
+    """Whether all members run, and every server that was drained has a successor with a share."""
+    runs = all(len(job.running(role)) == 2 for role in ("ps", "worker"))
+    reasons = told(job)
+    return (runs and reasons["DrainedServer"] == reasons["ReplacedServer"]) or None
+
+
+def test_every_node_is_drained_in_turn_and_nothing_rolls_back(nodes: list[str], place: Place) -> None:
+    document = manifest("drained", place)
+    document["spec"]["training"]["epochs"] = EPOCHS
+    job = submit(document, place)
+    job.wait_for_samples(10_000)
+    servers = 0
+    for here, elsewhere in (nodes[::-1], nodes):
+        servers += sum(pod["spec"]["nodeName"] == here for pod in job.running("ps"))
+        drain(here, job)
+        eventually("no pod is left", lambda here=here: here not in nodes_of(job) or None, seconds=60)  # type: ignore[misc]
+        eventually("its servers have successors", lambda: settled(job), seconds=240)
+        assert nodes_of(job) == {elsewhere}
+        kubectl("uncordon", here)
+    assert servers >= 2
+    before = job.samples()
+    eventually("training goes on", lambda: job.samples() > before or None, seconds=120)
+    reasons = told(job)
+    assert (reasons["PlannedDrain"], reasons["DrainedServer"], reasons["ReplacedServer"]) == (servers,) * 3
+    status = job.wait_complete(600)
+    assert status["progress"].get("recoveries", 0) == 0
+    assert_exact(job, place, EPOCHS * RECORDS)
