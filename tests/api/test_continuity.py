@@ -6,17 +6,11 @@ from typing import Any
 
 import pytest
 
-from emberscale_api.job import Keeper, TrainingJob, broken_fields, differences, fixed_fields, parse_manifest
+from emberscale_api.job import Keeper, broken_fields, differences, fixed_fields
 from emberscale_api.job.crd import custom_resource_definition
+from training_jobs import training_job
 
 SCHEMA = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-
-
-def job(name: str = "a", **spec: Any) -> TrainingJob:
-    spec.setdefault("data", {"train": ["a.tsv"]})
-    return parse_manifest(
-        {"apiVersion": "emberscale.io/v1alpha1", "kind": "TrainingJob", "metadata": {"name": name}, "spec": spec}
-    )
 
 
 @pytest.mark.parametrize(
@@ -30,21 +24,21 @@ def job(name: str = "a", **spec: Any) -> TrainingJob:
         ({"name": "b"}, "metadata.name", Keeper.RUN),
         ({"optimizers": {"sparse": {"learningRate": 0.2}}}, "spec.optimizers.sparse.learningRate", Keeper.RESOURCE),
         ({"training": {"epochs": 7}}, "spec.training.epochs", Keeper.RESOURCE),
-        ({"data": {"train": ["a.tsv"], "maxBadRecords": 9}}, "spec.data.maxBadRecords", Keeper.RESOURCE),
+        ({"data": {"train": ["/data/train.tsv"], "maxBadRecords": 9}}, "spec.data.maxBadRecords", Keeper.RESOURCE),
         ({"worker": {"replicas": 9}}, "spec.worker.replicas", None),
     ],
 )
 def test_a_difference_is_named_and_refused_by_those_who_keep_the_field(
     changed: dict[str, Any], path: str, keeper: Keeper | None
 ) -> None:
-    before, now = job(), job(**changed)
+    before, now = training_job(), training_job(**changed)
     assert [one.path for one in differences(before, now)] == [path]
     refusing = [one for one in Keeper if broken_fields(before, now, one)]
     assert refusing == [one for one in Keeper if keeper is not None and one >= keeper]
 
 
 def test_manifests_that_say_the_same_do_not_differ() -> None:
-    assert differences(job(), job(training={"epochs": 1}, ps={})) == ()
+    assert differences(training_job(), training_job(training={"epochs": 1}, ps={})) == ()
 
 
 def test_the_docs_name_what_must_stay_and_nothing_else() -> None:

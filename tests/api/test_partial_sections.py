@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic.fields import FieldInfo
 
-from emberscale_api.job import ManifestError, TrainingJob, TrainingJobSpec, parse_manifest, resolve_model
+from emberscale_api.job import ManifestError, TrainingJob, TrainingJobSpec, resolve_model
 from emberscale_api.job.crd import custom_resource_definition
 from emberscale_api.job.manifest import models_in
 from emberscale_api.job.schema import ManifestPart
+from training_jobs import training_job
 
 SCHEMA = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
 SPEC: dict[str, Any] = {"data": {"train": ["a.tsv"]}}
@@ -22,9 +23,7 @@ Path = tuple[str, ...]
 
 
 def parsed(spec: Mapping[str, Any]) -> TrainingJob:
-    return parse_manifest(
-        {"apiVersion": "emberscale.io/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "a"}, "spec": spec}
-    )
+    return training_job(**spec)
 
 
 def leaves(model: type[ManifestPart], path: Path = ()) -> Iterator[tuple[Path, FieldInfo]]:

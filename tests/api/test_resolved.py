@@ -11,10 +11,10 @@ from emberscale_api.job import (
     Pooling,
     ResolvedModel,
     TrainingJob,
-    parse_manifest,
     resolve_model,
 )
 from emberscale_api.job.model import InitializerType
+from training_jobs import training_job
 
 COLUMNS = {
     "label": "clicked",
@@ -26,9 +26,7 @@ COLUMNS = {
 
 def parsed(**spec: Any) -> TrainingJob:
     spec.setdefault("data", {"train": ["a.parquet"], "format": "Parquet", "columns": COLUMNS})
-    return parse_manifest(
-        {"apiVersion": "emberscale.io/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "a"}, "spec": spec}
-    )
+    return training_job(**spec)
 
 
 def resolved(**spec: Any) -> ResolvedModel:

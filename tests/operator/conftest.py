@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from emberscale_api.job import TrainingJob, parse_manifest
+from emberscale_api.job import TrainingJob
 from emberscale_api.job.roles import Role
 from emberscale_operator.local.processes import JobProcesses, Launch
 from emberscale_operator.machine import InstanceId, Resources
+from training_jobs import training_job
 
 Eventually = Callable[[Callable[[], object]], None]
 STAND_IN = Path(__file__).with_name("stand_in.py")
@@ -52,18 +53,10 @@ def make_backend(tmp_path: Path) -> Iterator[Callable[..., JobProcesses]]:
 @pytest.fixture
 def job() -> TrainingJob:
     """A small manifest; its data is never read."""
-    return parse_manifest(
-        {
-            "apiVersion": "emberscale.io/v1alpha1",
-            "kind": "TrainingJob",
-            "metadata": {"name": "toy"},
-            "spec": {
-                "data": {"train": ["nowhere.tsv"]},
-                "ps": {"replicas": 2},
-                "worker": {"replicas": 2, "resources": {"limits": {"cpu": 1, "memory": "256Mi"}}},
-                "runPolicy": {"backoffLimit": 1},
-            },
-        }
+    return training_job(
+        ps={"replicas": 2},
+        worker={"replicas": 2, "resources": {"limits": {"cpu": 1, "memory": "256Mi"}}},
+        runPolicy={"backoffLimit": 1},
     )
 
 

@@ -112,10 +112,6 @@ def test_limits_that_nobody_asked_for_stay() -> None:
     assert actions(intent(), [MASTER, PS, running(Role.WORKER, resources=SMALL)]) == ()
 
 
-def test_a_first_restart_is_immediate_and_has_the_next_incarnation() -> None:
-    assert Create(InstanceId(Role.MASTER, 0, 2), Resources()) in actions(intent(), [exited(MASTER), PS, WORKER])
-
-
 def test_a_second_restart_in_a_row_waits() -> None:
     past = advance(History(), [exited(MASTER)], POLICY.backoff)
     again = exited(running(Role.MASTER, incarnation=2), at=6.0)
@@ -128,11 +124,6 @@ def test_a_second_restart_in_a_row_waits() -> None:
 
 def test_one_that_is_terminating_is_waited_for() -> None:
     assert actions(intent(), [MASTER, PS, replace(WORKER, state=InstanceState.TERMINATING)]) == ()
-
-
-def test_scaling_in_deletes_the_highest_indices() -> None:
-    workers = [running(Role.WORKER, index) for index in range(3)]
-    assert actions(intent(), [MASTER, PS, *workers]) == (Delete(workers[1].id), Delete(workers[2].id))
 
 
 def test_other_resources_are_a_resize_of_what_runs() -> None:
@@ -162,29 +153,11 @@ def test_an_exit_is_kept_while_there_is_no_master_to_hear_of_it() -> None:
     assert Forget(died.id) not in found
 
 
-def test_members_that_are_done_are_replaced_only_once_the_master_wants_any() -> None:
-    """They may be done because the job is, of which an operator that has just started knows nothing."""
-    done = exited(WORKER, ExitReason.COMPLETED, 0, at=0.0)
-    again = Create(InstanceId(Role.WORKER, 0, 2), Resources())
-    assert again not in actions(intent(), [MASTER, PS, done], master=MasterReport(answers=True))
-    assert again in actions(intent(), [MASTER, PS, done])
-
-
 def test_an_edit_replaces_the_master_and_what_does_not_run_yet() -> None:
     job = intent(revisions={Role.MASTER: "new", Role.WORKER: "new", Role.PS: "new"})
     master, ps = (replace(instance, revision="old") for instance in (MASTER, PS))
     stuck = replace(WORKER, revision="old", state=InstanceState.PENDING)
     assert actions(job, [master, ps, stuck]) == (Delete(master.id), Delete(stuck.id))
-
-
-def test_members_may_end_by_themselves_before_they_are_deleted() -> None:
-    observed = [MASTER, WORKER, running(Role.REDIS)]
-    assert actions(intent(), observed, now=12.0, standing=ended()) == (WaitUntil(15.0),)
-    assert actions(intent(), observed, now=15.0, standing=ended()) == (Delete(WORKER.id),)
-
-
-def test_members_that_nobody_told_of_the_end_are_deleted_at_once() -> None:
-    assert actions(intent(), ALL, standing=ended(told=False)) == (Delete(PS.id), Delete(WORKER.id))
 
 
 def test_the_master_goes_after_its_members_and_the_store_after_the_master() -> None:
@@ -295,15 +268,6 @@ def test_a_suspension_whose_master_does_not_answer_rests_without_a_checkpoint_in
     standing = look(intent(suspend=True), ALL, now=310.0, standing=standing, master=silent).standing
     assert (standing.phase, standing.reason, standing.told) == (JobPhase.SUSPENDED, "JobSuspended", False)
     assert "resumes from its last checkpoint" in standing.message
-
-
-def test_another_number_of_servers_is_told_to_the_master_whose_plan_is_followed() -> None:
-    edited, heard = intent(ps={"replicas": 2}), replace(HEARD, asked=Scale(1, 1), sizes=sized(1))
-    told = look(edited, ALL, standing=TRAINING, master=heard)
-    assert told.standing.phase is JobPhase.TRAINING
-    assert told.actions == (Scale(2, 1),)
-    follows = look(edited, ALL, standing=told.standing, master=replace(heard, asked=Scale(2, 1), sizes=sized(2)))
-    assert follows.actions == (Create(InstanceId(Role.PS, 1, 1), Resources()),)
 
 
 def test_servers_stay_until_the_plan_lets_them_go_whoever_decides() -> None:
@@ -423,18 +387,6 @@ def test_a_member_that_never_joins_is_killed_once_the_master_could_have_heard_of
     assert killed(actions(job, members, now=80.0, master=known)) == [worker.id]
     assert killed(actions(job, members, now=80.0, master=replace(known, answers=False))) == []
     assert killed(actions(intent(), members, now=80.0, master=known)) == []
-
-
-def test_a_master_that_falls_silent_is_killed() -> None:
-    silent = replace(HEARD, answers=False, unanswered_since=10.0)
-    assert actions(intent(), ALL, now=24.0, master=silent) == (WaitUntil(25.0),)
-    assert killed(actions(intent(), ALL, now=25.0, master=silent)) == [MASTER.id]
-
-
-def test_a_master_that_never_answered_is_given_more_time() -> None:
-    never = MasterReport(unanswered_since=1.0)
-    assert killed(actions(intent(), ALL, now=29.0, master=never)) == []
-    assert killed(actions(intent(), ALL, now=30.0, master=never)) == [MASTER.id]
 
 
 def test_a_store_that_falls_silent_is_killed_and_the_master_that_waits_for_it_is_not() -> None:

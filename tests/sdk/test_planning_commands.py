@@ -12,21 +12,11 @@ from emberscale._cli import app
 from emberscale._run.brain_choice import choose_brain
 from emberscale_api.environment import TLS_FOLDER
 from emberscale_api.errors import InvalidError
-from emberscale_api.job import TrainingJob, parse_manifest
+from emberscale_api.job import TrainingJob
 from emberscale_operator.local import BrainAddress, EmbeddedBrain
+from training_jobs import training_job
 
 HEAVY = {"torch", "pymoo", "matplotlib", "sqlalchemy", "alembic", "emberscale_brain"}
-
-
-def job(**spec: object) -> TrainingJob:
-    return parse_manifest(
-        {
-            "apiVersion": "emberscale.io/v1alpha1",
-            "kind": "TrainingJob",
-            "metadata": {"name": "toy"},
-            "spec": {"data": {"train": ["nowhere.tsv"]}, **spec},
-        }
-    )
 
 
 def test_the_command_line_does_not_import_the_brain() -> None:
@@ -36,15 +26,15 @@ def test_the_command_line_does_not_import_the_brain() -> None:
 
 
 def test_a_job_without_numbers_gets_a_brain_of_its_own() -> None:
-    assert isinstance(choose_brain(job(), "auto", (), None), EmbeddedBrain)
-    assert isinstance(choose_brain(job(ps={"replicas": 1}), "auto", (), None), EmbeddedBrain)
+    assert isinstance(choose_brain(training_job(), "auto", (), None), EmbeddedBrain)
+    assert isinstance(choose_brain(training_job(ps={"replicas": 1}), "auto", (), None), EmbeddedBrain)
 
 
 @pytest.mark.parametrize(
     "sized",
     [
-        job(ps={"replicas": 1}, worker={"replicas": 2}),
-        job(scaling={"mode": "Manual"}),
+        training_job(ps={"replicas": 1}, worker={"replicas": 2}),
+        training_job(scaling={"mode": "Manual"}),
     ],
 )
 def test_a_job_with_numbers_or_manual_scaling_gets_none(sized: TrainingJob) -> None:
@@ -54,8 +44,8 @@ def test_a_job_with_numbers_or_manual_scaling_gets_none(sized: TrainingJob) -> N
 def test_off_is_nobody_and_an_address_is_the_brain_there(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("secret\n")
-    assert choose_brain(job(), "off", (), None) is None
-    assert choose_brain(job(), "brain:50061", (), token) == BrainAddress("brain:50061", "secret")
+    assert choose_brain(training_job(), "off", (), None) is None
+    assert choose_brain(training_job(), "brain:50061", (), token) == BrainAddress("brain:50061", "secret")
 
 
 def test_a_brain_elsewhere_is_verified_by_the_authority_that_is_given_or_mounted(
@@ -67,10 +57,10 @@ def test_a_brain_elsewhere_is_verified_by_the_authority_that_is_given_or_mounted
     monkeypatch.setenv(TLS_FOLDER, str(folder.parent))
     for file, authority in ((given, given), (None, folder)):
         expected = BrainAddress("brain:50061", "secret", authority.read_bytes())
-        assert choose_brain(job(), "brain:50061", (), token, file) == expected
+        assert choose_brain(training_job(), "brain:50061", (), token, file) == expected
     for wrong, said in ((token, "contains no PEM certificate"), (tmp_path / "nowhere", "cannot be read: No such file")):
         with pytest.raises(InvalidError, match=f"^--brain-ca-file {wrong}: {said}"):
-            choose_brain(job(), "brain:50061", (), token, wrong)
+            choose_brain(training_job(), "brain:50061", (), token, wrong)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +78,7 @@ def test_what_is_wrong_with_a_choice_is_said_by_name(
 ) -> None:
     monkeypatch.delenv("EMBERSCALE_TOKEN_FILE", raising=False)
     with pytest.raises(InvalidError, match=said.replace(".", r"\.")):
-        choose_brain(job(), choice, settings, None)
+        choose_brain(training_job(), choice, settings, None)
 
 
 def test_a_run_that_is_not_there_has_no_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

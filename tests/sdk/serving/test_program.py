@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from emberscale._serving.program import InitialWeights, ServingModel, exported_program
-from emberscale_api.job import TrainingJob, parse_manifest, resolve_model
+from emberscale_api.job import TrainingJob, resolve_model
 from emberscale_api.job.model import InitializerType
 from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable
 from emberscale_trainer.data.records import IdLists
@@ -18,6 +18,7 @@ from emberscale_trainer.table import TableStore
 from emberscale_trainer.worker.compute import ModelReplica
 from emberscale_trainer.worker.keys import KeyPlanner
 from emberscale_trainer.worker.servers import Pulled
+from training_jobs import training_job
 
 ROUTING = RoutingTable(1, 1, (PsAddress(0, "a", "", ""),), (0,) * BUCKETS, (0,) * DENSE_PIECES)
 SAMPLES = 40
@@ -27,13 +28,10 @@ def make_job(model: dict[str, Any], lists: bool = False) -> TrainingJob:
     columns: dict[str, Any] = {"label": "y", "dense": ["a", "b"], "categorical": ["C1", "C2", "C3"]}
     if lists:
         columns["lists"] = [{"name": "seen"}, {"name": "bought"}]
-    spec = {
-        "data": {"format": "Parquet", "train": ["x"], "columns": columns},
-        "model": model,
-        "optimizers": {"sparse": {"type": "SGD", "learningRate": 1}},
-    }
-    return parse_manifest(
-        {"apiVersion": "emberscale.io/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "m"}, "spec": spec}
+    return training_job(
+        data={"format": "Parquet", "train": ["x"], "columns": columns},
+        model=model,
+        optimizers={"sparse": {"type": "SGD", "learningRate": 1}},
     )
 
 

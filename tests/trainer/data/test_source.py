@@ -1,10 +1,7 @@
 from collections.abc import Callable
-from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from emberscale_api.rpc.master_pb2 import Dataset, Split
 from emberscale_trainer.data.criteo import CriteoTSV, LineBlock
@@ -26,47 +23,6 @@ def dataset(make_dataset: MakeDataset, criteo_line: CriteoLine) -> Dataset:
 
 def numbers(batches: list[Batch]) -> list[int]:
     return [number for batch in batches for number in batch.ids[:, 0].tolist()]
-
-
-@given(
-    batch_size=st.integers(1, 40),
-    seed=st.integers(0, 5),
-    epoch=st.integers(0, 3),
-    cuts=st.lists(st.integers(0, 100), max_size=6),
-    order=st.randoms(),
-)
-def test_any_shards_read_by_anyone_cover_every_record_once(
-    dataset: Dataset, batch_size: int, seed: int, epoch: int, cuts: list[int], order: "np.random.RandomState"
-) -> None:
-    whole = list(BatchSource(dataset, CriteoTSV(), batch_size, seed).batches(Split.TRAINING_DATA, epoch, 0, 91))
-    bounds = sorted({0, 91, *(cut * batch_size for cut in cuts if cut * batch_size < 91)})
-    shards = list(pairwise(bounds))
-    order.shuffle(shards)
-    workers = [BatchSource(dataset, CriteoTSV(), batch_size, seed) for _ in range(2)]
-    parts = [
-        batch
-        for turn, (start, stop) in enumerate(shards)
-        for batch in workers[turn % 2].batches(Split.TRAINING_DATA, epoch, start, stop)
-    ]
-    assert sorted(numbers(parts)) == list(range(91))
-    by_number = {batch.number: batch for batch in parts}
-    assert sorted(by_number) == [batch.number for batch in whole]
-    for batch in whole:
-        part = by_number[batch.number]
-        assert (batch.start, batch.stop) == (part.start, part.stop)
-        assert batch.number == batch.start // batch_size
-        for name in ("labels", "dense", "ids"):
-            np.testing.assert_array_equal(getattr(batch, name), getattr(part, name))
-
-
-def test_training_data_is_shuffled_anew_each_epoch_and_evaluation_data_never(dataset: Dataset) -> None:
-    source = BatchSource(dataset, CriteoTSV(), 16, 0)
-    epochs = [numbers(list(source.batches(Split.TRAINING_DATA, epoch, 0, 91))) for epoch in range(2)]
-    assert epochs[0] != epochs[1] != sorted(epochs[1])
-    for epoch in range(2):
-        assert numbers(list(source.batches(Split.EVALUATION_DATA, epoch, 0, 25))) == list(range(1000, 1025))
-    unshuffled = BatchSource(dataset, CriteoTSV(), 16, 0, shuffle=False)
-    assert numbers(list(unshuffled.batches(Split.TRAINING_DATA, 0, 0, 91))) == list(range(91))
 
 
 def test_the_order_does_not_hang_on_how_the_blocks_are_listed(dataset: Dataset) -> None:

@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from emberscale_api.job import parse_manifest, resolve_model
+from emberscale_api.job import resolve_model
 from emberscale_trainer.models import build_model
 from emberscale_trainer.models.architectures import DLRM, CrossLayer, DCNv2, WideAndDeep, XDeepFM
 from emberscale_trainer.models.interaction import compress, interact
+from training_jobs import training_job
 
 B, DENSE, TABLES, D = 6, 3, 5, 4
 
@@ -118,10 +119,7 @@ def test_the_compressed_interactions_have_the_gradients_of_the_formula(itself: b
 
 def built(**model: Any) -> torch.nn.Module:
     columns = {"label": "y", "dense": ["a", "b"], "categorical": ["c"], "lists": [{"name": "d"}, {"name": "e"}]}
-    spec = {"model": model, "data": {"train": ["x"], "format": "CSV", "columns": columns}}
-    job = parse_manifest(
-        {"apiVersion": "emberscale.io/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "a"}, "spec": spec}
-    )
+    job = training_job(model=model, data={"train": ["x"], "format": "CSV", "columns": columns})
     resolved = resolve_model(job.spec)
     module = build_model(job.spec.model, resolved, seed=3)
     width = sum(table.dimension for table in resolved.tables)

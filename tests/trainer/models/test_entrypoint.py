@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from emberscale_api.job import TrainingJob, parse_manifest
+from emberscale_api.job import TrainingJob
 from emberscale_trainer.models.entrypoint import EntrypointError
 from emberscale_trainer.models.rehearsal import rehearse
+from training_jobs import training_job
 
 COLUMNS = {"label": "y", "dense": ["a", "b"], "categorical": ["c"], "lists": [{"name": "d"}]}
 MODULE = """
@@ -100,12 +101,9 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Trai
     monkeypatch.delitem(sys.modules, "own", raising=False)
 
     def make(entrypoint: str) -> TrainingJob:
-        spec = {
-            "data": {"train": ["x"], "format": "CSV", "columns": COLUMNS},
-            "model": {"entrypoint": entrypoint, "embeddings": {"dimension": 3}},
-        }
-        return parse_manifest(
-            {"apiVersion": "emberscale.io/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "a"}, "spec": spec}
+        return training_job(
+            data={"train": ["x"], "format": "CSV", "columns": COLUMNS},
+            model={"entrypoint": entrypoint, "embeddings": {"dimension": 3}},
         )
 
     return make

@@ -12,7 +12,7 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from prometheus_client import CollectorRegistry
 
-from emberscale_api.job import TrainingJob, parse_manifest, resolve_model
+from emberscale_api.job import TrainingJob, resolve_model
 from emberscale_api.routing import BUCKETS, DENSE_PIECES, piece_length
 from emberscale_api.rpc import master_pb2
 from emberscale_api.wire import Header, Kind, Status
@@ -24,6 +24,7 @@ from emberscale_trainer.server.metrics import ServerMetrics
 from emberscale_trainer.server.mover import RowMover
 from emberscale_trainer.server.state import ServerState
 from trained_run import TrainedRun
+from training_jobs import training_job
 
 SECONDS = 60.0
 COLUMNS = {"label": "y", "dense": ["a"], "categorical": ["user", "item/id"]}
@@ -48,16 +49,9 @@ CONTEXT: Any = Context()
 
 
 def make_job() -> TrainingJob:
-    return parse_manifest(
-        {
-            "apiVersion": "emberscale.io/v1alpha1",
-            "kind": "TrainingJob",
-            "metadata": {"name": "a"},
-            "spec": {
-                "data": {"train": ["x"], "format": "Parquet", "columns": COLUMNS},
-                "model": {"architecture": "DCNv2", "embeddings": {"dimension": 4}},
-            },
-        }
+    return training_job(
+        data={"train": ["x"], "format": "Parquet", "columns": COLUMNS},
+        model={"architecture": "DCNv2", "embeddings": {"dimension": 4}},
     )
 
 

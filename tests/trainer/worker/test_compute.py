@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from emberscale_api.job import parse_manifest
 from emberscale_trainer.data.source import Batch
 from emberscale_trainer.table import NonFiniteGradientError
 from in_process import InProcessTraining
+from training_jobs import training_job
 
 STEEP = """
 import torch
@@ -32,20 +32,10 @@ def test_gradients_that_are_not_finite_are_not_pushed_though_the_loss_is(
     name = f"steep_{of.replace(' ', '_')}"
     (tmp_path / f"{name}.py").write_text(STEEP % steep)
     monkeypatch.syspath_prepend(tmp_path)
-    job = parse_manifest(
-        {
-            "apiVersion": "emberscale.io/v1alpha1",
-            "kind": "TrainingJob",
-            "metadata": {"name": "a"},
-            "spec": {
-                "data": {
-                    "train": ["x"],
-                    "format": "Parquet",
-                    "columns": {"label": "clicked", "dense": ["price"], "categorical": ["user"]},
-                },
-                "model": {"entrypoint": f"{name}:Steep", "embeddings": {"dimension": 4}},
-            },
-        }
+    columns = {"label": "clicked", "dense": ["price"], "categorical": ["user"]}
+    job = training_job(
+        data={"train": ["x"], "format": "Parquet", "columns": columns},
+        model={"entrypoint": f"{name}:Steep", "embeddings": {"dimension": 4}},
     )
     training = InProcessTraining(job, servers=1)
     batch = Batch(

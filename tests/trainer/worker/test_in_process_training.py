@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from emberscale_api.job import TrainingJob, parse_manifest
+from emberscale_api.job import TrainingJob
 from emberscale_trainer.data.records import IdLists
 from emberscale_trainer.data.source import Batch
 from in_process import InProcessTraining, PlainTraining
+from training_jobs import training_job
 
 IDS = 40
 ADAGRAD = {"type": "Adagrad", "learningRate": 0.1}
@@ -41,17 +42,10 @@ class Pairs(nn.Module):
 
 
 def job(**model: Any) -> TrainingJob:
-    return parse_manifest(
-        {
-            "apiVersion": "emberscale.io/v1alpha1",
-            "kind": "TrainingJob",
-            "metadata": {"name": "a"},
-            "spec": {
-                "data": {"train": ["x"], "format": "Parquet", "columns": COLUMNS},
-                "model": model,
-                "optimizers": {"sparse": ADAGRAD, "dense": ADAGRAD, "wide": {"type": "SGD", "learningRate": 0.3}},
-            },
-        }
+    return training_job(
+        data={"train": ["x"], "format": "Parquet", "columns": COLUMNS},
+        model=model,
+        optimizers={"sparse": ADAGRAD, "dense": ADAGRAD, "wide": {"type": "SGD", "learningRate": 0.3}},
     )
 
 
