@@ -6,7 +6,6 @@
 * Bytes: 1 MiB there and a short answer back, to a process of its own.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from emberscale._cli import main as emberscale
 from emberscale_api.certificates import read_certificates
@@ -28,7 +26,7 @@ from emberscale_operator.machine import InstanceId, Resources
 from emberscale_trainer.transport import accept_connection, listen, open_connection
 from ps_operations import MESSAGE, MESSAGES, exchange, seconds
 from reporting import Ratio, arguments, report, say
-from whole_run import manifest, synthesise
+from whole_run import manifest, run, synthesise
 
 BATCH = 2048
 SECONDS = 5.0
@@ -59,22 +57,10 @@ def run_over_tcp(command: list[str]) -> None:
     emberscale()
 
 
-def samples_per_second(job: Path, tls: Path | None) -> float:
+def samples_per_second(job: Mapping[str, Any], tls: Path | None) -> float:
     """The rate of one whole run."""
     variables = {**os.environ, TLS_FOLDER: str(tls or "")}
-    with tempfile.TemporaryDirectory() as folder:
-        command = ["run", str(job), "--workdir", f"{folder}/run", "--output", "json"]
-        done = subprocess.run(
-            [sys.executable, __file__, "--over-tcp", *command],
-            env=variables,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    if done.returncode:
-        raise RuntimeError(done.stderr)
-    rate: float = json.loads(done.stdout)["samples_per_second"]
-    return rate
+    return float(run(job, [sys.executable, __file__, "--over-tcp"], variables)["samples_per_second"])
 
 
 def measure_training(folder: Path, tls: Path, samples: int, pairs: int) -> Ratio:
@@ -89,8 +75,7 @@ def measure_training(folder: Path, tls: Path, samples: int, pairs: int) -> Ratio
         "ps": {"replicas": 2, "resources": limits},
         "worker": {"replicas": 2, "resources": limits},
     }
-    job = folder / "job.yaml"
-    job.write_text(yaml.safe_dump(manifest("encryption", spec)))
+    job = manifest("encryption", spec)
     measured = []
     for pair in range(pairs):
         order = (tls, None) if pair % 2 else (None, tls)

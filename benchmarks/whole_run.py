@@ -36,7 +36,9 @@ def synthesise(folder: Path, rows: int, *options: str) -> None:
     subprocess.run(command, check=True, stdout=subprocess.PIPE)
 
 
-def run(job: Mapping[str, Any], emberscale: Sequence[str] = (EMBERSCALE,)) -> dict[str, Any]:
+def run(
+    job: Mapping[str, Any], emberscale: Sequence[str] = (EMBERSCALE,), environment: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """Returns the summary of a run by the `emberscale` command of this or of another checkout.
 
     Raises RuntimeError with what the command said unless the job is Complete.
@@ -45,7 +47,7 @@ def run(job: Mapping[str, Any], emberscale: Sequence[str] = (EMBERSCALE,)) -> di
         file = Path(folder, "job.yaml")
         file.write_text(yaml.safe_dump(dict(job)))
         command = [*emberscale, "run", str(file), "--workdir", f"{folder}/run", "--output", "json"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr)
     summary: dict[str, Any] = json.loads(done.stdout)
