@@ -23,7 +23,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from emberscale._commands.layout import layout_of
+from emberscale._commands.layout import LayoutOptions, layout_of
 from emberscale_api.pictures import BLUE, GREEN, GREY, ORANGE, STYLE
 from emberscale_trainer.data.files import expand
 from emberscale_trainer.data.synthetic import DatasetSpec, write_dataset
@@ -214,9 +214,7 @@ def main() -> None:
             say(f"writing {options.rows:,} synthetic records")
             write_dataset(Path(folder, "data"), DatasetSpec(options.rows, seed=7, evaluation_fraction=0))
         files = expand(options.data or [f"{folder}/data/*.tsv"])
-        layout = layout_of(
-            [file.uri for file in files], options.manifest, None, None, None, None, None, ",", "|", False
-        )
+        layout = layout_of([file.uri for file in files], LayoutOptions(manifest=options.manifest))
         begin = time.perf_counter()
         data = index_data(files, layout.raw_reader(), silent)
         indexing = time.perf_counter() - begin

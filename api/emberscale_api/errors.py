@@ -8,6 +8,8 @@ parts of one component, such as the end of a connection or of a lease, is not.
 """
 
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _OF_DISKS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO})
 
@@ -29,6 +31,15 @@ class UnavailableError(Exception):
 
 class UnwritableError(UnavailableError):
     """Files could not be written after processes had started; the text says which and why, in one line."""
+
+
+@contextmanager
+def os_errors_named(problem: str) -> Iterator[None]:
+    """Turns an OSError into InvalidError: the problem, such as "job.yaml: cannot be read", and the system's reason."""
+    try:
+        yield
+    except OSError as error:
+        raise InvalidError(f"{problem}: {error.strerror or error}") from error
 
 
 def disk_problem(error: OSError) -> str | None:

@@ -1,6 +1,10 @@
 """The look of all pictures: one palette and one style, for runs, plans, profiles and simulations."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#2f6db5", "#d9722e", "#3a8f5c", "#8a5ea8", "#8a8f98"
 PALETTE = (BLUE, ORANGE, GREEN, PURPLE, GREY, "#b8a13a", "#4aa3a8", "#b04a6f", "#5b5f97")
@@ -19,3 +23,19 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
 }
 """Matplotlib's rcParams."""
+
+
+def headline(figure: "Figure", text: str) -> None:
+    """Writes the name of a whole picture above it."""
+    figure.suptitle(text, x=0.01, ha="left", fontsize=14, fontweight="bold")
+
+
+def subject(figure: "Figure", text: str) -> None:
+    """Says above a picture, in lines of plain text, what it is about."""
+    figure.suptitle(text, x=0.01, ha="left", fontsize=11)
+
+
+def say_instead(axes: "Axes", why: str) -> None:
+    """Shows why there is nothing to draw, in the place of empty axes."""
+    axes.set_axis_off()
+    axes.text(0.5, 0.5, why, ha="center", va="center", transform=axes.transAxes, color=GREY, linespacing=1.6)

@@ -16,7 +16,7 @@ from prometheus_client import start_http_server
 
 from emberscale_api.certificates import Certificates
 from emberscale_api.environment import TOKEN_FILE, mounted_certificates
-from emberscale_api.errors import InvalidError
+from emberscale_api.errors import InvalidError, os_errors_named
 from emberscale_api.telemetry import configure_logging
 from emberscale_brain.history.database import DatabaseUnusableError
 from emberscale_brain.history.store import HistoryStore
@@ -61,10 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _database(settings: BrainSettings) -> str:
     if settings.database_file is None:
         return settings.database
-    try:
+    with os_errors_named(f"databaseFile: {settings.database_file} cannot be read"):
         return settings.database_file.read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise InvalidError(f"databaseFile: {settings.database_file} cannot be read: {error.strerror}") from error
 
 
 def _token(settings: BrainSettings) -> str:

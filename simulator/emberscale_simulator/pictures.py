@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
-from emberscale_api.pictures import PALETTE, STYLE
+from emberscale_api.pictures import PALETTE, STYLE, headline
 from emberscale_simulator.results import Estimate, SchedulerSummary, SeedOutcome
 
 _MOST_LINES = 4
@@ -28,7 +28,7 @@ def draw_comparison(
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(11, 4.5), layout="constrained")
         left, right = figure.subplots(1, 2)
-        figure.suptitle(name, x=0.01, ha="left", fontsize=14, fontweight="bold")
+        headline(figure, name)
         _bars(left, [(s.scheduler, _minutes(s.jct)) for s in summaries], colours)
         bounded = any(math.isfinite(summary.jct.half_width) for summary in summaries)
         left.set_title("Mean job completion time" + (" (95% interval)" if bounded else ""))
@@ -41,7 +41,7 @@ def draw_comparison(
 
         figure = Figure(figsize=(11, 4.5), layout="constrained")
         axes = figure.subplots(1, 3)
-        figure.suptitle(name, x=0.01, ha="left", fontsize=14, fontweight="bold")
+        headline(figure, name)
         for place, (title, key) in enumerate(
             (
                 ("Workers' CPU utilization", "worker_cpu_utilization"),
@@ -102,7 +102,7 @@ def _widths(count: int) -> list[float]:
 def _throughput(name: str, outcomes: Sequence[SeedOutcome], colours: dict[str, str]) -> Figure:
     jobs = [job.job for job in outcomes[0].jobs][:_MOST_LINES]
     figure = Figure(figsize=(11, 3 * len(jobs)), layout="constrained")
-    figure.suptitle(name, x=0.01, ha="left", fontsize=14, fontweight="bold")
+    headline(figure, name)
     subplots = figure.subplots(len(jobs), 1, squeeze=False)[:, 0]
     for axes, wanted in zip(subplots, jobs, strict=True):
         axes.set_title(f"{wanted}, seed {outcomes[0].seed}")

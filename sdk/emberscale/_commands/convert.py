@@ -8,25 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import yaml
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-from emberscale._commands.layout import (
-    Categorical,
-    Delimiter,
-    Dense,
-    FileFormat,
-    FromFormat,
-    FromManifest,
-    Label,
-    Layout,
-    Lists,
-    ListSeparator,
-    NoHeader,
-    layout_of,
-)
-from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs
-from emberscale_api.errors import InvalidError
+from emberscale._commands.layout import FileFormat, Layout, LayoutOptions, layout_of, with_layout_options
+from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs, progress_on_terminals
+from emberscale_api.errors import InvalidError, os_errors_named
 from emberscale_api.job import ColumnMapping, CSVSpec, DataFormat
 from emberscale_api.job.resolved import CRITEO_COLUMNS
 from emberscale_api.rpc.master_pb2 import DataFile
@@ -65,6 +51,7 @@ _ENDINGS = {
 }
 
 
+@with_layout_options
 def convert(
     paths: Annotated[
         list[str],
@@ -86,15 +73,8 @@ def convert(
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replaces files that are there.")] = False,
     max_bad_records: Annotated[int, typer.Option(min=0, help="Malformed records to leave out.")] = 0,
-    manifest: FromManifest = None,
-    from_format: FromFormat = None,
-    label: Label = None,
-    dense: Dense = None,
-    categorical: Categorical = None,
-    lists: Lists = None,
-    delimiter: Delimiter = ",",
-    list_separator: ListSeparator = "|",
-    no_header: NoHeader = False,
+    *,
+    described: LayoutOptions,
     output: OutputFormat = Output.TEXT,
 ) -> None:
     """Writes data files in another format."""
@@ -108,18 +88,7 @@ def convert(
             raise InvalidError("give at least two paths: what to read, and last where to write")
         *given, out = paths
         sources = expand(given)
-        layout = layout_of(
-            [source.uri for source in sources],
-            manifest,
-            from_format,
-            label,
-            dense,
-            categorical,
-            lists,
-            delimiter,
-            list_separator,
-            no_header,
-        )
+        layout = layout_of([source.uri for source in sources], described)
         target = _format_of(out, to_format)
         problem = problem_with_columns(target, layout.columns)
         if problem is not None:
@@ -129,9 +98,8 @@ def convert(
             raise InvalidError(f"--compression {compression}: {target} can have {', '.join(COMPRESSIONS[target])}")
         targets = _targets(sources, out, target, compression, overwrite)
         conversion = Conversion(tuple(targets), target, layout.csv, compression, max_bad_records)
-        console = Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        with progress_on_terminals(*columns) as progress:
             task = progress.add_task("looking for files")
             converted = convert_files(
                 sources,
@@ -190,7 +158,7 @@ def _targets(
     from emberscale_trainer.data.streams import uncompressed_name
 
     whole = Target.of(out)
-    try:
+    with os_errors_named(f"{out}: cannot be inspected"):
         if not (out.endswith("/") or whole.is_folder() or len(sources) > 1):
             targets, folder = [whole], os.path.dirname(out)
         else:
@@ -206,15 +174,11 @@ def _targets(
                 raise InvalidError(f"{one}: already exists; --overwrite replaces it")
             if one.is_folder():
                 raise InvalidError(f"{one}: is a folder")
-    except OSError as error:
-        raise InvalidError(f"{out}: cannot be inspected: {error.strerror or error}") from error
-    try:
+    with os_errors_named(f"{folder}: cannot be created"):
         if whole.local:
             Path(folder).mkdir(parents=not Path(folder).is_absolute(), exist_ok=True)
         else:
             whole.filesystem.makedirs(os.path.dirname(targets[0].path), exist_ok=True)
-    except OSError as error:
-        raise InvalidError(f"{folder}: cannot be created: {error.strerror or error}") from error
     return targets
 
 

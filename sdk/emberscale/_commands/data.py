@@ -8,25 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from emberscale._commands import convert, skew
-from emberscale._commands.layout import (
-    Categorical,
-    Delimiter,
-    Dense,
-    FileFormat,
-    FromFormat,
-    FromManifest,
-    Label,
-    Layout,
-    Lists,
-    ListSeparator,
-    NoHeader,
-    layout_of,
-)
-from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs
+from emberscale._commands.layout import FileFormat, Layout, LayoutOptions, layout_of, with_layout_options
+from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs, progress_on_terminals
 from emberscale_api.errors import InvalidError
 from emberscale_api.job import DataFormat
 from emberscale_api.rpc.master_pb2 import DataFile
@@ -125,14 +112,9 @@ def _write(out: Path, spec: "DatasetSpec") -> "SynthesisResult":
     from emberscale_trainer.data.synthetic import write_dataset
 
     columns = (TextColumn("writing rows"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with _progress(*columns) as progress:
+    with progress_on_terminals(*columns) as progress:
         task = progress.add_task("", total=spec.rows)
         return write_dataset(out, spec, lambda rows: progress.advance(task, rows))
-
-
-def _progress(*columns: ProgressColumn) -> Progress:
-    console = Console(stderr=True)
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _show_synthesis(out: Path, result: "SynthesisResult") -> None:
@@ -164,20 +146,14 @@ def _table(first: str, *numbers: str) -> Table:
 
 
 @data_app.command("inspect", short_help="Shows what is in data files.", help=INSPECT_HELP, epilog=INSPECT_EXAMPLES)
+@with_layout_options
 def inspect(
     paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Data files.", show_default=False)],
     max_records: Annotated[
         int, typer.Option(help="Records to examine, spread evenly over all files; counting covers every record.")
     ] = 1_000_000,
-    manifest: FromManifest = None,
-    from_format: FromFormat = None,
-    label: Label = None,
-    dense: Dense = None,
-    categorical: Categorical = None,
-    lists: Lists = None,
-    delimiter: Delimiter = ",",
-    list_separator: ListSeparator = "|",
-    no_header: NoHeader = False,
+    *,
+    described: LayoutOptions,
     output: OutputFormat = Output.TEXT,
 ) -> None:
     """Shows what is in data files."""
@@ -187,19 +163,8 @@ def inspect(
         if max_records < 1:
             raise InvalidError(f"--max-records must be at least 1 (got {max_records})")
         files = expand(paths)
-        layout = layout_of(
-            [file.uri for file in files],
-            manifest,
-            from_format,
-            label,
-            dense,
-            categorical,
-            lists,
-            delimiter,
-            list_separator,
-            no_header,
-        )
-        if layout.format is DataFormat.CRITEO_TSV and manifest is None and from_format is None:
+        layout = layout_of([file.uri for file in files], described)
+        if layout.format is DataFormat.CRITEO_TSV and not (described.manifest or described.from_format):
             _refuse_other_text(files, layout)
         summary = _inspect(files, layout, max_records)
     if output is Output.JSON:
@@ -226,7 +191,7 @@ def _inspect(files: list[DataFile], layout: Layout, max_records: int) -> "DataSu
     from emberscale_trainer.data.inspect import inspect_files
 
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with _progress(*columns) as progress:
+    with progress_on_terminals(*columns) as progress:
         task = progress.add_task("looking for files")
         return inspect_files(
             files,

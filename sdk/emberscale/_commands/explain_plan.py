@@ -13,7 +13,7 @@ from emberscale._commands.options import Output, OutputFormat, bad_input_exits, 
 from emberscale._reports.plan_report import plan_report
 from emberscale._run.brain_choice import BrainCaFile, BrainTokenFile, read_authority, read_token
 from emberscale._run.record import RunPaths, read_record
-from emberscale_api.errors import InvalidError
+from emberscale_api.errors import InvalidError, os_errors_named
 from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_api.rpc.brain_pb2_grpc import BrainStub
 from emberscale_api.rpc.tls import handshake_problem
@@ -61,10 +61,8 @@ def explain_plan(
         if plot is not None:
             from emberscale._reports.pictures import draw_plan  # matplotlib takes long to import
 
-            try:
+            with os_errors_named(f"--plot {plot}: cannot be written"):
                 draw_plan(explanation, plot)
-            except OSError as error:
-                raise InvalidError(f"--plot {plot}: cannot be written: {error.strerror}") from error
             typer.echo(f"drawn: {plot}", err=True)
     if output is Output.JSON:
         typer.echo(MessageToJson(explanation, preserving_proto_field_name=True))

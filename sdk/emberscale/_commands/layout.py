@@ -1,11 +1,13 @@
 """The options that say what data files are: their format, and what their columns mean."""
 
+import inspect
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic import ValidationError
@@ -38,58 +40,96 @@ class FileFormat(StrEnum):
 _ENDINGS = {".parquet": DataFormat.PARQUET, ".pq": DataFormat.PARQUET, ".csv": DataFormat.CSV}
 _PANEL = "What the files are"
 
-FromManifest = Annotated[
-    Path | None,
-    typer.Option(
-        "--manifest",
-        metavar="FILE",
-        help="A TrainingJob whose spec.data says all that follows.",
-        show_default=False,
-        rich_help_panel=_PANEL,
-    ),
-]
-FromFormat = Annotated[
-    FileFormat | None,
-    typer.Option(
-        "--from",
-        help="By default the name says it: .parquet, .pq and .csv, with .gz or .zst after the last; else criteo.",
-        show_default=False,
-        rich_help_panel=_PANEL,
-    ),
-]
-Label = Annotated[
-    str | None, typer.Option(metavar="COLUMN", help="0 or 1.", show_default=False, rich_help_panel=_PANEL)
-]
-Dense = Annotated[
-    list[str] | None,
-    typer.Option(metavar="COLUMN,...", help="Numbers. Repeatable.", show_default=False, rich_help_panel=_PANEL),
-]
-Categorical = Annotated[
-    list[str] | None,
-    typer.Option(metavar="COLUMN,...", help="One id a record. Repeatable.", show_default=False, rich_help_panel=_PANEL),
-]
-Lists = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--list",
-        metavar="COLUMN[:MAX],...",
-        help="Any number of ids a record, of which the first MAX are taken, 100 if not given. Repeatable.",
-        show_default=False,
-        rich_help_panel=_PANEL,
-    ),
-]
-Delimiter = Annotated[str, typer.Option(metavar="CHARACTER", help="Between the fields of CSV.", rich_help_panel=_PANEL)]
-ListSeparator = Annotated[
-    str, typer.Option(metavar="CHARACTER", help="Between the ids of a list in CSV.", rich_help_panel=_PANEL)
-]
-NoHeader = Annotated[
-    bool,
-    typer.Option(
-        "--no-header",
-        help="The first line of CSV is a record; columns are column_1, column_2, ...",
-        rich_help_panel=_PANEL,
-    ),
-]
+
+@dataclass(frozen=True)
+class LayoutOptions:
+    """The options that say what files are; a command takes them by `with_layout_options`."""
+
+    manifest: Annotated[
+        Path | None,
+        typer.Option(
+            "--manifest",
+            metavar="FILE",
+            help="A TrainingJob whose spec.data says all that follows.",
+            show_default=False,
+            rich_help_panel=_PANEL,
+        ),
+    ] = None
+    from_format: Annotated[
+        FileFormat | None,
+        typer.Option(
+            "--from",
+            help="By default the name says it: .parquet, .pq and .csv, with .gz or .zst after the last; else criteo.",
+            show_default=False,
+            rich_help_panel=_PANEL,
+        ),
+    ] = None
+    label: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="0 or 1.", show_default=False, rich_help_panel=_PANEL)
+    ] = None
+    dense: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN,...", help="Numbers. Repeatable.", show_default=False, rich_help_panel=_PANEL),
+    ] = None
+    categorical: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN,...", help="One id a record. Repeatable.", show_default=False, rich_help_panel=_PANEL
+        ),
+    ] = None
+    lists: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--list",
+            metavar="COLUMN[:MAX],...",
+            help="Any number of ids a record, of which the first MAX are taken, 100 if not given. Repeatable.",
+            show_default=False,
+            rich_help_panel=_PANEL,
+        ),
+    ] = None
+    delimiter: Annotated[
+        str, typer.Option(metavar="CHARACTER", help="Between the fields of CSV.", rich_help_panel=_PANEL)
+    ] = ","
+    list_separator: Annotated[
+        str, typer.Option(metavar="CHARACTER", help="Between the ids of a list in CSV.", rich_help_panel=_PANEL)
+    ] = "|"
+    no_header: Annotated[
+        bool,
+        typer.Option(
+            "--no-header",
+            help="The first line of CSV is a record; columns are column_1, column_2, ...",
+            rich_help_panel=_PANEL,
+        ),
+    ] = False
+
+    @property
+    def names_columns(self) -> bool:
+        """Whether a column is named."""
+        return any((self.label, self.dense, self.categorical, self.lists))
+
+    @property
+    def says_columns_or_format(self) -> bool:
+        """Whether anything is given that a manifest says as well."""
+        return self.names_columns or self.from_format is not None
+
+
+def with_layout_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command whose parameter `described` is LayoutOptions an option for each of its fields, in its place."""
+    own = inspect.signature(command)
+    options = inspect.signature(LayoutOptions).parameters
+
+    @wraps(command)
+    def run(**values: Any) -> None:
+        command(described=LayoutOptions(**{name: values.pop(name) for name in options}), **values)
+
+    parameters = [
+        option.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, parameter in own.parameters.items()
+        for option in (options.values() if name == "described" else [parameter])
+    ]
+    run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]  # which typer reads
+    run.__annotations__ = {option.name: option.annotation for option in parameters}
+    return run
 
 
 @dataclass(frozen=True)
@@ -107,41 +147,30 @@ class Layout:
         return format_reader(self.format, self.columns, self.csv, raw=True)
 
 
-def layout_of(
-    uris: Sequence[str],
-    manifest: Path | None,
-    file_format: FileFormat | None,
-    label: str | None,
-    dense: Sequence[str] | None,
-    categorical: Sequence[str] | None,
-    lists: Sequence[str] | None,
-    delimiter: str,
-    list_separator: str,
-    no_header: bool,
-) -> Layout:
+def layout_of(uris: Sequence[str], given: LayoutOptions) -> Layout:
     """Returns the layout of some files, at least one, from the options. Raises InvalidError."""
-    named = [label, *(dense or ()), *(categorical or ()), *(lists or ())]
-    if manifest is not None:
-        if any(named) or file_format is not None:
+    if given.manifest is not None:
+        if given.says_columns_or_format:
             raise InvalidError("--manifest describes the files: omit --from, --label and the like")
-        data = load_manifest(manifest).spec.data
+        data = load_manifest(given.manifest).spec.data
         return Layout(data.format, columns_of(data), data.csv)
-    data_format = _format_of(uris) if file_format is None else file_format.data_format
+    data_format = given.from_format.data_format if given.from_format else _format_of(uris)
     if data_format is DataFormat.CRITEO_TSV:
-        if any(named):
+        if given.names_columns:
             raise InvalidError("--label, --dense, --categorical and --list are for Parquet and CSV (see --from)")
         return Layout(data_format, CRITEO_COLUMNS, CSVSpec())
     try:
-        csv = CSVSpec(delimiter=delimiter.replace("\\t", "\t"), list_separator=list_separator, header=not no_header)
-        if not any(named):
+        delimiter = given.delimiter.replace("\\t", "\t")
+        csv = CSVSpec(delimiter=delimiter, list_separator=given.list_separator, header=not given.no_header)
+        if not given.names_columns:
             return Layout(data_format, _criteo_columns(uris[0], data_format, csv), csv)
-        if label is None:
+        if given.label is None:
             raise InvalidError("--label is required with --dense, --categorical and --list")
         columns = ColumnMapping(
-            label=label,
-            dense=tuple(_names(dense)),
-            categorical=tuple(_names(categorical)),
-            lists=tuple(_list_column(text) for text in _names(lists)),
+            label=given.label,
+            dense=tuple(_names(given.dense)),
+            categorical=tuple(_names(given.categorical)),
+            lists=tuple(_list_column(text) for text in _names(given.lists)),
         )
     except ValidationError as error:
         raise InvalidError("\n".join(_problem(problem["loc"], problem["msg"]) for problem in error.errors())) from error

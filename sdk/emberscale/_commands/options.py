@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.progress import Progress, ProgressColumn
 
 from emberscale_api.errors import InvalidError, UnavailableError, UnwritableError
 
@@ -52,6 +54,12 @@ def bad_input_exits() -> Iterator[None]:
         for line in str(error).splitlines():
             typer.echo(f"error: {line}", err=True)
         raise typer.Exit(BAD_INPUT) from error
+
+
+def progress_on_terminals(*columns: ProgressColumn) -> Progress:
+    """A progress bar on stderr that is gone at the end, and shows only where stderr is a terminal."""
+    console = Console(stderr=True)
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def paragraphs(text: str) -> str:

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs
-from emberscale_api.errors import InvalidError
+from emberscale_api.errors import InvalidError, os_errors_named
 
 if TYPE_CHECKING:
     from emberscale_simulator.results import Estimate, SchedulerSummary, SeedOutcome
@@ -78,10 +78,8 @@ def simulate(
         outcomes = _run(loaded, names, chosen_seeds, scenario.parent, processes or os.cpu_count() or 1)
         summaries = summarize_experiment(outcomes, names)
         if plot is not None:
-            try:
+            with os_errors_named(f"--plot {plot}: cannot be written"):
                 pictures = draw_comparison(loaded.name, summaries, outcomes, plot)
-            except OSError as error:
-                raise InvalidError(f"--plot {plot}: cannot be written: {error.strerror}") from error
             typer.echo("drawn: " + ", ".join(map(str, pictures)), err=True)
     if output is Output.JSON:
         typer.echo(json.dumps(as_json(loaded.name, chosen_seeds, summaries), indent=2))

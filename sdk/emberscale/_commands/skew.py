@@ -8,24 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
-from emberscale._commands.layout import (
-    Categorical,
-    Delimiter,
-    Dense,
-    FromFormat,
-    FromManifest,
-    Label,
-    Lists,
-    ListSeparator,
-    NoHeader,
-    layout_of,
+from emberscale._commands.layout import LayoutOptions, layout_of, with_layout_options
+from emberscale._commands.options import (
+    Output,
+    OutputFormat,
+    Overrides,
+    bad_input_exits,
+    paragraphs,
+    progress_on_terminals,
 )
-from emberscale._commands.options import Output, OutputFormat, Overrides, bad_input_exits, paragraphs
 from emberscale._run.preflight import check_data, ensure_writable
 from emberscale._run.summary import finite_json
-from emberscale_api.errors import InvalidError
+from emberscale_api.errors import InvalidError, os_errors_named
 from emberscale_api.job import (
     InitializerSpec,
     OptimizerSpec,
@@ -74,6 +70,7 @@ _DEFAULT_BATCH_SIZE, _DEFAULT_WORKERS, _DEFAULT_DIMENSION = 2048, 2, 16
 _TABLES = "Tables and batches, where no manifest says them"
 
 
+@with_layout_options
 def skew(
     paths: Annotated[
         list[str],
@@ -120,15 +117,8 @@ def skew(
         ),
     ] = None,
     overrides: Overrides = None,
-    manifest: FromManifest = None,
-    from_format: FromFormat = None,
-    label: Label = None,
-    dense: Dense = None,
-    categorical: Categorical = None,
-    lists: Lists = None,
-    delimiter: Delimiter = ",",
-    list_separator: ListSeparator = "|",
-    no_header: NoHeader = False,
+    *,
+    described: LayoutOptions,
     output: OutputFormat = Output.TEXT,
 ) -> None:
     """Shows how skewed the accesses of a data set are."""
@@ -142,28 +132,17 @@ def skew(
         if plot is not None:
             ensure_writable(plot.absolute().parent, "--plot")
         speeds = None if profile is None else _speeds(profile)
-        job, paths = _job(paths, manifest, overrides)
+        job, paths = _job(paths, described.manifest, overrides)
         if job is not None and (dimension is not None or optimizer is not None):
             raise InvalidError("the manifest says --dimension and --optimizer: change it with --set")
-        if job is not None and any((from_format, label, dense, categorical, lists)):
+        if job is not None and described.says_columns_or_format:
             raise InvalidError("the manifest describes the files: omit --from, --label and the like")
         files = expand(paths)
         if job is not None:
             reader = format_reader(job.spec.data.format, columns_of(job.spec.data), job.spec.data.csv, raw=True)
             model = resolve_model(job.spec)
         else:
-            layout = layout_of(
-                [file.uri for file in files],
-                None,
-                from_format,
-                label,
-                dense,
-                categorical,
-                lists,
-                delimiter,
-                list_separator,
-                no_header,
-            )
+            layout = layout_of([file.uri for file in files], described)
             reader = layout.raw_reader()
             model = _plain_model(layout.columns, dimension or _DEFAULT_DIMENSION, optimizer)
         request = _request(job, budgets, batch_size, workers, sample, seed, exact)
@@ -172,10 +151,8 @@ def skew(
             # matplotlib takes a second to import, which only this option should cost
             from emberscale._reports.skew_picture import draw_skew
 
-            try:
+            with os_errors_named(f"--plot {plot}: cannot be written"):
                 draw_skew(report, plot)
-            except OSError as error:
-                raise InvalidError(f"--plot {plot}: cannot be written: {error.strerror}") from error
     gains = None if speeds is None else [_bound(speeds, point.hot_share) for point in report.budgets]
     if output is Output.JSON:
         document = asdict(report)
@@ -259,9 +236,7 @@ def _measure(
     from emberscale_trainer.hot.sampler import index_data
     from emberscale_trainer.hot.skew import measure_skew
 
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with progress_on_terminals(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()) as progress:
         task = progress.add_task("looking for records")
 
         def tell(stage: str, done: int, total: int) -> None:

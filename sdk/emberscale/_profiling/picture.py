@@ -10,7 +10,7 @@ from matplotlib.ticker import PercentFormatter
 from emberscale._profiling.job_profile import WORKER_THREADS, TimeBreakdown
 from emberscale._reports.pictures import THOUSANDS
 from emberscale_api.metrics import WAITS
-from emberscale_api.pictures import BLUE, GREEN, GREY, ORANGE, PURPLE, STYLE
+from emberscale_api.pictures import BLUE, GREEN, GREY, ORANGE, PURPLE, STYLE, subject
 
 _WIDTH_OF_CHARACTER = 0.0115
 """Of a label, as a share of the axes."""
@@ -39,13 +39,11 @@ def profile_figure(profile: TimeBreakdown) -> Figure:
     """The picture before it is written."""
     figure = Figure(figsize=(13, 5.4), layout="constrained")
     lanes, speed, cost = figure.subplots(1, 3, width_ratios=[3.4, 1, 1])
-    figure.suptitle(
+    subject(
+        figure,
         f"{profile.name}: {profile.workers} workers, {profile.servers} parameter servers\n"
         f"{profile.received_bytes_per_sample:,.0f} bytes received and {profile.sent_bytes_per_sample:,.0f} sent a "
         f"sample, {profile.ids_per_key:.2f} ids a key",
-        x=0.01,
-        ha="left",
-        fontsize=11,
     )
     _lanes(lanes, profile)
     _speed(speed, profile)

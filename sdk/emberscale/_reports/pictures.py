@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from emberscale._reports.comparison import FinishedRun
-from emberscale_api.pictures import BLUE, GREEN, GREY, ORANGE, PALETTE, STYLE
+from emberscale_api.pictures import BLUE, GREEN, GREY, ORANGE, PALETTE, STYLE, headline, say_instead
 from emberscale_api.rpc import brain_pb2 as pb
 
 _FEW_POINTS = 8
@@ -161,7 +161,7 @@ def draw_metrics(
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(11, 7), layout="constrained")
         axes = figure.subplots(2, 2)
-        figure.suptitle(name, x=0.01, ha="left", fontsize=14, fontweight="bold")
+        headline(figure, name)
         _throughput(axes[0, 0], rows)
         _memory(axes[0, 1], rows)
         for axis, column, measured, title, colour in (
@@ -209,8 +209,7 @@ def _memory(axes: Axes, rows: MetricRows) -> None:
 def _curve(axes: Axes, points: Series, evaluated: Series, title: str, colour: str) -> None:
     axes.set_title(f"{title}, \u25c7 held out" if evaluated else title)
     if not points and not evaluated:
-        axes.set_axis_off()
-        axes.text(0.5, 0.5, "no batch was trained", ha="center", va="center", transform=axes.transAxes, color=GREY)
+        say_instead(axes, "no batch was trained")
         return
     draw_curve(axes, points, colour)
     draw_held_out(axes, evaluated, colour)
@@ -268,7 +267,9 @@ def _draw_fit(axes: Axes, explanation: pb.PlanExplanation) -> None:
     axes.set(title="What the model says of what was measured", xlabel="measured samples/s")
     axes.set_ylabel("predicted samples/s")
     if not explanation.measured:
-        _say(axes, "nothing is measured yet: the first profile\nis made after spec.scaling.profileInterval of training")
+        say_instead(
+            axes, "nothing is measured yet: the first profile\nis made after spec.scaling.profileInterval of training"
+        )
         return
     shapes: dict[str, tuple[list[float], list[float]]] = {}
     for point in explanation.measured:
@@ -287,17 +288,11 @@ def _draw_fit(axes: Axes, explanation: pb.PlanExplanation) -> None:
         axes.legend(frameon=False, fontsize="small", title="workers x cores")
 
 
-def _say(axes: Axes, why: str) -> None:
-    """Shows why there is nothing to draw, instead of empty axes."""
-    axes.set_axis_off()
-    axes.text(0.5, 0.5, why, ha="center", va="center", transform=axes.transAxes, color=GREY, linespacing=1.6)
-
-
 def _draw_front(axes: Axes, explanation: pb.PlanExplanation) -> None:
     axes.set(title="The cheapest shape for each throughput", xlabel="cost per hour", ylabel="predicted samples/s")
     points = explanation.front
     if not points and not explanation.HasField("present") and not explanation.HasField("chosen"):
-        _say(axes, "no shapes were compared:\nwithout a measurement there is no model of the job")
+        say_instead(axes, "no shapes were compared:\nwithout a measurement there is no model of the job")
         return
     if points:
         cost, speed = [point.cost_per_hour for point in points], [point.throughput for point in points]

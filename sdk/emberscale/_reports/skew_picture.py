@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from emberscale_api.job import memory_quantity
-from emberscale_api.pictures import BLUE, GREEN, GREY, ORANGE, PALETTE, PURPLE, STYLE
+from emberscale_api.pictures import BLUE, GREEN, GREY, ORANGE, PALETTE, PURPLE, STYLE, subject
 
 if TYPE_CHECKING:
     from emberscale_trainer.hot.skew import SkewReport
@@ -27,12 +27,10 @@ def skew_figure(report: "SkewReport") -> Figure:
     """The picture before it is written."""
     figure = Figure(figsize=(13, 9), layout="constrained")
     accesses, size, shares, wire = figure.subplots(2, 2).flat
-    figure.suptitle(
+    subject(
+        figure,
         f"{report.records:,} records, {report.share:.1%} of them counted; batches of {report.batch_size:,}, "
         f"{report.workers} workers",
-        x=0.01,
-        ha="left",
-        fontsize=11,
     )
     _accesses(accesses, report)
     _sizes(size, report)

@@ -9,7 +9,7 @@ import typer
 
 from emberscale_api.certificates import client_context
 from emberscale_api.environment import TLS_FOLDER, TOKEN_FILE, mounted_certificates
-from emberscale_api.errors import InvalidError
+from emberscale_api.errors import InvalidError, os_errors_named
 from emberscale_api.job import TrainingJob
 from emberscale_operator.local import BrainAddress, EmbeddedBrain
 from emberscale_operator.local.brain import default_database
@@ -77,16 +77,12 @@ def read_token(given: Path | None) -> str:
 
 def read_authority(given: Path | None) -> bytes | None:
     """Returns the brain's authority, in PEM; None without TLS. Raises InvalidError."""
-    try:
-        if given is None:
-            certificates = mounted_certificates()
-            return certificates.authority if certificates is not None else None
+    if given is None:
+        certificates = mounted_certificates()
+        return certificates.authority if certificates is not None else None
+    with os_errors_named(f"--brain-ca-file {given}: cannot be read"):
         authority = given.read_bytes()
-        client_context(authority, f"--brain-ca-file {given}")
-    except OSError as error:
-        raise InvalidError(f"--brain-ca-file {given}: cannot be read: {error.strerror}") from error
-    except InvalidError as error:
-        raise InvalidError(str(error)) from error
+    client_context(authority, f"--brain-ca-file {given}")
     return authority
 
 

@@ -11,7 +11,7 @@ from urllib.request import url2pathname
 
 import fsspec
 
-from emberscale_api.errors import InvalidError
+from emberscale_api.errors import InvalidError, os_errors_named
 from emberscale_api.job import DataSpec, TrainingJob
 
 _CHECKED_FILES = 20
@@ -122,9 +122,7 @@ def check_model(job: TrainingJob) -> list[str]:
 
 def ensure_writable(folder: Path, field: str) -> None:
     """Makes the folder. Raises InvalidError if it cannot be made or written to."""
-    try:
+    with os_errors_named(f"{field}: {folder} cannot be created"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidError(f"{field}: {folder} cannot be created: {error.strerror}") from error
     if not os.access(folder, os.W_OK | os.X_OK):
         raise InvalidError(f"{field}: {folder} cannot be written to: permission denied")

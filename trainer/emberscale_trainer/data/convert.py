@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from emberscale_api.errors import InvalidError
+from emberscale_api.errors import InvalidError, os_errors_named
 from emberscale_api.job import CSVSpec, DataFormat
 from emberscale_api.job.data import BadRecord
 from emberscale_api.rpc.master_pb2 import Block, DataFile
@@ -56,22 +56,20 @@ def convert_files(
     tally = _Tally(conversion.max_bad_records, sum(block.records for found in blocks for block in found), progress)
     for source, target, found in zip(sources, conversion.targets, blocks, strict=True):
         tally.records.append(0)
-        try:
-            with (
-                target.draft() as draft,
-                open_writer(
-                    draft,
-                    conversion.format,
-                    reader.columns,
-                    conversion.csv,
-                    conversion.compression,
-                    integers=isinstance(reader, CriteoTSV),
-                ) as writer,
-            ):
-                for block in found:
-                    _copy(reader, source, block, writer, tally)
-        except OSError as error:
-            raise InvalidError(f"{target}: cannot be written: {error.strerror or error}") from error
+        with (
+            os_errors_named(f"{target}: cannot be written"),
+            target.draft() as draft,
+            open_writer(
+                draft,
+                conversion.format,
+                reader.columns,
+                conversion.csv,
+                conversion.compression,
+                integers=isinstance(reader, CriteoTSV),
+            ) as writer,
+        ):
+            for block in found:
+                _copy(reader, source, block, writer, tally)
     return Converted(tuple(tally.records), tally.truncated_records, tuple(tally.bad_records))
 
 

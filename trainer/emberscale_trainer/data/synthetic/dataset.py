@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from emberscale_api.errors import InvalidError
+from emberscale_api.errors import InvalidError, os_errors_named
 from emberscale_api.job import CSVSpec, DataFormat
 from emberscale_api.job.resolved import CRITEO_CATEGORICAL, CRITEO_COLUMNS
 from emberscale_trainer.data.formats import ENDINGS
@@ -102,14 +102,12 @@ def write_dataset(
         return SynthesisResult(False, existing)
     if out.is_absolute() and not out.parent.is_dir():
         raise InvalidError(f"{out}: the folder {out.parent} does not exist; make it first")
-    try:
+    with os_errors_named(f"{out}: cannot be written"):
         out.parent.mkdir(parents=True, exist_ok=True)
         with _draft_of(out) as draft:
             metadata = _write_files(draft, spec, progress, chunk_rows)
             (draft / METADATA).write_text(json.dumps(metadata, indent=2) + "\n", encoding="utf-8")
             draft.rename(out)
-    except OSError as error:
-        raise InvalidError(f"{out}: cannot be written: {error.strerror or error}") from error
     return SynthesisResult(True, metadata)
 
 
