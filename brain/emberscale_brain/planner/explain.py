@@ -107,13 +107,13 @@ def explain_running(
         return PlannedShape(None, PlanAction.WAIT, reason, _explanation(assessment, candidates, 0, weight, similar))
     explanation = _explanation(assessment, candidates, row, weight, similar)
     fit = "" if assessment.fit is None else " " + fit_in_words(assessment.fit)
+    if assessment.grows and assessment.memory is not None:
+        reason = (
+            f"More memory before it runs out: {memory_in_words(assessment.memory, present.ps_memory)}; "
+            f"{candidates.shapes[row].describe()}."
+        )
+        return PlannedShape(candidates.shapes[row], PlanAction.GROW_MEMORY, reason + fit, explanation)
     if row == 0:
-        if assessment.grows and assessment.memory is not None:
-            reason = (
-                f"More memory before it runs out: {memory_in_words(assessment.memory, present.ps_memory)}; "
-                f"{candidates.shapes[0].describe()}."
-            )
-            return PlannedShape(candidates.shapes[0], PlanAction.GROW_MEMORY, reason + fit, explanation)
         return PlannedShape(present, PlanAction.KEEP, _why_kept(assessment) + fit, explanation)
     gain = gain_in_words(candidates, 0, row, assessment.job.remaining_samples)
     reason = f"{gain}.{_no_room_for_target(assessment, row)}{fit}"

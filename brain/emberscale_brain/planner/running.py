@@ -1,7 +1,7 @@
 """A running job: its fit, front and bill, and which shapes it may be offered."""
 
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -71,7 +71,7 @@ class Assessor:
         """The job's candidates within `limits`, the cores and bytes that it may have."""
         forecast = None if model.memory is None else model.memory.forecast(present)
         if model.fit is None:
-            return self._stays(job, present, model, forecast, "there is no usable measurement yet")
+            return self._stays(job, present, model, forecast, limits, "there is no usable measurement yet")
         constants = self._constants(job)
         gross = throughput(constants, model.fit, present)[0]
         seconds = max(job.remaining_samples / gross, 1.0)
@@ -84,6 +84,7 @@ class Assessor:
                 present,
                 model,
                 forecast,
+                limits,
                 f"no number of PS within {job.bounds.ps} holds the tables, which need "
                 f"{need.shared / GIB:.3g} GiB, within the bounds and nodes: raise the bounds of ps or ps_memory",
             )
@@ -105,7 +106,9 @@ class Assessor:
             else ()
         )
         on_front = tuple(shape for shape in on_front if shape_key(shape) != shape_key(stay))
-        aside = worker_only_shapes(problem, stay, _WORKER_ONLY_SHAPES) if _counts_within(stay, job.bounds, grid) else ()
+        holds = grid.ps[0] <= stay.ps <= grid.ps[-1]
+        within = _counts_within(stay, job.bounds)
+        aside = worker_only_shapes(problem, stay, _WORKER_ONLY_SHAPES) if within and holds else ()
         aside = tuple(shape for shape in aside if shape.cpu <= limits[0] and shape.memory <= limits[1])
         candidates = evaluate(
             (stay, *on_front, *aside),
@@ -116,7 +119,8 @@ class Assessor:
             job.remaining_samples,
             self.settings.time_value_per_hour,
         )
-        keeps = _counts_within(stay, job.bounds, grid) and stay.ps_memory <= job.bounds.ps_memory[1]
+        most_memory = min(job.bounds.ps_memory[1], self.cluster.capacity.largest_node_memory)
+        keeps = within and (not grows or stay.ps_memory <= most_memory)
         keeps = keeps or len(candidates) == 1
         settled = model.profiles_of(present) > 0
         target = self._target(candidates, keeps, settled)
@@ -142,13 +146,14 @@ class Assessor:
         present: JobShape,
         model: JobModel,
         forecast: MemoryForecast | None,
+        limits: tuple[float, float],
         problem: str,
     ) -> Assessment:
-        """The present shape as the only one, with more memory, within bounds and nodes, if it would run out."""
+        """The present shape as the only one; if its memory would run out, with more of it or more PS."""
         constants = self._constants(job)
         known = model.fit or guessed_fit(_SAMPLES_PER_CORE)
         gross = throughput(constants, known, present)[0]
-        grown = self._allowed(job, present, _with_memory_for(present, model))
+        grown = self._grown(job, present, model, limits)
         grows = self._runs_out_of_memory(job, forecast, gross) and grown != present
         horizon = Horizon(present, gross, 1.0, self.cluster.overheads)
         candidates = evaluate(
@@ -164,14 +169,26 @@ class Assessor:
             job, present, model.fit, candidates, 0, np.zeros(1, dtype=np.int64), 0, True, grows, forecast, problem
         )
 
-    def _allowed(self, job: JobView, present: JobShape, grown: JobShape) -> JobShape:
-        """Clips the memory to bounds and nodes, but never below the present."""
+    def _grown(self, job: JobView, present: JobShape, model: JobModel, limits: tuple[float, float]) -> JobShape:
+        """The present shape with memory for the rest of the job, within bounds and nodes, but never with less.
+
+        Where one PS cannot have enough memory, there are more PS: as few as suffice, or as many as are possible.
+        """
         node = self.cluster.capacity.largest_node_memory
         most_worker, most_ps = min(job.bounds.worker_memory[1], node), min(job.bounds.ps_memory[1], node)
-        return present.with_memory(
-            max(present.worker_memory, int(min(grown.worker_memory, most_worker))),
-            max(present.ps_memory, int(min(grown.ps_memory, most_ps))),
-        )
+        need = model.ps_memory_need(present)
+        counts = np.arange(present.ps, max(present.ps, job.bounds.ps[1]) + 1)
+        grown = present
+        for count, bytes_each in zip(counts.tolist(), need.each(counts).tolist(), strict=True):
+            shape = replace(present, ps=count).with_memory(
+                max(present.worker_memory, int(min(model.worker_memory_need(present), most_worker))),
+                max(present.ps_memory, int(min(bytes_each, most_ps))),
+            )
+            if count == present.ps or (shape.cpu <= limits[0] and shape.memory <= limits[1]):
+                grown = shape
+            if bytes_each <= max(most_ps, present.ps_memory):
+                break
+        return grown
 
     def _runs_out_of_memory(self, job: JobView, forecast: MemoryForecast | None, gross: float) -> bool:
         if forecast is None or forecast.oom_band is None:
@@ -229,10 +246,10 @@ def _coarse(seconds: float) -> float:
     return float(2 ** np.round(np.log2(seconds)))
 
 
-def _counts_within(shape: JobShape, bounds: ShapeBounds, grid: ShapeGrid) -> bool:
+def _counts_within(shape: JobShape, bounds: ShapeBounds) -> bool:
     return bool(
         bounds.workers[0] <= shape.workers <= bounds.workers[1]
-        and grid.ps[0] <= shape.ps <= grid.ps[-1]
+        and bounds.ps[0] <= shape.ps <= bounds.ps[1]
         and bounds.worker_cpu[0] <= shape.worker_cpu <= bounds.worker_cpu[1]
         and bounds.ps_cpu[0] <= shape.ps_cpu <= bounds.ps_cpu[1]
     )

@@ -361,6 +361,41 @@ def test_memory_that_runs_out_much_later_can_wait() -> None:
     assert only(plan([growing(16 * GIB)], planner=planner)).action is PlanAction.KEEP
 
 
+PINNED = replace(BOUNDS, workers=(2, 2), ps=(1, 8), worker_cpu=(2, 2), ps_cpu=(2, 2), ps_memory=(16 * GIB, 16 * GIB))
+"""The manifest fixes everything but the number of PS."""
+
+
+def test_where_a_servers_memory_is_fixed_more_servers_come_before_it_runs_out() -> None:
+    planner = DefaultPlanner(PlannerSettings(exploration=0, time_value_per_hour=0, memory_lead_seconds=1e6))
+    planned = only(plan([replace(growing(16 * GIB), bounds=PINNED)], planner=planner))
+    assert planned.action is PlanAction.GROW_MEMORY  # it does not wait for the cooldown
+    assert planned.shape is not None
+    assert 3 <= planned.shape.ps <= 4  # of 38 GiB in tables
+    assert planned.shape.ps_memory == 16 * GIB
+    assert "memory" in planned.reason
+
+
+def test_more_servers_can_wait_where_memory_runs_out_much_later() -> None:
+    planner = DefaultPlanner(PlannerSettings(exploration=0, time_value_per_hour=0, memory_lead_seconds=60))
+    planned = only(plan([replace(growing(16 * GIB), bounds=PINNED)], planner=planner))
+    assert planned.action is PlanAction.KEEP
+
+
+def test_more_servers_come_even_where_nothing_says_how_fast_the_job_is() -> None:
+    shape = replace(SMALL, ps_memory=16 * GIB)
+    measured = tuple(replace(p, restarted=True) for p in growing(16 * GIB).profiles)
+    job = replace(growing(16 * GIB), profiles=measured, current=shape)
+    early = DefaultPlanner(PlannerSettings(exploration=0, memory_lead_seconds=1e9))
+    enough = only(plan([replace(job, bounds=PINNED)], planner=early))
+    assert enough.action is PlanAction.GROW_MEMORY
+    assert enough.shape is not None
+    assert 3 <= enough.shape.ps <= 4
+    few = only(plan([replace(job, bounds=replace(PINNED, ps=(1, 2)))], planner=early))
+    assert few.shape == replace(shape, ps=2)  # too few, but it lasts longer
+    cores_for_two = ClusterCapacity(8, 100 * GIB)
+    assert only(plan([replace(job, bounds=PINNED)], cores_for_two, planner=early)).shape == replace(shape, ps=2)
+
+
 def test_tables_that_no_allowed_shape_holds_are_named() -> None:
     small_bounds = replace(BOUNDS, ps=(1, 1), ps_memory=(GIB, 20 * GIB))
     planned = only(plan([replace(growing(16 * GIB), bounds=small_bounds)]))
