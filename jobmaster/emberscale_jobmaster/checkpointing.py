@@ -53,14 +53,14 @@ BARRIER_SECONDS = 15.0
 SAVE_SECONDS = 60.0
 """How long a server may write its snapshot without any progress."""
 STALLED_SECONDS = 15.0
-"""The same where a checkpoint that the job waits for could be begun instead."""
+"""The same if it keeps the job from a checkpoint that it waits for."""
 WRITE_SECONDS = 15.0
 PRUNE_SECONDS = 30.0
 WAIT_SECONDS = 2.0
 CALL_SECONDS = 8.0
 AGAIN_SECONDS = 1.0
 SLOWED = 0.1
-"""The share of training that is taken to be lost while a checkpoint is written beside it."""
+"""The share of training that is assumed lost while a checkpoint is written."""
 
 _AGAIN = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"})
 _PERSISTENT = (CheckpointPurpose.PERIODIC, CheckpointPurpose.SUSPENSION, CheckpointPurpose.FINAL)
@@ -68,7 +68,7 @@ _TRAINED = (Stage.TRAIN, Stage.EVALUATE, Stage.SAVE)
 
 
 def interval(state: JobState, spec: TrainingJobSpec) -> float:
-    """Seconds between checkpoints: the manifest's, else what was advised, else the default."""
+    """Returns the seconds between checkpoints: those of the manifest, else those advised, else the default."""
     return spec.checkpoint.interval or state.advised_interval or DEFAULT_INTERVAL
 
 
@@ -145,7 +145,7 @@ def effects_of(state: JobState, operation: Checkpointing, whom: int, serial: int
 def clean_up(operation: Checkpointing) -> tuple[Effect, ...]:
     """What remains to be done for an operation that was given up."""
     if operation.phase is CheckpointPhase.WRITE:
-        return ()  # the manifest may be there: then the checkpoint is complete, or else it is pruned some day
+        return ()  # if the manifest exists, the checkpoint is complete; otherwise it is pruned later
     if operation.is_flash:
         return _resume(operation)  # the servers build on what they have written, or remove it
     return (*_resume(operation), DeleteCheckpoint(operation.checkpoint))
@@ -232,7 +232,7 @@ def on_manifest_written(
 def on_server_failed(
     state: JobState, spec: TrainingJobSpec, operation: Checkpointing, server: int, code: str, problem: str, now: float
 ) -> JobState:
-    """A call to a server has failed. Whether its part of a barrier took place is not known, so the barrier is void."""
+    """Handles a failed call to a server, which may have done its part of the barrier: the barrier is void."""
     if operation.phase is CheckpointPhase.SAVE and code in _AGAIN:
         return state.having(asking_later(operation, server, now + AGAIN_SECONDS))
     return give_up(state, spec, operation, f"ps-{server}: {problem}", now)
@@ -241,7 +241,7 @@ def on_server_failed(
 def on_storage_failed(
     state: JobState, spec: TrainingJobSpec, operation: Checkpointing, problem: str, now: float
 ) -> JobState:
-    """The manifest could not be written."""
+    """Handles a manifest that could not be written."""
     trouble = _trouble(state, spec, operation, problem, now)
     if operation.is_flash or retry.exhausted(trouble, now, _patience(operation)):
         return give_up(state, spec, operation, problem, now)
@@ -294,7 +294,7 @@ def prune_effect(state: JobState, spec: TrainingJobSpec, operation: Pruning, ser
 
 
 def _held(state: JobState, operation: Checkpointing) -> Restored:
-    """What the checkpoint holds, for the ledger of a job that goes back to it."""
+    """Returns what the checkpoint holds, for the ledger of a job that goes back to it."""
     files = (*state.training_files, *state.evaluation_files)
     image = operation.image
     return Restored(

@@ -12,7 +12,7 @@ _LOOK_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class _Read(Generic[_Item]):
-    """An item, or how the source ended: None where it was through."""
+    """An item, or the error that ended the source: None if it was exhausted."""
 
     item: _Item | None
     error: BaseException | None

@@ -70,7 +70,7 @@ class TablePart(_Part):
 
 
 class PartitionFile(_Part):
-    """partition.json.
+    """The content of partition.json.
 
     * `buckets`, `pieces`: [first, stop) ranges of what the server owned.
     * `tables`: the embedding tables, in the order used on the wire. `sketches`: of those with admission.
@@ -102,7 +102,7 @@ class PartitionFile(_Part):
         )
 
     def to_json(self) -> bytes:
-        """The file, without the fields of features that are off, which the version before does not know."""
+        """Returns the file without the fields of features that are off: the previous version does not know them."""
         return self.model_dump_json(indent=1, exclude_defaults=True).encode()
 
     @property
@@ -119,13 +119,13 @@ class EpochRuns(_Part):
 
 
 class AppliedFile(_Part):
-    """applied.json."""
+    """The content of applied.json."""
 
     epochs: list[EpochRuns]
 
 
 def ranges_of(owned: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """Where bool [n] is true, as ascending [first, stop) ranges."""
+    """Returns where bool [n] is true, as ascending [first, stop) ranges."""
     edges = np.flatnonzero(np.diff(owned, prepend=False, append=False)).tolist()
     return list(zip(edges[::2], edges[1::2], strict=True))
 
@@ -156,7 +156,7 @@ class CheckpointFiles:
         return {file.path: file for file in self.manifest.files}
 
     def read(self, path: str) -> bytes:
-        """The content of a file, which has the size and the checksum that the manifest says."""
+        """Returns the content of a file, whose size and checksum are those of the manifest."""
         listed = self._entry(path)
         name = f"{self._uri}/{path}"
         try:
@@ -182,17 +182,17 @@ class CheckpointFiles:
             raise DamagedCheckpointError(f"{self._uri}/{path} was altered: its checksum does not match")
 
     def read_all(self, paths: Sequence[str]) -> Iterator[bytes]:
-        """The contents of several files, in order, as `read` returns each."""
+        """Yields the contents of several files in order, each as `read` returns it."""
         for path in paths:
             yield self.read(path)
 
     def _content(self, path: str, most: int) -> bytes:
-        """The content, or its first bytes where there are more than `most`. Raises OSError."""
+        """Returns the content, or its first bytes if it is longer than `most`. Raises OSError."""
         try:
             with self._filesystem.open(f"{self._root}/{path}", "rb") as file:
                 content: bytes = file.read(most + 1)
         except FileNotFoundError as error:
-            if not self._filesystem.exists(f"{self._root}/{MANIFEST_NAME}"):  # a volume may go, and come back
+            if not self._filesystem.exists(f"{self._root}/{MANIFEST_NAME}"):  # a volume may disappear and come back
                 raise OSError("the checkpoint's folder is missing") from error
             raise
         self._work.advance(len(content))
@@ -206,7 +206,7 @@ class CheckpointFiles:
             raise DamagedCheckpointError(f"{self._uri}/{path} does not have the expected form") from error
 
     def partitions(self, specs: Sequence[TableSpec], parameters: int) -> list[PartitionFile]:
-        """What each server held, which must be of these tables, the dense one last, and of so many parameters."""
+        """Returns what each server held. It must match the tables, the dense one last, and the number of parameters."""
         wanted = [(spec.dimension, spec.optimizer.type, spec.eviction.removes_rows) for spec in specs]
         names = [spec.name for spec in specs[:-1]]
         parts = [self.parse(f"ps-{index}/partition.json", PartitionFile) for index in self.manifest.servers]

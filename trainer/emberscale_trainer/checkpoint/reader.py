@@ -52,7 +52,7 @@ def read_records(files: CheckpointFiles, part: PartitionFile, table: TablePart) 
 def _read_changes(
     files: CheckpointFiles, part: PartitionFile, table: TablePart
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint8]]]:
-    """The files of a table in order: keys to retire, int64 [n], or else records, uint8 [n, stride]."""
+    """Yields the files of a table in order: keys to retire, int64 [n], or records, uint8 [n, stride]."""
     contents = files.read_all([f"ps-{part.index}/{name}" for name in table.files])
     for name, content in zip(table.files, contents, strict=True):
         retires = name.endswith(RETIRED)

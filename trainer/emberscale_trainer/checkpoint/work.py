@@ -12,10 +12,10 @@ from emberscale_api.errors import UnavailableError
 log = structlog.get_logger()
 
 PATIENCE_SECONDS = 600.0
-"""How long an operation of the storage is tried again."""
+"""How long a failing operation of the storage is retried."""
 
 MISSING_SECONDS = 20.0
-"""The same for a file that is not there: what another machine has just written may not be seen at once."""
+"""The same for a missing file: what another machine has just written may not be visible at once."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 20.0
 
@@ -31,14 +31,14 @@ class AbandonedError(Exception):
 
 
 class Work:
-    """What reading or writing a checkpoint tells whoever waits for it. Threads may look at it while it goes on.
+    """The progress of reading or writing a checkpoint. Other threads may read it meanwhile.
 
     * `moved_bytes`: read or written so far.
     * `problem`: what is being tried again, for people; empty where nothing is.
     """
 
     def __init__(self, patience_seconds: float = PATIENCE_SECONDS, missing_seconds: float | None = None) -> None:
-        """Bears missing files for `missing_seconds` (MISSING_SECONDS), all other errors for `patience_seconds`."""
+        """Retries missing files for `missing_seconds` (MISSING_SECONDS), all other errors for `patience_seconds`."""
         self._patience_seconds = patience_seconds
         self._missing_seconds = MISSING_SECONDS if missing_seconds is None else missing_seconds
         self._abandoned = threading.Event()
@@ -46,17 +46,17 @@ class Work:
         self.problem = ""
 
     def abandon(self) -> None:
-        """Has the work end soon, with AbandonedError."""
+        """Makes the work end soon, with AbandonedError."""
         self._abandoned.set()
 
     def advance(self, count: int) -> None:
-        """So many more bytes are read or written. Raises AbandonedError."""
+        """Counts bytes that were read or written. Raises AbandonedError."""
         self.moved_bytes += count
         if self._abandoned.is_set():
             raise AbandonedError
 
     def patiently(self, what: str, operation: Callable[[], _Result]) -> _Result:
-        """What `operation` returns, which is tried again while it raises OSError; `what` is what errors call it.
+        """Returns what `operation` returns, and retries it while it raises OSError; errors call it `what`.
 
         Raises AbandonedError, FileNotFoundError for a file that stays missing, and StorageUnreachableError for all
         other errors that stay.

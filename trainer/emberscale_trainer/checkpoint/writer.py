@@ -75,7 +75,7 @@ def _write(snapshot: Snapshot, specs: Sequence[TableSpec], share: Share, folder:
 
 
 def _drained(snapshot: Snapshot, spec: TableSpec, number: int, share: Share) -> Iterator[NDArray[np.uint8]]:
-    """The records of a table that belong into the checkpoint, uint8 [n, stride]."""
+    """The records of a table that belong in the checkpoint, uint8 [n, stride]."""
     for records in snapshot.drain(number):
         yield records[share.owned.among(keys_of(records), dense=spec.column < 0)]
 
@@ -139,7 +139,7 @@ class _Folder:
         return name
 
     def flush(self) -> None:
-        """Has the names of the files on disk, too, where the folder is local."""
+        """Flushes a local folder itself, so that the names of its files are on disk, too."""
         if self._local:
             for folder in (Path(self._root, self._name), Path(self._root), Path(self._root).parent):
                 self._work.patiently(str(folder), partial(_fsync, folder))
