@@ -1,7 +1,24 @@
 """What holds for every test."""
 
+import asyncio
+import inspect
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 # Whether an example is slow says how busy the machine is, and kernels are compiled by the first that runs them.
 settings.register_profile("emberscale", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("emberscale")
+
+SECONDS = 120.0
+"""In which a test that is a coroutine must end."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Runs a test that is a coroutine, in a loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**arguments), SECONDS))
+    return True

@@ -3,7 +3,9 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -83,32 +85,36 @@ def open_link(port: int, wake: Callable[[], None], authority: bytes | None = Non
     return MasterLink(MasterAddress(f"127.0.0.1:{port}", "token", authority), wake, time.monotonic, status_seconds=0.5)
 
 
+@asynccontextmanager
+async def linked(version: int, wake: Callable[[], None] = lambda: None, **options: Any) -> AsyncIterator[MasterLink]:
+    """A link to a master that is started as `start` does."""
+    server, port = await start(version, **options)
+    link = open_link(port, wake)
+    try:
+        yield link
+    finally:
+        await link.close()
+        await server.stop(None)
+
+
 async def until_plan(link: MasterLink, woken: asyncio.Event, version: int) -> None:
     while not (link.answers and link.plan is not None and link.plan.version == version):
         woken.clear()
         await asyncio.wait_for(woken.wait(), 60)
 
 
-def test_what_a_job_came_to_is_known_from_a_master_that_is_gone_with_the_end() -> None:
-    async def scenario() -> None:
-        final = pb.JobStatus(phase=pb.COMPLETE, samples=54_000)
-        hangs, woken = asyncio.Event(), asyncio.Event()
-        server, port = await start(1, hangs=hangs, final=final)
-        link = open_link(port, woken.set)
-        try:
-            await link.refresh_status()
-            hangs.set()  # it answers no further call
-            await asyncio.wait_for(until_status(link, pb.COMPLETE), 60)
-            assert link.status is not None
-            assert link.status.samples == 54_000
-        finally:
-            await link.close()
-            await server.stop(None)
-
-    asyncio.run(scenario())
+async def test_what_a_job_came_to_is_known_from_a_master_that_is_gone_with_the_end() -> None:
+    final = pb.JobStatus(phase=pb.COMPLETE, samples=54_000)
+    hangs, woken = asyncio.Event(), asyncio.Event()
+    async with linked(1, wake=woken.set, hangs=hangs, final=final) as link:
+        await link.refresh_status()
+        hangs.set()  # it answers no further call
+        await asyncio.wait_for(until_status(link, pb.COMPLETE), 60)
+        assert link.status is not None
+        assert link.status.samples == 54_000
 
 
-def test_what_a_master_says_is_brought_within_bounds() -> None:
+async def test_what_a_master_says_is_brought_within_bounds() -> None:
     roles = [
         pb.RolePlan(role=pb.WORKER, replicas=1_000_000),
         pb.RolePlan(role=pb.PS, replicas=3, cpu_cores=float("inf")),
@@ -117,26 +123,17 @@ def test_what_a_master_says_is_brought_within_bounds() -> None:
     final = pb.JobStatus(phase=pb.COMPLETE, samples_per_second=float("nan"), eta_seconds=float("inf"))
     final.rows["a"] = 7
     final.warnings.extend(["w" * 5_000, *["w"] * 5_000])
-
-    async def scenario() -> None:
-        hangs = asyncio.Event()
-        server, port = await start(1, hangs=hangs, final=final, roles=roles)
-        link = open_link(port, lambda: None)
-        try:
-            await link.refresh_status()
-            hangs.set()
-            await asyncio.wait_for(until_status(link, pb.COMPLETE), 60)
-            assert link.plan is not None
-            assert link.status is not None
-            assert sizes_of(link.plan) == {Role.MASTER: RoleShape(1, 2.0, 1 << 30)}
-            assert (link.status.samples_per_second, link.status.eta_seconds) == (0.0, 1e15)
-            assert (len(link.status.warnings), len(link.status.warnings[0])) == (4096, 4096)
-            assert link.status.rows == {"a": 7}
-        finally:
-            await link.close()
-            await server.stop(None)
-
-    asyncio.run(scenario())
+    hangs = asyncio.Event()
+    async with linked(1, hangs=hangs, final=final, roles=roles) as link:
+        await link.refresh_status()
+        hangs.set()
+        await asyncio.wait_for(until_status(link, pb.COMPLETE), 60)
+        assert link.plan is not None
+        assert link.status is not None
+        assert sizes_of(link.plan) == {Role.MASTER: RoleShape(1, 2.0, 1 << 30)}
+        assert (link.status.samples_per_second, link.status.eta_seconds) == (0.0, 1e15)
+        assert (len(link.status.warnings), len(link.status.warnings[0])) == (4096, 4096)
+        assert link.status.rows == {"a": 7}
 
 
 def test_steps_and_reasons_of_a_master_are_brought_within_bounds() -> None:
@@ -148,19 +145,11 @@ def test_steps_and_reasons_of_a_master_are_brought_within_bounds() -> None:
     assert plan.sizing.steps[-1].reason == "CopiedRows"
 
 
-def test_a_status_of_many_megabytes_is_not_taken_in() -> None:
-    async def scenario() -> None:
-        server, port = await start(1, said="x" * (5 << 20))
-        link = open_link(port, lambda: None)
-        try:
-            await link.refresh_status()
-            assert link.status is None
-            assert not link.answers
-        finally:
-            await link.close()
-            await server.stop(None)
-
-    asyncio.run(scenario())
+async def test_a_status_of_many_megabytes_is_not_taken_in() -> None:
+    async with linked(1, said="x" * (5 << 20)) as link:
+        await link.refresh_status()
+        assert link.status is None
+        assert not link.answers
 
 
 async def until_status(link: MasterLink, phase: "pb.Phase.ValueType") -> None:
@@ -172,112 +161,95 @@ async def until_status(link: MasterLink, phase: "pb.Phase.ValueType") -> None:
     ("code", "refused"),
     [(grpc.StatusCode.UNAVAILABLE, False), (grpc.StatusCode.FAILED_PRECONDITION, True)],
 )
-def test_a_master_that_goes_away_as_it_is_told_to_end_has_not_refused(code: grpc.StatusCode, refused: bool) -> None:
-    async def scenario() -> None:
-        server, port = await start(1, shutdown_fails=code)
-        link = open_link(port, lambda: None)
-        try:
-            await link.shut_down()
-            report = link.report()
-            assert report.cannot_be_told is refused
-            assert (report.told_to_end_at is None) is refused
-        finally:
-            await link.close()
-            await server.stop(None)
-
-    asyncio.run(scenario())
+async def test_a_master_that_goes_away_as_it_is_told_to_end_has_not_refused(
+    code: grpc.StatusCode, refused: bool
+) -> None:
+    async with linked(1, shutdown_fails=code) as link:
+        await link.shut_down()
+        report = link.report()
+        assert report.cannot_be_told is refused
+        assert (report.told_to_end_at is None) is refused
 
 
-def test_a_master_that_comes_late_and_again_is_heard() -> None:
-    async def scenario() -> None:
-        first, port = await start(1)
-        await first.stop(None)  # nobody is there yet, at a port that is free
-        woken = asyncio.Event()
-        link = open_link(port, woken.set)
-        try:
-            await link.refresh_status()
-            assert not link.answers
-            second, _ = await start(2, port)
-            await until_plan(link, woken, 2)
-            assert link.status is not None
-            assert link.status.phase == pb.TRAINING
-            await second.stop(None)
-            third, _ = await start(3, port)
-            await until_plan(link, woken, 3)
-            await third.stop(None)
-        finally:
-            await link.close()
-
-    asyncio.run(scenario())
+async def test_a_master_that_comes_late_and_again_is_heard() -> None:
+    first, port = await start(1)
+    await first.stop(None)  # nobody is there yet, at a port that is free
+    woken = asyncio.Event()
+    link = open_link(port, woken.set)
+    try:
+        await link.refresh_status()
+        assert not link.answers
+        second, _ = await start(2, port)
+        await until_plan(link, woken, 2)
+        assert link.status is not None
+        assert link.status.phase == pb.TRAINING
+        await second.stop(None)
+        third, _ = await start(3, port)
+        await until_plan(link, woken, 3)
+        await third.stop(None)
+    finally:
+        await link.close()
 
 
-def test_members_that_the_master_gave_up_and_those_that_joined_are_passed_on() -> None:
-    async def scenario() -> None:
-        silent = pb.Member(role=pb.PS, index=1, incarnation="life-4")
-        server, port = await start(1, silent=silent)
-        woken = asyncio.Event()
-        link = open_link(port, woken.set)
-        try:
-            await until_plan(link, woken, 1)
-            assert link.report().silent == {(Role.PS, 1, "life-4")}
-            assert link.report().joined == frozenset({(Role.WORKER, 2, "life-1")})
-        finally:
-            await link.close()
-            await server.stop(None)
-
-    asyncio.run(scenario())
+async def test_members_that_the_master_gave_up_and_those_that_joined_are_passed_on() -> None:
+    silent = pb.Member(role=pb.PS, index=1, incarnation="life-4")
+    server, port = await start(1, silent=silent)
+    woken = asyncio.Event()
+    link = open_link(port, woken.set)
+    try:
+        await until_plan(link, woken, 1)
+        assert link.report().silent == {(Role.PS, 1, "life-4")}
+        assert link.report().joined == frozenset({(Role.WORKER, 2, "life-1")})
+    finally:
+        await link.close()
+        await server.stop(None)
 
 
-def test_edits_are_told_to_the_master_which_says_what_it_has_heard() -> None:
-    async def scenario() -> None:
-        scaled: list[pb.ScaleRequest] = []
-        server, port = await start(1, scaled=scaled)
-        woken = asyncio.Event()
-        link = open_link(port, woken.set)
-        try:
-            await until_plan(link, woken, 1)
-            assert link.report().asked == Scale(2, 4, "ps-1: ErrImagePull")
-            link.scale(Scale(3, 0, "why"))
-            link.scale(Scale(3, 0, "why"))  # while it is being told
-            while not scaled:
-                await asyncio.sleep(0.01)
-            assert scaled == [pb.ScaleRequest(ps=3, waits="why")]
-        finally:
-            await link.close()
-            await server.stop(None)
-
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+async def test_edits_are_told_to_the_master_which_says_what_it_has_heard() -> None:
+    scaled: list[pb.ScaleRequest] = []
+    server, port = await start(1, scaled=scaled)
+    woken = asyncio.Event()
+    link = open_link(port, woken.set)
+    try:
+        await until_plan(link, woken, 1)
+        assert link.report().asked == Scale(2, 4, "ps-1: ErrImagePull")
+        link.scale(Scale(3, 0, "why"))
+        link.scale(Scale(3, 0, "why"))  # while it is being told
+        while not scaled:
+            await asyncio.sleep(0.01)
+        assert scaled == [pb.ScaleRequest(ps=3, waits="why")]
+    finally:
+        await link.close()
+        await server.stop(None)
 
 
-def test_a_master_that_leaves_calls_unanswered_is_told_from_one_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_master_that_leaves_calls_unanswered_is_told_from_one_that_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(master_link, "_CALL_SECONDS", 0.3)
-
-    async def scenario() -> None:
-        hangs = asyncio.Event()
-        server, port = await start(1, hangs=hangs)
-        woken = asyncio.Event()
-        link = open_link(port, woken.set)
-        try:
-            await until_plan(link, woken, 1)
-            assert link.report().unanswered_since is None
-            hangs.set()
-            await link.refresh_status()
-            since = link.report().unanswered_since
-            await link.refresh_status()
-            assert since is not None
-            assert link.report().unanswered_since == since, "the first of the calls in a row counts"
-            hangs.clear()
-            await link.refresh_status()
-            assert link.report().unanswered_since is None
-        finally:
-            await link.close()
-            await server.stop(None)
-
-    asyncio.run(scenario())
+    hangs = asyncio.Event()
+    server, port = await start(1, hangs=hangs)
+    woken = asyncio.Event()
+    link = open_link(port, woken.set)
+    try:
+        await until_plan(link, woken, 1)
+        assert link.report().unanswered_since is None
+        hangs.set()
+        await link.refresh_status()
+        since = link.report().unanswered_since
+        await link.refresh_status()
+        assert since is not None
+        assert link.report().unanswered_since == since, "the first of the calls in a row counts"
+        hangs.clear()
+        await link.refresh_status()
+        assert link.report().unanswered_since is None
+    finally:
+        await link.close()
+        await server.stop(None)
 
 
-def test_a_master_with_tls_is_heard_by_who_knows_its_authority(tmp_path: Path) -> None:
-    async def scenario() -> None:
+async def test_a_master_with_tls_is_heard_by_who_knows_its_authority(tmp_path: Path) -> None:
+    with capture_logs() as told:
         ours, theirs = certificates(tmp_path / "ours"), certificates(tmp_path / "theirs")
         server, port = await start(1, shown=ours)
         woken = asyncio.Event()
@@ -292,9 +264,6 @@ def test_a_master_with_tls_is_heard_by_who_knows_its_authority(tmp_path: Path) -
             for opened in (link, *strangers):
                 await opened.close()
             await server.stop(None)
-
-    with capture_logs() as told:
-        asyncio.run(scenario())
     problems = sorted(entry["problem"].partition(" ")[2] for entry in told)
     assert problems == [
         "presents a certificate that the authority in the job's Secret does not verify: self-signed certificate",
@@ -302,34 +271,32 @@ def test_a_master_with_tls_is_heard_by_who_knows_its_authority(tmp_path: Path) -
     ]
 
 
-def test_masters_that_fall_silent_in_a_handshake_keep_nothing_else_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_masters_that_fall_silent_in_a_handshake_keep_nothing_else_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """What asks the API server needs a thread of the loop's pool, which has a handful."""
     monkeypatch.setattr(tls, "_PROBE_SECONDS", 60.0)
+    asked, over = asyncio.Semaphore(0), asyncio.Event()
 
-    async def scenario() -> None:
-        asked, over = asyncio.Semaphore(0), asyncio.Event()
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if await reader.read(1) == TLS_HANDSHAKE:
+            asked.release()
+            await over.wait()
+        writer.close()
 
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            if await reader.read(1) == TLS_HANDSHAKE:
-                asked.release()
-                await over.wait()
-            writer.close()
-
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        links = [open_link(port, lambda: None) for _ in range(40)]
-        try:
-            async with asyncio.timeout(60):
-                for _ in links:
-                    await asked.acquire()
-                await asyncio.to_thread(int)
-        finally:
-            over.set()
-            for link in links:
-                await link.close()
-            server.close()
-
-    asyncio.run(scenario())
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    links = [open_link(port, lambda: None) for _ in range(40)]
+    try:
+        async with asyncio.timeout(60):
+            for _ in links:
+                await asked.acquire()
+            await asyncio.to_thread(int)
+    finally:
+        over.set()
+        for link in links:
+            await link.close()
+        server.close()
 
 
 @pytest.mark.parametrize(("silent", "seconds"), [(0.0, 1.0), (8.0, 1.0), (32.0, 4.0), (3600.0, 8.0)])
@@ -337,42 +304,39 @@ def test_a_master_is_asked_less_often_the_longer_it_is_silent(silent: float, sec
     assert retry_pause(silent) == seconds
 
 
-def test_an_answer_that_was_long_under_way_hides_no_later_one() -> None:
-    async def scenario() -> None:
-        times, asked, answers = 0, asyncio.Event(), asyncio.Event()
+async def test_an_answer_that_was_long_under_way_hides_no_later_one() -> None:
+    times, asked, answers = 0, asyncio.Event(), asyncio.Event()
 
-        async def status(request: pb.GetStatusRequest, context: object) -> pb.JobStatus:
-            nonlocal times
-            times += 1
-            mine = times
-            asked.set()
-            if mine == 1:
-                await answers.wait()
-            return pb.JobStatus(samples=mine)
+    async def status(request: pb.GetStatusRequest, context: object) -> pb.JobStatus:
+        nonlocal times
+        times += 1
+        mine = times
+        asked.set()
+        if mine == 1:
+            await answers.wait()
+        return pb.JobStatus(samples=mine)
 
-        server = grpc.aio.server()
-        handler = grpc.unary_unary_rpc_method_handler(
-            status, pb.GetStatusRequest.FromString, pb.JobStatus.SerializeToString
-        )
-        name = pb.DESCRIPTOR.services_by_name["Master"].full_name
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, {"GetStatus": handler}),))
-        port = tls.bind(server, "127.0.0.1:0", None)
-        await server.start()
-        link = open_link(port, lambda: None)
-        try:
-            await asyncio.wait_for(asked.wait(), 60)  # by the task that follows the status
-            later = asyncio.create_task(link.refresh_status())
-            await asyncio.wait({later}, timeout=0.3)  # it waits for its turn
-            answers.set()
-            seen: list[int] = []
-            while not seen or seen[-1] < 4:
-                if link.status is not None:
-                    seen.append(link.status.samples)
-                await asyncio.sleep(0.01)
-            await later
-            assert seen == sorted(seen)
-        finally:
-            await link.close()
-            await server.stop(None)
-
-    asyncio.run(scenario())
+    server = grpc.aio.server()
+    handler = grpc.unary_unary_rpc_method_handler(
+        status, pb.GetStatusRequest.FromString, pb.JobStatus.SerializeToString
+    )
+    name = pb.DESCRIPTOR.services_by_name["Master"].full_name
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, {"GetStatus": handler}),))
+    port = tls.bind(server, "127.0.0.1:0", None)
+    await server.start()
+    link = open_link(port, lambda: None)
+    try:
+        await asyncio.wait_for(asked.wait(), 60)  # by the task that follows the status
+        later = asyncio.create_task(link.refresh_status())
+        await asyncio.wait({later}, timeout=0.3)  # it waits for its turn
+        answers.set()
+        seen: list[int] = []
+        while not seen or seen[-1] < 4:
+            if link.status is not None:
+                seen.append(link.status.samples)
+            await asyncio.sleep(0.01)
+        await later
+        assert seen == sorted(seen)
+    finally:
+        await link.close()
+        await server.stop(None)

@@ -62,6 +62,16 @@ class MemoryApi:
     def live_pods(self) -> list[dict[str, Any]]:
         return [pod for pod in self.all_pods() if pod["status"]["phase"] in ("Pending", "Running")]
 
+    def live_pod(self, slot: str) -> dict[str, Any]:
+        """The live pod of a member, such as `worker-0`."""
+        return next(pod for pod in self.live_pods() if slot_of(pod) == slot)
+
+    def edit(self, **spec: Any) -> None:
+        """Replaces fields of the spec, as a person does who applies a manifest."""
+        self.body["spec"] |= spec
+        self.body["metadata"]["generation"] += 1
+        self.sync()
+
     async def create(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         return self._call(lambda: self._create(path, body))
 

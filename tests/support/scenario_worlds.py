@@ -51,7 +51,7 @@ from emberscale_operator.machine import (
     WaitUntil,
 )
 from emberscale_operator.master_link import MasterAddress
-from memory_api import KEY, SETTINGS, START, MemoryApi, NoRedis, slot_of
+from memory_api import KEY, SETTINGS, START, MemoryApi, NoRedis
 from training_jobs import job_body, training_job, training_spec
 
 POLICY = Policy(Backoff(base=10.0, factor=2.0), backoff_limit=3, stop_grace=10.0, silence=15.0, start_silence=30.0)
@@ -258,9 +258,7 @@ class KubernetesWorld:
         )
 
     def edit(self, **spec: Any) -> None:
-        self._api.body["spec"] |= spec
-        self._api.body["metadata"]["generation"] += 1
-        self._api.sync()
+        self._api.edit(**spec)
 
     def suspend(self, wanted: bool) -> None:
         self.edit(suspend=wanted)
@@ -268,7 +266,7 @@ class KubernetesWorld:
     def end(self, member: str, reason: ExitReason) -> None:
         code = {ExitReason.COMPLETED: 0, ExitReason.ERROR: 1}.get(reason, 137)
         said = "OOMKilled" if reason is ExitReason.OOM_KILLED else "Error"
-        self._api.end_pod(self._pod(member), code, said)
+        self._api.end_pod(self._api.live_pod(member), code, said)
         self._api.sync()
 
     def settle(self, now: float) -> None:
@@ -281,13 +279,10 @@ class KubernetesWorld:
         self._api.sync()
 
     def name_of(self, member: str) -> str:
-        return str(self._pod(member)["metadata"]["uid"])
+        return str(self._api.live_pod(member)["metadata"]["uid"])
 
     def instances(self) -> Sequence[Instance]:
         return tuple(view.instance for view in self.inner._views.values())
-
-    def _pod(self, member: str) -> dict[str, Any]:
-        return next(pod for pod in self._api.live_pods() if slot_of(pod) == member)
 
 
 @dataclass

@@ -31,9 +31,9 @@ def new_api(**spec: Any) -> MemoryApi:
     return MemoryApi(job_body(ps={"replicas": 2}, worker={"replicas": 3}, **spec))
 
 
-def test_a_job_gets_its_pods_and_a_status() -> None:
+async def test_a_job_gets_its_pods_and_a_status() -> None:
     api = new_api()
-    asyncio.run(Operator(api).settle())
+    await Operator(api).settle()
     assert names_of(api.live_pods()) == WANTED
     status = api.body["status"]
     assert status["worker"]["summary"] == "3/3"
@@ -46,62 +46,54 @@ BUDGETS = "/apis/policy/v1/namespaces/team-a/poddisruptionbudgets"
 BUDGET = f"{BUDGETS}/ctr-ps"
 
 
-def test_all_servers_but_one_are_kept() -> None:
+async def test_all_servers_but_one_are_kept() -> None:
     api = new_api()
-    asyncio.run(Operator(api).settle())
+    await Operator(api).settle()
     spec = api.objects[BUDGET]["spec"]
     assert spec["minAvailable"] == 1
     assert spec["selector"]["matchLabels"] == {"emberscale.io/job-name": "ctr", "emberscale.io/role": "ps"}
 
 
-def test_the_next_operator_keeps_as_many_as_there_are_then(job: Job) -> None:
+async def test_the_next_operator_keeps_as_many_as_there_are_then(job: Job) -> None:
     api: Any = new_api()
-
-    async def scenario() -> None:
-        await DisruptionBudget(api).keep(job, 2)
-        budget = DisruptionBudget(api)
-        for servers, kept in ((4, 3), (0, 3), (1, 0)):
-            await budget.keep(job, servers)
-            assert api.objects[f"{BUDGETS}/ctr-ps"]["spec"]["minAvailable"] == kept
-        writes = dict(api.writes)
-        await budget.keep(job, 1)
-        assert api.writes == writes
-
-    asyncio.run(scenario())
+    await DisruptionBudget(api).keep(job, 2)
+    budget = DisruptionBudget(api)
+    for servers, kept in ((4, 3), (0, 3), (1, 0)):
+        await budget.keep(job, servers)
+        assert api.objects[f"{BUDGETS}/ctr-ps"]["spec"]["minAvailable"] == kept
+    writes = dict(api.writes)
+    await budget.keep(job, 1)
+    assert api.writes == writes
 
 
-def test_a_budget_that_is_refused_or_of_somebody_else_holds_up_nothing() -> None:
+async def test_a_budget_that_is_refused_or_of_somebody_else_holds_up_nothing() -> None:
     api = new_api()
     theirs = {"metadata": {"uid": "theirs", "name": "ctr-ps"}, "spec": {"minAvailable": 7}}
     api.objects[BUDGET] = copy.deepcopy(theirs)
-    asyncio.run(Operator(api).settle())
+    await Operator(api).settle()
     assert names_of(api.live_pods()) == WANTED
     assert api.objects[BUDGET] == theirs
 
 
-def test_a_resync_without_news_writes_nothing() -> None:
+async def test_a_resync_without_news_writes_nothing() -> None:
     api = new_api()
-
-    async def scenario() -> None:
-        operator = Operator(api)
-        await operator.settle()
-        api.writes.clear()
-        for _ in range(5):
-            await operator.step(30.0)
-        operator.controller = operator.start()
+    operator = Operator(api)
+    await operator.settle()
+    api.writes.clear()
+    for _ in range(5):
         await operator.step(30.0)
-
-    asyncio.run(scenario())
+    operator.controller = operator.start()
+    await operator.step(30.0)
     assert not api.writes
 
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("call", range(1, 26))
-def test_killed_at_any_call_it_makes_no_duplicate_no_orphan_and_loses_no_event(call: int, after: bool) -> None:
+async def test_killed_at_any_call_it_makes_no_duplicate_no_orphan_and_loses_no_event(call: int, after: bool) -> None:
     undisturbed, api = new_api(), new_api()
-    asyncio.run(Operator(undisturbed).settle())
+    await Operator(undisturbed).settle()
     api.kill_in, api.kill_after = call, after
-    asyncio.run(Operator(api).settle())
+    await Operator(api).settle()
     assert names_of(api.all_pods()) == WANTED
     assert max(api.most_live.values()) == 1
     assert Counter(api.events) == Counter(undisturbed.events)
@@ -116,10 +108,8 @@ def test_killed_at_any_call_it_tells_how_a_job_lost_pods_and_shrank(call: int, a
         async def scenario() -> None:
             operator = Operator(api)
             await operator.settle()
-            api.end_pod(next(pod for pod in api.live_pods() if slot_of(pod) == "ps-0"), 137, "OOMKilled")
-            api.body["spec"]["worker"] = {"replicas": 1}
-            api.body["metadata"]["generation"] += 1
-            api.sync()
+            api.end_pod(api.live_pod("ps-0"), 137, "OOMKilled")
+            api.edit(worker={"replicas": 1})
             api.kill_in, api.kill_after = kill_in, after
             await operator.settle()
 
@@ -132,33 +122,29 @@ def test_killed_at_any_call_it_tells_how_a_job_lost_pods_and_shrank(call: int, a
     assert told(call) == undisturbed
 
 
-def test_a_resize_is_told_when_the_container_has_its_new_limits() -> None:
+async def test_a_resize_is_told_when_the_container_has_its_new_limits() -> None:
     api = MemoryApi(job_body(worker={"replicas": 1, "resources": {"limits": {"cpu": "1", "memory": "1Gi"}}}))
-
-    async def scenario() -> None:
-        operator = Operator(api)
-        await operator.settle()
-        worker = next(pod for pod in api.live_pods() if slot_of(pod) == "worker-0")
-        limits = {"cpu": "1", "memory": "1Gi"}
-        state = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
-        running = {"name": "worker", "state": state, "resources": {"limits": limits}}
-        worker["status"] = {**worker["status"], "containerStatuses": [running]}
-        api.sync()
-        await operator.settle()
-        worker["spec"]["containers"][0]["resources"]["limits"] = {"cpu": "1500m", "memory": str(2 << 30)}
-        waits = {"type": "PodResizePending", "status": "True", "reason": "Deferred", "message": "node is full"}
-        worker["status"] = {**worker["status"], "conditions": [*worker["status"]["conditions"], waits]}
-        api.sync()
-        await operator.settle()
-        assert "FailedToResizeWorkerPod" in api.events
-        assert "ResizedWorkerPod" not in api.events
-        limits |= {"cpu": "1500m", "memory": str(2 << 30)}
-        worker["status"]["conditions"].pop()
-        api.sync()
-        operator.controller = operator.start()
-        await operator.settle()
-
-    asyncio.run(scenario())
+    operator = Operator(api)
+    await operator.settle()
+    worker = api.live_pod("worker-0")
+    limits = {"cpu": "1", "memory": "1Gi"}
+    state = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
+    running = {"name": "worker", "state": state, "resources": {"limits": limits}}
+    worker["status"] = {**worker["status"], "containerStatuses": [running]}
+    api.sync()
+    await operator.settle()
+    worker["spec"]["containers"][0]["resources"]["limits"] = {"cpu": "1500m", "memory": str(2 << 30)}
+    waits = {"type": "PodResizePending", "status": "True", "reason": "Deferred", "message": "node is full"}
+    worker["status"] = {**worker["status"], "conditions": [*worker["status"]["conditions"], waits]}
+    api.sync()
+    await operator.settle()
+    assert "FailedToResizeWorkerPod" in api.events
+    assert "ResizedWorkerPod" not in api.events
+    limits |= {"cpu": "1500m", "memory": str(2 << 30)}
+    worker["status"]["conditions"].pop()
+    api.sync()
+    operator.controller = operator.start()
+    await operator.settle()
     told = [body["message"] for path, body in api.objects.items() if "/events/" in path]
     resized = "ctr-worker-0-1 was resized in place, without a restart: cpu 1 -> 1.5, memory 1024Mi -> 2048Mi"
     assert resized in told
@@ -216,69 +202,57 @@ def test_whatever_happens_there_is_one_pod_a_slot_in_the_end(events: list[tuple[
     assert all(count == 1 for count in api.most_live.values())
 
 
-def test_a_pod_that_ran_out_of_memory_comes_back_with_more() -> None:
+async def test_a_pod_that_ran_out_of_memory_comes_back_with_more() -> None:
     api = MemoryApi(job_body(ps={"replicas": 1, "resources": {"limits": {"memory": "1Gi"}}}))
-
-    async def scenario() -> None:
-        operator = Operator(api)
-        await operator.settle()
-        (ps,) = (pod for pod in api.live_pods() if slot_of(pod) == "ps-0")
-        api.end_pod(ps, 137, "OOMKilled")
-        api.sync()
-        # the exit waits for a master to be reported to; the master is away here
-        await operator.settle()
-
-    asyncio.run(scenario())
-    (ps,) = (pod for pod in api.live_pods() if slot_of(pod) == "ps-0")
+    operator = Operator(api)
+    await operator.settle()
+    ps = api.live_pod("ps-0")
+    api.end_pod(ps, 137, "OOMKilled")
+    api.sync()
+    # the exit waits for a master to be reported to; the master is away here
+    await operator.settle()
+    ps = api.live_pod("ps-0")
     assert ps["spec"]["containers"][0]["resources"]["limits"]["memory"] == str(1536 << 20)
     assert api.body["status"]["ps"]["memoryBytes"] == 1536 << 20
     assert api.body["status"]["ps"]["restarts"] == 1
     assert {"OOMKilledPSPod", "IncreasedPSMemory"} <= set(api.events)
 
 
-def test_memory_grows_from_the_limit_that_a_pod_was_killed_at_and_not_from_one_that_came_too_late() -> None:
+async def test_memory_grows_from_the_limit_that_a_pod_was_killed_at_and_not_from_one_that_came_too_late() -> None:
     """Neither by an operator that saw it run nor by the next."""
     api = MemoryApi(job_body(ps={"replicas": 1, "resources": {"limits": {"memory": "1Gi"}}}))
-
-    async def scenario() -> None:
-        operator = Operator(api)
-        await operator.settle()
-        (ps,) = (pod for pod in api.live_pods() if slot_of(pod) == "ps-0")
-        running = {
-            "name": "ps",
-            "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}},
-            "resources": {"limits": {"memory": "1Gi"}},
-        }
-        ps["status"]["containerStatuses"] = [running]
-        api.sync()
-        await operator.settle(2)
-        operator.controller = operator.start()
-        ps["spec"]["containers"][0]["resources"]["limits"]["memory"] = "4Gi"
-        api.end_pod(ps, 137, "OOMKilled")
-        api.sync()
-        await operator.settle()
-
-    asyncio.run(scenario())
+    operator = Operator(api)
+    await operator.settle()
+    ps = api.live_pod("ps-0")
+    running = {
+        "name": "ps",
+        "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}},
+        "resources": {"limits": {"memory": "1Gi"}},
+    }
+    ps["status"]["containerStatuses"] = [running]
+    api.sync()
+    await operator.settle(2)
+    operator.controller = operator.start()
+    ps["spec"]["containers"][0]["resources"]["limits"]["memory"] = "4Gi"
+    api.end_pod(ps, 137, "OOMKilled")
+    api.sync()
+    await operator.settle()
     assert api.body["status"]["ps"]["memoryBytes"] == 1536 << 20
 
 
-def test_members_that_are_done_are_not_replaced_before_the_master_has_said_that_it_wants_any() -> None:
+async def test_members_that_are_done_are_not_replaced_before_the_master_has_said_that_it_wants_any() -> None:
     """They may be done because the job is, of which an operator that has just started knows nothing."""
     api = new_api()
-
-    async def scenario() -> None:
-        operator = Operator(api)
-        await operator.settle()
-        for pod in api.live_pods():
-            if slot_of(pod) in ("worker-0", "ps-1"):
-                api.end_pod(pod, 0, "Completed")
-            if slot_of(pod) == "worker-1":
-                api.end_pod(pod, 1)
-        operator.controller = operator.start()
-        api.sync()
-        await operator.settle()
-
-    asyncio.run(scenario())
+    operator = Operator(api)
+    await operator.settle()
+    for pod in api.live_pods():
+        if slot_of(pod) in ("worker-0", "ps-1"):
+            api.end_pod(pod, 0, "Completed")
+        if slot_of(pod) == "worker-1":
+            api.end_pod(pod, 1)
+    operator.controller = operator.start()
+    api.sync()
+    await operator.settle()
     assert names_of(api.live_pods()) == ["master-0", "ps-0", "worker-1", "worker-2"]
     restarts = {
         member["role"] + str(member["index"]): member.get("restarts", 0) for member in api.body["status"]["members"]
@@ -308,38 +282,28 @@ def test_errors_of_its_own_fail_a_job_and_evictions_do_not() -> None:
     assert outcome(evicted=False) == ("Failed", "BackoffLimitExceeded")
 
 
-def test_a_failed_job_keeps_its_status_and_loses_its_running_pods() -> None:
+async def test_a_failed_job_keeps_its_status_and_loses_its_running_pods() -> None:
     api = new_api(runPolicy={"backoffLimit": 0})
-
-    async def scenario() -> None:
-        operator = Operator(api, Policy(backoff=Backoff(base=0.0), backoff_limit=0))
-        await operator.settle()
-        api.end_pod(next(pod for pod in api.live_pods() if slot_of(pod) == "worker-0"), 1)
-        api.sync()
-        await operator.settle(30)
-
-    asyncio.run(scenario())
+    operator = Operator(api, Policy(backoff=Backoff(base=0.0), backoff_limit=0))
+    await operator.settle()
+    api.end_pod(api.live_pod("worker-0"), 1)
+    api.sync()
+    await operator.settle(30)
     assert api.live_pods() == []
     assert names_of(api.all_pods()) == ["worker-0"], "the one that failed stays, for its log"
     conditions = {condition["type"]: condition["status"] for condition in api.body["status"]["conditions"]}
     assert conditions == {"Progressing": "False", "Failed": "True"}
 
 
-def test_a_job_that_is_suspended_from_the_start_gets_no_pod_until_it_is_resumed() -> None:
+async def test_a_job_that_is_suspended_from_the_start_gets_no_pod_until_it_is_resumed() -> None:
     api = new_api(suspend=True)
-
-    async def scenario() -> None:
-        operator = Operator(api)
-        await operator.settle(3)
-        assert api.all_pods() == []
-        assert api.body["status"]["phase"] == "Suspended"
-        assert "startTime" not in api.body["status"]
-        api.body["spec"]["suspend"] = False
-        api.body["metadata"]["generation"] += 1
-        api.sync()
-        await operator.settle()
-
-    asyncio.run(scenario())
+    operator = Operator(api)
+    await operator.settle(3)
+    assert api.all_pods() == []
+    assert api.body["status"]["phase"] == "Suspended"
+    assert "startTime" not in api.body["status"]
+    api.edit(suspend=False)
+    await operator.settle()
     assert names_of(api.live_pods()) == WANTED
     conditions = {condition["type"]: condition["status"] for condition in api.body["status"]["conditions"]}
     assert conditions == {"Progressing": "True", "Suspended": "False"}
@@ -360,27 +324,23 @@ def test_a_job_that_is_suspended_from_the_start_gets_no_pod_until_it_is_resumed(
         ),
     ],
 )
-def test_what_refuses_a_pod_is_named_and_waited_for(
+async def test_what_refuses_a_pod_is_named_and_waited_for(
     refusal: ApiError | ApiUnavailableError, reason: str, words: str
 ) -> None:
     api = new_api()
     api.refusal = refusal
-
-    async def scenario() -> None:
-        operator = Operator(api)
-        await operator.settle(3)
-        (condition,) = api.body["status"]["conditions"]
-        assert (condition["status"], condition["reason"]) == ("False", reason)
-        assert words in condition["message"]
-        api.refusal = None
-        await operator.settle()
-
-    asyncio.run(scenario())
+    operator = Operator(api)
+    await operator.settle(3)
+    (condition,) = api.body["status"]["conditions"]
+    assert (condition["status"], condition["reason"]) == ("False", reason)
+    assert words in condition["message"]
+    api.refusal = None
+    await operator.settle()
     assert names_of(api.live_pods()) == WANTED
     assert api.body["status"]["conditions"][0]["status"] == "True"
 
 
-def test_a_quota_that_is_used_up_is_asked_less_and_less_often() -> None:
+async def test_a_quota_that_is_used_up_is_asked_less_and_less_often() -> None:
     api = new_api()
     api.refusal = ApiError(403, "Forbidden", "pods is forbidden: exceeded quota: q, requested: pods=1")
     asked: list[float] = []
@@ -392,29 +352,25 @@ def test_a_quota_that_is_used_up_is_asked_less_and_less_often() -> None:
         return await create(path, body)
 
     api.create = counted  # type: ignore[method-assign]
-
-    async def scenario() -> None:
-        operator = Operator(api)
-        await operator.settle(1300)
-        assert [round(later - sooner) for sooner, later in itertools.pairwise(asked)] == [
-            5,
-            10,
-            20,
-            40,
-            80,
-            160,
-            300,
-            300,
-            300,
-        ]
-        api.refusal = None
-        await operator.settle(310)
-
-    asyncio.run(scenario())
+    operator = Operator(api)
+    await operator.settle(1300)
+    assert [round(later - sooner) for sooner, later in itertools.pairwise(asked)] == [
+        5,
+        10,
+        20,
+        40,
+        80,
+        160,
+        300,
+        300,
+        300,
+    ]
+    api.refusal = None
+    await operator.settle(310)
     assert names_of(api.live_pods()) == WANTED
 
 
-def test_a_namespace_that_is_being_deleted_is_asked_once() -> None:
+async def test_a_namespace_that_is_being_deleted_is_asked_once() -> None:
     api = new_api()
     asked: list[str] = []
     real = api.create
@@ -426,16 +382,12 @@ def test_a_namespace_that_is_being_deleted_is_asked_once() -> None:
     api.create = create  # type: ignore[method-assign]
     text = "pods is forbidden: unable to create new content in namespace team-a because it is being terminated"
     api.refusal = ApiError(403, "Forbidden", text, frozenset({"NamespaceTerminating"}))
-
-    async def scenario() -> None:
-        operator = Operator(api)
-        await operator.settle(10, seconds=10)
-
-    asyncio.run(scenario())
+    operator = Operator(api)
+    await operator.settle(10, seconds=10)
     assert len([path for path in asked if path.endswith("/pods")]) == 1
 
 
-def test_a_finished_job_is_deleted_after_its_time() -> None:
+async def test_a_finished_job_is_deleted_after_its_time() -> None:
     api = new_api(runPolicy={"backoffLimit": 0, "ttlAfterFinished": "60s"})
     job_path = "/apis/emberscale.io/v1alpha1/namespaces/team-a/trainingjobs/ctr"
     deleted: list[float] = []
@@ -447,89 +399,73 @@ def test_a_finished_job_is_deleted_after_its_time() -> None:
         await real(path, uid, grace_seconds)
 
     api.delete = delete  # type: ignore[method-assign]
-
-    async def scenario() -> None:
-        operator = Operator(api, Policy(backoff=Backoff(base=0.0), backoff_limit=0))
-        await operator.settle()
-        api.end_pod(next(pod for pod in api.live_pods() if slot_of(pod) == "worker-0"), 1)
-        api.sync()
-        await operator.settle(30)
-        assert not deleted
-        await operator.step(60)
-
-    asyncio.run(scenario())
+    operator = Operator(api, Policy(backoff=Backoff(base=0.0), backoff_limit=0))
+    await operator.settle()
+    api.end_pod(api.live_pod("worker-0"), 1)
+    api.sync()
+    await operator.settle(30)
+    assert not deleted
+    await operator.step(60)
     assert deleted
 
 
-def test_fields_of_a_newer_definition_are_no_trouble() -> None:
+async def test_fields_of_a_newer_definition_are_no_trouble() -> None:
     api = new_api(novelty={"level": 3}, training={"momentumOfTomorrow": 0.5})
-
-    async def scenario() -> None:
-        operator = Operator(api)
-        await operator.settle()
-
-    asyncio.run(scenario())
+    operator = Operator(api)
+    await operator.settle()
     assert names_of(api.live_pods()) == WANTED
     assert api.body["status"]["conditions"][0]["status"] == "True"
 
 
-def test_a_job_whose_phase_is_of_another_version_is_kept_and_left_alone() -> None:
+async def test_a_job_whose_phase_is_of_another_version_is_kept_and_left_alone() -> None:
     """The operator was downgraded: the job is not a new one."""
     api = new_api()
-
-    async def scenario() -> None:
-        await Operator(api).settle()
-        left = {**api.body["status"], "phase": "Rebalancing", "novelty": 3}
-        api.body["status"] = copy.deepcopy(left)
-        for pod in api.all_pods():
-            if slot_of(pod) == "worker-0":
-                pod["status"]["phase"] = "Failed"
-        pods, events = names_of(api.live_pods()), len(api.events)
-        api.sync()
-        api.writes.clear()
-        operator = Operator(api)
-        await operator.settle()
-        assert names_of(api.live_pods()) == pods
-        assert len(api.events) == events
-        conditions = api.body["status"].pop("conditions")
-        assert {**left, "conditions": None} == {**api.body["status"], "conditions": None}
-        (condition,) = conditions
-        assert (condition["type"], condition["status"], condition["reason"]) == (
-            "Progressing",
-            "Unknown",
-            "UnreadableStatus",
-        )
-        assert "cannot read status.phase ('Rebalancing')" in condition["message"]
-        assert sum(api.writes.values()) == 1, "what was said is said once"
-        api.body["status"] = {**left, "phase": "Training"}
-        api.sync()
-        await operator.settle()
-
-    asyncio.run(scenario())
+    await Operator(api).settle()
+    left = {**api.body["status"], "phase": "Rebalancing", "novelty": 3}
+    api.body["status"] = copy.deepcopy(left)
+    for pod in api.all_pods():
+        if slot_of(pod) == "worker-0":
+            pod["status"]["phase"] = "Failed"
+    pods, events = names_of(api.live_pods()), len(api.events)
+    api.sync()
+    api.writes.clear()
+    operator = Operator(api)
+    await operator.settle()
+    assert names_of(api.live_pods()) == pods
+    assert len(api.events) == events
+    conditions = api.body["status"].pop("conditions")
+    assert {**left, "conditions": None} == {**api.body["status"], "conditions": None}
+    (condition,) = conditions
+    assert (condition["type"], condition["status"], condition["reason"]) == (
+        "Progressing",
+        "Unknown",
+        "UnreadableStatus",
+    )
+    assert "cannot read status.phase ('Rebalancing')" in condition["message"]
+    assert sum(api.writes.values()) == 1, "what was said is said once"
+    api.body["status"] = {**left, "phase": "Training"}
+    api.sync()
+    await operator.settle()
     assert names_of(api.live_pods()) == WANTED
     assert api.body["status"]["conditions"][0]["status"] == "True"
 
 
-def test_a_running_job_with_a_value_of_a_newer_version_is_looked_after_and_a_new_one_is_refused() -> None:
+async def test_a_running_job_with_a_value_of_a_newer_version_is_looked_after_and_a_new_one_is_refused() -> None:
     """The operator was downgraded, and the definition, which has more values, was not."""
     api = new_api()
-
-    async def scenario() -> None:
-        await Operator(api).settle()
-        api.body["spec"]["optimizers"] = {"sparse": {"type": "Shampoo"}}
-        api.body["status"]["image"] = "example.org/emberscale:next"
-        before = {pod["metadata"]["uid"] for pod in api.all_pods() if slot_of(pod) != "worker-0"}
-        api.end_pod(next(pod for pod in api.live_pods() if slot_of(pod) == "worker-0"), 137, "Error")
-        api.sync()
-        await Operator(api).settle()
-        assert names_of(api.live_pods()) == WANTED
-        assert before <= {pod["metadata"]["uid"] for pod in api.live_pods()}, "no other pod was replaced"
-        master = next(pod for pod in api.live_pods() if slot_of(pod) == "master-0")
-        api.end_pod(master, 137, "Error")
-        api.sync()
-        await Operator(api).settle()
-
-    asyncio.run(scenario())
+    await Operator(api).settle()
+    api.body["spec"]["optimizers"] = {"sparse": {"type": "Shampoo"}}
+    api.body["status"]["image"] = "example.org/emberscale:next"
+    before = {pod["metadata"]["uid"] for pod in api.all_pods() if slot_of(pod) != "worker-0"}
+    api.end_pod(api.live_pod("worker-0"), 137, "Error")
+    api.sync()
+    await Operator(api).settle()
+    assert names_of(api.live_pods()) == WANTED
+    assert before <= {pod["metadata"]["uid"] for pod in api.live_pods()}, "no other pod was replaced"
+    master = api.live_pod("master-0")
+    api.end_pod(master, 137, "Error")
+    api.sync()
+    await Operator(api).settle()
     (condition,) = api.body["status"]["conditions"]
     assert condition["status"] == "True"
     assert "does not know spec.optimizers.sparse.type ('Shampoo')" in condition["message"]
@@ -537,21 +473,17 @@ def test_a_running_job_with_a_value_of_a_newer_version_is_looked_after_and_a_new
     assert '"type": "Shampoo"' in manifests[-1], "the next master reads what is asked for"
 
     fresh = new_api(optimizers={"sparse": {"type": "Shampoo"}})
-    asyncio.run(Operator(fresh).settle(2))
+    await Operator(fresh).settle(2)
     assert fresh.all_pods() == []
     assert fresh.body["status"]["conditions"][0]["reason"] == "InvalidSpec"
 
 
-def test_a_job_that_was_expelled_from_redis_says_so() -> None:
+async def test_a_job_that_was_expelled_from_redis_says_so() -> None:
     api = new_api()
-
-    async def scenario() -> None:
-        operator = Operator(api)
-        await operator.settle()
-        operator.tenancy.why = "its pods kept 120 MiB in Redis"
-        await operator.settle()
-
-    asyncio.run(scenario())
+    operator = Operator(api)
+    await operator.settle()
+    operator.tenancy.why = "its pods kept 120 MiB in Redis"
+    await operator.settle()
     (condition,) = api.body["status"]["conditions"]
     assert (condition["status"], condition["reason"]) == ("False", "StateTooLarge")
     assert condition["message"] == "its pods kept 120 MiB in Redis"
@@ -569,89 +501,78 @@ def test_a_job_that_was_expelled_from_redis_says_so() -> None:
     ],
     ids=["env", "annotations", "data"],
 )
-def test_a_job_that_is_too_large_for_what_it_is_copied_into_is_refused_by_its_field(
+async def test_a_job_that_is_too_large_for_what_it_is_copied_into_is_refused_by_its_field(
     spec: dict[str, Any], path: str
 ) -> None:
     api = MemoryApi(job_body(**spec))
-    asyncio.run(Operator(api).settle(2))
+    await Operator(api).settle(2)
     assert api.all_pods() == []
     (condition,) = api.body["status"]["conditions"]
     assert condition["reason"] == "InvalidSpec"
     assert condition["message"].startswith(f"{path}: has most of the ")
 
 
-def test_what_can_be_done_about_a_value_is_said_however_long_the_value_is() -> None:
+async def test_what_can_be_done_about_a_value_is_said_however_long_the_value_is() -> None:
     api = new_api(optimizers={"dense": {"type": "a" * 100_000}})
-    asyncio.run(Operator(api).settle(2))
+    await Operator(api).settle(2)
     (condition,) = api.body["status"]["conditions"]
     assert condition["message"].startswith("spec.optimizers.dense.type: ")
     assert "of 100000 characters" in condition["message"]
     assert condition["message"].endswith("delete the TrainingJob and apply a corrected one")
 
 
-def test_the_job_that_has_the_most_in_a_full_redis_says_so_and_continues() -> None:
+async def test_the_job_that_has_the_most_in_a_full_redis_says_so_and_continues() -> None:
     api = new_api()
-
-    async def scenario() -> None:
-        operator = Operator(api)
-        operator.tenancy.full = "Redis fills up, and of all jobs this one has the most in it"
-        await operator.settle()
-
-    asyncio.run(scenario())
+    operator = Operator(api)
+    operator.tenancy.full = "Redis fills up, and of all jobs this one has the most in it"
+    await operator.settle()
     (condition,) = api.body["status"]["conditions"]
     assert condition["status"] == "True"
     assert "this one has the most in it" in condition["message"]
     assert names_of(api.live_pods()) == WANTED
 
 
-def test_a_spec_that_cannot_run_is_said_and_mended_by_an_edit() -> None:
+async def test_a_spec_that_cannot_run_is_said_and_mended_by_an_edit() -> None:
     api = new_api(optimizers={"dense": {"type": "FTRL"}})
-
-    async def scenario() -> None:
-        operator = Operator(api)
-        await operator.settle(2)
-        assert api.all_pods() == []
-        (condition,) = api.body["status"]["conditions"]
-        assert condition["reason"] == "InvalidSpec"
-        assert "spec.optimizers.dense.type" in condition["message"]
-        assert "immutable: delete the TrainingJob" in condition["message"], "the API server refuses that edit"
-        del api.body["spec"]["optimizers"]
-        api.sync()
-        await operator.settle()
-
-    asyncio.run(scenario())
+    operator = Operator(api)
+    await operator.settle(2)
+    assert api.all_pods() == []
+    (condition,) = api.body["status"]["conditions"]
+    assert condition["reason"] == "InvalidSpec"
+    assert "spec.optimizers.dense.type" in condition["message"]
+    assert "immutable: delete the TrainingJob" in condition["message"], "the API server refuses that edit"
+    del api.body["spec"]["optimizers"]
+    api.sync()
+    await operator.settle()
     assert names_of(api.live_pods()) == WANTED
 
 
-def test_what_keeps_a_server_from_starting_is_part_of_the_intent() -> None:
+async def test_what_keeps_a_server_from_starting_is_part_of_the_intent() -> None:
     api = new_api()
-
-    async def scenario() -> None:
-        operator = Operator(api)
-        await operator.settle()
-        assert (await intent(operator)).waits == ""
-        for name in ("ps-1", "worker-0"):
-            pod = next(pod for pod in api.live_pods() if slot_of(pod) == name)
-            unschedulable = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": name}
-            pod["status"] = {"phase": "Pending", "conditions": [unschedulable]}
-        api.sync()
-        await operator.step(5.0)
-        assert (await intent(operator)).waits == "ps-1: Unschedulable: ps-1"
 
     async def intent(operator: Operator) -> JobIntent:
         observed = await operator.controller._backend.observe(api.now)
         assert isinstance(observed, Observed)
         return observed.job
 
-    asyncio.run(scenario())
+    operator = Operator(api)
+    await operator.settle()
+    assert (await intent(operator)).waits == ""
+    for name in ("ps-1", "worker-0"):
+        pod = api.live_pod(name)
+        unschedulable = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": name}
+        pod["status"] = {"phase": "Pending", "conditions": [unschedulable]}
+    api.sync()
+    await operator.step(5.0)
+    assert (await intent(operator)).waits == "ps-1: Unschedulable: ps-1"
 
 
-def test_a_job_waits_aloud_each_time_that_it_waits() -> None:
+async def test_a_job_waits_aloud_each_time_that_it_waits() -> None:
     """Also within one generation, and once each for however many looks and operators."""
     api = new_api()
 
     def block(blocked: bool) -> None:
-        pod = next(pod for pod in api.live_pods() if slot_of(pod) == "ps-0")
+        pod = api.live_pod("ps-0")
         unschedulable = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no room"}
         ready = {"type": "Ready", "status": "True"}
         pod["status"] = {
@@ -660,63 +581,48 @@ def test_a_job_waits_aloud_each_time_that_it_waits() -> None:
         }
         api.sync()
 
-    async def scenario() -> None:
-        operator = Operator(api)
-        await operator.settle()
-        for times in (1, 2):
-            block(True)
-            await operator.step(5.0)
-            api.sync()
-            operator.controller = operator.start()
-            await operator.step(5.0)
-            assert api.events.count("WaitingForPods") == times
-            block(False)
-            await operator.step(5.0)
-
-    asyncio.run(scenario())
+    operator = Operator(api)
+    await operator.settle()
+    for times in (1, 2):
+        block(True)
+        await operator.step(5.0)
+        api.sync()
+        operator.controller = operator.start()
+        await operator.step(5.0)
+        assert api.events.count("WaitingForPods") == times
+        block(False)
+        await operator.step(5.0)
 
 
-def test_a_suspended_job_does_not_use_up_its_deadline_and_no_operator_forgets_that() -> None:
+async def test_a_suspended_job_does_not_use_up_its_deadline_and_no_operator_forgets_that() -> None:
     api = new_api(runPolicy={"activeDeadline": "100s"})
 
-    def edit(suspend: bool) -> None:
-        api.body["spec"]["suspend"] = suspend
-        api.body["metadata"]["generation"] += 1
-        api.sync()
-
-    async def scenario() -> None:
-        operator = Operator(api)
-        await operator.settle(4, seconds=5.0)
-        edit(suspend=True)
-        await operator.settle(4, seconds=5.0)
-        assert api.body["status"]["phase"] == "Suspended"
-        await operator.step(1000.0)
-        edit(suspend=False)
-        operator.controller = operator.start()
-        await operator.settle(4, seconds=5.0)
-        assert api.body["status"]["phase"] == "Pending"
-        operator.controller = operator.start()
-        await operator.step(100.0)
-        assert api.body["status"]["reason"] == "DeadlineExceeded"
-
-    asyncio.run(scenario())
+    operator = Operator(api)
+    await operator.settle(4, seconds=5.0)
+    api.edit(suspend=True)
+    await operator.settle(4, seconds=5.0)
+    assert api.body["status"]["phase"] == "Suspended"
+    await operator.step(1000.0)
+    api.edit(suspend=False)
+    operator.controller = operator.start()
+    await operator.settle(4, seconds=5.0)
+    assert api.body["status"]["phase"] == "Pending"
+    operator.controller = operator.start()
+    await operator.step(100.0)
+    assert api.body["status"]["reason"] == "DeadlineExceeded"
 
 
-def test_a_suspension_whose_master_cannot_start_comes_to_an_end() -> None:
+async def test_a_suspension_whose_master_cannot_start_comes_to_an_end() -> None:
     api = new_api()
-
-    async def scenario() -> None:
-        operator = Operator(api)
-        await operator.settle()
-        api.body["status"]["phase"] = "Training"  # said by a master that is gone for good
-        api.body["spec"]["suspend"] = True
-        api.sync()
-        operator.controller = operator.start()
-        await operator.settle(2)
-        assert api.body["status"]["phase"] == "Suspending"
-        await operator.settle(4, seconds=200.0)
-
-    asyncio.run(scenario())
+    operator = Operator(api)
+    await operator.settle()
+    api.body["status"]["phase"] = "Training"  # said by a master that is gone for good
+    api.body["spec"]["suspend"] = True
+    api.sync()
+    operator.controller = operator.start()
+    await operator.settle(2)
+    assert api.body["status"]["phase"] == "Suspending"
+    await operator.settle(4, seconds=200.0)
     assert api.body["status"]["phase"] == "Suspended"
     assert "resumes from its last checkpoint" in api.body["status"]["message"]
     assert api.live_pods() == []

@@ -93,60 +93,49 @@ class Scene:
         self.counted.append(set(jobs))
 
 
-def test_a_dead_watch_is_reported_by_its_name_and_until_it_lives() -> None:
-    async def scenario() -> list[str | None]:
-        async with Scene() as scene:
-            said = [scene.behind()]
-            scene.cluster.held = {"": {"job": "2"}}
-            said.append(await scene.until(failing=True))
-            scene.cluster.seen = {"": {"job": "2"}}
-            said.append(await scene.until(failing=False))
-            assert scene.counted[-1] == {"job"}
-            return said
-
-    before, dead, alive = asyncio.run(asyncio.wait_for(scenario(), 60))
+async def test_a_dead_watch_is_reported_by_its_name_and_until_it_lives() -> None:
+    async with Scene() as scene:
+        before = scene.behind()
+        scene.cluster.held = {"": {"job": "2"}}
+        dead = await scene.until(failing=True)
+        scene.cluster.seen = {"": {"job": "2"}}
+        alive = await scene.until(failing=False)
+        assert scene.counted[-1] == {"job"}
     assert before is None
     assert dead is not None
     assert dead.startswith("the watch of trainingjobs has missed a change for")
     assert alive is None
 
 
-def test_a_namespace_that_cannot_be_listed_hides_no_dead_watch_of_another_and_its_jobs_keep_their_state() -> None:
-    async def scenario() -> None:
-        async with Scene("theirs", "ours") as scene:
-            cluster = scene.cluster
-            cluster.held = {"theirs": {"a": "1"}, "ours": {"b": "1"}}
-            cluster.seen = {"theirs": {"a": "1"}, "ours": {"b": "1"}}
-            await scene.rounds(1)
-            assert scene.counted[-1] == {"a", "b"}
-            cluster.forbidden = {"theirs"}
-            await scene.rounds(1)
-            scene.counted.clear()
-            cluster.held["ours"] = {"b": "2"}
-            dead = await scene.until(failing=True)
-            assert dead is not None
-            assert dead.startswith("the watch of trainingjobs in ours has missed a change for")
-            assert not scene.counted, "jobs may exist where nobody can look"
-            cluster.seen["ours"] = {"b": "2"}
-            await scene.until(failing=False)
-            cluster.forbidden = set()
-            await scene.rounds(1)
-            assert scene.counted[-1] == {"a", "b"}
-
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+async def test_a_namespace_that_cannot_be_listed_hides_no_dead_watch_of_another_and_its_jobs_keep_their_state() -> None:
+    async with Scene("theirs", "ours") as scene:
+        cluster = scene.cluster
+        cluster.held = {"theirs": {"a": "1"}, "ours": {"b": "1"}}
+        cluster.seen = {"theirs": {"a": "1"}, "ours": {"b": "1"}}
+        await scene.rounds(1)
+        assert scene.counted[-1] == {"a", "b"}
+        cluster.forbidden = {"theirs"}
+        await scene.rounds(1)
+        scene.counted.clear()
+        cluster.held["ours"] = {"b": "2"}
+        dead = await scene.until(failing=True)
+        assert dead is not None
+        assert dead.startswith("the watch of trainingjobs in ours has missed a change for")
+        assert not scene.counted, "jobs may exist where nobody can look"
+        cluster.seen["ours"] = {"b": "2"}
+        await scene.until(failing=False)
+        cluster.forbidden = set()
+        await scene.rounds(1)
+        assert scene.counted[-1] == {"a", "b"}
 
 
-def test_what_cannot_be_listed_any_more_makes_no_watch_dead() -> None:
+async def test_what_cannot_be_listed_any_more_makes_no_watch_dead() -> None:
     """A watch is always a moment late; nobody can tell whether it caught up."""
-
-    async def scenario() -> None:
-        async with Scene("theirs") as scene:
-            scene.cluster.held = {"theirs": {"a": "2"}}
-            while not scene.counted:
-                await asyncio.sleep(0.001)
-            scene.cluster.forbidden = {"theirs"}
-            seen = scene.behind()
-            await scene.rounds(5)
-            assert scene.behind() == seen
-
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+    async with Scene("theirs") as scene:
+        scene.cluster.held = {"theirs": {"a": "2"}}
+        while not scene.counted:
+            await asyncio.sleep(0.001)
+        scene.cluster.forbidden = {"theirs"}
+        seen = scene.behind()
+        await scene.rounds(5)
+        assert scene.behind() == seen

@@ -1,16 +1,26 @@
 """The answers of an API server, as the operator understands them."""
 
-import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 
-from api_server import api_server
+from api_server import Handler, api_server
 from emberscale_operator.kubernetes import client as client_module
 from emberscale_operator.kubernetes.client import ApiClient, ApiError, ApiInternalError, ApiUnavailableError
 
 WEBHOOK = 'Internal error occurred: failed calling webhook "guard.example.com": service unavailable'
+
+
+@asynccontextmanager
+async def connected(handler: Handler, folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ApiClient]:
+    """A client of an API server that answers as told."""
+    async with api_server(handler, folder, monkeypatch):
+        client = await ApiClient.connect()
+        yield client
+        await client.close()
 
 
 @pytest.mark.parametrize(
@@ -21,25 +31,19 @@ WEBHOOK = 'Internal error occurred: failed calling webhook "guard.example.com": 
         (web.Response(text="bad gateway", status=502), False),
     ],
 )
-def test_an_error_behind_the_api_server_is_told_from_one_that_is_away(
+async def test_an_error_behind_the_api_server_is_told_from_one_that_is_away(
     answer: web.Response, kind: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def handler(request: web.Request) -> web.StreamResponse:
         return answer
 
-    async def scenario() -> ApiUnavailableError:
-        async with api_server(handler, tmp_path, monkeypatch):
-            client = await ApiClient.connect()
-            with pytest.raises(ApiUnavailableError) as raised:
-                await client.create("/api/v1/namespaces/team/pods", {})
-            await client.close()
-            return raised.value
-
-    error = asyncio.run(scenario())
-    assert isinstance(error, ApiInternalError) is kind
+    async with connected(handler, tmp_path, monkeypatch) as client:
+        with pytest.raises(ApiUnavailableError) as raised:
+            await client.create("/api/v1/namespaces/team/pods", {})
+    assert isinstance(raised.value, ApiInternalError) is kind
 
 
-def test_an_answer_without_end_is_not_read_to_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_without_end_is_not_read_to_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "_ANSWER_BYTES", 1 << 20)
     sent = 0
 
@@ -53,18 +57,13 @@ def test_an_answer_without_end_is_not_read_to_the_end(tmp_path: Path, monkeypatc
         await response.write(b"{}")
         return response
 
-    async def scenario() -> None:
-        async with api_server(handler, tmp_path, monkeypatch):
-            client = await ApiClient.connect()
-            with pytest.raises(ApiError, match="exceeds 1 MiB"):
-                await client.get("/api/v1/namespaces/team/events")
-            await client.close()
-
-    asyncio.run(scenario())
+    async with connected(handler, tmp_path, monkeypatch) as client:
+        with pytest.raises(ApiError, match="exceeds 1 MiB"):
+            await client.get("/api/v1/namespaces/team/events")
     assert sent < 1000 << 16
 
 
-def test_versions_are_read_page_by_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_versions_are_read_page_by_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pages = {"": (["a", "b"], "next"), "next": (["c"], "last"), "last": (None, "")}
     accepted = []
 
@@ -74,12 +73,7 @@ def test_versions_are_read_page_by_page(tmp_path: Path, monkeypatch: pytest.Monk
         items = [{"metadata": {"uid": uid, "resourceVersion": f"v-{uid}"}} for uid in uids] if uids else None
         return web.json_response({"metadata": {"continue": following}, "items": items})
 
-    async def scenario() -> dict[str, str]:
-        async with api_server(handler, tmp_path, monkeypatch):
-            client = await ApiClient.connect()
-            found = await client.versions("/api/v1/pods", labelSelector="a=b")
-            await client.close()
-            return found
-
-    assert asyncio.run(scenario()) == {"a": "v-a", "b": "v-b", "c": "v-c"}
+    async with connected(handler, tmp_path, monkeypatch) as client:
+        found = await client.versions("/api/v1/pods", labelSelector="a=b")
+    assert found == {"a": "v-a", "b": "v-b", "c": "v-c"}
     assert all("PartialObjectMetadataList" in header for header in accepted)

@@ -2,7 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
@@ -33,26 +34,27 @@ async def until(holds: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-def with_tenants(folder: Path, jobs: tuple[str, ...], body: Callable[[FlashTenants, Server], Awaitable[None]]) -> None:
-    server = Server(folder)
-
-    async def scenario() -> None:
-        tenants = FlashTenants(server.url, INSTALLATION, look=0.02)
-        keeps = asyncio.create_task(tenants.keep())
-        for job in jobs:
-            tenants.admit(job, f"password-{job}")
-        try:
-            await until(lambda: {flash_user(INSTALLATION, job) for job in jobs} <= users(server))
-            await body(tenants, server)
-        finally:
-            keeps.cancel()
-            await asyncio.gather(keeps, return_exceptions=True)
-            await tenants.close()
-
+@asynccontextmanager
+async def operator(server: Server, *jobs: str) -> AsyncIterator[FlashTenants]:
+    """An operator that keeps the users of these jobs."""
+    tenants = FlashTenants(server.url, INSTALLATION, look=0.02)
+    keeps = asyncio.create_task(tenants.keep())
+    for job in jobs:
+        tenants.admit(job, f"password-{job}")
     try:
-        asyncio.run(asyncio.wait_for(scenario(), 60))
+        await until(lambda: {flash_user(INSTALLATION, job) for job in jobs} <= users(server))
+        yield tenants
     finally:
-        server.end()
+        keeps.cancel()
+        await asyncio.gather(keeps, return_exceptions=True)
+        await tenants.close()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    started = Server(tmp_path)
+    yield started
+    started.end()
 
 
 def save(url: str, job: str) -> None:
@@ -70,38 +72,32 @@ def save(url: str, job: str) -> None:
         tables.remove_bucket(0, number)
 
 
-def test_servers_and_masters_work_as_the_jobs_user(tmp_path: Path) -> None:
-    async def body(_: FlashTenants, server: Server) -> None:
+async def test_servers_and_masters_work_as_the_jobs_user(server: Server) -> None:
+    async with operator(server, "job-1"):
         await asyncio.to_thread(save, url_of(server, "job-1"), "job-1")
         assert FlashManifests(url_of(server, "job-1"), "job-1").newest() is None
         assert server.admin.dbsize() > 3
 
-    with_tenants(tmp_path, ("job-1",), body)
 
-
-def test_no_job_reaches_the_rows_of_another(tmp_path: Path) -> None:
-    async def body(_: FlashTenants, server: Server) -> None:
+async def test_no_job_reaches_the_rows_of_another(server: Server) -> None:
+    async with operator(server, "job-1", "job-2"):
         await asyncio.to_thread(save, url_of(server, "job-1"), "job-1")
         before = server.admin.dbsize()
         for what, outcome in outcomes(url_of(server, "job-2"), "job-1:flash", "job-2:flash").items():
             assert refused(outcome), (what, outcome)
         assert server.admin.dbsize() == before
 
-    with_tenants(tmp_path, ("job-1", "job-2"), body)
 
-
-def test_a_redis_that_was_started_anew_gets_its_users_back(tmp_path: Path) -> None:
-    async def body(_: FlashTenants, server: Server) -> None:
+async def test_a_redis_that_was_started_anew_gets_its_users_back(server: Server) -> None:
+    async with operator(server, "job-1"):
         server.end()
         server.start()
         await until(lambda: flash_user(INSTALLATION, "job-1") in users(server))
 
-    with_tenants(tmp_path, ("job-1",), body)
-
 
 @pytest.mark.parametrize("while_away", [True, False])
-def test_what_a_deleted_job_left_is_removed(tmp_path: Path, while_away: bool) -> None:
-    async def body(tenants: FlashTenants, server: Server) -> None:
+async def test_what_a_deleted_job_left_is_removed(server: Server, while_away: bool) -> None:
+    async with operator(server, "job-1") as tenants:
         await asyncio.to_thread(save, url_of(server, "job-1"), "job-1")
         if while_away:
             other = FlashTenants(server.url, INSTALLATION, look=0.02)
@@ -115,5 +111,3 @@ def test_what_a_deleted_job_left_is_removed(tmp_path: Path, while_away: bool) ->
             tenants.remove("job-1")
             await until(lambda: server.admin.dbsize() == 0)
         assert flash_user(INSTALLATION, "job-1") not in users(server)
-
-    with_tenants(tmp_path, ("job-1",), body)

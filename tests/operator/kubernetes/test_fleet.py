@@ -26,29 +26,26 @@ class _Controller:
         await asyncio.Event().wait()
 
 
-def test_a_job_whose_reconciling_gets_nowhere_is_named_until_it_goes_on() -> None:
-    async def scenario() -> None:
-        made: list[_Controller] = []
+async def test_a_job_whose_reconciling_gets_nowhere_is_named_until_it_goes_on() -> None:
+    made: list[_Controller] = []
 
-        def make(key: JobKey, uid: str) -> Any:
-            made.append(_Controller(key))
-            return made[-1]
+    def make(key: JobKey, uid: str) -> Any:
+        made.append(_Controller(key))
+        return made[-1]
 
-        async def bury(uid: str) -> None:
-            pass
+    async def bury(uid: str) -> None:
+        pass
 
-        fleet = Fleet(make, bury, patience=60.0)
-        for name in ("quick", "slow"):
-            fleet.see(JobKey("team", name), "uid")
-        made[0].done.set()
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        now = time.monotonic()
-        assert fleet.stuck(now) is None
-        assert fleet.stuck(now + 61.0) == "team/slow has been reconciled for 61 s"
-        made[1].done.set()
-        await asyncio.sleep(0)
-        assert fleet.stuck(now + 61.0) is None
-        await fleet.close()
-
-    asyncio.run(scenario())
+    fleet = Fleet(make, bury, patience=60.0)
+    for name in ("quick", "slow"):
+        fleet.see(JobKey("team", name), "uid")
+    made[0].done.set()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    now = time.monotonic()
+    assert fleet.stuck(now) is None
+    assert fleet.stuck(now + 61.0) == "team/slow has been reconciled for 61 s"
+    made[1].done.set()
+    await asyncio.sleep(0)
+    assert fleet.stuck(now + 61.0) is None
+    await fleet.close()

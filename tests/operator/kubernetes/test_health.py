@@ -1,6 +1,5 @@
 """What the operator says of jobs and of Redis in its metrics."""
 
-import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,26 +33,22 @@ def served(controller: Any = None, up: bool | None = None, fill: float | None = 
     }
 
 
-def test_a_job_whose_status_cannot_be_read_is_in_no_phase_that_the_operator_knows() -> None:
+async def test_a_job_whose_status_cannot_be_read_is_in_no_phase_that_the_operator_knows() -> None:
     api = MemoryApi(job_body())
-
-    async def scenario() -> None:
-        before = Operator(api)
-        assert served(before.controller)[PHASE] == {"Unknown": 1.0}, "nobody has looked at it yet"
-        await before.settle()
-        known = api.body["status"]["phase"]
-        assert served(before.controller)[PHASE] == {known: 1.0}
-        api.body["status"]["phase"] = "Rebalancing"
-        api.sync()
-        after = Operator(api)
-        await after.settle()
-        assert served(after.controller)[PHASE] == {"Unknown": 1.0}
-        api.body["status"]["phase"] = known
-        api.sync()
-        await after.settle()
-        assert served(after.controller)[PHASE] == {known: 1.0}
-
-    asyncio.run(scenario())
+    before = Operator(api)
+    assert served(before.controller)[PHASE] == {"Unknown": 1.0}, "nobody has looked at it yet"
+    await before.settle()
+    known = api.body["status"]["phase"]
+    assert served(before.controller)[PHASE] == {known: 1.0}
+    api.body["status"]["phase"] = "Rebalancing"
+    api.sync()
+    after = Operator(api)
+    await after.settle()
+    assert served(after.controller)[PHASE] == {"Unknown": 1.0}
+    api.body["status"]["phase"] = known
+    api.sync()
+    await after.settle()
+    assert served(after.controller)[PHASE] == {known: 1.0}
 
 
 def test_redis_has_metrics_once_the_operator_has_asked_it() -> None:

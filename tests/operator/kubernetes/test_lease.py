@@ -64,43 +64,36 @@ async def _until(holds: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-def test_a_renewal_waits_behind_no_other_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        server = _LeaseServer()
-        async with api_server(server.answer, tmp_path, monkeypatch):
-            client = await ApiClient.connect()
-            calls = [asyncio.create_task(client.get("/api/v1/pods")) for _ in range(200)]
-            await _until(lambda: server.waiting >= 64)
-            lease = await LeaderLease.connect("ops", "emberscale-operator", "op-1")
-            await asyncio.wait_for(lease.acquire(), 30)
-            assert server.lease is not None
-            assert server.lease["spec"]["holderIdentity"] == "op-1"
-            assert (server.lease["apiVersion"], server.lease["kind"]) == ("coordination.k8s.io/v1", "Lease")
-            for call in calls:
-                call.cancel()
-            await asyncio.gather(*calls, return_exceptions=True)
-            await lease.close()
-            await client.close()
-
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+async def test_a_renewal_waits_behind_no_other_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = _LeaseServer()
+    async with api_server(server.answer, tmp_path, monkeypatch):
+        client = await ApiClient.connect()
+        calls = [asyncio.create_task(client.get("/api/v1/pods")) for _ in range(200)]
+        await _until(lambda: server.waiting >= 64)
+        lease = await LeaderLease.connect("ops", "emberscale-operator", "op-1")
+        await asyncio.wait_for(lease.acquire(), 30)
+        assert server.lease is not None
+        assert server.lease["spec"]["holderIdentity"] == "op-1"
+        assert (server.lease["apiVersion"], server.lease["kind"]) == ("coordination.k8s.io/v1", "Lease")
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        await lease.close()
+        await client.close()
 
 
-def test_a_holder_that_is_not_heard_gives_up_before_another_may_start(
+async def test_a_holder_that_is_not_heard_gives_up_before_another_may_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the call itself hangs for longer."""
-
-    async def scenario() -> None:
-        server = _LeaseServer()
-        async with api_server(server.answer, tmp_path, monkeypatch):
-            client = await ApiClient.connect()
-            lease = LeaderLease(client, "ops", "emberscale-operator", "op-1", renew=0.01, deadline=3.0)
-            await lease.acquire()
-            keeps = asyncio.create_task(lease.keep())
-            await _until(lambda: server.renewals >= 3)
-            server.silent = True
-            with pytest.raises(LeaseLostError, match="not renewed within 3 s"):
-                await asyncio.wait_for(keeps, 30)
-            await client.close()
-
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+    server = _LeaseServer()
+    async with api_server(server.answer, tmp_path, monkeypatch):
+        client = await ApiClient.connect()
+        lease = LeaderLease(client, "ops", "emberscale-operator", "op-1", renew=0.01, deadline=3.0)
+        await lease.acquire()
+        keeps = asyncio.create_task(lease.keep())
+        await _until(lambda: server.renewals >= 3)
+        server.silent = True
+        with pytest.raises(LeaseLostError, match="not renewed within 3 s"):
+            await asyncio.wait_for(keeps, 30)
+        await client.close()

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import astuple
 from pathlib import Path
@@ -81,16 +81,8 @@ async def operator(server: Server, *jobs: str) -> AsyncIterator[Tenants]:
         await tenants.close()
 
 
-def with_operator(server: Server, jobs: tuple[str, ...], body: Callable[[Tenants], Awaitable[None]]) -> None:
-    async def scenario() -> None:
-        async with operator(server, *jobs) as tenants:
-            await body(tenants)
-
-    asyncio.run(asyncio.wait_for(scenario(), 60))
-
-
-def test_a_masters_store_works_as_the_jobs_user(server: Server) -> None:
-    async def body(tenants: Tenants) -> None:
+async def test_a_masters_store_works_as_the_jobs_user(server: Server) -> None:
+    async with operator(server, "job-1"):
         for term in (1, 2):
             store = JobStore(server.url_of("job-1"), "job-1")
             store.open()
@@ -106,11 +98,9 @@ def test_a_masters_store_works_as_the_jobs_user(server: Server) -> None:
         store.save(progress.initial(wall=1.0))  # gives Redis back what it lost
         assert server.admin.get(StateKeys.of("job-1").term) == "3"
 
-    with_operator(server, ("job-1",), body)
 
-
-def test_a_jobs_user_reaches_nothing_of_another_job_or_of_the_server(server: Server) -> None:
-    async def body(tenants: Tenants) -> None:
+async def test_a_jobs_user_reaches_nothing_of_another_job_or_of_the_server(server: Server) -> None:
+    async with operator(server, "victim", "mallory"):
         victim = JobStore(server.url_of("victim"), "victim")
         victim.open()
         victim.save_blocks("train", 0, b"secret")
@@ -121,22 +111,18 @@ def test_a_jobs_user_reaches_nothing_of_another_job_or_of_the_server(server: Ser
         victim.confirm()
         victim.close()
 
-    with_operator(server, ("victim", "mallory"), body)
 
-
-def test_a_redis_that_has_forgotten_the_users_gets_them_back(server: Server) -> None:
-    async def body(tenants: Tenants) -> None:
+async def test_a_redis_that_has_forgotten_the_users_gets_them_back(server: Server) -> None:
+    async with operator(server, "job-1"):
         server.end()
         server.start()
         while not server.has_user_of("job-1"):
             await asyncio.sleep(0.01)
         JobStore(server.url_of("job-1"), "job-1").open()
 
-    with_operator(server, ("job-1",), body)
 
-
-def test_the_user_goes_with_the_job_and_so_does_its_state(server: Server) -> None:
-    async def body(tenants: Tenants) -> None:
+async def test_the_user_goes_with_the_job_and_so_does_its_state(server: Server) -> None:
+    async with operator(server, "job-1") as tenants:
         store = JobStore(server.url_of("job-1"), "job-1")
         store.open()
         await tenants.remove("job-1")
@@ -145,21 +131,15 @@ def test_the_user_goes_with_the_job_and_so_does_its_state(server: Server) -> Non
         with pytest.raises(StoreUnavailableError):
             store.confirm()
 
-    with_operator(server, ("job-1",), body)
 
-
-def test_what_was_deleted_while_no_operator_ran_is_swept_and_nothing_else(server: Server) -> None:
-    async def before(tenants: Tenants) -> None:
+async def test_what_was_deleted_while_no_operator_ran_is_swept_and_nothing_else(server: Server) -> None:
+    async with operator(server, "still-there", "gone"):
         server.admin.acl_setuser("somebody-else", enabled=True)
-
-    async def after(tenants: Tenants) -> None:
+    async with operator(server, "new") as tenants:
         await tenants.sweep({"still-there"})
         users = set(server.admin.acl_users())
         kept = {user_name(INSTALLATION, job) for job in ("still-there", "new")}
         assert users == {"default", "somebody-else", *kept}
-
-    with_operator(server, ("still-there", "gone"), before)
-    with_operator(server, ("new",), after)
 
 
 def test_a_weak_or_odd_password_in_the_operators_url_is_no_part_of_the_jobs(server: Server) -> None:
@@ -167,11 +147,10 @@ def test_a_weak_or_odd_password_in_the_operators_url_is_no_part_of_the_jobs(serv
     assert "own" not in server.url_of("job-1")
 
 
-def test_a_job_that_fills_redis_is_expelled_and_the_others_go_on(server: Server) -> None:
+async def test_a_job_that_fills_redis_is_expelled_and_the_others_go_on(server: Server) -> None:
     server.admin.config_set("maxmemory-policy", "noeviction")
     server.admin.config_set("maxmemory", 24 << 20)
-
-    async def body(tenants: Tenants) -> None:
+    async with operator(server, "victim", "mallory") as tenants:
         victim = JobStore(server.url_of("victim"), "victim")
         victim.open()
         mallory = redis.Redis.from_url(server.url_of("mallory"))
@@ -193,13 +172,10 @@ def test_a_job_that_fills_redis_is_expelled_and_the_others_go_on(server: Server)
         await tenants.remove("mallory")
         assert tenants.expelled("mallory") is None
 
-    with_operator(server, ("victim", "mallory"), body)
 
-
-def test_where_several_jobs_together_fill_redis_the_one_with_the_most_is_named(server: Server) -> None:
+async def test_where_several_jobs_together_fill_redis_the_one_with_the_most_is_named(server: Server) -> None:
     server.admin.config_set("maxmemory", 24 << 20)
-
-    async def body(tenants: Tenants) -> None:
+    async with operator(server, "a", "b", "c", "d") as tenants:
         for job, blocks in (("a", 6), ("b", 7), ("c", 6), ("d", 5)):
             for number in range(blocks):
                 server.admin.hset(StateKeys.of(job).blocks, str(number), "x" * (3 << 18))
@@ -214,10 +190,10 @@ def test_where_several_jobs_together_fill_redis_the_one_with_the_most_is_named(s
         while tenants.fills("b") is not None or tenants.sizes:
             await asyncio.sleep(0.01)
 
-    with_operator(server, ("a", "b", "c", "d"), body)
 
-
-def test_an_expulsion_that_redis_did_not_answer_is_tried_again(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_expulsion_that_redis_did_not_answer_is_tried_again(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server.admin.config_set("maxmemory", 24 << 20)
     remove, tried = Tenants._remove, []
 
@@ -228,8 +204,7 @@ def test_an_expulsion_that_redis_did_not_answer_is_tried_again(server: Server, m
         await remove(tenants, job_uid)
 
     monkeypatch.setattr(Tenants, "_remove", fails_at_first)
-
-    async def body(tenants: Tenants) -> None:
+    async with operator(server, "mallory") as tenants:
         for number in range(16):
             server.admin.hset(StateKeys.of("mallory").blocks, str(number), "x" * (3 << 18))
         while tenants.expelled("mallory") is None:
@@ -237,29 +212,23 @@ def test_an_expulsion_that_redis_did_not_answer_is_tried_again(server: Server, m
         assert tried == ["mallory", "mallory"]
         assert not server.has_user_of("mallory")
 
-    with_operator(server, ("mallory",), body)
 
-
-def test_nobody_is_expelled_from_a_redis_without_a_bound(server: Server) -> None:
-    async def body(tenants: Tenants) -> None:
+async def test_nobody_is_expelled_from_a_redis_without_a_bound(server: Server) -> None:
+    async with operator(server, "job-1") as tenants:
         JobStore(server.url_of("job-1"), "job-1").open()
         await asyncio.sleep(0.1)
         assert tenants.expelled("job-1") is None
         assert server.has_user_of("job-1")
 
-    with_operator(server, ("job-1",), body)
 
-
-def test_a_jobs_user_stores_nothing_that_the_operator_does_not_count(server: Server) -> None:
-    async def body(tenants: Tenants) -> None:
+async def test_a_jobs_user_stores_nothing_that_the_operator_does_not_count(server: Server) -> None:
+    async with operator(server, "job-1"):
         with pytest.raises(redis.exceptions.NoPermissionError):
             redis.Redis.from_url(server.url_of("job-1")).set("emberscale:job-1:more", "x")
 
-    with_operator(server, ("job-1",), body)
 
-
-def test_it_is_known_whether_redis_answers_and_how_full_it_is(server: Server) -> None:
-    async def body(tenants: Tenants) -> None:
+async def test_it_is_known_whether_redis_answers_and_how_full_it_is(server: Server) -> None:
+    async with operator(server, "job-1") as tenants:
         while not tenants.up:
             await asyncio.sleep(0.01)
         assert tenants.fill is None, "there is no maxmemory"
@@ -273,5 +242,3 @@ def test_it_is_known_whether_redis_answers_and_how_full_it_is(server: Server) ->
         server.start()
         while not tenants.up:
             await asyncio.sleep(0.01)
-
-    with_operator(server, ("job-1",), body)

@@ -1,6 +1,5 @@
 """What pods that are slow to be prepared wait for."""
 
-import asyncio
 from typing import Any
 
 from emberscale_operator.kubernetes.events import PodWarnings
@@ -25,28 +24,28 @@ class Events:
         }
 
 
-def test_the_last_warning_tells_and_is_asked_for_again_after_a_while() -> None:
+async def test_the_last_warning_tells_and_is_asked_for_again_after_a_while() -> None:
     api = Events(a=["FailedMount", "FailedScheduling"])
     warnings = PodWarnings(api)  # type: ignore[arg-type]  # the one call that it makes is there
-    said = [asyncio.run(warnings.last("team", "a", now)) for now in (100.0, 101.0, 104.9)]
+    said = [await warnings.last("team", "a", now) for now in (100.0, 101.0, 104.9)]
     assert said == [Waiting("FailedMount", "why")] * 3
     assert api.asked == 1
     api.reasons["a"] = []
-    assert asyncio.run(warnings.last("team", "a", 105.0)) is None
+    assert await warnings.last("team", "a", 105.0) is None
     assert api.asked == 2
 
 
-def test_of_many_warnings_few_are_asked_for_and_one_without_a_reason_is_one() -> None:
+async def test_of_many_warnings_few_are_asked_for_and_one_without_a_reason_is_one() -> None:
     class Odd:
         async def get(self, path: str, **query: str) -> dict[str, Any]:
             assert query["limit"] == "20"
             return {"items": [{"lastTimestamp": "2026-01-01T00:00:00Z"}]}
 
     warnings = PodWarnings(Odd())  # type: ignore[arg-type]
-    assert asyncio.run(warnings.last("team", "a", 100.0)) == Waiting("Unknown", "")
+    assert await warnings.last("team", "a", 100.0) == Waiting("Unknown", "")
 
 
-def test_hundreds_of_jobs_at_once_ask_no_more_often_than_one() -> None:
+async def test_hundreds_of_jobs_at_once_ask_no_more_often_than_one() -> None:
     api = Events(**{f"pod{number}": ["FailedMount"] for number in range(500)})
     warnings = PodWarnings(api)  # type: ignore[arg-type]
     heard: set[str] = set()
@@ -56,10 +55,7 @@ def test_hundreds_of_jobs_at_once_ask_no_more_often_than_one() -> None:
             if await warnings.last("team", f"pod{number}", now):
                 heard.add(f"pod{number}")
 
-    async def scenario() -> None:
-        for tick in range(40):
-            await all_ask(100.0 + tick / 4)
-
-    asyncio.run(scenario())
+    for tick in range(40):
+        await all_ask(100.0 + tick / 4)
     assert api.asked == 20
     assert len(heard) > 1
