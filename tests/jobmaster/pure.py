@@ -15,6 +15,7 @@ from emberscale_jobmaster.operations import CheckpointPurpose, Restored
 from emberscale_jobmaster.placement import placed
 from emberscale_jobmaster.state import DataFile, JobState, Routing, Stage, phase_of
 from emberscale_jobmaster.tasks import Discovered, Finding, Indexed, Task
+from eventually import unwrap
 
 WORKER = MemberId(Role.WORKER, 0, "w")
 TRAINING, EVALUATION = DataFile("/data/day_0", 1000), DataFile("/data/test", 500)
@@ -46,8 +47,7 @@ class Pure:
 
     def work(self, finding: Finding = None) -> Task:
         """Leases one task and finishes it."""
-        task = self.acquire()
-        assert task is not None
+        task = unwrap(self.acquire())
         self.apply(tasks.finish(self.state, WORKER, task.token, finding))
         return task
 
@@ -67,8 +67,7 @@ class Pure:
 
     def moved(self) -> None:
         """The rows have moved to the number of servers that is wanted."""
-        target = self.state.scaling.target
-        assert target is not None
+        target = unwrap(self.state.scaling.target)
         before, present = self.state.routing.table, self.state.members
         found = [(index, present.process(Role.PS, index)) for index in range(target.ps.replicas)]
         servers = tuple(

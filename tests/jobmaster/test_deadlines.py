@@ -26,6 +26,7 @@ from emberscale_jobmaster.state import JobState, Stage
 from emberscale_jobmaster.statistics import Tally
 from emberscale_jobmaster.store import JobStore
 from emberscale_jobmaster.tasks import Discovered, Task
+from eventually import unwrap
 
 SPEC_TIMEOUT = 30.0
 
@@ -111,8 +112,7 @@ def test_a_job_that_is_active_for_too_long_fails(clocked: Clocked) -> None:
     clocked.pass_time(490, WORKER)
     assert not clocked.state.over
     clocked.pass_time(15, WORKER)
-    assert clocked.state.outcome is not None
-    assert clocked.state.outcome.reason == "DeadlineExceeded"
+    assert unwrap(clocked.state.outcome).reason == "DeadlineExceeded"
 
 
 def test_a_job_whose_phases_are_short_fails_at_its_deadline_too() -> None:
@@ -130,8 +130,7 @@ def test_a_job_whose_phases_are_short_fails_at_its_deadline_too() -> None:
         state, _ = step(state, TaskFinished(now=now, member=WORKER, token=task.token, finding=finding), pure.spec)
         state, _ = step(state, TimePassed(now=now + 0.1), pure.spec)
     assert state.job.evaluations, "its phases changed"
-    assert state.job.outcome is not None
-    assert state.job.outcome.reason == "DeadlineExceeded"
+    assert unwrap(state.job.outcome).reason == "DeadlineExceeded"
     assert now == pytest.approx(20.0, abs=0.5)
 
 
@@ -139,8 +138,7 @@ def test_once_the_job_is_over_silence_means_nothing(clocked: Clocked) -> None:
     task = clocked.acquire()
     finding = Discovered((), (TRAINING,))
     clocked.runtime.handle(TaskFinished(now=clocked.now, member=WORKER, token=task.token, finding=finding))
-    assert clocked.state.outcome is not None
-    assert clocked.state.outcome.phase is JobPhase.FAILED
+    assert unwrap(clocked.state.outcome).phase is JobPhase.FAILED
     clocked.pass_time(3 * SPEC_TIMEOUT)
     assert clocked.alive(Role.WORKER)
 

@@ -9,6 +9,7 @@ from emberscale_api.routing import BUCKETS
 from emberscale_jobmaster import moving, retry
 from emberscale_jobmaster.effects import CallServer
 from emberscale_jobmaster.events import HeartbeatReceived
+from eventually import unwrap
 
 
 def training(servers: int = 2, interval: float = 1000.0) -> Driven:
@@ -124,14 +125,12 @@ def test_a_move_that_waits_for_a_slow_save_is_not_given_up() -> None:
     driven.faults["Saved", 2] = Fault(code="DEADLINE_EXCEEDED", times=10_000)
     driven.pass_time(21)
     driven.plan(2)
-    move = driven.job.move
-    assert move is not None
+    move = unwrap(driven.job.move)
     for taking in driven.job.checkpointings:
         taking = replace(taking, deadline=1e9)
         driven.state = replace(driven.state, job=driven.job.having(taking))
     driven.pass_time(2 * moving.COPY_SECONDS)
-    assert driven.job.move is not None
-    assert driven.job.move.id == move.id
+    assert unwrap(driven.job.move).id == move.id
     assert "MoveFailed" not in driven.describe()
 
 
@@ -142,8 +141,7 @@ def test_workers_that_were_planned_during_a_move_stay() -> None:
     driven.join(Role.PS, 2)
     driven.plan(2, workers=5)
     driven.answer(next(call for call in driven.unanswered if isinstance(call, CallServer)))
-    sizes = driven.job.scaling.sizes
-    assert sizes is not None
+    sizes = unwrap(driven.job.scaling.sizes)
     assert (sizes.ps.replicas, sizes.worker.replicas) == (3, 5)
 
 

@@ -9,6 +9,7 @@ from emberscale_api.job.roles import Role
 from emberscale_jobmaster.membership import MemberId
 from emberscale_jobmaster.observations import Observations, Vitals, WorkReport
 from emberscale_jobmaster.profiling import Moment, measure, moment
+from eventually import unwrap
 
 ROLES = {"worker": {"replicas": 2}, "ps": {"replicas": 1}}
 MEMBERS = [MemberId(Role.PS, 0, "ps-0"), MemberId(Role.WORKER, 0, "w"), MemberId(Role.WORKER, 1, "v")]
@@ -40,8 +41,7 @@ def test_a_workers_speed_is_between_its_own_reports_however_long_ago_the_last_ca
     pure, (_, one, other) = training(), MEMBERS
     first = [(one, 9.2, 500), (other, 9.9, 700)]
     later = [*first, (one, 19.2, 1000), (other, 18.9, 1800)]  # 100 a second; 200 a second
-    measured = measure(at(pure, 10.0, first), at(pure, 20.0, later), pure.spec)
-    assert measured is not None
+    measured = unwrap(measure(at(pure, 10.0, first), at(pure, 20.0, later), pure.spec))
     assert measured.throughput == pytest.approx(300)
     assert measured.iteration_seconds == pytest.approx(2 * pure.spec.training.batch_size / 300)
     assert not measured.restarted
@@ -61,8 +61,7 @@ def test_a_window_with_a_worker_that_came_in_it_says_nothing() -> None:
     before = at(pure, 10.0, [(one, 9.0, 500), (other, 9.0, 500)])
     pure.register(Role.WORKER, 1, "successor")
     later = [(one, 9.0, 500), (one, 19.0, 900), (MemberId(Role.WORKER, 1, "successor"), 19.0, 100)]
-    measured = measure(before, at(pure, 20.0, later), pure.spec)
-    assert measured is not None
+    measured = unwrap(measure(before, at(pure, 20.0, later), pure.spec))
     assert measured.restarted
 
 
@@ -72,6 +71,5 @@ def test_a_job_without_limits_has_no_size_before_it_trains() -> None:
     assert measure(*nothing, pure.spec) is None
     limits = {"resources": {"limits": {"cpu": 2, "memory": "1Gi"}}}
     limited = Pure(worker={"replicas": 2, **limits}, ps={"replicas": 1, **limits})
-    measured = measure(at(limited, 10.0, []), at(limited, 20.0, []), limited.spec)
-    assert measured is not None
+    measured = unwrap(measure(at(limited, 10.0, []), at(limited, 20.0, []), limited.spec))
     assert (measured.shape.worker_cpu, measured.restarted) == (2, True)

@@ -13,6 +13,7 @@ from emberscale_jobmaster.operations import CheckpointPurpose
 from emberscale_jobmaster.state import Stage, committed_samples, phase_of
 from emberscale_jobmaster.statistics import Tally
 from emberscale_jobmaster.tasks import Discovered, Indexed, InvalidReportError
+from eventually import unwrap
 
 
 def test_phases_follow_each_other_to_the_end() -> None:
@@ -83,8 +84,7 @@ def test_a_worker_that_asks_again_while_it_prepares_is_given_the_same() -> None:
     pure = Pure()
     pure.register(Role.WORKER, 0, WORKER.incarnation)
     other = pure.register(Role.WORKER, 1, "other")
-    first = pure.acquire()
-    assert first is not None
+    first = unwrap(pure.acquire())
     assert pure.acquire() == first
     assert pure.acquire(other) is None
 
@@ -94,8 +94,7 @@ def test_progress_is_committed_in_batches_and_only_by_the_holder() -> None:
     pure.start_training(records=95)
     pure.work()
     pure.work()
-    task = pure.acquire()
-    assert task is not None
+    task = unwrap(pure.acquire())
 
     for position, committed in ((80, 80), (89, 80), (90, 90), (85, 90), (95, 95)):
         state, dropped = tasks.report_progress(pure.state, pure.spec, WORKER, {task.token: position})
@@ -109,8 +108,7 @@ def test_progress_is_committed_in_batches_and_only_by_the_holder() -> None:
 def test_progress_beyond_the_lease_is_refused() -> None:
     pure = Pure()
     pure.start_training(records=95)
-    task = pure.acquire()
-    assert task is not None
+    task = unwrap(pure.acquire())
     with pytest.raises(InvalidReportError, match="ends at position 40"):
         tasks.report_progress(pure.state, pure.spec, WORKER, {task.token: 41})
 
@@ -118,8 +116,7 @@ def test_progress_beyond_the_lease_is_refused() -> None:
 def test_a_dead_workers_lease_goes_to_the_next_from_its_committed_offset() -> None:
     pure = Pure()
     pure.start_training(records=100)
-    task = pure.acquire()
-    assert task is not None
+    task = unwrap(pure.acquire())
     pure.apply(tasks.report_progress(pure.state, pure.spec, WORKER, {task.token: 20})[0])
 
     pure.apply(lifecycle.on_exit(pure.state, pure.spec, WORKER, 137, "Killed"))
@@ -187,8 +184,7 @@ def test_a_server_lost_while_data_is_prepared_costs_no_preparation() -> None:
         pure.register(Role.PS, index, f"ps-{index}")
     pure.work(Discovered((TRAINING,), ()))
     pure.assign()
-    task = pure.acquire()
-    assert task is not None
+    task = unwrap(pure.acquire())
 
     pure.register(Role.PS, 0, "ps-0-again")
 
@@ -229,20 +225,17 @@ def test_files_that_came_or_went_are_refused(saved: tuple[tuple[str, int], ...],
         pure.register(Role.PS, index, f"ps-{index}")
     pure.prepare()
     pure.assign(data=saved)
-    assert pure.state.outcome is not None
-    assert complaint in pure.state.outcome.message
+    assert complaint in unwrap(pure.state.outcome).message
 
 
 def test_while_suspending_only_what_was_begun_is_finished() -> None:
     pure = Pure(checkpoint={"uri": "/somewhere"})
     pure.start_training(records=1000)
-    task = pure.acquire()
-    assert task is not None
+    task = unwrap(pure.acquire())
     pure.apply(progress.begin_suspension(pure.state))
     assert pure.acquire() is None
     pure.apply(lifecycle.expire_leases(pure.state, [task.token]))
-    rest = pure.acquire()
-    assert rest is not None
+    rest = unwrap(pure.acquire())
     assert (rest.start, rest.stop) == (task.start, task.stop)
 
 
@@ -275,15 +268,13 @@ def test_paths_that_match_no_file_fail_the_job() -> None:
     pure = Pure()
     pure.register(Role.WORKER, 0, WORKER.incarnation)
     pure.work(Discovered((), ()))
-    assert pure.state.outcome is not None
-    assert pure.state.outcome.reason == "DataUnavailable"
+    assert unwrap(pure.state.outcome).reason == "DataUnavailable"
 
 
 def test_a_result_of_another_kind_is_refused() -> None:
     pure = Pure()
     pure.register(Role.WORKER, 0, WORKER.incarnation)
-    task = pure.acquire()
-    assert task is not None
+    task = unwrap(pure.acquire())
     with pytest.raises(InvalidReportError, match="is not one of stage Discover"):
         tasks.finish(pure.state, WORKER, task.token, Indexed(4))
 
@@ -291,8 +282,7 @@ def test_a_result_of_another_kind_is_refused() -> None:
 def test_results_of_a_lease_that_is_gone_change_nothing() -> None:
     pure = Pure()
     pure.start_training()
-    task = pure.acquire()
-    assert task is not None
+    task = unwrap(pure.acquire())
     pure.apply(lifecycle.expire_leases(pure.state, [task.token]))
     assert tasks.finish(pure.state, WORKER, task.token, None) == pure.state
 
@@ -301,8 +291,7 @@ def test_the_first_failure_stands() -> None:
     pure = Pure()
     pure.apply(progress.fail(pure.state, "NonFiniteLoss", "worker-0"))
     pure.apply(progress.fail(pure.state, "BadRecords", "later"))
-    assert pure.state.outcome is not None
-    assert pure.state.outcome.reason == "NonFiniteLoss"
+    assert unwrap(pure.state.outcome).reason == "NonFiniteLoss"
 
 
 def test_a_suspended_job_has_trained_what_its_checkpoint_holds() -> None:

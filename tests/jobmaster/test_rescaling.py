@@ -15,6 +15,7 @@ from emberscale_jobmaster.scaling import Advice
 from emberscale_jobmaster.sizes import RoleShapes
 from emberscale_jobmaster.state import sizes_of, wanted_sizes
 from emberscale_jobmaster.status import explanation, plan
+from eventually import unwrap
 
 
 def training(servers: int = 2) -> Driven:
@@ -190,8 +191,7 @@ def test_an_edit_back_while_servers_switch_brings_the_rows_back() -> None:
     edit(driven, ps=3)
     driven.join(Role.PS, 2)
     driven.pass_time(0.5)
-    assert driven.job.move is not None
-    assert driven.job.move.phase is MovePhase.SWITCH
+    assert unwrap(driven.job.move).phase is MovePhase.SWITCH
     edit(driven, ps=2)
     driven.pass_time(6)
     assert (replicas(driven)["ps"], servers(driven), driven.job.recoveries) == (2, 2, 0)
@@ -218,8 +218,7 @@ def test_a_switch_that_nobody_edits_back_leads_to_its_number(dies: bool) -> None
     driven.plan(3)
     driven.join(Role.PS, 2)
     driven.pass_time(0.5)
-    assert driven.job.move is not None
-    assert driven.job.move.phase is MovePhase.SWITCH
+    assert unwrap(driven.job.move).phase is MovePhase.SWITCH
     if dies:
         driven.master_dies()
     edit(driven, waits="")

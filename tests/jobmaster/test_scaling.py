@@ -18,6 +18,7 @@ from emberscale_jobmaster import lifecycle, progress, scaling
 from emberscale_jobmaster.scaling import Advice, follow
 from emberscale_jobmaster.sizes import RoleShapes, within_manifest
 from emberscale_jobmaster.state import JobState, Stage, phase_of, sizes_of, wanted_sizes
+from eventually import unwrap
 
 GIB = 1 << 30
 OPEN: dict[str, Any] = {
@@ -102,8 +103,7 @@ def test_more_servers_are_started_first_and_serve_once_the_rows_have_moved() -> 
     assert not scaling.move_due(pure.state)
     pure.register(Role.PS, 2, "ps-2")
     assert scaling.move_due(pure.state)
-    task = pure.acquire()
-    assert task is not None
+    task = unwrap(pure.acquire())
     pure.moved()
     assert sizes_of(pure.state, pure.spec) == sizes(2, 3)
     assert pure.state.routing.table.generation == table.generation
@@ -155,8 +155,7 @@ def test_a_lost_server_brings_back_the_shape_in_force_and_the_change_goes_on_aft
 
 def test_a_worker_that_leaves_by_plan_gives_its_shard_back() -> None:
     pure = training()
-    task = pure.acquire(WORKER)
-    assert task is not None
+    task = unwrap(pure.acquire(WORKER))
     pure.apply(lifecycle.on_exit(pure.state, pure.spec, WORKER, 0, "Completed"))
     pure.register(Role.WORKER, 1, "w1")
     assert pure.state.ledger.available >= task.stop - task.start

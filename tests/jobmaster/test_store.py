@@ -33,13 +33,13 @@ from emberscale_jobmaster.runtime import JobRuntime
 from emberscale_jobmaster.state import DataFile, JobState, Stage
 from emberscale_jobmaster.statistics import Tally
 from emberscale_jobmaster.store import DeposedError, JobStore, StoreUnavailableError, UnreadableStateError, redacted
+from eventually import unwrap
 
 
 def rich_state() -> JobState:
     """A state in which nothing has its default."""
     member = MemberId(Role.WORKER, 3, "w")
-    granted = Ledger.fresh(50, done=((4, 6),)).grant(member, 17, 4)
-    assert granted is not None
+    granted = unwrap(Ledger.fresh(50, done=((4, 6),)).grant(member, 17, 4))
     state = progress.initial(wall=12.5)
     return replace(
         state,
@@ -122,8 +122,7 @@ def test_of_two_masters_only_the_newer_writes(redis_server: RedisServer) -> None
         old.confirm()
     new.save(progress.initial(wall=3.0))
     new.confirm()
-    found = JobStore(redis_server.url, uid).open()
-    assert found is not None
+    found = unwrap(JobStore(redis_server.url, uid).open())
     assert found.next_token == 3_000_000
 
 

@@ -14,6 +14,7 @@ from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
 from emberscale_operator.local import LocalJob, RunFolder, RunOutcome, RunView
 from emberscale_operator.machine import Backoff, ExitReason, Policy
+from eventually import unwrap
 
 Commands = Mapping[Role, tuple[str, ...]]
 MakeJob = Callable[..., LocalJob]
@@ -102,8 +103,7 @@ def test_a_killed_process_is_replaced_and_the_job_goes_on(
     watch = Watch(training, kill(victim))
     outcome = run(make_local(), watch)
     assert outcome.phase is JobPhase.COMPLETE
-    assert watch.last is not None
-    assert [(ended.name, ended.reason) for ended in watch.last.exits] == [(victim, ExitReason.KILLED)]
+    assert [(ended.name, ended.reason) for ended in unwrap(watch.last).exits] == [(victim, ExitReason.KILLED)]
     role = victim.partition("-")[0]
     assert {name: count for name, count in outcome.restarts.items() if count} == ({role: 1} if role != "redis" else {})
     assert watch.left() == []
@@ -138,8 +138,7 @@ def test_memory_grows_where_a_process_ran_out_of_it(make_local: MakeJob, monkeyp
     watch = Watch(training, nothing)
     outcome = run(make_local(policy=Policy(Backoff(base=0.1), backoff_limit=3, stop_grace=2.0)), watch)
     assert outcome.phase is JobPhase.COMPLETE
-    assert watch.last is not None
-    assert {(ended.reason, ended.memory_limit, ended.grown) for ended in watch.last.exits} == {
+    assert {(ended.reason, ended.memory_limit, ended.grown) for ended in unwrap(watch.last).exits} == {
         (ExitReason.OOM_KILLED, 256 << 20, 384 << 20)
     }
     assert max(peak for name, peak in outcome.peak_memory.items() if name.startswith("worker")) > 260 << 20

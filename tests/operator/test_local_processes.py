@@ -15,6 +15,7 @@ from emberscale_api.job.roles import Role
 from emberscale_operator.local.process import list_threads
 from emberscale_operator.local.processes import JobProcesses
 from emberscale_operator.machine import ExitReason, Instance, InstanceId, InstanceState, Resources
+from eventually import unwrap
 
 MakeBackend = Callable[..., JobProcesses]
 Eventually = Callable[[Callable[[], object]], None]
@@ -55,8 +56,7 @@ def test_a_process_that_was_superseded_did_nothing_wrong(make_backend: MakeBacke
     backend.create(WORKER, Resources(), now=1.0)
     eventually(lambda: ended(backend))
     seen = observe(backend)[WORKER]
-    assert seen.exit is not None
-    assert seen.exit.reason is ExitReason.KILLED
+    assert unwrap(seen.exit).reason is ExitReason.KILLED
 
 
 def test_an_incarnation_is_never_started_twice(make_backend: MakeBackend, eventually: Eventually) -> None:
@@ -103,8 +103,7 @@ def test_a_resize_changes_the_limit_of_memory_in_place(make_backend: MakeBackend
     eventually(lambda: observe(backend) and backend.peak_memory()["worker-0"] > 300 << 20)
     backend.resize(WORKER, Resources(memory_bytes=100 << 20))
     eventually(lambda: ended(backend))
-    seen = observe(backend)[WORKER].exit
-    assert seen is not None
+    seen = unwrap(observe(backend)[WORKER].exit)
     assert seen.reason is ExitReason.OOM_KILLED
 
 
@@ -157,8 +156,7 @@ def test_deleting_a_live_instance_ends_it_and_that_is_no_failure(
     backend.delete(WORKER, now=time.monotonic())
     assert observe(backend)[WORKER].state is not InstanceState.RUNNING
     eventually(lambda: ended(backend))
-    seen = observe(backend)[WORKER].exit
-    assert seen is not None
+    seen = unwrap(observe(backend)[WORKER].exit)
     assert seen.deleted
 
 
@@ -170,8 +168,7 @@ def test_one_that_does_not_stop_in_time_is_killed(
     eventually(lambda: "deaf" in (tmp_path / "worker-0.log").read_text().splitlines())
     backend.delete(WORKER, now=time.monotonic())
     eventually(lambda: ended(backend))
-    seen = observe(backend)[WORKER].exit
-    assert seen is not None
+    seen = unwrap(observe(backend)[WORKER].exit)
     assert seen.code == -signal.SIGKILL
 
 

@@ -22,6 +22,7 @@ from emberscale_operator import master_link
 from emberscale_operator.machine import Scale
 from emberscale_operator.master_bounds import bounded
 from emberscale_operator.master_link import MasterAddress, MasterLink, retry_pause, sizes_of
+from eventually import unwrap
 
 TLS_HANDSHAKE = b"\x16"
 """The first byte of a client with TLS."""
@@ -110,8 +111,7 @@ async def test_what_a_job_came_to_is_known_from_a_master_that_is_gone_with_the_e
         await link.refresh_status()
         hangs.set()  # it answers no further call
         await asyncio.wait_for(until_status(link, pb.COMPLETE), 60)
-        assert link.status is not None
-        assert link.status.samples == 54_000
+        assert unwrap(link.status).samples == 54_000
 
 
 async def test_what_a_master_says_is_brought_within_bounds() -> None:
@@ -181,8 +181,7 @@ async def test_a_master_that_comes_late_and_again_is_heard() -> None:
         assert not link.answers
         second, _ = await start(2, port)
         await until_plan(link, woken, 2)
-        assert link.status is not None
-        assert link.status.phase == pb.TRAINING
+        assert unwrap(link.status).phase == pb.TRAINING
         await second.stop(None)
         third, _ = await start(3, port)
         await until_plan(link, woken, 3)

@@ -13,6 +13,7 @@ from emberscale_simulator.pods import Environment
 from emberscale_simulator.resources import Amounts
 from emberscale_simulator.run import JobRun
 from emberscale_simulator.scenario import StartUpSpec, StragglerSpec
+from eventually import unwrap
 
 PHYSICS = Physics(512, 0.3, 0.95, 0.22, 0.95, 4.8e6, 2e-4, 3e-3, 6e8, 6e8)
 SHAPE = JobShape(8, 4, 4, 4, 4 * GIB, 8 * GIB)
@@ -69,10 +70,16 @@ def tables(run: JobRun, ps: int = SHAPE.ps, samples: float | None = None) -> flo
 
 
 def step(run: JobRun) -> tuple[float, Happening]:
-    event = run.next_event()
-    assert event is not None
+    event = unwrap(run.next_event())
     run.happen(event[1], event[0], PLENTY)
     return event
+
+
+def begun(*args: Any, **job_changes: Any) -> JobRun:
+    """As `begin`; its pods are ready."""
+    run = begin(*args, **job_changes)
+    step(run)
+    return run
 
 
 def test_a_job_starts_trains_and_completes_at_the_true_speed() -> None:
@@ -85,8 +92,7 @@ def test_a_job_starts_trains_and_completes_at_the_true_speed() -> None:
 
 
 def test_a_live_change_trains_on_until_the_new_pods_are_there() -> None:
-    run = begin(LIVE)
-    step(run)
+    run = begun(LIVE)
     assert run.change_to(replace(SHAPE, workers=10), 100.0, PLENTY)
     assert run.next_event() == (130.0, Happening.CHANGE_READY)
     step(run)
@@ -99,8 +105,7 @@ def test_a_live_change_trains_on_until_the_new_pods_are_there() -> None:
 def test_rows_move_to_more_servers_and_to_fewer_while_the_job_trains() -> None:
     moving = LIVE.model_copy(update={"move_bandwidth": "100M", "move_slowdown": 0.2})
     for servers, busiest in ((6, 1.0), (2, 1.0), (1, 3.0)):  # of 4: the one that joins, leaves, or stays alone
-        run = begin(moving)
-        step(run)
+        run = begun(moving)
         assert run.change_to(replace(SHAPE, ps=servers), 100.0, PLENTY)
         at, _ = step(run)
         smaller = min(tables(run, ps=SHAPE.ps), tables(run, ps=servers))
@@ -109,8 +114,7 @@ def test_rows_move_to_more_servers_and_to_fewer_while_the_job_trains() -> None:
 
 
 def test_a_restart_stands_still_for_saving_starting_and_loading() -> None:
-    run = begin(STOPPING)
-    step(run)
+    run = begun(STOPPING)
     assert run.change_to(replace(SHAPE, workers=10), 100.0, PLENTY)
     at, _ = step(run)
     assert at == pytest.approx(100.0 + 30 + 2 * tables(run, samples=70 * 512 * batch_rate(PHYSICS, 8, 4, 4, 4)))
@@ -131,15 +135,13 @@ def test_pods_that_are_replaced_overlap_only_where_there_is_room() -> None:
     assert full.change_to(larger, 100.0, Amounts(4 * 4, 1 << 60))
     assert full.reserved.cpu == larger.cpu
     step(full)
-    event = full.next_event()
-    assert event is not None
+    event = unwrap(full.next_event())
     assert event[0] == pytest.approx(100 + 4 * 30.0 + 30.0 + 5.0 + 2 * tables(full))
     assert not refused.change_to(larger, 100.0, Amounts(4 * 4 - 1, 1 << 60))
 
 
 def test_pods_that_are_resized_in_place_neither_start_nor_overlap_nor_stand_still() -> None:
-    run = begin(LIVE.model_copy(update={"resize": 10.0}))
-    step(run)
+    run = begun(LIVE.model_copy(update={"resize": 10.0}))
     larger = replace(SHAPE, ps_cpu=8, worker_cpu=2, ps_memory=16 * GIB)
     assert run.change_to(larger, 100.0, PLENTY)
     assert run.reserved.cpu == 8 * 4 + 4 * 8  # of each role the larger until it is done
@@ -150,16 +152,14 @@ def test_pods_that_are_resized_in_place_neither_start_nor_overlap_nor_stand_stil
 
 
 def test_pods_that_are_added_while_others_are_resized_are_all_that_starts() -> None:
-    run = begin(LIVE.model_copy(update={"resize": 10.0}))
-    step(run)
+    run = begun(LIVE.model_copy(update={"resize": 10.0}))
     assert run.change_to(replace(SHAPE, workers=10, worker_cpu=2), 100.0, PLENTY)
     assert run.reserved.cpu == 8 * 4 + 2 * 2 + 4 * 4
     assert step(run) == (130.0, Happening.CHANGE_READY)
 
 
 def test_another_number_of_servers_holds_training_while_their_rows_are_saved_and_loaded() -> None:
-    run = begin(LIVE)
-    step(run)
+    run = begun(LIVE)
     assert run.change_to(replace(SHAPE, ps=8), 100.0, PLENTY)
     assert step(run) == (130.0, Happening.CHANGE_READY)
     saved, loaded = tables(run, 4), tables(run, 8)
@@ -170,8 +170,7 @@ def test_another_number_of_servers_holds_training_while_their_rows_are_saved_and
 
 
 def test_what_changes_cost_is_told_as_the_product_tells_it() -> None:
-    run = begin(LIVE)
-    step(run)
+    run = begun(LIVE)
     first = run.take_start_times()
     assert {(start.role, start.seconds, start.paused_seconds) for start in first} == {
         ("worker", 30.0, None),
@@ -190,8 +189,7 @@ def test_a_failed_worker_only_slows_a_job_and_a_failed_server_takes_it_back_to_i
     run = begin(LIVE, often)
     workers_lost = servers_lost = 0
     while not run.ended:
-        event = run.next_event()
-        assert event is not None
+        event = unwrap(run.next_event())
         run.advance(event[0])
         before = run.samples
         run.happen(event[1], event[0], PLENTY)
@@ -203,8 +201,7 @@ def test_a_failed_worker_only_slows_a_job_and_a_failed_server_takes_it_back_to_i
         else:
             servers_lost += 1
             assert run.samples <= before
-            again = run.next_event()
-            assert again is not None
+            again = unwrap(run.next_event())
             assert again[0] == pytest.approx(event[0] + 8 + 30 + tables(run))
     assert run.phase is RunPhase.COMPLETE
     assert workers_lost
@@ -216,16 +213,14 @@ def test_any_failed_pod_of_a_job_that_is_not_elastic_starts_all_anew_from_its_ch
     run = begin(STOPPING, often)
     failures = 0
     while not run.ended:
-        event = run.next_event()
-        assert event is not None
+        event = unwrap(run.next_event())
         run.take_start_times()
         run.happen(event[1], event[0], PLENTY)
         if event[1] is not Happening.FAILURE:
             continue
         failures += 1
         assert {start.role for start in run.take_start_times()} == {"worker", "ps"}
-        again = run.next_event()
-        assert again is not None
+        again = unwrap(run.next_event())
         assert again[0] == pytest.approx(event[0] + 8 + 30 + tables(run))
     assert failures > run.servers_lost > 0
 
@@ -236,8 +231,7 @@ def test_a_pod_that_goes_silent_is_given_up_later_than_one_whose_process_ends(si
     run = begin(LIVE.model_copy(update={"detection": 15.0, "end_detection": 1.0}), often)
     back: dict[Happening, float] = {}
     while len(back) < 2:
-        event = run.next_event()
-        assert event is not None
+        event = unwrap(run.next_event())
         run.happen(event[1], event[0], PLENTY)
         after = run.next_event()
         if event[1] is Happening.FAILURE and after is not None and after[1] in (Happening.READY, Happening.WORKER_BACK):
@@ -248,8 +242,7 @@ def test_a_pod_that_goes_silent_is_given_up_later_than_one_whose_process_ends(si
 
 
 def test_a_job_saves_as_often_as_the_brain_advises_where_nothing_else_is_said() -> None:
-    run = begin(LIVE)
-    step(run)
+    run = begun(LIVE)
     speed = 512 * batch_rate(PHYSICS, 8, 4, 4, 4)
     run.advance(430.0)
     run.advise(100.0, 430.0)
@@ -280,8 +273,7 @@ def test_a_roll_back_never_loses_more_than_a_checkpoint_interval() -> None:
     most = 600 * 512 * batch_rate(PHYSICS, 8, 4, 4, 4)
     run = begin(STOPPING, often)
     while not run.ended:
-        event = run.next_event()
-        assert event is not None
+        event = unwrap(run.next_event())
         run.advance(event[0])
         before = run.samples
         run.happen(event[1], event[0], PLENTY)
@@ -299,14 +291,12 @@ def test_tables_that_outgrow_their_memory_end_a_job_that_nobody_resizes() -> Non
 
 def test_a_server_that_is_killed_for_its_memory_waits_longer_each_time_and_reports_what_it_reached() -> None:
     waiting = LIVE.model_copy(update={"restart_backoff": 10.0, "restart_backoff_limit": 100.0})
-    run = begin(waiting, shape=replace(SHAPE, ps_memory=GIB // 2))
-    step(run)
+    run = begun(waiting, shape=replace(SHAPE, ps_memory=GIB // 2))
     waits = []
     while not run.ended:
         at, what = step(run)
         if what is Happening.OUT_OF_MEMORY and not run.ended:
-            profile = run.measure(at)
-            assert profile is not None
+            profile = unwrap(run.measure(at))
             assert profile.restarted
             assert profile.ps_memory == GIB // 2
             back = tables(run)
@@ -317,13 +307,11 @@ def test_a_server_that_is_killed_for_its_memory_waits_longer_each_time_and_repor
 
 def test_a_server_that_was_killed_for_its_memory_starts_again_with_more() -> None:
     growing = LIVE.model_copy(update={"memory_growth": 1.5})
-    run = begin(growing, shape=replace(SHAPE, ps_memory=GIB))
-    step(run)
+    run = begun(growing, shape=replace(SHAPE, ps_memory=GIB))
     at, what = step(run)
     assert what is Happening.OUT_OF_MEMORY
     assert run.shape == replace(SHAPE, ps_memory=GIB * 3 // 2)
-    profile = run.measure(at)
-    assert profile is not None
+    profile = unwrap(run.measure(at))
     assert profile.ps_memory == GIB
     while not run.ended:
         step(run)
@@ -337,27 +325,23 @@ def test_memory_grows_no_further_than_the_cluster_and_the_bounds_have_room() -> 
     full, bounded = begin(growing, shape=small), begin(growing, shape=small, bounds=ShapeBounds(ps_memory=(GIB, GIB)))
     for run, free in ((full, Amounts(1e6, GIB // 4)), (bounded, PLENTY)):
         step(run)
-        event = run.next_event()
-        assert event is not None
+        event = unwrap(run.next_event())
         run.happen(event[1], event[0], free)
         assert run.shape == small
 
 
 def test_memory_grows_to_a_multiple_of_what_the_job_was_given_and_no_further() -> None:
     growing = LIVE.model_copy(update={"memory_growth": 1.5, "max_memory_growth": 2.0})
-    run = begin(growing, shape=replace(SHAPE, ps_memory=GIB // 2))
-    step(run)
+    run = begun(growing, shape=replace(SHAPE, ps_memory=GIB // 2))
     while not run.ended:
         step(run)
-    assert run.shape is not None
-    assert run.shape.ps_memory == GIB
+    assert unwrap(run.shape).ps_memory == GIB
     assert run.phase is RunPhase.FAILED
 
 
 def test_a_server_that_lived_long_starts_again_at_once() -> None:
     waiting = LIVE.model_copy(update={"restart_backoff": 10.0, "memory_growth": 1.2, "restart_backoff_reset": 1.0})
-    run = begin(waiting, shape=replace(SHAPE, ps_memory=GIB))
-    step(run)
+    run = begun(waiting, shape=replace(SHAPE, ps_memory=GIB))
     waits = []
     while not run.ended:
         at, what = step(run)
@@ -369,8 +353,7 @@ def test_a_server_that_lived_long_starts_again_at_once() -> None:
 
 
 def test_a_job_that_keeps_running_out_of_memory_may_be_given_more() -> None:
-    run = begin(LIVE, shape=replace(SHAPE, ps_memory=GIB // 2))
-    step(run)
+    run = begun(LIVE, shape=replace(SHAPE, ps_memory=GIB // 2))
     at, what = step(run)
     assert what is Happening.OUT_OF_MEMORY
     assert not run.in_transition
@@ -386,10 +369,8 @@ def test_a_job_that_keeps_running_out_of_memory_may_be_given_more() -> None:
 
 
 def test_more_memory_in_time_saves_a_job() -> None:
-    run = begin(LIVE, shape=replace(SHAPE, ps_memory=GIB))
-    step(run)
-    event = run.next_event()
-    assert event is not None
+    run = begun(LIVE, shape=replace(SHAPE, ps_memory=GIB))
+    event = unwrap(run.next_event())
     assert event[1] is Happening.OUT_OF_MEMORY
     assert run.change_to(SHAPE, event[0] - 60, PLENTY)
     while not run.ended:
@@ -402,8 +383,7 @@ def test_a_slow_worker_holds_back_only_those_who_share_its_data_statically() -> 
     slow = environment(stragglers=StragglerSpec(worker_probability=0.3, slowest=0.5, fastest=0.5))
     speeds = []
     for mechanics in (STOPPING, LIVE):
-        run = begin(mechanics, slow)
-        step(run)
+        run = begun(mechanics, slow)
         run.advance(1000.0)
         speeds.append(run.samples)
     healthy = begin(LIVE)
@@ -415,8 +395,7 @@ def test_a_slow_worker_holds_back_only_those_who_share_its_data_statically() -> 
 
 def test_a_slow_server_holds_back_its_job_to_the_end() -> None:
     slow = environment(stragglers=StragglerSpec(ps_probability=0.5, slowest=0.2, fastest=0.2))
-    run = begin(LIVE, slow)
-    step(run)
+    run = begun(LIVE, slow)
     at, what = step(run)
     assert what is Happening.DONE
     assert at > 30 + 2 * 100_000 / batch_rate(PHYSICS, 8, 4, 4, 4)
@@ -424,16 +403,14 @@ def test_a_slow_server_holds_back_its_job_to_the_end() -> None:
 
 def test_load_moves_off_a_slow_server_where_the_mechanics_can_do_that() -> None:
     slow = environment(stragglers=StragglerSpec(ps_probability=0.5, slowest=0.2, fastest=0.2))
-    run = begin(LIVE.model_copy(update={"straggler_seconds": 60.0}), slow)
-    step(run)
+    run = begun(LIVE.model_copy(update={"straggler_seconds": 60.0}), slow)
     before = run.timeline[-1][1]
     assert step(run) == (90.0, Happening.MENDED)
     assert run.timeline[-1][1] > 1.3 * before
 
 
 def test_an_evicted_job_starts_again_from_its_last_checkpoint() -> None:
-    run = begin(STOPPING)
-    step(run)
+    run = begun(STOPPING)
     run.evict(1500.0)
     assert run.phase is RunPhase.QUEUED
     assert run.reserved.cpu == 0
@@ -445,8 +422,7 @@ def test_an_evicted_job_starts_again_from_its_last_checkpoint() -> None:
 
 
 def test_an_elastic_job_trains_on_without_workers_that_are_taken_but_never_without_the_last() -> None:
-    run = begin(LIVE)
-    step(run)
+    run = begun(LIVE)
     assert run.evict_workers(100, 50.0) == 7
     assert run.shape == SHAPE
     assert run.reserved.cpu == SHAPE.cpu - 7 * 4
@@ -471,8 +447,7 @@ def test_a_profile_says_what_is_true_and_when_it_says_nothing_about_the_shape() 
     step(run)
     early = run.measure(40.0)
     late = run.measure(100.0)
-    assert early is not None
-    assert early.restarted
+    assert unwrap(early).restarted
     assert late is not None
     assert not late.restarted
     assert late.throughput == pytest.approx(512 * batch_rate(PHYSICS, 8, 4, 4, 4))
@@ -491,9 +466,7 @@ def test_checkpoints_that_stop_training_cost_their_share() -> None:
 
 
 def test_a_job_that_nothing_disturbs_never_fails() -> None:
-    run = begin(LIVE)
-    step(run)
-    event = run.next_event()
-    assert event is not None
+    run = begun(LIVE)
+    event = unwrap(run.next_event())
     assert event[0] < math.inf
     assert event[1] is Happening.DONE

@@ -1,9 +1,11 @@
-"""Waiting for what another thread or process does, without keeping it from doing so."""
+"""Waiting for what another thread or process does, without keeping it from doing so; and what must be there at once."""
 
 import threading
 from collections.abc import Callable
+from typing import TypeVar
 
 _LOOK_SECONDS = 0.01
+Value = TypeVar("Value")
 
 
 def eventually(holds: Callable[[], bool]) -> None:
@@ -11,3 +13,9 @@ def eventually(holds: Callable[[], bool]) -> None:
     never = threading.Event()
     while not holds():
         never.wait(_LOOK_SECONDS)
+
+
+def unwrap(value: Value | None) -> Value:
+    """Returns a value that must be there."""
+    assert value is not None
+    return value

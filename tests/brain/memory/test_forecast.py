@@ -9,6 +9,7 @@ import pytest
 from emberscale_api.shape import GIB, JobProfile, JobShape
 from emberscale_brain.memory import MOST_POINTS, Expectation, MemoryTrack, fit_memory
 from emberscale_brain.planner.types import JobMetadata
+from eventually import unwrap
 
 JOB = JobMetadata(
     architecture="DLRM", batch_size=512, dense_bytes=1 << 20, embedding_dimension=416, tables=26, total_samples=10**8
@@ -40,8 +41,7 @@ def profiles(until: float, shape: JobShape = SHAPE, count: int = 40, with_rows: 
 
 @pytest.mark.parametrize("with_rows", [True, False])
 def test_a_ps_that_will_run_out_of_memory_is_seen_early(with_rows: bool) -> None:
-    model = fit_memory(MemoryTrack().add(profiles(1.5e7, with_rows=with_rows)), JOB)
-    assert model is not None
+    model = unwrap(fit_memory(MemoryTrack().add(profiles(1.5e7, with_rows=with_rows)), JOB))
     forecast = model.forecast(SHAPE)
     truth = BASE + ROW_BYTES * rows_at(1e8) / 4
     assert truth > SHAPE.ps_memory
@@ -57,16 +57,14 @@ def test_a_ps_that_will_run_out_of_memory_is_seen_early(with_rows: bool) -> None
 
 
 def test_a_ps_with_room_enough_is_left_alone() -> None:
-    model = fit_memory(MemoryTrack().add(profiles(3e7)), JOB)
-    assert model is not None
+    model = unwrap(fit_memory(MemoryTrack().add(profiles(3e7)), JOB))
     forecast = model.forecast(replace(SHAPE, ps_memory=32 * GIB))
     assert forecast.oom_at_samples is None
     assert forecast.oom_band is None
 
 
 def test_the_need_of_any_number_of_ps_covers_the_truth_without_waste() -> None:
-    model = fit_memory(MemoryTrack().add(profiles(3e7)), JOB)
-    assert model is not None
+    model = unwrap(fit_memory(MemoryTrack().add(profiles(3e7)), JOB))
     counts = np.array([1, 2, 4, 8, 16])
     truth = BASE + ROW_BYTES * rows_at(1e8) / counts
     needed = model.need().each(counts)
@@ -80,8 +78,7 @@ def test_rows_do_not_grow_after_the_first_epoch() -> None:
         replace(p, rows=int(rows_at(min(p.samples, 10**7))), ps_memory=int(BASE + 40 * rows_at(min(p.samples, 10**7))))
         for p in profiles(1.5e7)
     ]
-    model = fit_memory(MemoryTrack().add(grown), two_epochs)
-    assert model is not None
+    model = unwrap(fit_memory(MemoryTrack().add(grown), two_epochs))
     assert model.forecast(SHAPE).upper == pytest.approx(grown[-1].ps_memory, rel=0.02)
 
 
@@ -104,8 +101,7 @@ def test_nothing_measured_means_no_forecast() -> None:
 @pytest.mark.parametrize("measured_at", [1, 16])
 def test_one_measurement_at_one_number_of_ps_never_sizes_another_number_too_small(measured_at: int) -> None:
     early = profiles(4e6, replace(SHAPE, ps=measured_at), count=1)
-    model = fit_memory(MemoryTrack().add(early), JOB)
-    assert model is not None
+    model = unwrap(fit_memory(MemoryTrack().add(early), JOB))
     counts = np.array([1, 2, 4, 8, 16, 32])
     assert (model.need().each(counts) >= BASE + ROW_BYTES * rows_at(1e8) / counts).all()
 
@@ -123,8 +119,7 @@ def test_what_similar_jobs_ended_with_tells_early_how_far_the_rows_will_grow() -
 
 def test_an_expectation_that_is_wrong_altogether_gives_way_to_what_is_measured() -> None:
     seen = MemoryTrack().add(profiles(6e7))
-    model = fit_memory(seen, JOB, Expectation(1e8, 100 * rows_at(1e8), 0.1))
-    assert model is not None
+    model = unwrap(fit_memory(seen, JOB, Expectation(1e8, 100 * rows_at(1e8), 0.1)))
     forecast = model.forecast(SHAPE)
     assert forecast.lower <= BASE + ROW_BYTES * rows_at(1e8) / SHAPE.ps <= forecast.upper
     assert forecast.upper < 1.3 * forecast.expected

@@ -14,6 +14,7 @@ from emberscale_brain.model.predict import Coefficients, ModelConstants, feature
 from emberscale_brain.model.prior import similar_prior, weak_prior
 from emberscale_brain.model.window import PROFILES_PER_SHAPE, SHAPES, ProfileWindow, problem_with
 from emberscale_brain.planner.types import ThroughputFit
+from eventually import unwrap
 from references import fit_profiles
 
 PAPER = (3.48, 2.36, 0.68, 2.45, 2.45, 0.0)  # DLRover-RM section 6.2, in the order of COEFFICIENTS
@@ -80,9 +81,7 @@ def relative_errors(fit: ThroughputFit, coefficients: tuple[float, ...] = PAPER)
 
 
 def fitted(profiles: tuple[JobProfile, ...]) -> ThroughputFit:
-    fit = fit_profiles(profiles, UNITS, NOW)
-    assert fit is not None
-    return fit
+    return unwrap(fit_profiles(profiles, UNITS, NOW))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -148,8 +147,7 @@ def test_too_few_shapes_to_tell_leave_what_was_believed() -> None:
     known = fitted(overlapping_profiles(24, 1))
     assert fitted(profiles).overlap == 1
     prior = similar_prior([known, replace(known, overlap=1.0)], [0.9, 0.6], shape_features(UNITS, ONE_SHAPE))
-    fit = fit_profiles(profiles, UNITS, NOW, prior)
-    assert fit is not None
+    fit = unwrap(fit_profiles(profiles, UNITS, NOW, prior))
     assert fit.overlap == known.overlap
     assert rmsle(Coefficients.of(fit).iteration_seconds(grid()), OVERLAPPING.iteration_seconds(grid())) < 0.1
 
@@ -219,8 +217,7 @@ def test_a_job_that_never_varied_its_shape_leans_on_similar_jobs() -> None:
     at = features(UNITS, 4, 2, 4, 4)
     prior = similar_prior(past, [0.95, 0.9, 0.8], at)
     profiles = profiles_of([ONE_SHAPE], coefficients=tuple(1.3 * c for c in PAPER), repeats=10, noise=0.05)
-    with_prior = fit_profiles(profiles, UNITS, NOW, prior)
-    assert with_prior is not None
+    with_prior = unwrap(fit_profiles(profiles, UNITS, NOW, prior))
     truth = tuple(1.3 * c for c in PAPER)
     alone = fitted(profiles)
     assert np.abs(relative_errors(with_prior, truth)).max() < 0.25 < np.abs(relative_errors(alone, truth)).max()
@@ -230,16 +227,14 @@ def test_a_job_that_never_varied_its_shape_leans_on_similar_jobs() -> None:
 def test_own_measurements_outweigh_a_wrong_prior() -> None:
     wrong = fitted(profiles_of(random_shapes(24, 0), coefficients=(0.5, 9.0, 3.0, 0.5, 9.0, 0.5), repeats=10))
     prior = similar_prior([wrong], [0.7], features(UNITS, 4, 2, 4, 4))
-    fit = fit_profiles(profiles_of(random_shapes(24, 2), repeats=20, noise=0.05), UNITS, NOW, prior)
-    assert fit is not None
+    fit = unwrap(fit_profiles(profiles_of(random_shapes(24, 2), repeats=20, noise=0.05), UNITS, NOW, prior))
     assert np.sqrt(np.mean(relative_errors(fit) ** 2)) < 0.03
     assert fit.prior_share < 0.1
 
 
 def test_a_job_that_has_not_run_is_predicted_by_its_prior_alone() -> None:
     prior = weak_prior(features(UNITS, 4, 2, 4, 4), 10.0)
-    fit = fit_profiles((), UNITS, NOW, prior)
-    assert fit is not None
+    fit = unwrap(fit_profiles((), UNITS, NOW, prior))
     assert throughput(UNITS, fit, ONE_SHAPE)[0] == pytest.approx(4 / 10.0)
     assert fit.prior_share == 1
     assert fit_profiles((), UNITS, NOW) is None
@@ -298,8 +293,7 @@ def test_a_profile_that_cannot_be_true_is_refused_and_in_no_fit(field: str, valu
     good = profiles_of(random_shapes(6, 0), repeats=2)
     bad = replace(good[-1], time=1e6)
     bad = replace(bad, **{field: value})  # type: ignore[arg-type]  # the fields have several types
-    problem = problem_with(bad, NOW)
-    assert problem is not None
+    problem = unwrap(problem_with(bad, NOW))
     assert says in problem
     window = ProfileWindow().add([*good, bad], NOW)
     assert window.refused == 1

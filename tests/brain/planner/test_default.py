@@ -27,6 +27,7 @@ from emberscale_brain.planner.types import (
     Quota,
     ShapeBounds,
 )
+from eventually import unwrap
 
 NOW = 1e6
 NETWORK = 1.25e9
@@ -173,12 +174,10 @@ def test_a_job_that_is_nearly_done_is_not_scaled_for_a_gain_below_its_cost() -> 
 @pytest.mark.parametrize("minutes", [0.5, 1, 2, 5, 20, 60])
 def test_a_job_with_room_around_it_is_never_shrunk_to_a_crawl_before_its_end(minutes: float) -> None:
     planner = DefaultPlanner(PlannerSettings(exploration=0, time_value_per_hour=3.0))
-    best = only(plan([running()], planner=planner)).shape
-    assert best is not None
+    best = unwrap(only(plan([running()], planner=planner)).shape)
     speed = best.workers * 512 / seconds(best)
     job = replace(running(shapes=(*VARIED, best)), remaining_samples=int(minutes * 60 * speed))
-    shape = only(plan([job], planner=planner)).shape
-    assert shape is not None
+    shape = unwrap(only(plan([job], planner=planner)).shape)
     assert shape.workers * 512 / seconds(shape) > 0.8 * speed
 
 
@@ -198,8 +197,7 @@ def test_an_oversized_job_gives_back_what_gains_nothing() -> None:
     job = replace(running(shapes=(*VARIED, huge)), bounds=replace(BOUNDS, workers=(1, 4)))
     planned = only(plan([job], planner=planner))
     assert planned.action is PlanAction.SHRINK
-    assert planned.shape is not None
-    assert planned.shape.cpu < huge.cpu
+    assert unwrap(planned.shape).cpu < huge.cpu
 
 
 def test_a_job_without_profiles_stays_as_it_is_and_says_why() -> None:
@@ -247,8 +245,7 @@ def test_what_an_owners_jobs_say_beyond_its_quota_takes_no_room_from_others(name
     liar = replace(running("liar"), owner="liars", current=huge, fixed=True)
     capacity, quotas = ClusterCapacity(100, 2000 * GIB), {name: Quota(40, 800 * GIB), "ads": Quota()}
     plans = plan([liar, waiting()], capacity, quotas=quotas)
-    first = only(plans).shape
-    assert first is not None
+    first = unwrap(only(plans).shape)
     assert 0 < first.cpu <= 60
     more = plan([liar, waiting(), waiting("greedy", owner="liars")], capacity, quotas=quotas)
     assert more[JobId("greedy")].shape is None, "its owner has nothing left"
@@ -259,16 +256,14 @@ def test_the_job_that_is_nearly_done_gets_the_scarce_cores() -> None:
     plans = plan([late, soon], ClusterCapacity(60, 10_000 * GIB))
     soon_shape, late_shape = plans[JobId("soon")].shape, plans[JobId("late")].shape
     assert soon_shape is not None
-    assert late_shape is not None
-    assert soon_shape.cpu > 2 * late_shape.cpu
+    assert soon_shape.cpu > 2 * unwrap(late_shape).cpu
 
 
 def test_a_fixed_job_counts_against_the_capacity_and_is_not_planned() -> None:
     fixed = replace(running("fixed"), current=JobShape(10, 5, 8, 4, 4 * GIB, 16 * GIB), fixed=True)
     plans = plan([fixed, running()], ClusterCapacity(110, 10_000 * GIB))
     assert list(plans) == [JobId("job")]
-    shape = only(plans).shape
-    assert shape is not None
+    shape = unwrap(only(plans).shape)
     assert shape.cpu <= 10
 
 
@@ -338,10 +333,8 @@ def test_memory_grows_before_it_runs_out() -> None:
     planner = DefaultPlanner(PlannerSettings(exploration=0, memory_lead_seconds=1e6))
     planned = only(plan([growing(16 * GIB)], planner=planner))
     assert planned.action is PlanAction.GROW_MEMORY
-    assert planned.shape is not None
-    assert 38 * GIB < planned.shape.ps_memory < 60 * GIB  # 40 bytes x 10^9 + 1 GiB, and headroom
-    assert planned.explanation.memory is not None
-    assert planned.explanation.memory.oom_at_samples == pytest.approx(15 * GIB / 40, rel=0.1)
+    assert 38 * GIB < unwrap(planned.shape).ps_memory < 60 * GIB  # 40 bytes x 10^9 + 1 GiB, and headroom
+    assert unwrap(planned.explanation.memory).oom_at_samples == pytest.approx(15 * GIB / 40, rel=0.1)
     assert "memory" in planned.reason
 
 
@@ -352,8 +345,7 @@ def test_memory_grows_even_where_nothing_says_how_fast_the_job_is() -> None:
     job = replace(running(), current=replace(SMALL, ps_memory=2 * GIB), profiles=killed, remaining_samples=9 * 10**6)
     planned = only(plan([replace(job, metadata=replace(DATA, total_samples=10**7))]))
     assert planned.action is PlanAction.GROW_MEMORY
-    assert planned.shape is not None
-    assert planned.shape.ps_memory > 3 * GIB
+    assert unwrap(planned.shape).ps_memory > 3 * GIB
 
 
 def test_memory_that_runs_out_much_later_can_wait() -> None:
@@ -495,5 +487,4 @@ def test_a_job_that_is_fixed_for_a_while_keeps_what_was_learned_of_it() -> None:
     assert plan([replace(latest, fixed=True)], planner=planner) == {}
     after = only(plan([latest], planner=planner)).explanation.fit
     assert before is not None
-    assert after is not None
-    assert (before.distinct_shapes, after.distinct_shapes) == (5, 5)
+    assert (before.distinct_shapes, unwrap(after).distinct_shapes) == (5, 5)

@@ -14,6 +14,7 @@ from emberscale_brain.planner.candidates import dimensions
 from emberscale_brain.planner.front import MOST_SHAPES, Front, SearchEffort, exact_front, nsga2_front
 from emberscale_brain.planner.grid import Horizon, JobProblem, cpu_choices, shape_grid
 from emberscale_brain.planner.types import ClusterCapacity, Prices, ScalingOverheads, ShapeBounds, ThroughputFit
+from eventually import unwrap
 from references import hypervolume, hypervolume_ratio
 
 UNITS = ModelConstants(batch_size=1, dense_bytes=1, embedding_dimension=1, network_bytes_per_second=1)
@@ -27,8 +28,7 @@ def problem(seed: int, bounds: ShapeBounds | None = None, cpu_limit: float = flo
     a, b, c, d, e, f = (np.array([3.48, 2.36, 0.68, 2.45, 2.45, 0.6]) * np.exp(random.normal(0, 0.8, 6))).tolist()
     fit = ThroughputFit((a, b, c, d, e, f), NONE, 0.05, 0.05, 10, 10)
     bounds = bounds or ShapeBounds()
-    grid = shape_grid(bounds, PLENTY, 8 * GIB, PsMemoryNeed(GIB, float(np.exp(random.uniform(1.4, 6))) * GIB))
-    assert grid is not None
+    grid = unwrap(shape_grid(bounds, PLENTY, 8 * GIB, PsMemoryNeed(GIB, float(np.exp(random.uniform(1.4, 6))) * GIB)))
     fresh = JobProblem(grid, UNITS, fit, Prices(), Horizon(None, 0.0, 1.0, ScalingOverheads()), cpu_limit)
     if random.random() < 0.3:
         return fresh
@@ -131,8 +131,7 @@ def test_staying_is_free_and_a_ps_change_costs_more_than_a_worker_change() -> No
 
 def test_too_little_memory_rules_counts_of_ps_out() -> None:
     bounds = ShapeBounds(ps=(1, 16), ps_memory=(GIB, 8 * GIB))
-    grid = shape_grid(bounds, PLENTY, GIB, PsMemoryNeed(0.0, 40.0 * GIB))
-    assert grid is not None
+    grid = unwrap(shape_grid(bounds, PLENTY, GIB, PsMemoryNeed(0.0, 40.0 * GIB)))
     assert grid.ps.tolist() == list(range(5, 17))
     assert shape_grid(bounds, PLENTY, GIB, PsMemoryNeed(0.0, 400.0 * GIB)) is None
 

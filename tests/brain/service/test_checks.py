@@ -10,6 +10,7 @@ from emberscale_api.shape import GIB, JobProfile, JobShape
 from emberscale_brain.history.changes import StartUpObserved
 from emberscale_brain.planner.types import JobId
 from emberscale_brain.service.checks import Refusal, check_profile, check_start_up
+from eventually import unwrap
 
 SHAPE = JobShape(4, 2, 4, 4, GIB, GIB)
 START_UP = StartUpObserved(JobId("a"), "ps", 100.0, 20.0, 1.0)
@@ -42,8 +43,7 @@ GOOD = JobProfile(100.0, SHAPE, 512, 0.1, 20_480.0, 10_000, 10, GIB, GIB, 0.5, 0
     ],
 )
 def test_nonsense_is_refused_with_its_field(changes: dict[str, Any], reason: Refusal, detail: str) -> None:
-    refused = check_profile(replace(GOOD, **changes), 512, now=100.0, clock_skew=30.0)
-    assert refused is not None
+    refused = unwrap(check_profile(replace(GOOD, **changes), 512, now=100.0, clock_skew=30.0))
     assert refused.reason is reason
     assert detail in refused.message
 
@@ -66,8 +66,7 @@ def test_sense_is_let_pass() -> None:
 def test_a_start_up_that_makes_no_sense_is_refused_with_its_field(
     changes: dict[str, Any], reason: Refusal, detail: str
 ) -> None:
-    refused = check_start_up(replace(START_UP, **changes))
-    assert refused is not None
+    refused = unwrap(check_start_up(replace(START_UP, **changes)))
     assert refused.reason is reason
     assert detail in refused.message
     assert check_start_up(START_UP) is None

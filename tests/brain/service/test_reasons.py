@@ -4,6 +4,7 @@ from emberscale_api.shape import GIB, JobShape
 from emberscale_brain.history.changes import PlanMade
 from emberscale_brain.planner.types import Candidate, Explanation, JobId, PlanAction, PlannedShape, ThroughputFit
 from emberscale_brain.service.in_force import Reasons, refreshed
+from eventually import unwrap
 
 JOB = JobId("a")
 SHAPE = JobShape(4, 2, 4, 4, GIB, GIB)
@@ -30,8 +31,7 @@ def test_while_a_job_runs_the_last_round_says_why() -> None:
 
 def test_of_a_job_that_is_over_the_last_choice_stays_with_the_last_fit() -> None:
     reasons = given(SCALED, KEPT)
-    left = reasons.end(JOB)
-    assert left is not None
+    left = unwrap(reasons.end(JOB))
     assert (left.reason, left.explanation.front, left.explanation.fit) == ("faster", FRONT, KEPT.explanation.fit)
     assert reasons.latest(JOB) is None
 
@@ -39,8 +39,7 @@ def test_of_a_job_that_is_over_the_last_choice_stays_with_the_last_fit() -> None
 def test_a_choice_that_narrows_towards_the_end_is_not_the_one_that_stays() -> None:
     front = tuple(replace(point, shape=replace(SHAPE, workers=number)) for number, point in enumerate(FRONT * 3, 1))
     wide = replace(SCALED, explanation=replace(SCALED.explanation, front=front))
-    left = given(wide, SCALED).end(JOB)
-    assert left is not None
+    left = unwrap(given(wide, SCALED).end(JOB))
     assert left.explanation.front == front
 
 

@@ -18,6 +18,7 @@ from emberscale_operator.kubernetes.settings import Settings, read_settings
 from emberscale_operator.kubernetes.status import Facts, build_status
 from emberscale_operator.machine import InstanceId, JobStanding, Resources, demands_of
 from emberscale_operator.master_link import sizes_of
+from eventually import unwrap
 from training_jobs import job_body
 
 
@@ -95,14 +96,12 @@ def test_the_status_says_which_plan_is_in_force_and_why(open_job: Job) -> None:
         now=0.0,
         plan=given,
     )
-    status = build_status(TrainingJobStatus(), facts).plan
-    assert status is not None
+    status = unwrap(build_status(TrainingJobStatus(), facts).plan)
     assert (status.reason, status.message, status.brain_version, status.scalings) == ("Scale", "it pays", 3, 2)
     assert status.expected_samples_per_second == 900
     assert status.worker is not None
     assert (status.worker.replicas, status.worker.cpu, status.worker.memory) == (6, "2", "1024Mi")
-    kept = plan_of(status)
-    assert kept is not None
+    kept = unwrap(plan_of(status))
     assert counts(open_job, kept) == {Role.MASTER: 1, Role.PS: 2, Role.WORKER: 6}
     assert kept.sizing.message == "it pays"
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from emberscale_api.job.roles import Role
 from emberscale_operator.kubernetes.pod_state import LOST_SECONDS, PodView, view_pod
 from emberscale_operator.machine import ExitReason, InstanceId, InstanceState, Resources
+from eventually import unwrap
 
 NOW = 1_767_225_700.0  # 2026-01-01T00:01:40Z
 INJECTED = {"name": "proxy", "resources": {"limits": {"cpu": "100m", "memory": "64Mi"}}}
@@ -30,9 +31,7 @@ def pod(status: dict[str, Any], deletion: str | None = None, **limits: str) -> d
 
 
 def view(status: dict[str, Any], deletion: str | None = None, now: float = NOW, **limits: str) -> PodView:
-    found = view_pod(pod(status, deletion, **limits), now)
-    assert found is not None
-    return found
+    return unwrap(view_pod(pod(status, deletion, **limits), now))
 
 
 def ended(code: int, reason: str = "Error", **more: Any) -> dict[str, Any]:
@@ -43,8 +42,7 @@ def ended(code: int, reason: str = "Error", **more: Any) -> dict[str, Any]:
 
 def test_an_end_by_a_clock_that_is_ahead_is_now() -> None:
     early = NOW - 3600
-    ending = view(ended(1), now=early).instance.exit
-    assert ending is not None
+    ending = unwrap(view(ended(1), now=early).instance.exit)
     assert ending.at == early
 
 
@@ -109,8 +107,7 @@ def test_an_end_is_that_of_the_jobs_own_process_whatever_was_injected_beside_it(
     if around is PROXY_RUNS:
         status["phase"] = "Running"
     seen = view(status, memory="1Gi")
-    assert seen.instance.exit is not None
-    assert (seen.instance.exit.reason, seen.cause) == (ExitReason.OOM_KILLED, "OOMKilled")
+    assert (unwrap(seen.instance.exit).reason, seen.cause) == (ExitReason.OOM_KILLED, "OOMKilled")
     assert seen.instance.resources.memory_bytes == 1 << 30
     assert not seen.instance.ready
 
@@ -140,19 +137,16 @@ def test_a_pod_that_is_being_deleted_still_lives() -> None:
 def test_a_pod_that_may_take_long_to_end_is_not_waited_for_on_a_lost_node(ready: str, state: InstanceState) -> None:
     going = pod({"phase": "Running", "conditions": [{"type": "Ready", "status": ready}]}, "2026-01-01T00:03:00Z")
     going["metadata"]["deletionGracePeriodSeconds"] = 120  # it was told to end at 00:01:00
-    seen = view_pod(going, NOW)
-    assert seen is not None
+    seen = unwrap(view_pod(going, NOW))
     assert seen.instance.state is state
-    early = view_pod(going, NOW - 30)
-    assert early is not None
+    early = unwrap(view_pod(going, NOW - 30))
     assert early.instance.state is InstanceState.TERMINATING
 
 
 def test_a_pod_that_outlives_its_deletion_is_on_a_lost_node() -> None:
     seen = view({"phase": "Running"}, deletion="2026-01-01T00:01:35Z", now=NOW + LOST_SECONDS)
     assert not seen.instance.holds_log
-    assert seen.instance.exit is not None
-    assert (seen.instance.exit.reason, seen.cause) == (ExitReason.NODE_LOST, "NodeLost")
+    assert (unwrap(seen.instance.exit).reason, seen.cause) == (ExitReason.NODE_LOST, "NodeLost")
 
 
 @pytest.mark.parametrize(
@@ -176,8 +170,7 @@ def test_a_pod_that_outlives_its_deletion_is_on_a_lost_node() -> None:
 )
 def test_a_waiting_pod_says_for_what(status: dict[str, Any], reason: str) -> None:
     seen = view(status)
-    assert seen.waiting is not None
-    assert seen.waiting.reason == reason
+    assert unwrap(seen.waiting).reason == reason
     assert not seen.mounting
 
 
