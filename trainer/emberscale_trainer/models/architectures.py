@@ -8,7 +8,7 @@
 Parameter servers hold pieces of the flat vector of a module's dense parameters.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from emberscale_api.job import Architecture, ModelSpec, ResolvedModel
 from emberscale_trainer.models.entrypoint import OwnModel, features_of
-from emberscale_trainer.models.interaction import compress, interact
+from emberscale_trainer.models.interaction import compress, interact, interaction_gradients
+from emberscale_trainer.models.mlp import MLP
 
 
 class FlatParameters:
@@ -62,14 +63,27 @@ def load_flat(module: nn.Module, values: Tensor) -> None:
             start = stop
 
 
-def mlp(widths: Sequence[int], activate_last: bool) -> nn.Sequential:
-    """Linear layers from widths[0] to widths[-1] features, with ReLU between them and, if asked, after the last."""
-    layers: list[nn.Module] = []
-    for number, (inputs, outputs) in enumerate(pairwise(widths)):
-        layers.append(nn.Linear(inputs, outputs))
-        if activate_last or number < len(widths) - 2:
-            layers.append(nn.ReLU(inplace=True))  # a linear layer does not need its output to go back
-    return nn.Sequential(*layers)
+PullBack = Callable[[Tensor], Tensor | None]
+"""Takes the gradient of logits, float32 [B], back: to the `grad` of the parameters, and to that of the embeddings,
+float32 [B, width], which it returns; None if the logits do not depend on them."""
+
+
+def vjp(model: nn.Module, dense: Tensor, embeddings: Tensor) -> tuple[Tensor, PullBack]:
+    """The logits float32 [B] of a batch, without a graph, and the way back from their gradient, to be gone once.
+
+    The way back is PyTorch's autograd, or the model's own where it has one. The gradients of the parameters must be
+    zeros before.
+    """
+    if isinstance(model, DLRM):
+        return model.vjp(dense, embeddings)
+    embeddings.requires_grad_()
+    logits: Tensor = model(dense, embeddings)
+
+    def pull_back(gradient: Tensor) -> Tensor | None:
+        logits.backward(gradient)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        return embeddings.grad
+
+    return logits.detach(), pull_back
 
 
 class DLRM(nn.Module):
@@ -83,15 +97,31 @@ class DLRM(nn.Module):
         super().__init__()
         self._dimension = dimension
         vectors = tables + 1 if dense else tables
-        self.bottom = mlp([dense, *bottom, dimension], activate_last=True) if dense else None
+        self.bottom = MLP([dense, *bottom, dimension], activate_last=True) if dense else None
         repeated = dimension if dense else 0
-        self.top = mlp([repeated + vectors * (vectors - 1) // 2, *top, 1], activate_last=False)
+        self.top = MLP([repeated + vectors * (vectors - 1) // 2, *top, 1], activate_last=False)
 
     def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
         """Logits of a batch."""
         bottom = embeddings[:, :0] if self.bottom is None else self.bottom(dense)
         logits: Tensor = self.top(interact(bottom, embeddings, self._dimension))
         return logits.squeeze(1)
+
+    def vjp(self, dense: Tensor, embeddings: Tensor) -> "tuple[Tensor, PullBack]":
+        """Logits of a batch, and the way back from their gradient; see `vjp`."""
+        with torch.no_grad():
+            below = [embeddings[:, :0]] if self.bottom is None else self.bottom.outputs(dense)
+            above = self.top.outputs(interact(below[-1], embeddings, self._dimension))
+
+        def pull_back(gradient: Tensor) -> Tensor:
+            with torch.no_grad():
+                of_rows = self.top.of_inputs(self.top.pull_back(above, gradient.unsqueeze(1)))
+                of_bottom, of_embeddings = interaction_gradients(of_rows, below[-1], embeddings, self._dimension)
+                if self.bottom is not None:
+                    self.bottom.pull_back(below, of_bottom)
+            return of_embeddings
+
+        return above[-1].squeeze(1), pull_back
 
 
 class WideAndDeep(nn.Module):
@@ -106,7 +136,7 @@ class WideAndDeep(nn.Module):
         super().__init__()
         self._deep_width = deep
         self.wide = nn.Linear(dense, 1, bias=False) if dense else None
-        self.deep = mlp([dense + deep, *layers, 1], activate_last=False)
+        self.deep = MLP([dense + deep, *layers, 1], activate_last=False)
 
     def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
         """Logits of a batch."""
@@ -150,7 +180,7 @@ class DCNv2(nn.Module):
         super().__init__()
         width = dense + embeddings
         self.cross = nn.ModuleList(CrossLayer(width, cross_rank) for _ in range(cross_layers))
-        self.deep = mlp([width, *layers, 1], activate_last=False)
+        self.deep = MLP([width, *layers, 1], activate_last=False)
 
     def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
         """Logits of a batch."""
@@ -202,7 +232,7 @@ class XDeepFM(nn.Module):
         self._tables, self._dimension = tables, dimension
         self.linear = nn.Linear(dense, 1, bias=False) if dense else None
         self.interactions = CompressedInteractions(tables, cin_layers)
-        self.deep = mlp([dense + tables * dimension, *layers, 1], activate_last=False)
+        self.deep = MLP([dense + tables * dimension, *layers, 1], activate_last=False)
 
     def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
         """Logits of a batch."""

@@ -41,6 +41,8 @@ def interact(first: Tensor, others: Tensor, dimension: int) -> Tensor:
     """
     if torch.compiler.is_compiling():
         return _interact_in_a_graph(first, others, dimension)
+    if not torch.is_grad_enabled():
+        return _rows(first, others, dimension)
     return _Interaction.apply(first, others, dimension)  # type: ignore[no-any-return, no-untyped-call]  # torch leaves it untyped
 
 
@@ -55,34 +57,44 @@ def _interact_in_a_graph(first: Tensor, others: Tensor, dimension: int) -> Tenso
 class _Interaction(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, first: Tensor, others: Tensor, dimension: int) -> Tensor:
-        first, others = first.contiguous(), others.contiguous()
         context.save_for_backward(first, others)
         context.dimension = dimension
-        shape = _Shape(first, others, dimension)
-        out = torch.empty(len(first), first.shape[1] + shape.pairs)
-        scratch = shape.forward_scratch()
-        _forward(first.data_ptr(), others.data_ptr(), *shape.numbers, scratch.data_ptr(), out.data_ptr())
-        return out
+        return _rows(first, others, dimension)
 
     @staticmethod
     @once_differentiable
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         first, others = context.saved_tensors
-        gradient = gradient.contiguous()
-        of_first, of_others = torch.empty_like(first), torch.empty_like(others)
-        shape = _Shape(first, others, context.dimension)
-        scratch = shape.backward_scratch()
-        _backward(
-            gradient.data_ptr(),
-            first.data_ptr(),
-            others.data_ptr(),
-            *shape.numbers,
-            scratch.data_ptr(),
-            shape.tiled,
-            of_first.data_ptr(),
-            of_others.data_ptr(),
-        )
-        return of_first, of_others, None
+        return *interaction_gradients(gradient, first, others, context.dimension), None
+
+
+def _rows(first: Tensor, others: Tensor, dimension: int) -> Tensor:
+    """What `interact` returns."""
+    first, others = first.contiguous(), others.contiguous()
+    shape = _Shape(first, others, dimension)
+    out = torch.empty(len(first), first.shape[1] + shape.pairs)
+    scratch = shape.forward_scratch()
+    _forward(first.data_ptr(), others.data_ptr(), *shape.numbers, scratch.data_ptr(), out.data_ptr())
+    return out
+
+
+def interaction_gradients(gradient: Tensor, first: Tensor, others: Tensor, dimension: int) -> tuple[Tensor, Tensor]:
+    """The gradients of `first` and `others` from that of what `interact` returns of them."""
+    gradient, first, others = gradient.contiguous(), first.contiguous(), others.contiguous()
+    of_first, of_others = torch.empty_like(first), torch.empty_like(others)
+    shape = _Shape(first, others, dimension)
+    scratch = shape.backward_scratch()
+    _backward(
+        gradient.data_ptr(),
+        first.data_ptr(),
+        others.data_ptr(),
+        *shape.numbers,
+        scratch.data_ptr(),
+        shape.tiled,
+        of_first.data_ptr(),
+        of_others.data_ptr(),
+    )
+    return of_first, of_others
 
 
 class _Shape:

@@ -10,7 +10,7 @@ from torch import nn
 from emberscale_api.job import TrainingJob, resolve_model
 from emberscale_api.routing import DENSE_PIECES, piece_length
 from emberscale_trainer.data.source import Batch
-from emberscale_trainer.models import FlatParameters, build_model
+from emberscale_trainer.models import FlatParameters, build_model, vjp
 from emberscale_trainer.models.loss import log_loss
 from emberscale_trainer.table import require_finite
 from emberscale_trainer.worker.keys import KeyPlan
@@ -85,16 +85,15 @@ class ModelReplica:
             empty = np.empty(0, dtype=np.float32)
             return Gradients(np.zeros(plan.values, np.float32), self._padded(None)), Predictions(empty, 0.0)
         self._switch(training=True)
-        embeddings = self._embeddings(plan, pulled).requires_grad_()
         self._flat.clear_gradients()
-        logits = self._model(torch.from_numpy(batch.dense), embeddings)
-        loss = log_loss(logits.detach().numpy(), batch.labels)
+        logits, pull_back = vjp(self._model, torch.from_numpy(batch.dense), self._embeddings(plan, pulled))
+        loss = log_loss(logits.numpy(), batch.labels)
         if not np.isfinite(loss.total):
             raise NonFiniteLossError(f"the loss of batch {batch.number} is {loss.total / len(batch.labels)}")
-        logits.backward(torch.from_numpy(loss.gradient))
-        if embeddings.grad is None:
+        of_embeddings = pull_back(torch.from_numpy(loss.gradient))
+        if of_embeddings is None:
             raise NonFiniteLossError("the model's output does not depend on its embeddings")
-        rows = self.layout.scatter(embeddings.grad.numpy(), plan)
+        rows = self.layout.scatter(of_embeddings.numpy(), plan)
         gradients = Gradients(rows, self._padded(self._flat.gradients.numpy()))
         require_finite(gradients.rows, f"rows of batch {batch.number}")
         require_finite(gradients.dense, f"dense parameters of batch {batch.number}")
