@@ -8,7 +8,7 @@ tell the laws apart yet, its band is wide.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,7 +100,7 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """A fitted mixture, anchored at the last measurement; arrays are float64[members]."""
+    """A fitted mixture, anchored at the last measurement; arrays are float64[members]. No value exceeds `most`."""
 
     last_samples: float
     last_value: float
@@ -108,6 +108,7 @@ class Growth:
     now: Floats
     weights: Floats
     misfit: float
+    most: float = np.inf
 
     @property
     def law(self) -> str:
@@ -123,12 +124,16 @@ class Growth:
         lower, median, upper = _quantiles(values, self.weights, (0.025, 0.5, 0.975))
         # the error of the past grows with the distance of the forecast, and no law is exact
         spread = 2 * self.misfit * min(1.0, samples / self.last_samples - 1) + _LAW_DOUBT * (median - self.last_value)
-        return Band(median, max(self.last_value, lower - spread), upper + spread)
+        most = max(self.last_value, self.most)
+        band = (median, max(self.last_value, lower - spread), upper + spread)
+        return Band(*(min(value, most) for value in band))
 
     def reaches(self, value: float) -> Band:
         """Samples after which `value` is reached, infinite for never; `lower` is the soonest."""
         if value <= self.last_value:
             return Band(self.last_samples, self.last_samples, self.last_samples)
+        if value > self.most:
+            return Band(np.inf, np.inf, np.inf)
         with np.errstate(divide="ignore", over="ignore"):
             level = self.now + (value - self.last_value) / self.scales
             reached = np.maximum(1.0, _inverse_growth(level)) * self.last_samples
@@ -332,12 +337,14 @@ def fit_memory(
     if not track.points:
         return None
     an_epoch = metadata.total_samples / metadata.epochs
+    most = np.inf
     first_epoch = [point for point in track.points if point.samples <= an_epoch] or list(track.points[:1])
     samples = np.array([min(point.samples, an_epoch) for point in first_epoch])
     if all(point.rows > 0 for point in track.points):
         grown = np.array([point.rows for point in first_epoch])
         split = _split_of(track.points, metadata)
         latest = track.points[-1].rows
+        most = metadata.most_rows or np.inf
     else:
         # without rows, all of the memory is taken to be shared among the PS, but for what any server may have
         grown = np.array([point.ps_memory * point.ps for point in first_epoch])
@@ -346,4 +353,5 @@ def fit_memory(
         expected_rows = None
     if track.points[-1].samples > an_epoch:
         samples, grown = np.append(samples, an_epoch), np.append(grown, latest)
-    return PsMemoryModel(fit_growth(samples, grown, expected_rows), split, an_epoch)
+    growth = replace(fit_growth(samples, grown, expected_rows), most=most)
+    return PsMemoryModel(growth, split, an_epoch)

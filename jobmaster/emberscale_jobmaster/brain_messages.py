@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from emberscale_api.job import Architecture, DataFormat, TrainingJob, TrainingJobSpec, resolve_model
+from emberscale_api.routing import BUCKETS
 from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_api.shape import RoleShape
 from emberscale_jobmaster.scaling import Advice
@@ -18,6 +19,9 @@ _RECORD_BYTES: Mapping[DataFormat, int] = {
     DataFormat.PARQUET: 100,
 }
 """About how many bytes a record takes: good for a first guess of how many there are."""
+
+_FEWEST_BATCHES = 16
+"""Between two looks at a bucket for the sake of `eviction.maxRows`."""
 
 
 def submission(job: TrainingJob, uid: str, state: JobState, data_bytes: int) -> pb.SubmitJobRequest:
@@ -40,6 +44,7 @@ def submission(job: TrainingJob, uid: str, state: JobState, data_bytes: int) -> 
             optimizer=str(spec.optimizers.sparse.type),
             data_bytes=data_bytes,
             epochs=spec.training.epochs,
+            most_rows=most_rows(spec),
         ),
         limits=shape_limits(spec),
         fixed=not spec.leaves_sizes_open,
@@ -123,6 +128,24 @@ def dense_parameters(spec: TrainingJobSpec) -> int:
             return model.cross_layers * (matrix + width) + deep
         case None:
             return deep
+
+
+def most_rows(spec: TrainingJobSpec) -> int:
+    """Returns the rows that eviction leaves of all tables together; 0 if it does not bound each of them.
+
+    A bucket is looked at once in so many batches (`eviction.maxRows` in docs/models.md). The ids that these bring come
+    on top.
+    """
+    model, total = resolve_model(spec), 0
+    lengths = {column.name: column.max_length for column in model.columns.lists}
+    for table in model.tables:
+        most = table.eviction.max_rows
+        if most is None:
+            return 0
+        batches = min(max(most // BUCKETS, _FEWEST_BATCHES), BUCKETS)
+        ids = lengths.get(model.columns.id_columns[table.column], 1)
+        total += most + batches * spec.training.batch_size * ids
+    return total
 
 
 def _mlp(widths: Sequence[int]) -> int:

@@ -67,7 +67,8 @@ class JobMetadata:
 
     `total_samples` counts all `epochs`; rows appear in the first. `dense_bytes` is DLRover-RM's M (the dense
     parameters), `embedding_dimension` its D (the sum over tables of the embedding's width, in floats per sample),
-    `batch_size` its m (samples per worker and iteration).
+    `batch_size` its m (samples per worker and iteration). `most_rows` is what eviction leaves of all tables together, 0
+    where it does not bound each of them.
     """
 
     architecture: str
@@ -80,6 +81,7 @@ class JobMetadata:
     optimizer: str = ""
     data_bytes: int = 0
     epochs: int = 1
+    most_rows: int = 0
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "dense_bytes", "embedding_dimension", "total_samples", "epochs"):

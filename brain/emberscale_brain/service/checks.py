@@ -77,7 +77,12 @@ def check_submission(request: pb.SubmitJobRequest) -> None:
     ):
         check_text(field, value)
     check_number("description.batch_size", description.batch_size, 0, _MOST_BATCH)
-    for name, most in (("dense_bytes", LARGEST), ("total_samples", MOST_SAMPLES), ("data_bytes", LARGEST)):
+    for name, most in (
+        ("dense_bytes", LARGEST),
+        ("total_samples", MOST_SAMPLES),
+        ("data_bytes", LARGEST),
+        ("most_rows", LARGEST),
+    ):
         check_number(f"description.{name}", getattr(description, name), 0, most)
     check_shape("limits.least", limits.least)
     check_shape("limits.most", limits.most)

@@ -66,6 +66,7 @@ def submission_from(request: pb.SubmitJobRequest, defaults: ShapeBounds, now: fl
             optimizer=description.optimizer,
             data_bytes=description.data_bytes,
             epochs=max(1, description.epochs),
+            most_rows=description.most_rows,
         )
     except ValueError as error:
         raise MalformedRequestError(f"description: {error}") from error

@@ -82,6 +82,27 @@ def test_rows_do_not_grow_after_the_first_epoch() -> None:
     assert model.forecast(SHAPE).upper == pytest.approx(grown[-1].ps_memory, rel=0.02)
 
 
+def test_eviction_bounds_the_rows_and_so_the_memory() -> None:
+    """By `eviction.maxRows`: tables that would fill a PS stay within it, and no alarm is given."""
+    early = MemoryTrack().add(profiles(1.5e7))
+    unbounded, bounded = fit_memory(early, JOB), fit_memory(early, replace(JOB, most_rows=80_000_000))
+    assert unbounded is not None
+    assert bounded is not None
+    assert unbounded.forecast(SHAPE).oom_band is not None
+    forecast = bounded.forecast(SHAPE)
+    assert forecast.oom_band is None
+    assert forecast.upper == pytest.approx(BASE + ROW_BYTES * 8e7 / SHAPE.ps, rel=0.05)
+    assert (bounded.need().each(np.array([4])) < unbounded.need().each(np.array([4]))).all()
+
+
+def test_tables_beyond_their_bound_are_forecast_to_stay_as_they_are() -> None:
+    """Eviction lags behind, and a bound may be lowered."""
+    model = fit_memory(MemoryTrack().add(profiles(1.5e7)), replace(JOB, most_rows=1000))
+    assert model is not None
+    held = profiles(1.5e7)[-1].ps_memory
+    assert model.forecast(SHAPE).upper == pytest.approx(held, rel=0.05)
+
+
 def test_a_track_keeps_the_whole_course_in_few_points() -> None:
     track = MemoryTrack()
     for profile in profiles(1e8, count=1000):
