@@ -35,13 +35,16 @@ def main() -> None:
         identity = read_identity()
         job, redis_url = _job(), environment.required(environment.REDIS_URL)
         brain_authority = _brain_authority()
+        operator_token = _operator_token()
     except (OSError, ValueError) as error:
         sys.exit(_unusable(str(error)))
     configure_logging(identity.job_name, "master", identity.index)
-    sys.exit(run(identity, job, redis_url, brain_authority))
+    sys.exit(run(identity, job, redis_url, brain_authority, operator_token))
 
 
-def run(identity: ProcessIdentity, job: TrainingJob, redis_url: str, brain_authority: bytes | None) -> int:
+def run(
+    identity: ProcessIdentity, job: TrainingJob, redis_url: str, brain_authority: bytes | None, operator_token: str
+) -> int:
     """Serves until a signal, a defect or another master ends it; returns the exit code."""
     ended = threading.Event()
     codes: list[int] = []
@@ -72,6 +75,7 @@ def run(identity: ProcessIdentity, job: TrainingJob, redis_url: str, brain_autho
             brain_token=os.environ.get(environment.BRAIN_TOKEN, ""),
             brain_authority=brain_authority,
             alone=environment.ALONE in os.environ,
+            operator_token=operator_token,
         )
     except InvalidError as error:
         return _unusable(str(error))
@@ -105,6 +109,12 @@ def _brain_authority() -> bytes | None:
         return None
     client_context(authority, environment.BRAIN_CA)  # of use only if it can be read
     return authority
+
+
+def _operator_token() -> str:
+    """The operator's token; empty in a job that an operator from before there was such a token began."""
+    file = os.environ.get(environment.OPERATOR_TOKEN_FILE, "")
+    return Path(file).read_text(encoding="ascii").strip() if file and Path(file).exists() else ""
 
 
 def _unusable(problem: str) -> int:

@@ -26,7 +26,7 @@ from emberscale_jobmaster.brain_link import BrainLink
 from emberscale_jobmaster.conductor import Conductor
 from emberscale_jobmaster.messages import wire_member
 from emberscale_jobmaster.runtime import JobRuntime
-from emberscale_jobmaster.service import MasterService
+from emberscale_jobmaster.service import STEERING, MasterService
 from emberscale_jobmaster.state import committed_samples, phase_of
 from emberscale_jobmaster.status import plan
 from emberscale_jobmaster.store import JobStore
@@ -45,7 +45,7 @@ class MasterProcess:
     """One running master; without the address of a brain, its job keeps the sizes that it has.
 
     `on_deposed` is called when another master has taken over, `on_shutdown` when this one is asked to end. `alone`: no
-    other process of the job is alive.
+    other process of the job is alive. With an `operator_token`, no other steers the job.
     """
 
     def __init__(
@@ -59,6 +59,7 @@ class MasterProcess:
         brain_token: str = "",
         brain_authority: bytes | None = None,
         alone: bool = False,
+        operator_token: str = "",
     ) -> None:
         self._identity = identity
         self._alone = alone
@@ -72,7 +73,7 @@ class MasterProcess:
         members = sum(_most(role) for role in (job.spec.ps, job.spec.worker))
         self._server = grpc.server(
             ThreadPoolExecutor(_SPARE_THREADS + _CALLS_PER_MEMBER * members, thread_name_prefix="call"),
-            interceptors=[TokenCheck(identity.token)],
+            interceptors=[TokenCheck(identity.token, operator_token, STEERING)],
             options=(*CHANNEL_OPTIONS, ("grpc.so_reuseport", 0)),
         )
         rpc.add_MasterServicer_to_server(MasterService(self._runtime, self._own_status, on_shutdown), self._server)

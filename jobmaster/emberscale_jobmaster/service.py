@@ -74,6 +74,9 @@ class DatasetCatalog:
         )
 
 
+STEERING = ("ReportExit", "Scale", "Suspend", "Shutdown")
+"""The calls that only the operator makes."""
+
 _LONGEST_WAIT_SECONDS = 10.0
 _CODES: dict[type[Exception], grpc.StatusCode] = {
     UnknownMemberError: grpc.StatusCode.NOT_FOUND,

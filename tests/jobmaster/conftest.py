@@ -65,6 +65,7 @@ class Cluster:
         self.deposed = threading.Event()
         self.asked_to_end = threading.Event()
         self.brain_address = ""
+        self.operator_token = ""
         self.variables: dict[str, str] = {}
         self.workers: list[FakeWorker] = []
         self._stack = ExitStack()
@@ -92,6 +93,7 @@ class Cluster:
             on_shutdown=self.asked_to_end.set,
             brain_address=self.brain_address,
             brain_token=TOKEN,
+            operator_token=self.operator_token,
         )
         self._master.start()
 

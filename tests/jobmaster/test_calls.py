@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 from tests.jobmaster.conftest import Cluster
-from tests.jobmaster.fakes import BINS, Caller, FakePs, discovered, indexed, wait_for
+from tests.jobmaster.fakes import BINS, TOKEN, Caller, FakePs, discovered, indexed, wait_for
 
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc import master_pb2_grpc as rpc
@@ -42,6 +42,37 @@ def test_a_call_without_the_jobs_token_is_refused(cluster: Cluster) -> None:
     with open_channel(cluster.address, "another-token") as channel:
         code, _ = refusal(rpc.MasterStub(channel).GetStatus, pb.GetStatusRequest(), timeout=10)
     assert code is grpc.StatusCode.UNAUTHENTICATED
+
+
+STEERING = [
+    ("Scale", pb.ScaleRequest(ps=7)),
+    ("Suspend", pb.SuspendRequest()),
+    ("Shutdown", pb.ShutdownRequest()),
+    ("ReportExit", pb.ReportExitRequest(member=pb.Member(role=pb.WORKER, incarnation="i"), exit_code=1)),
+]
+
+
+@pytest.mark.parametrize(("name", "request_"), STEERING, ids=[name for name, _ in STEERING])
+def test_a_member_cannot_steer_its_job(cluster: Cluster, name: str, request_: Any) -> None:
+    cluster.operator_token = "the-operators"
+    cluster.start_master()
+    with open_channel(cluster.address, TOKEN) as channel:
+        code, words = refusal(getattr(rpc.MasterStub(channel), name), request_, timeout=10)
+    assert (code, words) == (grpc.StatusCode.PERMISSION_DENIED, f"only the operator may call {name}")
+    assert not cluster.asked_to_end.is_set()
+    with open_channel(cluster.address, "the-operators") as channel:
+        status = rpc.MasterStub(channel).GetStatus(pb.GetStatusRequest(), timeout=10)
+    assert status.phase == pb.PENDING
+
+
+def test_the_operator_steers_a_job_with_a_token_of_its_own(cluster: Cluster) -> None:
+    cluster.operator_token = "the-operators"
+    cluster.start_master()
+    cluster.caller().register()
+    with open_channel(cluster.address, "the-operators") as channel:
+        rpc.MasterStub(channel).Scale(pb.ScaleRequest(ps=3, workers=1), timeout=10)
+        plan = next(iter(rpc.MasterStub(channel).WatchPlan(pb.WatchPlanRequest(), timeout=20)))
+    assert plan.asked.ps == 3
 
 
 def test_registration_brings_the_whole_manifest(cluster: Cluster) -> None:

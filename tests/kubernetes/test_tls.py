@@ -86,7 +86,7 @@ def test_jobs_get_tls_from_when_it_is_switched_on_and_those_that_run_go_on_as_th
     status = before.wait_complete()
     assert [status[role].get("restarts", 0) for role in ("ps", "worker")] == [0, 0]
     assert_exact(before, place, 8 * RECORDS)
-    assert secret("older-token", place.namespace).keys() == {"token", "store-password"}
+    assert secret("older-token", place.namespace).keys() == {"token", "operator-token", "store-password"}
 
     # now that the cluster is free: the brain would let it wait for room
     document = manifest("secure", place)

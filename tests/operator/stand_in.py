@@ -16,7 +16,7 @@ import redis
 from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 
-from emberscale_api.environment import MANIFEST_FILE, REDIS_URL, ProcessIdentity, read_identity
+from emberscale_api.environment import MANIFEST_FILE, OPERATOR_TOKEN_FILE, REDIS_URL, ProcessIdentity, read_identity
 from emberscale_api.job import TrainingJob
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc.master_pb2_grpc import MasterServicer, MasterStub, add_MasterServicer_to_server
@@ -116,7 +116,8 @@ def serve_master(identity: ProcessIdentity) -> None:
     patient = Retry(ConstantBackoff(0.1), 100)
     store = redis.Redis.from_url(os.environ[REDIS_URL], decode_responses=True, retry=patient)
     master = StandInMaster(job, store)  # type: ignore[abstract] # nobody asks for tasks
-    server = grpc.server(ThreadPoolExecutor(16), interceptors=[TokenCheck(identity.token)])
+    operator_token = Path(os.environ[OPERATOR_TOKEN_FILE]).read_text(encoding="ascii")
+    server = grpc.server(ThreadPoolExecutor(16), interceptors=[TokenCheck(identity.token, operator_token)])
     add_MasterServicer_to_server(master, server)
     server.add_insecure_port(identity.master_address)
     server.start()

@@ -13,6 +13,7 @@ ENVIRONMENT = JobEnvironment(
     launch="first",
     master_address="127.0.0.1:1",
     token_file=Path("token"),
+    operator_token_file=Path("operator-token"),
     manifest_file=Path("job.json"),
     redis_url="redis://",
     socket_folder=Path("sockets"),
@@ -26,3 +27,12 @@ def test_only_the_first_master_of_a_launch_is_told_that_no_other_process_lives()
         for instance in (InstanceId(Role.MASTER, 0, 1), InstanceId(Role.MASTER, 0, 2))
     }
     assert list(told.values()) == [True, False]
+
+
+def test_only_the_master_gets_the_token_that_steers_the_job() -> None:
+    inherited = {names.OPERATOR_TOKEN_FILE: "another job's"}
+    told = {
+        role: ENVIRONMENT.of(InstanceId(role, 0, 1), Resources(None, None), inherited).get(names.OPERATOR_TOKEN_FILE)
+        for role in (Role.MASTER, Role.PS, Role.WORKER)
+    }
+    assert told == {Role.MASTER: "operator-token", Role.PS: None, Role.WORKER: None}

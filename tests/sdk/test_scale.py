@@ -32,7 +32,7 @@ def run_of(root: Path, status: RunStatus = RunStatus.RUNNING, **spec: Any) -> Tr
     folder = RunFolder(root)
     folder.make()
     folder.manifest.write_text(job.to_json(), encoding="utf-8")
-    folder.write_token()
+    folder.write_tokens()
     manifest = job.model_dump(mode="json", by_alias=True, exclude_none=True)
     record = RunRecord(name="ctr", uid="uid", status=status, started_at=datetime.now(UTC), manifest=manifest)
     RunPaths(root).record.write_text(record.model_dump_json(), encoding="utf-8")

@@ -313,7 +313,7 @@ class LocalWorld:
         self._file = logs / "manifest.json"
         self._write(spec)
         self._manifest = WatchedManifest(self._file, training_spec(**spec))
-        self._environment = JobEnvironment("ctr", "uid", "1", "", logs, logs, "", logs, logs)
+        self._environment = JobEnvironment("ctr", "uid", "1", "", logs, logs, logs, "", logs, logs)
         self.inner = LocalBackend(
             self._manifest,
             POLICY,

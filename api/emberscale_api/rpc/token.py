@@ -10,7 +10,7 @@ import base64
 import hashlib
 import hmac
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -93,16 +93,27 @@ def _as_bytes(token: str | bytes) -> bytes:
 
 
 class TokenCheck(ServerInterceptor):
-    """Refuses calls without the token (UNAUTHENTICATED), and of an incompatible version (FAILED_PRECONDITION)."""
+    """Refuses calls without a token (UNAUTHENTICATED), and of an incompatible version (FAILED_PRECONDITION).
 
-    def __init__(self, token: str) -> None:
+    With an `operator_token`, which opens every call, `token` does not open the calls named in `steering`, such as
+    `Scale` (PERMISSION_DENIED).
+    """
+
+    def __init__(self, token: str, operator_token: str = "", steering: Collection[str] = ()) -> None:
         self._expected = token
+        self._operator = operator_token
+        self._steering = frozenset(steering) if operator_token else frozenset[str]()
         self._versions = CallerVersions()
 
     def intercept_service(self, continuation: Callable[[Any], Any], handler_call_details: Any) -> Any:
-        """Passes a call with the token on, and answers any other itself."""
-        if not tokens_match(bearer_token(handler_call_details), self._expected):
+        """Passes a call with the right token on, and answers any other itself."""
+        given = bearer_token(handler_call_details)
+        steers = bool(self._operator) and tokens_match(given, self._operator)
+        if not steers and not tokens_match(given, self._expected):
             return _refusal(grpc.StatusCode.UNAUTHENTICATED, "the call carries no valid token of this job")
+        method = handler_call_details.method.rpartition("/")[2]
+        if not steers and method in self._steering:
+            return _refusal(grpc.StatusCode.PERMISSION_DENIED, f"only the operator may call {method}")
         problem = self._versions.problem(handler_call_details)
         if problem is not None:
             return _refusal(grpc.StatusCode.FAILED_PRECONDITION, problem)

@@ -141,7 +141,9 @@ class KubernetesBackend:
         """Returns the address of a master's pod, with what the job's Secret holds."""
         with self._calls():
             known = await self._makes.credentials(self._current())
-        return MasterAddress(f"{self._views[master].address}:{names.MASTER_PORT}", known.token, known.authority)
+        return MasterAddress(
+            f"{self._views[master].address}:{names.MASTER_PORT}", known.operator_token, known.authority
+        )
 
     async def report(self, news: News, now: float) -> float:
         """Writes status and Events if they say something new; progress alone waits."""

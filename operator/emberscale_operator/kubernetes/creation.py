@@ -47,12 +47,14 @@ class ObjectMaker:
         if self._credentials is None:
             pair = self_signed() if self._settings.job_tls else None
             authority = pair.certificate if pair is not None else None
-            made = Credentials(secrets.token_hex(32), secrets.token_hex(32), authority)
+            made = Credentials(secrets.token_hex(32), secrets.token_hex(32), secrets.token_hex(32), authority)
             secret = await self._ensure(job, "secrets", pod_spec.build_token_secret(job, made, pair))
             data = {name: base64.b64decode(value) for name, value in (secret.get("data") or {}).items()}
             if data:
+                token = data[pod_spec.TOKEN_KEY]
                 made = Credentials(
-                    data[pod_spec.TOKEN_KEY].decode(),
+                    token.decode(),
+                    data.get(pod_spec.OPERATOR_TOKEN_KEY, token).decode(),  # older Secrets have no key for it
                     data[pod_spec.STORE_PASSWORD_KEY].decode(),
                     data.get(AUTHORITY_FILE),
                 )

@@ -37,7 +37,7 @@ COMMANDS: Mapping[Role, Sequence[str]] = {
 }
 _USER = 65532
 _FOLDER = "/run/emberscale"
-TOKEN_KEY, STORE_PASSWORD_KEY = "token", "store-password"
+TOKEN_KEY, OPERATOR_TOKEN_KEY, STORE_PASSWORD_KEY = "token", "operator-token", "store-password"
 _BRAIN_TOKEN_KEY, _BRAIN_CA_KEY = "brain-token", "brain-ca"
 _FLASH_KEY = "flash-redis-url"
 _NODE_LOSS_SECONDS = 30
@@ -50,12 +50,13 @@ _THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", 
 
 @dataclass(frozen=True)
 class Credentials:
-    """What a job's processes show to each other, to the operator and to Redis.
+    """What a job's processes show to each other and to Redis, and what the operator shows to the master.
 
     Without an authority, in PEM, they serve no TLS.
     """
 
     token: str = field(repr=False)
+    operator_token: str = field(repr=False)
     store_password: str = field(repr=False)
     authority: bytes | None = None
 
@@ -135,8 +136,15 @@ def _seen_by_master(policy: RunPolicy) -> RunPolicy:
 
 
 def build_token_secret(job: Job, credentials: Credentials, pair: CertificatePair | None) -> dict[str, Any]:
-    """The Secret with what the job is known by. Its pods mount the token and the certificate, if there is one."""
-    data = {TOKEN_KEY: credentials.token, STORE_PASSWORD_KEY: credentials.store_password}
+    """The Secret with what the job is known by.
+
+    Its pods mount the token and the certificate, if there is one; only the master mounts the operator's token.
+    """
+    data = {
+        TOKEN_KEY: credentials.token,
+        OPERATOR_TOKEN_KEY: credentials.operator_token,
+        STORE_PASSWORD_KEY: credentials.store_password,
+    }
     if pair is not None:
         certificate = pair.certificate.decode("ascii")
         data |= {AUTHORITY_FILE: certificate, CHAIN_FILE: certificate, KEY_FILE: pair.key.decode("ascii")}
@@ -320,6 +328,7 @@ def _environment(
         values.update(dict.fromkeys(_THREAD_LIMITS, str(max(1, math.floor(resources.cpu_cores)))))
     if instance.role is Role.MASTER:
         values[environment.MANIFEST_FILE] = f"{_FOLDER}/manifest.json"
+        values[environment.OPERATOR_TOKEN_FILE] = f"{_FOLDER}/{OPERATOR_TOKEN_KEY}"
         if settings.brain_address:
             values[environment.BRAIN_ADDRESS] = settings.brain_address
     variables: list[dict[str, Any]] = [
@@ -347,8 +356,12 @@ def _environment(
 def _volumes(job: Job, objects: JobObjects, role: Role, tls: bool) -> list[dict[str, Any]]:
     files = [TOKEN_KEY, *((AUTHORITY_FILE, CHAIN_FILE, KEY_FILE) if tls else ())]
     items = [{"key": file, "path": file} for file in files]
-    sources: list[dict[str, Any]] = [{"secret": {"name": names.token_secret_name(job.key.name), "items": items}}]
+    secret = names.token_secret_name(job.key.name)
+    sources: list[dict[str, Any]] = [{"secret": {"name": secret, "items": items}}]
     if role is Role.MASTER:
+        steering = {"key": OPERATOR_TOKEN_KEY, "path": OPERATOR_TOKEN_KEY}
+        # optional: the Secret of a job from before there was such a key stays as it is
+        sources.append({"secret": {"name": secret, "items": [steering], "optional": True}})
         sources.append({"configMap": {"name": objects.manifest_name}})
     return [
         {"name": "emberscale-tmp", "emptyDir": {}},

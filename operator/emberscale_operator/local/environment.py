@@ -22,6 +22,7 @@ class JobEnvironment:
     launch: str
     master_address: str
     token_file: Path
+    operator_token_file: Path
     manifest_file: Path
     redis_url: str
     socket_folder: Path
@@ -56,12 +57,14 @@ class JobEnvironment:
             names.ADVERTISED_HOST: "127.0.0.1",
             names.SOCKET_DIRECTORY: str(self.socket_folder),
         }
-        variables.pop(names.FLASH_REDIS_URL, None)
+        for secret in (names.FLASH_REDIS_URL, names.OPERATOR_TOKEN_FILE):
+            variables.pop(secret, None)
         if self.flash_redis_url and instance.role in (Role.MASTER, Role.PS):
             variables[names.FLASH_REDIS_URL] = self.flash_redis_url
         if instance.role is Role.MASTER:
             variables[names.MANIFEST_FILE] = str(self.manifest_file)
             variables[names.REDIS_URL] = self.redis_url
+            variables[names.OPERATOR_TOKEN_FILE] = str(self.operator_token_file)
             variables.pop(names.ALONE, None)
             if instance.incarnation == 1:  # whatever ran in an earlier launch died with it
                 variables[names.ALONE] = "1"

@@ -38,6 +38,11 @@ class RunFolder:
         return self.state / "token"
 
     @property
+    def operator_token(self) -> Path:
+        """The secret with which the run under way is steered."""
+        return self.state / "operator-token"
+
+    @property
     def sockets(self) -> Path:
         """A link to the folder with the job's Unix sockets, while there is one."""
         return self.state / "sockets"
@@ -47,10 +52,11 @@ class RunFolder:
         self.logs.mkdir(parents=True, exist_ok=True)
         self.state.mkdir(parents=True, exist_ok=True)
 
-    def write_token(self) -> str:
-        """A new random secret, in a file that only its owner can read."""
+    def write_tokens(self) -> str:
+        """New random secrets, in files that only their owner can read; returns that of the operator."""
+        write_private(self.token, secrets.token_hex(32))
         token = secrets.token_hex(32)
-        write_private(self.token, token)
+        write_private(self.operator_token, token)
         return token
 
 

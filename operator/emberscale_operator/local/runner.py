@@ -131,8 +131,9 @@ class LocalJob:
             sockets = make_socket_folder(folder.sockets)
             cleanup.callback(remove_socket_folder, folder.sockets)
             folder.manifest.write_text(self._job.to_json(), encoding="utf-8")
-            token = folder.write_token()
+            token = folder.write_tokens()
             cleanup.callback(folder.token.unlink, missing_ok=True)
+            cleanup.callback(folder.operator_token.unlink, missing_ok=True)
             redis = None
             if self._redis_url is None:
                 redis = configure_redis(folder.state, sockets)
@@ -150,6 +151,7 @@ class LocalJob:
                 launch=uuid.uuid4().hex[:12],
                 master_address=self._port.address,
                 token_file=folder.token.resolve(),
+                operator_token_file=folder.operator_token.resolve(),
                 manifest_file=folder.manifest.resolve(),
                 redis_url=redis.url if redis is not None else self._redis_url or "",
                 socket_folder=sockets,

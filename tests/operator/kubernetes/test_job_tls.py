@@ -23,7 +23,7 @@ from emberscale_operator.kubernetes.settings import Settings, read_settings
 from emberscale_operator.machine import InstanceId, Resources
 
 AUTHORITY = self_signed().certificate.decode()
-KNOWN = Credentials("token", "password")
+KNOWN = Credentials("token", "steering", "password")
 REQUIRED = {"EMBERSCALE_IMAGE": "i", "EMBERSCALE_REDIS_URL": "redis://r", "EMBERSCALE_NAMESPACE": "n"}
 
 
@@ -68,8 +68,8 @@ def credentials_of(api: Any, job: Job, settings: Settings) -> Credentials:
 def mounted(pod: dict[str, Any]) -> set[str]:
     """Files of the job's Secret in a pod."""
     (volume,) = (volume for volume in pod["spec"]["volumes"] if volume["name"] == "emberscale-job")
-    (items,) = (source["secret"]["items"] for source in volume["projected"]["sources"] if "secret" in source)
-    return {item["path"] for item in items}
+    sources = (source["secret"]["items"] for source in volume["projected"]["sources"] if "secret" in source)
+    return {item["path"] for items in sources for item in items}
 
 
 def variables(pod: dict[str, Any]) -> dict[str, Any]:
@@ -81,7 +81,26 @@ def test_a_job_has_no_tls_by_default(job: Job, settings: Settings) -> None:
     pod = make_pod(api, job, settings, Role.PS)
     assert mounted(pod) == {"token"}
     assert "EMBERSCALE_TLS_FOLDER" not in variables(pod)
-    assert api.secret("ctr-token").keys() == {"token", "store-password"}
+    assert api.secret("ctr-token").keys() == {"token", "operator-token", "store-password"}
+
+
+@pytest.mark.parametrize("role", [Role.MASTER, Role.PS, Role.WORKER])
+def test_only_the_master_mounts_the_token_that_steers_the_job(job: Job, settings: Settings, role: Role) -> None:
+    api: Any = Objects()
+    pod = make_pod(api, job, settings, role)
+    assert ("operator-token" in mounted(pod)) is (role is Role.MASTER)
+    assert ("EMBERSCALE_OPERATOR_TOKEN_FILE" in variables(pod)) is (role is Role.MASTER)
+    given = credentials_of(api, job, settings)
+    assert given.operator_token == api.secret("ctr-token")["operator-token"].decode() != given.token
+    assert given.operator_token not in str(pod)
+
+
+def test_a_job_from_before_there_was_an_operators_token_is_steered_with_its_own(job: Job, settings: Settings) -> None:
+    api: Any = Objects()
+    make_pod(api, job, settings, Role.MASTER)
+    del api.held["/api/v1/namespaces/team-a/secrets/ctr-token"]["data"]["operator-token"]
+    given = credentials_of(api, job, settings)
+    assert given.operator_token == given.token
 
 
 @pytest.mark.parametrize("role", [Role.MASTER, Role.PS, Role.WORKER])
@@ -90,7 +109,7 @@ def test_with_tls_all_pods_of_a_job_mount_the_certificate_that_is_beside_its_tok
 ) -> None:
     api = Objects()
     pod = make_pod(api, job, replace(settings, job_tls=True), role)
-    assert mounted(pod) == {"token", "ca.crt", "tls.crt", "tls.key"}
+    assert mounted(pod) - {"operator-token"} == {"token", "ca.crt", "tls.crt", "tls.key"}
     assert variables(pod)["EMBERSCALE_TLS_FOLDER"]["value"] == "/run/emberscale"
     (mount,) = (m for m in pod["spec"]["containers"][0]["volumeMounts"] if m["mountPath"] == "/run/emberscale")
     assert mount["readOnly"] is True

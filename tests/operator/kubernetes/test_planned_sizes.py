@@ -62,7 +62,7 @@ def test_only_the_master_gets_the_brains_token(open_job: Job, settings: Settings
     advised = replace(settings, brain_address="brain:50061", brain_token="hush")
     objects = JobObjects.of(open_job, advised)
     assert objects.store_secret != JobObjects.of(open_job, settings).store_secret
-    secret = build_store_secret(open_job, objects, advised, Credentials("token", "password"))["stringData"]
+    secret = build_store_secret(open_job, objects, advised, Credentials("token", "steering", "password"))["stringData"]
     assert claims_of("hush", secret["brain-token"]) == JobClaims(open_job.uid, open_job.key.namespace)
     assert "hush" not in str(secret)
 

@@ -225,7 +225,7 @@ def test_master_and_servers_get_the_redis_for_flash_checkpoints_as_the_jobs_own_
     assert [role for role, variables in found.items() if name in variables] == [Role.MASTER, Role.PS]
     assert found[Role.PS][name]["secretKeyRef"]["key"] == "flash-redis-url"
     objects = JobObjects.of(job, settings)
-    credentials = pod_spec.Credentials("token", "state-password")
+    credentials = pod_spec.Credentials("token", "steering", "state-password")
     url = pod_spec.build_store_secret(job, objects, settings, credentials)["stringData"]["flash-redis-url"]
     assert "root-secret" not in url
     assert "state-password" not in url
