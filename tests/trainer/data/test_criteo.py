@@ -112,6 +112,22 @@ def test_the_parser_agrees_with_the_reference(
     np.testing.assert_array_equal(raw.ids[:good], columns.ids[:good])
 
 
+def test_every_byte_is_a_digit_of_a_category_only_where_it_is_hexadecimal(criteo_line: Callable[[int], bytes]) -> None:
+    fields = criteo_line(0).split(b"\t")
+    for place in range(8):
+        for byte in set(range(256)) - set(b"\n"):
+            category = bytearray(b"0aF9fA1e")
+            category[place] = byte
+            line = b"\t".join([*fields[:20], bytes(category), *fields[21:]])
+            columns = empty_columns(1, CRITEO_COLUMNS)
+            good, bad = split_lines(line + b"\n", 1).read(np.arange(1), columns)
+            expected = reference_parse(line)
+            if isinstance(expected, str):
+                assert expected in bad[0].problem
+            else:
+                assert (good, columns.ids[0].tolist()) == (1, list(expected.ids))
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [

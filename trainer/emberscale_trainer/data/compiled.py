@@ -6,6 +6,7 @@
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
+import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]  # it ships none
 from numba import njit, types
 from numba.core import cgutils
@@ -43,3 +44,16 @@ def _prefetch(_typing: Any, array: Any, index: Any) -> Any:
 
 prefetch: Callable[[Any, int], None] = cast(Any, intrinsic(_prefetch))
 """(array, index): asks for the cache line of an element; for kernels. Never faults."""
+
+
+def _load_word(_typing: Any, array: Any, index: Any) -> Any:
+    def lower(_target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = cgutils.create_struct_proxy(signature.args[0])(_target, builder, value=arguments[0]).data
+        address = builder.bitcast(builder.gep(data, [arguments[1]]), ir.IntType(64).as_pointer())
+        return builder.load(address, align=1)
+
+    return types.uint64(array, index), lower
+
+
+load_word: Callable[[Any, int], np.uint64] = cast(Any, intrinsic(_load_word))
+"""(array of bytes, index): the eight bytes from there on, the first one lowest; for kernels. The array has them."""
