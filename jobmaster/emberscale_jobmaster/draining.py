@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from emberscale_api.job.roles import Role
 from emberscale_jobmaster import reshaping
-from emberscale_jobmaster.membership import Drain, DrainPhase, slot_name
+from emberscale_jobmaster.membership import Drain, DrainPhase, MemberId, slot_name
 from emberscale_jobmaster.operations import CheckpointPhase
 from emberscale_jobmaster.progress import may_own
 from emberscale_jobmaster.state import JobState, wanted_shares, with_scaling
@@ -20,8 +20,8 @@ class RefusedDrainError(ValueError):
     """A server cannot be drained; the text says why."""
 
 
-def begin(state: JobState, index: int, incarnation: str, why: str, now: float) -> JobState:
-    """The process of this incarnation is to give away all that it owns.
+def begin(state: JobState, index: int, incarnation: str, why: str, now: float, *, replaced: bool = False) -> JobState:
+    """The process of this incarnation is to give away all that it owns, and goes by itself then, or is `replaced`.
 
     Changes nothing while all others are leaving, or have yet to start: it is to ask again. Raises RefusedDrainError
     where there is no other.
@@ -32,7 +32,7 @@ def begin(state: JobState, index: int, incarnation: str, why: str, now: float) -
     before = state.drains.get(index)
     if (before is not None and before.incarnation == incarnation) or not may_own(state, index, incarnation):
         return state
-    drained = replace(state, drains={**state.drains, index: Drain(incarnation, why, now, DrainPhase.LEAVES)})
+    drained = replace(state, drains={**state.drains, index: Drain(incarnation, why, now, DrainPhase.LEAVES, replaced)})
     servers = len(state.routing.table.servers)
     if servers == 1:
         raise RefusedDrainError(f"no other parameter server can take over what {name} owns")
@@ -55,7 +55,7 @@ def may_go(state: JobState, index: int, incarnation: str) -> bool:
 
 
 def advance(state: JobState, now: float) -> JobState:
-    """Notes how far drains have come."""
+    """Notes how far drains have come, and has drained servers replaced."""
     if state.over:
         return state
     for index, drain in state.drains.items():
@@ -74,7 +74,10 @@ def _advanced(state: JobState, index: int, drain: Drain, now: float) -> JobState
         ):
             return state
         state = _with(state, index, replace(drain, phase=DrainPhase.DRAINED))
-        return _told(state, "DrainedServer", f"{name} owns nothing any more, and may go", seconds)
+        state = _told(state, "DrainedServer", f"{name} owns nothing any more, and may go", seconds)
+        if not drain.replaced:
+            return state
+        return replace(state, members=state.members.expelled(MemberId(Role.PS, index, drain.incarnation)))
     if not state.routing.ready or drain.phase is DrainPhase.LEAVES:  # it went too early, or the job rolls back
         return _over(state, index) if process is not None or drain.phase is DrainPhase.LEAVES else state
     if process is not None and drain.phase is DrainPhase.DRAINED:

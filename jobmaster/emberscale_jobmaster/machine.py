@@ -194,7 +194,7 @@ def _time_passed(state: MasterState, event: TimePassed, spec: TrainingJobSpec) -
     job = lifecycle.give_up_silent(job, spec, silent)
     job = lifecycle.expel_stuck(job, spec, stuck)
     job = lifecycle.expire_leases(job, lapsed)
-    job, seen, told = _slow_found(job, seen, spec, event.now)
+    job, seen, told = _slow_found(job, seen, spec, event.now, now)
     job = scaling.on_time_passed(job, spec, now)
     job = dispatch.on_time_passed(job, spec, now)
     notes = (
@@ -207,7 +207,7 @@ def _time_passed(state: MasterState, event: TimePassed, spec: TrainingJobSpec) -
 
 
 def _slow_found(
-    job: JobState, seen: Observations, spec: TrainingJobSpec, now: float
+    job: JobState, seen: Observations, spec: TrainingJobSpec, now: float, clock: float
 ) -> tuple[JobState, Observations, tuple[LogEvent, ...]]:
     """Compares members with their peers, takes the leases of workers that have become slow, and replaces some."""
     if job.stage is not Stage.TRAIN:
@@ -218,7 +218,8 @@ def _slow_found(
     seen = stragglers.resting(job, seen, spec, now)
     replaced = stragglers.replaceable(job, seen, spec, now)
     job = lifecycle.expel_stuck(lifecycle.expire_leases(job, taken), spec, replaced)
-    job, seen, relieved = relief.relieve(job, seen, now)
+    job, seen, lost, relieved = relief.relieve(job, seen, now, clock)
+    job = lifecycle.expel_stuck(job, spec, lost)
     notes = (
         *(LogEvent("member_is_slow", name, f"{seen.slow[name].told:g} times slower than its peers") for name in slow),
         *(LogEvent("slow_member_is_replaced", member.slot, member.incarnation) for member in replaced),

@@ -70,12 +70,14 @@ class Drain:
 
     * `incarnation`: the process that goes. `why`: for people.
     * `began_at`: on the job's clock, in seconds.
+    * `replaced`: whether the master has the process replaced once it owns nothing.
     """
 
     incarnation: str
     why: str
     began_at: float
     phase: DrainPhase
+    replaced: bool = False
 
 
 @dataclass(frozen=True)

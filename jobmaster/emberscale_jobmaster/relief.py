@@ -1,18 +1,27 @@
-"""Takes buckets away from a parameter server that is much slower than its peers, and gives them back later.
+"""Takes buckets away from a parameter server that is much slower than its peers, and has it replaced.
 
 A server's time for a batch follows the buckets that it owns. One that is slow for long gets the share that brings its
-time to that of its peers, and a live move takes the rest away. What a request costs whatever its size stays, so a
-share is no measure of health: a server gets more on trial, four times as much at once, after a pause that doubles with
-each trial. So a noisy cluster does not move rows for ever.
+time to that of its peers, and a live move takes the rest away. Every batch asks each server that owns anything, whose
+answers then still come late, so one that is slow for its few buckets too is drained and replaced.
+
+To copy rows costs a server the CPU that it lacks. One that is extremely slow is replaced at once: the job goes back to
+a checkpoint that is fresh, as a flash checkpoint is, and otherwise the server is drained first.
+
+One that was replaced not long ago is kept. What a request costs whatever its size stays, so a share is no measure of
+health: such a server gets more on trial, four times as much at once, after a pause that doubles with each trial. So a
+noisy cluster does not move rows for ever.
 """
 
+import math
 from dataclasses import replace
 
 from emberscale_api.job.roles import Role
+from emberscale_jobmaster import draining
 from emberscale_jobmaster.effects import LogEvent
-from emberscale_jobmaster.membership import slot_name
+from emberscale_jobmaster.membership import MemberId, slot_name
 from emberscale_jobmaster.observations import Observations, Relief
 from emberscale_jobmaster.scaling import may_move
+from emberscale_jobmaster.slowness import SLOW_FACTOR
 from emberscale_jobmaster.state import JobState, wanted_shares
 
 LEAST_SHARE = 0.02
@@ -22,44 +31,70 @@ SETTLED_SECONDS = 10.0
 TRIAL_SECONDS, LONGEST_PAUSE_SECONDS = 120.0, 3600.0
 TRIAL_FACTOR = 4.0
 """By how much a share grows at once."""
+REPLACE_SECONDS = 20.0
+"""How long a server keeps fewer buckets before it is drained and replaced."""
+EXTREME_FACTOR = 12.0
+"""A server that is slower than that is replaced without trying it with fewer buckets."""
+FRESH_SECONDS = 60.0
+"""How much training may be done again to spare such a server the copying."""
+AGAIN_SECONDS = 1800.0
+"""How long the successor of a slow server is kept, slow or not."""
 
 
-def relieve(state: JobState, seen: Observations, now: float) -> tuple[JobState, Observations, tuple[LogEvent, ...]]:
-    """Changes the shares of slow servers, and of those that may be fast again; `now` is the clock of events.
+def relieve(
+    state: JobState, seen: Observations, now: float, clock: float
+) -> tuple[JobState, Observations, tuple[MemberId, ...], tuple[LogEvent, ...]]:
+    """Changes the shares of slow servers, and of those that may be fast again, and begins their drains.
 
-    A share of 0 is that of a server that is drained, and stays.
+    `now` is on the clock of events, `clock` on the job's. A share of 0 stays. The members are to be replaced at once.
     """
     servers = state.routing.table.servers
     if not may_move(state):
-        return state, seen, ()
+        return state, seen, (), ()
     reliefs = {name: relief for name, relief in seen.reliefs.items() if name in map(_name, range(len(servers)))}
     settled = state.move is None and wanted_shares(state, len(servers)) == state.routing.shares
+    factors = seen.slower(state.members)
     # a server that joins later under the index of one that left is another one
     shares = {index: share for index, share in state.shares.items() if index < len(servers) or share == 0.0}
-    notes = []
+    notes: list[LogEvent] = []
+    lost: list[MemberId] = []
     for index in range(len(servers)):
         name, share = _name(index), shares.get(index, 1.0)
         process = state.members.process(Role.PS, index)
-        if share == 0.0 or process is None:
+        if share == 0.0 or process is None or index in state.drains:
             continue
         relief = reliefs.get(name)
-        if relief is None or (share == 1.0 and relief.incarnation != process.incarnation):
-            relief = Relief(process.incarnation, now, now, TRIAL_SECONDS, 1 / share)
+        if relief is None:
+            found = now if share < 1.0 else None  # by another master, which may have replaced it
+            relief = Relief(process.incarnation, now, now, TRIAL_SECONDS, 1 / share, found)
         elif relief.incarnation != process.incarnation:  # the slow one is gone
-            relief = Relief(process.incarnation, now, now, TRIAL_SECONDS, 1.0)
-            shares[index] = 1.0
+            relief = Relief(process.incarnation, now, now, TRIAL_SECONDS, 1.0, relief.replaced_at)
+            shares[index] = share = 1.0
         slowness = seen.slowness(name)
         is_slow = slowness is not None and slowness.calm_since is None
         if not settled:
             relief = replace(relief, changed_at=now)
-        elif slowness is not None and is_slow and now - max(relief.changed_at, slowness.since) >= SETTLED_SECONDS:
-            after = max(LEAST_SHARE, share / slowness.factor)
-            if after < share:
-                shares[index] = after
-                if share == 1.0:
-                    relief = replace(relief, since=slowness.since, factor=slowness.told)
-                relief = replace(relief, changed_at=now)
-                notes.append(LogEvent("server_is_relieved", name, f"its share goes from {share:.3g} to {after:.3g}"))
+        elif slowness is not None and is_slow and not lost and _is_extreme(relief, share, slowness.factor, now):
+            relief = replace(relief, since=slowness.since, factor=slowness.told, replaced_at=now)
+            if _redone_seconds(state, clock) <= FRESH_SECONDS:
+                lost.append(MemberId(Role.PS, index, process.incarnation))
+                notes.append(LogEvent("server_is_replaced", name, "a fresh checkpoint costs less than its copying"))
+            else:
+                state = draining.begin(state, index, process.incarnation, _WHY, clock, replaced=True)
+        elif (
+            slowness is not None
+            and is_slow
+            and now - max(relief.changed_at, slowness.since) >= SETTLED_SECONDS
+            and (after := max(LEAST_SHARE, share / slowness.factor)) < share
+        ):
+            shares[index] = after
+            if share == 1.0:
+                relief = replace(relief, since=slowness.since, factor=slowness.told)
+            relief = replace(relief, changed_at=now)
+            notes.append(LogEvent("server_is_relieved", name, f"its share goes from {share:.3g} to {after:.3g}"))
+        elif _is_replaceable(relief, share, factors.get(name, 0.0), now):
+            relief = replace(relief, replaced_at=now)
+            state = draining.begin(state, index, process.incarnation, _WHY, clock, replaced=True)
         elif slowness is None and share < 1.0 and now - relief.changed_at >= relief.pause:
             shares[index] = min(1.0, share * TRIAL_FACTOR)
             relief = replace(relief, changed_at=now, pause=min(LONGEST_PAUSE_SECONDS, 2 * relief.pause))
@@ -68,7 +103,27 @@ def relieve(state: JobState, seen: Observations, now: float) -> tuple[JobState, 
     shares = {index: share for index, share in shares.items() if share != 1.0}
     if shares != state.shares:
         state = replace(state, shares=shares)
-    return state, seen if reliefs == seen.reliefs else replace(seen, reliefs=reliefs), tuple(notes)
+    seen = seen if reliefs == seen.reliefs else replace(seen, reliefs=reliefs)
+    return state, seen, tuple(lost), tuple(notes)
+
+
+def _is_extreme(relief: Relief, share: float, factor: float, now: float) -> bool:
+    """Whether a server is so slow that fewer buckets are not tried, though it is not the successor of another such."""
+    kept = relief.replaced_at is not None and now - relief.replaced_at < AGAIN_SECONDS
+    return share == 1.0 and not kept and factor >= EXTREME_FACTOR and now - relief.changed_at >= SETTLED_SECONDS
+
+
+def _redone_seconds(state: JobState, clock: float) -> float:
+    """How much training a roll-back would lose now."""
+    taken = [state.checkpointed_at] if state.checkpoint else []
+    taken += [state.flash.taken_at] if state.flash.checkpoint else []
+    return clock - max(taken, default=-math.inf)
+
+
+def _is_replaceable(relief: Relief, share: float, factor: float, now: float) -> bool:
+    """Whether a server with few buckets is still slow for what it owns, and has been tried for long enough."""
+    kept = relief.replaced_at is not None and now - relief.replaced_at < AGAIN_SECONDS
+    return share < 1.0 and not kept and now - relief.changed_at >= REPLACE_SECONDS and factor >= SLOW_FACTOR * share
 
 
 def remedy(state: JobState, index: int) -> str:
@@ -76,10 +131,13 @@ def remedy(state: JobState, index: int) -> str:
     share = state.shares.get(index, 1.0)
     if share == 1.0:
         return ""
-    if share == 0.0:
-        return "its rows move away"
+    if share == 0.0 or index in state.drains:
+        return "its rows move away, and it is replaced"
     owned = state.routing.table.bucket_owners.count(index)
     return f"it owns {owned} of {len(state.routing.table.bucket_owners)} buckets"
+
+
+_WHY = "it is much slower than its peers"
 
 
 def _name(index: int) -> str:
