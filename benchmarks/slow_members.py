@@ -36,7 +36,8 @@ from whole_run import EMBERSCALE, manifest, synthesise
 
 SHARE = 0.03
 ROWS = 200_000
-WARM_SAMPLES = 200_000
+WARM_SAMPLES = 4_000_000
+"""So many that there is a flash checkpoint by then."""
 PATIENCE_SECONDS = 240.0
 ON, NONE, RESTART = "intervention", "none", "stop and restart"
 PAPER = {"worker": {NONE: 0.485, RESTART: 0.37}, "ps": {NONE: 0.364, RESTART: 0.276}}
@@ -50,6 +51,7 @@ INTERVENTIONS = (
     "server_is_tried",
     "routing_assigned",
     "moved",
+    "operation_recovered",
 )
 OFF = str(Path(__file__).with_name("without_intervention"))
 

@@ -33,7 +33,7 @@ TRIAL_FACTOR = 4.0
 """By how much a share grows at once."""
 REPLACE_SECONDS = 20.0
 """How long a server keeps fewer buckets before it is drained and replaced."""
-EXTREME_FACTOR = 12.0
+EXTREME_FACTOR = 8.0
 """A server that is slower than that is replaced without trying it with fewer buckets."""
 FRESH_SECONDS = 60.0
 """How much training may be done again to spare such a server the copying."""

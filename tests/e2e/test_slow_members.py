@@ -39,18 +39,23 @@ def test_a_worker_that_becomes_slow_is_given_next_to_nothing(make_job: Callable[
 
 
 @pytest.mark.timeout(300)
-def test_a_parameter_server_that_becomes_slow_gives_its_buckets_away(make_job: Callable[..., Job]) -> None:
+def test_a_parameter_server_that_becomes_slow_gives_its_buckets_away_or_is_replaced(
+    make_job: Callable[..., Job],
+) -> None:
     job = make_job({"training": {"epochs": 10_000}, "ps": {"replicas": 3}})
     job.start()
     assert job.process is not None
     assert job.wait_for(lambda: job.samples() > 50_000)
     assert member(job.status(), pb.PS, 1).buckets in (341, 342)
     with Throttle(SHARE) as throttle:
-        throttle.add(job.member("ps", 1).pid)
-        assert job.wait_for(lambda: member(job.status(), pb.PS, 1).buckets < 150, timeout=200)
+        slow = job.member("ps", 1)
+        throttle.add(slow.pid)
+        assert job.wait_for(lambda: member(job.status(), pb.PS, 1).buckets < 150 or not slow.is_running(), timeout=200)
+    before = job.samples()
+    assert job.wait_for(lambda: job.samples() > before + 50_000, timeout=120)
     status = job.status()
     assert sum(one.buckets for one in status.members) == BUCKETS
-    assert status.recoveries == 0
+    assert status.recoveries <= 1
     job.process.send_signal(signal.SIGINT)
     finished = job.finish()
     assert finished.code == 130, finished.stderr
