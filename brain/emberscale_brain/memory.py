@@ -138,8 +138,8 @@ class Growth:
             level = self.now + (value - self.last_value) / self.scales
             reached = np.maximum(1.0, _inverse_growth(level)) * self.last_samples
         lower, median, upper = _quantiles(reached, self.weights, (0.025, 0.5, 0.975))
-        away = _LAW_DOUBT * (median - self.last_samples) if np.isfinite(median) else 0.0
-        return Band(median, max(self.last_samples, lower - away), upper + away)
+        sooner, later = _LAW_DOUBT * (lower - self.last_samples), _LAW_DOUBT * (upper - self.last_samples)
+        return Band(median, lower - sooner if np.isfinite(lower) else lower, upper + later)
 
 
 @dataclass(frozen=True, slots=True)

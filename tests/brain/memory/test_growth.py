@@ -60,6 +60,16 @@ def test_the_time_at_which_a_limit_is_reached_is_within_its_band(name: str) -> N
     assert band.lower <= 0.7 * END <= band.upper
 
 
+@pytest.mark.parametrize("points", [1, 2, 5, 12])
+def test_what_is_never_reached_by_the_end_is_not_reached_now(points: int) -> None:
+    """Laws under which a value is reached in a billion years once made it near, by a share of that time."""
+    samples = np.linspace(1e5, 1e6, points) if points > 1 else np.array([1e6])
+    growth = fit_growth(samples, 1e4 * (samples / 1e6) ** 0.4)
+    most = growth.at(1e7).upper
+    assert growth.reaches(1.5 * most).lower > 1e7
+    assert growth.reaches(growth.last_value * 1.01).lower < 1e7
+
+
 def test_a_table_that_saturates_is_not_forecast_along_its_first_slope() -> None:
     truth = TRUTHS["exponential"]
     growth = fit_growth(*measured(truth, 0.3 * END))
