@@ -20,7 +20,6 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -63,9 +62,7 @@ class TimedLock:
         self._lock.acquire()
         self._began = time.perf_counter()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.held.append(time.perf_counter() - self._began)
         self._lock.release()
 

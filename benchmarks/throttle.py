@@ -7,7 +7,6 @@ import threading
 import time
 import uuid
 from pathlib import Path
-from types import TracebackType
 
 _PERIOD_SECONDS = 0.1
 _END_SECONDS = 30.0
@@ -46,9 +45,7 @@ class Throttle:
             self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._over.set()
         if self._group is None:
             self._thread.join()

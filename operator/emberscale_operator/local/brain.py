@@ -21,7 +21,6 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import TracebackType
 from typing import Self
 
 import psutil
@@ -54,9 +53,7 @@ class BrainSeat:
             raise UnavailableError(f"{self._folder}: cannot start a brain there: {error}") from error
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._socket is not None:
             self._socket.close()
         if self._lock is not None:

@@ -4,7 +4,6 @@ import errno
 import os
 import socket
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 from emberscale_api.errors import UnavailableError
@@ -30,9 +29,7 @@ class ReservedPort:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._socket.close()
 
 

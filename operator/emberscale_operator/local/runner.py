@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from emberscale_api.environment import mounted_certificates
@@ -90,9 +89,7 @@ class LocalJob:
             self._seat = self._held.enter_context(self._brain.seat(self._authority))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._held.close()
 
     def suspend(self) -> None:
