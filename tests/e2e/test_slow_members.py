@@ -1,7 +1,6 @@
 """A worker or a parameter server that gets 3% of a core: what it is given to do, by counts."""
 
 import re
-import signal
 from collections.abc import Callable
 
 import pytest
@@ -23,7 +22,6 @@ def member(status: pb.JobStatus, role: "pb.Role.ValueType", index: int) -> pb.Me
 def test_a_worker_that_becomes_slow_is_given_next_to_nothing(make_job: Callable[..., Job]) -> None:
     job = make_job({"training": {"epochs": 10_000}, "worker": {"replicas": 3}})
     job.start()
-    assert job.process is not None
     assert job.wait_for(lambda: job.samples() > 50_000)
     with Throttle(SHARE) as throttle:
         throttle.add(job.member("worker", 1).pid)
@@ -31,7 +29,7 @@ def test_a_worker_that_becomes_slow_is_given_next_to_nothing(make_job: Callable[
         found = job.status()
         assert job.wait_for(lambda: _leased(job, found, 0) > 400, timeout=120)
         assert _leased(job, found, 1) < 40, "a fair share would be more than 400"
-    job.process.send_signal(signal.SIGINT)
+    job.interrupt()
     finished = job.finish()
     assert finished.code == 130, finished.stderr
     assert re.search(r"^worker-1 is \d+ times slower than its peers: ", finished.stderr, re.MULTILINE)
@@ -44,7 +42,6 @@ def test_a_parameter_server_that_becomes_slow_gives_its_buckets_away_or_is_repla
 ) -> None:
     job = make_job({"training": {"epochs": 10_000}, "ps": {"replicas": 3}})
     job.start()
-    assert job.process is not None
     assert job.wait_for(lambda: job.samples() > 50_000)
     assert member(job.status(), pb.PS, 1).buckets in (341, 342)
     with Throttle(SHARE) as throttle:
@@ -56,7 +53,7 @@ def test_a_parameter_server_that_becomes_slow_gives_its_buckets_away_or_is_repla
     status = job.status()
     assert sum(one.buckets for one in status.members) == BUCKETS
     assert status.recoveries <= 1
-    job.process.send_signal(signal.SIGINT)
+    job.interrupt()
     finished = job.finish()
     assert finished.code == 130, finished.stderr
     assert re.search(r"^ps-1 is \d+ times slower than its peers", finished.stderr, re.MULTILINE)

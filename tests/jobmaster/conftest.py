@@ -213,6 +213,12 @@ class Cluster:
     def until_phase(self, *phases: pb.Phase.ValueType) -> pb.JobStatus:
         return self.until(lambda status: status.phase in phases, f"phase {[pb.Phase.Name(p) for p in phases]}")
 
+    def completes(self) -> pb.JobStatus:
+        """The status at the end of a job that must not fail."""
+        status = self.until_phase(pb.COMPLETE, pb.FAILED)
+        assert status.phase == pb.COMPLETE, status.message
+        return status
+
     def close(self) -> None:
         for worker in self.workers:
             worker.kill()

@@ -137,8 +137,7 @@ def test_profiles_are_reported_plans_followed_and_the_end_told(cluster: Cluster,
     cluster.until(lambda status: status.sizing.scalings == 1, "a change of shape")
     cluster.start_worker(1, pace=0.02)
     cluster.start_ps(1)
-    ended = cluster.until_phase(pb.COMPLETE, pb.FAILED)
-    assert ended.phase == pb.COMPLETE
+    ended = cluster.completes()
     assert ended.recoveries == 0
     wait_for(lambda: advisor.outcomes, "the outcome")
     (outcome,) = advisor.outcomes
@@ -160,7 +159,7 @@ def test_without_a_brain_the_job_starts_as_the_manifest_says(cluster: Cluster, m
     assert "gave no plan within" in waited.sizing.message
     cluster.start_ps(0)
     cluster.start_worker(0)
-    assert cluster.until_phase(pb.COMPLETE, pb.FAILED).phase == pb.COMPLETE
+    cluster.completes()
 
 
 def test_a_brain_that_dies_takes_nothing_with_it(cluster: Cluster, advisor: PlanningBrain) -> None:
@@ -172,7 +171,7 @@ def test_a_brain_that_dies_takes_nothing_with_it(cluster: Cluster, advisor: Plan
     advisor.stop()
     cluster.start_ps(0)
     cluster.start_worker(0)
-    assert cluster.until_phase(pb.COMPLETE, pb.FAILED).phase == pb.COMPLETE
+    cluster.completes()
 
 
 def test_a_brain_that_has_forgotten_the_job_gets_to_know_it_again(cluster: Cluster, advisor: PlanningBrain) -> None:
@@ -194,7 +193,7 @@ def test_a_job_with_sizes_is_told_of_and_never_planned(cluster: Cluster, advisor
     cluster.start_master()
     cluster.start_servers()
     cluster.start_worker(0)
-    assert cluster.until_phase(pb.COMPLETE, pb.FAILED).phase == pb.COMPLETE
+    cluster.completes()
     wait_for(lambda: advisor.outcomes, "the outcome")
     assert advisor.submitted[0].fixed
     assert cluster.status().sizing.scalings == 0
@@ -232,7 +231,7 @@ def test_what_the_manifest_says_of_recovery_stands(
     cluster.start_master()
     cluster.start_servers()
     cluster.start_worker(0, pace=0.02)
-    assert cluster.until_phase(pb.COMPLETE, pb.FAILED).phase == pb.COMPLETE
+    cluster.completes()
     assert len(advisor.profiles) > 10
     assert [folder.name for folder in cluster.checkpoints.iterdir()] == ["00000001"]  # the one at the end
 

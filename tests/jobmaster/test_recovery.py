@@ -12,8 +12,7 @@ from emberscale_api.rpc import master_pb2 as pb
 
 
 def trains_to_the_end(cluster: Cluster, batches: int, epochs: int = 1) -> pb.JobStatus:
-    status = cluster.until_phase(pb.COMPLETE, pb.FAILED)
-    assert status.phase == pb.COMPLETE, status.message
+    status = cluster.completes()
     for server in cluster.servers:
         assert server.applied == {epoch: set(range(batches)) for epoch in range(epochs)}
     return status

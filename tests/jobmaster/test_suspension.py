@@ -30,8 +30,7 @@ def test_a_suspended_job_rests_at_a_checkpoint_of_now_and_goes_on_from_it(cluste
     cluster.start_master()
     cluster.start_servers()
     cluster.start_worker(0, records=1000)
-    done = cluster.until_phase(pb.COMPLETE, pb.FAILED)
-    assert done.phase == pb.COMPLETE, done.message
+    cluster.completes()
     assert all(ps.assigned_from == [str(cluster.checkpoints / checkpoint)] for ps in cluster.servers)
     assert all(ps.applied == {0: set(range(100))} for ps in cluster.servers)
 

@@ -129,6 +129,17 @@ class Job:
         result: dict[str, Any] = json.loads(audited.stdout)
         return result
 
+    def exact_audit(self) -> dict[str, Any]:
+        """The audit, which must find each sample once on every server."""
+        audit = self.audit()
+        assert (audit["missing"], audit["repeated"], audit["contradictions"]) == (0, 0, [])
+        return audit
+
+    def interrupt(self) -> None:
+        """As Ctrl-C does."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGINT)
+
     def logs(self) -> str:
         return "".join(file.read_text() for file in sorted((self.run_folder / "logs").glob("*.log")))
 

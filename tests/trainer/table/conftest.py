@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,17 +18,7 @@ from snapshots import drained
 GAMMA = 0x9E3779B97F4A7C15
 
 
-class MakeSpec(Protocol):
-    def __call__(
-        self,
-        number: int = 0,
-        dimension: int = 4,
-        optimizer: OptimizerType = OptimizerType.SGD,
-        initializer: InitializerType = InitializerType.UNIFORM,
-        scale: float = 0.05,
-        seed: int = 7,
-        **parameters: Any,
-    ) -> TableSpec: ...
+MakeSpec = Callable[..., TableSpec]
 
 
 @pytest.fixture(scope="session")
