@@ -74,9 +74,7 @@ def test_whatever_is_killed_jobs_end_complete_and_exact(place: Place, killer: Pr
     with watched_status(place.namespace) as watch:
         for number in range(ROUNDS):
             if not jobs or jobs[-1].phase() == "Complete":
-                document = manifest(f"chaos-{len(jobs)}", place)
-                document["spec"]["training"]["epochs"] = EPOCHS
-                jobs.append(submit(document, place))
+                jobs.append(submit(manifest(f"chaos-{len(jobs)}", place, epochs=EPOCHS), place))
                 jobs[-1].wait_for_samples(1)
             if not deck:
                 deck = sorted(known)

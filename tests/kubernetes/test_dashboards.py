@@ -61,8 +61,7 @@ def prometheus(
     kubectl("create", "namespace", NAMESPACE)
     brief = manifest("brief", place)
     brief["spec"]["data"] = {"train": ["/shared/criteo/evaluation.tsv"]}
-    lasting = manifest(JOB, place)
-    lasting["spec"]["training"]["epochs"] = 1000
+    lasting = manifest(JOB, place, epochs=1000)
     rows = {"admission": {"minCount": 2}, "eviction": {"ttlBatches": 100_000}}
     lasting["spec"]["model"] = {**lasting["spec"].get("model", {}), "embeddings": rows}
     try:

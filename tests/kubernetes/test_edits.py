@@ -44,9 +44,7 @@ def edit(job: Job, spec: dict[str, Any]) -> None:
 
 
 def test_limits_of_running_pods_change_in_place(place: Place) -> None:
-    document = manifest("resized", place)
-    document["spec"]["training"]["epochs"] = 10
-    job = submit(document, place)
+    job = submit(manifest("resized", place, epochs=10), place)
     job.wait_for_samples(1)
     members = [pod for role in ("ps", "worker") for pod in job.running(role)]
     assert [limits_in_force(job, pod) for pod in members] == [(1.0, 1 << 30)] * 2 + [(1.0, 1536 << 20)] * 2
@@ -80,8 +78,7 @@ def test_limits_of_running_pods_change_in_place(place: Place) -> None:
 
 
 def test_a_resize_that_no_node_can_do_is_told_and_disturbs_nobody(place: Place) -> None:
-    document = manifest("greedy", place)
-    document["spec"]["training"]["epochs"] = 6
+    document = manifest("greedy", place, epochs=6)
     document["spec"]["ps"]["replicas"] = document["spec"]["worker"]["replicas"] = 1
     job = submit(document, place)
     job.wait_for_samples(1)
@@ -99,8 +96,7 @@ def test_a_resize_that_no_node_can_do_is_told_and_disturbs_nobody(place: Place) 
 
 
 def test_bounds_of_the_number_of_workers_change_while_it_runs(place: Place) -> None:
-    document = manifest("bounded", place)
-    document["spec"]["training"]["epochs"] = 12
+    document = manifest("bounded", place, epochs=12)
     del document["spec"]["worker"]["replicas"]
     document["spec"]["worker"] |= {"minReplicas": 1, "maxReplicas": 1}
     job = submit(document, place)

@@ -29,9 +29,7 @@ def test_the_charts_own_test_passes(installed: str) -> None:
 
 @pytest.mark.smoke
 def test_a_job_trains_every_sample_once_and_tells_so(place: Place) -> None:
-    document = manifest("whole", place)
-    document["spec"]["training"]["epochs"] = EPOCHS
-    job = submit(document, place)
+    job = submit(manifest("whole", place, epochs=EPOCHS), place)
     eventually("five pods", lambda: len(job.pods()) >= 5 or None, seconds=60)
 
     def table() -> list[list[str]]:
@@ -90,9 +88,7 @@ def test_deleting_a_job_leaves_nothing_of_it(place: Place) -> None:
 
 @pytest.mark.smoke
 def test_a_job_that_is_suspended_goes_on_from_there(place: Place) -> None:
-    document = manifest("paused", place)
-    document["spec"]["training"]["epochs"] = 8
-    job = submit(document, place)
+    job = submit(manifest("paused", place, epochs=8), place)
     job.wait_for_samples(5000)
     kubectl("patch", "tj", "paused", "-n", place.namespace, "--type=merge", "-p", '{"spec":{"suspend":true}}')
     eventually("Suspended", lambda: job.phase() == "Suspended" or None, seconds=120)
@@ -109,9 +105,7 @@ def test_a_job_that_is_suspended_goes_on_from_there(place: Place) -> None:
 
 @pytest.mark.smoke
 def test_workers_can_be_scaled_with_kubectl_scale(place: Place) -> None:
-    document = manifest("scaled", place)
-    document["spec"]["training"]["epochs"] = 12
-    job = submit(document, place)
+    job = submit(manifest("scaled", place, epochs=12), place)
     job.wait_for_samples(1)
     kubectl("scale", "tj/scaled", "-n", place.namespace, "--replicas=3")
     eventually("three workers", lambda: len(job.running("worker")) == 3 or None, seconds=90)

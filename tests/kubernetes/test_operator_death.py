@@ -72,9 +72,7 @@ def test_killed_at_every_call_it_makes_nothing_twice_and_leaves_nothing(
                 raise OperatorDiedError(path)
 
         proxy.before, proxy.after = before, dies
-        document = manifest("survivor", place)
-        document["spec"]["training"]["epochs"] = EPOCHS
-        job = submit(document, place)
+        job = submit(manifest("survivor", place, epochs=EPOCHS), place)
         seen: Counter[str] = Counter()
 
         def complete() -> bool:

@@ -33,8 +33,7 @@ def states_in_redis() -> set[str]:
 
 
 def test_a_job_past_its_deadline_fails(place: Place) -> None:
-    document = manifest("late", place)
-    document["spec"]["training"]["epochs"] = 1000
+    document = manifest("late", place, epochs=1000)
     document["spec"]["runPolicy"] = {"activeDeadline": "20s"}
     job = submit(document, place)
     eventually("Failed", lambda: job.phase() == "Failed" or None, seconds=120)

@@ -86,8 +86,7 @@ def values_of(secret: str) -> set[str]:
 
 def job_of(name: str, place: Place) -> Job:
     """A job that trains until it is suspended or deleted, however slow the machine is that attacks it."""
-    document = manifest(name, place)
-    document["spec"]["training"]["epochs"] = 1000
+    document = manifest(name, place, epochs=1000)
     document["spec"]["scaling"] = {"profileInterval": "2s"}
     return submit(document, place)
 

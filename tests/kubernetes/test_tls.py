@@ -78,8 +78,7 @@ def call(place: Place, calls: list[tuple[str, str, str, str, bool]]) -> Any:
 def test_jobs_get_tls_from_when_it_is_switched_on_and_those_that_run_go_on_as_they_are(
     plain_again: None, place: Place
 ) -> None:
-    older = manifest("older", place)
-    older["spec"]["training"]["epochs"] = 8
+    older = manifest("older", place, epochs=8)
     before = submit(older, place)
     before.wait_for_samples(1)
     helm_install(*with_tls())
@@ -89,8 +88,7 @@ def test_jobs_get_tls_from_when_it_is_switched_on_and_those_that_run_go_on_as_th
     assert secret("older-token", place.namespace).keys() == {"token", "operator-token", "store-password"}
 
     # now that the cluster is free: the brain would let it wait for room
-    document = manifest("secure", place)
-    document["spec"]["training"]["epochs"] = 6
+    document = manifest("secure", place, epochs=6)
     document["spec"]["scaling"] = {"profileInterval": "2s", "cooldown": "10s"}
     for role in ("ps", "worker"):
         document["spec"][role] = {"template": document["spec"][role]["template"], "maxReplicas": 2}

@@ -55,8 +55,7 @@ def operator_of(image: str) -> None:
 
 def job_of(name: str, place: Place, workers: str) -> Job:
     """A job whose workers have an image of their own."""
-    document = manifest(name, place)
-    document["spec"]["training"]["epochs"] = EPOCHS
+    document = manifest(name, place, epochs=EPOCHS)
     template = document["spec"]["worker"]["template"]
     document["spec"]["worker"]["template"] = {**template, "image": workers}
     return submit(document, place)

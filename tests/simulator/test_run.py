@@ -82,6 +82,11 @@ def begun(*args: Any, **job_changes: Any) -> JobRun:
     return run
 
 
+def to_the_end(run: JobRun) -> None:
+    while not run.ended:
+        step(run)
+
+
 def test_a_job_starts_trains_and_completes_at_the_true_speed() -> None:
     run = begin(LIVE)
     assert step(run) == (30.0, Happening.READY)
@@ -231,8 +236,7 @@ def test_a_pod_that_goes_silent_is_given_up_later_than_one_whose_process_ends(si
     run = begin(LIVE.model_copy(update={"detection": 15.0, "end_detection": 1.0}), often)
     back: dict[Happening, float] = {}
     while len(back) < 2:
-        event = unwrap(run.next_event())
-        run.happen(event[1], event[0], PLENTY)
+        event = step(run)
         after = run.next_event()
         if event[1] is Happening.FAILURE and after is not None and after[1] in (Happening.READY, Happening.WORKER_BACK):
             loading = tables(run) if after[1] is Happening.READY else 0.0
@@ -248,8 +252,7 @@ def test_a_job_saves_as_often_as_the_brain_advises_where_nothing_else_is_said() 
     run.advise(100.0, 430.0)
     run.evict(545.0)
     assert run.samples == pytest.approx((530 - 30) * speed)
-    fixed = begin(STOPPING)
-    step(fixed)
+    fixed = begun(STOPPING)
     fixed.advise(100.0, 430.0)
     fixed.evict(729.0)
     assert fixed.samples == pytest.approx(600 * speed)
@@ -313,8 +316,7 @@ def test_a_server_that_was_killed_for_its_memory_starts_again_with_more() -> Non
     assert run.shape == replace(SHAPE, ps_memory=GIB * 3 // 2)
     profile = unwrap(run.measure(at))
     assert profile.ps_memory == GIB
-    while not run.ended:
-        step(run)
+    to_the_end(run)
     assert run.phase is RunPhase.COMPLETE
     assert run.restarts == 1
 
@@ -333,8 +335,7 @@ def test_memory_grows_no_further_than_the_cluster_and_the_bounds_have_room() -> 
 def test_memory_grows_to_a_multiple_of_what_the_job_was_given_and_no_further() -> None:
     growing = LIVE.model_copy(update={"memory_growth": 1.5, "max_memory_growth": 2.0})
     run = begun(growing, shape=replace(SHAPE, ps_memory=GIB // 2))
-    while not run.ended:
-        step(run)
+    to_the_end(run)
     assert unwrap(run.shape).ps_memory == GIB
     assert run.phase is RunPhase.FAILED
 
@@ -362,8 +363,7 @@ def test_a_job_that_keeps_running_out_of_memory_may_be_given_more() -> None:
     assert run.in_transition
     ready, _ = step(run)
     assert ready == pytest.approx(at + 1 + 30 + tables(run))
-    while not run.ended:
-        step(run)
+    to_the_end(run)
     assert run.phase is RunPhase.COMPLETE
     assert run.restarts == 1
 
@@ -373,8 +373,7 @@ def test_more_memory_in_time_saves_a_job() -> None:
     event = unwrap(run.next_event())
     assert event[1] is Happening.OUT_OF_MEMORY
     assert run.change_to(SHAPE, event[0] - 60, PLENTY)
-    while not run.ended:
-        step(run)
+    to_the_end(run)
     assert run.phase is RunPhase.COMPLETE
     assert run.restarts == 0
 
@@ -386,8 +385,7 @@ def test_a_slow_worker_holds_back_only_those_who_share_its_data_statically() -> 
         run = begun(mechanics, slow)
         run.advance(1000.0)
         speeds.append(run.samples)
-    healthy = begin(LIVE)
-    step(healthy)
+    healthy = begun(LIVE)
     healthy.advance(1000.0)
     assert speeds[0] < 0.75 * healthy.samples
     assert speeds[0] < speeds[1] < healthy.samples
@@ -436,8 +434,7 @@ def test_an_elastic_job_trains_on_without_workers_that_are_taken_but_never_witho
     for _ in range(7):
         assert step(run) == (130.0, Happening.WORKER_BACK)
     assert not run.in_transition
-    stiff = begin(STOPPING)
-    step(stiff)
+    stiff = begun(STOPPING)
     assert stiff.evict_workers(1, 50.0) == 0
 
 

@@ -281,7 +281,7 @@ def auc_of_local_run(document: Mapping[str, Any], place: Place) -> float:
     return float(run_in_pod("local-run", place, ["python", "-c", _LOCAL_RUN, local]))
 
 
-def manifest(name: str, place: Place, **spec: Any) -> dict[str, Any]:
+def manifest(name: str, place: Place, epochs: int = 1, **spec: Any) -> dict[str, Any]:
     """A TrainingJob over the suite's data, with small pods; `spec` replaces whole parts of the spec."""
     volume = {"name": "shared", "hostPath": {"path": place.folder}}
     template = {"volumes": [volume], "volumeMounts": [{"name": "shared", "mountPath": "/shared"}]}
@@ -291,7 +291,7 @@ def manifest(name: str, place: Place, **spec: Any) -> dict[str, Any]:
 
     base = {
         "data": {"train": ["/shared/criteo/train-*.tsv"], "evaluation": ["/shared/criteo/evaluation.tsv"]},
-        "training": {"batchSize": 128},
+        "training": {"batchSize": 128, "epochs": epochs},
         "sharding": {"minBatches": 2, "maxBatches": 8, "leaseTimeout": "10s"},
         "master": {"resources": resources("512Mi"), "template": template},
         "ps": {"replicas": 2, "resources": resources("1Gi"), "template": template},
