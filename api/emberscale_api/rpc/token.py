@@ -70,13 +70,24 @@ _METADATA_KEY = "authorization"
 _VERSION_KEY = "emberscale-version"
 _SCHEME = "Bearer "
 MAX_MESSAGE_BYTES = 256 << 20
+# A peer that a partition hides closes nothing: TCP would wait for minutes, and after the partition for as long again.
+_NOTICES_DEAD_PEERS = (
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_ping_strikes", 0),
+)
 CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.enable_http_proxy", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # the least time that a connection gets to be made; TCP, TLS and HTTP/2 take four round trips
+    ("grpc.min_reconnect_backoff_ms", 3_000),
     ("grpc.max_reconnect_backoff_ms", 1000),
+    *_NOTICES_DEAD_PEERS,
 )
 
 
