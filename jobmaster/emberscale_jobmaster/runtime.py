@@ -39,6 +39,7 @@ from emberscale_jobmaster.store import DeposedError, JobStore, StoreUnavailableE
 _log = structlog.get_logger()
 _RETRY_SECONDS = 0.25
 _LONGEST_TICK_SECONDS = 0.25
+_LONG_SAVE_SECONDS = 0.5
 _CHECKPOINT_COSTS = 16
 _START_UPS = 64
 _T = TypeVar("_T")
@@ -92,6 +93,7 @@ class JobRuntime:
         self._state = MasterState(progress.initial(wall()))
         self._version, self._durable = 1, 0
         self._store_failures, self._store_problem = 0, ""
+        self._saving_since: float | None = None
         self._bad: set[tuple[str, int]] = set()
         self._outbox: deque[tuple[int, Effect]] = deque()
         self._start_ups: deque[StartUp] = deque(maxlen=_START_UPS)
@@ -341,10 +343,12 @@ class JobRuntime:
                 if self._closing:
                     return
                 job, version = self._state.job, self._version
+                self._saving_since = self._clock()
             try:
                 self.store.save(job)
             except StoreUnavailableError as error:
                 with self._changed:
+                    self._saving_since = None
                     self._store_failures += 1
                     if not self._store_problem:
                         _log.error("state_not_writable", problem=str(error))
@@ -359,6 +363,7 @@ class JobRuntime:
                 self._on_deposed()
             else:
                 with self._changed:
+                    self._saving_since = None
                     if self._store_problem:
                         _log.info("state_writable")
                     self._store_problem = ""
@@ -371,7 +376,18 @@ class JobRuntime:
             with self._changed:
                 if self._changed.wait_for(lambda: self._closing, seconds):
                     return
+                if self._members_wait():
+                    continue
             self.note(TimePassed(now=self.now()))
+
+    def _members_wait(self) -> bool:
+        """Whether a save takes so long that members wait for it in their calls: they cannot be heard, yet are alive.
+
+        The master's time stands still then, as if it was paused itself. Once the store has failed, calls are refused
+        at once, and `hear` notes them.
+        """
+        since = self._saving_since
+        return since is not None and not self._store_problem and self._clock() > since + _LONG_SAVE_SECONDS
 
 
 def _log_changes(before: JobState, job: JobState, spec: TrainingJobSpec) -> None:

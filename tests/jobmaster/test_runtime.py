@@ -6,9 +6,13 @@ from collections.abc import Iterator
 import pytest
 from tests.jobmaster.fakes import job
 
+from emberscale_api.job.roles import Role
+from emberscale_jobmaster.events import Registered
+from emberscale_jobmaster.membership import MemberId, Process
 from emberscale_jobmaster.runtime import JobRuntime
 from emberscale_jobmaster.state import JobState, sizes_of
 from emberscale_jobmaster.store import JobStore, StoreUnavailableError
+from eventually import eventually
 
 
 class KeepingStore(JobStore):
@@ -86,3 +90,52 @@ def test_an_edit_that_is_refused_changes_nothing(runtime: JobRuntime) -> None:
         runtime.rescale(0, 5, "")
     assert runtime.spec.worker.replicas == 3
     assert [step.message for step in runtime.snapshot()[0].scaling.steps] == ["workers 2 -> 3: the manifest was edited"]
+
+
+class HangingStore(KeepingStore):
+    """Takes states at once, until it holds up who brings one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hangs, self.held, self.let_go = False, threading.Event(), threading.Event()
+
+    def save(self, state: JobState) -> None:
+        if self.hangs:
+            self.held.set()
+            self.let_go.wait()
+
+
+class LookedAtClock:
+    """A clock that advances a third of a second whenever somebody looks at it, while it runs."""
+
+    def __init__(self) -> None:
+        self.runs, self.seconds = False, 0.0
+
+    def __call__(self) -> float:
+        self.seconds += 1 / 3 if self.runs else 0.0
+        return self.seconds
+
+
+def test_members_that_wait_for_a_store_that_hangs_are_not_taken_for_silent() -> None:
+    store, clock, worker = HangingStore(), LookedAtClock(), MemberId(Role.WORKER, 0, "i")
+    spec = job(sharding={"leaseTimeout": 3.0, "heartbeatInterval": 1.0})
+    runtime = JobRuntime(spec, "uid", store, lambda: None, clock)
+    runtime.take_over()
+    runtime.start()
+    try:
+        runtime.handle(Registered(now=clock(), member=worker, process=Process("i", "", "", "", 1, "h")))
+        store.hangs = True
+        waiting = threading.Thread(target=runtime.rescale, args=(0, 3, ""))
+        waiting.start()
+        store.held.wait()
+        clock.runs = True
+        eventually(lambda: clock.seconds > 10)
+        clock.runs = store.hangs = False
+        store.let_go.set()
+        waiting.join()
+        process = runtime.snapshot()[0].members.slots[worker.slot].process
+        assert process is not None
+        assert process.alive
+    finally:
+        store.let_go.set()
+        runtime.close()
