@@ -26,6 +26,7 @@ from emberscale_trainer.server.reports import Taken
 from emberscale_trainer.server.state import ServerState
 from emberscale_trainer.stream import Item, ItemKind
 from emberscale_trainer.table import DensePieces, Eviction, Reader, TableStore, keys_of
+from eventually import eventually
 from master_stand_in import write_manifest
 from moves import SECONDS, table_of
 from snapshots import drained
@@ -259,3 +260,34 @@ class ServersMachine(RuleBasedStateMachine):
 
 def test_rows_do_not_depend_on_moves_checkpoints_and_restores() -> None:
     run_state_machine_as_test(ServersMachine, settings=settings(max_examples=25, stateful_step_count=20, deadline=None))
+
+
+def evicted(servers: list[ServerState]) -> int:
+    return sum(count.evicted for server in servers for count in server.figures().admission.values())
+
+
+def test_a_server_evicts_no_row_that_it_has_received_and_does_not_own_yet() -> None:
+    machine = ServersMachine()
+    machine.start(servers=3)
+    machine.push([*range(10)])
+    machine.prepare(count=2)
+    machine.copy()
+    gained = [server.wanted(machine.moves).gained for server in machine.servers[:2]]
+    stores = [server.moved_rows(machine.moves, whole=False) for server in machine.servers[:2]]
+    for snapshot, _ in stores:
+        snapshot.give_back()
+    received = [rows_of(store, owned) for (_, store), owned in zip(stores, gained, strict=True)]
+    assert all(rows[0] and rows[2] for rows in received), "both tables that evict have been copied"
+    machine.push([10 + seed % 40 for seed in range(60)])  # far beyond the time to live of what was copied
+    machine.settled()
+    assert [rows_of(store, owned) for (_, store), owned in zip(stores, gained, strict=True)] == received
+    everyone = list(machine.servers)
+    machine.switch()
+    machine.check()
+    whole = ServersMachine()
+    whole.start(servers=1)
+    whole.push(machine.seeds)
+    whole.check()
+    eventually(lambda: evicted(everyone) == evicted(whole.servers))  # figures are old where the lock is not free
+    for one in (machine, whole):
+        one.folder.cleanup()
