@@ -39,6 +39,7 @@ class Job:
     folder: Path
     manifest: dict[str, Any]
     process: subprocess.Popen[str] | None = None
+    program: tuple[str, ...] = (CLI,)
 
     @property
     def run_folder(self) -> Path:
@@ -47,7 +48,7 @@ class Job:
     def start(self, *arguments: str) -> None:
         file = self.folder / "job.yaml"
         file.write_text(yaml.safe_dump(self.manifest))
-        command = [CLI, "run", str(file), "--workdir", str(self.run_folder)]
+        command = [*self.program, "run", str(file), "--workdir", str(self.run_folder)]
         self.process = subprocess.Popen(
             [*command, "--output", "json", *arguments],
             cwd=self.folder,
