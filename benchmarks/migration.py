@@ -19,16 +19,14 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import yaml
 from matplotlib.figure import Figure
 
 from reporting import Ratio, arguments, report, say
-from whole_run import EMBERSCALE, manifest, synthesise
+from whole_run import EMBERSCALE, RunningJob, manifest, synthesise
 
 SAMPLES = 1_000_000
 ROWS = 1_330_000
@@ -42,7 +40,6 @@ GB = 1_000_000_000
 SIZES = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)
 STEADY_SECONDS = 8.0
 BARRIER_SECONDS, LOST, TIMES_LESS = 0.2, 0.05, 20.0
-PATIENCE_SECONDS = 240.0
 
 
 @dataclass(frozen=True)
@@ -57,12 +54,10 @@ class Moved:
     lost: float
 
 
-class Training:
-    """A job under way in a folder."""
+class MigratingJob(RunningJob):
+    """A job whose rows move."""
 
     def __init__(self, folder: Path, data: Path, dimension: int) -> None:
-        self.root = folder / "run"
-        self._file = folder / "job.yaml"
         job = manifest(
             "migration",
             {
@@ -79,41 +74,18 @@ class Training:
                 "checkpoint": {"interval": "1h"},
             },
         )
-        self._file.write_text(yaml.safe_dump(job))
-        self._process = self._started()
-
-    def _started(self, *options: str) -> subprocess.Popen[bytes]:
-        command = [EMBERSCALE, "run", str(self._file), "--workdir", str(self.root), *options]
-        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-    def latest(self) -> tuple[float, int, int]:
-        """The newest row of the metrics: seconds, samples, rows."""
-        metrics = self.root / "metrics.csv"
-        lines = metrics.read_text().splitlines() if metrics.exists() else []
-        if len(lines) < 2:
-            return 0.0, 0, 0
-        row = dict(zip(lines[0].split(","), lines[-1].split(","), strict=True))
-        return float(row["seconds"]), int(row["samples"]), int(row["rows"] or 0)
-
-    def wait(self, condition: Callable[[], bool]) -> None:
-        """Raises RuntimeError if the job ends or takes too long."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while not condition():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"the job does not get on: see {self.root}/logs")
-            time.sleep(0.02)
+        super().__init__(folder, job)
 
     def rate(self) -> float:
         """Samples/s over the next seconds."""
         began, before, _ = self.latest()
-        self.wait(lambda: self.latest()[0] >= began + STEADY_SECONDS)
+        self.expect(lambda: self.latest()[0] >= began + STEADY_SECONDS)
         ended, after, _ = self.latest()
         return (after - before) / (ended - began)
 
     def moves(self) -> list[dict[str, float]]:
         """What the master logged of the moves so far."""
-        text = (self.root / "logs" / "master-0.log").read_text()
-        return [json.loads(line) for line in text.splitlines() if '"event": "moved"' in line]
+        return [json.loads(line) for line in self.master_log() if '"event": "moved"' in line]
 
     def scale(self, servers: int) -> Moved:
         """Moves the rows to so many servers, and measures."""
@@ -121,9 +93,9 @@ class Training:
         began, first, _ = self.latest()
         command = [EMBERSCALE, "scale", str(self.root), f"ps={servers}"]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        self.wait(lambda: len(self.moves()) > known)
+        self.expect(lambda: len(self.moves()) > known)
         told = self.latest()[0]
-        self.wait(lambda: self.latest()[0] > told)
+        self.expect(lambda: self.latest()[0] > told)
         ended, last, _ = self.latest()
         steady = (before + self.rate()) / 2
         line = self.moves()[-1]
@@ -145,20 +117,15 @@ class Training:
                 samples, at = now, time.monotonic()
             time.sleep(0.02)
         self._process = self._started("--resume", "--set", f"spec.ps.replicas={servers}")
-        self.wait(lambda: self.latest()[1] > samples)
+        self.expect(lambda: self.latest()[1] > samples)
         return time.monotonic() - at
 
-    def end(self) -> None:
-        """Ends the job and all its processes."""
-        self._process.kill()
-        self._process.wait()
 
-
-def grown(folder: Path, data: Path, size: float) -> Training:
+def grown(folder: Path, data: Path, size: float) -> MigratingJob:
     """A job with so many gigabytes of rows, all of which its training has touched."""
     dimension = max(4, round((size * GB / ROWS - ROW_HEADER) / (2 * FLOAT) / 4) * 4)
-    training = Training(folder, data, dimension)
-    training.wait(lambda: training.latest()[1] > SAMPLES)
+    training = MigratingJob(folder, data, dimension)
+    training.expect(lambda: training.latest()[1] > SAMPLES)
     rows = training.latest()[2]
     say(f"{rows:,} rows of dimension {dimension}: {rows * (ROW_HEADER + 2 * FLOAT * dimension) / GB:.2f} GB")
     return training

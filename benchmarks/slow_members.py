@@ -19,26 +19,22 @@ their second half, which is said beside it.
 import json
 import os
 import signal
-import subprocess
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import psutil
-import yaml
 from matplotlib.figure import Figure
 
 from reporting import Ratio, arguments, report, say
 from throttle import Throttle
-from whole_run import EMBERSCALE, manifest, synthesise
+from whole_run import PATIENCE_SECONDS, RunningJob, manifest, synthesise
 
 SHARE = 0.03
 ROWS = 200_000
 WARM_SAMPLES = 4_000_000
 """So many that there is a flash checkpoint by then."""
-PATIENCE_SECONDS = 240.0
 ON, NONE, RESTART = "intervention", "none", "stop and restart"
 PAPER = {"worker": {NONE: 0.485, RESTART: 0.37}, "ps": {NONE: 0.364, RESTART: 0.276}}
 """By how much DLRover-RM shortens completion: figure 13 (straggler) and figure 12 (hot PS)."""
@@ -56,13 +52,10 @@ INTERVENTIONS = (
 OFF = str(Path(__file__).with_name("without_intervention"))
 
 
-class Training:
-    """A job under way in a folder."""
+class SlowedJob(RunningJob):
+    """A job of which a process becomes slow."""
 
     def __init__(self, folder: Path, data: Path, role: str, intervenes: bool) -> None:
-        self.root = folder / "run"
-        self._file = folder / "job.yaml"
-        self._environment = dict(os.environ) if intervenes else {**os.environ, "PYTHONPATH": OFF}
         job = manifest(
             f"slow-{role}",
             {
@@ -73,31 +66,11 @@ class Training:
                 "checkpoint": {"interval": "1h"},
             },
         )
-        self._file.write_text(yaml.safe_dump(job))
-        self._process = self._started()
-
-    def _started(self, *options: str) -> subprocess.Popen[bytes]:
-        command = [EMBERSCALE, "run", str(self._file), "--workdir", str(self.root), *options]
-        return subprocess.Popen(command, env=self._environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        super().__init__(folder, job, None if intervenes else {**os.environ, "PYTHONPATH": OFF})
 
     def samples(self) -> int:
         """Samples trained, by the newest row of the metrics."""
-        metrics = self.root / "metrics.csv"
-        lines = metrics.read_text().splitlines() if metrics.exists() else []
-        if len(lines) < 2:
-            return 0
-        return int(dict(zip(lines[0].split(","), lines[-1].split(","), strict=True))["samples"])
-
-    def wait(self, condition: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> bool:
-        """Whether the condition holds within this time. Raises RuntimeError if the job ends."""
-        deadline = time.monotonic() + seconds
-        while not condition():
-            if time.monotonic() > deadline:
-                return False
-            if self._process.poll() is not None:
-                raise RuntimeError(f"the job has ended: see {self.root}/logs")
-            time.sleep(0.05)
-        return True
+        return self.latest()[1]
 
     def pid(self, role: str, index: int) -> int:
         """The process of a member."""
@@ -107,7 +80,7 @@ class Training:
 
     def log(self, event: str) -> bool:
         """Whether the master has logged this event."""
-        return f'"event": "{event}"' in (self.root / "logs" / "master-0.log").read_text()
+        return any(f'"event": "{event}"' in line for line in self.master_log())
 
     def interventions(self) -> list[str]:
         """What the master has logged of slow members: when, what and how much."""
@@ -121,16 +94,11 @@ class Training:
         self._process.wait(PATIENCE_SECONDS)
         self._process = self._started("--resume")
 
-    def end(self) -> None:
-        """Ends the job and all its processes."""
-        self._process.kill()
-        self._process.wait()
-
 
 def measure(data: Path, role: str, contender: str, samples: int, cap: float, found_after: float) -> tuple[float, float]:
     """Seconds from when a member becomes slow until so many samples are trained, and until it was found (On only)."""
     with tempfile.TemporaryDirectory() as folder, Throttle(SHARE) as throttle:
-        training = Training(Path(folder), data, role, contender == ON)
+        training = SlowedJob(Path(folder), data, role, contender == ON)
         try:
             if not training.wait(lambda: training.samples() >= WARM_SAMPLES):
                 raise RuntimeError("the job does not begin to train")
@@ -153,7 +121,7 @@ def measure(data: Path, role: str, contender: str, samples: int, cap: float, fou
             training.end()
 
 
-def _until(training: Training, goal: int, began: float, cap: float) -> float:
+def _until(training: SlowedJob, goal: int, began: float, cap: float) -> float:
     """Seconds from `began` until the job has trained to the goal."""
     left = cap - (time.monotonic() - began)
     if training.wait(lambda: training.samples() >= goal, max(0.0, left / 2)):

@@ -4,13 +4,15 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 EMBERSCALE = str(Path(sys.executable).with_name("emberscale"))
+PATIENCE_SECONDS = 240.0
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "sparse": {"type": "RowWiseAdagrad", "learningRate": 0.02},
@@ -52,3 +54,52 @@ def run(
         raise RuntimeError(done.stderr)
     summary: dict[str, Any] = json.loads(done.stdout)
     return summary
+
+
+class RunningJob:
+    """A job under way in a folder."""
+
+    def __init__(self, folder: Path, job: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> None:
+        self.root = folder / "run"
+        self._file = folder / "job.yaml"
+        self._file.write_text(yaml.safe_dump(dict(job)))
+        self._environment = environment
+        self._process = self._started()
+
+    def _started(self, *options: str) -> subprocess.Popen[bytes]:
+        command = [EMBERSCALE, "run", str(self._file), "--workdir", str(self.root), *options]
+        return subprocess.Popen(command, env=self._environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def latest(self) -> tuple[float, int, int]:
+        """The newest row of the metrics: seconds, samples, rows."""
+        metrics = self.root / "metrics.csv"
+        lines = metrics.read_text().splitlines() if metrics.exists() else []
+        if len(lines) < 2:
+            return 0.0, 0, 0
+        row = dict(zip(lines[0].split(","), lines[-1].split(","), strict=True))
+        return float(row["seconds"]), int(row["samples"]), int(row["rows"] or 0)
+
+    def wait(self, condition: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> bool:
+        """Whether the condition holds within this time. Raises RuntimeError if the job ends."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > deadline:
+                return False
+            if self._process.poll() is not None:
+                raise RuntimeError(f"the job has ended: see {self.root}/logs")
+            time.sleep(0.02)
+        return True
+
+    def expect(self, condition: Callable[[], bool]) -> None:
+        """Raises RuntimeError if the condition does not hold within PATIENCE_SECONDS."""
+        if not self.wait(condition):
+            raise RuntimeError(f"the job does not get on: see {self.root}/logs")
+
+    def master_log(self) -> list[str]:
+        """What the master has logged, line by line."""
+        return (self.root / "logs" / "master-0.log").read_text().splitlines()
+
+    def end(self) -> None:
+        """Ends the job and all its processes."""
+        self._process.kill()
+        self._process.wait()
