@@ -55,7 +55,7 @@ ROW_EXTRA = 53
 
 
 @dataclass(frozen=True, slots=True)
-class Scenario:
+class LimitedJob:
     """A job: `columns` of ids, `limit` bytes for each of `servers` PS."""
 
     number: int
@@ -72,7 +72,7 @@ class Scenario:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class LimitedRun:
     """How a run went; seconds are of training, None for never. `peak` is of the largest PS, relative to the limit."""
 
     killed: float | None
@@ -83,7 +83,7 @@ class Outcome:
     complete: bool
 
 
-def scenarios(count: int, outgrow: bool) -> list[Scenario]:
+def scenarios(count: int, outgrow: bool) -> list[LimitedJob]:
     """The jobs that outgrow their PS, or those that stay within; drawn once from fixed seeds."""
     made = []
     for number in range(count):
@@ -95,7 +95,7 @@ def scenarios(count: int, outgrow: bool) -> list[Scenario]:
         largest = new / servers * (1.4 if course == "skewed" else 1.0) * (4 * dimension + ROW_EXTRA)
         part = random.uniform(0.5, 0.75) if outgrow else random.uniform(1.3, 1.6)
         limit = int(SERVER_BYTES + part * largest) + (0 if outgrow else 64 << 20)
-        made.append(Scenario(number, course, records, columns, dimension, servers, limit))
+        made.append(LimitedJob(number, course, records, columns, dimension, servers, limit))
     return made
 
 
@@ -113,7 +113,7 @@ def _news(course: str, records: int) -> np.ndarray[Any, np.dtype[np.float64]]:
             return np.full(records, 0.8)
 
 
-def write(scenario: Scenario, file: Path) -> None:
+def write(scenario: LimitedJob, file: Path) -> None:
     """Writes the records of a job, with ids in the order of their arrival."""
     random = np.random.default_rng(scenario.number)
     chance = _news(scenario.course, scenario.records)
@@ -130,7 +130,7 @@ def write(scenario: Scenario, file: Path) -> None:
     parquet.write_table(pa.table(columns), file, row_group_size=20_000)
 
 
-def job_of(scenario: Scenario, file: Path) -> dict[str, Any]:
+def job_of(scenario: LimitedJob, file: Path) -> dict[str, Any]:
     """The manifest of a job."""
     ids = [f"c{column}" for column in range(scenario.columns)]
     return manifest(
@@ -165,7 +165,7 @@ SETTINGS = {
 }
 
 
-def remember(scenario: Scenario, share: Path) -> None:
+def remember(scenario: LimitedJob, share: Path) -> None:
     """Writes the history of a brain that knows one job like this, so that it starts with the scenario's shape."""
     metadata = JobMetadata(
         architecture="DLRM",
@@ -193,7 +193,7 @@ def remember(scenario: Scenario, share: Path) -> None:
     store.close()
 
 
-def run(scenario: Scenario, lead: float) -> Outcome:
+def run(scenario: LimitedJob, lead: float) -> LimitedRun:
     """Runs a job until it has ended, or one of its PS was killed."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -216,7 +216,7 @@ def run(scenario: Scenario, lead: float) -> Outcome:
             groups.close()
 
 
-def _watch(process: subprocess.Popen[bytes], scenario: Scenario, groups: MemoryGroups, logs: Path) -> float:
+def _watch(process: subprocess.Popen[bytes], scenario: LimitedJob, groups: MemoryGroups, logs: Path) -> float:
     """Limits each PS as soon as it is seen, until the job has ended or one was killed. Returns the highest use."""
     peak, deadline = 0, time.monotonic() + CAP_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
@@ -241,7 +241,7 @@ def _servers(parent: int) -> list[int]:
     return found
 
 
-def _outcome(logs: Path, peak: float, killed: int) -> Outcome:
+def _outcome(logs: Path, peak: float, killed: int) -> LimitedRun:
     events = [json.loads(line) for line in (logs / "master-0.log").read_text().splitlines() if line.startswith("{")]
     began = next((_at(e) for e in events if e["event"] == "phase" and e.get("phase") == "Training"), None)
     if began is None:
@@ -256,7 +256,7 @@ def _outcome(logs: Path, peak: float, killed: int) -> Outcome:
     dead = first(gone)
     if killed and dead is None:
         dead = _at(events[-1]) - began
-    return Outcome(
+    return LimitedRun(
         killed=dead,
         planned=first([e for e in changes if e["reason"] == "GrowMemory"]),
         moved=first([e for e in events if e["event"] == "moved"]),
@@ -270,7 +270,7 @@ def _at(event: Mapping[str, Any]) -> float:
     return datetime.fromisoformat(event["timestamp"]).timestamp()
 
 
-def draw(path: Path, measured: Mapping[str, Mapping[int, Outcome]]) -> None:
+def draw(path: Path, measured: Mapping[str, Mapping[int, LimitedRun]]) -> None:
     """When each job is planned, moved and killed, and how much of their limits the others use."""
     figure = Figure(figsize=(11, 5), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -322,11 +322,11 @@ def main() -> None:
         if scenario.number in chosen
     ]
     runs.sort(key=lambda one: one[1].number)
-    measured: dict[str, dict[int, Outcome]] = {ON: {}, OFF: {}, WITHIN: {}}
+    measured: dict[str, dict[int, LimitedRun]] = {ON: {}, OFF: {}, WITHIN: {}}
 
     deadline = time.monotonic() + 60 * options.minutes
 
-    def measure(one: tuple[str, Scenario, float]) -> None:
+    def measure(one: tuple[str, LimitedJob, float]) -> None:
         contender, scenario, lead = one
         if time.monotonic() > deadline:
             say(f"{contender}: {scenario.describe()}: left out for want of time")
@@ -342,7 +342,7 @@ def main() -> None:
     summarise(measured, options.output)
 
 
-def summarise(measured: Mapping[str, Mapping[int, Outcome]], output: str) -> None:
+def summarise(measured: Mapping[str, Mapping[int, LimitedRun]], output: str) -> None:
     """Reports kills, false alarms and lead times."""
     kills = {arm: sum(one.killed is not None for one in ran.values()) for arm, ran in measured.items()}
     alarms = sum(one.shape_changes > 0 for one in measured[WITHIN].values())
