@@ -36,7 +36,7 @@ from typing import NamedTuple
 from emberscale_api.errors import InvalidError
 
 MAGIC = 0x4D424D45
-VERSION = 4
+VERSION = 5
 MAX_PAYLOAD_BYTES = 1 << 30
 MAX_HELLO_BYTES = 1 << 12
 """Bytes of HELLO's payload at most: nothing is reserved for a peer that has not shown the token."""
@@ -83,7 +83,7 @@ class Flag(IntFlag):
     """PULL: the batch is not trained on, so the staleness bound does not hold it back."""
 
 
-_HEADER = struct.Struct("<IBBHIIIIQQQII")
+_HEADER = struct.Struct("<IBBHQIIIQQQII")
 HEADER_BYTES = _HEADER.size
 
 

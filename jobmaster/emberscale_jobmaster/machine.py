@@ -169,7 +169,7 @@ def _taken_over(state: MasterState, event: TakenOver, spec: TrainingJobSpec) -> 
     clock = job.clock.active_seconds
     job = scaling.follow_manifest(job, spec, sizes_of(job, spec), clock, event.wall, "", resumed)
     job = dispatch.on_takeover(job)
-    seen = Observations().watching(job.members, job.ledger)
+    seen = Observations().watching(job.members, job.ledger).taking_over(job.members)
     return MasterState(job, seen, event.now, event.now)
 
 
@@ -280,8 +280,9 @@ def _settled(
         if job is not before.job:
             job = progress.advance(before.job, job, spec)
         begun = restoring.begin_if_due(job, spec, clock)
-        begun = checkpointing.begin_if_due(begun, spec, clock)
-        begun = moving.begin_if_due(begun, spec, clock)
+        if after.seen.has_heard_servers(begun.members):  # a barrier would end one that is held for a switch
+            begun = checkpointing.begin_if_due(begun, spec, clock)
+            begun = moving.begin_if_due(begun, spec, clock)
         if begun is job:
             break
         job = begun

@@ -156,6 +156,8 @@ class Observations:
     rests: Mapping[str, Rest] = field(default_factory=dict)
     """Slots whose worker was found to hold the others up."""
     reliefs: Mapping[str, Relief] = field(default_factory=dict)
+    unheard: frozenset[str] = frozenset()
+    """Slots of parameter servers that have yet to speak to this master."""
 
     def counted(self, elapsed: float, can_move: bool) -> "Observations":
         """Advances the clocks by `elapsed` seconds; `can_move` says whether training could progress meanwhile."""
@@ -183,7 +185,8 @@ class Observations:
                 leases=known.leases,
                 leased_batches=known.leased_batches,
             )
-        return self._with(member, sighting)
+        heard = replace(self, unheard=self.unheard - {member.slot}) if member.slot in self.unheard else self
+        return heard._with(member, sighting)
 
     def beat(self, member: MemberId, vitals: Vitals, leases: Mapping[int, int]) -> "Observations":
         """Takes a heartbeat: the member's resources, and the position of each lease that it holds.
@@ -339,6 +342,15 @@ class Observations:
             if seen.incarnation == holder.incarnation and self.free - seen.moved_at > patience:
                 stuck.append(holder)
         return stuck
+
+    def taking_over(self, members: Membership) -> "Observations":
+        """A new master has yet to hear from any parameter server."""
+        return replace(self, unheard=frozenset(name for name, slot in members.slots.items() if slot.role is Role.PS))
+
+    def has_heard_servers(self, members: Membership) -> bool:
+        """Whether every parameter server has said what it serves; one that is silent is given up in time."""
+        waited_for = (members.slots[name] for name in self.unheard)
+        return all(slot.process is None or not slot.process.alive for slot in waited_for)
 
     def watching(self, members: Membership, ledger: Ledger) -> "Observations":
         """Starts the deadlines of members and leases that have none, and forgets leases that have ended."""

@@ -36,7 +36,11 @@ LOST_CHECKPOINTS = _LOST_VERSIONS = 100
 
 def initial(wall: float) -> JobState:
     """Returns a job with nothing done; `wall` is the present, in seconds since 1970."""
-    return with_fresh_numbers(JobState(), wall)
+    fresh = with_fresh_numbers(JobState(), wall)
+    generation = max(1, int(wall * 1_000_000))  # servers may be left over from a job whose store was lost
+    return replace(
+        fresh, routing=Routing(_unowned(generation, fresh.routing.table.version)), next_generation=generation + 1
+    )
 
 
 def advance(before: JobState, state: JobState, spec: TrainingJobSpec) -> JobState:
@@ -103,11 +107,11 @@ def on_takeover(state: JobState, spec: TrainingJobSpec, wall: float, alone: bool
 
 
 def _with_fresh_generation(state: JobState, wall: float) -> JobState:
-    """Generations that no master before began: none begins one each second, and what the last one wrote may be lost.
+    """Generations that no master before began: none begins one each microsecond, and what the last one wrote is lost.
 
     One that has no servers yet may have been assigned by it, to others than the ledger will choose now.
     """
-    state = replace(state, next_generation=max(state.next_generation, int(wall)))
+    state = replace(state, next_generation=max(state.next_generation, int(wall * 1_000_000)))
     if state.routing.table.servers:
         return state
     following = _unowned(max(state.next_generation, state.routing.table.generation + 1), state.next_version)

@@ -209,7 +209,6 @@ def test_master_and_redis_lost_at_once_cost_the_work_since_the_last_checkpoint(c
 
     status = cluster.until_phase(pb.COMPLETE, pb.FAILED)
     assert (status.phase, status.samples) == (pb.COMPLETE, 1500), status.message
-    assert status.recoveries == 1
     for ps in cluster.servers:
         assert ps.generation > held[ps.index]
         assert ps.applied == {0: set(range(150))}

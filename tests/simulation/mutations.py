@@ -17,6 +17,7 @@ from emberscale_api.wire import Status
 from emberscale_jobmaster import barrier as driven
 from emberscale_jobmaster import moving, progress, scaling
 from emberscale_jobmaster.effects import Effect, HandOverCall, ServerRequest, SettleCall
+from emberscale_jobmaster.observations import Observations
 from emberscale_jobmaster.operations import Move, MovePhase
 from emberscale_jobmaster.state import JobState
 from emberscale_trainer.partition import AppliedBatches
@@ -172,6 +173,12 @@ def _barrier_over_another_table_is_held(stack: ExitStack) -> None:
         return hold(self, generation, self.known[1], number, seconds, now, taken)
 
     stack.enter_context(patch.object(server_core.ServerCore, "hold", held))
+    _new_masters_do_not_listen_first(stack)
+
+
+def _new_masters_do_not_listen_first(stack: ExitStack) -> None:
+    """What servers would refuse is seldom asked of them, as a new master first hears what they serve."""
+    stack.enter_context(patch.object(Observations, "has_heard_servers", lambda self, members: True))
 
 
 def _switch_lets_go_of_its_barrier(stack: ExitStack) -> None:
@@ -209,6 +216,7 @@ def _checkpoints_come_again(stack: ExitStack) -> None:
         return hold(self, *given[:5])
 
     stack.enter_context(patch.object(server_core.ServerCore, "hold", held))
+    _new_masters_do_not_listen_first(stack)
 
 
 def _pulls_are_not_handed_over(stack: ExitStack) -> None:
