@@ -8,8 +8,10 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import grpc
 import redis
@@ -22,6 +24,7 @@ from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc.master_pb2_grpc import MasterServicer, MasterStub, add_MasterServicer_to_server
 from emberscale_api.rpc.token import TokenCheck, open_channel
 
+_Reply = TypeVar("_Reply")
 _ENDED = (pb.COMPLETE, pb.FAILED, pb.SUSPENDED)
 
 
@@ -128,20 +131,25 @@ def be_a_member(identity: ProcessIdentity) -> None:
     stub = MasterStub(open_channel(identity.master_address, identity.token))
     number = {"ps": pb.PS, "worker": pb.WORKER}[identity.role]
     member = pb.Member(role=number, index=identity.index, incarnation=identity.incarnation)
-    stub.Register(pb.RegisterRequest(member=member), wait_for_ready=True, timeout=30)
+    _asking(lambda: stub.Register(pb.RegisterRequest(member=member), wait_for_ready=True, timeout=30))
     eaten = _eat() if identity.role == "worker" else b""
     if os.environ.get("STAND_IN_DEAF"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     while True:
-        try:
-            reply = stub.Heartbeat(pb.HeartbeatRequest(member=member), wait_for_ready=True, timeout=30)
-        except grpc.RpcError as error:
-            if error.code() is not grpc.StatusCode.UNAVAILABLE:
-                raise
-            continue
+        reply = _asking(lambda: stub.Heartbeat(pb.HeartbeatRequest(member=member), wait_for_ready=True, timeout=30))
         if reply.stop and not os.environ.get("STAND_IN_DEAF"):
             sys.exit(0 if eaten is not None else 1)
         threading.Event().wait(0.1)
+
+
+def _asking(ask: Callable[[], _Reply]) -> _Reply:
+    """Asks until there is an answer: the master may be killed while it is asked."""
+    while True:
+        try:
+            return ask()
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                raise
 
 
 def _eat() -> bytes:

@@ -165,7 +165,7 @@ def test_the_master_goes_after_its_members_and_the_store_after_the_master() -> N
     assert actions(intent(), [MASTER, store], standing=ended()) == (ShutDown(MASTER.id),)
     leaving = replace(MASTER, state=InstanceState.TERMINATING)
     assert actions(intent(), [leaving, store], standing=ended()) == ()
-    assert actions(intent(), [store], standing=ended()) == (Delete(store.id),)
+    assert actions(intent(), [store], standing=ended()) == (Delete(store.id, over=True),)
 
 
 @pytest.mark.parametrize(
@@ -173,10 +173,10 @@ def test_the_master_goes_after_its_members_and_the_store_after_the_master() -> N
     [
         (HEARD, 6.0, ShutDown(MASTER.id)),
         (replace(HEARD, told_to_end_at=6.0), 35.0, WaitUntil(36.0)),
-        (replace(HEARD, told_to_end_at=6.0), 36.0, Delete(MASTER.id)),
-        (replace(HEARD, cannot_be_told=True), 6.0, Delete(MASTER.id)),
+        (replace(HEARD, told_to_end_at=6.0), 36.0, Delete(MASTER.id, over=True)),
+        (replace(HEARD, cannot_be_told=True), 6.0, Delete(MASTER.id, over=True)),
         (MasterReport(), 14.0, WaitUntil(15.0)),
-        (MasterReport(), 15.0, Delete(MASTER.id)),
+        (MasterReport(), 15.0, Delete(MASTER.id, over=True)),
     ],
 )
 def test_a_master_ends_by_itself_where_it_can_be_told_to(master: MasterReport, now: float, expected: Action) -> None:

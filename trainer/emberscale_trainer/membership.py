@@ -84,11 +84,12 @@ class MasterClient:
         control_address: str = "",
         metrics_address: str = "",
         adopted: Callable[[], tuple[int, int]] = lambda: (0, 0),
+        stopping: threading.Event | None = None,
     ) -> master_pb2.RegisterReply:
         """Joins the job; `adopted` is (generation, version) of the table that a parameter server adopted last.
 
         A master that lost its ledger does not know this process, and is told again. Raises SupersededError and
-        NoHandshakeError.
+        NoHandshakeError, and JobOverError once `stopping` is set before the master has answered.
         """
         self._adopted = adopted
         self._registration = master_pb2.RegisterRequest(
@@ -99,15 +100,21 @@ class MasterClient:
             pid=os.getpid(),
             host=socket.gethostname(),
         )
-        return self.call(self.stub.Register, self._registration)
+        return self.call(self.stub.Register, self._registration, stopping=stopping)
 
-    def call(self, method: Callable[..., _Reply], request: Any, waits: float = 0.0) -> _Reply:
+    def call(
+        self,
+        method: Callable[..., _Reply],
+        request: Any,
+        waits: float = 0.0,
+        stopping: threading.Event | None = None,
+    ) -> _Reply:
         """Makes a call, and repeats it while the master is away; the master itself may take `waits` seconds to answer.
 
         Raises SupersededError, JobOverError, NoHandshakeError, or grpc.RpcError for any other answer of the master.
         """
         pause = _FIRST_PAUSE
-        while not self._closed.is_set():
+        while not self._closed.is_set() and not (stopping is not None and stopping.is_set()):
             try:
                 reply = method(request, timeout=waits + _CALL_SECONDS)
                 self._answered = True

@@ -11,7 +11,7 @@ from emberscale_operator.kubernetes.events import EventRecorder
 from emberscale_operator.kubernetes.job import Job
 from emberscale_operator.kubernetes.observation import Observation
 from emberscale_operator.kubernetes.pod_spec import JobObjects, limits_of, requests_of, role_spec
-from emberscale_operator.kubernetes.pod_state import PodView
+from emberscale_operator.kubernetes.pod_state import GRACE_SECONDS, PodView
 from emberscale_operator.machine import Action, Create, Delete, DeleteJob, Forget, InstanceId, Kill, Resize, Resources
 
 _PREPARING_SECONDS = 3.0
@@ -79,8 +79,8 @@ class Actuator:
                         delays.append(self._over_quota[asked].until - now)
                 case Resize(instance, resources):
                     await self._resize(job, views[instance], resources)
-                case Delete(instance):
-                    await self._delete(job, views[instance], None)
+                case Delete(instance, over):
+                    await self._delete(job, views[instance], GRACE_SECONDS if over else None)
                 case Kill(instance, why):
                     stories.tell_kill(self._recorder, job, views[instance], why)
                     await self._delete(job, views[instance], _KILL_GRACE_SECONDS)

@@ -143,7 +143,7 @@ class LocalBackend:
                     self._processes.create(instance, resources, now)
                 case Resize(instance, resources):
                     self._processes.resize(instance, resources)
-                case Delete(instance) | Forget(instance):
+                case Delete(id=instance) | Forget(id=instance):
                     self._processes.delete(instance, now)
                 case Kill(instance):
                     self._processes.kill(instance)

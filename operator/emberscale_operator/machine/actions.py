@@ -23,9 +23,10 @@ class Resize:
 
 @dataclass(frozen=True)
 class Delete:
-    """Asks a live instance to end."""
+    """Asks a live instance to end. Where the job is `over`, a server gets no time to give its rows away."""
 
     id: InstanceId
+    over: bool = False
 
 
 @dataclass(frozen=True)

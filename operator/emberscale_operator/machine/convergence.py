@@ -159,7 +159,7 @@ def wind_down(
             for instance in present:
                 yield from _end_master(standing, instance, master, grace_ends, now)
         else:
-            yield from _delete(present)
+            yield from _delete(present, over=True)
         return
 
 
@@ -168,7 +168,7 @@ def _end_master(
 ) -> Iterable[Action]:
     """Tells a master that knows of the end to exit by itself, so that its last report is sent and its log complete."""
     if instance.state is not InstanceState.RUNNING or not standing.told or master.cannot_be_told:
-        yield from _delete([instance])
+        yield from _delete([instance], over=True)
     elif master.told_to_end_at is not None and now < master.told_to_end_at + _ENDING_SECONDS:
         yield WaitUntil(master.told_to_end_at + _ENDING_SECONDS)
     elif master.told_to_end_at is None and master.answers:
@@ -176,13 +176,13 @@ def _end_master(
     elif master.told_to_end_at is None and now < grace_ends:
         yield WaitUntil(grace_ends)
     else:
-        yield from _delete([instance])
+        yield from _delete([instance], over=True)
 
 
-def _delete(instances: Iterable[Instance]) -> Iterable[Action]:
+def _delete(instances: Iterable[Instance], over: bool = False) -> Iterable[Action]:
     for instance in instances:
         if not instance.ending:
-            yield Delete(instance.id)
+            yield Delete(instance.id, over)
 
 
 def _differs(seen: Resources, wanted: Resources) -> bool:

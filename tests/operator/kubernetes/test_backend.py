@@ -15,6 +15,7 @@ from emberscale_operator.controller import Observed
 from emberscale_operator.kubernetes.client import ApiError, ApiInternalError, ApiUnavailableError
 from emberscale_operator.kubernetes.disruption import DisruptionBudget
 from emberscale_operator.kubernetes.job import Job
+from emberscale_operator.kubernetes.pod_state import GRACE_SECONDS
 from emberscale_operator.machine import Backoff, JobIntent, Policy
 from memory_api import MemoryApi, Operator, slot_of
 from training_jobs import job_body
@@ -407,6 +408,25 @@ async def test_a_finished_job_is_deleted_after_its_time() -> None:
     assert not deleted
     await operator.step(60)
     assert deleted
+
+
+async def test_servers_of_a_job_that_is_over_get_no_time_to_give_rows_away() -> None:
+    api = new_api(runPolicy={"backoffLimit": 0})
+    graces: dict[str, int | None] = {}
+    real = api.delete
+
+    async def delete(path: str, uid: str, grace_seconds: int | None = None) -> None:
+        graces[path.rsplit("/", 1)[1]] = grace_seconds
+        await real(path, uid, grace_seconds)
+
+    api.delete = delete  # type: ignore[method-assign]
+    operator = Operator(api, Policy(backoff=Backoff(base=0.0), backoff_limit=0))
+    await operator.settle()
+    server = api.live_pod("ps-0")["metadata"]["name"]
+    api.end_pod(api.live_pod("worker-0"), 1)
+    api.sync()
+    await operator.settle(30)
+    assert graces[server] == GRACE_SECONDS
 
 
 async def test_fields_of_a_newer_definition_are_no_trouble() -> None:

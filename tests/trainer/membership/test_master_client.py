@@ -1,5 +1,6 @@
-"""A member that differs about TLS from its master ends with the reason, instead of trying for ever."""
+"""A member that cannot reach its master: for how long it tries, and what it says."""
 
+import threading
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ from certificates import certificates
 from emberscale_api.certificates import Certificates
 from emberscale_api.environment import ProcessIdentity
 from emberscale_api.rpc import master_pb2, master_pb2_grpc, tls
-from emberscale_trainer.membership import MasterClient, NoHandshakeError
+from emberscale_trainer.membership import JobOverError, MasterClient, NoHandshakeError
 
 
 @contextmanager
@@ -69,6 +70,13 @@ def test_a_member_is_told_that_its_master_is_of_another_authority(tmp_path: Path
         pytest.raises(NoHandshakeError, match="a certificate that EMBERSCALE_TLS_FOLDER does not verify"),
     ):
         member(address, certificates(tmp_path / "ours")).register()
+
+
+def test_a_member_that_is_told_to_end_waits_for_its_master_no_longer() -> None:
+    stopping = threading.Event()
+    threading.Timer(0.3, stopping.set).start()
+    with pytest.raises(JobOverError):
+        member("127.0.0.1:1", None).register(stopping=stopping)
 
 
 class Drains(master_pb2_grpc.MasterServicer):

@@ -12,7 +12,7 @@ import torch
 from emberscale_api.environment import SUPERSEDED_EXIT_CODE, ProcessIdentity
 from emberscale_api.rpc import master_pb2, master_pb2_grpc, tls
 from emberscale_api.rpc.token import CHANNEL_OPTIONS, TokenCheck
-from emberscale_trainer.membership import Heartbeat, MasterClient, SupersededError
+from emberscale_trainer.membership import Heartbeat, JobOverError, MasterClient, SupersededError
 from emberscale_trainer.process import run_process, serve_metrics
 from emberscale_trainer.server.control import FlashStore, ParameterServerControl
 from emberscale_trainer.server.dataplane import DataPlane
@@ -58,7 +58,11 @@ def _serve(identity: ProcessIdentity, stopping: threading.Event) -> int:
             control_address=f"{identity.advertised_host}:{control_port}",
             metrics_address=metrics_address,
             adopted=lambda: state.known,
+            stopping=stopping,
         )
+    except JobOverError:
+        log.info("stopped", before="it was registered")
+        return 0
     except SupersededError as error:
         log.warning("superseded", detail=str(error))
         return SUPERSEDED_EXIT_CODE
