@@ -29,7 +29,7 @@ The rights that it uses, in each watched namespace or in the cluster:
 
     emberscale.io      trainingjobs         list, watch, delete (spec.runPolicy.ttlAfterFinished)
                        trainingjobs/status  patch
-    ""                 pods                 get, list, watch, create, delete
+    ""                 pods                 list, watch, create, delete
                        pods/resize          patch
                        secrets, services, configmaps  get, create
                        events               list (why a pod's volume cannot be mounted), create
