@@ -129,8 +129,14 @@ def running(selector: str) -> Any:
 
 
 def is_live(pod: Any) -> bool:
-    """Whether a pod is to run: it has not ended, and nobody has asked it to end."""
-    return "deletionTimestamp" not in pod["metadata"] and pod["status"].get("phase") in ("Pending", "Running")
+    """Whether a pod is to run: it has not ended, and nobody has asked it to end.
+
+    A node reports that the last container of a pod has ended before it reports the pod's phase.
+    """
+    containers = pod["status"].get("containerStatuses") or ()
+    ended = bool(containers) and all("terminated" in (container.get("state") or {}) for container in containers)
+    asked_to_end = "deletionTimestamp" in pod["metadata"]
+    return not ended and not asked_to_end and pod["status"].get("phase") in ("Pending", "Running")
 
 
 def redis_loses_its_data(killer: ProcessKiller) -> None:

@@ -55,8 +55,7 @@ class StatusWatch:
             name = job["metadata"]["name"]
             mine = [pod for pod in pods if pod["metadata"].get("labels", {}).get("emberscale.io/job-name") == name]
             found |= {f"{name}: {text}" for text in contradictions(job.get("status") or {}, mine)}
-            slots = Counter(slot_of(pod) for pod in mine if is_live(pod))
-            self.duplicates |= {f"{name}/{slot}" for slot, count in slots.items() if count > 1}
+            self.duplicates |= {f"{name}/{slot}" for slot in duplicates(mine)}
         self._since = {text: self._since.get(text, now) for text in found}
         for text, since in self._since.items():
             self.longest = max(self.longest, now - since)
@@ -82,6 +81,12 @@ def contradictions(status: Any, pods: list[Any]) -> Iterator[str]:
         claimed = (status.get(role) or {}).get("ready", 0)
         if claimed > ready:
             yield f"{claimed} {role} are said to be ready, and {ready} are"
+
+
+def duplicates(pods: list[Any]) -> set[str]:
+    """The roles and indices that two live pods of one job have."""
+    slots = Counter(slot_of(pod) for pod in pods if is_live(pod))
+    return {slot for slot, count in slots.items() if count > 1}
 
 
 def slot_of(pod: Any) -> str:

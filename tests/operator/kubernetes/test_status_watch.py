@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from status_watch import contradictions
+from status_watch import contradictions, duplicates
 
 
 def pod(name: str, role: str = "worker", phase: str = "Running", ready: bool = True, **metadata: Any) -> dict[str, Any]:
@@ -39,3 +39,11 @@ def test_a_status_that_is_true_is_not_contradicted() -> None:
 )
 def test_a_status_that_is_not_true_is_named(said: dict[str, Any], pods: list[Any], words: str) -> None:
     assert words in list(contradictions(said, pods))
+
+
+def test_two_pods_of_one_member_are_found_unless_one_of_them_has_ended() -> None:
+    killed = pod("a", ready=False)
+    assert duplicates([killed, pod("b", phase="Pending", ready=False)]) == {"worker-0"}
+    killed["status"]["containerStatuses"] = [{"name": "worker", "state": {"terminated": {"exitCode": 137}}}]
+    assert duplicates([killed, pod("b", phase="Pending", ready=False)]) == set()
+    assert "a runs, and is not said to" not in list(contradictions(status(), [killed]))
