@@ -1,13 +1,13 @@
 """The manifest of a job's newest flash checkpoint in Redis; parameter servers write the chunks that it lists."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import cast
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from emberscale_api.checkpoint import FLASH_KEPT_SECONDS, CheckpointManifest
+from emberscale_api.checkpoint import FLASH_KEPT_SECONDS, CheckpointManifest, DamagedCheckpointError
 from emberscale_api.compatibility import FlashKeys
 from emberscale_api.errors import UnavailableError
 
@@ -40,14 +40,42 @@ class FlashManifests:
             raise FlashOutOfReachError(f"Redis cannot be used: {error}") from error
         return None if text is None else CheckpointManifest.from_json(text, self._keys.manifest)
 
-    def write(self, manifest: CheckpointManifest, before: CheckpointManifest | None) -> None:
-        """Completes a checkpoint, and then removes the chunks that only the one `before` consists of."""
+    def write(self, manifest: CheckpointManifest, confirm: Callable[[], object]) -> CheckpointManifest | None:
+        """Completes a checkpoint, unless a newer one is there; returns the one that it replaces.
+
+        `confirm` raises if this master was deposed. It is called between the look at the manifest and its replacement,
+        which fails if any other master has written one meanwhile: so a master that was paused overwrites nothing.
+        """
+        key = self._keys.manifest
         try:
-            self._redis.set(self._keys.manifest, manifest.to_json(), ex=FLASH_KEPT_SECONDS)
-            if before is not None:
-                self._remove(sorted(self._keys_of(before) - self._keys_of(manifest)))
+            with self._redis.pipeline() as transaction:
+                transaction.watch(key)  # type: ignore[no-untyped-call]  # so it is in redis-py
+                before = self._read(cast(bytes | None, transaction.get(key)))
+                if before is not None and before.number > manifest.number:
+                    raise FlashOutOfReachError(f"{before.id} is there already")
+                confirm()
+                transaction.multi()
+                transaction.set(key, manifest.to_json(), ex=FLASH_KEPT_SECONDS)
+                transaction.execute()
+        except redis.WatchError as error:
+            raise FlashOutOfReachError("another master has written a flash checkpoint meanwhile") from error
         except (redis.RedisError, OSError) as error:
             raise FlashOutOfReachError(f"Redis cannot be used: {error}") from error
+        return before
+
+    def remove_replaced(self, before: CheckpointManifest, manifest: CheckpointManifest) -> None:
+        """Removes the files that only the checkpoint `before` consists of. No later one lists them: names are new."""
+        try:
+            self._remove(sorted(self._keys_of(before) - self._keys_of(manifest)))
+        except (redis.RedisError, OSError) as error:
+            raise FlashOutOfReachError(f"Redis cannot be used: {error}") from error
+
+    def _read(self, text: bytes | None) -> CheckpointManifest | None:
+        """What is to be replaced: a garbled manifest counts as none."""
+        try:
+            return None if text is None else CheckpointManifest.from_json(text, self._keys.manifest)
+        except DamagedCheckpointError:
+            return None
 
     def _keys_of(self, manifest: CheckpointManifest) -> set[str]:
         return {self._keys.of_file(manifest.id, file.path) for file in manifest.files}

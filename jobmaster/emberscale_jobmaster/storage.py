@@ -55,6 +55,8 @@ class CheckpointStorage:
         self._tell = tell
         self._now = now
         self._free = threading.BoundedSemaphore(_MOST_CALLS)
+        self._flash_turn = threading.Lock()
+        self._found_by = 0
 
     def start(self, effect: StorageEffect) -> None:
         """Begins to carry out an effect."""
@@ -79,8 +81,7 @@ class CheckpointStorage:
             case FindCheckpoint():
                 return self._find(effect)
             case WriteManifest():
-                self._store.confirm()  # a master that was deposed writes nothing, and removes nothing
-                self._write(self._manifest(effect))
+                self._write(self._manifest(effect), effect.operation)
                 return ManifestWritten(now=self._now(), operation=effect.operation, serial=effect.serial)
             case PruneCheckpoints():
                 self._store.confirm()
@@ -103,14 +104,24 @@ class CheckpointStorage:
         problem = f"spec.checkpoint.uri ({self._folder.uri}) cannot be used: {problem}"
         self._tell(StorageFailed(now=self._now(), operation=effect.operation, serial=effect.serial, problem=problem))
 
-    def _write(self, manifest: CheckpointManifest) -> None:
+    def _write(self, manifest: CheckpointManifest, operation: int) -> None:
         if not is_flash(manifest.id):
+            self._store.confirm()  # a master that was deposed writes nothing, and removes nothing
             self._folder.write(manifest)
         elif self._flash is not None:
-            before = self._newest_flash()
-            if before is not None and before.number > manifest.number:
-                raise FlashOutOfReachError(f"{before.id} is there already")
-            self._flash.write(manifest, before)
+            with self._flash_turn:
+                if operation < self._found_by:
+                    raise FlashOutOfReachError("the job has gone back to another checkpoint meanwhile")
+                before = self._flash.write(manifest, self._store.confirm)
+            if before is not None:
+                self._remove_replaced(self._flash, before, manifest)
+
+    def _remove_replaced(self, flash: FlashManifests, before: CheckpointManifest, manifest: CheckpointManifest) -> None:
+        """The checkpoint is complete whether or not this succeeds; what stays is swept by its server, or expires."""
+        try:
+            flash.remove_replaced(before, manifest)
+        except FlashOutOfReachError as error:
+            _log.warning("flash_checkpoint_stays", checkpoint=before.id, problem=str(error))
 
     def _newest_flash(self) -> CheckpointManifest | None:
         """The newest flash checkpoint; None where Redis cannot be used or holds none: the next tier is asked then."""
@@ -122,7 +133,9 @@ class CheckpointStorage:
 
     def _find(self, effect: FindCheckpoint) -> CheckpointFound:
         damaged: dict[str, str] = {}
-        flash = self._newest_flash()
+        with self._flash_turn:  # what is found is not replaced before it is loaded
+            self._found_by = max(self._found_by, effect.operation)
+            flash = self._newest_flash()
         number = 0 if flash is None else flash.number
         if flash is not None and (flash.id in effect.refused or incompatibility(flash, self._job)):
             flash = None

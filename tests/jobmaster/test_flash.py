@@ -11,9 +11,10 @@ from emberscale_api.job import FlashMode
 from emberscale_api.job.roles import Role
 from emberscale_jobmaster import flash
 from emberscale_jobmaster.effects import SavedCall
+from emberscale_jobmaster.events import ManifestWritten
 from emberscale_jobmaster.flash import Flash
 from emberscale_jobmaster.observations import Observations
-from emberscale_jobmaster.operations import CheckpointPurpose
+from emberscale_jobmaster.operations import CheckpointPhase, CheckpointPurpose
 from emberscale_jobmaster.state import JobState, Stage
 from emberscale_jobmaster.status import explanation, job_status
 from emberscale_jobmaster.warning_signs import warning_signs
@@ -114,6 +115,27 @@ def test_a_flash_manifest_that_cannot_be_written_is_given_up_at_once(driven: Dri
     driven.pass_time(12)
     assert CheckpointPurpose.FLASH not in driven.job.troubles
     assert driven.job.flash.checkpoint
+
+
+def test_a_server_that_dies_at_the_moment_of_the_manifest_costs_that_checkpoint_and_no_more(driven: Driven) -> None:
+    driven.train(3)
+    driven.pass_time(6)
+    kept = driven.job.flash.checkpoint
+    driven.train(2)
+    driven.storage = "hangs"
+    driven.pass_time(6)
+    [writing] = driven.job.checkpointings
+    assert writing.phase is CheckpointPhase.WRITE
+    driven.storage = "works"
+    replace_server(driven)
+    assert driven.job.restored.applied == {0: ((0, 3),)}
+    driven.tell(ManifestWritten(now=driven.now, operation=writing.id, serial=1))
+    assert driven.job.checkpoint == kept
+    assert driven.job.flash.checkpoint == kept
+    driven.train_all()
+    driven.pass_time(5)
+    assert driven.job.outcome is not None
+    assert driven.job.outcome.reason == "Completed"
 
 
 def test_attempts_that_fail_get_rarer(driven: Driven) -> None:
