@@ -71,3 +71,7 @@ class FlashKeys:
     def of_file(self, checkpoint: str, path: str) -> str:
         """The key of a file that the manifest of a checkpoint lists; later checkpoints share all that is no JSON."""
         return f"{self.prefix}{checkpoint}/{path}" if path.endswith(".json") else f"{self.prefix}{path}"
+
+    def inventory(self, folder: str) -> str:
+        """The key of a set: those of all files that Redis may hold of the server with this folder."""
+        return f"{self.prefix}{folder}/inventory"

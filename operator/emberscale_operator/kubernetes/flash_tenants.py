@@ -18,7 +18,9 @@ from emberscale_operator.kubernetes.names import digest
 _TIMEOUT_SECONDS = 5.0
 _LOOK_SECONDS = 2.0
 _REMOVED_AT_ONCE = 500
-_COMMANDS = ("-@all", "+get", "+set", "+expire", "+strlen", "+unlink", "+ping", "+select")
+_VALUES = ("+get", "+set", "+expire", "+strlen", "+unlink", "+sadd", "+srem", "+smembers")
+_CONNECTION = ("+ping", "+select", "+watch", "+unwatch", "+multi", "+exec", "+discard")
+_COMMANDS = ("-@all", *_VALUES, *_CONNECTION)
 """What the writers and readers of flash checkpoints do. No command makes a value larger than what was sent."""
 _log = structlog.get_logger()
 

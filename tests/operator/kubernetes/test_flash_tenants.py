@@ -15,9 +15,10 @@ from emberscale_api.routing import BUCKETS, DENSE_PIECES
 from emberscale_jobmaster.flash_manifests import FlashManifests
 from emberscale_operator.kubernetes.flash_tenants import FlashTenants, flash_password, flash_user
 from emberscale_operator.kubernetes.tenants import user_url
-from emberscale_trainer.checkpoint import FlashWriter, Share, Work
+from emberscale_trainer.checkpoint import FlashWriter, Share, Work, WrittenFile
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.table import DensePieces, TableStore
+from master_stand_in import checkpoint_manifest
 from redis_attacker import outcomes, refused
 
 
@@ -58,7 +59,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 def save(url: str, job: str) -> None:
-    """Three flash checkpoints of a small table, as a parameter server takes them."""
+    """Three flash checkpoints of a small table, as a parameter server and a master take them."""
     spec = TableSpec(0, "C1", 0, 4, OptimizerSpec(), InitializerSpec(), seed=3)
     tables = TableStore([spec], DensePieces.of(np.zeros(64, np.float32), OptimizerSpec()))
     writer, lock = FlashWriter(url, job, "incarnation"), threading.RLock()
@@ -68,15 +69,35 @@ def save(url: str, job: str) -> None:
         draft = writer.begin(tables, lock, 1 << 30)
         owned = Ownership(np.ones(BUCKETS, np.bool_), np.ones(DENSE_PIECES, np.bool_))
         share = Share(0, owned, AppliedBatches(), 64)
-        writer.write(draft, f"flash-{number:08d}", share, Work())
+        files = writer.write(draft, f"flash-{number:08d}", share, Work())
+        complete(url, job, number, files)
         tables.remove_bucket(0, number)
+
+
+def complete(url: str, job: str, number: int, files: list[WrittenFile]) -> None:
+    manifests = FlashManifests(url, job)
+    written = checkpoint_manifest(files, id=f"flash-{number:08d}", number=number, job_uid=job)
+    before = manifests.write(written, lambda: None)
+    if before is not None:
+        manifests.remove_replaced(before, written)
 
 
 async def test_servers_and_masters_work_as_the_jobs_user(server: Server) -> None:
     async with operator(server, "job-1"):
         await asyncio.to_thread(save, url_of(server, "job-1"), "job-1")
-        assert FlashManifests(url_of(server, "job-1"), "job-1").newest() is None
+        newest = FlashManifests(url_of(server, "job-1"), "job-1").newest()
+        assert newest is not None
+        assert newest.id == "flash-00000002"
         assert server.admin.dbsize() > 3
+
+
+async def test_a_server_sweeps_what_the_one_before_left_as_the_jobs_user(server: Server) -> None:
+    async with operator(server, "job-1"):
+        left = "emberscale:job-1:flash:ps-0/left.rows"
+        server.admin.set(left, b"x")
+        server.admin.sadd("emberscale:job-1:flash:ps-0/inventory", left)
+        await asyncio.to_thread(save, url_of(server, "job-1"), "job-1")
+        assert not server.admin.exists(left)
 
 
 async def test_no_job_reaches_the_rows_of_another(server: Server) -> None:

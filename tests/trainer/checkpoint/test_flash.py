@@ -2,7 +2,7 @@
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -75,10 +75,10 @@ class Trained:
         with self.lock:
             self.tables.push(counts, np.concatenate([mine, mine, pieces]), gradients)
 
-    def save(self, checkpoint: str) -> list[WrittenFile]:
+    def save(self, checkpoint: str, work: Work | None = None) -> list[WrittenFile]:
         with self.lock:
             draft = self.writer.begin(self.tables, self.lock, self.room)
-        return self.writer.write(draft, checkpoint, self.share, Work())
+        return self.writer.write(draft, checkpoint, self.share, Work() if work is None else work)
 
     def contents(self) -> Contents:
         with self.lock:
@@ -100,6 +100,38 @@ def restored(files: CheckpointFiles, servers: int = 1, index: int = 0) -> Conten
     tables = TableStore(SPECS, DENSE)
     load_partition(files, owned(servers, index), tables, len(INITIAL))
     return contents(tables.snapshot(Reader.CHECKPOINT, threading.RLock()))
+
+
+class KilledError(BaseException):
+    """The process is killed: nothing that it would do about an error is done."""
+
+
+class Interrupted(Work):
+    """After so many files, something happens."""
+
+    def __init__(self, files: int, happens: Callable[[], object]) -> None:
+        super().__init__()
+        self._left, self._happens = files, happens
+
+    def advance(self, count: int) -> None:
+        super().advance(count)
+        self._left -= 1
+        if self._left == 0:
+            self._happens()
+
+
+def kill() -> None:
+    raise KilledError
+
+
+def files_in(server: FlashServer) -> set[str]:
+    """The keys of all files of rows, retired keys and documents."""
+    keys = {key.decode() for key in server.client.scan_iter()}
+    return {key for key in keys if key.endswith((".rows", ".keys", ".json"))}
+
+
+def files_of(checkpoint: str, files: list[WrittenFile]) -> set[str]:
+    return {FlashKeys.of(UID).of_file(checkpoint, file.path) for file in files}
 
 
 def flash(server: FlashServer, checkpoint: str) -> FlashFiles:
@@ -328,3 +360,144 @@ def test_a_redis_that_came_back_empty_gets_a_new_base(tmp_path: Path) -> None:
         assert restored(flash(lost, "flash-00000003")) == trained.contents()
     finally:
         lost.kill()
+
+
+def test_what_a_broken_connection_left_is_swept_with_the_next_checkpoint(server: FlashServer) -> None:
+    server.client.flushall()
+    trained = Trained(server.url)
+    trained.push(list(range(2000)))
+    first = trained.save("flash-00000001")
+    complete(server, "flash-00000001", 1, first)
+    trained.push(list(range(1000)))
+    with pytest.raises(FlashUnusableError):
+        trained.save("flash-00000002", Interrupted(2, lambda: server.client.client_kill_filter(_type="normal")))
+    trained.push([1])
+    third = trained.save("flash-00000003")
+    named = files_of("flash-00000001", first) | files_of("flash-00000003", third)
+    assert files_in(server) == named
+    complete(server, "flash-00000003", 1, third)
+    assert restored(flash(server, "flash-00000003")) == trained.contents()
+
+
+def test_what_a_hung_redis_takes_in_after_all_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads what was sent before it hung, although the sender has given it up long since."""
+    monkeypatch.setattr(flash_redis, "PATIENCE_SECONDS", 0.5)
+    slow = FlashServer(tmp_path / "redis")
+    try:
+        trained = Trained(slow.url)
+        trained.push(list(range(1000)))
+        first = trained.save("flash-00000001")
+        complete(slow, "flash-00000001", 1, first)
+        trained.push(list(range(500)))
+        hangs = Interrupted(1, lambda: slow.process.send_signal(signal.SIGSTOP))
+        with pytest.raises(FlashUnusableError, match="does not answer"):
+            trained.save("flash-00000002", hangs)
+        slow.process.send_signal(signal.SIGCONT)
+        third = trained.save("flash-00000003")
+        assert files_in(slow) == files_of("flash-00000001", first) | files_of("flash-00000003", third)
+    finally:
+        slow.kill()
+
+
+@pytest.mark.parametrize("files", [1, 2, 3, 4])
+def test_what_a_killed_server_left_is_swept_by_the_next_incarnation(server: FlashServer, files: int) -> None:
+    server.client.flushall()
+    before = Trained(server.url)
+    before.push(list(range(1000)))
+    first = before.save("flash-00000001")
+    complete(server, "flash-00000001", 1, first)
+    before.push(list(range(500)))
+    with pytest.raises(KilledError):
+        before.save("flash-00000002", Interrupted(files, kill))
+    after = Trained(server.url, incarnation="2-b43dc3c07b38")
+    after.push(list(range(500)))
+    third = after.save("flash-00000003")
+    assert files_in(server) == files_of("flash-00000001", first) | files_of("flash-00000003", third)
+    assert restored(flash(server, "flash-00000001")) != {}
+
+
+def test_a_sweep_leaves_the_files_of_other_servers_alone(server: FlashServer) -> None:
+    server.client.flushall()
+    one, two = (Trained(server.url, index, 2) for index in range(2))
+    for part in (one, two):
+        part.push(list(range(1000)))
+    others = files_of("flash-00000001", two.save("flash-00000001"))
+    mine = files_of("flash-00000001", one.save("flash-00000001"))
+    assert files_in(server) == mine | others
+
+
+def test_nothing_goes_that_a_manifest_names_before_the_manifest_goes(server: FlashServer) -> None:
+    """The limit leaves no room for a base beside the one before, which therefore goes first."""
+    server.client.flushall()
+    trained = Trained(server.url)
+    trained.push(list(range(2000)))
+    named = trained.save("flash-00000001")
+    complete(server, "flash-00000001", 1, named)
+    after = Trained(server.url, room=sum(file.bytes for file in named), incarnation="2-b43dc3c07b38")
+    after.push(list(range(1900)))
+    with server.client.monitor() as monitor:  # type: ignore[no-untyped-call]  # so it is in redis-py
+        after.save("flash-00000002")
+        server.client.execute_command("PING", "the end")  # type: ignore[no-untyped-call]
+        seen = []
+        for event in monitor.listen():
+            if "the end" in event["command"]:
+                break
+            seen.append(event["command"])
+    removals = [command.partition(" ")[2].strip('"') for command in seen if command.upper().startswith("UNLINK")]
+    assert removals[0] == FlashKeys.of(UID).manifest
+    assert files_of("flash-00000001", named) <= set(removals)
+    with pytest.raises(DamagedCheckpointError):
+        flash(server, "flash-00000001")
+
+
+def test_a_full_redis_keeps_the_last_checkpoint_until_a_base_needs_its_room(tmp_path: Path) -> None:
+    small = FlashServer(tmp_path / "redis", maxmemory=8 << 20)
+    try:
+        trained = Trained(small.url)
+        trained.push(list(range(20_000)))
+        complete(small, "flash-00000001", 1, trained.save("flash-00000001"))
+        kept = trained.contents()
+        trained.push(list(range(120_000)))
+        for number in (2, 3):
+            assert restored(flash(small, "flash-00000001")) == kept
+            with pytest.raises(FlashUnusableError, match="full"):
+                trained.save(f"flash-{number:08d}")
+        assert small.client.dbsize() == 0
+    finally:
+        small.kill()
+
+
+def test_an_increment_has_its_base_kept_for_as_long_as_itself(server: FlashServer) -> None:
+    server.client.flushall()
+    trained = Trained(server.url)
+    trained.push(list(range(1000)))
+    trained.save("flash-00000001")
+    for key in server.client.scan_iter():
+        server.client.expire(key, 60)
+    trained.push([1])
+    files = trained.save("flash-00000002")
+    for key in files_of("flash-00000002", files):
+        assert server.client.ttl(key) > FLASH_KEPT_SECONDS - 300
+
+
+def test_a_chain_without_one_of_its_links_is_refused_before_any_row_is_loaded(server: FlashServer) -> None:
+    trained = Trained(server.url)
+    trained.push(list(range(1000)))
+    trained.save("flash-00000001")
+    trained.push(list(range(100)))
+    files = trained.save("flash-00000002")
+    complete(server, "flash-00000002", 1, files)
+    last = [file for file in files if file.path.endswith(".rows")][-1]
+    server.client.delete(FlashKeys.of(UID).of_file("flash-00000002", last.path))
+    with pytest.raises(DamagedCheckpointError, match=r"Redis has lost .*\.rows"):
+        flash(server, "flash-00000002")
+
+
+def test_a_chain_of_very_many_small_increments_begins_anew(server: FlashServer) -> None:
+    trained = Trained(server.url)
+    trained.push(list(range(20_000)))
+    most = 0
+    for number in range(1, 220):
+        trained.push([number])
+        most = max(most, len(trained.save(f"flash-{number:08d}")))
+    assert most < 400

@@ -4,6 +4,7 @@ emberscale:<uid>:flash:manifest                          by the master, last; on
 emberscale:<uid>:flash:<checkpoint>/ps-<i>/*.json        what the server held, and how often each batch was applied
 emberscale:<uid>:flash:ps-<i>/<incarnation>-<n>.rows     records of a table, as they lie in its slab
 emberscale:<uid>:flash:ps-<i>/<incarnation>-<n>.keys     keys of rows that were retired since the part before
+emberscale:<uid>:flash:ps-<i>/inventory                  the keys of all of the server's files that may be there
 
 A server begins a new base when the increments outweigh the old one. Nothing is compressed: on trained rows, zstd at
 level 1 saves an eighth, at less than half the speed at which Redis takes them, and LZ4 saves nothing.
@@ -31,6 +32,7 @@ from emberscale_trainer.checkpoint.files import (
     PartitionFile,
     TablePart,
 )
+from emberscale_trainer.checkpoint.flash_inventory import FlashInventory
 from emberscale_trainer.checkpoint.flash_redis import Command, FlashRedis, FlashUnusableError, RedisFullError
 from emberscale_trainer.checkpoint.work import AbandonedError, Work
 from emberscale_trainer.checkpoint.writer import Share, WrittenFile, parts_of
@@ -40,6 +42,8 @@ from emberscale_trainer.table.snapshot import Lock
 CHUNK_BYTES = 4 << 20
 """A value in Redis ends with the chunk of records that reaches this size."""
 _ROOM_FOR_INCREMENT = 1.25
+_MOST_INCREMENTS = 100
+"""Of a chain: each adds files to the manifest, however few rows change."""
 _READY_FILES = 3
 
 
@@ -48,12 +52,13 @@ class _Chain:
     """What Redis holds of one server: a base and its increments.
 
     * `files`: by table, the names of files in order. `written`: the same by path.
-    * `base_bytes`: of the base alone.
+    * `base_bytes`: of the base alone. `increments`: how many follow it.
     """
 
     files: tuple[tuple[str, ...], ...]
     written: dict[str, WrittenFile] = field(default_factory=dict)
     base_bytes: int = 0
+    increments: int = 0
 
     @property
     def bytes(self) -> int:
@@ -84,7 +89,7 @@ class FlashWriter:
         self._writing = threading.Lock()
         self._followed: weakref.ref[TableStore] | None = None
         self._chain: _Chain | None = None
-        self._superseded: tuple[str, ...] = ()
+        self._unclean = False
 
     def begin(self, tables: TableStore, lock: Lock, limit: int) -> FlashDraft:
         """Takes the rows that changed since the last flash checkpoint, or all of them where a new base is due.
@@ -101,8 +106,6 @@ class FlashWriter:
         ]
         if followed is tables and before is not None and _may_grow(before, limit):
             return FlashDraft(tables.take(Reader.FLASH, lock), tables, lock, before, sum(sizes), limit)
-        if before is not None:
-            self._superseded += tuple(self._keys.of_file("", path) for path in before.written)
         self._chain = None
         tables.untrack(Reader.FLASH)
         tables.track(Reader.FLASH)
@@ -115,47 +118,39 @@ class FlashWriter:
         Raises FlashUnusableError and AbandonedError.
         """
         with self._writing, FlashRedis(self._url) as redis:
+            inventory = FlashInventory(redis, self._keys, f"ps-{share.index}")
             try:
-                written = self._write(redis, draft, checkpoint, share, work)
+                written = self._write(_Link(self, redis, inventory, share.index, work), draft, checkpoint, share)
             except SnapshotAbandonedError as error:
                 raise AbandonedError from error
             except RedisFullError:
-                self._drop(redis, draft)
+                self._make_room_again(inventory, draft)
                 raise
             finally:
                 draft.snapshot.give_back()
             return written
 
-    def _write(
-        self, redis: FlashRedis, draft: FlashDraft, checkpoint: str, share: Share, work: Work
-    ) -> list[WrittenFile]:
-        if draft.before is None:
-            self._make_room(redis, draft)
+    def _write(self, link: "_Link", draft: FlashDraft, checkpoint: str, share: Share) -> list[WrittenFile]:
+        before = draft.before
+        if before is None:
+            self._make_room(link.inventory, draft)
         else:
-            self._renew(redis, draft, draft.before)
-        specs = draft.tables.specs
-        link = _Link(self, redis, share.index, work)
-        names = []
-        for number in range(len(specs)):
-            retired = draft.snapshot.retired[number]
-            keys = [retired.view(np.uint8).data] if len(retired) else []
-            rows = parts_of(draft.snapshot.drain(number), CHUNK_BYTES)
-            names.append(link.write(chain(((RETIRED, key) for key in keys), ((".rows", row) for row in rows))))
-        link.flush()
-        before = draft.before or _Chain(((),) * len(specs))
-        size = sum(file.bytes for file in link.written)
+            self._renew(link, draft, before)
+        self._unclean = True
+        names = link.write_rows(draft.snapshot, len(draft.tables.specs))
+        base = _Chain(((),) * len(draft.tables.specs), base_bytes=sum(file.bytes for file in link.written))
+        old = before or base
         after = replace(
-            before,
-            files=tuple((*old, *new) for old, new in zip(before.files, names, strict=True)),
-            written={**before.written, **{file.path: file for file in link.written}},
-            base_bytes=size if draft.before is None else before.base_bytes,
+            old,
+            files=tuple((*files, *new) for files, new in zip(old.files, names, strict=True)),
+            written={**old.written, **{file.path: file for file in link.written}},
+            increments=old.increments + (before is not None),
         )
         documents = link.documents(checkpoint, _documents(draft.tables, after, share))
         with draft.lock:
             draft.snapshot.commit()
             self._chain = after
-            if draft.before is None:
-                self._superseded = ()  # the master removes what its next manifest does not list
+        self._unclean = False
         return [*after.written.values(), *documents]
 
     def next_name(self, suffix: str) -> str:
@@ -167,32 +162,33 @@ class FlashWriter:
         """The key of a file."""
         return self._keys.of_file(checkpoint, path)
 
-    def _renew(self, redis: FlashRedis, draft: FlashDraft, before: _Chain) -> None:
+    def _renew(self, link: "_Link", draft: FlashDraft, before: _Chain) -> None:
         """Has Redis keep the chain for longer, which tells whether it still has all of it."""
         keys = [self._keys.of_file("", path) for path in before.written]
-        found = redis.pipelined(("EXPIRE", key, FLASH_KEPT_SECONDS) for key in keys)
+        found = link.redis.pipelined(("EXPIRE", key, FLASH_KEPT_SECONDS) for key in keys)
         missing = sum(answer == 0 for answer in found)
         if missing:
             self._forget(draft)
             raise FlashUnusableError(f"Redis has lost {missing} of {len(keys)} chunks; the next one begins anew")
+        if self._unclean:
+            link.inventory.sweep(keys)
 
-    def _make_room(self, redis: FlashRedis, draft: FlashDraft) -> None:
-        """Removes what a base replaces, before it is complete, where both together would be too large."""
+    def _make_room(self, inventory: FlashInventory, draft: FlashDraft) -> None:
+        """Removes what no checkpoint needs, and what a base replaces where both together would be too large."""
         if draft.all_bytes > draft.limit:
             raise FlashUnusableError(
                 f"the rows take {draft.all_bytes >> 20} MiB here, and spec.checkpoint.flash.maxBytes gives each server "
                 f"{draft.limit >> 20}: raise it"
             )
-        old = self._superseded
-        if old and sum(redis.pipelined(("STRLEN", key) for key in old)) + draft.all_bytes > draft.limit:
-            redis.remove(old)
+        if inventory.sweep() + draft.all_bytes > draft.limit:
+            inventory.clear()
 
-    def _drop(self, redis: FlashRedis, draft: FlashDraft) -> None:
-        """Redis is full: gives back all that this server has there, since the next base needs the room."""
-        known = draft.before.written if draft.before is not None else {}
-        with suppress(FlashUnusableError):
-            redis.remove([*(self._keys.of_file("", path) for path in known), *self._superseded])
+    def _make_room_again(self, inventory: FlashInventory, draft: FlashDraft) -> None:
+        """Redis is full: the next checkpoint is a base, and where there is no room for one, all of the old one goes."""
         self._forget(draft)
+        if draft.before is None:
+            with suppress(FlashUnusableError):
+                inventory.clear()
 
     def _forget(self, draft: FlashDraft) -> None:
         with draft.lock:
@@ -203,52 +199,72 @@ class FlashWriter:
 class _Link:
     """The part of a chain that one checkpoint adds."""
 
-    def __init__(self, writer: FlashWriter, redis: FlashRedis, index: int, work: Work) -> None:
-        self._writer, self._redis, self._work = writer, redis, work
+    def __init__(
+        self, writer: FlashWriter, redis: FlashRedis, inventory: FlashInventory, index: int, work: Work
+    ) -> None:
+        self.redis, self.inventory = redis, inventory
+        self._writer, self._work = writer, work
         self._folder = f"ps-{index}"
+        self._sent: list[str] = []
         self.written: list[WrittenFile] = []
 
-    def write(self, contents: Iterable[tuple[str, memoryview]]) -> tuple[str, ...]:
-        """Sends files, each with the end of its name; returns the names. The next content may overwrite each."""
-        first = len(self.written)
-        for suffix, content in contents:
-            self._send("", f"{self._folder}/{self._writer.next_name(suffix)}", content)
-        return tuple(file.path.partition("/")[2] for file in self.written[first:])
+    def write_rows(self, snapshot: Snapshot, tables: int) -> list[tuple[str, ...]]:
+        """Writes retired keys and rows; returns the names of files by table."""
+        names = []
+        for number in range(tables):
+            retired = snapshot.retired[number]
+            keys = [retired.view(np.uint8).data] if len(retired) else []
+            rows = parts_of(snapshot.drain(number), CHUNK_BYTES)
+            names.append(self._write(chain(((RETIRED, key) for key in keys), ((".rows", row) for row in rows))))
+        self._flush()
+        return names
 
     def documents(self, checkpoint: str, documents: Iterable[tuple[str, bytes]]) -> list[WrittenFile]:
         """Writes the JSON files of a checkpoint."""
         first = len(self.written)
         for name, content in documents:
             self._send(checkpoint, f"{self._folder}/{name}", memoryview(content))
-        self.flush()
+        self._flush()
         return self.written[first:]
 
-    def flush(self) -> None:
-        """Waits until Redis has everything; on failure, removes what it has."""
-        try:
-            self._redis.flush()
-        except FlashUnusableError:
-            self._undo()
-            raise
+    def _write(self, contents: Iterable[tuple[str, memoryview]]) -> tuple[str, ...]:
+        """Sends files, each with the end of its name; returns the names. The next content may overwrite each."""
+        first = len(self.written)
+        for suffix, content in contents:
+            self._send("", f"{self._folder}/{self._writer.next_name(suffix)}", content)
+        return tuple(file.path.partition("/")[2] for file in self.written[first:])
 
     def _send(self, checkpoint: str, path: str, content: memoryview) -> None:
         key = self._writer.key_of(checkpoint, path)
         file = WrittenFile(path, content.nbytes, zlib.crc32(content))
+        self._sent.append(key)
         try:
-            self._redis.send(("SET", key, content, "EX", FLASH_KEPT_SECONDS))
+            self.inventory.note(key)
+            self.redis.send(("SET", key, content, "EX", FLASH_KEPT_SECONDS))
             self._work.advance(content.nbytes)
-        except (FlashUnusableError, AbandonedError):
+        except (RedisFullError, AbandonedError):
             self._undo()
             raise
         self.written.append(file)
 
+    def _flush(self) -> None:
+        """Waits until Redis has everything."""
+        try:
+            self.redis.flush()
+        except RedisFullError:
+            self._undo()
+            raise
+
     def _undo(self) -> None:
+        """Removes what Redis took. After any other failure the connection is broken: the next one sweeps."""
         with suppress(FlashUnusableError):
-            self._redis.remove([self._writer.key_of("", file.path) for file in self.written])
+            self.inventory.remove(self._sent)
 
 
 def _may_grow(before: _Chain, limit: int) -> bool:
     """Whether another increment is worth more than a new base, and fits."""
+    if before.increments >= _MOST_INCREMENTS:
+        return False
     increments = before.bytes - before.base_bytes
     return increments <= before.base_bytes and before.bytes * _ROOM_FOR_INCREMENT <= limit
 
@@ -279,6 +295,20 @@ class FlashFiles(CheckpointFiles):
         self.manifest = CheckpointManifest.from_json(text, checkpoint)
         if self.manifest.id != checkpoint:
             raise DamagedCheckpointError(f"{checkpoint} was replaced by {self.manifest.id}")
+        self._check_sizes()
+
+    def _check_sizes(self) -> None:
+        """Sees that all chunks are there, of all servers, before the rows of any are loaded."""
+        files = self.manifest.files
+        keys = [self._keys.of_file(self._uri, file.path) for file in files]
+        try:
+            with FlashRedis(self._redis_url) as redis:
+                sizes = [*redis.pipelined(("STRLEN", key) for key in keys)]
+        except FlashUnusableError as error:
+            raise DamagedCheckpointError(f"{self._uri}: {error}") from error
+        lost = [key for key, file, size in zip(keys, files, sizes, strict=True) if size < file.bytes]
+        if lost:
+            raise DamagedCheckpointError(f"{self._uri}: Redis has lost {lost[0]}, and {len(lost) - 1} others")
 
     def read(self, path: str) -> bytes:
         """As CheckpointFiles."""

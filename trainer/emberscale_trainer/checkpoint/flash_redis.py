@@ -14,8 +14,9 @@ from emberscale_api.errors import UnavailableError
 
 PATIENCE_SECONDS = 5.0
 """How long Redis may take nothing, or answer nothing."""
-_WINDOW = 4
-"""Commands without an answer: enough that neither side waits for the other, and little memory."""
+_WINDOW = 8
+"""Commands without an answer: enough that neither side waits for the other, and little memory. Half of those that
+write carry a file."""
 
 Command = tuple[str | int | memoryview, ...]
 
