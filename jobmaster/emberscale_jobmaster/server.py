@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from emberscale_api import metrics
 from emberscale_api.environment import ProcessIdentity
 from emberscale_api.errors import UnavailableError
-from emberscale_api.job import RoleSpec, TrainingJob
+from emberscale_api.job import RoleSpec, TrainingJob, TrainingJobSpec
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
 from emberscale_api.rpc import master_pb2 as pb
@@ -22,12 +22,14 @@ from emberscale_api.rpc import master_pb2_grpc as rpc
 from emberscale_api.rpc import tls
 from emberscale_api.rpc.token import CHANNEL_OPTIONS, TokenCheck
 from emberscale_api.telemetry import ProcessMetrics
+from emberscale_jobmaster import flash
 from emberscale_jobmaster.brain_link import BrainLink
 from emberscale_jobmaster.conductor import Conductor
 from emberscale_jobmaster.messages import wire_member
+from emberscale_jobmaster.operations import CheckpointPurpose
 from emberscale_jobmaster.runtime import JobRuntime
 from emberscale_jobmaster.service import STEERING, MasterService
-from emberscale_jobmaster.state import committed_samples, phase_of
+from emberscale_jobmaster.state import JobState, committed_samples, phase_of
 from emberscale_jobmaster.status import plan
 from emberscale_jobmaster.store import JobStore
 
@@ -188,7 +190,14 @@ class JobMetrics(Collector):
         yield GaugeMetricFamily(metrics.SHARDS_LEASED, "Live leases", len(state.ledger.leases))
         yield CounterMetricFamily(metrics.LEASES_EXPIRED_TOTAL, "Lapsed leases", seen.lapses)
         yield CounterMetricFamily(metrics.RECOVERIES_TOTAL, "Roll-backs to a checkpoint", state.recoveries)
-        newest = state.flash
+        yield from _flash(state, spec)
+
+
+def _flash(state: JobState, spec: TrainingJobSpec) -> Iterator[Metric]:
+    newest = state.flash
+    if flash.is_wanted(newest, spec):
+        fails = CheckpointPurpose.FLASH in state.troubles
+        yield GaugeMetricFamily(metrics.FLASH_DEGRADED, "Whether the last attempt at a flash checkpoint failed", fails)
         if newest.checkpoint:
             age = max(0.0, state.clock.active_seconds - newest.taken_at)
             yield GaugeMetricFamily(metrics.FLASH_AGE_SECONDS, "Age of the newest flash checkpoint", age)

@@ -63,6 +63,10 @@ def servers(cpu_seconds: float, lock_seconds: float) -> dict[str, str]:
     }
 
 
+def degraded(values: str) -> dict[str, str]:
+    return {f'emberscale_flash_checkpoint_degraded{{{LABELS}, component="master"}}': values}
+
+
 def operator(name: str, values: str, namespace: str = "emberscale-system") -> dict[str, str]:
     return {f'emberscale_{name}{{namespace="{namespace}", instance="10.0.0.1:9090"}}': values}
 
@@ -74,6 +78,7 @@ STUCK = "EmberscaleJobStuck"
 FAILED = "EmberscaleJobFailed"
 UNSCRAPED = "EmberscaleJobNotScraped"
 SATURATED = "EmberscaleParameterServersSaturated"
+FLASH = "EmberscaleFlashCheckpointsFail"
 
 CASES = [
     Case(STALLED, "its workers are gone", True, TRAINING),
@@ -128,6 +133,11 @@ CASES = [
     Case(SATURATED, "at its CPU limit", True, servers(0.2, 0.05), at="20m"),
     Case(SATURATED, "its lock is always held", True, servers(0.1, 0.95), at="20m"),
     Case(SATURATED, "it has time to spare", False, servers(0.1, 0.5), at="20m"),
+    Case(FLASH, "for 15 minutes", True, degraded(f"0x180 1{LONG}")),
+    Case(FLASH, "for 5 minutes", False, degraded(f"0x220 1{LONG}")),
+    Case(FLASH, "now and then", False, degraded(" ".join(["0x20 1x20"] * 20))),
+    Case(FLASH, "they are taken", False, degraded(f"0{LONG}")),
+    Case(FLASH, "there is no Redis for them", False, TRAINING),
     Case("EmberscaleOperatorDown", "it is gone", True, operator("operator_defects_total", "0x60")),
     Case("EmberscaleOperatorDown", "another runs elsewhere", True, operator("operator_defects_total", f"0{LONG}", "x")),
     Case("EmberscaleOperatorDown", "it runs", False, operator("operator_defects_total", f"0{LONG}")),

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.files
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "emberscale"
+FLASH_REDIS = "release-emberscale-flash-redis"
 
 
 @pytest.fixture(autouse=True)
@@ -108,6 +109,7 @@ def test_the_plain_manifests_image_is_that_of_the_jobs() -> None:
         ("image.pullPolicy=Sometimes", "one of"),
         ("redis.external.url=http://redis", "url"),
         ("redis.enabled=false", "give redis.external.url or redis.external.existingSecret"),
+        ("redis.flash.enabled=true,redis.flash.url=redis://rows", "leave redis.flash.url"),
         ("serviceAccount.create=false", "serviceAccount.name is needed"),
         ("metrics.serviceMonitor.interval=often", "interval"),
         ("brain.planner.cpuCoreHour=0", "cpuCoreHour"),
@@ -172,7 +174,7 @@ def test_the_crd_stays_unless_told_otherwise() -> None:
 
 def test_no_password_is_an_argument_of_a_process() -> None:
     """Whoever sees the processes of a node sees their arguments."""
-    for spec in pod_specs(render("tls.enabled=true")):
+    for spec in pod_specs(render("tls.enabled=true", "redis.flash.enabled=true")):
         for container in spec["containers"]:
             secret = {entry["name"] for entry in container.get("env", ()) if "secretKeyRef" in str(entry)}
             words = " ".join([*container.get("command", ()), *container.get("args", ())])
@@ -198,10 +200,12 @@ def matches(selector: dict[str, Any], labels: dict[str, str]) -> bool:
     return equal and all(labels.get(one["key"]) in one["values"] for one in selector.get("matchExpressions", ()))
 
 
-@pytest.mark.parametrize("component", ["redis", "brain", "postgresql"])
+@pytest.mark.parametrize("component", ["emberscale-redis", "flash-redis", "brain", "postgresql"])
 def test_labels_of_a_pod_open_nothing_from_another_namespace(component: str) -> None:
     """Whoever may create a pod gives it the labels that they like; those of namespaces are set by administrators."""
-    documents = render("networkPolicy.enabled=true", "operator.watchNamespaces={ads,search}")
+    documents = render(
+        "networkPolicy.enabled=true", "operator.watchNamespaces={ads,search}", "redis.flash.enabled=true"
+    )
     policies = of_kind(documents, "NetworkPolicy")
     (policy,) = (one for one in policies if one["metadata"]["name"].endswith(component))
     mine = [spec["metadata"]["labels"] for spec in documents if spec["kind"] in ("Deployment", "StatefulSet", "Pod")]
@@ -220,6 +224,42 @@ def test_a_redis_of_ones_own_replaces_the_bundled_one() -> None:
     assert "release-emberscale-redis" not in {document["metadata"]["name"] for document in documents}
     (secret,) = (one for one in of_kind(documents, "Secret") if one["metadata"]["name"].endswith("redis-url"))
     assert secret["stringData"] == {"url": "redis://:pw@redis.example:6379/0"}
+
+
+def test_there_is_a_redis_for_flash_checkpoints_on_request_only() -> None:
+    def named(documents: list[dict[str, Any]]) -> set[str]:
+        return {document["kind"] for document in documents if document["metadata"]["name"] == FLASH_REDIS}
+
+    assert named(render()) == set()
+    documents = render("redis.flash.enabled=true", "redis.flash.resources.limits.memory=3Gi")
+    assert named(documents) == {"Secret", "Service", "Deployment"}
+    (redis,) = (one["spec"]["template"]["spec"] for one in of_kind(documents, "Deployment") if named([one]))
+    (container,) = redis["containers"]
+    assert container["resources"]["limits"]["memory"] == "3Gi"
+    (started,) = container["args"]
+    for option in ("--save ''", "--appendonly no", "--maxmemory-policy noeviction", "--maxmemory "):
+        assert option in started
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    assert flash_url(documents)["secretKeyRef"] == {"name": FLASH_REDIS, "key": "url"}
+
+
+def flash_url(documents: list[dict[str, Any]]) -> Any:
+    """Where the operator finds the Redis for flash checkpoints."""
+    (operator,) = (
+        spec["containers"][0] for spec in pod_specs(documents) if spec["containers"][0]["name"] == "operator"
+    )
+    return next(one["valueFrom"] for one in operator["env"] if one["name"] == "EMBERSCALE_FLASH_REDIS_URL")
+
+
+def test_a_redis_for_flash_checkpoints_of_ones_own_is_used_as_it_is() -> None:
+    documents = render("redis.flash.url=redis://:pw@rows.example:6379/0")
+    assert FLASH_REDIS not in {document["metadata"]["name"] for document in documents}
+    assert flash_url(documents)["secretKeyRef"] == {"name": f"{FLASH_REDIS}-url", "key": "url"}
+    mine = render("redis.flash.existingSecret=rows", "redis.flash.existingSecretKey=there")
+    assert flash_url(mine)["secretKeyRef"] == {"name": "rows", "key": "there"}
+    kept = render("redis.flash.enabled=true", "redis.flash.auth.existingSecret=rows")
+    assert flash_url(kept)["secretKeyRef"] == {"name": "rows", "key": "url"}
+    assert "Secret" not in {one["kind"] for one in kept if one["metadata"]["name"] == FLASH_REDIS}
 
 
 def test_a_password_that_is_no_url_text_is_escaped_in_the_url() -> None:

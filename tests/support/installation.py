@@ -10,6 +10,7 @@ CHART = Path(__file__).resolve().parents[2] / "charts" / "emberscale"
 RELEASE = "emberscale"
 SYSTEM = "emberscale-e2e"
 OPERATOR = "app.kubernetes.io/component=operator,app.kubernetes.io/instance=emberscale"
+FLASH_REDIS = "app.kubernetes.io/component=flash-redis,app.kubernetes.io/instance=emberscale"
 REDIS = "app.kubernetes.io/component=redis,app.kubernetes.io/instance=emberscale"
 
 

@@ -19,14 +19,16 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster import CommandFailedError, kubectl
+from cluster import CommandFailedError, kubectl, run
+from installation import RELEASE, SYSTEM
 
 CHART = Path(__file__).resolve().parents[2] / "charts" / "emberscale"
 DASHBOARDS = sorted((CHART / "dashboards").glob("*.json"))
 RULES = CHART / "files" / "rules.yaml"
 _DISCOVERY_SECONDS = 2.0
 NAMESPACE, JOB = "dashboards", "seen"
-VARIABLES = {"$__rate_interval": "20s", "$__range": "5m", "$namespace": NAMESPACE, "$job": JOB}
+VARIABLES = {"$__rate_interval": "20s", "$__range": "5m"}
+FLASH_METRICS = "emberscale_flash_checkpoint_"
 
 
 @dataclass(frozen=True)
@@ -43,10 +45,28 @@ class Query:
     @property
     def concrete(self) -> str:
         """The expression with Grafana's variables filled in."""
+        return self.of(NAMESPACE, JOB)
+
+    def of(self, namespace: str, job: str) -> str:
+        """The expression about another job."""
         expression = self.expression
-        for name, value in VARIABLES.items():
+        for name, value in {**VARIABLES, "$namespace": namespace, "$job": job}.items():
             expression = expression.replace(name, value)
         return expression
+
+
+def flash_queries() -> list[Query]:
+    """The targets that show something only where there is a Redis for flash checkpoints."""
+    return [query for query in queries() if FLASH_METRICS in query.expression]
+
+
+def chart_monitors() -> list[dict[str, Any]]:
+    """The chart's, as they are installed."""
+    text = run(
+        *("helm", "template", RELEASE, str(CHART), "-n", SYSTEM, "--show-only=templates/monitors.yaml"),
+        *("--kube-version=1.33", "--set=metrics.serviceMonitor.enabled=true"),
+    )
+    return [document for document in yaml.safe_load_all(text) if document]
 
 
 def queries() -> list[Query]:

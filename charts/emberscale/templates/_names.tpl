@@ -13,6 +13,7 @@
 
 {{- define "emberscale.operator" -}}{{ include "emberscale.fullname" . }}-operator{{- end -}}
 {{- define "emberscale.redis" -}}{{ include "emberscale.fullname" . }}-redis{{- end -}}
+{{- define "emberscale.flashRedis" -}}{{ include "emberscale.fullname" . }}-flash-redis{{- end -}}
 
 {{- define "emberscale.brain" -}}{{ include "emberscale.fullname" . }}-brain{{- end -}}
 {{- define "emberscale.postgresql" -}}{{ include "emberscale.fullname" . }}-postgresql{{- end -}}
@@ -102,6 +103,19 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- else -}}
 {{ include "emberscale.image" . }}
 {{- end -}}
+{{- end -}}
+
+{{/* The Secret that holds the URL of the Redis for flash checkpoints, and the key in it; empty where there is none. */}}
+{{- define "emberscale.flashRedisSecret" -}}
+{{- if .Values.redis.flash.enabled -}}
+{{- default (include "emberscale.flashRedis" .) .Values.redis.flash.auth.existingSecret -}}
+{{- else if or .Values.redis.flash.url .Values.redis.flash.existingSecret -}}
+{{- default (printf "%s-flash-redis-url" (include "emberscale.fullname" .)) .Values.redis.flash.existingSecret -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "emberscale.flashRedisSecretKey" -}}
+{{- if .Values.redis.flash.enabled -}}url{{- else -}}{{ .Values.redis.flash.existingSecretKey }}{{- end -}}
 {{- end -}}
 
 {{/* The Secret that holds the URL of Redis, and the key in it. */}}

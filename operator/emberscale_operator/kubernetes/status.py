@@ -26,6 +26,9 @@ from emberscale_operator.kubernetes.names import JOB_LABEL, ROLE_LABEL
 from emberscale_operator.kubernetes.record import rounded
 from emberscale_operator.machine import ENDED, RESTING, Demand, JobStanding
 
+FLASH_FAILED = "FlashCheckpointFailed"
+"""The reason of the condition FlashCheckpoint while they fail."""
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -191,7 +194,7 @@ def _flash(flash: pb.FlashStatus) -> tuple[bool, str, str]:
     """Whether flash checkpoints are taken, a reason, and a message that changes only with what it is about."""
     every = f"every {measured_time(round(flash.interval_seconds))}"
     if flash.problem:
-        return False, "FlashCheckpointFailed", f"{flash.problem}; training continues, and it is tried again"
+        return False, FLASH_FAILED, f"{flash.problem}; training continues, and it is tried again"
     if not flash.checkpoint:
         return False, "FlashCheckpointPending", f"the first one is yet to come; one is taken {every}"
     return True, "FlashCheckpointTaken", f"one is taken {every}"

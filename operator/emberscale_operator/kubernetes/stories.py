@@ -11,7 +11,8 @@ from emberscale_operator.kubernetes.events import EventRecorder
 from emberscale_operator.kubernetes.job import Job
 from emberscale_operator.kubernetes.pod_state import PodView
 from emberscale_operator.kubernetes.record import with_limits
-from emberscale_operator.machine import InstanceId, JobStanding
+from emberscale_operator.kubernetes.status import FLASH_FAILED
+from emberscale_operator.machine import RESTING, InstanceId, JobStanding
 
 _NOUNS = {Role.MASTER: "Master", Role.PS: "PS", Role.WORKER: "Worker", Role.REDIS: "Redis", Role.BRAIN: "Brain"}
 _ROLES = {pb.PS: Role.PS, pb.WORKER: Role.WORKER}
@@ -118,6 +119,22 @@ def tell_slow(recorder: EventRecorder, job: Job, before: TrainingJobStatus, afte
         return
     tell = recorder.warning if new.status == "True" else recorder.normal
     tell(job, new.reason, new.message, f"{new.last_transition_time.isoformat()}-{new.message}")
+
+
+def tell_flash(recorder: EventRecorder, job: Job, before: TrainingJobStatus, after: TrainingJobStatus) -> None:
+    """Flash checkpoints have begun to fail, or are taken again."""
+    old, new = (
+        next((one for one in status.conditions if one.type == ConditionType.FLASH_CHECKPOINT), None)
+        for status in (before, after)
+    )
+    was_degraded = old is not None and old.reason == FLASH_FAILED
+    if new is None or after.phase in RESTING:
+        return
+    key = f"{new.last_transition_time.isoformat()}-{new.message}"
+    if new.reason == FLASH_FAILED and not was_degraded:
+        recorder.warning(job, "DegradedFlashCheckpoints", new.message, key)
+    elif new.status == "True" and was_degraded:
+        recorder.normal(job, "RestoredFlashCheckpoints", f"Redis takes them again; {new.message}", key)
 
 
 def tell_refusal(recorder: EventRecorder, job: Job, instance: InstanceId, reason: str, message: str) -> None:

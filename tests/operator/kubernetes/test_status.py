@@ -14,7 +14,7 @@ from emberscale_api.shape import RoleShape
 from emberscale_operator.kubernetes.job import read_job
 from emberscale_operator.kubernetes.observation import plan_of
 from emberscale_operator.kubernetes.status import Facts, build_status, merge_patch, to_document
-from emberscale_operator.kubernetes.stories import tell_slow, tell_steps
+from emberscale_operator.kubernetes.stories import tell_flash, tell_slow, tell_steps
 from emberscale_operator.machine import Demand, JobStanding, Resources, demands_of, grown_memory
 from emberscale_operator.machine.intent import replicas_of
 from eventually import unwrap
@@ -150,6 +150,34 @@ def test_a_job_at_rest_has_no_slow_members() -> None:
     slow = of_master((1, 30.0, ""))
     status = build_status(TrainingJobStatus(), facts(JobPhase.TRAINING, master=slow))
     assert conditions(build_status(status, facts(JobPhase.SUSPENDED, master=slow)))["SlowMembers"] == "False"
+
+
+def of_flash(problem: str = "", checkpoint: str = "flash-00000003") -> pb.JobStatus:
+    flash = pb.FlashStatus(checkpoint=checkpoint, interval_seconds=15, problem=problem)
+    return pb.JobStatus(phase=pb.TRAINING, flash=flash)
+
+
+def test_flash_checkpoints_that_fail_are_told_once_and_when_they_are_taken_again() -> None:
+    recorder, job = Recorder(), read_job(job_body())
+    status = TrainingJobStatus()
+    for master in (
+        of_flash(checkpoint=""),
+        of_flash(),
+        of_flash("ps-0: Redis is full"),
+        of_flash("ps-1: Redis is full"),
+        of_flash(),
+        of_flash("ps-0: Redis does not answer within 5 s"),
+    ):
+        before, status = status, build_status(status, facts(JobPhase.TRAINING, master=master))
+        tell_flash(recorder, job, before, status)  # type: ignore[arg-type]
+    before, status = status, build_status(status, facts(JobPhase.SUSPENDED, master=of_flash()))
+    tell_flash(recorder, job, before, status)  # type: ignore[arg-type]
+    again = "; training continues, and it is tried again"
+    assert [told[:3] for told in recorder.told] == [
+        ("Warning", "DegradedFlashCheckpoints", f"ps-0: Redis is full{again}"),
+        ("Normal", "RestoredFlashCheckpoints", "Redis takes them again; one is taken every 15 s"),
+        ("Warning", "DegradedFlashCheckpoints", f"ps-0: Redis does not answer within 5 s{again}"),
+    ]
 
 
 def test_steps_are_told_once() -> None:

@@ -1,0 +1,110 @@
+"""Flash checkpoints in the chart's own Redis, on a real cluster: a server that is killed, and a Redis that is gone."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+from cluster import RECORDS, Job, Place, assert_exact, eventually, get, kubectl, manifest, submit
+from faults import ProcessKiller
+from installation import FLASH_REDIS, RELEASE, SYSTEM, helm_install
+from prometheus_server import Prometheus, chart_monitors, flash_queries, prometheus_that_scrapes, scrape_configs
+
+pytestmark = [pytest.mark.timeout(1500), pytest.mark.alone]
+
+EPOCHS = 40
+ALERT = "EmberscaleFlashCheckpointsFail"
+
+
+@pytest.fixture(scope="module")
+def with_flash(installed: str) -> Iterator[None]:
+    """The release with a Redis for flash checkpoints, which the rest of the suite does without."""
+    helm_install("--set", "redis.flash.enabled=true", "--set", "redis.flash.resources.limits.memory=512Mi")
+    yield
+    helm_install()
+
+
+@pytest.fixture(scope="module")
+def prometheus(with_flash: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    configs = scrape_configs(chart_monitors(), SYSTEM)
+    with prometheus_that_scrapes(configs, tmp_path_factory.mktemp("prometheus")) as found:
+        eventually("Prometheus is up", lambda: found.is_up() or None, seconds=60)
+        yield found
+
+
+def flash_job(name: str, place: Place) -> Job:
+    """Its persistent checkpoints are an hour apart, its flash checkpoints two seconds."""
+    document = manifest(name, place, epochs=EPOCHS)
+    document["spec"]["checkpoint"] |= {"interval": "1h", "flash": {"mode": "Enabled", "interval": "2s"}}
+    return submit(document, place)
+
+
+def taken(job: Job) -> bool:
+    condition = job.condition("FlashCheckpoint")
+    return condition is not None and condition["status"] == "True"
+
+
+def told(job: Job, reason: str) -> str:
+    """What an Event says; empty where there is none."""
+    return next((found["message"] for found in job.events() if found["reason"] == reason), "")
+
+
+def test_a_killed_server_takes_the_job_back_to_its_flash_checkpoint(
+    prometheus: Prometheus, place: Place, killer: ProcessKiller
+) -> None:
+    job = flash_job("flash", place)
+    eventually("a flash checkpoint", lambda: taken(job) or None, seconds=240)
+    for query in flash_queries():
+        asked = query.of(place.namespace, job.name)
+        eventually(f"data for {asked}", partial(found_by, prometheus, asked), seconds=60)
+    killer.kill(job.running("ps")[0])
+    progress: dict[str, Any] = eventually(
+        "it went back",
+        lambda: found if (found := job.status().get("progress") or {}).get("recoveries") else None,
+        seconds=180,
+    )
+    assert progress["recoveries"] == 1
+    eventually("the servers have loaded it", lambda: loaded(job) or None, seconds=120)
+    job.wait_complete(900)
+    assert_exact(job, place, EPOCHS * RECORDS)
+
+
+def found_by(prometheus: Prometheus, query: str) -> list[Any] | None:
+    return prometheus.ask(query) or None
+
+
+def loaded(job: Job) -> bool:
+    """Whether each server says that it has loaded rows from a flash checkpoint."""
+    lines = [kubectl("logs", pod["metadata"]["name"], "-n", job.namespace).splitlines() for pod in job.running("ps")]
+    return len(lines) == 2 and all(any("assigned" in line and "flash-" in line for line in part) for part in lines)
+
+
+def test_a_redis_that_is_gone_costs_flash_checkpoints_only_and_both_are_told(
+    prometheus: Prometheus, place: Place
+) -> None:
+    job = flash_job("degraded", place)
+    eventually("a flash checkpoint", lambda: taken(job) or None, seconds=240)
+    scale_redis(0)
+    try:
+        eventually("it is told", lambda: told(job, "DegradedFlashCheckpoints") or None, seconds=120)
+        condition = job.condition("FlashCheckpoint")
+        assert (condition["status"], condition["reason"]) == ("False", "FlashCheckpointFailed")
+        state = eventually("the alert", lambda: prometheus.alert(ALERT, place.namespace, job.name), seconds=60)
+        assert state in ("pending", "firing")
+    finally:
+        scale_redis(1)
+    eventually("they are taken again", lambda: told(job, "RestoredFlashCheckpoints") or None, seconds=240)
+    assert taken(job)
+    job.wait_complete(900)
+    assert_exact(job, place, EPOCHS * RECORDS)
+
+
+def scale_redis(replicas: int) -> None:
+    name = f"{RELEASE}-flash-redis"
+    kubectl("scale", "deployment", name, "-n", SYSTEM, f"--replicas={replicas}")
+
+    def scaled() -> bool:
+        return len(get("pods", namespace=SYSTEM, selector=FLASH_REDIS)) == replicas
+
+    eventually(f"{replicas} pods of {name}", lambda: scaled() or None, seconds=120)
