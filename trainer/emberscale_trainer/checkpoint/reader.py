@@ -1,6 +1,9 @@
 """Loads from a checkpoint what one server owns, however many servers wrote it."""
 
+import os
+import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +14,9 @@ from emberscale_trainer.checkpoint.files import RETIRED, AppliedFile, Checkpoint
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.table import TableStore, keys_of
 
+_MOST_THREADS = 3
+"""That load tables, each from its own connection: one alone indexes rows more slowly than Redis sends them."""
+
 
 def load_partition(files: CheckpointFiles, owned: Ownership, tables: TableStore, parameters: int) -> AppliedBatches:
     """Fills `tables`, the dense one last, with the rows that are owned; returns the batches that they have seen.
@@ -19,25 +25,56 @@ def load_partition(files: CheckpointFiles, owned: Ownership, tables: TableStore,
     DamagedCheckpointError, StorageUnreachableError and AbandonedError.
     """
     parts = files.partitions(tables.specs, parameters)
-    dense = len(tables.specs) - 1
-    for part in parts:
-        if _overlap(part.buckets, owned.buckets):
-            buckets = np.zeros_like(owned.buckets)
-            for first, stop in part.buckets:
-                buckets[first:stop] = owned.buckets[first:stop]
-            for number, table in enumerate(part.stored[:-1]):
-                for retired, records in _read_changes(files, part, table):
-                    if len(retired):
-                        tables.retire(number, retired[buckets[buckets_of(retired)]])
-                    mine = buckets[buckets_of(keys_of(records))]
-                    tables.load(number, records if mine.all() else records[mine])
-        if _overlap(part.pieces, owned.pieces):
-            held = np.zeros_like(owned.pieces)
-            for first, stop in part.pieces:
-                held[first:stop] = owned.pieces[first:stop]
-            for _, records in _read_changes(files, part, part.dense):
-                tables.load(dense, records[held[_pieces(records, part)]])
+    ended = threading.Event()
+
+    def load(number: int) -> None:
+        is_dense = number == len(tables.specs) - 1
+        pieces = _load_dense(files, parts, owned, tables) if is_dense else _load(files, parts, owned, tables, number)
+        for _ in pieces:
+            if ended.is_set():
+                return
+
+    with ThreadPoolExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0))), "load") as pool:
+        loading = [pool.submit(load, number) for number in range(len(tables.specs))]
+        try:
+            for each in as_completed(loading):
+                each.result()
+        finally:
+            ended.set()
+            pool.shutdown(cancel_futures=True)
     return _load_applied(files, parts)
+
+
+def _load(
+    files: CheckpointFiles, parts: Sequence[PartitionFile], owned: Ownership, tables: TableStore, number: int
+) -> Iterator[None]:
+    """Loads one embedding table, file by file."""
+    for part in parts:
+        if not _overlap(part.buckets, owned.buckets):
+            continue
+        buckets = np.zeros_like(owned.buckets)
+        for first, stop in part.buckets:
+            buckets[first:stop] = owned.buckets[first:stop]
+        for retired, records in _read_changes(files, part, part.stored[number]):
+            if len(retired):
+                tables.retire(number, retired[buckets[buckets_of(retired)]])
+            tables.load(number, records, buckets)
+            yield
+
+
+def _load_dense(
+    files: CheckpointFiles, parts: Sequence[PartitionFile], owned: Ownership, tables: TableStore
+) -> Iterator[None]:
+    """Loads the dense table, file by file."""
+    for part in parts:
+        if not _overlap(part.pieces, owned.pieces):
+            continue
+        held = np.zeros_like(owned.pieces)
+        for first, stop in part.pieces:
+            held[first:stop] = owned.pieces[first:stop]
+        for _, records in _read_changes(files, part, part.dense):
+            tables.load(len(tables.specs) - 1, records[held[_pieces(records, part)]])
+            yield
 
 
 def read_records(files: CheckpointFiles, part: PartitionFile, table: TablePart) -> Iterator[NDArray[np.uint8]]:

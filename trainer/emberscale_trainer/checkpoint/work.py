@@ -42,6 +42,7 @@ class Work:
         self._patience_seconds = patience_seconds
         self._missing_seconds = MISSING_SECONDS if missing_seconds is None else missing_seconds
         self._abandoned = threading.Event()
+        self._counting = threading.Lock()
         self.moved_bytes = 0
         self.problem = ""
 
@@ -50,8 +51,9 @@ class Work:
         self._abandoned.set()
 
     def advance(self, count: int) -> None:
-        """Counts bytes that were read or written. Raises AbandonedError."""
-        self.moved_bytes += count
+        """Counts bytes that were read or written. May be called by several threads. Raises AbandonedError."""
+        with self._counting:
+            self.moved_bytes += count
         if self._abandoned.is_set():
             raise AbandonedError
 

@@ -73,7 +73,7 @@ from emberscale_trainer.table.vector import VECTOR_BYTES, WHOLE, load8, store8
 BLOCK = 64
 """Keys whose cache misses overlap."""
 
-SCRATCH_BYTES = 3 * 8 * BLOCK
+SCRATCH_BYTES = 4 * 8 * BLOCK
 
 MISMATCH = -1
 """The counts do not add up to the sizes of the buffers; nothing was done."""
@@ -90,6 +90,7 @@ _MOST_PREFETCHED = 1024
 _HASHES = 0
 _SLOTS = 8 * BLOCK
 _ROWS = 16 * BLOCK
+_KEYS = 24 * BLOCK
 
 
 @routine
@@ -324,19 +325,36 @@ def push(
 
 
 @entry
-def load(table: int, records: int, count: int) -> int:
-    """Puts records into a table that has room for them, over rows of equal keys; returns their number or NO_MEMORY."""
+def load(table: int, records: int, count: int, wanted: int, scratch: int) -> int:
+    """Puts records into a table that has room for them, over rows of equal keys; returns their number or NO_MEMORY.
+
+    `wanted` is the address of bool[BUCKETS]: those of other buckets are left out.
+    """
     stride = load_int64(table + STRIDE)
-    for number in range(count):
-        record = records + stride * number
-        key = load_int64(record)
-        key_hash = mix64(key)
-        slot = find(table, key, key_hash)
-        if slot == NOT_FOUND:
-            slot = _add(table, key_hash)
-            if slot < 0:
-                return NO_MEMORY
-        put_row(table, slot, record)
+    for block in range(0, count, BLOCK):
+        size = min(BLOCK, count - block)
+        record = records + stride * block
+        for at in range(0, 8 * size, 8):
+            store_int64(scratch + _KEYS + at, load_int64(record))
+            record += stride
+        _seek(table, scratch + _KEYS, size, stride, scratch)
+        record = records + stride * block
+        for at in range(0, 8 * size, 8):
+            if load_uint8(wanted + (load_int64(scratch + _HASHES + at) & BUCKET_MASK)) == 0:
+                record += stride
+                continue
+            key = load_int64(scratch + _KEYS + at)
+            slot = load_int64(scratch + _SLOTS + at)
+            row = load_int64(scratch + _ROWS + at)
+            if row == 0 or load_int64(row) != key:  # another key had the fingerprint, or this block has added the row
+                key_hash = load_int64(scratch + _HASHES + at)
+                slot = find(table, key, key_hash)
+                if slot == NOT_FOUND:
+                    slot = _add(table, key_hash)
+                    if slot < 0:
+                        return NO_MEMORY
+            put_row(table, slot, record)
+            record += stride
     return count
 
 

@@ -20,6 +20,8 @@ from emberscale_trainer.table.snapshot import Changes, Lock, Records, Snapshot, 
 
 _UINT32, _INT64, _FLOAT32 = np.dtype("<u4"), np.dtype("<i8"), np.dtype("<f4")
 
+_ALL_BUCKETS = np.ones(BUCKETS, np.bool_)
+
 
 class TableStore:
     """Dynamic embedding tables with fused optimizers; `specs[i]` is table i of every request.
@@ -178,11 +180,12 @@ class TableStore:
         if done == kernels.NO_MEMORY:
             raise MemoryError("no memory for the index of the embedding rows")
 
-    def load(self, table: int, records: Records) -> None:
+    def load(self, table: int, records: Records, buckets: NDArray[np.bool_] | None = None) -> None:
         """Puts `records: uint8[n, stride]` of a table's RowLayout into it; they replace the rows of equal keys.
 
-        Of several records with one key the last stays. Raises ValueError, nothing being done, for another shape or
-        type and for records without pushes, which are not rows.
+        Of several records with one key the last stays; those outside of `buckets: bool[BUCKETS]` are left out. Raises
+        ValueError, nothing being done, for another shape or type and for records without pushes, which are not rows.
+        Different tables may be loaded at the same time.
         """
         descriptor, stride = self._descriptor(table), self.layouts[table].stride
         if records.dtype != np.uint8 or records.ndim != 2 or records.shape[1] != stride:
@@ -191,7 +194,10 @@ class TableStore:
         if len(records) and not self.layouts[table].fields(records)["pushes"].all():
             raise ValueError(f"a record of table {table} counts no pushes, so it is not a row")
         self._make_room(table, len(records), len(records))
-        if kernels.load(descriptor, address_of(records), len(records)) == kernels.NO_MEMORY:
+        scratch = np.empty(kernels.SCRATCH_BYTES, np.uint8)  # of its own: tables may be loaded at the same time
+        wanted = _ALL_BUCKETS if buckets is None else np.ascontiguousarray(buckets, np.bool_)
+        arrays = (address_of(records), len(records), address_of(wanted), address_of(scratch))
+        if kernels.load(descriptor, *arrays) == kernels.NO_MEMORY:
             raise MemoryError("no memory for the index of the embedding rows")
 
     def rows(self) -> dict[str, int]:
