@@ -6,10 +6,13 @@ costs; persistent checkpoints go on at their own interval, and everything that l
 
 from dataclasses import dataclass, replace
 
+from emberscale_api.checkpoint import FLASH_KEPT_SECONDS
 from emberscale_api.job import FlashMode, TrainingJobSpec
 
 LEAST_INTERVAL_SECONDS = 15.0
 LONGEST_INTERVAL_SECONDS = 300.0
+_MOST_INTERVAL_SECONDS = FLASH_KEPT_SECONDS / 2
+"""Whatever the manifest says: later, Redis would have forgotten what the next one builds on."""
 _COST_SHARE = 0.01
 """Of the training time: what flash checkpoints may cost where the manifest names no interval."""
 _LONGEST_PAUSE_SECONDS = 600.0
@@ -49,7 +52,7 @@ def is_wanted(flash: Flash, spec: TrainingJobSpec) -> bool:
 def interval(flash: Flash, spec: TrainingJobSpec) -> float:
     """Seconds between flash checkpoints: the manifest's, else as many as keep their cost low."""
     if spec.checkpoint.flash.interval is not None:
-        return spec.checkpoint.flash.interval
+        return min(spec.checkpoint.flash.interval, _MOST_INTERVAL_SECONDS)
     return min(max(LEAST_INTERVAL_SECONDS, flash.cost_seconds / _COST_SHARE), LONGEST_INTERVAL_SECONDS)
 
 

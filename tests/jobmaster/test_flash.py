@@ -6,7 +6,7 @@ import pytest
 from pydantic import TypeAdapter
 from tests.jobmaster.driven import Driven, Fault
 
-from emberscale_api.checkpoint import is_flash
+from emberscale_api.checkpoint import FLASH_KEPT_SECONDS, is_flash
 from emberscale_api.job import FlashMode
 from emberscale_api.job.roles import Role
 from emberscale_jobmaster import flash
@@ -194,3 +194,9 @@ def test_without_an_interval_a_flash_checkpoint_costs_a_hundredth_of_the_time() 
     assert flash.interval(Flash(cost_seconds=0.05), spec) == flash.LEAST_INTERVAL_SECONDS
     assert flash.interval(Flash(cost_seconds=0.5), spec) == pytest.approx(50)
     assert flash.interval(Flash(cost_seconds=100.0), spec) == flash.LONGEST_INTERVAL_SECONDS
+
+
+def test_the_next_flash_checkpoint_comes_before_redis_forgets_the_last() -> None:
+    spec = Driven(flash_interval=7200.0).spec
+    assert flash.interval(Flash(), spec) <= FLASH_KEPT_SECONDS / 2
+    assert flash.interval(Flash(), Driven(flash_interval=900.0).spec) == 900.0

@@ -501,3 +501,16 @@ def test_a_chain_of_very_many_small_increments_begins_anew(server: FlashServer) 
         trained.push([number])
         most = max(most, len(trained.save(f"flash-{number:08d}")))
     assert most < 400
+
+
+def test_a_redis_that_is_gone_leaves_no_snapshot_open(tmp_path: Path) -> None:
+    """An open one saves the old bytes of every row that changes, until the next attempt."""
+    gone = FlashServer(tmp_path / "redis")
+    trained = Trained(gone.url)
+    trained.push(list(range(100)))
+    gone.kill()
+    with trained.lock:
+        draft = trained.writer.begin(trained.tables, trained.lock, ROOM)
+    with pytest.raises(FlashUnusableError):
+        trained.writer.write(draft, "flash-00000001", trained.share, Work())
+    assert draft.snapshot.ended

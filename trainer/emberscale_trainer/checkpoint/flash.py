@@ -117,18 +117,18 @@ class FlashWriter:
 
         Raises FlashUnusableError and AbandonedError.
         """
-        with self._writing, FlashRedis(self._url) as redis:
-            inventory = FlashInventory(redis, self._keys, f"ps-{share.index}")
-            try:
-                written = self._write(_Link(self, redis, inventory, share.index, work), draft, checkpoint, share)
-            except SnapshotAbandonedError as error:
-                raise AbandonedError from error
-            except RedisFullError:
-                self._make_room_again(inventory, draft)
-                raise
-            finally:
-                draft.snapshot.give_back()
-            return written
+        try:
+            with self._writing, FlashRedis(self._url) as redis:
+                inventory = FlashInventory(redis, self._keys, f"ps-{share.index}")
+                try:
+                    return self._write(_Link(self, redis, inventory, share.index, work), draft, checkpoint, share)
+                except RedisFullError:
+                    self._make_room_again(inventory, draft)
+                    raise
+        except SnapshotAbandonedError as error:
+            raise AbandonedError from error
+        finally:
+            draft.snapshot.give_back()  # an open one saves the old bytes of all rows that change
 
     def _write(self, link: "_Link", draft: FlashDraft, checkpoint: str, share: Share) -> list[WrittenFile]:
         before = draft.before
