@@ -278,7 +278,7 @@ def auc_of_local_run(document: Mapping[str, Any], place: Place) -> float:
     for role in ("master", "ps", "worker"):
         spec[role] = {key: part for key, part in spec[role].items() if key == "replicas"}
     local = json.dumps({**document, "spec": spec})
-    return float(run_in_pod("local-run", place, ["python", "-c", _LOCAL_RUN, local]))
+    return float(run_in_pod("local-run", place, ["python", "-c", _LOCAL_RUN, local], seconds=600))
 
 
 def manifest(name: str, place: Place, epochs: int = 1, **spec: Any) -> dict[str, Any]:
