@@ -3,7 +3,7 @@
 Each size is a process of its own: a partition of TABLES tables (dimension 16, row-wise Adagrad), whose lock two threads
 take for one push after another, as fast as it goes, while a checkpoint is written to a folder in memory; then the next,
 after as long a time without one. All pushes are of a tenth of the rows, which change so soon that nearly all of them
-are saved before the drain has passed them: a dirty rate of 10%, at its most expensive.
+are saved before the read has passed them: a dirty rate of 10%, at its most expensive.
 
 * Held: the time for which the lock is not to be had because of a checkpoint. It begins with the snapshot, which is what
   a barrier adds to its settling, and has a moment in each segment after that; the targets are for the sum of all.

@@ -5,9 +5,9 @@ import numpy as np
 from emberscale_trainer.table import Snapshot
 
 
-def drained(snapshot: Snapshot, table: int = 0) -> dict[int, bytes]:
+def records_of(snapshot: Snapshot, table: int = 0) -> dict[int, bytes]:
     """The records of a table, by their keys."""
-    records = [record.tobytes() for chunk in snapshot.drain(table) for record in chunk]
+    records = [record.tobytes() for chunk in snapshot.read(table) for record in chunk]
     found = {int(np.frombuffer(record, np.int64, 1)[0]): record for record in records}
     assert len(found) == len(records), "a key came twice"
     return found

@@ -33,7 +33,7 @@ from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.table import DensePieces, Reader, TableStore
 from flash_server import FlashServer
 from master_stand_in import checkpoint_manifest, owned, write_manifest
-from snapshots import drained
+from snapshots import records_of
 
 SPECS = (
     TableSpec(0, "C1", 0, 4, OptimizerSpec(type=OptimizerType.ROW_WISE_ADAGRAD), InitializerSpec(), seed=3),
@@ -88,7 +88,7 @@ class Trained:
 
 def contents(snapshot_of: object) -> Contents:
     tables = range(len(SPECS) + 1)
-    return {(number, key): row for number in tables for key, row in drained(snapshot_of, number).items()}  # type: ignore[arg-type]  # a Snapshot
+    return {(number, key): row for number in tables for key, row in records_of(snapshot_of, number).items()}  # type: ignore[arg-type]  # a Snapshot
 
 
 def complete(server: FlashServer, checkpoint: str, servers: int, files: list[WrittenFile]) -> None:

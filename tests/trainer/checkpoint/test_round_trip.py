@@ -31,7 +31,7 @@ from emberscale_trainer.checkpoint import (
 from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.table import DensePieces, Reader, TableStore
 from master_stand_in import owned, write_manifest
-from snapshots import drained
+from snapshots import records_of
 
 ADAM = OptimizerSpec(type=OptimizerType.ADAM, learning_rate=0.1)
 SPECS = (
@@ -84,7 +84,7 @@ def contents(tables: TableStore) -> Contents:
     return {
         (number, key): record
         for number in range(len(tables.specs))
-        for key, record in drained(snapshot, number).items()
+        for key, record in records_of(snapshot, number).items()
     }
 
 
@@ -134,7 +134,7 @@ def test_a_checkpoint_that_is_not_written_gives_its_changes_back(tmp_path: Path)
     snapshot = tables.snapshot(Reader.CHECKPOINT, nullcontext())
     with pytest.raises(StorageUnreachableError, match="ps-0"):
         write_snapshot(snapshot, tables.specs, share, str(tmp_path), Work(patience_seconds=0))
-    assert set(drained(tables.take(Reader.CHECKPOINT, nullcontext()))) == {7, 8}
+    assert set(records_of(tables.take(Reader.CHECKPOINT, nullcontext()))) == {7, 8}
 
 
 def bucket_of(key: int) -> int:

@@ -29,7 +29,7 @@ from emberscale_trainer.table import DensePieces, Eviction, Reader, TableStore, 
 from eventually import eventually
 from master_stand_in import write_manifest
 from moves import SECONDS, table_of
-from snapshots import drained
+from snapshots import records_of
 
 PARAMETERS = 100
 ADAGRAD = OptimizerSpec(type=OptimizerType.ADAGRAD, learning_rate=0.1)
@@ -89,7 +89,7 @@ def rows_of(store: TableStore, owned: Ownership) -> Rows:
     snapshot = store.snapshot(Reader.FLASH, nullcontext())
     found = []
     for table in range(STORED):
-        records = drained(snapshot, table)
+        records = records_of(snapshot, table)
         keys = np.array(list(records), np.int64)
         mine = keys[owned.among(keys, dense=table == STORED - 1)].tolist()
         found.append({key: records[key] for key in mine})
@@ -178,7 +178,7 @@ class ServersMachine(RuleBasedStateMachine):
                 for peer, owned in given.items():
                     gone = retired[owned.among(retired, dense)] if len(retired) else retired
                     everyone[peer].receive(self.moves, Item(ItemKind.CHANGES, table, layout.empty(0), gone))
-                for records in snapshot.drain(table):
+                for records in snapshot.read(table):
                     for peer, owned in given.items():
                         mine = records[owned.among(keys_of(records), dense)]
                         everyone[peer].receive(self.moves, Item(ItemKind.ROWS, table, mine))

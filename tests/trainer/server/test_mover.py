@@ -22,7 +22,7 @@ from emberscale_trainer.server.state import ServerState
 from emberscale_trainer.table import DensePieces, Reader, TableStore, keys_of
 from eventually import eventually
 from moves import EVERYTHING, SECONDS, MovingServer, table_of
-from snapshots import drained
+from snapshots import records_of
 
 PARAMETERS = 500
 LENGTH = piece_length(PARAMETERS)
@@ -105,7 +105,7 @@ class Servers:
             expected, found = {}, {}
             owned = Ownership.of(self.table, server.index)
             for number in range(3):
-                records = drained(self.whole.snapshot(Reader.FLASH, threading.RLock()), number)
+                records = records_of(self.whole.snapshot(Reader.FLASH, threading.RLock()), number)
                 keys = np.array(sorted(records), np.int64)
                 mine = keys[owned.among(keys, dense=number == 2)].tolist()
                 expected[number] = {key: records[key] for key in mine}
@@ -116,7 +116,7 @@ class Servers:
                 server.state.resume(1, self.barrier)
                 store = self.stores[server.index]
                 found = {
-                    number: drained(store.snapshot(Reader.FLASH, threading.RLock()), number) for number in range(3)
+                    number: records_of(store.snapshot(Reader.FLASH, threading.RLock()), number) for number in range(3)
                 }
                 assert found == expected, f"ps-{server.index}"
 

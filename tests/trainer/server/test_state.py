@@ -27,7 +27,7 @@ from emberscale_trainer.transport import ConnectionLostError, listen
 from eventually import eventually
 from memory_limit import refused_beyond
 from moves import EVERYTHING, table_that_owns
-from snapshots import drained
+from snapshots import records_of
 from wire_client import WireClient
 
 SECONDS = 60.0
@@ -247,7 +247,7 @@ def test_a_barrier_waits_for_what_others_have_applied_and_holds_everything_else(
     store = tables()
 
     def take(taken: Taken) -> None:
-        records = b"".join(drained(taken.snapshot, 2).values())
+        records = b"".join(records_of(taken.snapshot, 2).values())
         seen.append(float(np.frombuffer(records, RowLayout.of(store.specs[2]).dtype)["weights"][0, 0]))
 
     outcome = served.state.snapshot(1, 1, take)

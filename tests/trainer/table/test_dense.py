@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from emberscale_api.job import OptimizerSpec, OptimizerType, TableSpec
 from emberscale_api.routing import DENSE_PIECES, piece_length
 from emberscale_trainer.table import DensePieces, Reader, TableStore
-from snapshots import drained
+from snapshots import records_of
 
 RULES = [OptimizerType.SGD, OptimizerType.MOMENTUM, OptimizerType.ADAGRAD, OptimizerType.ADAM]
 REFERENCE: dict[OptimizerType, Callable[[torch.nn.Parameter], torch.optim.Optimizer]] = {
@@ -51,7 +51,7 @@ def test_pieces_begin_with_the_given_parameters_and_are_no_rows_before_a_push(
     values = pulled(store)
     np.testing.assert_array_equal(values[: len(initial)], initial)
     assert not values[len(initial) :].any()
-    assert not drained(store.snapshot(Reader.CHECKPOINT, nullcontext()), 1)
+    assert not records_of(store.snapshot(Reader.CHECKPOINT, nullcontext()), 1)
     assert store.rows() == {"C1": 0}
 
 
@@ -86,7 +86,7 @@ def test_loaded_pieces_go_on_as_if_nothing_had_happened(rule: OptimizerType) -> 
     for gradient in gradients[:3]:
         push(steady, gradient)
         push(interrupted, gradient)
-    for chunk in interrupted.snapshot(Reader.CHECKPOINT, nullcontext()).drain(0):
+    for chunk in interrupted.snapshot(Reader.CHECKPOINT, nullcontext()).read(0):
         restored.load(0, chunk)
     for gradient in gradients[3:]:
         push(steady, gradient)
@@ -103,7 +103,7 @@ def test_pieces_that_are_longer_than_a_segment_are_held() -> None:
     for _ in range(2):
         store.push(counts, some, ones)
     assert (pulled(store, some) == -2).all()
-    assert set(drained(store.snapshot(Reader.CHECKPOINT, nullcontext()))) == set(some.tolist())
+    assert set(records_of(store.snapshot(Reader.CHECKPOINT, nullcontext()))) == set(some.tolist())
     assert not pulled(store, np.array([2], dtype=np.int64)).any()
 
 

@@ -14,7 +14,7 @@ from emberscale_api.job import OptimizerType
 from emberscale_api.routing import bucket_of
 from emberscale_trainer.table import Reader, SnapshotAbandonedError, TableStore
 from memory_limit import refused_beyond
-from snapshots import drained
+from snapshots import records_of
 
 Pull = Callable[..., NDArray[np.float32]]
 Push = Callable[..., None]
@@ -34,7 +34,7 @@ def store(make_spec: Any, push: Push) -> TableStore:
 
 
 def rows_now(store: TableStore, table: int = 0) -> dict[int, bytes]:
-    return drained(store.snapshot(Reader.PARITY, NO_LOCK), table)
+    return records_of(store.snapshot(Reader.PARITY, NO_LOCK), table)
 
 
 def test_a_snapshot_is_of_the_moment_at_which_it_began(store: TableStore, push: Push) -> None:
@@ -44,16 +44,16 @@ def test_a_snapshot_is_of_the_moment_at_which_it_began(store: TableStore, push: 
     store.remove_bucket(0, bucket_of(ROWS - 1))
     store.retire(0, np.array([1]))
     push(store, ([1, 2], np.ones(2 * WIDE)))  # one is in a slot that another has left
-    assert drained(snapshot) == expected
+    assert records_of(snapshot) == expected
     snapshot.commit()
     assert rows_now(store) != expected
 
 
-def test_rows_change_behind_the_drain_and_before_it(store: TableStore, push: Push) -> None:
+def test_rows_change_behind_the_read_and_before_it(store: TableStore, push: Push) -> None:
     expected = rows_now(store)
     snapshot = store.snapshot(Reader.CHECKPOINT, NO_LOCK)
     found: dict[int, bytes] = {}
-    for number, chunk in enumerate(snapshot.drain(0)):
+    for number, chunk in enumerate(snapshot.read(0)):
         found |= {int(record[:8].view(np.int64)[0]): record.tobytes() for record in chunk}
         push(store, (range(number, ROWS, 7), np.ones((len(range(number, ROWS, 7)), WIDE))))
     assert found == expected
@@ -64,21 +64,21 @@ def test_two_readers_have_snapshots_at_once(store: TableStore, push: Push) -> No
     push(store, ([5], np.ones(WIDE)))
     second, expected_second = store.snapshot(Reader.FLASH, NO_LOCK), rows_now(store)
     push(store, ([5, 6], np.ones(2 * WIDE)))
-    assert drained(second) == expected_second
-    assert drained(first) == expected_first
+    assert records_of(second) == expected_second
+    assert records_of(first) == expected_first
 
 
 def test_a_reader_that_begins_anew_gives_up_what_it_had_begun(store: TableStore, push: Push) -> None:
     abandoned = store.snapshot(Reader.CHECKPOINT, NO_LOCK)
-    drain = abandoned.drain(0)
-    next(drain)
+    read = abandoned.read(0)
+    next(read)
     push(store, ([0, ROWS - 1], np.ones(2 * WIDE)))
     snapshot, expected = store.snapshot(Reader.CHECKPOINT, NO_LOCK), rows_now(store)
     push(store, ([0, ROWS - 1], np.ones(2 * WIDE)))
     with pytest.raises(SnapshotAbandonedError):
-        next(drain)
+        next(read)
     abandoned.give_back()
-    assert drained(snapshot) == expected
+    assert records_of(snapshot) == expected
     with pytest.raises(SnapshotAbandonedError):
         abandoned.commit()
 
@@ -86,22 +86,22 @@ def test_a_reader_that_begins_anew_gives_up_what_it_had_begun(store: TableStore,
 def test_a_store_abandons_the_snapshots_of_all_readers(store: TableStore, push: Push) -> None:
     store.track(Reader.FLASH)
     push(store, ([1], np.ones(WIDE)))
-    drains = [store.snapshot(Reader.CHECKPOINT, NO_LOCK).drain(0), store.take(Reader.FLASH, NO_LOCK).drain(0)]
+    reads = [store.snapshot(Reader.CHECKPOINT, NO_LOCK).read(0), store.take(Reader.FLASH, NO_LOCK).read(0)]
     store.abandon_snapshots()
-    for drain in drains:
+    for read in reads:
         with pytest.raises(SnapshotAbandonedError):
-            list(drain)
-    assert set(drained(store.take(Reader.FLASH, NO_LOCK))) == {1}
+            list(read)
+    assert set(records_of(store.take(Reader.FLASH, NO_LOCK))) == {1}
 
 
-def test_a_snapshot_is_not_committed_before_it_is_drained(make_spec: Any, push: Push) -> None:
+def test_a_snapshot_is_not_committed_before_it_is_read(make_spec: Any, push: Push) -> None:
     store = TableStore([make_spec(), make_spec(1)])
     push(store, ([1], np.ones(4)), ([1], np.ones(4)))
     snapshot = store.snapshot(Reader.CHECKPOINT, NO_LOCK)
-    drained(snapshot, 0)
+    records_of(snapshot, 0)
     with pytest.raises(RuntimeError, match="all of its tables"):
         snapshot.commit()
-    drained(snapshot, 1)
+    records_of(snapshot, 1)
     snapshot.commit()
 
 
@@ -110,9 +110,9 @@ def test_a_take_brings_what_changed_since_the_last_one(make_spec: Any, push: Pus
     store.track(Reader.CHECKPOINT)
     push(store, (range(1000), np.ones(4000)))
     first = store.take(Reader.CHECKPOINT, NO_LOCK)
-    assert set(drained(first)) == set(range(1000))
+    assert set(records_of(first)) == set(range(1000))
     first.commit()
-    assert drained(store.take(Reader.CHECKPOINT, NO_LOCK)) == {}
+    assert records_of(store.take(Reader.CHECKPOINT, NO_LOCK)) == {}
 
     pull(store, [1, 2])  # reading is no change
     push(store, ([3, 500], np.ones(8)))
@@ -121,11 +121,11 @@ def test_a_take_brings_what_changed_since_the_last_one(make_spec: Any, push: Pus
     neighbours = {key for key in range(1000) if bucket_of(key) == bucket_of(7)}
     store.retire(0, np.array([500, 501]))
     second = store.take(Reader.CHECKPOINT, NO_LOCK)
-    assert set(drained(second)) == {3, 5000} | neighbours
+    assert set(records_of(second)) == {3, 5000} | neighbours
     assert second.retired[0].tolist() == [500, 501]
 
 
-def test_a_take_holds_nothing_but_the_changes_though_others_change_while_it_is_drained(
+def test_a_take_holds_nothing_but_the_changes_though_others_change_while_it_is_read(
     store: TableStore, push: Push
 ) -> None:
     store.track(Reader.CHECKPOINT)
@@ -133,7 +133,7 @@ def test_a_take_holds_nothing_but_the_changes_though_others_change_while_it_is_d
     expected = {key: record for key, record in rows_now(store).items() if key % 100 == 0}
     taken = store.take(Reader.CHECKPOINT, NO_LOCK)
     push(store, (range(ROWS), np.ones((ROWS, WIDE))))
-    assert drained(taken) == expected
+    assert records_of(taken) == expected
 
 
 def test_what_is_given_back_comes_again_with_what_changed_meanwhile(make_spec: Any, push: Push) -> None:
@@ -143,13 +143,13 @@ def test_what_is_given_back_comes_again_with_what_changed_meanwhile(make_spec: A
     push(store, ([1, 2], np.ones(8)))
     store.retire(0, np.array([3, 4]))
     failed = store.take(Reader.CHECKPOINT, NO_LOCK)
-    next(failed.drain(0))
+    next(failed.read(0))
     push(store, ([2, 5], np.ones(8)))
     push(store, ([4], np.ones(4)))  # is there again
     store.retire(0, np.array([1]))
     failed.give_back()
     taken = store.take(Reader.CHECKPOINT, NO_LOCK)
-    rows = drained(taken)
+    rows = records_of(taken)
     assert set(rows) == {2, 4, 5}
     assert rows[4] == rows_now(store)[4]
     assert taken.retired[0].tolist() == [1, 3, 4]
@@ -163,7 +163,7 @@ def test_a_full_snapshot_that_is_given_back_loses_no_change_either(make_spec: An
     push(store, ([2], np.ones(4)))
     store.snapshot(Reader.CHECKPOINT, NO_LOCK).give_back()
     taken = store.take(Reader.CHECKPOINT, NO_LOCK)
-    assert (set(drained(taken)), taken.retired[0].tolist()) == ({2}, [1])
+    assert (set(records_of(taken)), taken.retired[0].tolist()) == ({2}, [1])
 
 
 def test_changes_are_tracked_reader_by_reader_and_only_when_asked(make_spec: Any, push: Push) -> None:
@@ -176,8 +176,8 @@ def test_changes_are_tracked_reader_by_reader_and_only_when_asked(make_spec: Any
     push(store, ([1], np.ones(4)))
     store.track(Reader.FLASH)
     push(store, ([2], np.ones(4)))
-    assert set(drained(store.take(Reader.CHECKPOINT, NO_LOCK))) == {1, 2}
-    assert set(drained(store.take(Reader.FLASH, NO_LOCK))) == {2}
+    assert set(records_of(store.take(Reader.CHECKPOINT, NO_LOCK))) == {1, 2}
+    assert set(records_of(store.take(Reader.FLASH, NO_LOCK))) == {2}
     store.untrack(Reader.FLASH)
     with pytest.raises(ValueError, match="no changes are tracked for FLASH"):
         store.take(Reader.FLASH, NO_LOCK)
@@ -190,9 +190,9 @@ def test_changes_are_tracked_through_growth(make_spec: Any, push: Push) -> None:
         push(store, (range(first, first + 20_000), np.ones((20_000, 64))))
     taken = store.take(Reader.CHECKPOINT, NO_LOCK)
     push(store, (range(60_000, 100_000), np.ones((40_000, 64))))
-    assert set(drained(taken)) == set(range(60_000))
+    assert set(records_of(taken)) == set(range(60_000))
     taken.give_back()
-    assert set(drained(store.take(Reader.CHECKPOINT, NO_LOCK))) == set(range(100_000))
+    assert set(records_of(store.take(Reader.CHECKPOINT, NO_LOCK))) == set(range(100_000))
 
 
 def test_a_push_whose_old_rows_cannot_be_saved_changes_nothing(store: TableStore) -> None:
@@ -203,11 +203,11 @@ def test_a_push_whose_old_rows_cannot_be_saved_changes_nothing(store: TableStore
         store.push(counts, keys, gradients)
     assert rows_now(store) == before
     store.push(counts, keys, gradients)
-    assert drained(snapshot) == before
+    assert records_of(snapshot) == before
 
 
-def test_a_drain_beside_pushes_gives_the_rows_of_its_beginning(make_spec: Any) -> None:
-    """Threads push without a pause, and each drain waits for some of their pushes between its chunks."""
+def test_a_read_beside_pushes_gives_the_rows_of_its_beginning(make_spec: Any) -> None:
+    """Threads push without a pause, and each read waits for some of their pushes between its chunks."""
     specs = [make_spec(0, 64, OptimizerType.ADAM), make_spec(1, 16, OptimizerType.ROW_WISE_ADAGRAD)]
     store, lock, known = TableStore(specs), threading.Condition(), 60_000
     pushes, stop = [0], threading.Event()
@@ -246,7 +246,7 @@ def test_a_drain_beside_pushes_gives_the_rows_of_its_beginning(make_spec: Any) -
             for table in range(2):
                 for key in snapshot.retired[table].tolist():
                     told[table].pop(key, None)
-                for chunk in snapshot.drain(table):
+                for chunk in snapshot.read(table):
                     told[table] |= {int(record[:8].view(np.int64)[0]): record.tobytes() for record in chunk}
                     with lock:
                         assert lock.wait_for(partial(reached, pushes[0] + 5), timeout=60)

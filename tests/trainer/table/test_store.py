@@ -208,7 +208,7 @@ def test_the_same_requests_give_the_same_bytes(make_spec: Any, pull: Pull, push:
             pull(store, *keys)
             push(store, *((table, random.standard_normal((100, 10))) for table in keys))
         snapshot = store.snapshot(Reader.CHECKPOINT, nullcontext())
-        return [chunk.tobytes() for table in range(len(store.specs)) for chunk in snapshot.drain(table)]
+        return [chunk.tobytes() for table in range(len(store.specs)) for chunk in snapshot.read(table)]
 
     assert train() == train()
 
@@ -303,7 +303,7 @@ def test_what_a_snapshot_holds_can_be_loaded(make_spec: Any, pull: Pull, push: P
     push(other, ([5], np.ones(6)), ([], []))  # is replaced
     snapshot = store.snapshot(Reader.CHECKPOINT, nullcontext())
     for table in range(2):
-        for chunk in snapshot.drain(table):
+        for chunk in snapshot.read(table):
             other.load(table, chunk)
     assert other.rows() == store.rows()
     again = (keys, np.full(600_000, 0.5)), (keys, np.full(1_600_000, 0.5))

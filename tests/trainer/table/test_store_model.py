@@ -22,7 +22,7 @@ from emberscale_trainer.table import Reader, Snapshot, SnapshotAbandonedError, T
 
 RATE = np.float32(0.1)
 WIDE = 2048
-"""So wide that a segment holds some 500 rows, and a drain goes on over several of them."""
+"""So wide that a segment holds some 500 rows, and a read goes on over several of them."""
 
 # few keys, so that calls meet the same rows; some of them in one bucket
 SHARED_BUCKET = [key for key in range(20_000) if bucket_of(key) == 5][:12]
@@ -52,7 +52,7 @@ class Book:
         """The rows as of the open snapshot."""
         self.snapshot: Snapshot | None = None
         self.whole = False
-        self.drains: list[Iterator[Any]] = []
+        self.reads: list[Iterator[Any]] = []
         self.got: list[Rows] = [{}, {}]
 
 
@@ -159,13 +159,13 @@ class StoreMachine(RuleBasedStateMachine):
             superseded.give_back()  # does no harm
         book.tracked_at_begin = book.tracked
         book.whole, book.taken, book.got = whole, [dict(rows) for rows in self.rows], [{}, {}]
-        book.drains = [book.snapshot.drain(table) for table in TABLES]
+        book.reads = [book.snapshot.read(table) for table in TABLES]
 
     @rule(reader=READERS, table=st.sampled_from(TABLES), steps=st.integers(1, 3))
-    def drain(self, reader: Reader, table: int, steps: int) -> None:
+    def read(self, reader: Reader, table: int, steps: int) -> None:
         book = self.books[reader]
         for _ in range(steps if book.snapshot is not None else 0):
-            for records in [chunk.copy() for chunk in [next(book.drains[table], None)] if chunk is not None]:
+            for records in [chunk.copy() for chunk in [next(book.reads[table], None)] if chunk is not None]:
                 for record in records:
                     key = int(record[:8].view(np.int64)[0])
                     assert key not in book.got[table], "a row came twice"
@@ -177,7 +177,7 @@ class StoreMachine(RuleBasedStateMachine):
         if book.snapshot is None:
             return
         for table in TABLES:
-            self.drain(reader, table, 100)
+            self.read(reader, table, 100)
         book.snapshot.commit()
         if book.whole:
             assert book.got == book.taken
@@ -197,7 +197,7 @@ class StoreMachine(RuleBasedStateMachine):
         if book.snapshot is not None:
             book.snapshot.give_back()
             with pytest.raises(SnapshotAbandonedError):
-                list(book.snapshot.drain(0))
+                list(book.snapshot.read(0))
             book.snapshot = None
 
     # what must hold
@@ -215,7 +215,7 @@ class StoreMachine(RuleBasedStateMachine):
         """Whatever has happened, all rows are there, and every reader ends with what it should know."""
         snapshot = self.store.snapshot(Reader.PARITY, nullcontext())
         for table, rows in enumerate(self.rows):
-            assert {r[:8].tobytes(): r.tobytes() for c in snapshot.drain(table) for r in c} == {
+            assert {r[:8].tobytes(): r.tobytes() for c in snapshot.read(table) for r in c} == {
                 record[:8]: record for record in rows.values()
             }
         for reader in self.books:

@@ -214,7 +214,7 @@ class _Link:
         for number in range(tables):
             retired = snapshot.retired[number]
             keys = [retired.view(np.uint8).data] if len(retired) else []
-            rows = parts_of(snapshot.drain(number), CHUNK_BYTES)
+            rows = parts_of(snapshot.read(number), CHUNK_BYTES)
             names.append(self._write(chain(((RETIRED, key) for key in keys), ((".rows", row) for row in rows))))
         self._flush()
         return names

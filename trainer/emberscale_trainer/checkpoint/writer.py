@@ -65,7 +65,9 @@ def write_snapshot(
 
 
 def _write(snapshot: Snapshot, specs: Sequence[TableSpec], share: Share, folder: "_Folder") -> list[WrittenFile]:
-    tables = [_write_table(folder, spec, _drained(snapshot, spec, number, share)) for number, spec in enumerate(specs)]
+    tables = [
+        _write_table(folder, spec, _owned_rows(snapshot, spec, number, share)) for number, spec in enumerate(specs)
+    ]
     epochs = [EpochRuns(epoch=epoch, runs=share.applied.runs(epoch)) for epoch in share.applied.epochs()]
     folder.write("applied.json", AppliedFile(epochs=epochs).model_dump_json().encode())
     partition = PartitionFile.of(share.index, share.owned, specs, tables, share.parameters)
@@ -74,9 +76,9 @@ def _write(snapshot: Snapshot, specs: Sequence[TableSpec], share: Share, folder:
     return folder.written
 
 
-def _drained(snapshot: Snapshot, spec: TableSpec, number: int, share: Share) -> Iterator[NDArray[np.uint8]]:
+def _owned_rows(snapshot: Snapshot, spec: TableSpec, number: int, share: Share) -> Iterator[NDArray[np.uint8]]:
     """The records of a table that belong in the checkpoint, uint8 [n, stride]."""
-    for records in snapshot.drain(number):
+    for records in snapshot.read(number):
         yield records[share.owned.among(keys_of(records), dense=spec.column < 0)]
 
 

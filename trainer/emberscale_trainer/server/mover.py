@@ -237,7 +237,7 @@ class _Sending:
                 if len(gone := retired[owned.among(retired, dense)]):
                     self._put(peer, Item(ItemKind.CHANGES, table, layout.empty(0), gone))
             began = time.monotonic()
-            for records in snapshot.drain(table):
+            for records in snapshot.read(table):
                 keys = keys_of(records)
                 for peer, owned in self._given.items():
                     if len(moving := records[owned.among(keys, dense)]):

@@ -1,10 +1,10 @@
 """What readers take while training continues: changed rows and retired keys, and the rows as of one moment.
 
-A snapshot copies nothing when it begins. A *drain* walks the segments of a table and copies their rows without the
-caller's lock; a push that changes a row before the drain has passed it saves the row's old bytes first (`rows`). Per
-segment the drain takes the lock for a moment, to learn which rows have changed meanwhile, whose copies it drops, and to
+A snapshot copies nothing when it begins. A *read* walks the segments of a table and copies their rows without the
+caller's lock; a push that changes a row before the read has passed it saves the row's old bytes first (`rows`). Per
+segment the read takes the lock for a moment, to learn which rows have changed meanwhile, whose copies it drops, and to
 declare the rest passed. So pushes wait for microseconds, however many rows there are, and the memory that a snapshot
-takes is that of the rows that change while it is drained.
+takes is that of the rows that change while it is read.
 """
 
 from collections.abc import Iterator, Sequence
@@ -97,7 +97,7 @@ class TableShare:
     ) -> None:
         """Begins to save old bytes. Of `segments`, which others extend, the first slots are in use: `used_rows`."""
         self.layout = layout
-        self.drained = False
+        self.is_read = False
         self._entry = entry
         self._segments = segments
         self._used_rows = used_rows
@@ -171,7 +171,7 @@ class TableShare:
 class Snapshot:
     """What a reader gets: all rows, or those that changed since its last take, and the keys that were retired.
 
-    It stays open, and pushes save old bytes for it, until it is drained or given back. Then it ends: with `commit` when
+    It stays open, and pushes save old bytes for it, until it is read or given back. Then it ends: with `commit` when
     the reader has put it where it belongs, or with `give_back`, and the reader's next take brings the changes again.
     """
 
@@ -189,7 +189,7 @@ class Snapshot:
         """By table, the keys whose rows were retired: int64[]. To be applied before the records, which may have made
         a key anew. None in a snapshot of all rows."""
 
-    def drain(self, table: int) -> Iterator[Records]:
+    def read(self, table: int) -> Iterator[Records]:
         """Yields the rows of a table as `uint8[n, stride]`, in no particular order; the next chunk overwrites each.
 
         To be called once for each table, without the lock. Raises SnapshotAbandonedError.
@@ -213,18 +213,18 @@ class Snapshot:
         with self._lock:
             self._check_open()
             saved = share.close()
-            share.drained = True
+            share.is_read = True
         yield from saved
 
     def commit(self) -> None:
         """Ends the snapshot: the reader has it safe.
 
-        Raises SnapshotAbandonedError, and RuntimeError before all tables are drained.
+        Raises SnapshotAbandonedError, and RuntimeError before all tables are read.
         """
         with self._lock:
             self._check_open()
-            if not all(share.drained for share in self._shares):
-                raise RuntimeError("a snapshot is committed when all of its tables are drained")
+            if not all(share.is_read for share in self._shares):
+                raise RuntimeError("a snapshot is committed when all of its tables are read")
             self._end()
 
     def give_back(self) -> None:

@@ -251,7 +251,7 @@ class TableStore:
     def snapshot(self, reader: Reader, lock: Lock) -> Snapshot:
         """Returns a snapshot of all rows. The reader's recorded changes, if tracked, are reset.
 
-        `lock` is the caller's, who holds it now, and re-entrant; the snapshot takes it again, for moments, and drains
+        `lock` is the caller's, who holds it now, and re-entrant; the snapshot takes it again, for moments, and reads
         without it. This takes a time that follows the number of segments, not of rows. A reader has one snapshot at a
         time: one that has not ended is given back. Several readers may have theirs at once. Raises MemoryError, and
         then the reader has lost no change.
@@ -268,7 +268,7 @@ class TableStore:
         return self._begin(reader, lock, whole=False)
 
     def abandon_snapshots(self) -> None:
-        """Gives all open snapshots back, so that no drain keeps the rows in memory when the store is dropped."""
+        """Gives all open snapshots back, so that no read keeps the rows in memory when the store is dropped."""
         for snapshot in self._snapshots.values():
             snapshot.give_back()
 
