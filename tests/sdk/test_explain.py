@@ -31,6 +31,12 @@ def test_every_process_is_listed_with_its_resources() -> None:
     assert rows["ps-2"][3:6] == ["1", "│", "2,048"]
 
 
+def test_how_long_a_server_may_take_to_leave_follows_from_its_memory() -> None:
+    printed = explain("--set", "spec.ps.resources={limits: {memory: 3Gi}}")
+    (line,) = (line for line in printed.splitlines() if "criteo-dlrm-ps" in line)
+    assert "90 s" in line
+
+
 def test_tables_that_differ_are_told_apart() -> None:
     printed = explain("--set", "spec.model.embeddings.tables.C3.optimizer.type=Adam")
     assert "C1 to C2 (2)" in printed

@@ -9,18 +9,10 @@ from emberscale_operator.kubernetes import names
 from emberscale_operator.kubernetes.client import ApiClient, ApiError, group
 from emberscale_operator.kubernetes.job import Job
 from emberscale_operator.kubernetes.pod_state import GRACE_SECONDS
-from emberscale_operator.machine import Resources
+from emberscale_operator.machine import Resources, leave_seconds
 
 _GROUP, _PLURAL = "policy/v1", "poddisruptionbudgets"
-_GIB = 1 << 30
-_LEAVE_SECONDS, _LEAVE_SECONDS_A_GIB, _MOST_LEAVE_SECONDS = 60.0, 10.0, 585.0
-"""The cluster autoscaler waits for 600 s by default."""
 _log = structlog.get_logger()
-
-
-def leave_seconds(resources: Resources) -> float:
-    """Returns how long a parameter server may take to give away what fits into its memory."""
-    return min(_LEAVE_SECONDS + _LEAVE_SECONDS_A_GIB * (resources.memory_bytes or 0) / _GIB, _MOST_LEAVE_SECONDS)
 
 
 def grace_seconds(role: Role, resources: Resources) -> int:

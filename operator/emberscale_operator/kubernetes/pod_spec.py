@@ -23,12 +23,12 @@ from emberscale_api.job.roles import Role
 from emberscale_api.rpc.token import JobClaims, job_token
 from emberscale_operator.kubernetes import names
 from emberscale_operator.kubernetes.certificate import CertificatePair
-from emberscale_operator.kubernetes.disruption import grace_seconds, leave_seconds
+from emberscale_operator.kubernetes.disruption import grace_seconds
 from emberscale_operator.kubernetes.flash_tenants import flash_password, flash_user
 from emberscale_operator.kubernetes.job import Job
 from emberscale_operator.kubernetes.settings import Settings
 from emberscale_operator.kubernetes.tenants import user_name, user_url
-from emberscale_operator.machine import InstanceId, Resources
+from emberscale_operator.machine import InstanceId, Resources, leave_seconds
 
 COMMANDS: Mapping[Role, Sequence[str]] = {
     Role.MASTER: ("emberscale-master",),

@@ -28,7 +28,7 @@ from emberscale_operator.machine.instances import (
     InstanceState,
     Resources,
 )
-from emberscale_operator.machine.intent import Demand, JobIntent, Policy, demands_of, grown_memory
+from emberscale_operator.machine.intent import Demand, JobIntent, Policy, demands_of, grown_memory, leave_seconds
 from emberscale_operator.machine.restarts import Backoff, History, Lives, advance
 from emberscale_operator.machine.standing import ENDED, RESTING, JobStanding, MasterReport, PhaseNews
 
@@ -67,4 +67,5 @@ __all__ = [
     "decide",
     "demands_of",
     "grown_memory",
+    "leave_seconds",
 ]

@@ -10,7 +10,9 @@ from emberscale_operator.machine.instances import Resources
 from emberscale_operator.machine.restarts import Backoff
 
 _GROWTH = 1.5
-_MIB = 1 << 20
+_MIB, _GIB = 1 << 20, 1 << 30
+_LEAVE_SECONDS, _LEAVE_SECONDS_A_GIB, _MOST_LEAVE_SECONDS = 60.0, 10.0, 585.0
+"""The cluster autoscaler waits for 600 s by default."""
 
 
 @dataclass(frozen=True)
@@ -135,3 +137,8 @@ def memory_of(spec: TrainingJobSpec, role: Role, sizes: Mapping[Role, RoleShape]
 def grown_memory(limit: int) -> int:
     """Returns 1.5 times `limit`, the bytes that an instance of the role ran out of, in whole MiB."""
     return -(-int(limit * _GROWTH) // _MIB) * _MIB
+
+
+def leave_seconds(resources: Resources) -> float:
+    """Returns how long a parameter server may take to give away what fits into its memory."""
+    return min(_LEAVE_SECONDS + _LEAVE_SECONDS_A_GIB * (resources.memory_bytes or 0) / _GIB, _MOST_LEAVE_SECONDS)

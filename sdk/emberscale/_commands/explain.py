@@ -12,7 +12,8 @@ from rich.table import Table
 from emberscale._commands.options import ManifestFile, Overrides, bad_input_exits, paragraphs
 from emberscale_api.job import InitializerType, RoleSpec, TableSpec, TrainingJob, load_manifest, resolve_model
 from emberscale_api.job.roles import Role
-from emberscale_operator.machine import demands_of
+from emberscale_operator.kubernetes.names import budget_name
+from emberscale_operator.machine import demands_of, leave_seconds
 
 HELP = paragraphs("""\
 Shows what a manifest resolves to: every default filled in, the embedding tables, the processes that would start with
@@ -37,7 +38,7 @@ def explain(file: ManifestFile, overrides: Overrides = None) -> None:
         console.print(Syntax(text, "yaml", background_color="default"))
     else:
         typer.echo(text)
-    for table in (tables_of(job), rows_of(job), processes_of(job), files_of(job)):
+    for table in (tables_of(job), rows_of(job), processes_of(job), disruptions_of(job), files_of(job)):
         if table.row_count:
             console.print(table)
             console.print()
@@ -117,6 +118,18 @@ def processes_of(job: TrainingJob) -> Table:
 def _bounds(role: RoleSpec) -> str:
     least, most = role.min_replicas or 1, role.max_replicas
     return f"{least} or more" if most is None else f"{least} to {most}"
+
+
+def disruptions_of(job: TrainingJob) -> Table:
+    """Returns a table of what a cluster may do to parameter servers when it drains their nodes."""
+    table = Table(title="Drains of nodes, on a cluster", title_justify="left")
+    for column in ("PodDisruptionBudget", "leave at once", "a PS may take"):
+        table.add_column(column)
+    (resources,) = (demand.resources for demand in demands_of(job.spec) if demand.role is Role.PS)
+    is_planned = job.spec.leaves_replicas_open and resources.memory_bytes is None
+    seconds = f"{leave_seconds(resources):.0f} s{', and more with its memory' if is_planned else ''}"
+    table.add_row(budget_name(job.metadata.name), "1", f"{seconds} to give its rows away")
+    return table
 
 
 def files_of(job: TrainingJob) -> Table:
