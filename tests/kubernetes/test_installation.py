@@ -1,4 +1,4 @@
-"""Ways to install Emberscale: without Helm, for some namespaces only, with two operators, and not any more."""
+"""Ways to install Emberscale: the chart as it comes, without Helm, and not any more."""
 
 import secrets
 import shutil
@@ -28,8 +28,7 @@ from cluster import (
     setting,
     submit,
 )
-from faults import ProcessKiller, is_live
-from installation import OPERATOR, RELEASE, SYSTEM, arguments_of, helm_install, image_values
+from installation import RELEASE, SYSTEM, arguments_of, helm_install, image_values
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.alone]
 
@@ -43,9 +42,9 @@ def short(name: str, place: Place) -> dict[str, Any]:
     return document
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def uninstalled(installed: str) -> Iterator[None]:
-    """The release is gone while the test runs."""
+    """The suite's release is gone while the tests run."""
     run("helm", "uninstall", RELEASE, "-n", SYSTEM, "--wait", timeout=180)
     yield
     helm_install("--take-ownership")
@@ -181,48 +180,3 @@ def make_password_of_redis() -> None:
     url = f"redis://:{password}@emberscale-redis.{PLAIN}.svc.cluster.local:6379/0"
     given = f"password={password}\nurl={url}\n"
     kubectl("create", "secret", "generic", "emberscale-redis", "-n", PLAIN, "--from-env-file=/dev/stdin", stdin=given)
-
-
-def test_jobs_in_a_namespace_that_is_not_watched_are_left_alone(
-    installed: str, place: Place, shared_folder: str
-) -> None:
-    elsewhere = Place("elsewhere", shared_folder)
-    kubectl("create", "namespace", elsewhere.namespace)
-    helm_install("--set", f"operator.watchNamespaces={{{place.namespace}}}")
-    try:
-        ignored = submit(short("ignored", elsewhere), elsewhere)
-        watched = submit(short("watched", place), place)
-        watched.wait_complete()
-        assert ignored.pods() == []
-        assert "status" not in ignored.read()
-    finally:
-        helm_install()
-    ignored.wait_complete()
-    kubectl("delete", "namespace", elsewhere.namespace, "--wait=false")
-
-
-def test_of_two_operators_one_acts_and_the_other_takes_over(
-    installed: str, place: Place, killer: ProcessKiller
-) -> None:
-    def holder() -> str:
-        return str(get("lease", "emberscale-operator", SYSTEM)["spec"].get("holderIdentity") or "")
-
-    def live() -> dict[str, Any]:
-        return {
-            pod["metadata"]["name"]: pod for pod in get("pods", namespace=SYSTEM, selector=OPERATOR) if is_live(pod)
-        }
-
-    helm_install("--set", "operator.replicas=2")
-    try:
-        first = eventually("one of the two leads", lambda: holder() if holder() in live() else None, seconds=60)
-        assert len(live()) == 2
-        job = submit(short("handed-over", place), place)
-        eventually("its pods", lambda: len(job.pods()) >= 5 or None, seconds=60)
-        kubectl("delete", "pod", first, "-n", SYSTEM, "--grace-period=0", "--force")
-        eventually("the other leads", lambda: (holder() in live() and holder() != first) or None, seconds=60)
-        job.wait_complete()
-        names = [event["message"] for event in job.events() if event["reason"].startswith("Created")]
-        assert len(names) == len(set(names)), names
-        assert_exact(job, place, EVALUATION_RECORDS)
-    finally:
-        helm_install()
