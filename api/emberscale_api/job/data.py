@@ -79,7 +79,7 @@ class ListColumn(ManifestPart):
 class ColumnMapping(ManifestPart):
     """The meaning of a file's columns. `categorical` columns hold one id per record, `lists` any number of ids."""
 
-    label: ColumnName
+    label: ColumnName = Field(description="Column of the labels, 0 or 1")
     dense: tuple[ColumnName, ...] = Field(default=(), max_length=256)
     categorical: tuple[ColumnName, ...] = Field(default=(), max_length=256)
     lists: tuple[ListColumn, ...] = Field(default=(), max_length=64)
@@ -135,15 +135,15 @@ class ShufflingSpec(ManifestPart):
     """Records are shuffled in blocks of `block_records`: the order of blocks, and the records within each."""
 
     enabled: bool = True
-    block_records: int = Field(default=32768, ge=1, le=1 << 24)
+    block_records: int = Field(default=32768, ge=1, le=1 << 24, description="Records of a block")
 
 
 class DataSpec(ManifestPart):
     """Paths are local files, globs, or fsspec URIs; relative paths start at the working directory."""
 
     format: DataFormat = DataFormat.CRITEO_TSV
-    train: tuple[DataPath, ...] = Field(min_length=1)
-    evaluation: tuple[DataPath, ...] = ()
+    train: tuple[DataPath, ...] = Field(min_length=1, description="Files to train on")
+    evaluation: tuple[DataPath, ...] = Field(default=(), description="Held-out files, for an evaluation each epoch")
     columns: ColumnMapping | None = Field(
         default=None, description="Roles of the columns; required for Parquet and CSV, fixed for CriteoTSV"
     )

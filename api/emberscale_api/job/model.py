@@ -147,7 +147,7 @@ class TableOverride(ManifestPart):
 class EmbeddingSpec(ManifestPart):
     """One table per categorical column and per list column; `tables` overrides the defaults by the column's name."""
 
-    dimension: int = Field(default=16, ge=1, le=4096)
+    dimension: int = Field(default=16, ge=1, le=4096, description="Weights of an embedding row")
     initializer: InitializerSpec = InitializerSpec()
     pooling: Pooling = Field(default=Pooling.SUM, description="How the ids of list columns are combined")
     admission: AdmissionSpec = Field(default=AdmissionSpec(), description="When an id gets a row")
@@ -184,7 +184,7 @@ class ModelSpec(ManifestPart):
     cin_layers: LayerWidths = Field(
         default=(32, 32), min_length=1, description="XDeepFM: feature maps of each layer of the interaction network"
     )
-    cross_layers: int = Field(default=3, ge=1, le=32, description="DCNv2")
+    cross_layers: int = Field(default=3, ge=1, le=32, description="DCNv2: number of cross layers")
     cross_rank: int | None = Field(
         default=None, ge=1, le=65536, description="DCNv2: rank of the cross layers' matrices; full rank by default"
     )

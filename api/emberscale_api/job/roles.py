@@ -133,9 +133,9 @@ class ResourceRequirements(ManifestPart):
 class RoleSpec(ManifestPart):
     """Either `replicas`, or bounds within which the number is chosen; the start is `min_replicas`."""
 
-    replicas: int | None = Field(default=None, ge=1, le=1024)
-    min_replicas: int | None = Field(default=None, ge=1, le=1024)
-    max_replicas: int | None = Field(default=None, ge=1, le=1024)
+    replicas: int | None = Field(default=None, ge=1, le=1024, description="Number of processes, fixed")
+    min_replicas: int | None = Field(default=None, ge=1, le=1024, description="Least number of processes")
+    max_replicas: int | None = Field(default=None, ge=1, le=1024, description="Greatest number of processes")
     resources: ResourceRequirements = ResourceRequirements()
     template: PodTemplate = PodTemplate()
 

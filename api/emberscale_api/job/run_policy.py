@@ -27,8 +27,8 @@ class FlashSpec(ManifestPart):
     """
 
     mode: FlashMode = FlashMode.AUTO
-    interval: Seconds | None = Field(default=None, gt=0)
-    max_bytes: Quantity = "1Gi"
+    interval: Seconds | None = Field(default=None, gt=0, description="Interval between flash checkpoints")
+    max_bytes: Quantity = Field(default="1Gi", description="Bytes of one job in Redis, over all servers")
 
     @property
     def bytes_limit(self) -> int:
@@ -43,8 +43,8 @@ class CheckpointSpec(ManifestPart):
     `faultTolerance.strategy` is `Auto`; until then, and without a brain, it is five minutes.
     """
 
-    uri: str | None = None
-    interval: Seconds | None = Field(default=None, gt=0)
+    uri: str | None = Field(default=None, description="Folder of the checkpoints: a path or an fsspec URI")
+    interval: Seconds | None = Field(default=None, gt=0, description="Interval between checkpoints")
     keep: int = Field(default=2, ge=1, le=1000, description="Number of complete checkpoints to keep")
     flash: FlashSpec = FlashSpec()
 
@@ -79,7 +79,9 @@ class RunPolicy(ManifestPart):
     backoff_limit: int = Field(
         default=6, ge=0, le=10_000, description="Restarts after the job's own errors before it fails"
     )
-    active_deadline: Seconds | None = Field(default=None, gt=0)
+    active_deadline: Seconds | None = Field(
+        default=None, gt=0, description="Time that the job may run before it fails; no limit if absent"
+    )
     ttl_after_finished: Seconds | None = Field(
         default=None, ge=0, description="Time from the job's end to the deletion of the TrainingJob; never if absent"
     )

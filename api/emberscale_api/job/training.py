@@ -79,10 +79,12 @@ class TrainingSpec(ManifestPart):
     worker pulls a batch only when its previous push is applied, and no other worker's push comes between.
     """
 
-    batch_size: int = Field(default=2048, ge=1, le=1 << 20)
-    epochs: int = Field(default=1, ge=1, le=10_000)
-    seed: int = Field(default=0, ge=0, lt=1 << 63)
-    max_staleness: int = Field(default=64, ge=0, le=1 << 20)
+    batch_size: int = Field(default=2048, ge=1, le=1 << 20, description="Records of a batch")
+    epochs: int = Field(default=1, ge=1, le=10_000, description="Passes over the training data")
+    seed: int = Field(default=0, ge=0, lt=1 << 63, description="Of the order of records, and of initial weights")
+    max_staleness: int = Field(
+        default=64, ge=0, le=1 << 20, description="Bound on the drift, in batches; 0 is synchronous"
+    )
     staleness_warmup: int = Field(
         default=96,
         ge=0,
@@ -98,12 +100,12 @@ class TrainingSpec(ManifestPart):
 class ShardingSpec(ManifestPart):
     """Shards are leased to workers; their size, in batches, follows the worker's speed (DLRover-RM section 5.1)."""
 
-    min_batches: int = Field(default=8, ge=1)
-    max_batches: int = Field(default=64, ge=1)
+    min_batches: int = Field(default=8, ge=1, description="Batches of a shard, at least")
+    max_batches: int = Field(default=64, ge=1, description="Batches of a shard, at most")
     lease_timeout: Seconds = Field(
         default=15.0, gt=0, description="A worker or PS that is silent for this long is replaced"
     )
-    heartbeat_interval: Seconds = Field(default=1.0, gt=0)
+    heartbeat_interval: Seconds = Field(default=1.0, gt=0, description="Interval between reports to the master")
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
