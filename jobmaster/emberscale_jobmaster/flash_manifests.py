@@ -23,7 +23,7 @@ class FlashManifests:
     """A connection of its own, so that rows on their way delay nothing else. All methods raise FlashOutOfReachError."""
 
     def __init__(self, url: str, job_uid: str) -> None:
-        """Connects when it is used. Raises ValueError for a URL that is none."""
+        """Connects when it is used. Raises ValueError for a malformed URL."""
         self._redis = redis.Redis.from_url(
             url,
             socket_timeout=_TIMEOUT_SECONDS,

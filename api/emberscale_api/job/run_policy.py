@@ -8,11 +8,11 @@ from emberscale_api.job.schema import ManifestPart
 from emberscale_api.job.units import Quantity, Seconds, memory_bytes
 
 DEFAULT_INTERVAL = 300.0
-"""Seconds between checkpoints where nobody says otherwise."""
+"""Seconds between checkpoints, unless the manifest or the brain sets another interval."""
 
 
 class FlashMode(StrEnum):
-    """`Auto` and `Enabled`: where there is a Redis for rows. `Auto` says nothing where there is none."""
+    """`Auto` and `Enabled` need a Redis for rows; only `Enabled` reports that there is none."""
 
     AUTO = "Auto"
     ENABLED = "Enabled"

@@ -69,7 +69,7 @@ class Pruned:
 class HistoryStore:
     """The database. Every method raises DatabaseAwayError while it cannot be reached, and DatabaseUnusableError.
 
-    Of those that are `exclusive` only the one that came last may write. The others raise ClaimLostError.
+    With `exclusive`, the latest claimant is the only writer, and all earlier ones raise ClaimLostError.
     """
 
     def __init__(self, engine: Engine, exclusive: bool = False) -> None:

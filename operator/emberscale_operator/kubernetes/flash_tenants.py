@@ -44,7 +44,7 @@ def flash_rules(job_uid: str, password: str) -> tuple[str, ...]:
 class FlashTenants:
     """The users and the keys of jobs in the Redis that `url` names. Nothing waits for it, nor fails without it.
 
-    Raises ValueError for a URL that is none.
+    Raises ValueError for a malformed URL.
     """
 
     def __init__(self, url: str, installation: str, look: float = _LOOK_SECONDS) -> None:

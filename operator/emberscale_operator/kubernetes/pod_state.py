@@ -51,7 +51,7 @@ class PodView:
     waiting:        Why it does not run yet.
     mounting:       It has been preparing for a while, and its status does not say why.
     limits:         Those that its running container has, which after a resize differ for a while from those in
-                    `instance`; None where nobody says.
+                    `instance`; None if unknown.
     resizing:       What keeps it from the limits in `instance`.
     """
 

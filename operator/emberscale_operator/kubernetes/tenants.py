@@ -77,8 +77,8 @@ class Tenants:
     """The users and the state of jobs in the Redis that `url` names, as one that may change users.
 
     Nothing ever waits for Redis: a job is gone when Kubernetes says so, and a finalizer would hold up the deletion of a
-    namespace while the operator is away. What is left behind then is removed by `sweep`. Raises ValueError for a URL
-    that is none.
+    namespace while the operator is away. What is left behind then is removed by `sweep`. Raises ValueError for a
+    malformed URL.
     """
 
     def __init__(
