@@ -11,7 +11,7 @@ import pytest
 from local_jobs import Finished, Job, emberscale
 
 pytestmark = pytest.mark.timeout(300)
-SPEC = {"checkpoint": {"interval": "1h", "flash": {"interval": "1s"}}, "training": {"epochs": 4}}
+SPEC = {"checkpoint": {"interval": "1h", "flash": {"interval": "1s"}}, "training": {"epochs": 12}}
 
 
 def flash_checkpoints(job: Job) -> list[str]:
@@ -74,7 +74,7 @@ def test_a_dead_server_and_an_empty_redis_take_the_job_back_to_the_next_tier(mak
 
 
 def test_a_redis_that_hangs_holds_up_nothing_and_is_used_again(make_job: Callable[..., Job]) -> None:
-    job = make_job({**SPEC, "training": {"epochs": 12}})
+    job = make_job({**SPEC, "training": {"epochs": 24}})
     job.start()
     assert job.wait_for(lambda: flash_checkpoints(job))
     hung = flash_redis(job)
@@ -101,7 +101,7 @@ def test_rows_that_are_too_large_cost_only_the_flash_checkpoint(make_job: Callab
 
 def test_both_tiers_and_moves_together_lose_and_repeat_nothing(make_job: Callable[..., Job]) -> None:
     checkpoint = {"interval": "2s", "flash": {"interval": "1s"}}
-    job = make_job({"checkpoint": checkpoint, "training": {"epochs": 16}, "ps": {"replicas": 1}})
+    job = make_job({"checkpoint": checkpoint, "training": {"epochs": 48}, "ps": {"replicas": 1}})
     job.start()
     for servers in (3, 2):
         seen = len(flash_checkpoints(job))
