@@ -24,6 +24,43 @@ EPOCHS = 30
 WANTED = {"master-0", "ps-0", "ps-1", "worker-0", "worker-1"}
 
 
+def test_of_two_operators_one_acts_on_its_namespaces_and_the_other_takes_over(
+    installed: str, place: Place, shared_folder: str
+) -> None:
+    """Jobs of other namespaces are left alone, before and after, until the installation watches them, too."""
+
+    def holder() -> str:
+        return str(get("lease", "emberscale-operator", SYSTEM)["spec"].get("holderIdentity") or "")
+
+    def live() -> dict[str, Any]:
+        return {
+            pod["metadata"]["name"]: pod for pod in get("pods", namespace=SYSTEM, selector=OPERATOR) if is_live(pod)
+        }
+
+    data = {"train": ["/shared/criteo/evaluation.tsv"]}
+    elsewhere = Place("elsewhere", shared_folder)
+    kubectl("create", "namespace", elsewhere.namespace)
+    helm_install("--set", f"operator.watchNamespaces={{{place.namespace}}}", "--set", "operator.replicas=2")
+    try:
+        first = eventually("one of the two leads", lambda: holder() if holder() in live() else None, seconds=60)
+        assert len(live()) == 2
+        ignored = submit(manifest("ignored", elsewhere, data=data), elsewhere)
+        job = submit(manifest("handed-over", place, data=data), place)
+        eventually("its pods", lambda: len(job.pods()) >= 5 or None, seconds=60)
+        kubectl("delete", "pod", first, "-n", SYSTEM, "--grace-period=0", "--force")
+        eventually("the other leads", lambda: (holder() in live() and holder() != first) or None, seconds=60)
+        job.wait_complete()
+        names = [event["message"] for event in job.events() if event["reason"].startswith("Created")]
+        assert len(names) == len(set(names)), names
+        assert_exact(job, place, EVALUATION_RECORDS)
+        assert ignored.pods() == []
+        assert "status" not in ignored.read()
+    finally:
+        helm_install()
+    ignored.wait_complete()
+    kubectl("delete", "namespace", elsewhere.namespace, "--wait=false")
+
+
 class OperatorDiedError(Exception):
     """Raised in the proxy: there is nobody left to answer."""
 
@@ -120,40 +157,3 @@ def test_killed_at_every_call_it_makes_nothing_twice_and_leaves_nothing(
     assert deaths["POST events"] >= len(WANTED), deaths
     orphans: list[Any] = [pod for pod in get("pods", namespace=place.namespace) if is_live(pod)]
     assert orphans == []
-
-
-def test_of_two_operators_one_acts_on_its_namespaces_and_the_other_takes_over(
-    installed: str, place: Place, shared_folder: str
-) -> None:
-    """Jobs of other namespaces are left alone, before and after, until the installation watches them, too."""
-
-    def holder() -> str:
-        return str(get("lease", "emberscale-operator", SYSTEM)["spec"].get("holderIdentity") or "")
-
-    def live() -> dict[str, Any]:
-        return {
-            pod["metadata"]["name"]: pod for pod in get("pods", namespace=SYSTEM, selector=OPERATOR) if is_live(pod)
-        }
-
-    data = {"train": ["/shared/criteo/evaluation.tsv"]}
-    elsewhere = Place("elsewhere", shared_folder)
-    kubectl("create", "namespace", elsewhere.namespace)
-    helm_install("--set", f"operator.watchNamespaces={{{place.namespace}}}", "--set", "operator.replicas=2")
-    try:
-        first = eventually("one of the two leads", lambda: holder() if holder() in live() else None, seconds=60)
-        assert len(live()) == 2
-        ignored = submit(manifest("ignored", elsewhere, data=data), elsewhere)
-        job = submit(manifest("handed-over", place, data=data), place)
-        eventually("its pods", lambda: len(job.pods()) >= 5 or None, seconds=60)
-        kubectl("delete", "pod", first, "-n", SYSTEM, "--grace-period=0", "--force")
-        eventually("the other leads", lambda: (holder() in live() and holder() != first) or None, seconds=60)
-        job.wait_complete()
-        names = [event["message"] for event in job.events() if event["reason"].startswith("Created")]
-        assert len(names) == len(set(names)), names
-        assert_exact(job, place, EVALUATION_RECORDS)
-        assert ignored.pods() == []
-        assert "status" not in ignored.read()
-    finally:
-        helm_install()
-    ignored.wait_complete()
-    kubectl("delete", "namespace", elsewhere.namespace, "--wait=false")
