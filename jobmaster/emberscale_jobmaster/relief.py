@@ -49,7 +49,7 @@ def relieve(
     `now` is on the clock of events, `clock` on the job's. A share of 0 stays. The members are to be replaced at once.
     """
     servers = state.routing.table.servers
-    if not may_move(state):
+    if not may_move(state) or len(servers) == 1:  # a lone server's only peers are those that have yet to leave
         return state, seen, (), ()
     reliefs = {name: relief for name, relief in seen.reliefs.items() if name in map(_name, range(len(servers)))}
     settled = state.move is None and wanted_shares(state, len(servers)) == state.routing.shares
@@ -75,12 +75,14 @@ def relieve(
         if not settled:
             relief = replace(relief, changed_at=now)
         elif slowness is not None and is_slow and not lost and _is_extreme(relief, share, slowness.factor, now):
-            relief = replace(relief, since=slowness.since, factor=slowness.told, replaced_at=now)
+            relief = replace(relief, since=slowness.since, factor=slowness.told)
             if _redone_seconds(state, clock) <= FRESH_SECONDS:
+                relief = replace(relief, replaced_at=now)
                 lost.append(MemberId(Role.PS, index, process.incarnation))
                 notes.append(LogEvent("server_is_replaced", name, "a fresh checkpoint costs less than its copying"))
             else:
                 state = draining.begin(state, index, process.incarnation, _WHY, clock, replaced=True)
+                relief = _noted(relief, state, index, now)
         elif (
             slowness is not None
             and is_slow
@@ -93,8 +95,8 @@ def relieve(
             relief = replace(relief, changed_at=now)
             notes.append(LogEvent("server_is_relieved", name, f"its share goes from {share:.3g} to {after:.3g}"))
         elif _is_replaceable(relief, share, factors.get(name, 0.0), now):
-            relief = replace(relief, replaced_at=now)
             state = draining.begin(state, index, process.incarnation, _WHY, clock, replaced=True)
+            relief = _noted(relief, state, index, now)
         elif slowness is None and share < 1.0 and now - relief.changed_at >= relief.pause:
             shares[index] = min(1.0, share * TRIAL_FACTOR)
             relief = replace(relief, changed_at=now, pause=min(LONGEST_PAUSE_SECONDS, 2 * relief.pause))
@@ -111,6 +113,11 @@ def _is_extreme(relief: Relief, share: float, factor: float, now: float) -> bool
     """Whether a server is so slow that fewer buckets are not tried, though it is not the successor of another such."""
     kept = relief.replaced_at is not None and now - relief.replaced_at < AGAIN_SECONDS
     return share == 1.0 and not kept and factor >= EXTREME_FACTOR and now - relief.changed_at >= SETTLED_SECONDS
+
+
+def _noted(relief: Relief, state: JobState, index: int, now: float) -> Relief:
+    """Notes a replacement if its drain has begun: it does not while all others leave, and is asked for again."""
+    return replace(relief, replaced_at=now) if index in state.drains else relief
 
 
 def _redone_seconds(state: JobState, clock: float) -> float:

@@ -8,6 +8,7 @@ from tests.jobmaster.driven import Driven, Fault
 
 from emberscale_api.job.roles import Role
 from emberscale_api.routing import BUCKETS
+from emberscale_jobmaster import draining
 from emberscale_jobmaster.relief import LEAST_SHARE, TRIAL_SECONDS
 
 FOUND_SECONDS = 20.0
@@ -132,6 +133,36 @@ def test_a_server_that_joins_under_the_index_of_a_slow_one_gets_a_full_share() -
     driven.plan(3)
     pass_loaded(driven, 10, {})
     assert max(owned(driven)) - min(owned(driven)) <= 1
+
+
+def test_the_last_server_is_not_drained_for_being_slower_than_one_that_has_yet_to_leave() -> None:
+    driven = Driven(records=100_000, servers=2, interval=100_000, sizes_open=True)
+    driven.spec = driven.spec.model_copy(update={"ps": driven.spec.ps.model_copy(update={"min_replicas": 1})})
+    driven.start()
+    driven.pass_time(15)
+    driven.plan(1)
+    driven.pass_time(10)
+    assert owned(driven) == [BUCKETS]
+    driven.factors = {"ps-0": 30.0}
+    driven.pass_time(60)
+    assert (owned(driven), driven.job.drains, driven.job.recoveries) == ([BUCKETS], {}, 0)
+
+
+@pytest.mark.parametrize("factor", [7, 30])
+def test_a_slow_server_is_replaced_later_if_nobody_can_take_its_rows_yet(factor: float) -> None:
+    driven = training(2)
+    process = driven.job.members.process(Role.PS, 0)
+    assert process is not None
+    told = draining.begin(driven.job, 0, process.incarnation, "told to end", 15.0)
+    driven.state = replace(driven.state, job=told)
+    driven.pass_time(5)
+    driven.factors = {"ps-1": factor}
+    driven.pass_time(60)
+    assert owned(driven) == [0, BUCKETS]
+    driven.kill(Role.PS, 0)
+    driven.join(Role.PS, 0)
+    driven.pass_time(120)
+    assert [member.slot for member in driven.job.members.given_up()] == ["ps-1"]
 
 
 def test_a_new_master_keeps_the_shares_and_tries_the_server_later() -> None:
