@@ -184,7 +184,10 @@ class Model:
             newest = max(newest, self._newest_at_restore.get(after.routing.table.generation, ""))
             for routed in after.routing.table.owners:
                 found = self._cluster.server_of(routed.incarnation)
-                if found is not None and found.alive and found.table != after.routing.table:
+                if found is None or not found.alive or found.table == after.routing.table:
+                    continue
+                # a master that was hung and has yet to hear of its successor makes nothing of this durable
+                if found.table is None or found.table.generation <= after.routing.table.generation:
                     self._broken(f"{found.name} serves another table than the one that is in force")
             if after.recoveries:
                 self._cluster.reaches(RESTORED)
