@@ -7,7 +7,10 @@ touches them all, and the dimension (Adagrad: as much optimizer state as weights
 * Barrier: for how long pushes were held, as the master measured it.
 * Lost: the samples that the job trained less than at its steady rate, from the request until the rows have moved, with
   the start of the new process and the copying; over what it would have trained. The steady rate is the mean of the
-  seconds before and after. The change of it that another number of PS brings counts for neither.
+  seconds before and after. The change of it that another number of PS brings counts for neither. No flash checkpoint is
+  taken, since one under way would cost samples too.
+* Copying: how many of those samples the CPU costs that the servers took beyond their steady rate, where all cores are
+  busy. The rest goes to the command, to the master, and to waiting.
 * Stop and restart: the same job is interrupted, which writes a checkpoint, and resumed with 3 PS, which read it. The
   time without a trained sample is compared with the barriers of the same job.
 
@@ -15,14 +18,17 @@ With `--sizes`, one job for each number of gigabytes, and the barriers over the 
 """
 
 import json
+import os
 import signal
 import subprocess
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import psutil
 from matplotlib.figure import Figure
 
 from reporting import Ratio, arguments, report, say
@@ -44,7 +50,10 @@ BARRIER_SECONDS, LOST, TIMES_LESS = 0.2, 0.05, 20.0
 
 @dataclass(frozen=True)
 class Moved:
-    """One move: `barrier` and `seconds` in seconds, `bytes` that were copied, `lost` as a share of the samples."""
+    """One move: `barrier` and `seconds` in seconds, `bytes` that were copied, `lost` as a share of the samples.
+
+    `copying`: the share of them that the cores would have trained in the CPU that the servers took for the move.
+    """
 
     servers: int
     barrier: float
@@ -52,6 +61,7 @@ class Moved:
     bytes: int
     rounds: int
     lost: float
+    copying: float
 
 
 class MigratingJob(RunningJob):
@@ -71,7 +81,7 @@ class MigratingJob(RunningJob):
                 "sharding": {"heartbeatInterval": "200ms"},
                 "ps": {"replicas": 2, "resources": {"limits": {"cpu": 1}}},
                 "worker": {"replicas": 2, "resources": {"limits": {"cpu": 1}}},
-                "checkpoint": {"interval": "1h"},
+                "checkpoint": {"interval": "1h", "flash": {"mode": "Disabled"}},
             },
         )
         super().__init__(folder, job)
@@ -83,20 +93,33 @@ class MigratingJob(RunningJob):
         ended, after, _ = self.latest()
         return (after - before) / (ended - began)
 
+    def server_seconds(self) -> float:
+        """The CPU that all parameter servers have taken."""
+        seconds = 0.0
+        for process in psutil.Process(self._process.pid).children(recursive=True):
+            with suppress(psutil.Error):
+                if process.name().startswith("emberscale-ps"):
+                    used = process.cpu_times()
+                    seconds += used.user + used.system
+        return seconds
+
     def moves(self) -> list[dict[str, float]]:
         """What the master logged of the moves so far."""
         return [json.loads(line) for line in self.master_log() if '"event": "moved"' in line]
 
     def scale(self, servers: int) -> Moved:
         """Moves the rows to so many servers, and measures."""
-        known, before = len(self.moves()), self.rate()
+        known, idle, since = len(self.moves()), self.server_seconds(), self.latest()[0]
+        before = self.rate()
         began, first, _ = self.latest()
+        used = self.server_seconds()
         command = [EMBERSCALE, "scale", str(self.root), f"ps={servers}"]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         self.expect(lambda: len(self.moves()) > known)
         told = self.latest()[0]
         self.expect(lambda: self.latest()[0] > told)
         ended, last, _ = self.latest()
+        extra = self.server_seconds() - used - (used - idle) * (ended - began) / (began - since)
         steady = (before + self.rate()) / 2
         line = self.moves()[-1]
         return Moved(
@@ -106,6 +129,7 @@ class MigratingJob(RunningJob):
             int(line["bytes"]),
             int(line["rounds"]),
             1 - (last - first) / (steady * (ended - began)),
+            extra / ((ended - began) * len(os.sched_getaffinity(0))),
         )
 
     def restart(self, servers: int) -> float:
@@ -142,7 +166,8 @@ def measure(data: Path, size: float, moves: int, restarts: bool) -> tuple[list[M
                 one = moved[-1]
                 say(
                     f"{size:g} GB to {one.servers} PS: {one.bytes / 1e6:,.0f} MB in {one.rounds} rounds and "
-                    f"{one.seconds:.1f} s, pushes held {1e3 * one.barrier:.0f} ms, {one.lost:.1%} of samples lost"
+                    f"{one.seconds:.1f} s, pushes held {1e3 * one.barrier:.0f} ms, {one.lost:.1%} of samples lost, "
+                    f"{one.copying:.1%} to copying"
                 )
             return moved, training.restart(3) if restarts else 0.0
         finally:

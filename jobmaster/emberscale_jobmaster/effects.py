@@ -96,10 +96,11 @@ class PrepareCall:
 
 @dataclass(frozen=True)
 class CopyCall:
-    """Send the rows that the move gives away, and report the progress."""
+    """Send the rows that the move gives away, and report the progress; rest meanwhile for up to `spare_seconds`."""
 
     move: int
     wait_seconds: float
+    spare_seconds: float
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,8 @@ HANDED_OVER_SECONDS = 30.0
 """How long it does so once it has: another master takes over within that."""
 PREPARE_SECONDS = 180.0
 """How long servers without rows may take to build the model and its tables."""
+SPARE_SECONDS = 30.0
+"""How long servers may rest while they copy, where nobody waits for the move: training keeps its cores."""
 COPY_SECONDS = 60.0
 """How long servers may copy without any progress."""
 BARRIER_SECONDS = 15.0
@@ -260,7 +262,7 @@ def _request(state: JobState, operation: Move, whom: int) -> ServerRequest:
         since = present.version if operation.servers[whom] in present.owners else 0
         return PrepareCall(number, since, operation.table, WAIT_SECONDS)
     if operation.phase is MovePhase.COPY or barrier is None:
-        return CopyCall(number, WAIT_SECONDS)
+        return CopyCall(number, WAIT_SECONDS, 0.0 if scaling.is_urgent(state) else SPARE_SECONDS)
     if operation.phase is MovePhase.SWITCH:
         return SwitchCall(barrier.generation, barrier.number, number, barrier.settled, operation.pulls)
     match barrier.phase:

@@ -148,8 +148,10 @@ class ServerChannels:
                     incarnation=call.server.incarnation,
                 )
                 return stub.Prepare, prepare, _prepared
-            case CopyCall(move=move, wait_seconds=seconds):
-                copy = pb.CopyRequest(move=move, wait_seconds=seconds, incarnation=call.server.incarnation)
+            case CopyCall(move=move, wait_seconds=seconds, spare_seconds=spare):
+                copy = pb.CopyRequest(
+                    move=move, wait_seconds=seconds, incarnation=call.server.incarnation, spare_seconds=spare
+                )
                 return stub.Copy, copy, _copied
             case HandOverCall(generation=generation, barrier=number, hold_seconds=seconds, move=move) as last:
                 barrier = _barrier(call.server, generation, number, seconds)

@@ -173,6 +173,11 @@ def may_move(state: JobState) -> bool:
     return not state.over and not state.suspending and state.stage is Stage.TRAIN and state.routing.ready
 
 
+def is_urgent(state: JobState) -> bool:
+    """Whether rows must move soon: a server is to go, is slow, or may run out of memory."""
+    return state.scaling.target is None or bool(state.drains) or state.scaling.reason in URGENT
+
+
 def complete_move(state: JobState, sizes: RoleShapes) -> JobState:
     """The rows are on as many servers as this shape has. The workers are those planned last; a later target stays."""
     scaling, target = state.scaling, state.scaling.target

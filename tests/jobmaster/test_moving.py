@@ -2,13 +2,17 @@
 
 from dataclasses import replace
 
+import pytest
 from tests.jobmaster.driven import Driven, Fault
 
 from emberscale_api.job.roles import Role
 from emberscale_api.routing import BUCKETS
+from emberscale_api.shape import RoleShape
 from emberscale_jobmaster import moving, retry
-from emberscale_jobmaster.effects import CallServer
-from emberscale_jobmaster.events import HeartbeatReceived
+from emberscale_jobmaster.effects import CallServer, CopyCall
+from emberscale_jobmaster.events import Advised, DrainWanted, HeartbeatReceived
+from emberscale_jobmaster.scaling import Advice
+from emberscale_jobmaster.sizes import RoleShapes
 from eventually import unwrap
 
 
@@ -169,3 +173,20 @@ def test_a_move_whose_shares_are_not_wanted_any_more_is_dropped() -> None:
     driven.pass_time(1)
     assert driven.job.move is None
     assert driven.job.routing.table.version == 1
+
+
+@pytest.mark.parametrize(
+    ("action", "drained", "spared"),
+    [("Scale", False, moving.SPARE_SECONDS), ("Scale", True, 0.0), ("GrowMemory", False, 0.0)],
+)
+def test_copying_spares_training_unless_somebody_waits_for_it(action: str, drained: bool, spared: float) -> None:
+    driven = training()
+    sizes = RoleShapes(RoleShape(3, 1.0, 1 << 30), RoleShape(2, 1.0, 1 << 30))
+    driven.tell(Advised(now=driven.now, advice=Advice(1, action, sizes, "why"), wall=1e9))
+    if drained:
+        incarnation = driven.ps[1].member.incarnation
+        driven.tell(DrainWanted(now=driven.now, index=1, incarnation=incarnation, why="a test"))
+    driven.faults["Copy", 0] = Fault(hangs=True)
+    driven.join(Role.PS, 2)
+    asked = [call.request for call in driven.unanswered if isinstance(call, CallServer)]
+    assert [call.spare_seconds for call in asked if isinstance(call, CopyCall)] == [spared]

@@ -470,7 +470,7 @@ def _request(server: ParameterServer, incarnation: str, request: Any) -> Task[Se
             return AppliedReport(ranges_of(applied), held)
         case PrepareCall(move, since, table):
             return Prepared((yield from server.prepare(move, since, table)))
-        case CopyCall(move, wait):
+        case CopyCall(move, wait, _):
             ready, rounds = yield from server.copy(move, wait)
             return CopyReport(ready, rounds, rounds, 0)
         case HandOverCall(generation, barrier, seconds, move, wait):

@@ -2221,19 +2221,23 @@ class CopyRequest(_message.Message):
     MOVE_FIELD_NUMBER: _builtins.int
     WAIT_SECONDS_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
+    SPARE_SECONDS_FIELD_NUMBER: _builtins.int
     move: _builtins.int
     wait_seconds: _builtins.float
     incarnation: _builtins.str
+    spare_seconds: _builtins.float
+    """how long the first round may rest in all, so that training keeps its cores"""
     def __init__(
         self,
         *,
         move: _builtins.int = ...,
         wait_seconds: _builtins.float = ...,
         incarnation: _builtins.str = ...,
+        spare_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "move", b"move", "wait_seconds", b"wait_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "move", b"move", "spare_seconds", b"spare_seconds", "wait_seconds", b"wait_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -248,6 +248,40 @@ def test_a_receiver_that_gives_the_move_up_fails_it_for_the_sender(
     eventually(failed)
 
 
+def test_a_move_that_spares_training_hurries_once_it_is_urgent(
+    make_servers: Callable[[int, int], Servers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mover_module, "_SPARING_REST", 1e12)
+    monkeypatch.setattr(mover_module, "_LONGEST_REST_SECONDS", 1e6)
+    servers = make_servers(2, 1)
+    servers.push()
+    table = servers.prepare(3)
+    server = servers.all[0]
+    eventually(lambda: server.mover.copy(table.version, 0, 1e6).copied_bytes > 0)
+    assert not server.mover.copy(table.version, 0.3, 1e6).rounds
+    servers.copied(table)
+    servers.push()
+    servers.switch(table)
+    servers.check()
+
+
+def test_a_move_that_rests_is_abandoned_at_once(
+    make_servers: Callable[[int, int], Servers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mover_module, "_SPARING_REST", 1e12)
+    monkeypatch.setattr(mover_module, "_LONGEST_REST_SECONDS", 1e6)
+    servers = make_servers(2, 1)
+    servers.push()
+    table, before = servers.prepare(3), set(threading.enumerate())
+    eventually(lambda: servers.all[0].mover.copy(table.version, 0, 1e6).copied_bytes > 0)
+    resting = [thread for thread in set(threading.enumerate()) - before if thread.name == "move"]
+    assert resting
+    servers.all[0].mover.abandon(table.version)
+    for thread in resting:
+        thread.join(60)
+        assert not thread.is_alive()
+
+
 def test_a_late_call_of_an_earlier_move_leaves_the_later_one_alone(
     make_servers: Callable[[int, int], Servers], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -315,7 +315,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         """Sends the rows that the server gives away, and reports the progress."""
         with _told(context):
             self._require(request.incarnation)
-            progress = self._mover.copy(request.move, request.wait_seconds)
+            progress = self._mover.copy(request.move, request.wait_seconds, request.spare_seconds)
         return master_pb2.CopyReply(
             ready=progress.ready,
             copied_bytes=progress.copied_bytes,

@@ -2,6 +2,9 @@
 
 The first round is of all rows, as a snapshot; every other is of the rows that changed since the one before. Training
 goes on beside them, so the rounds get short, but never end by themselves: the last one is sent within a barrier.
+
+Where nobody waits for the move, the first round rests most of the time, for as long as the master says. On cores that
+are all busy, what it computes is lost to training: it costs as much in all, but little at any moment.
 """
 
 import ssl
@@ -29,6 +32,9 @@ MOST_ROUNDS = 12
 _PAUSE_SECONDS = 0.1
 _REST = 1.0
 """How long the first round rests after a piece of work, in times of that work: pushes come first."""
+_SPARING_REST = 80.0
+"""As long as it spares training, in times of the CPU that the piece took. The receiver takes about as much again."""
+_LONGEST_REST_SECONDS = 1.0
 _STALLED_SECONDS = 30.0
 """The longest time without progress of a receiver."""
 
@@ -59,13 +65,17 @@ class RowMover:
         self._sending: _Sending | None = None
         self.streams = StreamReceivers(self._accept)
 
-    def copy(self, move: int, wait_seconds: float) -> CopyProgress:
+    def copy(self, move: int, wait_seconds: float, spare_seconds: float = 0.0) -> CopyProgress:
         """Begins to send what this server gives away, or attaches to that, and says how far it is.
 
-        Raises NotHeldError for a move that is not under way, and for one that has failed.
+        For up to `spare_seconds` since it began, it rests most of the time. Raises NotHeldError for a move that is not
+        under way, and for one that has failed.
         """
         sending = self._sending_of(self._state.wanted(move))
-        return CopyProgress(ready=True) if sending is None else sending.progress(wait_seconds)
+        if sending is None:
+            return CopyProgress(ready=True)
+        sending.spare(spare_seconds)
+        return sending.progress(wait_seconds)
 
     def hand_over(self, move: int, wait_seconds: float) -> None:
         """Sends what has changed until now, and returns when the receivers have it. To be called within a barrier.
@@ -142,8 +152,16 @@ class _Sending:
         self._progress = CopyProgress(ready=False)
         self._asked = self._answered = 0
         self._problem = ""
+        self._began = time.monotonic()
+        self._spare_seconds = 0.0
         self._closed = threading.Event()
         threading.Thread(target=self._run, name="move", daemon=True).start()
+
+    def spare(self, seconds: float) -> None:
+        """Rests most of the time, until so long after the beginning."""
+        with self._changed:
+            self._spare_seconds = seconds
+            self._changed.notify_all()
 
     def progress(self, wait_seconds: float) -> CopyProgress:
         """Returns the progress, once it is ready or after the wait. Raises NotHeldError if it has failed."""
@@ -174,7 +192,6 @@ class _Sending:
             raise NotHeldError(f"move {self.move} has failed here: {self._problem}")
 
     def _run(self) -> None:
-        began = time.monotonic()
         try:
             while not self._closed.is_set():
                 self._round()
@@ -195,7 +212,7 @@ class _Sending:
             move=self.move,
             bytes=progress.copied_bytes,
             rounds=progress.rounds,
-            seconds=round(time.monotonic() - began, 3),
+            seconds=round(time.monotonic() - self._began, 3),
         )
 
     def _fail(self, problem: str) -> None:
@@ -236,17 +253,31 @@ class _Sending:
             for peer, owned in self._given.items():
                 if len(gone := retired[owned.among(retired, dense)]):
                     self._put(peer, Item(ItemKind.CHANGES, table, layout.empty(0), gone))
-            began = time.monotonic()
+            began, used = time.monotonic(), time.thread_time()
             for records in snapshot.read(table):
                 keys = keys_of(records)
                 for peer, owned in self._given.items():
                     if len(moving := records[owned.among(keys, dense)]):
                         rows += len(moving)
                         self._put(peer, Item(ItemKind.ROWS, table, moving))
-                if rests and self._closed.wait(_REST * (time.monotonic() - began)):
-                    raise StreamLostError("the move is over")
-                began = time.monotonic()
+                if rests:
+                    self._rest(time.monotonic() - began, time.thread_time() - used)
+                began, used = time.monotonic(), time.thread_time()
         return rows
+
+    def _rest(self, worked: float, used: float) -> None:
+        """Rests after a piece of work, which took so many seconds, and so many of CPU. Raises StreamLostError."""
+        now = time.monotonic()
+        ends = now + _REST * worked
+        longest = now + min(_SPARING_REST * used, _LONGEST_REST_SECONDS)
+        with self._changed:
+            while not self._closed.is_set():
+                spared = min(longest, self._began + self._spare_seconds)  # a move may become urgent meanwhile
+                left = max(ends, spared) - time.monotonic()
+                if left <= 0:
+                    return
+                self._changed.wait(left)
+        raise StreamLostError("the move is over")
 
     def _put(self, peer: int, item: Item) -> None:
         self._senders[peer].put(item, _STALLED_SECONDS)

@@ -192,24 +192,28 @@ class Snapshot:
     def read(self, table: int) -> Iterator[Records]:
         """Yields the rows of a table as `uint8[n, stride]`, in no particular order; the next chunk overwrites each.
 
+        Rows of several segments are in a chunk where few of them changed: what a chunk costs does not follow the rows.
         To be called once for each table, without the lock. Raises SnapshotAbandonedError.
         """
         share = self._shares[table]
-        stride, pushes = share.layout.stride, share.layout.pushes_offset
-        records = np.empty((share.most_rows, stride), np.uint8)
-        places = np.empty(len(records), np.uint32)
+        stride, pushes, most = share.layout.stride, share.layout.pushes_offset, share.most_rows
+        records = np.empty((2 * most, stride), np.uint8)
+        places = np.empty(most, np.uint32)
+        filled = 0
         for number, segment, rows, scope in share.segments():
-            count = kernels.read_rows(
-                segment.address, rows, stride, pushes, scope, address_of(records), address_of(places)
-            )
+            target = address_of(records) + filled * stride
+            count = kernels.read_rows(segment.address, rows, stride, pushes, scope, target, address_of(places))
             with self._lock:
                 self._check_open()
                 changed = share.passed_in(number, rows)
                 saved = share.take_full()
-            count = kernels.drop_records(address_of(records), count, stride, address_of(places), address_of(changed))
-            if count:
-                yield records[:count]
+            filled += kernels.drop_records(target, count, stride, address_of(places), address_of(changed))
+            if filled >= most:  # there may be no room for what the next segment holds
+                yield records[:filled]
+                filled = 0
             yield from saved
+        if filled:
+            yield records[:filled]
         with self._lock:
             self._check_open()
             saved = share.close()
