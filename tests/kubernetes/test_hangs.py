@@ -12,7 +12,9 @@ EPOCHS = 4
 @pytest.mark.parametrize("role", ["master", "worker", "ps"])
 def test_a_job_completes_though_a_process_of_it_hangs(place: Place, killer: ProcessKiller, role: str) -> None:
     """The operator finds out that a master does not answer; for the others the kubelet takes a minute at most."""
-    job = submit(manifest(f"hangs-{role}", place, epochs=EPOCHS), place)
+    document = manifest(f"hangs-{role}", place, epochs=EPOCHS)
+    document["spec"]["sharding"]["leaseTimeout"] = "10s"
+    job = submit(document, place)
     job.wait_for_samples(10_000)
     pod = job.running(role)[0]
     killer.stop(pod)

@@ -53,6 +53,7 @@ def split_over(nodes: tuple[str, str], name: str, place: Place) -> dict[str, Any
     document = manifest(name, place)
     spec = document["spec"]
     spec["training"]["epochs"] = EPOCHS
+    spec["sharding"]["leaseTimeout"] = "10s"
     spec["master"]["template"] = {**spec["master"]["template"], "nodeSelector": {"kubernetes.io/hostname": nodes[0]}}
     for role in ("ps", "worker"):
         labels = {"emberscale.io/job-name": name, "emberscale.io/role": role}
