@@ -21,6 +21,7 @@ from emberscale_jobmaster.state import (
     limits_of,
     live_servers,
     phase_of,
+    routed_servers,
     servers_missing,
     sizes_of,
     switching_move,
@@ -47,8 +48,8 @@ def advance(before: JobState, state: JobState, spec: TrainingJobSpec) -> JobStat
     """Applies all automatic transitions to `state`; `before` is the state before the event."""
     while (following := _following(state, spec)) is not state:
         state = following
-    told = (phase_of(before, spec), before.members.given_up())
-    if told != (phase_of(state, spec), state.members.given_up()):
+    told = (phase_of(before, spec), before.members.given_up(), routed_servers(before))
+    if told != (phase_of(state, spec), state.members.given_up(), routed_servers(state)):
         state = replace(state, plan_version=state.plan_version + 1)
     return state
 

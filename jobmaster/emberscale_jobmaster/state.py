@@ -241,6 +241,15 @@ def wanted_sizes(state: JobState, spec: TrainingJobSpec) -> RoleShapes:
     return wanted if state.move is None else combined(wanted, state.move.sizes)
 
 
+def routed_servers(state: JobState) -> int:
+    """The servers in the routing table, and those that have joined to take rows over; 0 without a table."""
+    servers, target = len(state.routing.table.servers), state.scaling.target
+    if not servers or target is None:
+        return servers
+    joined = [state.members.process(Role.PS, index) for index in range(servers, target.ps.replicas)]
+    return servers + sum(process is not None for process in joined)
+
+
 def wanted_shares(state: JobState, servers: int) -> tuple[float, ...]:
     """What each of so many servers is to own relative to the others; empty: all alike.
 

@@ -21,6 +21,7 @@ from emberscale_jobmaster.state import (
     committed_samples,
     evaluated_samples,
     phase_of,
+    routed_servers,
     wanted_sizes,
 )
 from emberscale_jobmaster.statistics import eta_seconds
@@ -138,6 +139,7 @@ def plan(state: JobState, spec: TrainingJobSpec) -> pb.Plan:
         phase=wire_phase(phase),
         sizing=_sizing(state),
         asked=pb.ScaleRequest(ps=spec.ps.replicas or 0, workers=spec.worker.replicas or 0, waits=state.scaling.waits),
+        routed_ps=routed_servers(state),
         silent=[wire_member(given_up.role, given_up.index, given_up.incarnation) for given_up in silent],
     )
 

@@ -178,6 +178,32 @@ def test_the_plan_says_what_was_heard() -> None:
     assert said.version > version
 
 
+def test_the_plan_says_how_many_servers_have_rows_or_are_to_get_some() -> None:
+    driven, said = Driven(servers=2), []
+
+    def note() -> None:
+        told = plan(driven.job, driven.spec)
+        said.append((told.routed_ps, told.version))
+
+    note()
+    driven.start()
+    driven.train(4)
+    note()
+    edit(driven, ps=4)
+    note()
+    driven.join(Role.PS, 2)
+    note()
+    driven.kill(Role.PS, 2)
+    note()
+    driven.join(Role.PS, 2)
+    driven.join(Role.PS, 3)
+    driven.pass_time(2)
+    note()
+    assert [routed for routed, _ in said] == [0, 2, 2, 3, 2, 4]
+    versions = [version for _, version in said]
+    assert sorted(set(versions)) == versions
+
+
 def test_the_same_numbers_change_nothing() -> None:
     driven = training()
     before = driven.job

@@ -1586,6 +1586,7 @@ class Plan(_message.Message):
     SIZING_FIELD_NUMBER: _builtins.int
     SILENT_FIELD_NUMBER: _builtins.int
     FINAL_FIELD_NUMBER: _builtins.int
+    ROUTED_PS_FIELD_NUMBER: _builtins.int
     ASKED_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     reason: _builtins.str
@@ -1593,6 +1594,8 @@ class Plan(_message.Message):
     message: _builtins.str
     phase: Global___Phase.ValueType
     """COMPLETE and FAILED: no process is wanted any more"""
+    routed_ps: _builtins.int
+    """PS in the routing table, or that have joined to take rows over; 0: none yet"""
     @_builtins.property
     def roles(self) -> _containers.RepeatedCompositeFieldContainer[Global___RolePlan]: ...
     @_builtins.property
@@ -1620,11 +1623,12 @@ class Plan(_message.Message):
         sizing: Global___Sizing | None = ...,
         silent: _abc.Iterable[Global___Member] | None = ...,
         final: Global___JobStatus | None = ...,
+        routed_ps: _builtins.int = ...,
         asked: Global___ScaleRequest | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked", "final", b"final", "sizing", b"sizing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked", "final", b"final", "message", b"message", "phase", b"phase", "reason", b"reason", "roles", b"roles", "silent", b"silent", "sizing", b"sizing", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked", "final", b"final", "message", b"message", "phase", b"phase", "reason", b"reason", "roles", b"roles", "routed_ps", b"routed_ps", "silent", b"silent", "sizing", b"sizing", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -161,7 +161,7 @@ class KubernetesBackend:
                 self._observation.deletes(self._views[action.id])
             elif isinstance(action, Kill):
                 self._observation.kills(self._views[action.id])
-        servers = max((demand.replicas for demand in news.decision.demands if demand.role is Role.PS), default=0)
+        servers = news.plan.routed_ps if news.plan is not None else 0
         with self._calls():
             delay = await self._write(job, self._facts(job, news, now), now)
             await self._budget.keep(job, servers)

@@ -51,7 +51,11 @@ class DisruptionBudget:
         self._servers = 0
 
     async def keep(self, job: Job, servers: int) -> None:
-        """Lets the cluster take one of so many away at a time; makes no call where that is so."""
+        """Lets the cluster take one of so many away at a time; makes no call where that is so.
+
+        `servers` are those with rows, or that are to get some. With more, such as those that a larger shape lacks, the
+        cluster could take none away while one cannot be placed. 0 changes nothing: none has rows, or nobody knows.
+        """
         if servers in (0, self._servers):
             return
         try:

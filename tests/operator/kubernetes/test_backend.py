@@ -11,12 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.controller import Observed
+from emberscale_operator.kubernetes.backend import KubernetesBackend
 from emberscale_operator.kubernetes.client import ApiError, ApiInternalError, ApiUnavailableError
 from emberscale_operator.kubernetes.disruption import DisruptionBudget
 from emberscale_operator.kubernetes.job import Job
 from emberscale_operator.kubernetes.pod_state import GRACE_SECONDS
-from emberscale_operator.machine import Backoff, JobIntent, Policy
+from emberscale_operator.machine import Backoff, JobIntent, JobStanding, Policy
 from memory_api import MemoryApi, Operator, slot_of
 from training_jobs import job_body
 
@@ -47,11 +49,26 @@ BUDGETS = "/apis/policy/v1/namespaces/team-a/poddisruptionbudgets"
 BUDGET = f"{BUDGETS}/ctr-ps"
 
 
-async def test_all_servers_but_one_are_kept() -> None:
+def route(routed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan asks for four servers, and so many of them are in the routing table."""
+    roles = [pb.RolePlan(role=pb.PS, replicas=4), pb.RolePlan(role=pb.WORKER, replicas=3)]
+
+    async def recall(_: KubernetesBackend) -> tuple[JobStanding, pb.Plan]:
+        return JobStanding(), pb.Plan(roles=roles, routed_ps=routed)
+
+    monkeypatch.setattr(KubernetesBackend, "recall", recall)
+
+
+@pytest.mark.parametrize("routed", [0, 2, 3])
+async def test_all_servers_with_rows_but_one_are_kept(routed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     api = new_api()
+    route(routed, monkeypatch)
     await Operator(api).settle()
+    if not routed:
+        assert BUDGET not in api.objects
+        return
     spec = api.objects[BUDGET]["spec"]
-    assert spec["minAvailable"] == 1
+    assert spec["minAvailable"] == routed - 1
     assert spec["selector"]["matchLabels"] == {"emberscale.io/job-name": "ctr", "emberscale.io/role": "ps"}
 
 
@@ -67,8 +84,9 @@ async def test_the_next_operator_keeps_as_many_as_there_are_then(job: Job) -> No
     assert api.writes == writes
 
 
-async def test_a_budget_that_is_refused_or_of_somebody_else_holds_up_nothing() -> None:
+async def test_a_budget_that_is_refused_or_of_somebody_else_holds_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     api = new_api()
+    route(2, monkeypatch)
     theirs = {"metadata": {"uid": "theirs", "name": "ctr-ps"}, "spec": {"minAvailable": 7}}
     api.objects[BUDGET] = copy.deepcopy(theirs)
     await Operator(api).settle()
