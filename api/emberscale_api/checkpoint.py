@@ -103,6 +103,16 @@ class CheckpointManifest(_Part):
         found = sorted(int(name.removeprefix("ps-")) for name in folders if _SERVER_FOLDER.fullmatch(name))
         return tuple(found) or tuple(range(self.ps_count))
 
+    @property
+    def applied_samples(self) -> int:
+        """The samples that the rows have seen, those of every epoch counted."""
+        batches = sum(stop - start for epoch in self.applied for start, stop in epoch.ranges)
+        last, missing = divmod(self.training_records, self.batch_size)
+        short = self.batch_size - missing if missing else 0
+        return batches * self.batch_size - short * sum(
+            any(start <= last < stop for start, stop in epoch.ranges) for epoch in self.applied
+        )
+
     def to_json(self) -> str:
         """The sealed manifest as text."""
         document = json.loads(self.model_dump_json(by_alias=True))

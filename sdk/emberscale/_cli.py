@@ -33,6 +33,7 @@ _LOCAL_COMMANDS = (
     "audit",
     "profile",
     "compare",
+    "checkpoints",
     "export",
     "validate",
     "explain",
@@ -52,6 +53,7 @@ app = typer.Typer(
 
 def _add_local_commands() -> None:
     from emberscale._commands import audit, compare, explain, explain_plan, export, profile, run, simulate, validate
+    from emberscale._commands.checkpoints import checkpoints_app
     from emberscale._commands.data import data_app
 
     for name, command, module, panel in (
@@ -66,6 +68,7 @@ def _add_local_commands() -> None:
         ("simulate", simulate.simulate, simulate, _PLANS),
     ):
         app.command(name, help=module.HELP, epilog=module.EXAMPLES, rich_help_panel=panel)(command)
+    app.add_typer(checkpoints_app, name="checkpoints", rich_help_panel=_RESULTS)
     app.add_typer(data_app, name="data", rich_help_panel="Prepare data")
 
 

@@ -1,7 +1,8 @@
 """The checkpoints of a run, and its `model/`: the files of the last one."""
 
+import re
 import shutil
-from collections.abc import Container
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,44 @@ from emberscale_api.errors import InvalidError, UnavailableError
 
 _PATIENCE_SECONDS = 10.0
 """The time for which a storage that does not answer is retried."""
+
+
+_ID = re.compile(r"\d{8,}")
+
+
+@dataclass(frozen=True)
+class SavedCheckpoint:
+    """One folder of checkpoint storage.
+
+    * `manifest`: None if there is none that can be read.
+    * `problem`: why nothing can be restored from it, as far as its manifest and the sizes of its files tell; empty if
+      nothing is wrong.
+    * `bytes`: what the folder takes.
+    """
+
+    id: str
+    manifest: CheckpointManifest | None
+    problem: str
+    bytes: int
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether it was never completed, or is not yet."""
+        return self.problem == INCOMPLETE
+
+
+INCOMPLETE = "has no manifest: it is being written, or was given up"
+
+
+@dataclass(frozen=True)
+class TableRows:
+    """The rows of one table over all servers. `bytes` are those of the records: weights, optimizer state and counts."""
+
+    name: str
+    rows: int
+    dimension: int
+    optimizer: str
+    bytes: int
 
 
 @dataclass(frozen=True)
@@ -47,20 +86,84 @@ class SavedCheckpoints:
         """The folder of one checkpoint."""
         return f"{self._uri.rstrip('/')}/{manifest.id}"
 
+    def entries(self) -> tuple[SavedCheckpoint, ...]:
+        """All checkpoints, the newest first, whether or not they can be restored. Raises InvalidError."""
+        try:
+            self._filesystem.invalidate_cache()
+            names = {path.rstrip("/").rpartition("/")[2] for path in self._filesystem.ls(self._root, detail=False)}
+            return tuple(self._entry(name) for name in sorted(filter(_ID.fullmatch, names), key=int, reverse=True))
+        except FileNotFoundError:
+            return ()
+        except OSError as error:
+            raise InvalidError(f"{self._uri}: cannot be read: {error}") from error
+
+    def _entry(self, identifier: str) -> SavedCheckpoint:
+        root = f"{self._root}/{identifier}"
+        sizes = {path: int(info["size"]) for path, info in self._filesystem.find(root, detail=True).items()}
+        path, manifest, problem = f"{root}/{MANIFEST_NAME}", None, ""
+        if path not in sizes:
+            return SavedCheckpoint(identifier, None, INCOMPLETE, sum(sizes.values()))
+        try:
+            manifest = CheckpointManifest.from_json(self._filesystem.cat_file(path), path)
+            if manifest.id != identifier:
+                problem = f"{path}: is the manifest of checkpoint {manifest.id}"
+        except DamagedCheckpointError as error:
+            problem = str(error)
+        for file in () if manifest is None or problem else manifest.files:
+            found = sizes.get(f"{root}/{file.path}")
+            if found != file.bytes:
+                held = "is missing" if found is None else f"has {found} bytes, and should have {file.bytes}"
+                problem = f"{root}/{file.path}: {held}"
+                break
+        return SavedCheckpoint(identifier, manifest, problem, sum(sizes.values()))
+
     def find(self, job_uids: Container[str] | None) -> FoundCheckpoints:
         """The complete checkpoints of a run, whose jobs have these uids; None means any. Raises InvalidError."""
-        complete, damaged = [], []
-        for path in self._manifests():
-            try:
-                manifest = CheckpointManifest.from_json(self._filesystem.cat_file(path), path)
-            except DamagedCheckpointError as error:
-                damaged.append(str(error))
-                continue
-            if job_uids is None or manifest.job_uid in job_uids:
-                complete.append(manifest)
+        found = self.entries()
+        whole = [one.manifest for one in found if one.manifest is not None and not one.problem]
         return FoundCheckpoints(
-            tuple(sorted(complete, key=lambda manifest: manifest.number, reverse=True)), tuple(damaged)
+            tuple(manifest for manifest in whole if job_uids is None or manifest.job_uid in job_uids),
+            tuple(one.problem for one in found if one.problem and not one.incomplete),
         )
+
+    def verify(self, manifest: CheckpointManifest, read: Callable[[int], None]) -> list[str]:
+        """Reads every byte of a checkpoint and returns what is wrong with it; `read` is called with bytes read."""
+        # the trainer's tables take a second to import, which only reading rows should cost
+        from emberscale_trainer.checkpoint import CheckpointFiles, StorageUnreachableError, Work
+
+        problems = []
+        try:
+            files = CheckpointFiles(self.uri_of(manifest), Work(_PATIENCE_SECONDS, missing_seconds=0))
+        except (DamagedCheckpointError, StorageUnreachableError) as error:
+            return [str(error)]
+        for file in manifest.files:
+            try:
+                files.read(file.path)
+            except (DamagedCheckpointError, StorageUnreachableError) as error:
+                problems.append(str(error))
+            read(file.bytes)
+        return problems
+
+    def tables(self, manifest: CheckpointManifest) -> list[TableRows]:
+        """Returns the embedding tables, and last the dense parameters. Raises DamagedCheckpointError."""
+        from emberscale_trainer.checkpoint import CheckpointFiles, StorageUnreachableError, Work
+        from emberscale_trainer.checkpoint.files import PartitionFile
+
+        try:
+            files = CheckpointFiles(self.uri_of(manifest), Work(_PATIENCE_SECONDS, missing_seconds=0))
+            shares = [files.parse(f"ps-{index}/partition.json", PartitionFile) for index in manifest.servers]
+        except StorageUnreachableError as error:
+            raise DamagedCheckpointError(f"{self.uri_of(manifest)}: cannot be read: {error}") from error
+        return [
+            TableRows(
+                parts[0].name,
+                rows := sum(part.rows for part in parts),
+                parts[0].dimension,
+                parts[0].optimizer,
+                rows * parts[0].stride,
+            )
+            for parts in zip(*([*share.tables, share.dense] for share in shares), strict=True)
+        ]
 
     def records(self, manifest: CheckpointManifest) -> list[ServerRecord]:
         """Returns each server's saved record. Raises DamagedCheckpointError, also for an unreadable one."""

@@ -1,0 +1,232 @@
+"""`emberscale checkpoints`: what is in checkpoint storage, and whether it can be restored."""
+
+import json
+import re
+from datetime import UTC
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs, progress_on_terminals
+from emberscale._run.checkpoints import SavedCheckpoint, SavedCheckpoints, TableRows
+from emberscale._run.record import RunPaths, read_record
+from emberscale_api.checkpoint import CheckpointManifest
+from emberscale_api.errors import InvalidError
+from emberscale_api.job.continuity import differences
+
+HELP = paragraphs("""\
+Lists checkpoints, shows what one holds, verifies every byte, and compares two.
+
+PLACE is the folder of a run, the URI of a job's checkpoints (spec.checkpoint.uri), or the folder of one checkpoint in
+it. Where one checkpoint is needed and PLACE holds several, the newest that can be restored is taken.
+""")
+EXAMPLES = """\
+[bold]Examples[/]
+
+  emberscale checkpoints list runs/criteo-dlrm s3://bucket/checkpoints/criteo-dlrm
+
+  emberscale checkpoints show runs/criteo-dlrm
+
+  emberscale checkpoints verify runs/criteo-dlrm
+
+  emberscale checkpoints diff runs/criteo-dlrm/checkpoints/00000004 runs/criteo-dlrm
+"""
+_ONE = re.compile(r"\d{8,}")
+
+checkpoints_app = typer.Typer(no_args_is_help=True, help=HELP, epilog=EXAMPLES, rich_markup_mode="rich")
+_METAVAR = "PLACE"
+_Place = Annotated[
+    str, typer.Argument(metavar=_METAVAR, help="A run, a URI of checkpoints, or one of them.", show_default=False)
+]
+_Places = Annotated[
+    list[str],
+    typer.Argument(metavar=f"{_METAVAR}...", help="Runs, URIs of checkpoints, or single ones.", show_default=False),
+]
+
+
+class _Storage:
+    """The checkpoints that a PLACE names."""
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+        paths = RunPaths(Path(place))
+        uri, chosen = place.rstrip("/"), ""
+        if paths.record.exists():
+            recorded = read_record(paths).job(paths).spec.checkpoint.uri
+            if recorded is None:
+                raise InvalidError(f"{paths.record}: names no checkpoint URI")
+            uri = recorded
+        elif _ONE.fullmatch(uri.rpartition("/")[2]):
+            uri, _, chosen = uri.rpartition("/")
+        self.folder = SavedCheckpoints(uri or ".")
+        entries = self.folder.entries()
+        self.entries = [entry for entry in entries if chosen in ("", entry.id)]
+        if not self.entries:
+            has = f"has {', '.join(entry.id for entry in entries)}" if entries else "holds no checkpoints"
+            raise InvalidError(f"{_METAVAR}: {place}: is no checkpoint; {uri} {has}" if chosen else f"{place}: {has}")
+
+    def newest(self) -> tuple[SavedCheckpoint, CheckpointManifest]:
+        """The newest checkpoint that can be restored. Raises InvalidError."""
+        for entry in self.entries:
+            if entry.manifest is not None and not entry.problem:
+                return entry, entry.manifest
+        problems = "".join(f"\n{entry.id}: {entry.problem}" for entry in self.entries)
+        raise InvalidError(f"{_METAVAR}: {self.place}: nothing can be restored{problems}")
+
+
+@checkpoints_app.command("list")
+def list_checkpoints(places: _Places, output: OutputFormat = Output.TEXT) -> None:
+    """Lists checkpoints, the newest first, with what is damaged and what still restores.
+
+    The manifest and the sizes of files are looked at; `verify` reads their content, too.
+    """
+    with bad_input_exits():
+        found = [_Storage(place) for place in places]
+    if output is Output.JSON:
+        documents = [{"place": one.place, "checkpoints": [_document(entry) for entry in one.entries]} for one in found]
+        typer.echo(json.dumps(documents, indent=2))
+        return
+    console = Console()
+    for one in found:
+        table = Table(title=one.place, title_justify="left")
+        for column in ("checkpoint", "created", "epoch", "samples", "AUC", "servers", "MB"):
+            table.add_column(column, justify="left" if column == "created" else "right", no_wrap=True)
+        table.add_column("state", overflow="fold")
+        for entry in one.entries:
+            table.add_row(*_row(entry))
+        console.print(table)
+
+
+@checkpoints_app.command()
+def show(place: _Place, output: OutputFormat = Output.TEXT) -> None:
+    """Shows what a checkpoint holds: its job, its samples, its tables and its evaluations."""
+    with bad_input_exits():
+        storage = _Storage(place)
+        entry, manifest = storage.newest()
+        tables = storage.folder.tables(manifest)
+    if output is Output.JSON:
+        typer.echo(json.dumps({**_document(entry), "tables": [vars(table) for table in tables]}, indent=2))
+        return
+    console = Console()
+    facts = Table(title=storage.folder.uri_of(manifest), title_justify="left", show_header=False)
+    for name, value in (
+        ("job", f"{manifest.job.metadata.name} ({manifest.job_uid})"),
+        ("created", _time_of(manifest)),
+        ("samples", f"{manifest.applied_samples:,}, in epoch {manifest.epoch + 1}"),
+        ("training", f"{manifest.training_seconds:,.1f} s"),
+        ("servers", str(manifest.ps_count)),
+        ("restoring it reads", f"{sum(file.bytes for file in manifest.files) / 1e6:,.1f} MB"),
+    ):
+        facts.add_row(name, value)
+    console.print(facts)
+    console.print(_tables(tables))
+    if manifest.evaluations:
+        results = Table("after epoch", "samples", "AUC", "log loss", title="Evaluations", title_justify="left")
+        for result in manifest.evaluations:
+            results.add_row(str(result.epoch), f"{result.samples:,}", _digits(result.auc), _digits(result.logloss))
+        console.print(results)
+
+
+@checkpoints_app.command()
+def verify(places: _Places, output: OutputFormat = Output.TEXT) -> None:
+    """Reads every byte of every checkpoint, and compares it with its checksum.
+
+    Exit code 1 if one that was completed cannot be restored. One without a manifest was never completed.
+    """
+    with bad_input_exits():
+        found = [_Storage(place) for place in places]
+        total = sum(entry.bytes for one in found for entry in one.entries if not entry.problem)
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+        verdicts: list[tuple[_Storage, SavedCheckpoint, list[str]]] = []
+        with progress_on_terminals(*columns) as progress:
+            task = progress.add_task("", total=total)
+            for one in found:
+                for entry in one.entries:
+                    progress.update(task, description=f"checkpoint {entry.id}")
+                    problems = [entry.problem] if entry.problem else []
+                    if entry.manifest is not None and not problems:
+                        problems = one.folder.verify(entry.manifest, lambda size: progress.advance(task, size))
+                    verdicts.append((one, entry, problems))
+    if output is Output.JSON:
+        lines = [
+            {"place": one.place, "id": entry.id, "incomplete": entry.incomplete, "problems": problems}
+            for one, entry, problems in verdicts
+        ]
+        typer.echo(json.dumps(lines, indent=2))
+    else:
+        for one, entry, problems in verdicts:
+            words = "; ".join(problems) or f"sound, {entry.bytes / 1e6:,.1f} MB read"
+            typer.echo(f"{one.place}: {entry.id}: {words}")
+    raise typer.Exit(int(any(problems and not entry.incomplete for _, entry, problems in verdicts)))
+
+
+@checkpoints_app.command()
+def diff(first: _Place, second: _Place, output: OutputFormat = Output.TEXT) -> None:
+    """Compares two checkpoints: their manifests, how far they are, and the rows of each table."""
+    with bad_input_exits():
+        storages = [_Storage(place) for place in (first, second)]
+        chosen = [storage.newest()[1] for storage in storages]
+        rows = [
+            {table.name: table.rows for table in storage.folder.tables(manifest)}
+            for storage, manifest in zip(storages, chosen, strict=True)
+        ]
+    fields = {one.path: [one.before, one.now] for one in differences(chosen[0].job, chosen[1].job)}
+    figures: dict[str, list[Any]] = {
+        "samples": [manifest.applied_samples for manifest in chosen],
+        "servers": [manifest.ps_count for manifest in chosen],
+        "training seconds": [round(manifest.training_seconds, 1) for manifest in chosen],
+        **{f"rows of {name}": [held.get(name) for held in rows] for name in dict.fromkeys([*rows[0], *rows[1]])},
+    }
+    if output is Output.JSON:
+        ids = [manifest.id for manifest in chosen]
+        typer.echo(json.dumps({"checkpoints": ids, "manifest": fields, "figures": figures}, indent=2))
+        return
+    table = Table("", *(storage.folder.uri_of(one) for storage, one in zip(storages, chosen, strict=True)))
+    for name, values in (fields | figures).items():
+        table.add_row(name, *("-" if value is None else str(value) for value in values))
+    Console().print(table)
+
+
+def _row(entry: SavedCheckpoint) -> tuple[str, ...]:
+    size, manifest = f"{entry.bytes / 1e6:,.1f}", entry.manifest
+    if manifest is None:
+        return entry.id, "-", "-", "-", "-", "-", size, f"[red]{entry.problem}[/]"
+    auc = _digits(manifest.evaluations[-1].auc) if manifest.evaluations else "-"
+    state = f"[red]{entry.problem}[/]" if entry.problem else "[green]complete[/]"
+    samples = f"{manifest.applied_samples:,}"
+    return entry.id, _time_of(manifest), str(manifest.epoch + 1), samples, auc, str(manifest.ps_count), size, state
+
+
+def _document(entry: SavedCheckpoint) -> dict[str, Any]:
+    document: dict[str, Any] = {"id": entry.id, "problem": entry.problem, "bytes": entry.bytes}
+    if entry.manifest is None:
+        return document
+    manifest = entry.manifest
+    return {
+        **document,
+        "job": manifest.job.metadata.name,
+        "created": manifest.created.isoformat(),
+        "epoch": manifest.epoch + 1,
+        "samples": manifest.applied_samples,
+        "servers": manifest.ps_count,
+        "evaluations": [result.model_dump(mode="json") for result in manifest.evaluations],
+    }
+
+
+def _tables(tables: list[TableRows]) -> Table:
+    shown = Table("table", "rows", "dimension", "optimizer", "MB", title="Tables", title_justify="left")
+    for table in tables:
+        shown.add_row(table.name, f"{table.rows:,}", str(table.dimension), table.optimizer, f"{table.bytes / 1e6:,.1f}")
+    return shown
+
+
+def _time_of(manifest: CheckpointManifest) -> str:
+    return f"{manifest.created.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z"
+
+
+def _digits(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"

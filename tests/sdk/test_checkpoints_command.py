@@ -1,0 +1,143 @@
+"""`emberscale checkpoints`, on folders as a job leaves them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from emberscale._cli import app
+from emberscale_api.checkpoint import EpochApplied
+from master_stand_in import checkpoint_manifest
+from trained_run import KEYS, TrainedRun
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> TrainedRun:
+    run = TrainedRun(tmp_path / "run")
+    for cut in (1, 2, 3):
+        run.checkpoint(cut)
+    return run
+
+
+def checkpoints(*arguments: object) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, ["checkpoints", *map(str, arguments)], env={"COLUMNS": "300"})
+    return result.exit_code, result.stdout, result.stderr
+
+
+def listed(place: object) -> list[dict[str, Any]]:
+    code, printed, _ = checkpoints("list", place, "--output", "json")
+    assert code == 0
+    found: list[dict[str, Any]] = json.loads(printed)[0]["checkpoints"]
+    return found
+
+
+def folder_of(run: TrainedRun, cut: int) -> Path:
+    return run.root / "checkpoints" / f"{cut:08}"
+
+
+def flip_a_bit(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+class TestList:
+    def test_the_newest_come_first_with_what_is_wrong_with_each(self, run: TrainedRun) -> None:
+        (folder_of(run, 2) / "manifest.json").unlink()
+        rows = next(folder_of(run, 1).rglob("table-*.rows"))
+        rows.write_bytes(rows.read_bytes()[:-1])
+        newest, incomplete, short = listed(run.root)
+        assert [newest["id"], incomplete["id"], short["id"]] == ["00000003", "00000002", "00000001"]
+        assert newest["problem"] == ""
+        assert incomplete["problem"] == "has no manifest: it is being written, or was given up"
+        size = rows.stat().st_size
+        assert short["problem"] == f"{rows}: has {size} bytes, and should have {size + 1}"
+        shown = checkpoints("list", run.root)[1]
+        assert "complete" in shown
+        assert "given up" in shown
+
+    def test_a_uri_of_checkpoints_serves_as_well_as_the_run(self, run: TrainedRun) -> None:
+        assert listed(f"file://{run.root}/checkpoints") == listed(run.root)
+
+    def test_one_checkpoint_is_a_place(self, run: TrainedRun) -> None:
+        assert [one["id"] for one in listed(folder_of(run, 2))] == ["00000002"]
+
+    @pytest.mark.parametrize("place", ["nowhere", "run/checkpoints/00000009"])
+    def test_a_place_without_checkpoints_is_bad_input(self, run: TrainedRun, place: str) -> None:
+        code, _, errors = checkpoints("list", run.root.parent / place)
+        assert code == 2
+        assert place in errors
+        assert "no checkpoint" in errors
+
+
+class TestShow:
+    def test_rows_are_counted_over_all_servers(self, run: TrainedRun) -> None:
+        shown = json.loads(checkpoints("show", run.root, "--output", "json")[1])
+        assert shown["id"] == "00000003"
+        assert [(table["name"], table["rows"]) for table in shown["tables"]][:2] == [
+            ("user", len(KEYS)),
+            ("item/id", 0),
+        ]
+        assert shown["tables"][-1]["name"] == "(dense)"
+        assert f"{len(KEYS):,}" in checkpoints("show", run.root)[1]
+
+    def test_the_newest_that_can_be_restored_is_shown(self, run: TrainedRun) -> None:
+        (folder_of(run, 3) / "manifest.json").write_text("{}")
+        assert json.loads(checkpoints("show", run.root, "--output", "json")[1])["id"] == "00000002"
+
+    def test_where_nothing_can_be_restored_each_reason_is_a_line(self, run: TrainedRun) -> None:
+        for cut in (1, 2, 3):
+            (folder_of(run, cut) / "manifest.json").write_text("{}")
+        code, _, errors = checkpoints("show", run.root)
+        assert code == 2
+        assert [f"{folder_of(run, cut)}/manifest.json" in errors for cut in (1, 2, 3)] == [True] * 3
+
+
+class TestVerify:
+    def test_sound_checkpoints_pass(self, run: TrainedRun) -> None:
+        code, printed, _ = checkpoints("verify", run.root)
+        assert code == 0
+        assert printed.count(": sound, ") == 3
+
+    def test_a_flipped_bit_anywhere_is_found_and_named(self, run: TrainedRun) -> None:
+        flipped = [file for file in folder_of(run, 2).rglob("ps-*/*") if file.stat().st_size]
+        for file in flipped:
+            flip_a_bit(file)
+        assert not any(one["problem"] for one in listed(run.root))
+        code, printed, _ = checkpoints("verify", run.root, "--output", "json")
+        assert code == 1
+        problems = {verdict["id"]: verdict["problems"] for verdict in json.loads(printed)}
+        assert problems["00000001"] == problems["00000003"] == []
+        assert sorted(problems["00000002"]) == sorted(
+            f"{file} was altered: its checksum does not match" for file in flipped
+        )
+
+    def test_one_that_was_never_completed_is_told_and_is_no_failure(self, run: TrainedRun) -> None:
+        (folder_of(run, 3) / "manifest.json").unlink()
+        code, printed, _ = checkpoints("verify", run.root)
+        assert code == 0
+        assert "00000003: has no manifest" in printed
+
+
+class TestDiff:
+    def test_other_fields_of_the_manifest_and_other_rows_are_named(self, run: TrainedRun, tmp_path: Path) -> None:
+        other = TrainedRun(tmp_path / "other", architecture="DLRM")
+        other.checkpoint(1)
+        code, printed, _ = checkpoints("diff", run.root, other.root, "--output", "json")
+        assert code == 0
+        document = json.loads(printed)
+        assert document["checkpoints"] == ["00000003", "00000001"]
+        assert document["manifest"]["spec.model.architecture"] == ["DCNv2", "DLRM"]
+        assert document["figures"]["rows of user"] == [len(KEYS)] * 2
+        assert "spec.model.architecture" in checkpoints("diff", run.root, other.root)[1]
+
+
+@pytest.mark.parametrize(
+    ("ranges", "samples"), [([], 0), ([(0, 2)], 128), ([(0, 15)], 960), ([(0, 16)], 1000), ([(15, 16)], 40)]
+)
+def test_the_last_batch_of_an_epoch_may_be_short(ranges: list[tuple[int, int]], samples: int) -> None:
+    applied = (EpochApplied(epoch=0, ranges=tuple(ranges)),)
+    manifest = checkpoint_manifest(batch_size=64, training_records=1000, applied=applied)
+    assert manifest.applied_samples == samples
