@@ -134,6 +134,36 @@ class TestDiff:
         assert "spec.model.architecture" in checkpoints("diff", run.root, other.root)[1]
 
 
+class TestPrune:
+    def test_nothing_is_removed_before_it_is_confirmed(self, run: TrainedRun) -> None:
+        code, printed, _ = checkpoints("prune", run.root, "--keep", 1)
+        assert code == 0
+        assert "00000001: would be removed" in printed
+        assert len(listed(run.root)) == 3
+
+    def test_the_newest_that_are_whole_stay_and_so_does_what_is_being_written(self, run: TrainedRun) -> None:
+        run.checkpoint(4)
+        (run.checkpoint(5) / "manifest.json").unlink()
+        flip_a_bit(next(folder_of(run, 4).rglob("table-*.rows")))
+        (folder_of(run, 2) / "manifest.json").unlink()
+        code, _, errors = checkpoints("prune", run.root, "--keep", 1, "--yes")
+        assert code == 0
+        assert "00000004" in errors
+        assert [one["id"] for one in listed(run.root)] == ["00000005", "00000004", "00000003"]
+
+    def test_where_nothing_is_whole_nothing_is_removed(self, run: TrainedRun) -> None:
+        for cut in (1, 2, 3):
+            flip_a_bit(next(folder_of(run, cut).rglob("table-*.rows")))
+        assert checkpoints("prune", run.root, "--yes")[0] == 2
+        assert len(listed(run.root)) == 3
+
+    def test_a_single_checkpoint_is_no_place_to_prune(self, run: TrainedRun) -> None:
+        code, _, errors = checkpoints("prune", folder_of(run, 1), "--yes")
+        assert code == 2
+        assert "single checkpoint" in errors
+        assert len(listed(run.root)) == 3
+
+
 @pytest.mark.parametrize(
     ("ranges", "samples"), [([], 0), ([(0, 2)], 128), ([(0, 15)], 960), ([(0, 16)], 1000), ([(15, 16)], 40)]
 )

@@ -1,4 +1,4 @@
-"""`emberscale checkpoints`: what is in checkpoint storage, and whether it can be restored."""
+"""`emberscale checkpoints`: what is in checkpoint storage, whether it can be restored, and what may go."""
 
 import json
 import re
@@ -19,7 +19,7 @@ from emberscale_api.errors import InvalidError
 from emberscale_api.job.continuity import differences
 
 HELP = paragraphs("""\
-Lists checkpoints, shows what one holds, verifies every byte, and compares two.
+Lists checkpoints, shows what one holds, verifies every byte, compares two, and removes old ones.
 
 PLACE is the folder of a run, the URI of a job's checkpoints (spec.checkpoint.uri), or the folder of one checkpoint in
 it. Where one checkpoint is needed and PLACE holds several, the newest that can be restored is taken.
@@ -34,6 +34,8 @@ EXAMPLES = """\
   emberscale checkpoints verify runs/criteo-dlrm
 
   emberscale checkpoints diff runs/criteo-dlrm/checkpoints/00000004 runs/criteo-dlrm
+
+  emberscale checkpoints prune s3://bucket/checkpoints/criteo-dlrm --keep 1 --yes
 """
 _ONE = re.compile(r"\d{8,}")
 
@@ -189,6 +191,40 @@ def diff(first: _Place, second: _Place, output: OutputFormat = Output.TEXT) -> N
     for name, values in (fields | figures).items():
         table.add_row(name, *("-" if value is None else str(value) for value in values))
     Console().print(table)
+
+
+@checkpoints_app.command()
+def prune(
+    place: _Place,
+    keep: Annotated[int, typer.Option(min=1, help="How many of the newest that can be restored stay.")] = 2,
+    yes: Annotated[bool, typer.Option("--yes", help="Removes them; without it they are only listed.")] = False,
+) -> None:
+    """Removes what is older than the newest checkpoint that can be restored, but for the `--keep` newest of those.
+
+    Every byte of those that stay is read before, and a damaged one does not count. What is newer than all of them
+    stays: a job may be writing it.
+    """
+    with bad_input_exits():
+        storage = _Storage(place)
+        if len(storage.entries) < len(storage.folder.entries()):
+            raise InvalidError(f"{_METAVAR}: {place}: is a single checkpoint; name the folder or the run that holds it")
+        kept: list[SavedCheckpoint] = []
+        for entry in storage.entries:
+            if len(kept) < keep and entry.manifest is not None and not entry.problem:
+                problems = storage.folder.verify(entry.manifest, lambda size: None)
+                for problem in problems:
+                    typer.echo(f"warning: {problem}", err=True)
+                kept += [] if problems else [entry]
+        if not kept:
+            raise InvalidError(f"{_METAVAR}: {place}: nothing can be restored, so nothing is removed")
+        old = [entry for entry in storage.entries if int(entry.id) < int(kept[0].id) and entry not in kept]
+        for entry in old:
+            if yes:
+                storage.folder.remove(entry.id)
+            typer.echo(f"{entry.id}: {'removed' if yes else 'would be removed'}, {entry.bytes / 1e6:,.1f} MB")
+    stays = ", ".join(entry.id for entry in kept)
+    hint = "" if yes or not old else "; --yes removes what is listed"
+    typer.echo(f"{stays}: whole, and stays{hint}" if len(kept) == 1 else f"{stays}: whole, and stay{hint}")
 
 
 def _row(entry: SavedCheckpoint) -> tuple[str, ...]:

@@ -144,6 +144,17 @@ class SavedCheckpoints:
             read(file.bytes)
         return problems
 
+    def remove(self, identifier: str) -> None:
+        """Removes a checkpoint, its manifest first: what is left never counts as complete. Raises InvalidError."""
+        folder = f"{self._root}/{identifier}"
+        for path in (f"{folder}/{MANIFEST_NAME}", folder):
+            try:
+                self._filesystem.rm(path, recursive=True)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise InvalidError(f"{path}: cannot be removed: {error}") from error
+
     def tables(self, manifest: CheckpointManifest) -> list[TableRows]:
         """Returns the embedding tables, and last the dense parameters. Raises DamagedCheckpointError."""
         from emberscale_trainer.checkpoint import CheckpointFiles, StorageUnreachableError, Work
