@@ -5,11 +5,13 @@
 `rows`       the one place where rows change         `index`     from key to slot
 `dense`      the dense parameters as rows            `kernels`   the entry points
 `admission`  which keys get rows                     `eviction`  which rows leave
+`compaction`  memory goes back to the system
 `optimizers`, `initializers`  the arithmetic
 `compiled`, `memory`, `vector`  what Numba lacks: options, addresses, and registers of eight floats
 """
 
 from emberscale_trainer.table.admission import AdmissionCounts, holds_sketches, with_sketches
+from emberscale_trainer.table.compaction import Compaction, compact, trim_heap
 from emberscale_trainer.table.compiled import warm_up
 from emberscale_trainer.table.dense import DensePieces, NonFiniteGradientError, require_finite
 from emberscale_trainer.table.eviction import Eviction, Sweep
@@ -20,6 +22,7 @@ from emberscale_trainer.table.store import TableStore
 
 __all__ = [
     "AdmissionCounts",
+    "Compaction",
     "DensePieces",
     "Eviction",
     "Lock",
@@ -30,9 +33,11 @@ __all__ = [
     "SnapshotAbandonedError",
     "Sweep",
     "TableStore",
+    "compact",
     "holds_sketches",
     "keys_of",
     "require_finite",
+    "trim_heap",
     "warm_up",
     "with_sketches",
 ]

@@ -5,6 +5,7 @@ written by TableStore and by the kernels.
 """
 
 import contextlib
+import ctypes
 import mmap
 from enum import IntEnum
 
@@ -142,10 +143,20 @@ class Segment:
 
     def __init__(self, segment_rows: int, stride: int, *, huge: bool) -> None:
         """Raises MemoryError."""
-        whole = zeroed(max(SEGMENT_BYTES, segment_rows * stride), huge=huge)
+        self._bytes = max(SEGMENT_BYTES, segment_rows * stride)
+        whole = zeroed(self._bytes, huge=huge)
         self._page_bytes = HUGE_PAGE_BYTES if huge else mmap.PAGESIZE
         self.address: int = whole.ctypes.data
         self.rows = whole[: segment_rows * stride].reshape(segment_rows, stride)
+
+    def release(self) -> int:
+        """Gives the memory back to the system until it is written again; it must be all zero, and stays so.
+
+        Returns how many bytes it has.
+        """
+        whole_pages = self._bytes // mmap.PAGESIZE * mmap.PAGESIZE
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(self.address), ctypes.c_size_t(whole_pages), mmap.MADV_DONTNEED)
+        return whole_pages
 
     def touched_bytes(self, rows: int) -> int:
         """Bytes of the pages that the first `rows` rows lie on."""

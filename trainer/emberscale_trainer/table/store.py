@@ -13,7 +13,7 @@ from emberscale_trainer.table.admission import AdmissionCounts, with_sketches
 from emberscale_trainer.table.compiled import warm_up
 from emberscale_trainer.table.dense import DensePieces
 from emberscale_trainer.table.index import ENTRY_BYTES
-from emberscale_trainer.table.layout import RowLayout
+from emberscale_trainer.table.layout import RowLayout, keys_of
 from emberscale_trainer.table.memory import CACHE_LINE, address_of
 from emberscale_trainer.table.slab import MAX_SLOTS, TABLE, Reader, Segment, rows_per_segment
 from emberscale_trainer.table.snapshot import Changes, Lock, Records, Snapshot, TableShare
@@ -47,6 +47,7 @@ class TableStore:
         self._embeddings = range(self._first, len(embeddings))
         self._clock = np.zeros(1, np.int64)
         self._evicted = [0] * tables
+        self._released = [False] * tables
         self._tables = np.zeros(tables, TABLE)
         self._directories = np.zeros((tables, BUCKETS), np.int64)
         self._bucket_rows = np.zeros((tables, BUCKETS), np.uint32)
@@ -224,6 +225,8 @@ class TableStore:
         total = self._directories.nbytes + self._bucket_rows.nbytes
         for number in range(len(self.specs)):
             used = self._used_rows(number)
+            if self._released[number]:
+                used = [rows * holds for rows, holds in zip(used, self._segments_with_rows(number), strict=True)]
             total += sum(
                 segment.touched_bytes(rows) for segment, rows in zip(self._segments[number], used, strict=False)
             )
@@ -356,6 +359,71 @@ class TableStore:
         kernels.read_marks(self._descriptor(table), *arrays)
         return marks
 
+    # Compaction
+
+    def rows_of_segment(self, table: int) -> int:
+        """Slots of one segment."""
+        return int(self._tables[table]["segment_rows"])
+
+    def segments_in_use(self, table: int) -> int:
+        """Segments in which a slot holds or held a row."""
+        return sum(rows > 0 for rows in self._used_rows(table))
+
+    def segments_needed(self, table: int) -> int:
+        """Segments that all rows would fill."""
+        return -(-self._rows(table) // self.rows_of_segment(table))
+
+    def defer_slots(self, table: int, segment: int) -> int:
+        """Sees that free slots from this segment on are used after all others; returns how many these are."""
+        descriptor = self._tables[table]
+        free = self._free[table][: int(descriptor["free_count"])]
+        late = free >> np.uint32(int(descriptor["slot_bits"])) >= segment
+        free[:] = np.concatenate([free[late], free[~late]])
+        return int(np.count_nonzero(late))
+
+    def records_of_slots(self, table: int, segment: int, first: int, count: int) -> Records:
+        """The rows in so many slots of a segment as `uint8[n, stride]`, in their order."""
+        layout = self.layouts[table]
+        used = self._used_rows(table)[segment]
+        count = max(0, min(count, used - first))
+        records, places = layout.empty(count), np.empty(count, np.uint32)
+        start = self._segments[table][segment].address + first * layout.stride
+        addresses = (address_of(records), address_of(places))
+        found = kernels.read_rows(start, count, layout.stride, layout.pushes_offset, 0, *addresses)
+        return records[:found]
+
+    def relocate(self, table: int, records: Records, deferred: int) -> int:
+        """Moves rows, `uint8[n, stride]`, into other free slots than the first `deferred` of the list.
+
+        Returns how many slots are deferred then: also those that the rows leave. Raises MemoryError, nothing being
+        done; after a RuntimeError rows are lost.
+        """
+        rows, descriptor = len(records), self._tables[table]
+        self._make_room(table, 0, 2 * rows)
+        deferred = min(deferred, int(descriptor["free_count"]))
+        self.retire(table, keys_of(records))
+        free = self._free[table][: int(descriptor["free_count"])]
+        left = free[-rows:].copy()
+        if len(free) - deferred >= 2 * rows:  # else there are only a few others, and what is left is used again
+            free[-rows:] = free[deferred : deferred + rows]
+            free[deferred : deferred + rows] = left
+            deferred += rows
+        else:
+            free[deferred + rows :] = free[deferred:-rows].copy()
+            free[deferred : deferred + rows] = left
+        try:
+            self.load(table, records)
+        except MemoryError as error:
+            raise RuntimeError("rows that were to move into other slots are lost") from error
+        return deferred
+
+    def release_segment(self, table: int, segment: int) -> int:
+        """Gives the memory of a segment back to the system; returns its bytes, 0 where it holds a row and stays."""
+        if len(self.records_of_slots(table, segment, 0, self.rows_of_segment(table))):
+            return 0
+        self._released[table] = True
+        return self._segments[table][segment].release()
+
     def _make_room_to_retire(self, table: int, rows: int) -> None:
         self._make_room(table, 0, rows)
         descriptor, free = self._tables[table], self._free[table]
@@ -388,6 +456,12 @@ class TableStore:
     def _slots(self, table: int) -> int:
         """Slots of all segments, those between the segments included."""
         return len(self._segments[table]) << int(self._tables[table]["slot_bits"])
+
+    def _segments_with_rows(self, table: int) -> list[bool]:
+        """Whether each segment in `_used_rows` has a slot that is not free."""
+        descriptor, used = self._tables[table], self._used_rows(table)
+        free = self._free[table][: int(descriptor["free_count"])] >> np.uint32(int(descriptor["slot_bits"]))
+        return [rows > count for rows, count in zip(used, np.bincount(free, minlength=len(used)), strict=True)]
 
     def _used_rows(self, table: int) -> list[int]:
         """Returns the number of slots in each segment that hold or held a row; later segments were never used."""
