@@ -56,12 +56,14 @@ class PlannerPreferences(ManifestPart):
     time_value_per_hour: float = Field(default=5.0, ge=0, allow_inf_nan=False)
     minimum_gain: float = Field(default=0.01, ge=0, lt=1)
     exploration: float = Field(default=1.0, ge=0, allow_inf_nan=False)
-    memory_lead: Seconds = Field(default=3600.0, ge=0)
+    memory_lead: Seconds | None = Field(
+        default=None, ge=0, description="Memory grows so long before it may run out; as long as a change takes if unset"
+    )
     cpu_core_hour: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.04
     memory_gib_hour: float = Field(default=0.005, ge=0, allow_inf_nan=False)
 
-    def settings(self, seed: int) -> PlannerSettings:
-        """Returns the settings as planners take them."""
+    def settings(self, seed: int, planning_seconds: float = 60.0) -> PlannerSettings:
+        """Returns the settings as planners take them; plans are made every `planning_seconds`."""
         return PlannerSettings(
             rho=self.rho,
             epsilon=self.epsilon,
@@ -71,6 +73,7 @@ class PlannerPreferences(ManifestPart):
             minimum_gain=self.minimum_gain,
             exploration=self.exploration,
             memory_lead_seconds=self.memory_lead,
+            planning_seconds=planning_seconds,
             seed=seed,
         )
 

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from emberscale_api.shape import GIB, JobShape
+from emberscale_api.shape import GIB, JobShape, memory_reserve
 from emberscale_brain.model.predict import ModelConstants, throughput
 from emberscale_brain.model.window import shape_key
 from emberscale_brain.planner.candidates import Candidates, evaluate, front_shapes, worker_only_shapes
@@ -18,6 +18,7 @@ from emberscale_brain.planner.types import (
     JobView,
     MemoryForecast,
     PlannerSettings,
+    ScalingOverheads,
     ShapeBounds,
     ThroughputFit,
 )
@@ -26,6 +27,8 @@ from emberscale_brain.planner.waiting import guessed_fit
 _FRONT_SHAPES = 32
 _WORKER_ONLY_SHAPES = 12
 _SAMPLES_PER_CORE = 1000.0  # a second, where nothing at all is known
+_CHANGES = 2.0  # a change of shape may take so many times what it took in the middle
+_COPIED_BYTES = 3e7  # a second, of what each server gives away: what a busy machine copied in benchmarks/oom.py
 _SAME_PREDICTIONS = 0.02  # a front stands while a new fit predicts its points within this
 
 
@@ -88,7 +91,7 @@ class Assessor:
                 f"no number of PS within {job.bounds.ps} holds the tables, which need "
                 f"{need.shared / GIB:.3g} GiB, within the bounds and nodes: raise the bounds of ps or ps_memory",
             )
-        grows = self._runs_out_of_memory(job, forecast, gross)
+        grows = self._runs_out_of_memory(job, present, model, forecast, gross)
         stay = _with_memory_for(present, model) if grows else present
         overheads = self.cluster.overheads
         problem = JobProblem(
@@ -154,7 +157,7 @@ class Assessor:
         known = model.fit or guessed_fit(_SAMPLES_PER_CORE)
         gross = throughput(constants, known, present)[0]
         grown = self._grown(job, present, model, limits)
-        grows = self._runs_out_of_memory(job, forecast, gross) and grown != present
+        grows = self._runs_out_of_memory(job, present, model, forecast, gross) and grown != present
         horizon = Horizon(present, gross, 1.0, self.cluster.overheads)
         candidates = evaluate(
             (grown if grows else present,),
@@ -190,11 +193,20 @@ class Assessor:
                 break
         return grown
 
-    def _runs_out_of_memory(self, job: JobView, forecast: MemoryForecast | None, gross: float) -> bool:
+    def _runs_out_of_memory(
+        self, job: JobView, present: JobShape, model: JobModel, forecast: MemoryForecast | None, gross: float
+    ) -> bool:
+        """Whether the limit may be reached before a change of shape that begins later would be done."""
         if forecast is None or forecast.oom_band is None:
             return False
+        lead = self.settings.memory_lead_seconds
+        if lead is None:
+            last = job.profiles[-1] if job.profiles else None
+            if last is not None and last.ps_memory > present.ps_memory - memory_reserve(present.ps_memory):
+                return True
+            lead = lead_seconds(job, present, model, self.cluster.overheads, self.settings.planning_seconds)
         seen = job.metadata.total_samples - job.remaining_samples
-        return (forecast.oom_band[0] - seen) / gross <= self.settings.memory_lead_seconds
+        return (forecast.oom_band[0] - seen) / gross <= lead
 
     def _target(self, candidates: Candidates, keeps: bool, settled: bool) -> int:
         """The row with the smallest bill; the present one unless another's is smaller by the minimum gain."""
@@ -230,6 +242,20 @@ class Assessor:
             model.front, model.population = nsga2_front(problem, seed, model.population)
         model.front_key, model.front_fit = key, problem.fit
         return model.front
+
+
+def lead_seconds(
+    job: JobView, present: JobShape, model: JobModel, overheads: ScalingOverheads, planning_seconds: float
+) -> float:
+    """How long before memory may run out a change must begin, so that it is done in time.
+
+    The growth is noticed with the second next measurement and plan. Then servers start, as long as they did in the
+    past, and each server gives away what it holds.
+    """
+    times = [profile.time for profile in job.profiles[-2:]]
+    noticed = 2 * (planning_seconds + (times[1] - times[0] if len(times) == 2 else planning_seconds))
+    held = model.memory.split.per_unit * model.memory.growth.last_value / present.ps if model.memory else 0.0
+    return noticed + _CHANGES * (overheads.ps_start_seconds + overheads.ps_pause_seconds) + held / _COPIED_BYTES
 
 
 def _with_memory_for(present: JobShape, model: JobModel) -> JobShape:

@@ -305,7 +305,8 @@ class PlannerSettings:
     `time_value_per_hour`, in the prices' currency, is what it is worth to have a job done an hour sooner: high values
     make jobs fast while there is room, low ones make them cheap. A running job keeps its shape unless its expected
     bill (resources and time) falls by `minimum_gain`, a fraction. `exploration` scales how much a planner values what
-    a change would teach; 0 never explores. PS memory grows `memory_lead_seconds` before it is expected to run out.
+    a change would teach; 0 never explores. PS memory grows `memory_lead_seconds` before it may run out; None: as long
+    before as a change takes (`running.lead_seconds`). Plans are made every `planning_seconds`.
     """
 
     rho: float = 2.5
@@ -315,7 +316,8 @@ class PlannerSettings:
     time_value_per_hour: float = 5.0
     minimum_gain: float = 0.01
     exploration: float = 1.0
-    memory_lead_seconds: float = 3600.0
+    memory_lead_seconds: float | None = None
+    planning_seconds: float = 60.0
     seed: int = 0
 
 

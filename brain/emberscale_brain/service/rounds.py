@@ -17,7 +17,7 @@ class PlanningRounds:
     def __init__(self, settings: BrainSettings, runtime: BrainRuntime) -> None:
         preferences, planning = settings.planner, settings.planning
         self._choice = PlannerChoice(
-            preferences.name, preferences.settings(seed=0), planning.profiles_per_job, planning.past_jobs
+            preferences.name, preferences.settings(0, planning.interval), planning.profiles_per_job, planning.past_jobs
         )
         self._timeout = planning.timeout
         self._runtime = runtime

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emberscale_api.shape import GIB, JobProfile, JobShape
+from emberscale_api.shape import GIB, JobProfile, JobShape, memory_reserve
 from emberscale_brain.model.predict import ModelConstants, shape_features
 from emberscale_brain.planner.default import DefaultPlanner
 from emberscale_brain.planner.job_model import JobModel
@@ -25,6 +25,7 @@ from emberscale_brain.planner.types import (
     Planner,
     PlannerSettings,
     Quota,
+    ScalingOverheads,
     ShapeBounds,
 )
 from eventually import unwrap
@@ -351,6 +352,22 @@ def test_memory_grows_even_where_nothing_says_how_fast_the_job_is() -> None:
 def test_memory_that_runs_out_much_later_can_wait() -> None:
     planner = DefaultPlanner(PlannerSettings(exploration=0, memory_lead_seconds=60))
     assert only(plan([growing(16 * GIB)], planner=planner)).action is PlanAction.KEEP
+
+
+def test_memory_grows_as_long_before_as_changes_took() -> None:
+    """The limit of 16 GiB is hours away: that is near where servers take long to start."""
+    planner = DefaultPlanner(PlannerSettings(exploration=0))
+    job = growing(16 * GIB)
+    quick, slow = ScalingOverheads(ps_start_seconds=5), ScalingOverheads(ps_start_seconds=1e6)
+    assert only(plan([job], planner=planner, overheads=quick)).action is PlanAction.KEEP
+    assert only(plan([job], planner=planner, overheads=slow)).action is PlanAction.GROW_MEMORY
+
+
+def test_memory_grows_where_hardly_any_is_left() -> None:
+    planner = DefaultPlanner(PlannerSettings(exploration=0))
+    held = max(profile.ps_memory for profile in growing(16 * GIB).profiles)
+    limit = held + memory_reserve(held) // 2
+    assert only(plan([growing(limit)], planner=planner)).action is PlanAction.GROW_MEMORY
 
 
 PINNED = replace(BOUNDS, workers=(2, 2), ps=(1, 8), worker_cpu=(2, 2), ps_cpu=(2, 2), ps_memory=(16 * GIB, 16 * GIB))
