@@ -5,8 +5,8 @@ A cgroup limits each PS, and the kernel kills one that outgrows it; so does the 
 20 growing jobs need more than their PS have. They differ in rate, dimension, number of PS, skew of the ids over the PS,
 and course: steady, from a slow start, in bursts, slowing down. Each is run twice:
 
-* On: the product as it is, with `planner.memoryLead` at `--lead` seconds instead of an hour, as the jobs take seconds.
-* Off: the same with `planner.memoryLead=0`, so that the brain acts only once the memory is used up.
+* On: the product as it is. Its brain knows how long changes of shape took in an earlier job on this machine.
+* Off: the same with `scaling.mode: Manual`: the job keeps its PS, and pushes do not slow down near the limit.
 
 20 further jobs of the same kinds stay within their limits; there, any change of shape is a false alarm. The brain sees
 no reason but memory to change a shape: time costs it nothing, and it makes no trials. A run ends when a PS is killed.
@@ -19,6 +19,7 @@ import json
 import os
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,7 +37,7 @@ from matplotlib.figure import Figure
 
 from emberscale_api.routing import BUCKETS, buckets_of
 from emberscale_api.shape import GIB, JobShape
-from emberscale_brain.history.changes import COMPLETE, JobEnded, JobSubmitted
+from emberscale_brain.history.changes import COMPLETE, JobEnded, JobSubmitted, StartUpObserved
 from emberscale_brain.history.store import HistoryStore
 from emberscale_brain.planner.types import JobId, JobMetadata, ShapeBounds
 from emberscale_operator.local.brain import default_database
@@ -47,7 +48,11 @@ from whole_run import EMBERSCALE, manifest
 ON, OFF, WITHIN = "forecast on", "forecast off", "within limits"
 COURSES = ("steady", "slow start", "bursts", "slowing down", "skewed")
 BATCH = 1024
-CAP_SECONDS = 120.0
+StartUps = Mapping[str, Sequence[tuple[float, float]]]
+"""(seconds, seconds of standstill) of start-ups, by role."""
+CAP_SECONDS = 240.0
+_MIGRATING = threading.Lock()
+"""Alembic keeps the migration under way in module variables."""
 SERVER_BYTES = 350 << 20
 """Of a PS without rows, roughly."""
 ROW_EXTRA = 53
@@ -130,8 +135,9 @@ def write(scenario: LimitedJob, file: Path) -> None:
     parquet.write_table(pa.table(columns), file, row_group_size=20_000)
 
 
-def job_of(scenario: LimitedJob, file: Path) -> dict[str, Any]:
+def job_of(scenario: LimitedJob, file: Path, *, forecast: bool) -> dict[str, Any]:
     """The manifest of a job."""
+    number: dict[str, Any] = {"minReplicas": scenario.servers, "maxReplicas": 4 * scenario.servers}
     ids = [f"c{column}" for column in range(scenario.columns)]
     return manifest(
         f"oom-{scenario.number}",
@@ -145,12 +151,15 @@ def job_of(scenario: LimitedJob, file: Path) -> dict[str, Any]:
             "model": {"embeddings": {"dimension": scenario.dimension}},
             "training": {"batchSize": BATCH},
             "ps": {
-                "minReplicas": scenario.servers,
-                "maxReplicas": 4 * scenario.servers,
+                **(number if forecast else {"replicas": scenario.servers}),
                 "resources": {"limits": {"cpu": 1, "memory": scenario.limit}},
             },
             "worker": {"replicas": 1, "resources": {"limits": {"cpu": 0.5, "memory": "3Gi"}}},
-            "scaling": {"profileInterval": "1s", "cooldown": "5s"},
+            "scaling": {
+                "mode": "Auto" if forecast else "Manual",
+                "profileInterval": "1s",
+                "cooldown": "5s",
+            },
             "checkpoint": {"interval": "1h", "flash": {"mode": "Disabled"}},
         },
     )
@@ -165,7 +174,7 @@ SETTINGS = {
 }
 
 
-def remember(scenario: LimitedJob, share: Path) -> None:
+def remember(scenario: LimitedJob, share: Path, start_ups: StartUps) -> None:
     """Writes the history of a brain that knows one job like this, so that it starts with the scenario's shape."""
     metadata = JobMetadata(
         architecture="DLRM",
@@ -183,24 +192,43 @@ def remember(scenario: LimitedJob, share: Path) -> None:
     file = default_database({**os.environ, "XDG_DATA_HOME": str(share)})
     file.parent.mkdir(parents=True, exist_ok=True)
     store = HistoryStore.open(f"sqlite:///{file}")
-    store.migrate()
+    with _MIGRATING:
+        store.migrate()
     store.write(
         [
             JobSubmitted(past, "default", metadata, ShapeBounds(cpu_step=0.5), now - 7200),
+            *(
+                StartUpObserved(past, role, now - 5400 + place, seconds, paused)
+                for role, taken in start_ups.items()
+                for place, (seconds, paused) in enumerate(taken)
+            ),
             JobEnded(past, COMPLETE, now - 3600, shape),
         ]
     )
     store.close()
 
 
-def run(scenario: LimitedJob, lead: float) -> LimitedRun:
-    """Runs a job until it has ended, or one of its PS was killed."""
+def start_ups_in(share: Path) -> StartUps:
+    """What a brain has learned about start-ups."""
+    store = HistoryStore.open(f"sqlite:///{default_database({**os.environ, 'XDG_DATA_HOME': str(share)})}")
+    try:
+        return store.start_ups(8)
+    finally:
+        store.close()
+
+
+def run(scenario: LimitedJob, start_ups: StartUps, *, forecast: bool) -> tuple[LimitedRun, StartUps]:
+    """Runs a job until it has ended, or one of its PS was killed; also returns the start-ups that the brain knows then.
+
+    Those given are what it knows before.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write(scenario, folder / "data.parquet")
-        (folder / "job.yaml").write_text(yaml.safe_dump(job_of(scenario, folder / "data.parquet")))
-        remember(scenario, folder / "share")
-        settings = [f"{key}={value}" for key, value in {**SETTINGS, "planner.memoryLead": f"{lead:g}s"}.items()]
+        job = job_of(scenario, folder / "data.parquet", forecast=forecast)
+        (folder / "job.yaml").write_text(yaml.safe_dump(job))
+        remember(scenario, folder / "share", start_ups)
+        settings = [f"{key}={value}" for key, value in SETTINGS.items()]
         command = [EMBERSCALE, "run", str(folder / "job.yaml"), "--workdir", str(folder / "run")]
         command += [part for setting in settings for part in ("--brain-set", setting)]
         environment = {**os.environ, "XDG_DATA_HOME": str(folder / "share")}  # a history of its own
@@ -209,7 +237,8 @@ def run(scenario: LimitedJob, lead: float) -> LimitedRun:
             process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
         try:
             peak = _watch(process, scenario, groups, folder / "run" / "logs")
-            return _outcome(folder / "run" / "logs", peak, groups.killed)
+            outcome = _outcome(folder / "run" / "logs", peak, groups.killed)
+            return outcome, start_ups_in(folder / "share")
         finally:
             process.kill()
             process.wait()
@@ -309,15 +338,14 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--count", type=int, default=20, help="scenarios that grow, and as many that stay within")
     parser.add_argument("--only", type=int, nargs="+", help="numbers of scenarios")
-    parser.add_argument("--lead", type=float, default=8.0, help="planner.memoryLead, in seconds")
     parser.add_argument("--minutes", type=float, default=60.0, help="no run begins after this time")
     parser.add_argument("--jobs", type=int, default=2, help="runs beside each other")
     options = parser.parse_args()
     count = 5 if options.quick else options.count
     chosen = set(options.only or range(count))
     runs = [
-        (contender, scenario, lead)
-        for contender, outgrow, lead in ((ON, True, options.lead), (OFF, True, 0.0), (WITHIN, False, options.lead))
+        (contender, scenario)
+        for contender, outgrow in ((ON, True), (OFF, True), (WITHIN, False))
         for scenario in scenarios(count, outgrow)
         if scenario.number in chosen
     ]
@@ -325,13 +353,15 @@ def main() -> None:
     measured: dict[str, dict[int, LimitedRun]] = {ON: {}, OFF: {}, WITHIN: {}}
 
     deadline = time.monotonic() + 60 * options.minutes
+    earlier, start_ups = run(scenarios(1, outgrow=True)[0], {}, forecast=True)
+    say(f"an earlier job: {earlier}; start-ups: {start_ups}")
 
-    def measure(one: tuple[str, LimitedJob, float]) -> None:
-        contender, scenario, lead = one
+    def measure(one: tuple[str, LimitedJob]) -> None:
+        contender, scenario = one
         if time.monotonic() > deadline:
             say(f"{contender}: {scenario.describe()}: left out for want of time")
             return
-        outcome = run(scenario, lead)
+        outcome, _ = run(scenario, start_ups, forecast=contender != OFF)
         measured[contender][scenario.number] = outcome
         say(f"{contender}: {scenario.describe()}: {outcome}")
 
