@@ -27,6 +27,8 @@ LISTEN_HOST = "EMBERSCALE_LISTEN_HOST"
 ADVERTISED_HOST = "EMBERSCALE_ADVERTISED_HOST"
 SOCKET_DIRECTORY = "EMBERSCALE_SOCKET_DIRECTORY"
 CPU_CORES = "EMBERSCALE_CPU_CORES"
+MEMORY_BYTES = "EMBERSCALE_MEMORY_BYTES"
+"""Above this the process is killed. Only processes without a container of their own have it."""
 METRICS_PORT = "EMBERSCALE_METRICS_PORT"
 LEAVE_SECONDS = "EMBERSCALE_LEAVE_SECONDS"
 """How long a parameter server that is told to end may take to give its rows away; it is killed later than that."""
@@ -48,6 +50,7 @@ class ProcessIdentity:
     """The identity of a process, and its master's address.
 
     `incarnation` is never reused for the same role and index. `cpu_cores` is None if the manifest sets no limit.
+    `memory_bytes` is the limit at the start of a process without a container of its own, None where there is none.
     `socket_directory`, if set, is a folder for data sockets that all processes of the job share. `metrics_port` is 0
     for any free port. `flash_redis_url` is empty where there are no flash checkpoints. `leave_seconds` is how long a
     parameter server may take to give its rows away. Without `certificates` the process neither serves nor expects TLS.
@@ -68,6 +71,7 @@ class ProcessIdentity:
     leave_seconds: float = 10.0
     flash_redis_url: str = ""
     certificates: Certificates | None = None
+    memory_bytes: int | None = None
 
     @property
     def authority(self) -> bytes | None:
@@ -96,6 +100,7 @@ def read_identity(environment: Mapping[str, str] = os.environ) -> ProcessIdentit
         leave_seconds=float(environment.get(LEAVE_SECONDS) or 10.0),
         flash_redis_url=environment.get(FLASH_REDIS_URL, ""),
         certificates=mounted_certificates(environment),
+        memory_bytes=int(environment.get(MEMORY_BYTES) or 0) or None,
     )
 
 

@@ -71,6 +71,49 @@ def memory_limit(cgroups: Path = _CGROUPS) -> int | None:
     return limit if limit < _UNLIMITED_BYTES else None
 
 
+class MemoryGauge:
+    """The memory of this process, and the limit above which it is killed: its container's, or else what it was given.
+
+    A process without a container starts with `granted` bytes, None: without a limit, and may be given more later.
+    """
+
+    def __init__(self, granted: int | None = None, cgroups: Path = _CGROUPS) -> None:
+        self._process = psutil.Process()
+        self._granted = granted
+        self._cgroups = cgroups
+
+    def grant(self, limit: int) -> None:
+        """Takes note of a limit that the process was given while it runs; 0: none."""
+        if self._granted is not None:
+            self._granted = max(self._granted, limit)
+
+    def limit(self) -> int | None:
+        """Bytes above which the process is killed; None where there is no limit."""
+        own = memory_limit(self._cgroups)
+        return self._granted if own is None else own
+
+    def used(self) -> int:
+        """Bytes that count against the limit."""
+        if memory_limit(self._cgroups) is not None and (used := memory_in_use(self._cgroups)) is not None:
+            return used
+        return int(self._process.memory_info().rss)
+
+
+def memory_in_use(cgroups: Path = _CGROUPS) -> int | None:
+    """Bytes that count against the limit of this container, without the files that the kernel can drop; None without
+    a container.
+    """
+    for usage, statistics, prefix in (
+        (cgroups / "memory.current", cgroups / "memory.stat", ""),
+        (cgroups / "memory" / "memory.usage_in_bytes", cgroups / "memory" / "memory.stat", "total_"),
+    ):
+        if (text := _text(usage)).isdigit():
+            parts = dict(line.split() for line in _text(statistics).splitlines() if line.count(" ") == 1)
+            files = sum(int(parts.get(f"{prefix}{kind}_file", "0")) for kind in ("active", "inactive"))
+            return max(0, int(text) - files)
+    return None
+
+
 def cpu_limit(cgroups: Path = _CGROUPS) -> float | None:
     """Cores that this container may use; None where there is no limit."""
     quota, _, period = _text(cgroups / "cpu.max").partition(" ")

@@ -101,6 +101,7 @@ def server_report(report: pb.PsReport) -> ServerReport:
         report.repeated_batches,
         dict(report.stage_seconds),
         {table: (told.admitted, told.refused, told.evicted) for table, told in report.admission.items()},
+        report.delays_for_memory,
     )
 
 

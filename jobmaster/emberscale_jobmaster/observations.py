@@ -71,6 +71,8 @@ class ServerReport:
     stage_seconds: Mapping[str, float]
     admission: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
     """By table with admission or eviction: keys that got a row, pushes that were only counted, rows evicted."""
+    delays_for_memory: bool = False
+    """Whether pushes wait, as the server is near its limit of memory."""
 
 
 @dataclass(frozen=True)

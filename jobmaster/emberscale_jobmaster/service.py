@@ -158,7 +158,8 @@ class MasterService(rpc.MasterServicer):
         )
         handled = self._runtime.handle(event)
         state, table = handled.job, handled.job.routing.table
-        sizes = wanted_sizes(state, handled.spec)
+        wanted = wanted_sizes(state, handled.spec)
+        size = wanted.worker if member.role is Role.WORKER else wanted.ps
         reply = pb.HeartbeatReply(
             generation=table.generation,
             routing_version=table.version,
@@ -166,7 +167,8 @@ class MasterService(rpc.MasterServicer):
                 token for answer in handled.answers if isinstance(answer, LeasesVoid) for token in answer.tokens
             ],
             stop=state.over,
-            cpu_cores=(sizes.worker if member.role is Role.WORKER else sizes.ps).cpu_cores or 0.0,
+            cpu_cores=size.cpu_cores or 0.0,
+            memory_bytes=size.memory_bytes or 0,
         )
         if member.role is Role.PS and state.routing.ready and request.ps.generation == table.generation:
             reply.leases.CopyFrom(messages.lease_tokens(state))

@@ -211,6 +211,7 @@ def _members(state: JobState, seen: Observations, spec: TrainingJobSpec, now: fl
                 leased_batches=sighting.leased_batches,
                 slowness=_slowness(state, seen, spec, slot, now),
                 buckets=owned[name],
+                delays_for_memory=sighting.server is not None and sighting.server.delays_for_memory,
             )
         )
     return members

@@ -73,6 +73,7 @@ def remarks(before: RunView | None, after: RunView) -> list[str]:
         lines.append(f"plan: {new.sizing.message}")
     lines.extend(step_remark(step) for step in _new_steps(old, new))
     lines.extend(_slow_remarks(old, new))
+    lines.extend(_memory_remarks(old, new))
     if new.recoveries > old.recoveries:
         lines.append(f"a parameter server was lost: training went back to checkpoint {new.checkpoint or 'none'}")
     if new.bad_records > old.bad_records:
@@ -106,6 +107,16 @@ def _slow_remarks(old: pb.JobStatus, new: pb.JobStatus) -> list[str]:
             if key not in after
         )
     return lines
+
+
+def _memory_remarks(old: pb.JobStatus, new: pb.JobStatus) -> list[str]:
+    """Who has come near its memory limit and delays pushes."""
+    known = {(one.member.role, one.member.index) for one in old.members if one.delays_for_memory}
+    return [
+        f"{member_name(one.member)} is near its memory limit and slows pushes down"
+        for one in new.members
+        if one.delays_for_memory and (one.member.role, one.member.index) not in known
+    ]
 
 
 def slow_remark(status: pb.MemberStatus) -> str:

@@ -35,7 +35,8 @@ class JobPhase(StrEnum):
 
 class ConditionType(StrEnum):
     """`PROGRESSING`: nothing blocks the job. `SCALING`: its shape is changing. `SLOW`: a member is much slower than its
-    peers. `FLASH_CHECKPOINT`: flash checkpoints are taken. The others as in batch/v1.
+    peers. `LOW_MEMORY`: a parameter server is near its memory limit and delays pushes. `FLASH_CHECKPOINT`: flash
+    checkpoints are taken. The others as in batch/v1.
     """
 
     PROGRESSING = "Progressing"
@@ -44,6 +45,7 @@ class ConditionType(StrEnum):
     SUSPENDED = "Suspended"
     SCALING = "Scaling"
     SLOW = "SlowMembers"
+    LOW_MEMORY = "LowMemory"
     FLASH_CHECKPOINT = "FlashCheckpoint"
 
 

@@ -403,6 +403,7 @@ class PsReport(_message.Message):
     NEXT_BARRIER_FIELD_NUMBER: _builtins.int
     NEXT_CHECKPOINT_FIELD_NUMBER: _builtins.int
     ADMISSION_FIELD_NUMBER: _builtins.int
+    DELAYS_FOR_MEMORY_FIELD_NUMBER: _builtins.int
     table_bytes: _builtins.int
     applied_batches: _builtins.int
     generation: _builtins.int
@@ -416,6 +417,8 @@ class PsReport(_message.Message):
     next_barrier: _builtins.int
     next_checkpoint: _builtins.int
     """the same of checkpoints, in any generation"""
+    delays_for_memory: _builtins.bool
+    """pushes wait, as the server is near its limit of memory"""
     @_builtins.property
     def rows(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """per table"""
@@ -442,10 +445,11 @@ class PsReport(_message.Message):
         next_barrier: _builtins.int = ...,
         next_checkpoint: _builtins.int = ...,
         admission: _abc.Mapping[_builtins.str, Global___AdmissionCounts] | None = ...,
+        delays_for_memory: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "applied_batches", b"applied_batches", "generation", b"generation", "next_barrier", b"next_barrier", "next_checkpoint", b"next_checkpoint", "next_token", b"next_token", "repeated_batches", b"repeated_batches", "routing_version", b"routing_version", "rows", b"rows", "stage_seconds", b"stage_seconds", "table_bytes", b"table_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "applied_batches", b"applied_batches", "delays_for_memory", b"delays_for_memory", "generation", b"generation", "next_barrier", b"next_barrier", "next_checkpoint", b"next_checkpoint", "next_token", b"next_token", "repeated_batches", b"repeated_batches", "routing_version", b"routing_version", "rows", b"rows", "stage_seconds", b"stage_seconds", "table_bytes", b"table_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -586,12 +590,15 @@ class HeartbeatReply(_message.Message):
     REVOKED_TOKENS_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
     CPU_CORES_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     routing_version: _builtins.int
     stop: _builtins.bool
     """the job has ended: exit with status 0"""
     cpu_cores: _builtins.float
     """what the plan in force gives the member; 0: no limit"""
+    memory_bytes: _builtins.int
+    """the same"""
     @_builtins.property
     def leases(self) -> Global___LeaseTokens:
         """to a PS, of its own generation only; absent otherwise"""
@@ -607,10 +614,11 @@ class HeartbeatReply(_message.Message):
         revoked_tokens: _abc.Iterable[_builtins.int] | None = ...,
         stop: _builtins.bool = ...,
         cpu_cores: _builtins.float = ...,
+        memory_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["leases", b"leases"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpu_cores", b"cpu_cores", "generation", b"generation", "leases", b"leases", "revoked_tokens", b"revoked_tokens", "routing_version", b"routing_version", "stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpu_cores", b"cpu_cores", "generation", b"generation", "leases", b"leases", "memory_bytes", b"memory_bytes", "revoked_tokens", b"revoked_tokens", "routing_version", b"routing_version", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1133,6 +1141,7 @@ class MemberStatus(_message.Message):
     LEASED_BATCHES_FIELD_NUMBER: _builtins.int
     SLOWNESS_FIELD_NUMBER: _builtins.int
     BUCKETS_FIELD_NUMBER: _builtins.int
+    DELAYS_FOR_MEMORY_FIELD_NUMBER: _builtins.int
     alive: _builtins.bool
     registrations: _builtins.int
     """restarts = registrations - 1"""
@@ -1146,6 +1155,8 @@ class MemberStatus(_message.Message):
     leased_batches: _builtins.int
     buckets: _builtins.int
     """PS: how many it owns"""
+    delays_for_memory: _builtins.bool
+    """PS: pushes wait, as it is near its limit of memory"""
     @_builtins.property
     def member(self) -> Global___Member: ...
     @_builtins.property
@@ -1173,10 +1184,11 @@ class MemberStatus(_message.Message):
         leased_batches: _builtins.int = ...,
         slowness: Global___Slowness | None = ...,
         buckets: _builtins.int = ...,
+        delays_for_memory: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member", "slowness", b"slowness"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "buckets", b"buckets", "cpu_seconds", b"cpu_seconds", "leased_batches", b"leased_batches", "leases", b"leases", "member", b"member", "memory_bytes", b"memory_bytes", "metrics_address", b"metrics_address", "peak_memory_bytes", b"peak_memory_bytes", "registrations", b"registrations", "rows", b"rows", "samples_per_second", b"samples_per_second", "slowness", b"slowness", "stage_seconds", b"stage_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "buckets", b"buckets", "cpu_seconds", b"cpu_seconds", "delays_for_memory", b"delays_for_memory", "leased_batches", b"leased_batches", "leases", b"leases", "member", b"member", "memory_bytes", b"memory_bytes", "metrics_address", b"metrics_address", "peak_memory_bytes", b"peak_memory_bytes", "registrations", b"registrations", "rows", b"rows", "samples_per_second", b"samples_per_second", "slowness", b"slowness", "stage_seconds", b"stage_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -343,6 +343,7 @@ class KubernetesBackend:
         if status.phase is not before.phase:
             stories.tell_phase(self._recorder, job, before.phase, status)
         stories.tell_slow(self._recorder, job, before, status)
+        stories.tell_low_memory(self._recorder, job, before, status)
         stories.tell_flash(self._recorder, job, before, status)
         stories.tell_waiting(self._recorder, job, facts.blocked, status.conditions[0].last_transition_time)
         await self._recorder.flush()

@@ -174,6 +174,17 @@ def _conditions(before: Iterable[Condition], facts: Facts) -> tuple[Condition, .
         put(ConditionType.SLOW, True, "FoundSlowMembers", "; ".join(map(_slow_text, slow)))
     elif ConditionType.SLOW in conditions and (resting or facts.master is not None):
         put(ConditionType.SLOW, False, "NoSlowMembers", "no member is much slower than its peers")
+    members = [] if resting or facts.master is None else facts.master.members
+    full = [_member_name(one) for one in members if one.delays_for_memory]
+    if full:
+        put(
+            ConditionType.LOW_MEMORY,
+            True,
+            "DelayedPushes",
+            f"{', '.join(full)}: near the memory limit; pushes are slowed down",
+        )
+    elif ConditionType.LOW_MEMORY in conditions and (resting or facts.master is not None):
+        put(ConditionType.LOW_MEMORY, False, "EnoughMemory", "no parameter server is near its memory limit")
     if resting and ConditionType.FLASH_CHECKPOINT in conditions:
         put(ConditionType.FLASH_CHECKPOINT, False, str(phase), "the job rests")
     elif not resting and facts.master is not None and facts.master.HasField("flash"):
@@ -186,8 +197,11 @@ def _conditions(before: Iterable[Condition], facts: Facts) -> tuple[Condition, .
 def _slow_text(member: pb.MemberStatus) -> str:
     slowness = member.slowness
     remedy = f", {slowness.remedy}" if slowness.remedy else ""
-    name = f"{pb.Role.Name(member.member.role).lower()}-{member.member.index}"
-    return f"{name} is {slowness.factor:g} times slower than its peers{remedy}"
+    return f"{_member_name(member)} is {slowness.factor:g} times slower than its peers{remedy}"
+
+
+def _member_name(member: pb.MemberStatus) -> str:
+    return f"{pb.Role.Name(member.member.role).lower()}-{member.member.index}"
 
 
 def _flash(flash: pb.FlashStatus) -> tuple[bool, str, str]:

@@ -77,6 +77,9 @@ class JobEnvironment:
         if resources.cpu_cores is not None:
             variables[names.CPU_CORES] = f"{resources.cpu_cores:g}"
             variables.update(dict.fromkeys(_THREAD_LIMITS, str(max(1, math.floor(resources.cpu_cores)))))
+        variables.pop(names.MEMORY_BYTES, None)
+        if resources.memory_bytes is not None:
+            variables[names.MEMORY_BYTES] = str(resources.memory_bytes)
         return variables
 
 

@@ -14,7 +14,7 @@ from emberscale_api.shape import RoleShape
 from emberscale_operator.kubernetes.job import read_job
 from emberscale_operator.kubernetes.observation import plan_of
 from emberscale_operator.kubernetes.status import Facts, build_status, merge_patch, to_document
-from emberscale_operator.kubernetes.stories import tell_flash, tell_slow, tell_steps
+from emberscale_operator.kubernetes.stories import tell_flash, tell_low_memory, tell_slow, tell_steps
 from emberscale_operator.machine import Demand, JobStanding, Resources, demands_of, grown_memory
 from emberscale_operator.machine.intent import replicas_of
 from eventually import unwrap
@@ -150,6 +150,27 @@ def test_a_job_at_rest_has_no_slow_members() -> None:
     slow = of_master((1, 30.0, ""))
     status = build_status(TrainingJobStatus(), facts(JobPhase.TRAINING, master=slow))
     assert conditions(build_status(status, facts(JobPhase.SUSPENDED, master=slow)))["SlowMembers"] == "False"
+
+
+def test_servers_near_their_memory_limit_are_a_condition_and_told_once_and_when_it_is_over() -> None:
+    def of_servers(*delays: bool) -> pb.JobStatus:
+        status = pb.JobStatus(phase=pb.TRAINING)
+        for index, delay in enumerate(delays):
+            status.members.add(member=pb.Member(role=pb.PS, index=index), delays_for_memory=delay)
+        return status
+
+    recorder, job = Recorder(), read_job(job_body())
+    status = build_status(TrainingJobStatus(), facts(JobPhase.TRAINING, master=of_servers(False, False)))
+    assert "LowMemory" not in conditions(status)
+    for master in (of_servers(False, True), of_servers(False, True), of_servers(True, True), of_servers(False, False)):
+        before, status = status, build_status(status, facts(JobPhase.TRAINING, master=master))
+        tell_low_memory(recorder, job, before, status)  # type: ignore[arg-type]
+    assert conditions(status)["LowMemory"] == "False"
+    assert [told[:3] for told in recorder.told] == [
+        ("Warning", "DelayedPushes", "ps-1: near the memory limit; pushes are slowed down"),
+        ("Warning", "DelayedPushes", "ps-0, ps-1: near the memory limit; pushes are slowed down"),
+        ("Normal", "EnoughMemory", "no parameter server is near its memory limit"),
+    ]
 
 
 def of_flash(problem: str = "", checkpoint: str = "flash-00000003") -> pb.JobStatus:

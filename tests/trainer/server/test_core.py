@@ -7,6 +7,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from emberscale_api.routing import bucket_of
+from emberscale_api.shape import GIB
 from emberscale_api.wire import Flag, Header, Kind, Status
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server.barrier import NotHeldError, Outcome
@@ -18,6 +19,7 @@ from emberscale_trainer.server.core import (
     ServerCore,
     Wait,
 )
+from emberscale_trainer.server.pressure import LONGEST_DELAY_SECONDS
 from emberscale_trainer.server.staleness import StalenessBound
 from moves import EVERYTHING, table_of
 
@@ -546,3 +548,32 @@ def test_what_still_comes_of_a_session_that_has_ended_keeps_nobody_waiting() -> 
     assert push(core, header(1), session=1) is Status.REFRESH
     assert core.admit(2, header(0), 0.0) is Status.OK
     assert push(core, header(0), session=2) is Status.OK
+
+
+def run_short(core: ServerCore) -> None:
+    core.pressure.look(GIB - 1, GIB, 0.0)
+    core.pressure.look(GIB, GIB, 0.1)
+
+
+class TestMemoryPressure:
+    def test_a_push_waits_for_memory_and_not_for_ever(self) -> None:
+        core = serving()
+        run_short(core)
+        assert core.push(0, header(0), 1.0, 2.0) == Wait(1.0 + LONGEST_DELAY_SECONDS)
+        assert core.push(0, header(0), 1.0, 1.0 + LONGEST_DELAY_SECONDS) is Status.OK
+
+    def test_a_push_that_waits_goes_on_once_there_is_memory(self) -> None:
+        core = serving()
+        run_short(core)
+        assert isinstance(core.push(0, header(0), 1.0, 1.0), Wait)
+        core.pressure.look(0, GIB, 2.0)
+        assert core.push(0, header(0), 1.0, 2.0) is Status.OK
+
+    def test_neither_repeats_nor_batches_that_a_barrier_settles_wait(self) -> None:
+        core = serving()
+        assert push(core, header(0)) is Status.OK
+        run_short(core)
+        assert core.push(0, header(0), 1.0, 1.0) is Status.REPEATED
+        core.hold(1, 1, 1, 10, 1.0)
+        core.settle(1, 1, [(0, 0, 2)], 10, 1.0)
+        assert core.push(0, header(1), 1.0, 1.0) is Status.OK

@@ -160,6 +160,22 @@ def test_rows_are_the_same_after_a_move_to_another_number_of_servers(
     servers.check()
 
 
+def test_a_server_returns_the_memory_of_rows_that_it_gave_away(make_servers: Callable[[int, int], Servers]) -> None:
+    servers, rows = make_servers(1, 3), 400_000
+    layout = servers.stores[0].layouts[0]
+    records = layout.empty(rows)
+    fields = layout.fields(records)
+    fields["key"], fields["pushes"] = np.arange(rows), 1
+    servers.stores[0].load(0, records)
+    giver = servers.all[0].state
+    before = giver.figures().table_bytes
+    wanted = servers.prepare(4)
+    servers.copied(wanted)
+    servers.switch(wanted)
+    eventually(lambda: giver.figures().table_bytes < before / 2)
+    assert sum(server.state.figures().rows["C0"] for server in servers.all) == rows
+
+
 def test_there_and_back_again(make_servers: Callable[[int, int], Servers]) -> None:
     servers = make_servers(2, 1)
     for wanted in (3, 2, 3, 1, 2):

@@ -10,8 +10,10 @@ import structlog
 import torch
 
 from emberscale_api.environment import SUPERSEDED_EXIT_CODE, ProcessIdentity
+from emberscale_api.job import ScalingMode, TrainingJob
 from emberscale_api.rpc import master_pb2, master_pb2_grpc, tls
 from emberscale_api.rpc.token import CHANNEL_OPTIONS, TokenCheck
+from emberscale_api.telemetry import MemoryGauge
 from emberscale_trainer.membership import Heartbeat, JobOverError, MasterClient, SupersededError
 from emberscale_trainer.process import run_process, serve_metrics
 from emberscale_trainer.server.control import FlashStore, ParameterServerControl
@@ -42,6 +44,7 @@ def _serve(identity: ProcessIdentity, stopping: threading.Event) -> int:
     control_port = tls.bind(grpc_server, f"{identity.listen_host}:0", identity.certificates)
 
     state = ServerState()
+    memory = MemoryGauge(identity.memory_bytes)
     context = identity.certificates.server_context if identity.certificates is not None else None
     peers = identity.certificates.client_context if identity.certificates is not None else None
     mover = RowMover(state, identity.token, peers)
@@ -82,16 +85,23 @@ def _serve(identity: ProcessIdentity, stopping: threading.Event) -> int:
         request.ps.next_checkpoint = state.next_checkpoint
         request.ps.generation, request.ps.routing_version = state.known
         request.ps.stage_seconds.update(stage_seconds(state))
+        request.ps.delays_for_memory = state.delays_for_memory
+        request.memory_bytes = max(request.memory_bytes, memory.used())
 
     def heed(reply: master_pb2.HeartbeatReply) -> None:
         state.hear_generation(reply.generation)
+        memory.grant(reply.memory_bytes)
         if reply.HasField("leases"):
             state.leases(reply.generation, reply.leases.live, reply.leases.next)
 
+    spec = TrainingJob.from_json(registered.manifest_json).spec
+    rows_can_leave = spec.leaves_sizes_open and spec.scaling.mode is not ScalingMode.MANUAL
     told_to_end = threading.Event()
     heartbeat = Heartbeat(master, registered.heartbeat_seconds, report, heed, told_to_end)
     heartbeat.start()
     while not told_to_end.wait(_LOOK_SECONDS):
+        if rows_can_leave:
+            state.look_at_memory(memory.used(), memory.limit())
         if stopping.is_set():
             may_go = master.leave(identity.leave_seconds)
             log.info("leaves", may_go=may_go)

@@ -103,6 +103,10 @@ class Barrier:
         held = self._current(now)
         return None if held is None or batch in held.settling else held.until
 
+    def is_held(self, now: float) -> bool:
+        """Whether pushes are held, but for the batches to settle."""
+        return self._current(now) is not None
+
     def applied(self, batch: Batch, now: float) -> None:
         """Notes that a batch is being applied. Raises RuntimeError for one that is held."""
         held = self._current(now)

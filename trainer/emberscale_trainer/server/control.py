@@ -40,7 +40,7 @@ from emberscale_trainer.server.mover import RowMover
 from emberscale_trainer.server.reports import Taken
 from emberscale_trainer.server.staleness import OutstandingPull, StalenessBound, Ticket
 from emberscale_trainer.server.state import NotSettledError, ServerState
-from emberscale_trainer.table import DensePieces, Reader, Snapshot, TableStore
+from emberscale_trainer.table import DensePieces, Reader, Snapshot, TableStore, trim_heap
 from emberscale_trainer.table.snapshot import Lock
 
 log = structlog.get_logger()
@@ -258,6 +258,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
                 files = self._flash_writer.write(draft, uri, share, work)
             else:
                 files = write_snapshot(taken.snapshot, specs, share, uri, work)
+                trim_heap()
             self._metrics.checkpoint_written(time.monotonic() - began, work.moved_bytes)
             return files
 

@@ -20,6 +20,7 @@ from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server.barrier import Barrier, NotHeldError, Outcome
 from emberscale_trainer.server.fencing import LeaseFence
 from emberscale_trainer.server.moves import Moves, Transfer
+from emberscale_trainer.server.pressure import MemoryPressure
 from emberscale_trainer.server.staleness import OutstandingPull, StalenessBound, Ticket
 
 SWITCH_SECONDS = 10.0
@@ -103,6 +104,7 @@ class ServerCore:
         self._ended: dict[int, None] = {}  # sessions, the oldest first
         self._checkpoint = (0, 0)  # the newest that the server has heard of, and its barrier
         self._masters_generation = 0
+        self.pressure = MemoryPressure()
 
     @property
     def known(self) -> tuple[int, int]:
@@ -288,6 +290,8 @@ class ServerCore:
         repeated = batch in serving.applied
         if not repeated and (held_until := self._barrier.held_until(batch, now)) is not None:
             return Wait(held_until)
+        if (delay := self.pressure.delay) and not repeated and now < arrived + delay and not self._barrier.is_held(now):
+            return Wait(arrived + delay)  # a barrier that is held waits for the batches that it settles
         if bound is not None and not (repeated and bound.is_under_way(ticket)):
             if not bound.may_push(ticket):
                 return Wait(None)

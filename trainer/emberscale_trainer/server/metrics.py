@@ -76,11 +76,13 @@ def stage_seconds(state: ServerState) -> dict[str, float]:
     """Seconds by stage.
 
     Under the lock, so that they add up to no more than the time: `pull` gathers rows, `push` steps them. `hold` is
-    waiting for a barrier or the staleness bound, summed over the requests that wait.
+    waiting for a barrier, the staleness bound or memory, summed over the requests that wait; `memory` is the time in
+    which pushes waited as the server was near its limit of memory.
     """
     totals = state.totals
     return {
         "pull": totals.pull_seconds,
         "push": totals.push_seconds,
         "hold": totals.hold_seconds,
+        "memory": state.memory_delay_seconds,
     }

@@ -21,7 +21,7 @@ from emberscale_trainer.server.moves import Transfer
 from emberscale_trainer.server.reports import Figures, Taken, Totals
 from emberscale_trainer.server.staleness import StalenessBound
 from emberscale_trainer.stream import Item
-from emberscale_trainer.table import NonFiniteGradientError, Reader, Snapshot, TableStore, require_finite
+from emberscale_trainer.table import NonFiniteGradientError, Reader, Snapshot, TableStore, compact, require_finite
 from emberscale_trainer.table.snapshot import Lock
 
 log = structlog.get_logger()
@@ -120,6 +120,27 @@ class ServerState:
             finally:
                 self._changed.release()
         return self._figures
+
+    @property
+    def delays_for_memory(self) -> bool:
+        """As `MemoryPressure.delays`."""
+        return self._core.pressure.delays
+
+    @property
+    def memory_delay_seconds(self) -> float:
+        """For how long pushes had to wait for want of memory since the process started."""
+        return self._core.pressure.seconds
+
+    def look_at_memory(self, used: int, limit: int | None) -> None:
+        """As `MemoryPressure.look`."""
+        with self._changed:
+            pressure = self._core.pressure
+            before, told = pressure.delay, pressure.delays
+            pressure.look(used, limit, self._clock())
+            if before and not pressure.delay:
+                self._changed.notify_all()
+            if told != pressure.delays:
+                log.info("memory_pressure", delays=pressure.delays, used_bytes=used, limit_bytes=limit)
 
     # Assignment
 
@@ -430,12 +451,23 @@ class ServerState:
         threading.Thread(target=self._retire, args=(self._tables,), name="retire", daemon=True).start()
 
     def _retire(self, tables: TableStore) -> None:
-        """Retires the rows of the buckets that were given away, one bucket at a time."""
+        """Retires the rows of the buckets that were given away, one bucket at a time, and returns their memory."""
         while True:
             with self._changed:
-                if self._tables is not tables or not self._given_away:
+                if self._tables is not tables:
                     return
+                if not self._given_away:
+                    break
                 self._retire_one()
+        try:
+            compact(tables, self._changed, lambda: self._may_compact(tables))
+        except BaseException as error:
+            self._fatal(error)
+            raise
+
+    def _may_compact(self, tables: TableStore) -> bool:
+        """Another move ends a compaction: it would have to send what moved."""
+        return self._tables is tables and not self._given_away and self._core.transfer is None
 
     def _retire_one(self) -> None:
         bucket = self._given_away.pop()

@@ -1,0 +1,60 @@
+"""Back-pressure of a parameter server whose memory is nearly used up: pushes wait, so that rows can move away in time.
+
+Only pushes make rows. From when little memory is left, the server lets its memory grow along a line that reaches the
+limit minutes later, and pushes wait while it is above. A server whose memory does not grow holds nobody up, and no push
+waits for long: a server that gets neither memory nor fewer rows goes on.
+"""
+
+from dataclasses import dataclass
+
+from emberscale_api.shape import memory_reserve
+
+LONGEST_DELAY_SECONDS = 5.0
+"""The longest time that a push waits."""
+PATIENCE_SECONDS = 120.0
+"""How long the last memory is to suffice. Nothing seems to come afterwards, and pushes wait no more."""
+_PLENTIFUL = 1.5
+"""Reserves that must be left before the memory counts as plentiful again."""
+_TOLD_SECONDS = 10.0
+"""How long after a push could go on the server still counts as one that delays pushes."""
+
+
+@dataclass(slots=True)
+class MemoryPressure:
+    """Times are in seconds, on one monotonic clock.
+
+    * `delay`: how long each push waits from its arrival on, unless it is 0 before.
+    * `since`: when memory became scarce, with `used` bytes; None while it is plentiful.
+    * `seconds`: for how long pushes had to wait in all, until the last look.
+    """
+
+    delay: float = 0.0
+    since: float | None = None
+    used: int = 0
+    seconds: float = 0.0
+    _looked_at: float = 0.0
+    _delayed_at: float | None = None
+
+    @property
+    def delays(self) -> bool:
+        """Whether pushes have to wait, or had to a moment ago."""
+        return self._delayed_at is not None and self._looked_at < self._delayed_at + _TOLD_SECONDS
+
+    def look(self, used: int, limit: int | None, now: float) -> None:
+        """Takes note of the memory in use and of the limit, both in bytes; to be called several times a second."""
+        if self.delay:
+            self.seconds += max(0.0, now - self._looked_at)
+        self._looked_at = now
+        self.delay = 0.0
+        if limit is None:
+            self.since = None
+            return
+        left, reserve = limit - used, memory_reserve(limit)
+        if left >= _PLENTIFUL * reserve or (self.since is None and left >= reserve):
+            self.since = None
+            return
+        if self.since is None:
+            self.since, self.used = now, used
+        elapsed = now - self.since
+        if elapsed < PATIENCE_SECONDS and used > self.used + (limit - self.used) * elapsed / PATIENCE_SECONDS:
+            self.delay, self._delayed_at = LONGEST_DELAY_SECONDS, now
