@@ -127,7 +127,6 @@ class Relief:
     * `since`: when it became slow. `changed_at`: when its share changed, or another move ended.
     * `pause`: how long it keeps a share before it gets more on trial.
     * `factor`: how many times slower than its peers it was with as much as they have.
-    * `replaced_at`: when a predecessor was drained for being slow; None: none was.
     """
 
     incarnation: str
@@ -135,7 +134,6 @@ class Relief:
     changed_at: float
     pause: float
     factor: float
-    replaced_at: float | None = None
 
 
 @dataclass(frozen=True)

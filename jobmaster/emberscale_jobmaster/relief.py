@@ -65,24 +65,28 @@ def relieve(
             continue
         relief = reliefs.get(name)
         if relief is None:
-            found = now if share < 1.0 else None  # by another master, which may have replaced it
-            relief = Relief(process.incarnation, now, now, TRIAL_SECONDS, 1 / share, found)
+            relief = Relief(process.incarnation, now, now, TRIAL_SECONDS, 1 / share)
         elif relief.incarnation != process.incarnation:  # the slow one is gone
-            relief = Relief(process.incarnation, now, now, TRIAL_SECONDS, 1.0, relief.replaced_at)
+            relief = Relief(process.incarnation, now, now, TRIAL_SECONDS, 1.0)
             shares[index] = share = 1.0
-        slowness = seen.slowness(name)
+        slowness, is_kept = seen.slowness(name), _is_kept(state, index, clock)
         is_slow = slowness is not None and slowness.calm_since is None
         if not settled:
             relief = replace(relief, changed_at=now)
-        elif slowness is not None and is_slow and not lost and _is_extreme(relief, share, slowness.factor, now):
+        elif (
+            slowness is not None
+            and is_slow
+            and not lost
+            and not is_kept
+            and _is_extreme(relief, share, slowness.factor, now)
+        ):
             relief = replace(relief, since=slowness.since, factor=slowness.told)
             if _redone_seconds(state, clock) <= FRESH_SECONDS:
-                relief = replace(relief, replaced_at=now)
+                state = _noted(state, index, clock)
                 lost.append(MemberId(Role.PS, index, process.incarnation))
                 notes.append(LogEvent("server_is_replaced", name, "a fresh checkpoint costs less than its copying"))
             else:
-                state = draining.begin(state, index, process.incarnation, _WHY, clock, replaced=True)
-                relief = _noted(relief, state, index, now)
+                state = _drained(state, index, process.incarnation, clock)
         elif (
             slowness is not None
             and is_slow
@@ -94,9 +98,8 @@ def relieve(
                 relief = replace(relief, since=slowness.since, factor=slowness.told)
             relief = replace(relief, changed_at=now)
             notes.append(LogEvent("server_is_relieved", name, f"its share goes from {share:.3g} to {after:.3g}"))
-        elif _is_replaceable(relief, share, factors.get(name, 0.0), now):
-            state = draining.begin(state, index, process.incarnation, _WHY, clock, replaced=True)
-            relief = _noted(relief, state, index, now)
+        elif not is_kept and _is_replaceable(relief, share, factors.get(name, 0.0), now):
+            state = _drained(state, index, process.incarnation, clock)
         elif slowness is None and share < 1.0 and now - relief.changed_at >= relief.pause:
             shares[index] = min(1.0, share * TRIAL_FACTOR)
             relief = replace(relief, changed_at=now, pause=min(LONGEST_PAUSE_SECONDS, 2 * relief.pause))
@@ -109,15 +112,25 @@ def relieve(
     return state, seen, tuple(lost), tuple(notes)
 
 
+def _is_kept(state: JobState, index: int, clock: float) -> bool:
+    """Whether a server is the successor of one that was replaced for being slow, not long ago."""
+    replaced_at = state.replaced_at.get(index)
+    return replaced_at is not None and clock - replaced_at < AGAIN_SECONDS
+
+
 def _is_extreme(relief: Relief, share: float, factor: float, now: float) -> bool:
-    """Whether a server is so slow that fewer buckets are not tried, though it is not the successor of another such."""
-    kept = relief.replaced_at is not None and now - relief.replaced_at < AGAIN_SECONDS
-    return share == 1.0 and not kept and factor >= EXTREME_FACTOR and now - relief.changed_at >= SETTLED_SECONDS
+    """Whether a server is so slow that fewer buckets are not tried."""
+    return share == 1.0 and factor >= EXTREME_FACTOR and now - relief.changed_at >= SETTLED_SECONDS
 
 
-def _noted(relief: Relief, state: JobState, index: int, now: float) -> Relief:
-    """Notes a replacement if its drain has begun: it does not while all others leave, and is asked for again."""
-    return replace(relief, replaced_at=now) if index in state.drains else relief
+def _drained(state: JobState, index: int, incarnation: str, clock: float) -> JobState:
+    """Begins the drain of a slow server. It may not begin while all others leave, and is asked for again then."""
+    state = draining.begin(state, index, incarnation, _WHY, clock, replaced=True)
+    return _noted(state, index, clock) if index in state.drains else state
+
+
+def _noted(state: JobState, index: int, clock: float) -> JobState:
+    return replace(state, replaced_at={**state.replaced_at, index: clock})
 
 
 def _redone_seconds(state: JobState, clock: float) -> float:
@@ -129,8 +142,7 @@ def _redone_seconds(state: JobState, clock: float) -> float:
 
 def _is_replaceable(relief: Relief, share: float, factor: float, now: float) -> bool:
     """Whether a server with few buckets is still slow for what it owns, and has been tried for long enough."""
-    kept = relief.replaced_at is not None and now - relief.replaced_at < AGAIN_SECONDS
-    return share < 1.0 and not kept and now - relief.changed_at >= REPLACE_SECONDS and factor >= SLOW_FACTOR * share
+    return share < 1.0 and now - relief.changed_at >= REPLACE_SECONDS and factor >= SLOW_FACTOR * share
 
 
 def remedy(state: JobState, index: int) -> str:

@@ -103,6 +103,7 @@ class JobState:
     * `shares`: how much each parameter server is to own relative to the others, by index; 1.0 where nothing is said.
       A server with the share 0 is to own nothing. Rows move until the routing table follows.
     * `drains`: servers that are to go, by index, until their successors have their shares.
+    * `replaced_at`: when a server was last replaced for being slow, by index; in seconds on the job's clock.
     * `checkpoint`: the newest complete persistent one, or the flash checkpoint that the rows were last restored from.
     * `checkpointed_at`: when, on the job's clock, the interval to the next checkpoint began.
     * `damaged`: checkpoints that failed their checksums, and how.
@@ -151,6 +152,7 @@ class JobState:
     flash: Flash = field(default_factory=Flash)
     shares: Mapping[int, float] = field(default_factory=dict)
     drains: Mapping[int, Drain] = field(default_factory=dict)
+    replaced_at: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def training_records(self) -> int:
