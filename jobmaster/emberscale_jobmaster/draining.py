@@ -35,7 +35,7 @@ def begin(state: JobState, index: int, incarnation: str, why: str, now: float, *
     drained = replace(state, drains={**state.drains, index: Drain(incarnation, why, now, DrainPhase.LEAVES, replaced)})
     servers = len(state.routing.table.servers)
     if servers == 1:
-        raise RefusedDrainError(f"no other parameter server can take over what {name} owns")
+        raise RefusedDrainError(f"no other parameter server can take over what {name} owns: scale the job to two first")
     others = [one for one in range(servers) if one != index and state.members.process(Role.PS, one) is not None]
     if not any(share > 0.0 and one in others for one, share in enumerate(wanted_shares(drained, servers))):
         return state

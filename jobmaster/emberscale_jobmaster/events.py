@@ -160,6 +160,7 @@ class DrainWanted(_At):
     index: int
     incarnation: str
     why: str
+    replaced: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

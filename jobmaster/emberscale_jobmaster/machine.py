@@ -132,8 +132,8 @@ def _handled(state: MasterState, event: Event, spec: TrainingJobSpec) -> Stepped
         case Rescaled(before=before, waits=waits, wall=wall):
             edited = scaling.follow_manifest(job, spec, before, now, wall, waits)
             return replace(state, job=replace(edited, plan_version=edited.plan_version + 1)), ()
-        case DrainWanted(index=index, incarnation=incarnation, why=why):
-            return replace(state, job=draining.begin(job, index, incarnation, why, now)), ()
+        case DrainWanted(index=index, incarnation=incarnation, why=why, replaced=replaced):
+            return replace(state, job=draining.begin(job, index, incarnation, why, now, replaced=replaced)), ()
         case SuspensionWanted():
             return replace(state, job=progress.begin_suspension(job)), ()
         case Advised(advice=advice, wall=wall):

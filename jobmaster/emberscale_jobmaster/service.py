@@ -74,7 +74,7 @@ class DatasetCatalog:
         )
 
 
-STEERING = ("ReportExit", "Scale", "Suspend", "Shutdown")
+STEERING = ("ReportExit", "Scale", "Replace", "Suspend", "Shutdown")
 """The calls that only the operator makes."""
 
 _LONGEST_WAIT_SECONDS = 10.0
@@ -255,12 +255,23 @@ class MasterService(rpc.MasterServicer):
     @_answering
     def Drain(self, request: pb.DrainRequest, context: grpc.ServicerContext) -> pb.DrainReply:
         """A parameter server is to go; answers when it may, or after the wait."""
+        return self._drained(request, replaced=False)
+
+    @_answering
+    def Replace(self, request: pb.DrainRequest, context: grpc.ServicerContext) -> pb.DrainReply:
+        """A parameter server is to be replaced; answers when it owns nothing, or after the wait."""
+        return self._drained(request, replaced=True)
+
+    def _drained(self, request: pb.DrainRequest, *, replaced: bool) -> pb.DrainReply:
         index, incarnation, why = messages.drain(request)
-        _log.info("drain_wanted", index=index, incarnation=incarnation, reason=why)
-        self._runtime.handle(DrainWanted(now=self._runtime.now(), index=index, incarnation=incarnation, why=why))
+        _log.info("drain_wanted", index=index, incarnation=incarnation, reason=why, replaced=replaced)
+        now = self._runtime.now()
+        self._runtime.handle(DrainWanted(now=now, index=index, incarnation=incarnation, why=why, replaced=replaced))
         wait = min(max(request.wait_seconds, 0.0), _LONGEST_WAIT_SECONDS)
         may_go = self._runtime.wait_until(lambda state: draining.may_go(state, index, incarnation) or None, wait)
-        return pb.DrainReply(may_go=bool(may_go))
+        state, _ = self._runtime.snapshot()
+        drain = state.drains.get(index)
+        return pb.DrainReply(may_go=bool(may_go), begun=drain is not None and drain.incarnation == incarnation)
 
     @_answering
     def Suspend(self, request: pb.SuspendRequest, context: grpc.ServicerContext) -> pb.SuspendReply:

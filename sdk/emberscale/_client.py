@@ -15,6 +15,7 @@ from urllib3.exceptions import HTTPError
 
 from emberscale_api.errors import InvalidError
 from emberscale_api.job import TrainingJob, TrainingJobSpec, load_manifest
+from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase, TrainingJobStatus, UnreadableStatusError, parse_status
 
 _GROUP, _VERSION, _PLURAL = "emberscale.io", "v1alpha1", "trainingjobs"
@@ -22,6 +23,8 @@ _ENDED = frozenset({JobPhase.COMPLETE, JobPhase.FAILED})
 _WATCH_SECONDS = 240
 """After so long a watch is renewed: connections that fall silent are not always noticed."""
 _GONE = 410
+_BUDGET_IS_SPENT = 429
+"""The answer to an eviction that a PodDisruptionBudget does not allow now."""
 _MERGE_PATCH = "application/merge-patch+json"
 
 
@@ -197,6 +200,30 @@ class TrainingJobClient:
         if patch:
             self._patch(name, {"spec": patch})
         return before.spec, after
+
+    def drain(self, name: str, index: int) -> str:
+        """Has the pod of a parameter server evicted, as `kubectl drain` does; returns the pod's name.
+
+        Raises ClusterError with the reason where its rows could not move away first.
+        """
+        status, server = self.status(name), f"ps-{index}"
+        if status.phase is not JobPhase.TRAINING:
+            raise ClusterError(f"{server}: TrainingJob {name} is {status.phase}: rows move only while it trains")
+        pods = {member.index: member.pod for member in status.members if member.role == str(Role.PS) and member.pod}
+        if index not in pods:
+            known = ", ".join(f"ps-{one}" for one in sorted(pods)) or "none"
+            raise ClusterError(f"{server}: TrainingJob {name} has no such parameter server; it has {known}")
+        if len(pods) == 1:
+            raise ClusterError(f"{server}: no other can take over its rows; scale first: emberscale scale {name} ps=2")
+        body = client.V1Eviction(metadata=client.V1ObjectMeta(name=pods[index], namespace=self.namespace))
+        try:
+            self._call(self._core.create_namespaced_pod_eviction, pods[index], self.namespace, body)
+        except ClusterError as error:
+            if isinstance(error.__cause__, ApiException) and error.__cause__.status == _BUDGET_IS_SPENT:
+                why = "another parameter server is away; try again once it has a successor with its share of the rows"
+                raise ClusterError(f"{server}: {why}: {error}") from error
+            raise
+        return pods[index]
 
     def delete(self, name: str) -> None:
         """Deletes the job and everything that belongs to it; its checkpoints stay."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import psutil
 import pytest
 
-from local_jobs import Job
+from local_jobs import Job, emberscale
 
 
 def wait_for_successor(job: Job, gone: psutil.Process) -> None:
@@ -14,15 +14,29 @@ def wait_for_successor(job: Job, gone: psutil.Process) -> None:
     assert job.wait_for(lambda: job.samples() > first + 20_000)
 
 
+def drain_by_command(job: Job) -> None:
+    before = job.members("ps")
+
+    def begun() -> bool:
+        """Not while the server's predecessor is being replaced."""
+        told = emberscale("drain", str(job.run_folder), "ps-0", cwd=job.folder)
+        assert told.returncode == 0 or "no rows now" in told.stderr or "nobody can take over" in told.stderr
+        return "ps-0 gives its rows away and is replaced" in told.stdout
+
+    assert job.wait_for(begun)
+    assert job.wait_for(lambda: sum(process.is_running() for process in before) == 1)
+    wait_for_successor(job, next(process for process in before if not process.is_running()))
+
+
 @pytest.mark.timeout(600)
 def test_each_server_is_told_to_end_in_turn_and_nothing_rolls_back(make_job: Callable[..., Job]) -> None:
     job = make_job({"training": {"epochs": 12}, "ps": {"replicas": 2}, "worker": {"replicas": 1}})
     job.start()
     assert job.wait_for(lambda: job.samples() > 5_000)
-    for _ in range(2):
-        oldest = min(job.members("ps"), key=lambda process: process.create_time())
-        oldest.terminate()
-        wait_for_successor(job, oldest)
+    oldest = min(job.members("ps"), key=lambda process: process.create_time())
+    oldest.terminate()
+    wait_for_successor(job, oldest)
+    drain_by_command(job)
     finished = job.finish()
     summary = finished.summary
     assert (finished.code, summary["phase"]) == (0, "Complete"), finished.stderr

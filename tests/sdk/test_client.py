@@ -31,6 +31,8 @@ class ApiServer(ThreadingHTTPServer):
         self.events: queue.Queue[Any] = queue.Queue()
         self.watches: list[str] = []
         self.patches: list[Any] = []
+        self.evictions: list[str] = []
+        self.budget_is_spent = False
 
     def put(self, name: str, phase: str) -> dict[str, Any]:
         job = {"metadata": {"name": name, "resourceVersion": "7"}, "status": {"phase": phase, "message": "as it is"}}
@@ -68,6 +70,11 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(200, {})
 
     def do_POST(self) -> None:
+        if self.path.endswith("/eviction"):
+            self.server.evictions.append(self.path)
+            spent = {"message": "Cannot evict pod as it would violate the pod's disruption budget."}
+            self._answer(*((429, spent) if self.server.budget_is_spent else (201, {})))
+            return
         self._answer(422, {"message": "spec.training.batchSize: Invalid value: 0"})
 
     def _answer(self, status: int, document: Any) -> None:
@@ -200,6 +207,43 @@ def test_a_job_that_has_ended_has_nothing_to_scale(server: ApiServer) -> None:
     server.put("ctr", "Complete")
     with pytest.raises(ClusterError, match="TrainingJob ctr is Complete: it has no processes to scale"):
         TrainingJobClient().scale("ctr", lambda job: job)
+
+
+def serve(server: ApiServer, *indexes: int, phase: str = "Training") -> None:
+    """A job with parameter servers of these indexes, and a worker."""
+    members = [{"role": "ps", "index": index, "pod": f"ctr-ps-{index}-4"} for index in indexes]
+    members.append({"role": "worker", "index": 7, "pod": "ctr-worker-7-4"})
+    server.put("ctr", phase)["status"]["members"] = members
+
+
+def test_draining_evicts_the_pod(server: ApiServer) -> None:
+    serve(server, 0, 1)
+    assert TrainingJobClient().drain("ctr", 1) == "ctr-ps-1-4"
+    assert server.evictions == ["/api/v1/namespaces/team-a/pods/ctr-ps-1-4/eviction"]
+
+
+def test_a_drain_that_has_to_wait_for_another_is_refused(server: ApiServer) -> None:
+    serve(server, 0, 1)
+    server.budget_is_spent = True
+    with pytest.raises(ClusterError, match=r"ps-1: another parameter server is away; .*disruption budget"):
+        TrainingJobClient().drain("ctr", 1)
+
+
+@pytest.mark.parametrize(
+    ("indexes", "phase", "said"),
+    [
+        ((0, 1), "Evaluating", "ps-1: TrainingJob ctr is Evaluating: rows move only while it trains"),
+        ((0, 2), "Training", "ps-1: TrainingJob ctr has no such parameter server; it has ps-0, ps-2"),
+        ((1,), "Training", "ps-1: no other can take over its rows; scale first: emberscale scale ctr ps=2"),
+    ],
+)
+def test_a_drain_that_would_lose_rows_is_refused(
+    server: ApiServer, indexes: tuple[int, ...], phase: str, said: str
+) -> None:
+    serve(server, *indexes, phase=phase)
+    with pytest.raises(ClusterError, match=said):
+        TrainingJobClient().drain("ctr", 1)
+    assert not server.evictions
 
 
 def test_a_cluster_that_is_not_there_is_said_in_a_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

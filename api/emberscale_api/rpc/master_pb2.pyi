@@ -1784,16 +1784,20 @@ class DrainReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MAY_GO_FIELD_NUMBER: _builtins.int
+    BEGUN_FIELD_NUMBER: _builtins.int
     may_go: _builtins.bool
     """it owns nothing any more; absent: ask again"""
+    begun: _builtins.bool
+    """it gives its rows away; not while all others are leaving, or have yet to start"""
     def __init__(
         self,
         *,
         may_go: _builtins.bool = ...,
+        begun: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["may_go", b"may_go"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "may_go", b"may_go"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -89,6 +89,11 @@ class MasterStub:
                 request_serializer=emberscale__api_dot_rpc_dot_master__pb2.DrainRequest.SerializeToString,
                 response_deserializer=emberscale__api_dot_rpc_dot_master__pb2.DrainReply.FromString,
                 _registered_method=True)
+        self.Replace = channel.unary_unary(
+                '/emberscale.v1alpha1.Master/Replace',
+                request_serializer=emberscale__api_dot_rpc_dot_master__pb2.DrainRequest.SerializeToString,
+                response_deserializer=emberscale__api_dot_rpc_dot_master__pb2.DrainReply.FromString,
+                _registered_method=True)
         self.Suspend = channel.unary_unary(
                 '/emberscale.v1alpha1.Master/Suspend',
                 request_serializer=emberscale__api_dot_rpc_dot_master__pb2.SuspendRequest.SerializeToString,
@@ -179,6 +184,13 @@ class MasterServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Replace(self, request, context):
+        """As Drain, of a server that does not go by itself: its process is replaced once it owns nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Suspend(self, request, context):
         """Takes a checkpoint, then leaves the job Suspended.
         """
@@ -248,6 +260,11 @@ def add_MasterServicer_to_server(servicer, server):
             ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
+                    request_deserializer=emberscale__api_dot_rpc_dot_master__pb2.DrainRequest.FromString,
+                    response_serializer=emberscale__api_dot_rpc_dot_master__pb2.DrainReply.SerializeToString,
+            ),
+            'Replace': grpc.unary_unary_rpc_method_handler(
+                    servicer.Replace,
                     request_deserializer=emberscale__api_dot_rpc_dot_master__pb2.DrainRequest.FromString,
                     response_serializer=emberscale__api_dot_rpc_dot_master__pb2.DrainReply.SerializeToString,
             ),
@@ -557,6 +574,33 @@ class Master:
             request,
             target,
             '/emberscale.v1alpha1.Master/Drain',
+            emberscale__api_dot_rpc_dot_master__pb2.DrainRequest.SerializeToString,
+            emberscale__api_dot_rpc_dot_master__pb2.DrainReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Replace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/emberscale.v1alpha1.Master/Replace',
             emberscale__api_dot_rpc_dot_master__pb2.DrainRequest.SerializeToString,
             emberscale__api_dot_rpc_dot_master__pb2.DrainReply.FromString,
             options,

@@ -62,6 +62,8 @@ class MasterStub:
     """A parameter server is to go: it gives its rows away first, while training goes on. FAILED_PRECONDITION where nobody
     can take them over.
     """
+    Replace: _grpc.UnaryUnaryMultiCallable[_master_pb2.DrainRequest, _master_pb2.DrainReply]
+    """As Drain, of a server that does not go by itself: its process is replaced once it owns nothing."""
     Suspend: _grpc.UnaryUnaryMultiCallable[_master_pb2.SuspendRequest, _master_pb2.SuspendReply]
     """Takes a checkpoint, then leaves the job Suspended."""
     Shutdown: _grpc.UnaryUnaryMultiCallable[_master_pb2.ShutdownRequest, _master_pb2.ShutdownReply]
@@ -91,6 +93,8 @@ class MasterAsyncStub(MasterStub):
     """A parameter server is to go: it gives its rows away first, while training goes on. FAILED_PRECONDITION where nobody
     can take them over.
     """
+    Replace: _aio.UnaryUnaryMultiCallable[_master_pb2.DrainRequest, _master_pb2.DrainReply]  # type: ignore[assignment]
+    """As Drain, of a server that does not go by itself: its process is replaced once it owns nothing."""
     Suspend: _aio.UnaryUnaryMultiCallable[_master_pb2.SuspendRequest, _master_pb2.SuspendReply]  # type: ignore[assignment]
     """Takes a checkpoint, then leaves the job Suspended."""
     Shutdown: _aio.UnaryUnaryMultiCallable[_master_pb2.ShutdownRequest, _master_pb2.ShutdownReply]  # type: ignore[assignment]
@@ -183,6 +187,14 @@ class MasterServicer(metaclass=_abc_1.ABCMeta):
         """A parameter server is to go: it gives its rows away first, while training goes on. FAILED_PRECONDITION where nobody
         can take them over.
         """
+
+    @_abc_1.abstractmethod
+    def Replace(
+        self,
+        request: _master_pb2.DrainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_master_pb2.DrainReply, _abc.Awaitable[_master_pb2.DrainReply]]:
+        """As Drain, of a server that does not go by itself: its process is replaced once it owns nothing."""
 
     @_abc_1.abstractmethod
     def Suspend(

@@ -43,6 +43,11 @@ class RunFolder:
         return self.state / "operator-token"
 
     @property
+    def master_address(self) -> Path:
+        """Where the master of the run under way listens: `host:port`."""
+        return self.state / "master-address"
+
+    @property
     def sockets(self) -> Path:
         """A link to the folder with the job's Unix sockets, while there is one."""
         return self.state / "sockets"

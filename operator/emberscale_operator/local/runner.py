@@ -128,6 +128,8 @@ class LocalJob:
             sockets = make_socket_folder(folder.sockets)
             cleanup.callback(remove_socket_folder, folder.sockets)
             folder.manifest.write_text(self._job.to_json(), encoding="utf-8")
+            folder.master_address.write_text(self._port.address, encoding="utf-8")
+            cleanup.callback(folder.master_address.unlink, missing_ok=True)
             token = folder.write_tokens()
             cleanup.callback(folder.token.unlink, missing_ok=True)
             cleanup.callback(folder.operator_token.unlink, missing_ok=True)

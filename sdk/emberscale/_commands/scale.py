@@ -51,7 +51,7 @@ def scale(
     """Gives a running job other numbers of processes."""
     with bad_input_exits():
         wanted = read_numbers(numbers)
-        folder = None if namespace is not None else _folder_of(job)
+        folder = None if namespace is not None else folder_of(job)
         if folder is not None:
             from emberscale._run.scaling import scale_run
 
@@ -108,7 +108,7 @@ def _number(role: RoleSpec) -> str:
     return f"{role.min_replicas or 1}..{role.max_replicas or ''}"
 
 
-def _folder_of(job: str) -> Path | None:
+def folder_of(job: str) -> Path | None:
     """Returns the folder of a run on this machine; None if there is none."""
     for folder in (Path(job), Path("runs", job)):
         if (folder / "run.json").exists() or (folder / "next" / "run.json").exists():

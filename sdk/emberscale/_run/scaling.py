@@ -13,12 +13,30 @@ from emberscale_api.job import RoleSpec, TrainingJob, TrainingJobSpec
 from emberscale_operator.local import RunFolder, edit_manifest
 
 Edit = Callable[[TrainingJobSpec], TrainingJobSpec]
+BETWEEN_LAUNCHES = "the run is just starting, or about to end; try again in a moment"
 
 
 def scale_run(root: Path, edit: Edit) -> tuple[TrainingJobSpec, TrainingJobSpec]:
     """Edits the manifest of the run under way in a folder; returns its spec before and after.
 
     Its `emberscale run` follows within a moment. Raises InvalidError if none runs there, and what `edit` raises.
+    """
+    hint = "; continue it with `emberscale run FILE --resume --set spec.worker.replicas=NUMBER`"
+    folder = folder_under_way(root, hint)
+
+    def edited(job: TrainingJob) -> TrainingJob:
+        if not folder.token.exists():  # a launch removes it first, then writes the manifest, and then this
+            raise InvalidError(f"{root}: {BETWEEN_LAUNCHES}")
+        return job.model_copy(update={"spec": edit(job.spec)})
+
+    before, after = edit_manifest(folder.manifest, edited)
+    return before.spec, after.spec
+
+
+def folder_under_way(root: Path, hint: str = "") -> RunFolder:
+    """The folder of the processes of the run under way in `root`; `hint` tells what to do with one that could go on.
+
+    Raises InvalidError if none runs there.
     """
     home = RunPaths(root)
     paths, record = next(
@@ -31,17 +49,8 @@ def scale_run(root: Path, edit: Edit) -> tuple[TrainingJobSpec, TrainingJobSpec]
         stopped = record.status is RunStatus.RUNNING
         state = "was cut short" if stopped else f"is {record.status}"
         ended = record.status in (RunStatus.COMPLETE, RunStatus.FAILED)
-        hint = "" if ended else "; continue it with `emberscale run FILE --resume --set spec.worker.replicas=NUMBER`"
-        raise InvalidError(f"{root}: the run is not running: it {state}{hint}")
-    folder = RunFolder(paths.root)
-
-    def edited(job: TrainingJob) -> TrainingJob:
-        if not folder.token.exists():  # a launch removes it first, then writes the manifest, and then this
-            raise InvalidError(f"{root}: the run is just starting, or about to end; try again in a moment")
-        return job.model_copy(update={"spec": edit(job.spec)})
-
-    before, after = edit_manifest(folder.manifest, edited)
-    return before.spec, after.spec
+        raise InvalidError(f"{root}: the run is not running: it {state}{'' if ended else hint}")
+    return RunFolder(paths.root)
 
 
 def scaled_numbers(paths: RunPaths, earlier: RunRecord, job: TrainingJob) -> dict[str, int]:

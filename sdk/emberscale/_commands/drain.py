@@ -1,0 +1,78 @@
+"""`emberscale drain`: a parameter server gives its rows away, and another takes its place."""
+
+from typing import Annotated
+
+import typer
+
+from emberscale._commands.cluster import Namespace
+from emberscale._commands.options import bad_input_exits, paragraphs
+from emberscale._commands.scale import folder_of
+from emberscale_api.errors import InvalidError
+
+HELP = paragraphs("""\
+Empties one parameter server of a running job, while training continues, and has it replaced.
+
+JOB is a run on this machine, by its name or its folder; where there is none, or with [cyan]--namespace[/], a
+TrainingJob on the cluster that KUBECONFIG names. SERVER is such as [cyan]ps-1[/]; [cyan]emberscale status[/] lists
+those of a TrainingJob.
+
+The server's rows move to the other servers. Then it ends, another process starts in its place, and gets a share of the
+rows back. Nothing rolls back, and no sample counts twice. Each step is told with its duration: by
+[cyan]emberscale run[/], or as Events of the TrainingJob ([cyan]PlannedDrain[/], [cyan]DrainedServer[/],
+[cyan]ReplacedServer[/]).
+
+On a cluster this is an eviction, as by [cyan]kubectl drain[/]: the pod is killed where its rows have not moved within
+its grace period ([cyan]emberscale explain[/] shows it), and the job then goes back to its last checkpoint. The next
+pod may come to the same node; cordon that first if it is to be emptied.
+
+Refused where nobody can take the rows over: for the only parameter server (give the job a second one first), while
+others have yet to start, and on a cluster while another one is away.
+""")
+EXAMPLES = """\
+[bold]Examples[/]
+
+  emberscale drain criteo-dlrm ps-1
+
+  emberscale drain criteo-dlrm ps-0 --namespace ads
+"""
+
+
+def drain(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Name of a job, or a run's folder.", show_default=False)],
+    server: Annotated[str, typer.Argument(metavar="SERVER", help="Such as ps-1.", show_default=False)],
+    namespace: Namespace = None,
+) -> None:
+    """Empties a parameter server and has it replaced."""
+    with bad_input_exits():
+        index = read_server(server)
+        folder = None if namespace is not None else folder_of(job)
+        if folder is not None:
+            from emberscale._run.draining import drain_run
+
+            drain_run(folder, index)
+            told = ""
+        else:
+            told = f" (pod {_drain_on_cluster(job, namespace, index)})"
+        typer.echo(f"{job}: {server}{told} gives its rows away and is replaced; training continues meanwhile")
+
+
+def read_server(text: str) -> int:
+    """The index of a parameter server. Raises InvalidError."""
+    role, _, number = text.partition("-")
+    if role in ("worker", "master"):
+        raise InvalidError(f"{text}: only parameter servers hold rows; name one, such as ps-1")
+    if role != "ps" or not number.isascii() or not number.isdigit() or str(int(number)) != number:
+        raise InvalidError(f"{text}: write the name of a parameter server, such as ps-1")
+    return int(number)
+
+
+def _drain_on_cluster(name: str, namespace: str | None, index: int) -> str:
+    from emberscale._client import ClusterError, JobNotFoundError, TrainingJobClient
+
+    here = "" if namespace is not None else f"runs/{name} holds no run, and "
+    try:
+        return TrainingJobClient(namespace).drain(name, index)
+    except JobNotFoundError as error:
+        raise InvalidError(f"{name}: {here}the cluster has no such job: {error}") from error
+    except ClusterError as error:
+        raise InvalidError(f"{name}: {here}{error}") from error

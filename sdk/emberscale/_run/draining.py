@@ -1,0 +1,53 @@
+"""A parameter server of a run under way gives its rows away, and another process takes its place."""
+
+from pathlib import Path
+
+import grpc
+
+from emberscale._run.scaling import BETWEEN_LAUNCHES, folder_under_way
+from emberscale_api.errors import InvalidError, UnavailableError
+from emberscale_api.rpc import master_pb2 as pb
+from emberscale_api.rpc.master_pb2_grpc import MasterStub
+from emberscale_api.rpc.token import open_channel
+
+_CALL_SECONDS = 20.0
+_REASON = "`emberscale drain`"
+
+
+def drain_run(root: Path, index: int) -> None:
+    """Has a parameter server of the run in this folder drained and replaced; returns once that has begun.
+
+    Raises InvalidError with the reason for a refusal, and UnavailableError if the run's master does not answer.
+    """
+    folder = folder_under_way(root)
+    try:
+        address = folder.master_address.read_text(encoding="utf-8")
+        token = folder.operator_token.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise InvalidError(f"{root}: {BETWEEN_LAUNCHES}") from error
+    with open_channel(address, token) as channel:
+        stub: MasterStub = MasterStub(channel)
+        try:
+            _replace(stub, index)
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+                raise InvalidError(f"ps-{index}: {error.details()}") from error
+            raise UnavailableError(f"{root}: the master of the run does not answer ({error.details()})") from error
+
+
+def _replace(stub: MasterStub, index: int) -> None:
+    """Raises InvalidError, and grpc.RpcError for any other answer of the master."""
+    status = stub.GetStatus(pb.GetStatusRequest(), timeout=_CALL_SECONDS)
+    servers = {one.member.index: one.member for one in status.members if one.member.role == pb.PS and one.alive}
+    if index not in servers:
+        known = ", ".join(f"ps-{one}" for one in sorted(servers)) or "none"
+        raise InvalidError(f"ps-{index}: no such parameter server runs; those that do: {known}")
+    server = servers[index]
+    asked = pb.DrainRequest(index=index, incarnation=server.incarnation, reason=_REASON)
+    reply = stub.Replace(asked, timeout=_CALL_SECONDS)
+    if reply.begun:
+        return
+    if reply.may_go:
+        raise InvalidError(f"ps-{index}: it owns no rows now, so there is nothing to drain")
+    others = "the other parameter servers are leaving, or have yet to start"
+    raise InvalidError(f"ps-{index}: nobody can take over its rows now: {others}; try again in a moment")
