@@ -28,17 +28,20 @@ def steps(stderr: str) -> list[str]:
     return [re.sub(r"\d[\d.,]*(?<![.,])", "N", line) for line in stderr.splitlines() if line.startswith("scaling: ")]
 
 
+def owners(job: Job) -> int:
+    """The number of parameter servers that have rows."""
+    return sum(member.buckets > 0 for member in job.status().members)
+
+
 @pytest.mark.timeout(600)
 def test_a_run_is_scaled_up_and_down_without_a_stop(make_job: Callable[..., Job]) -> None:
-    job = make_job({"training": {"epochs": 12}, "ps": {"replicas": 1}, "worker": {"replicas": 1}})
+    job = make_job({"training": {"epochs": 40}, "ps": {"replicas": 1}, "worker": {"replicas": 1}})
     job.start()
     assert job.wait_for(lambda: job.samples() > 5_000)
     told = emberscale("scale", str(job.run_folder), "worker=3", "ps=3", cwd=job.folder)
     assert told.returncode == 0, told.stderr
     assert "workers 1 -> 3, PS 1 -> 3" in told.stdout
-    assert job.wait_for(lambda: len(job.members("ps")) == 3 and len(job.members("worker")) == 3)
-    first = job.samples()
-    assert job.wait_for(lambda: job.samples() > first + 20_000)
+    assert job.wait_for(lambda: len(job.members("worker")) == 3 and owners(job) == 3)
     assert emberscale("scale", str(job.run_folder), "ps=2", cwd=job.folder).returncode == 0
     assert job.wait_for(lambda: len(job.members("ps")) == 2)
     finished = job.finish()
@@ -69,7 +72,7 @@ def test_a_run_is_scaled_up_and_down_without_a_stop(make_job: Callable[..., Job]
 
 @pytest.mark.timeout(600)
 def test_a_run_that_was_scaled_is_resumed_with_its_numbers(make_job: Callable[..., Job]) -> None:
-    job = make_job({"training": {"epochs": 16}})
+    job = make_job({"training": {"epochs": 40}})
     job.start()
     assert job.wait_for(lambda: job.samples() > 5_000)
     assert emberscale("scale", str(job.run_folder), "ps=1", cwd=job.folder).returncode == 0
