@@ -159,11 +159,11 @@ class Job:
             parts.append(f"--- {name}: {pod['status'].get('phase')}\n{said}")
         return "\n".join(parts)
 
-    def wait_for_samples(self, samples: int, seconds: float = 180) -> None:
+    def wait_for_samples(self, samples: int, seconds: float = 600) -> None:
         """Waits until so many samples are committed."""
         self._wait(f"{samples} samples of {self.name}", lambda: self.samples() >= samples or None, seconds)
 
-    def wait_complete(self, seconds: float = 300) -> Any:
+    def wait_complete(self, seconds: float = 600) -> Any:
         """The status once the job is Complete; a job that has Failed is not waited for."""
 
         def ended() -> Any:
