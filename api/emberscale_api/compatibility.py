@@ -29,7 +29,7 @@ def version_problem(spoken: str) -> str | None:
 
 
 DEPOSED_BY_DELETION = 0
-"""The term of a job that was deleted: no master ever has it, so one that still runs learns that it must go."""
+"""The term of a deleted job. No master ever has it, so a master that still runs learns that it must exit."""
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ BRAIN_CA = "EMBERSCALE_BRAIN_CA"
 """The authority of a brain that serves TLS, in PEM; it differs from the job's own."""
 
 UNUSABLE_EXIT_CODE = 2
-"""The exit code of a process of a job whose environment, or a file that it names, is unusable."""
+"""The exit code of a process that cannot use its environment, or a file that its environment names."""
 SUPERSEDED_EXIT_CODE = 3
 """The exit code of a process of a job that another has replaced; it does not count as a failure."""
 

@@ -62,7 +62,7 @@ def is_due(flash: Flash, spec: TrainingJobSpec, now: float) -> bool:
 
 
 def pause(flash: Flash, spec: TrainingJobSpec, attempts: int) -> float:
-    """Seconds to the next attempt after so many that failed: each holds pushes for a moment."""
+    """Seconds to the next attempt after this number of failed ones: each holds pushes for a moment."""
     return min(interval(flash, spec) * 2.0 ** min(attempts, 6), _LONGEST_PAUSE_SECONDS)
 
 

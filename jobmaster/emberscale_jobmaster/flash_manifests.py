@@ -16,7 +16,7 @@ _REMOVED_AT_ONCE = 256
 
 
 class FlashOutOfReachError(UnavailableError):
-    """Redis cannot be used for flash checkpoints; the text says why, for people."""
+    """Flash checkpoints cannot use Redis; the text says why."""
 
 
 class FlashManifests:
@@ -71,7 +71,7 @@ class FlashManifests:
             raise FlashOutOfReachError(f"Redis cannot be used: {error}") from error
 
     def _read(self, text: bytes | None) -> CheckpointManifest | None:
-        """What is to be replaced: a garbled manifest counts as none."""
+        """Returns the manifest to replace; a garbled one counts as missing."""
         try:
             return None if text is None else CheckpointManifest.from_json(text, self._keys.manifest)
         except DamagedCheckpointError:

@@ -88,7 +88,7 @@ def on_failure(state: JobState, member: MemberId, reason: str, message: str, fat
 
 
 def on_bad_records(state: JobState, spec: TrainingJobSpec, distinct: int, fresh: tuple[BadRecord, ...]) -> JobState:
-    """`distinct` malformed records are known by now, `fresh` among them for the first time."""
+    """Counts malformed records: `distinct` are known, and `fresh` are the new ones among them."""
     if distinct <= state.bad_records:
         return state
     known = (*state.bad_record_samples, *fresh)  # workers find them in the order of the epoch
@@ -146,7 +146,7 @@ def _gone(state: JobState, spec: TrainingJobSpec, member: MemberId) -> JobState:
 
 
 def waiting_for(state: JobState, spec: TrainingJobSpec) -> str:
-    """Names the missing parameter servers, for people; empty if none is missing."""
+    """Returns a sentence that names the missing parameter servers; empty if none is missing."""
     missing = [
         slot_name(Role.PS, index)
         for index in range(sizes_of(state, spec).ps.replicas)

@@ -90,9 +90,9 @@ class Slot:
     registrations: int = 0
     past: tuple[str, ...] = ()
     exits: tuple[str, ...] = ()
-    """Incarnations whose end the operator reported; a report that is repeated counts once."""
+    """Incarnations that the operator reported as ended; a repeated report counts once."""
     given_up: str = ""
-    """The incarnation that is to be replaced because it is silent or stuck; empty if there is none."""
+    """The incarnation to replace because it is silent or stuck; empty if there is none."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class Membership:
         return self._with(replace(slot, process=None, past=past, given_up=member.incarnation))
 
     def given_up(self) -> tuple[MemberId, ...]:
-        """The incarnations that are to be replaced."""
+        """The incarnations to replace."""
         return tuple(MemberId(slot.role, slot.index, slot.given_up) for slot in self.slots.values() if slot.given_up)
 
     def silenced(self) -> "Membership":

@@ -42,7 +42,7 @@ class Moment:
 
 
 def moment(state: JobState, seen: Observations, spec: TrainingJobSpec, now: float) -> Moment:
-    """The job as it is; `now` is the clock of the observations."""
+    """The current job; `now` is a time of the observations' clock."""
     live = {
         name: (slot.role, slot.process.incarnation)
         for name, slot in state.members.slots.items()
@@ -157,7 +157,7 @@ def _complete(moment: Moment) -> bool:
 
 
 def _counted(size: RoleShape, used_cores: float, used_memory: int) -> tuple[float, int]:
-    """Cores and memory of a process: what has no limit counts as it was used."""
+    """Cores and memory of a process: its limits, or its usage where it has none."""
     cores = size.cpu_cores or max(_LEAST_CORES, used_cores / size.replicas)
     return cores, size.memory_bytes or used_memory
 

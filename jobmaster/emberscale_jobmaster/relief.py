@@ -44,7 +44,7 @@ AGAIN_SECONDS = 1800.0
 def relieve(
     state: JobState, seen: Observations, now: float, clock: float
 ) -> tuple[JobState, Observations, tuple[MemberId, ...], tuple[LogEvent, ...]]:
-    """Changes the shares of slow servers, and of those that may be fast again, and begins their drains.
+    """Changes the shares of slow servers and of recovered ones, and begins drains.
 
     `now` is on the clock of events, `clock` on the job's. A share of 0 stays. The members are to be replaced at once.
     """

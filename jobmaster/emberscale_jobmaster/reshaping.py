@@ -62,7 +62,7 @@ def give_up(scaling: Scaling, message: str, now: float) -> Scaling:
 
 
 def note_members(state: JobState, spec: TrainingJobSpec, now: float) -> JobState:
-    """Notes that all new members have joined, and later that all superfluous ones have gone."""
+    """Notes when all new members have joined, and later when all superfluous ones have ended."""
     change = state.scaling.reshaping
     if change is None or state.over:
         return state

@@ -17,7 +17,7 @@ class RoleShapes:
 
 @dataclass(frozen=True)
 class ScalingStep:
-    """A step of a change of shape that is done, for people.
+    """A completed step of a change of shape.
 
     `number` ascends over the life of the job; `reason` is CamelCase; `seconds` says how long it took, 0 for what takes
     no time.
@@ -96,7 +96,7 @@ def combined(sizes: RoleShapes, target: RoleShapes) -> RoleShapes:
 
 
 def describe_change(before: RoleShapes, after: RoleShapes) -> str:
-    """Describes the difference; empty if there is none."""
+    """Describes the difference; empty without one."""
     parts = [
         f"{name} {old.describe()} -> {new.describe()}"
         for name, old, new in (("workers", before.worker, after.worker), ("PS", before.ps, after.ps))

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 PACE_SECONDS = 8.0
-"""A pace is the median of the last so many seconds."""
+"""A pace is the median over this number of seconds."""
 _SLICE_SECONDS = 1.0
 SETTLING_SECONDS = 5.0
 """A process that has just begun to work compiles, allocates and fills caches; its pace says nothing for so long."""
@@ -20,7 +20,7 @@ SLOW_FACTOR, CALM_FACTOR = 4.0, 2.0
 SLOW_SECONDS, CALM_SECONDS = 5.0, 5.0
 """For how long the factor must last."""
 _NEWS = 2.0
-"""A factor is told anew once it has changed by so much: what people read is not to flicker."""
+"""A factor is reported again once it has changed by this much, so that the status does not flicker."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Pace:
     began: float | None = None
 
     def add(self, seconds: float, units: float, now: float) -> "Pace":
-        """The pace after so many more seconds of work, for so many units."""
+        """Returns the pace after `seconds` more of work on this number of units."""
         if self.began is None:
             return Pace((), now)
         if now - self.began < SETTLING_SECONDS:
@@ -75,7 +75,7 @@ class Slowness:
 
 
 def factors(paces: Mapping[str, float | None]) -> dict[str, float]:
-    """How many times the median of the others each member takes; of those that are measured and have measured peers."""
+    """Returns each member's pace relative to the median of the others, for measured members with measured peers."""
     known = sorted((pace, name) for name, pace in paces.items() if pace is not None and pace > 0)
     if len(known) < 2:
         return {}

@@ -52,7 +52,7 @@ def leases_for(
 
 
 def leased(seen: Observations, member: MemberId, batches: int, now: float) -> Observations:
-    """A worker was granted so many batches: the next trial of one that rests is later."""
+    """Notes that a worker got a lease of batches: a resting worker gets its next trial later."""
     seen = seen.granted(member, batches)
     rest = seen.rests.get(member.slot)
     if rest is None or seen.slowness(member.slot) is None:
@@ -62,12 +62,12 @@ def leased(seen: Observations, member: MemberId, batches: int, now: float) -> Ob
 
 
 def newly_slow(before: Observations, after: Observations) -> list[str]:
-    """Slots whose slowness lasts now, and did not before."""
+    """Slots that are slow now, and were not before."""
     return [name for name in after.slow if after.slowness(name) is not None and before.slowness(name) is None]
 
 
 def resting(state: JobState, seen: Observations, spec: TrainingJobSpec, now: float) -> Observations:
-    """Begins the rest of workers that hold the others up, and forgets that of those that are fast again."""
+    """Lets workers rest that delay the others, and ends the rest of workers that are fast again."""
     rests = dict(seen.rests)
     for name in _workers(state):
         rest = rests.get(name, Rest())
@@ -80,7 +80,7 @@ def resting(state: JobState, seen: Observations, spec: TrainingJobSpec, now: flo
 
 
 def replaceable(state: JobState, seen: Observations, spec: TrainingJobSpec, now: float) -> list[MemberId]:
-    """The workers that are to be replaced now."""
+    """The workers to replace now."""
     found = []
     for name, slot in state.members.slots.items():
         slowness, process = seen.slowness(name), slot.process

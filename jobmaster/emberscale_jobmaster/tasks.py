@@ -108,7 +108,7 @@ def report_progress(
 
 
 def finish(state: JobState, member: MemberId, token: int, finding: Finding) -> JobState:
-    """Ends a task whose work is done. A token that is not the worker's any more changes nothing.
+    """Ends a finished task. A token that the worker has lost changes nothing.
 
     Raises InvalidReportError where the finding is not of the task's kind.
     """

@@ -35,7 +35,7 @@ _UNHEARD_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Observed:
-    """The wanted job and its instances. `master` is the newest running master, None if there is none."""
+    """The wanted job and its instances. `master` is the newest running master, if any."""
 
     job: JobIntent
     instances: tuple[Instance, ...]
@@ -44,7 +44,7 @@ class Observed:
 
 @dataclass(frozen=True)
 class Pause:
-    """A pause of so many seconds, in which there is nothing to decide."""
+    """Nothing to decide for this number of seconds."""
 
     seconds: float
 
@@ -197,7 +197,7 @@ class JobController:
             self._link, self._link_to = None, None
 
     def _with_reported(self, standing: JobStanding) -> JobStanding:
-        """Takes in which exits the master knows of by now; those that it did not take are reported again."""
+        """Notes which exits the master has accepted; the others are reported again."""
         done = [instance for instance, report in self._reports.items() if report.done()]
         reported = [instance for instance in done if self._reports.pop(instance).result()]
         history = standing.history

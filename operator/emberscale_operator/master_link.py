@@ -147,7 +147,7 @@ class MasterLink:
             self._scaling.add_done_callback(lambda _: self._wake())
 
     async def shut_down(self) -> None:
-        """Takes in the last status of a master whose job is over, then tells it to end.
+        """Fetches the last status from the master of a finished job, then tells it to end.
 
         A master may go away before its answer is out, so one that does not answer counts as told.
         """
@@ -180,7 +180,7 @@ class MasterLink:
             except grpc.aio.AioRpcError as error:
                 self._reached.clear()
                 if self._unanswered_since is None:
-                    # a program that was itself stopped meanwhile counts no more than the longest call
+                    # if this program itself was stopped meanwhile, count at most the longest call
                     self._unanswered_since = max(begun_at, self._clock() - _CALL_SECONDS)
                 await self._explain(error.details() or "")
             else:

@@ -216,7 +216,7 @@ class Simulation:
         self._carry_out(shapes, now)
 
     def _carry_out(self, shapes: Mapping[JobId, JobShape], now: float) -> None:
-        """Changes shapes; jobs that shrink come first, and make room for those that grow or start."""
+        """Changes shapes. Shrinking jobs come first, and make room for growing and starting ones."""
         free = self._capacity - self._reserved()
 
         def growth(job: JobId) -> float:

@@ -195,7 +195,7 @@ class LiveChange:
 def begin_live_change(
     present: JobShape, target: JobShape, now: float, room: Amounts, resize: float | None, pods: Pods
 ) -> LiveChange | None:
-    """Returns the fastest way for which there is room; None if there is none.
+    """Returns the fastest way that fits; None if none does.
 
     `room` is all that the job may have, its own included; `resize` is how long pods take to be resized in place, None
     where they cannot. Pods that go before others come cost their share of the time.

@@ -83,7 +83,7 @@ class Overlap:
 
 
 def overlap_of(present: JobShape, target: JobShape, resized: bool) -> Overlap:
-    """A role whose pods keep their size, or are `resized` in place, only gets more of them or gives some up.
+    """A role with pods of the same size, or `resized` in place, only gains or loses pods.
 
     Otherwise all are replaced.
     """
@@ -128,7 +128,7 @@ class Usage:
     memory_allocated: float = 0.0
 
     def hold(self, reserved: RoleResources, memory_used: float, seconds: float) -> None:
-        """The job had these resources for so long, and used so many bytes of them."""
+        """Counts a time in which the job had these resources, and used this memory."""
         self.worker_allocated += reserved.worker.cpu * seconds
         self.ps_allocated += reserved.ps.cpu * seconds
         self.memory_allocated += reserved.total.memory * seconds

@@ -49,7 +49,7 @@ def restarts(pod: dict[str, Any]) -> tuple[str, int]:
 def create_at_once(documents: list[dict[str, Any]], place: Place) -> None:
     """As quickly as the API server takes them; kubectl sends one after the other."""
     configuration = client.Configuration()
-    config.load_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+    config.load_config(client_configuration=configuration)
     jobs = client.CustomObjectsApi(client.ApiClient(configuration))
 
     def create(document: dict[str, Any]) -> None:

@@ -35,7 +35,7 @@ class RecordingProxy:
         self.watched: set[str] = set()
         self.url = ""
         self._configuration = client.Configuration()
-        config.load_config(client_configuration=self._configuration)  # type: ignore[no-untyped-call]
+        config.load_config(client_configuration=self._configuration)
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
 

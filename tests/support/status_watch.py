@@ -30,7 +30,7 @@ class StatusWatch:
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace
         configuration = client.Configuration()
-        config.load_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+        config.load_config(client_configuration=configuration)
         api = client.ApiClient(configuration)
         self._core, self._leases = client.CoreV1Api(api), client.CoordinationV1Api(api)
         self._jobs = client.CustomObjectsApi(api)

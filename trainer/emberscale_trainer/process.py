@@ -55,7 +55,7 @@ def serve_metrics(identity: ProcessIdentity) -> tuple[CollectorRegistry, str]:
 
 
 def keep_freed_memory() -> None:
-    """Has malloc keep what is freed, for a process that allocates the same sizes batch after batch.
+    """Lets malloc keep freed memory, for a process that allocates the same sizes for every batch.
 
     By default glibc returns the megabytes of a batch to the kernel and has them zeroed for the next one: 90 page faults
     a batch of 2,048. Does nothing with a C library other than glibc.

@@ -18,7 +18,7 @@ _LONGEST_SHOWN = 200
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a duplicate key, whose first value would silently be lost, and a key that is not a scalar."""
+    """Refuses keys that are not scalars, and duplicate keys: YAML would silently drop the first value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
@@ -40,7 +40,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class ManifestError(InvalidError):
-    """The manifest is invalid; the text has one line per problem, for people."""
+    """The manifest is invalid; the text has one line per problem."""
 
 
 def load_manifest(path: Path, overrides: Sequence[str] = ()) -> TrainingJob:
@@ -187,7 +187,7 @@ def _got(given: Any, meant: str = "") -> str:
 
 
 def _closest(given: str, allowed: Sequence[str]) -> str:
-    """The one of the allowed words that a person seems to have meant; empty where none is close."""
+    """Returns the allowed word closest to what was written; empty if none is close."""
     plain = {word.lower(): word for word in allowed}
     meant = get_close_matches(re.sub(r"[-_ ]", "", given.lower()), plain, n=1, cutoff=0.7)
     return plain[meant[0]] if meant else ""

@@ -109,7 +109,7 @@ class AdmissionSpec(ManifestPart):
 
 
 class EvictionSpec(ManifestPart):
-    """Rows that are removed; an id whose row was removed starts anew. With no field, all rows stay.
+    """Which rows to remove; an id whose row was removed starts anew. Without any field, all rows stay.
 
     Time is counted in batches of the job, which is exact after a restore or a move; clocks are not.
     """

@@ -81,7 +81,7 @@ class UnresolvableModelError(InvalidError):
 
 
 def columns_of(data: DataSpec) -> ColumnMapping:
-    """The columns that the manifest names, or those that the format fixes."""
+    """The columns of the manifest, or of the format if that fixes them."""
     return CRITEO_COLUMNS if data.columns is None else data.columns
 
 

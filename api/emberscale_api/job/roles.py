@@ -12,7 +12,7 @@ from emberscale_api.job.schema import ManifestPart
 from emberscale_api.job.units import Quantity, cpu_cores, memory_bytes
 
 CoreObject = Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})]
-"""A part of a Pod that is passed on as it is; Kubernetes checks it when the pod is created."""
+"""A part of a Pod, passed on unchanged; Kubernetes validates it when the pod is created."""
 
 Name = Annotated[str, Field(min_length=1, max_length=253)]
 
@@ -87,7 +87,7 @@ class PodTemplate(ManifestPart):
 
 
 class Role(StrEnum):
-    """The parts of a job. `REDIS` and `BRAIN` belong to this job alone, if there are none to share."""
+    """The parts of a job. Only jobs that share no Redis or brain with others have `REDIS` or `BRAIN`."""
 
     REDIS = "redis"
     BRAIN = "brain"

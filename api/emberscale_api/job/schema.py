@@ -26,7 +26,7 @@ class ManifestPart(BaseModel):
 
     @model_serializer(mode="wrap")
     def _with_unknown_fields(self, known: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A section that refuses unknown fields would not write those that it was read with."""
+        """Writes unknown fields too, which a section that refuses them would drop."""
         return {**known(self), **(self.__pydantic_extra__ or {})}
 
     @model_validator(mode="before")

@@ -29,7 +29,7 @@ Penalty = Annotated[float, Field(ge=0, description="FTRL")]
 
 
 class OptimizerSpec(ManifestPart):
-    """One update rule with its hyperparameters; a rule ignores those that it does not use."""
+    """One update rule with its hyperparameters; a rule ignores the ones it does not use."""
 
     type: OptimizerType = OptimizerType.ADAGRAD
     learning_rate: LearningRate = 0.01

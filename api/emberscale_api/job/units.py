@@ -39,7 +39,7 @@ def rough_time(seconds: float) -> str:
 
 
 def measured_time(seconds: float) -> str:
-    """Returns `1.5 min`, `3.2 h`: a figure in the unit that a person would use."""
+    """Returns `1.5 min`, `3.2 h`: a figure in a readable unit."""
     for unit, size in (("d", 86_400.0), ("h", 3600.0), ("min", 60.0)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"

@@ -38,7 +38,7 @@ _PREFIX = "job."
 
 @dataclass(frozen=True)
 class JobClaims:
-    """The job that the holder of a token acts for. `owner` is the namespace whose quota the job counts against."""
+    """The job for which the holder of a token acts. `owner` is the namespace whose quota pays for it."""
 
     job_uid: str
     owner: str
@@ -197,5 +197,5 @@ class _TokenGiver(UnaryInterceptor, StreamInterceptor):
 
 
 def open_channel(address: str, token: str, authority: bytes | None = None) -> grpc.Channel:
-    """A channel whose every call carries the token, to a server that this authority speaks for; a plain one without."""
+    """Opens a channel whose calls carry the token; with an authority, over TLS to a server that it certifies."""
     return grpc.intercept_channel(tls.connect(address, authority, CHANNEL_OPTIONS), _TokenGiver(token))

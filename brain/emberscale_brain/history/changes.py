@@ -74,7 +74,7 @@ class StartUpObserved:
 
 @dataclass(frozen=True, slots=True)
 class PlanMade:
-    """A job has a plan in force; `kept` is the reason of a later round that left the shape as it was."""
+    """A job has a plan in force; `kept` is the reason of a later round that kept the shape."""
 
     job: JobId
     version: int

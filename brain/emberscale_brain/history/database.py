@@ -47,7 +47,7 @@ class Claim:
         self._committed = False
 
     def hold(self, session: Session) -> None:
-        """Takes the claim, the first time; then makes sure that it still has it. Raises ClaimLostError.
+        """Takes the claim the first time, and checks later that it still holds it. Raises ClaimLostError.
 
         The row stays locked until the transaction ends: who claims the database next reads all that was written.
         """

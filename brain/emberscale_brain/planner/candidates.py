@@ -47,7 +47,7 @@ class Candidates:
         )
 
     def point(self, row: int) -> Candidate:
-        """A row as it is explained."""
+        """Returns a row, for explanations."""
         numbers = (float(column[row]) for column in (self.cost, self.gross, self.net, self.doubt))
         return Candidate(self.shapes[row], *numbers)
 
@@ -177,7 +177,7 @@ def best_experiment(
     time_value_per_hour: float,
     exploration: float = 1.0,
 ) -> Experiment | None:
-    """The trial whose measurement, times `exploration`, is worth most above its cost; None when none is worth it.
+    """Returns the trial whose value, times `exploration`, most exceeds its cost; None if none does.
 
     `options` are the shapes that the job could move to afterwards, its present one first; `trials` have their changes
     evaluated from that one.

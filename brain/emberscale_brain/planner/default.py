@@ -92,7 +92,7 @@ class DefaultPlanner:
         now: float,
         quarantined: dict[JobId, PlannedShape],
     ) -> tuple[list[Assessment], list[FirstShapes]]:
-        """The running and the waiting jobs; one whose numbers cannot be computed goes into `quarantined` instead."""
+        """Returns running and waiting jobs; puts jobs whose numbers cannot be computed into `quarantined`."""
         assessor = Assessor(cluster, self._settings, self._method)
 
         def assess(job: JobView, present: JobShape) -> Assessment:
@@ -124,7 +124,7 @@ class DefaultPlanner:
 
     @contextmanager
     def _quarantine(self, job: JobView, quarantined: dict[JobId, PlannedShape]) -> Iterator[None]:
-        """A job whose numbers cannot be computed is forgotten and stays as it is; all others are planned."""
+        """Forgets a job whose numbers cannot be computed, which keeps its shape, and plans all others."""
         try:
             yield
         except Exception as error:  # noqa: BLE001  # whatever one job's numbers lead to must not stop all planning

@@ -1,4 +1,4 @@
-"""Reasons for people: what was decided, what it is expected to bring, and what that rests on."""
+"""Reasons in words: the decision, the gain expected of it, and the evidence."""
 
 from types import MappingProxyType
 
@@ -98,7 +98,7 @@ def _explanation(
 def explain_running(
     assessment: Assessment, row: int | None, weight: float, similar: tuple[SimilarJob, ...]
 ) -> PlannedShape:
-    """A running job gets the candidate in `row`; None: there is no room for it at all."""
+    """A running job gets the candidate in `row`; None: no candidate fits."""
     candidates, present = assessment.candidates, assessment.present
     if row is None:
         reason = (

@@ -96,7 +96,7 @@ def _most_ps_memory(bounds: ShapeBounds, room: ClusterCapacity) -> int:
 
 
 def _ps_memory(tables: int, ps: int, bounds: ShapeBounds, room: ClusterCapacity) -> int:
-    """Returns the memory that each of so many PS needs for the tables, up to its bound."""
+    """Returns the memory that each of this number of PS needs for the tables, up to its bound."""
     return min(_most_ps_memory(bounds, room), max(bounds.ps_memory[0], math.ceil(tables / ps)))
 
 
@@ -127,7 +127,7 @@ def _one_step_more(shape: JobShape, most: JobShape, bounds: ShapeBounds, tables:
 
 
 EVERY_OTHER = "*"
-"""In quotas, the owner that stands for every owner without a quota of its own."""
+"""In quotas, stands for every owner without a quota."""
 
 
 def quota_of(owner: str, quotas: Mapping[str, Quota]) -> Quota:
@@ -136,7 +136,7 @@ def quota_of(owner: str, quotas: Mapping[str, Quota]) -> Quota:
 
 
 class Room:
-    """Shapes are taken from it and given back; what is overdrawn shows as no room at all.
+    """Shapes are taken from it and given back; where it is overdrawn, it has no room.
 
     Jobs say themselves what they have. What an owner's jobs say beyond its quota leaves that owner no room, but takes
     none from the others: no job can talk the cluster full.

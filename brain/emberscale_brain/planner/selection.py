@@ -58,7 +58,7 @@ def weighted_value(
 
 @dataclass(frozen=True, slots=True)
 class SelectionTable:
-    """All jobs' candidates, padded: float64[jobs, 1 + most candidates]. Column 0 is nothing at all.
+    """All jobs' candidates, padded: float64[jobs, 1 + most candidates]. Column 0 is no shape.
 
     Nothing costs a job that must run more than all other jobs could gain. `pools` are the limits (row 0 the cluster,
     then one an owner with a quota), as (cores, bytes); `pool` is each job's owner's row, 0 without a quota.
@@ -170,7 +170,7 @@ def _hull_of(table: SelectionTable, price: Floats, job: int) -> list[int]:
 
 
 def _greedy(table: SelectionTable, price: Floats) -> tuple[Ints, _Room]:
-    """Steps up the hulls by gain per price, while they fit; a job whose next step does not fit goes no further."""
+    """Steps up the hulls by gain per price; a job stops at the first step that does not fit."""
     room = _Room(table)
     chosen = np.zeros(len(table.pool), dtype=np.int64)
     steps: list[tuple[float, int, int, int]] = []

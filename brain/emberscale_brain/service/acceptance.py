@@ -12,7 +12,7 @@ _ROUNDING = 1e-9  # cores summed in another order are not more
 
 
 def free_room(state: BrainState, conditions: Conditions, owner: str, now: float) -> ClusterCapacity:
-    """Returns the room of one more job of the owner beside all others, in all and for each process."""
+    """Returns the room for one more job of the owner: in total, and for each process."""
     room = Room(conditions.capacity, conditions.quotas)
     for job, known in state.jobs.items():
         room.take(known.submitted.owner, state.view(job, now, conditions.settle_seconds).current)
@@ -74,7 +74,7 @@ def beside_newcomers(
     shown: AbstractSet[JobId],
     now: float,
 ) -> Mapping[JobId, PlannedShape]:
-    """Returns the part of a round that still fits beside jobs submitted meanwhile; the rest waits for the next."""
+    """Returns the part of a round that still fits once jobs submitted meanwhile are counted; the rest waits."""
     if state.jobs.keys() <= shown:
         return planned
     room = Room(conditions.capacity, conditions.quotas)
@@ -98,7 +98,7 @@ def beside_newcomers(
 
 
 class _Sums:
-    """Cores and bytes of each owner's jobs, and of all, in which an owner counts for no more than its quota."""
+    """Cores and bytes of each owner's jobs, and of all jobs with each owner capped at its quota."""
 
     def __init__(self, quotas: Mapping[str, Quota]) -> None:
         self._quotas = quotas

@@ -132,7 +132,7 @@ class Brain:
         return plan_to(replace(self._runtime.proposal(submitted, started, self.clock()), version=0))
 
     def report(self, job: JobId, reports: Sequence[ProfileReported], start_ups: Sequence[StartUpObserved]) -> Reported:
-        """Takes in profiles and start-ups of a job, apart from those that make no sense."""
+        """Takes profiles and start-ups of a job, and refuses implausible ones."""
         reported = self._runtime.report(
             job, reports, start_ups, self.clock(), self.clock.wall(), self._settings.clock_skew
         )

@@ -107,7 +107,7 @@ class PlansInForce:
         self._reasons.give(plan.job, plan.planned)
 
     def keep(self, job: JobId, planned: PlannedShape | None, message: pb.BrainPlan | None) -> None:
-        """The version that is in force, with the reasons and the message of now; None for those that are as before."""
+        """Keeps the version in force, with new reasons or a new message; None for what has not changed."""
         if planned is not None:
             self._reasons.give(job, planned)
         if message is not None:
@@ -143,7 +143,7 @@ class PlansInForce:
 
 
 def refreshed(plan: PlanMade, latest: PlannedShape | None) -> PlanMade:
-    """The plan as it was made, with what the last round found; itself if nothing was found since."""
+    """Returns the plan with the findings of the last round; the same object if there are none."""
     if latest is None or latest is plan.planned:
         return plan
     kept = plan.kept if latest.reason == plan.planned.reason else latest.reason
@@ -151,7 +151,7 @@ def refreshed(plan: PlanMade, latest: PlannedShape | None) -> PlanMade:
 
 
 def with_reasons(plan: PlanMade | None, latest: PlannedShape | None) -> list[PlanMade]:
-    """A plan with its latest reasons, where they are others than those that it was made for."""
+    """A plan with its latest reasons, if they differ from the original ones."""
     if plan is None or (now := refreshed(plan, latest)) is plan:
         return []
     return [now]

@@ -24,7 +24,7 @@ class SteadyClock:
         return self._monotonic() + self._offset
 
     def of(self, wall_time: float) -> float:
-        """When something was that happened at `wall_time` by the wall clock as it is set now; never after now."""
+        """Converts a wall-clock time, as the clock is set now, to this clock; never later than now."""
         return self() - max(0.0, self.wall() - wall_time)
 
 
@@ -32,7 +32,7 @@ _PLANNING_BUCKETS = (0.1, 0.3, 1, 3, 10, 30, 60, 120, 300)
 
 
 class Meters:
-    """One set a brain, in a registry of its own."""
+    """The metrics of one brain, in a registry of its own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

@@ -61,7 +61,7 @@ def read(store: HistoryStore, *, running: bool, profiles_per_job: int, past_jobs
 
 
 def close_running(store: HistoryStore, known: frozenset[JobId], now: float) -> None:
-    """Ends the jobs of brains before this one, but for those that are known here; a job that is submitted runs again.
+    """Ends the jobs of earlier brains, except jobs that this brain knows; a job that is submitted again runs again.
 
     Raises DatabaseAwayError, DatabaseUnusableError and ClaimLostError.
     """

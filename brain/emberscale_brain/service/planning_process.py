@@ -24,7 +24,7 @@ _NICENESS = 5
 
 
 def main() -> int:
-    """Serves until stdin ends; whoever answers callers, or trains beside it, goes first."""
+    """Serves until stdin ends, at low priority: the service and training come first."""
     os.nice(_NICENESS)
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     answers = os.fdopen(os.dup(1), "wb")

@@ -22,7 +22,7 @@ _REFUSED_REMEMBERED = 10_000
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """`repeated` are profiles that were recorded before, and whose fate their reporter asks for."""
+    """`repeated` are profiles recorded before; their reporter asks whether they are durable."""
 
     changes: tuple[Change, ...]
     repeated: tuple[ProfileReported, ...]

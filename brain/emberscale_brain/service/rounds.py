@@ -12,7 +12,7 @@ _PROCESS_START_SECONDS = 60.0
 
 
 class PlanningRounds:
-    """`plan` and `close` are called by one thread, `stop` and `tell_anew` by any."""
+    """One thread calls `plan` and `close`; any thread may call `stop` and `tell_anew`."""
 
     def __init__(self, settings: BrainSettings, runtime: BrainRuntime) -> None:
         preferences, planning = settings.planner, settings.planning

@@ -102,7 +102,7 @@ class BrainRuntime:
     # -- what callers say -----------------------------------------------------------------------------------------
 
     def submit(self, submitted: JobSubmitted, started: WarmStart | None, now: float) -> Submitted:
-        """Makes a job known, with a first plan where there is a warm start; a job that is known stays as it is."""
+        """Adds a job, with a first plan if there is a warm start; a job that is known already stays unchanged."""
         changes: list[Change] = []
         first = None
         with self._lock:
@@ -131,7 +131,7 @@ class BrainRuntime:
         wall: float,
         clock_skew: float,
     ) -> Reported:
-        """Takes in profiles and start-ups of a job, apart from those that make no sense.
+        """Takes profiles and start-ups of a job, and refuses implausible ones.
 
         Times are the reporter's, checked against the `wall` clock, of which it may be `clock_skew` ahead.
         """

@@ -40,7 +40,7 @@ from emberscale_brain.service.settings import BrainSettings
 
 
 class CallerCheck(AsyncServerInterceptor):
-    """Refuses calls whose token is neither `key` nor signed with it, and calls of a job about anything but itself.
+    """Refuses a token that is neither `key` nor signed with it, and calls of a job about other jobs.
 
     The check reads the fields `job_uid` and `owner` of the request. A call whose request has no `job_uid` is closed to
     jobs, so calls added later are closed by default.
@@ -210,7 +210,7 @@ class BrainServicer(brain_pb2_grpc.BrainServicer):
                 del self._watchers[job]
 
     async def ExplainPlan(self, request: pb.ExplainPlanRequest, context: Context) -> pb.PlanExplanation:
-        """Also for jobs that have ended, as long as the database keeps them."""
+        """Answers for ended jobs too, while the database keeps them."""
         try:
             job = job_from(request.job_uid)
         except MalformedRequestError as error:

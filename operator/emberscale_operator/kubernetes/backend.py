@@ -67,7 +67,7 @@ class ObjectCache(Protocol):
     """What is known of the cluster without a call to it."""
 
     def job(self, key: JobKey) -> Mapping[str, Any] | None:
-        """The TrainingJob as it was last seen; None if there is none."""
+        """The TrainingJob as last seen; None if it does not exist."""
 
     def pods(self, key: JobKey) -> Sequence[Mapping[str, Any]]:
         """The pods that carry the job's label."""

@@ -1,4 +1,4 @@
-"""Compares the API server's objects with those that the watches have delivered, as a dead watch is silent."""
+"""Detects dead watches, which are silent: compares the API server's objects with what the watches delivered."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence

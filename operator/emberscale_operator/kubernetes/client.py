@@ -43,7 +43,7 @@ class ApiInternalError(ApiUnavailableError):
 
 
 class ApiClient:
-    """One connection pool, whose calls take at most `timeout` seconds each.
+    """One connection pool; each call takes at most `timeout` seconds.
 
     `calls` counts by verb and resource, for those who tune rights and load.
     """
@@ -59,16 +59,16 @@ class ApiClient:
         """Connects as KUBECONFIG says where it is set, otherwise with the pod's service account."""
         configuration = kube.Configuration()
         if os.environ.get("KUBERNETES_SERVICE_HOST") and not os.environ.get("KUBECONFIG"):
-            config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]  # the client is untyped
+            config.load_incluster_config(client_configuration=configuration)
         else:
-            # the library reads the variable as it is imported
+            # the library reads the variable on import
             file = os.environ.get("KUBECONFIG")
-            await config.load_kube_config(file, client_configuration=configuration)  # type: ignore[no-untyped-call]  # the client is untyped
+            await config.load_kube_config(file, client_configuration=configuration)
         return cls(configuration, timeout)
 
     async def close(self) -> None:
         """Ends the connections."""
-        await self._api.close()  # type: ignore[no-untyped-call]  # the client is untyped
+        await self._api.close()
 
     async def get(self, path: str, **query: str) -> dict[str, Any]:
         """Returns an object, or a list. Raises ApiError and ApiUnavailableError, as all calls do."""

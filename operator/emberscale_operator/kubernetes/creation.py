@@ -40,7 +40,7 @@ class ObjectMaker:
         self._credentials: Credentials | None = None
 
     async def credentials(self, job: Job) -> Credentials:
-        """The job's, from its Secret, which is made on first use and stays as it was made.
+        """The job's credentials, from a Secret that is created on first use and never changes.
 
         So a job has TLS, or has none, from its first pod to its last, whatever the settings say meanwhile.
         """
@@ -79,7 +79,7 @@ class ObjectMaker:
             self._present.add(name)
 
     async def _ensure(self, job: Job, plural: str, body: dict[str, Any]) -> dict[str, Any]:
-        """The object as it is in the cluster, made if it was not there. Raises RefusedError and NamespaceEndsError."""
+        """Returns the object from the cluster, created if missing. Raises RefusedError and NamespaceEndsError."""
         name = body["metadata"]["name"]
         try:
             return await self._client.create(core(job.key.namespace, plural), body)
@@ -113,7 +113,7 @@ class ObjectMaker:
 
 
 def _refusal(error: ApiError) -> Exception:
-    """Refusals that a person, or time, can mend; any other is ours."""
+    """Refusals that a user or time can resolve; any other is a defect of the operator."""
     text = str(error)
     if "NamespaceTerminating" in error.causes:
         return NamespaceEndsError(text)

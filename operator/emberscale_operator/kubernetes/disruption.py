@@ -21,7 +21,7 @@ def grace_seconds(role: Role, resources: Resources) -> int:
 
 
 def build_budget(job: Job, servers: int) -> dict[str, Any]:
-    """The PodDisruptionBudget under which all but one of so many parameter servers stay.
+    """The PodDisruptionBudget that lets one of this number of parameter servers go.
 
     It states a number, since Kubernetes takes nothing else for pods that no built-in controller owns.
     """
@@ -51,7 +51,7 @@ class DisruptionBudget:
         self._servers = 0
 
     async def keep(self, job: Job, servers: int) -> None:
-        """Lets the cluster take one of so many away at a time; makes no call where that is so.
+        """Lets the cluster evict one of this number of servers at a time; makes no call if that holds already.
 
         `servers` are those with rows, or that are to get some. With more, such as those that a larger shape lacks, the
         cluster could take none away while one cannot be placed. 0 changes nothing: none has rows, or nobody knows.

@@ -1,4 +1,4 @@
-"""Events of the cluster: those that the operator writes for `kubectl describe`, and Warnings about pods.
+"""Kubernetes Events: the operator writes some for `kubectl describe`, and reads Warnings about pods.
 
 What keeps a pod from being prepared, such as a volume that cannot be mounted, shows in the pod's Events only.
 """
@@ -33,11 +33,11 @@ class EventRecorder:
         self._known: set[str] = set()
 
     def normal(self, job: Job, reason: str, message: str, key: str) -> None:
-        """Something went as it should."""
+        """Something went as planned."""
         self._tell(job, "Normal", reason, message, key)
 
     def warning(self, job: Job, reason: str, message: str, key: str) -> None:
-        """Something that a person may want to act on."""
+        """Something may need action by a user."""
         self._tell(job, "Warning", reason, message, key)
 
     async def flush(self) -> None:

@@ -84,7 +84,7 @@ class FlashTenants:
             await asyncio.sleep(self._look)
 
     async def sweep(self, jobs: Collection[str]) -> None:
-        """Removes what jobs left that were deleted while no operator ran. `jobs` are the uids of those that exist."""
+        """Removes what jobs left that were deleted while no operator ran. `jobs` are the uids of existing jobs."""
         prefix = _prefix(self._installation)
         try:
             users = cast(list[str], await self._redis.acl_users())

@@ -56,7 +56,7 @@ class Fleet:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def stuck(self, now: float) -> str | None:
-        """The job whose reconciling gets nowhere, in words; None where all go on. `now` is of the monotonic clock."""
+        """Names a job whose reconciliation is stuck; None if there is none. `now` is a time of the monotonic clock."""
         busy = ((since, key) for (key, _), one in self.controllers.items() if (since := one.busy_since) is not None)
         since, key = min(busy, default=(now, None), key=lambda entry: entry[0])
         return f"{key} has been reconciled for {now - since:.0f} s" if now - since > self._patience else None

@@ -40,7 +40,7 @@ class Tallies:
         self._reconciliations = Counter(
             "emberscale_operator_reconciliations", "Reconciliations of jobs", registry=registry
         )
-        # a series that is there from the start has its first increase seen, too
+        # only a series that exists from the start shows its first increase
         self._ends.labels("Completed")
 
     def job_reconciled(self) -> None:

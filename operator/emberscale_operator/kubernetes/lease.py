@@ -74,7 +74,7 @@ class LeaderLease:
     async def connect(
         cls, namespace: str, name: str, identity: str, owner: dict[str, str] | None = None
     ) -> "LeaderLease":
-        """A lease with a connection of its own."""
+        """A lease over a separate connection."""
         return cls(await ApiClient.connect(_CALL_SECONDS), namespace, name, identity, owner)
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Observes a job's pods over time, with those that were created but not seen yet, and those that vanished."""
+"""Observes a job's pods over time, including created pods that no watch has shown yet, and vanished ones."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -27,7 +27,7 @@ _UNSEEN_SECONDS = 30.0
 
 
 class Observation:
-    """The state of one job's pods as far as it is known."""
+    """The known state of one job's pods."""
 
     def __init__(self) -> None:
         self._seen: dict[str, PodView] = {}
@@ -79,7 +79,7 @@ class Observation:
 
     @property
     def asked_to_end(self) -> frozenset[str]:
-        """Uids of pods whose end was asked for."""
+        """Uids of pods that are asked to end."""
         return frozenset(self._deleted)
 
     def forget(self, view: PodView) -> bool:

@@ -42,7 +42,7 @@ class WatchedCluster:
         self._jobs, self._pods = jobs, pods
 
     def job(self, key: JobKey) -> Mapping[str, Any] | None:
-        """The TrainingJob as it was last seen."""
+        """The TrainingJob as last seen."""
         return next(iter(self._jobs.get(key, ())), None)
 
     def pods(self, key: JobKey) -> Sequence[Mapping[str, Any]]:

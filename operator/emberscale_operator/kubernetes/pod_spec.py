@@ -42,7 +42,7 @@ _BRAIN_TOKEN_KEY, _BRAIN_CA_KEY = "brain-token", "brain-ca"
 _FLASH_KEY = "flash-redis-url"
 _NODE_LOSS_SECONDS = 30
 _ASKED: dict[str, Any] = {"httpGet": {"path": "/metrics", "port": "metrics"}, "timeoutSeconds": 5}
-"""Asks a process what it is doing: one that hangs does not answer, nor one whose locks are stuck."""
+"""Asks a process what it is doing. A process that hangs or is deadlocked does not answer."""
 _STARTUP_PROBE = {**_ASKED, "periodSeconds": 2, "failureThreshold": 150}
 _LIVENESS_PROBE = {**_ASKED, "periodSeconds": 10, "failureThreshold": 6}
 _THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
@@ -79,7 +79,7 @@ class JobObjects:
 
     @classmethod
     def of(cls, job: Job, settings: Settings, image: str = "") -> "JobObjects":
-        """The objects for the job as it is now; a job that has no image yet gets the operator's."""
+        """The objects of the current job; a job without an image yet gets the operator's."""
         spec, name = job.spec, job.key.name
         bare = {"template": PodTemplate()}
         roles = {"worker": spec.worker, "ps": spec.ps, "master": spec.master}
@@ -360,7 +360,7 @@ def _volumes(job: Job, objects: JobObjects, role: Role, tls: bool) -> list[dict[
     sources: list[dict[str, Any]] = [{"secret": {"name": secret, "items": items}}]
     if role is Role.MASTER:
         steering = {"key": OPERATOR_TOKEN_KEY, "path": OPERATOR_TOKEN_KEY}
-        # optional: the Secret of a job from before there was such a key stays as it is
+        # optional: the Secret of an older job lacks this key
         sources.append({"secret": {"name": secret, "items": [steering], "optional": True}})
         sources.append({"configMap": {"name": objects.manifest_name}})
     return [

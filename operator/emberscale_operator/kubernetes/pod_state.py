@@ -30,7 +30,7 @@ _FROM_OUTSIDE = frozenset(
         "UnexpectedAdmissionError",
     }
 )
-"""`status.reason` of pods whose end is the cluster's doing."""
+"""`status.reason` of pods that the cluster ended."""
 _SIGKILL, _SIGTERM = 9, 15
 _QUIET_WAITS = frozenset({"", "ContainerCreating", "PodInitializing"})
 

@@ -11,7 +11,7 @@ from emberscale_operator.kubernetes.pod_state import PodView
 from emberscale_operator.machine import RESTING, History, Instance, JobStanding, Lives
 
 DELETING = "Deleting"
-"""The state of a member whose end the operator asks for: written before it is, so that a next one knows of it."""
+"""The state of a member that the operator asks to end. It is written first, so that a successor knows of it."""
 
 
 def standing_of(status: TrainingJobStatus) -> JobStanding:
@@ -59,7 +59,7 @@ def members_of(
     before: Iterable[MemberStatus],
     deleting: Container[str],
 ) -> tuple[MemberStatus, ...]:
-    """Every member as it is to be written.
+    """Returns every member, for the record.
 
     `problems` are reasons and messages of what keeps a member from having a pod; they go before what its pod says.
     `deleting` are uids of pods whose end the operator asks for.

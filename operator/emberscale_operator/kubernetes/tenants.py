@@ -29,7 +29,7 @@ _DEPOSED_SECONDS = 600
 _FILLS_UP = 0.5
 """A share of Redis's `maxmemory`: below it, the operator does not look at single jobs."""
 _NEARLY_FULL = 0.7
-"""Of `maxmemory`, as the alert EmberscaleRedisFillsUp has it: the job that has the most is told."""
+"""A fraction of `maxmemory`, the same as in the alert EmberscaleRedisFillsUp; above it, the largest job is reported."""
 _CHANGED = 0.1
 """Of its size: what is said of a job does not change for less."""
 _SHARE = 0.25
@@ -122,7 +122,7 @@ class Tenants:
         return self._largest[2] if self._largest is not None and self._largest[0] == job_uid else None
 
     async def keep(self) -> None:
-        """Makes missing users and expels those that store too much, until it is cancelled.
+        """Creates missing users and expels users that store too much, until it is cancelled.
 
         A Redis that has restarted may have forgotten any user.
         """
@@ -168,7 +168,7 @@ class Tenants:
         _log.warning("redis_state_not_removed", job_uid=job_uid, problem=problem)
 
     async def sweep(self, jobs: Collection[str]) -> None:
-        """Removes what jobs left that were deleted while no operator ran. `jobs` are the uids of those that exist."""
+        """Removes what jobs left that were deleted while no operator ran. `jobs` are the uids of existing jobs."""
         if self._flash is not None:
             await self._flash.sweep(jobs)
         prefix = _prefix(self._installation)
@@ -228,7 +228,7 @@ class Tenants:
             self._largest = (job_uid, size, _fills(size, most))
 
     async def _remove(self, job_uid: str) -> None:
-        """The user first, whose connections end with it: a master that still runs would put everything back otherwise.
+        """Deletes the user first, which closes its connections: a running master could otherwise write it all again.
 
         Not as a transaction: a Redis that is full refuses one with a write in it, before there is room again.
         """

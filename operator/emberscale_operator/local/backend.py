@@ -118,11 +118,11 @@ class LocalBackend:
         return Observed(self._intent(), instances, max(masters, default=None))
 
     async def recall(self) -> tuple[JobStanding, pb.Plan | None]:
-        """Returns where every run begins: the masters, not the processes, know of those before."""
+        """Returns an empty standing: every launch begins anew, and only the master remembers earlier ones."""
         return JobStanding(), None
 
     async def address_of(self, master: InstanceId) -> MasterAddress:
-        """Returns the one address that all masters of the run listen on."""
+        """Returns the address that all masters of the run share."""
         return self._master
 
     async def report(self, news: News, now: float) -> float:

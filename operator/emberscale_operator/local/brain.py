@@ -77,7 +77,7 @@ class BrainSeat:
         return self._folder / "brain.token"
 
     def take(self) -> bool:
-        """Whether the brain is to run beside this run; takes the seat if nobody has it."""
+        """Takes the seat if it is free. Returns whether this run has it, and so starts the brain."""
         if not self._held and self._lock is not None:
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -156,7 +156,7 @@ class EmbeddedBrain:
 
     @contextmanager
     def seat(self, authority: bytes | None) -> Iterator[BrainSeat]:
-        """The run's view of who has the brain beside it.
+        """The run's view of which run hosts the brain.
 
         Raises UnavailableError, and InvalidError for a file that no brain could begin with.
         Runs share a brain that all of them can talk to: those of one authority, or those without TLS.

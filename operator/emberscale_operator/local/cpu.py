@@ -48,7 +48,7 @@ class CpuQuotas:
     unified: bool
 
     def limit(self, pid: int, member: str, cores: float | None) -> None:
-        """Lets a process use so many cores, if that is a fraction of what it is pinned to; None lifts the limit."""
+        """Limits a process to a fractional number of cores; pinning alone limits whole ones. None lifts the limit."""
         group = self._group(member)
         quota = None
         if cores is not None and cores != math.ceil(cores):
@@ -105,7 +105,7 @@ def _candidates() -> Iterator[CpuQuotas]:
             yield CpuQuotas(_under(folder, paths["cpu"]), unified=False)
         elif kind == "cgroup2" and "" in paths:
             here = _under(folder, paths[""])
-            # a group with processes of its own cannot have groups with quotas; the one above it may
+            # a group that contains processes cannot have child groups with quotas; its parent can
             yield CpuQuotas(here, unified=True)
             if here != Path(folder):
                 yield CpuQuotas(here.parent, unified=True)

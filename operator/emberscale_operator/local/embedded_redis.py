@@ -47,7 +47,7 @@ daemonize no
 databases 1
 """
 _FLASH_OVERHEAD = 64 << 20
-"""The memory that Redis needs beside the values, for itself and the buffers of connections."""
+"""The memory that Redis needs for itself and connection buffers, in addition to the values."""
 
 _START_SECONDS = 20.0
 _LOOK_SECONDS = 1.0

@@ -16,7 +16,7 @@ _log = structlog.get_logger()
 
 
 class WatchedManifest:
-    """The spec in a manifest file, as it is now; a file that cannot be read changes nothing."""
+    """The current spec in a manifest file; an unreadable file changes nothing."""
 
     def __init__(self, path: Path, spec: TrainingJobSpec) -> None:
         self._path = path

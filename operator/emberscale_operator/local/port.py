@@ -52,7 +52,7 @@ def reserve_port(port: int = 0, host: str = "127.0.0.1") -> ReservedPort:
 
 
 def _refuse_if_served(host: str, port: int) -> None:
-    """SO_REUSEPORT would let us in beside another server of this user that sets it, and share its connections."""
+    """With SO_REUSEPORT, two servers of a user could bind the same port and would share its connections."""
     if port == 0:
         return
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:

@@ -39,7 +39,7 @@ def read_memory(pid: int) -> Memory | None:
 
 
 class TetheredProcess:
-    """A command whose life is tied to the calling thread's.
+    """A command that ends with the calling thread.
 
     It runs in a session of its own, so that a Ctrl-C in the terminal reaches only the program that started it. What it
     prints is appended to `log`, after a line that says which incarnation speaks.

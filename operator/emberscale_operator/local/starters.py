@@ -161,7 +161,7 @@ class ForkServerClient:
                         self._running.pop(ticket).end(code)
 
     def give_up(self, ticket: int) -> None:
-        """A process that does not exist yet is not wanted any more: it is killed as soon as it does."""
+        """Kills a process as soon as it exists: nobody wants it any more."""
         del self._running[ticket]
         self._unwanted.add(ticket)
 

@@ -31,7 +31,7 @@ class Delete:
 
 @dataclass(frozen=True)
 class Kill:
-    """Ends an instance that does not answer; `why` is a sentence for people."""
+    """Ends an instance that does not answer; `why` is a sentence."""
 
     id: InstanceId
     why: str

@@ -26,7 +26,7 @@ class InstanceId:
 
 @dataclass(frozen=True)
 class Resources:
-    """Limits of one instance: cores, and bytes of memory. None means that there is no limit."""
+    """Limits of one instance: cores, and bytes of memory. None means unlimited."""
 
     cpu_cores: float | None = None
     memory_bytes: int | None = None

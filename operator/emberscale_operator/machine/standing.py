@@ -1,4 +1,4 @@
-"""A job's standing and its master's report: a decision's inputs besides the intent and the instances."""
+"""A job's standing and its master's report: with the intent and the instances, the inputs of a decision."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

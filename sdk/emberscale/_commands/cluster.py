@@ -99,7 +99,7 @@ def _client(namespace: str | None) -> "TrainingJobClient":
 
 
 def render(name: str, status: TrainingJobStatus) -> Group:
-    """The status for people."""
+    """The status as text."""
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_row("Job", name)
     table.add_row("Phase", f"{status.phase} ({status.reason})" if status.reason else str(status.phase))

@@ -88,7 +88,7 @@ def _name(names: list[str]) -> str:
 
 
 def processes_of(job: TrainingJob) -> Table:
-    """Returns a table with one row per process, or one for a role whose number is planned; marks what is planned."""
+    """Returns a table with a row per process, or one for a role with a planned number; marks planned values."""
     spec, planned = job.spec, job.spec.leaves_replicas_open
     table = Table(title="Processes", title_justify="left")
     for column in ("process", "CPU cores", "memory limit"):

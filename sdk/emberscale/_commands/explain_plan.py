@@ -73,7 +73,7 @@ def explain_plan(
 
 
 def _remembered(job: str) -> pb.PlanExplanation:
-    """Returns the last plan of the brain beside a run, from its database."""
+    """Returns the last plan of a run's own brain, from its database."""
     root = next((folder for folder in (Path(job), Path("runs", job)) if (folder / "run.json").exists()), None)
     if root is None:
         raise InvalidError(f"{job}: neither it nor {Path('runs', job)} is the folder of a run; give --brain for a UID")

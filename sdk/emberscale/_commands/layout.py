@@ -114,7 +114,7 @@ class LayoutOptions:
 
 
 def with_layout_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command whose parameter `described` is LayoutOptions an option for each of its fields, in its place."""
+    """Replaces a command's parameter `described` of type LayoutOptions by an option for each field."""
     own = inspect.signature(command)
     options = inspect.signature(LayoutOptions).parameters
 

@@ -42,7 +42,7 @@ OutputFormat = Annotated[
 
 @contextmanager
 def bad_input_exits() -> Iterator[None]:
-    """Turns what a person got wrong into lines on stderr and exit code 2, and a disk that is full into exit code 1."""
+    """Reports user errors on stderr with exit code 2, and a full disk with exit code 1."""
     try:
         yield
     except UnwritableError as error:

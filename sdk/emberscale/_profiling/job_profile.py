@@ -135,7 +135,7 @@ class TimeBreakdown:
 
     @property
     def share_of_roof(self) -> float:
-        """1.0 would be a job whose parameter servers cost nothing."""
+        """1.0 means that parameter servers cost nothing."""
         return self.samples_per_second / self.roof.samples_per_second
 
     @property

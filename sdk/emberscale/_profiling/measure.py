@@ -39,7 +39,7 @@ def profile_job(job: TrainingJob, samples: int, interruption: Interruption, prog
 
 
 def _endless(job: TrainingJob) -> TrainingJob:
-    """The job as it trains when nothing but training happens: no evaluation, no checkpoint, no start-up transient."""
+    """The job while it only trains: no evaluation, no checkpoint, no start-up transient."""
     spec = job.spec
     changes = {
         "data": spec.data.model_copy(update={"evaluation": ()}),

@@ -30,7 +30,7 @@ _COLOURS = {
 
 
 def draw_profile(profile: TimeBreakdown, picture: Path) -> None:
-    """Draws each thread's time by stage, and the job's throughput and CPU time by role beside the roof's."""
+    """Draws each thread's time by stage, and throughput and CPU time by role, of the job and of the roof."""
     with mpl.rc_context(STYLE):
         profile_figure(profile).savefig(picture, dpi=130)
 

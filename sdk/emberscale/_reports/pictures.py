@@ -60,7 +60,7 @@ def held_out(evaluations: Sequence[Mapping[str, Any]], expected_samples: float, 
 
 
 def draw_curve(axes: Axes, points: Series, colour: str, label: str | None = None) -> None:
-    """A line, with marks where it has so few points that there may be no line to see."""
+    """Draws a line, with markers if it has too few points to be visible."""
     x, y = [x for x, _ in points], [y for _, y in points]
     marker = "o" if len(points) < _FEW_POINTS else None
     axes.plot(x, y, color=colour, linewidth=1.8, label=label, marker=marker, markersize=4)

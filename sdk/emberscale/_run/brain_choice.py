@@ -50,7 +50,7 @@ BrainCaFile = Annotated[
 def choose_brain(
     job: TrainingJob, choice: str, settings: Sequence[str], token_file: Path | None, ca_file: Path | None = None
 ) -> BrainAddress | EmbeddedBrain | None:
-    """The brain for a job: none for one whose numbers of processes are all given. Raises InvalidError."""
+    """Returns the brain for a job; None if the manifest gives all numbers of processes. Raises InvalidError."""
     if settings and choice != AUTO:
         raise InvalidError(f"--brain-set: is for the brain beside the job, not for --brain {choice}")
     if choice == OFF:

@@ -66,7 +66,7 @@ class Run:
         self.save()
 
     def cancel(self) -> None:
-        """The launch came to nothing: a new run may be replaced, a resumed one is as it was."""
+        """The launch failed: a new run may be replaced, a resumed one stays unchanged."""
         self.save(status=RunStatus.FAILED if self.record.launches == 1 else RunStatus.INTERRUPTED)
 
     def save(self, **changes: object) -> None:
@@ -157,7 +157,7 @@ def _resumed(paths: RunPaths, earlier: RunRecord, job: TrainingJob) -> RunRecord
 
 
 def _take_place(home: RunPaths) -> None:
-    """Puts a Complete run that was written beside into the place of the one before.
+    """Replaces the previous run by the Complete run in `next/`.
 
     Goes on where it was cut short: the record of the old run is the last to go and that of the new one the last to
     move, so the records say how far it came.

@@ -95,7 +95,7 @@ def _problem(path: Path) -> str | None:
 
 
 def check_model(job: TrainingJob) -> list[str]:
-    """A dry step of the person's own model, in a process of its own, as a worker will load it; returns remarks.
+    """Loads the user's model in a separate process, as a worker will, and takes a dry step; returns remarks.
 
     Raises InvalidError with the frames of their own code. Built-in models need no such check.
     """

@@ -54,7 +54,7 @@ class RunRecord(BaseModel):
 
     @property
     def given(self) -> TrainingJob:
-        """The manifest as it was given."""
+        """The original manifest."""
         return TrainingJob.model_validate(self.manifest)
 
     def job(self, paths: "RunPaths") -> TrainingJob:

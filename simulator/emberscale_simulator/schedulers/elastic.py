@@ -35,7 +35,7 @@ class ElasticScheduler(Memoryless):
         self._climbs: dict[JobId, _Climb] = {}
 
     def decide(self, jobs: Sequence[ScheduledJob], capacity: ClusterCapacity, now: float) -> Mapping[JobId, JobShape]:
-        """Starts, and running jobs with more workers, or with those that did not pay given back."""
+        """Starts jobs, gives running jobs more workers, and takes back workers that did not pay."""
         decided = admit(jobs, capacity, {job.view.id: job.request for job in jobs})
         free = capacity.cpu - sum(shape.cpu for shape in decided.values())
         free -= sum(job.view.current.cpu for job in jobs if job.view.current is not None)

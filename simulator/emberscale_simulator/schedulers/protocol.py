@@ -88,7 +88,7 @@ class LearnedOverheads:
 def admit(
     jobs: Sequence[ScheduledJob], capacity: ClusterCapacity, wanted: Mapping[JobId, JobShape]
 ) -> dict[JobId, JobShape]:
-    """Starts of waiting jobs: in order of arrival, each whole or not at all, smaller ones passing larger ones."""
+    """Starts waiting jobs in order of arrival, each as a whole; smaller jobs may overtake larger ones."""
     cpu = capacity.cpu - sum(job.view.current.cpu for job in jobs if job.view.current is not None)
     memory = capacity.memory - sum(job.view.current.memory for job in jobs if job.view.current is not None)
     starts = {}

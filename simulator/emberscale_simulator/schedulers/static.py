@@ -1,4 +1,4 @@
-"""Shapes that stay: what owners ask for (Kubeflow without auto-scaling), and the best that a person finds by trial."""
+"""Static shapes: the owner's request (Kubeflow without auto-scaling), and the best shape found by manual trials."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -19,7 +19,7 @@ from emberscale_api.job import ResolvedModel
 from emberscale_api.job.model import Features
 
 REASON = "ModelRefused"
-"""How the job's status names the failure of a person's model."""
+"""The reason in the job's status when a user's model fails."""
 
 _CALL = "forward(dense, embeddings)"
 _SHOWN = 3
@@ -83,7 +83,7 @@ def _contract(features: Features) -> str:
 
 
 def described(value: object) -> str:
-    """Type and shape, for people."""
+    """Describes type and shape."""
     if isinstance(value, Tensor):
         return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {list(value.shape)}"
     return f"an object of type {type(value).__name__}"

@@ -127,7 +127,7 @@ class Barrier:
         return self._note(number, call, Outcome(applied.copy(), now - held.since, now - held.settled))
 
     def finish_unheld(self, number: int, call: str, applied: AppliedBatches) -> Outcome:
-        """Notes that `call` ended a barrier that this server did not hold, as it had no rows."""
+        """Notes that `call` ended a barrier that this server had no need to hold."""
         return self._note(number, call, Outcome(applied.copy(), 0.0, 0.0))
 
     def again(self, number: int, call: str) -> Outcome | None:

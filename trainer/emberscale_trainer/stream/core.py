@@ -95,7 +95,7 @@ class ReceiveOrder:
         return self._connection
 
     def is_new(self, connection: int, number: int) -> bool:
-        """Whether an item is to be dealt with; an older one is acknowledged again, and no more.
+        """Returns whether to handle an item; an older one is only acknowledged again.
 
         Raises StreamLostError for a connection that another has replaced, and for an item before which one is missing.
         """
