@@ -134,6 +134,14 @@ def _chosen(comparison: str) -> Any:
     return instruction(choose)
 
 
+def _pick8(_typing: Any, left: Any, right: Any, then: Any, otherwise: Any) -> Any:
+    def lower(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        left, right, then, otherwise = (_splat(builder, argument) for argument in arguments)
+        return builder.select(builder.fcmp_ordered("<", left, right), then, otherwise)
+
+    return float32x8(left, right, then, otherwise), lower
+
+
 def _turn8(_typing: Any, source: Any, source_stride: Any, target: Any, target_stride: Any) -> Any:
     def lower(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         source, source_stride, target, target_stride = arguments
@@ -176,6 +184,8 @@ sum8: Callable[[float], float] = instruction(_sum8)
 root: Callable[[float], float] = instruction(_root)
 least: Callable[[float, float], float] = _chosen("<")
 greatest: Callable[[float, float], float] = _chosen(">")
+pick8: Callable[[float, float, float, float], float] = instruction(_pick8)
+"""(left, right, then, otherwise): lane by lane, `then` where left < right, and elsewhere `otherwise`."""
 turn8: Callable[[int, int, int, int], None] = instruction(_turn8)
 """(source, its stride, target, its stride, in bytes): eight rows of eight float32 become eight columns."""
 

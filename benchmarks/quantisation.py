@@ -1,0 +1,268 @@
+"""Quantised embedding vectors: how far they are from the trained ones, by method, and how fast they are made.
+
+Draws figures 5, 6 and 7 of Check-N-Run (section 4.2) on the rows of a DLRM that is first trained here: a job on a
+million synthetic records (200,000 with --quick), whose last checkpoint is read as a server reads it. The rows of all
+tables are one sample.
+
+* Loss: the mean over the rows of the l2 distance between weights and quantised weights; of symmetric, asymmetric and
+  adaptive asymmetric quantisation and, as the reference, of k-means for each vector (15 iterations from random weights
+  of the vector, as in the paper).
+* Bins and ratio: what the search of the adaptive method gains over the asymmetric one, by its two parameters.
+* Speed: megabytes of float32 a second that one thread quantises, by its own CPU time, the methods in turns; k-means on
+  a part of the rows. It is compiled as the others are; scikit-learn's, with as many iterations, is measured beside it.
+"""
+
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from sklearn.cluster import KMeans
+from sklearn.exceptions import ConvergenceWarning
+
+from emberscale_trainer.checkpoint import CheckpointFiles, read_records
+from emberscale_trainer.checkpoint.files import PartitionFile
+from emberscale_trainer.table.quantization import QUANTIZERS, PackedRows, Quantizer
+from reporting import Ratio, arguments, report, say
+from whole_run import manifest, run, synthesise
+
+Vectors = NDArray[np.float32]
+
+DIMENSION = 64
+"""As in the paper (section 2.1)."""
+
+ROWS, KMEANS_ROWS, LIBRARY_ROWS = 200_000, 4_000, 100
+KMEANS_ITERATIONS = 15
+TURNS = 7
+BINS = (5, 10, 15, 20, 25, 30, 35, 40, 45, 50, 60)
+RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+LIBRARY = "k-means of scikit-learn"
+METHODS = ("symmetric", "asymmetric", "adaptive asymmetric", "k-means per vector")
+WITHIN, FASTER, SPEED = 1.1, 50.0, 300.0
+
+
+def trained_rows(folder: Path, records: int) -> Vectors:
+    """The embedding vectors of a DLRM that is trained in `folder`, float32 [n, DIMENSION]."""
+    synthesise(folder / "data", records)
+    checkpoints = folder / "checkpoints"
+    spec: dict[str, Any] = {
+        "data": {
+            "train": [str(folder / "data/train-*.tsv")],
+            "evaluation": [str(folder / "data/evaluation.tsv")],
+        },
+        "model": {"architecture": "DLRM", "embeddings": {"dimension": DIMENSION}},
+        "training": {"batchSize": 2048, "epochs": 2},
+        "checkpoint": {"uri": str(checkpoints)},
+    }
+    auc = run(manifest("quantisation", spec))["auc"]
+    files = CheckpointFiles(str(max(checkpoints.iterdir())))
+    found = []
+    for index in files.manifest.servers:
+        part = files.parse(f"ps-{index}/partition.json", PartitionFile)
+        for table in part.tables:
+            layout = table.layout
+            found += [layout.fields(records)["weights"].copy() for records in read_records(files, part, table)]
+    rows = np.concatenate(found)
+    say(f"trained a DLRM on {records:,} records to an AUC of {auc:.4f}: {len(rows):,} rows of {DIMENSION}")
+    return rows
+
+
+def restored(vectors: Vectors, quantizer: Quantizer) -> Vectors:
+    """The vectors as a checkpoint gives them back."""
+    packed = PackedRows.of_vectors(vectors.shape[1], quantizer)
+    return packed.unpack(packed.pack(vectors.view(np.uint8))).view(np.float32)
+
+
+def quantizer_of(method: str, bits: int) -> Quantizer:
+    """The quantiser of a method, other than k-means; adaptive with the settings of the product, or those of 4 bits."""
+    if method == METHODS[2]:
+        return QUANTIZERS[bits] if bits < 8 else Quantizer(8, bins=45, ratio=QUANTIZERS[4].ratio)
+    return Quantizer(bits, symmetric=method == METHODS[0])
+
+
+@numba.njit("f4[:, ::1](f4[:, ::1], i8, i8, i8)", nogil=True, cache=True)
+def k_means(vectors, clusters, iterations, seed):  # type: ignore[no-untyped-def]
+    """Each vector with its weights replaced by the centroids of their clusters; Numba types this from the signature."""
+    np.random.seed(seed)
+    count, dimension = vectors.shape
+    result = np.empty_like(vectors)
+    centroids = np.empty(clusters, np.float32)
+    sums = np.empty(clusters, np.float32)
+    sizes = np.empty(clusters, np.int64)
+    nearest = np.empty(dimension, np.int64)
+    for row in range(count):
+        vector = vectors[row]
+        chosen = np.random.permutation(dimension)
+        for cluster in range(clusters):
+            centroids[cluster] = vector[chosen[cluster]]
+        for _ in range(iterations + 1):
+            sums[:] = 0
+            sizes[:] = 0
+            for element in range(dimension):
+                best, place = np.float32(np.inf), 0
+                for cluster in range(clusters):
+                    distance = abs(vector[element] - centroids[cluster])
+                    if distance < best:
+                        best, place = distance, cluster
+                nearest[element] = place
+                sums[place] += vector[element]
+                sizes[place] += 1
+            for cluster in range(clusters):
+                if sizes[cluster]:
+                    centroids[cluster] = sums[cluster] / sizes[cluster]
+        for element in range(dimension):
+            result[row, element] = centroids[nearest[element]]
+    return result
+
+
+def library_k_means(vectors: Vectors, clusters: int) -> None:
+    """The same by scikit-learn."""
+    for vector in vectors:
+        KMeans(clusters, init="random", n_init=1, max_iter=KMEANS_ITERATIONS, random_state=1).fit(vector[:, None])
+
+
+def loss(vectors: Vectors, quantised: Vectors) -> float:
+    """The mean l2 loss (section 4.2)."""
+    return float(np.linalg.norm(vectors - quantised, axis=1).mean())
+
+
+def losses(vectors: Vectors) -> dict[str, dict[int, float]]:
+    """Figure 5: by method and bits. k-means would have more clusters than weights with 8 bits."""
+    found: dict[str, dict[int, float]] = {
+        method: {bits: loss(vectors, restored(vectors, quantizer_of(method, bits))) for bits in QUANTIZERS}
+        for method in METHODS[:-1]
+    }
+    found[METHODS[-1]] = {bits: loss(vectors, k_means(vectors, 1 << bits, KMEANS_ITERATIONS, 1)) for bits in (2, 3, 4)}
+    return found
+
+
+def gain(vectors: Vectors, naive: float, quantizer: Quantizer) -> float:
+    """What the search gains over asymmetric quantisation, in percent of its loss."""
+    return 100 * (1 - loss(vectors, restored(vectors, quantizer)) / naive)
+
+
+def _pack(packed: PackedRows, vectors: Vectors) -> object:
+    return packed.pack(vectors.view(np.uint8))
+
+
+def speeds(vectors: Vectors, turns: int) -> dict[tuple[str, int], list[float]]:
+    """MB/s of CPU time by method and bits, one number a turn."""
+    measured: dict[tuple[str, int], list[float]] = {}
+
+    def time_one(key: tuple[str, int], rows: Vectors, quantise: Callable[[Vectors], object]) -> None:
+        began = time.thread_time()
+        quantise(rows)
+        measured.setdefault(key, []).append(rows.nbytes / 1e6 / (time.thread_time() - began))
+
+    for _ in range(turns):
+        for bits in QUANTIZERS:
+            for method in METHODS[:-1]:
+                packed = PackedRows.of_vectors(DIMENSION, quantizer_of(method, bits))
+                time_one((method, bits), vectors, partial(_pack, packed))
+            if bits < 8:
+                compiled = partial(k_means, clusters=1 << bits, iterations=KMEANS_ITERATIONS, seed=1)
+                time_one((METHODS[-1], bits), vectors[:KMEANS_ROWS], compiled)
+                time_one((LIBRARY, bits), vectors[:LIBRARY_ROWS], partial(library_k_means, clusters=1 << bits))
+    return measured
+
+
+def draw(
+    path: Path,
+    lost: dict[str, dict[int, float]],
+    by_bins: dict[int, list[float]],
+    by_ratio: dict[int, list[float]],
+    fast: dict[tuple[str, int], list[float]],
+) -> None:
+    """Figures 5, 6 and 7, and the speeds."""
+    figure = Figure(figsize=(13, 9), layout="constrained")
+    (of_loss, of_speed), (of_bins, of_ratio) = figure.subplots(2, 2)
+    for axis, title, heights in (
+        (of_loss, "Mean l2 loss (figure 5)", lost),
+        (
+            of_speed,
+            "MB/s of float32, one core",
+            {method: {bits: float(np.median(fast[method, bits])) for bits in lost[method]} for method in METHODS},
+        ),
+    ):
+        for number, method in enumerate(METHODS):
+            places = [place + 0.2 * (number - 1.5) for place in range(len(heights[method]))]
+            axis.bar(places, list(heights[method].values()), 0.2, label=method)
+        axis.set_xticks(range(len(QUANTIZERS)), [f"{bits} bits" for bits in QUANTIZERS])
+        axis.set(yscale="log", title=title)
+        axis.legend(fontsize="small")
+    of_speed.axhline(SPEED, linestyle="--", color="black")
+    sweeps: list[tuple[Any, Sequence[float], dict[int, list[float]], str, str]] = [
+        (of_bins, BINS, by_bins, "Gain over asymmetric by bins, ratio 1 (figure 6)", "bins"),
+        (of_ratio, RATIOS, by_ratio, "Gain by ratio, with the bins of the product (figure 7)", "ratio of the range"),
+    ]
+    for sweep, settings, gains, title, label in sweeps:
+        for bits, values in gains.items():
+            (line,) = sweep.plot(settings, values, marker=".", label=f"{bits} bits")
+            chosen = QUANTIZERS[bits].bins if sweep is of_bins else QUANTIZERS[bits].ratio
+            sweep.axvline(chosen, linestyle=":", color=line.get_color())
+        sweep.set(title=title, xlabel=f"{label} (dotted: the product's)", ylabel="lower mean l2 loss, %")
+        sweep.legend()
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    """Trains, measures and reports."""
+    options = arguments(__doc__).parse_args()
+    warnings.simplefilter("ignore", ConvergenceWarning)  # of vectors with fewer distinct weights than clusters
+    with tempfile.TemporaryDirectory() as folder:
+        rows = trained_rows(Path(folder), 200_000 if options.quick else 1_000_000)
+    random = np.random.default_rng(0)
+    rows = np.ascontiguousarray(rows[random.permutation(len(rows))[:ROWS]])
+    sample = rows[: ROWS // 10]
+    lost = losses(sample)
+    for method, values in lost.items():
+        shown = ", ".join(f"{bits} bits {value:.5f}" for bits, value in values.items())
+        say(f"mean l2 loss, {method}: {shown}")
+    by_bins: dict[int, list[float]] = {}
+    by_ratio: dict[int, list[float]] = {}
+    for bits in (2, 3, 4):
+        naive = lost[METHODS[1]][bits]
+        by_bins[bits] = [gain(sample, naive, Quantizer(bits, bins=bins, ratio=1.0)) for bins in BINS]
+        bins = QUANTIZERS[bits].bins
+        by_ratio[bits] = [gain(sample, naive, Quantizer(bits, bins=bins, ratio=ratio)) for ratio in RATIOS]
+        say(f"{bits} bits, gain over asymmetric by bins: " + _pairs(BINS, by_bins[bits]))
+        say(f"{bits} bits, by ratio with {bins} bins: " + _pairs(RATIOS, by_ratio[bits]))
+    speeds(sample, 1)  # so that all is compiled and in memory
+    fast = speeds(rows, 3 if options.quick else TURNS)
+    for method in (*METHODS, LIBRARY):
+        shown = ", ".join(
+            f"{bits} bits {np.median(values):,.2f}" for (of, bits), values in fast.items() if of == method
+        )
+        say(f"MB/s a core, {method}: {shown}")
+    if options.plot:
+        draw(options.plot, lost, by_bins, by_ratio, fast)
+    adaptive, reference = METHODS[2], METHODS[-1]
+    ratios = {}
+    for bits in (2, 3, 4):
+        ratios[f"loss, adaptive / k-means, {bits} bits"] = Ratio(
+            [(lost[adaptive][bits], lost[reference][bits])], WITHIN, "max"
+        )
+        for name in (LIBRARY, reference):
+            pairs = list(zip(fast[adaptive, bits], fast[name, bits], strict=True))
+            ratios[f"speed, adaptive / {name}, {bits} bits"] = Ratio(pairs, FASTER, "min")
+    for bits in QUANTIZERS:
+        method = adaptive if bits < 8 else METHODS[1]
+        ratios[f"speed, {method}, {bits} bits / 300 MB/s"] = Ratio(
+            [(speed, SPEED) for speed in fast[method, bits]], 1.0, "min"
+        )
+    report("quantisation", ratios, options.output)
+
+
+def _pairs(places: Sequence[float], gains: list[float]) -> str:
+    return ", ".join(f"{place:g} {gained:.1f}%" for place, gained in zip(places, gains, strict=True))
+
+
+if __name__ == "__main__":
+    main()
