@@ -4,6 +4,10 @@ A worker knows its next L batches, so it may keep the rows that these use again,
 exact as long as no other worker uses the row in between: else the row must go back to its parameter server first. So a
 row counts as kept if the worker's own last use was the last of all, at most L of its batches ago.
 
+The second table is the bound of all that keeps rows in a worker for some batches and then writes them back: the rows
+that several batches in a row access, each counted once, over those that each batch accesses. Less than this cannot be
+fetched and written back, whether or not other workers use the rows in between.
+
 Batches are given to the workers in turn, in a shuffled order. Workers that share one copy of the rows, on one machine,
 are one worker here. Uses the product's synthetic data, whose exponents are assumptions, or any Criteo TSV files. Does
 not measure time, and nothing in the product keeps rows yet.
@@ -26,6 +30,7 @@ from reporting import arguments, say
 
 DEPTHS = (1, 4, 16, 64, 256)
 WORKERS = (1, 2, 4)
+MERGED = (2, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,14 @@ class Kept:
     batches: int
     fetched: float
     resident: float
+
+
+@dataclass(frozen=True)
+class Merged:
+    """The ratio of the distinct rows of so many batches together to the sum of the distinct rows of each."""
+
+    batches: int
+    rows: float
 
 
 def read_ids(paths: Sequence[str], records: int) -> npt.NDArray[np.int64]:
@@ -86,8 +99,25 @@ def measure(ids: npt.NDArray[np.int64], batch_size: int) -> list[Kept]:
     ]
 
 
+def merge(ids: npt.NDArray[np.int64], batch_size: int) -> list[Merged]:
+    """Merges batches in a row, over as many whole groups as there are records for."""
+    found = []
+    for together in MERGED:
+        groups = len(ids) // (batch_size * together)
+        if not groups:
+            break
+        used = ids[: groups * batch_size * together]
+        alone, merged = 0, 0
+        for column in range(ids.shape[1]):
+            rows, batch = uses(used[:, column], batch_size)
+            alone += rows.size
+            merged += np.unique(rows * groups + batch // together).size
+        found.append(Merged(together, merged / alone))
+    return found
+
+
 def main() -> None:
-    """Prints a table, or one JSON object."""
+    """Prints tables, or one JSON object."""
     parser = arguments(__doc__, plot=False)
     parser.add_argument("--data", nargs="+", help="Criteo TSV files instead of synthetic data")
     parser.add_argument("--records", type=int, default=1_000_000)
@@ -99,13 +129,17 @@ def main() -> None:
             say(f"writing {records:,} synthetic records")
             write_dataset(Path(folder, "data"), DatasetSpec(records, seed=7, evaluation_fraction=0))
         ids = read_ids(options.data or [f"{folder}/data/*.tsv"], records)
-    found = measure(ids, options.batch_size)
+    found, merged = measure(ids, options.batch_size), merge(ids, options.batch_size)
     if options.output == "json":
-        print(json.dumps({"name": "look_ahead", "kept": [asdict(one) for one in found]}))
+        document = {"kept": [asdict(one) for one in found], "merged": [asdict(one) for one in merged]}
+        print(json.dumps({"name": "look_ahead", **document}))
         return
     print("workers  batches ahead  rows fetched  rows kept by a worker")
     for one in found:
         print(f"{one.workers:7} {one.batches:14} {one.fetched:13.1%} {one.resident:22,.0f}")
+    print("batches together  rows fetched and written back")
+    for group in merged:
+        print(f"{group.batches:16} {group.rows:30.1%}")
 
 
 if __name__ == "__main__":
