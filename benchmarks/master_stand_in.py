@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from emberscale_api.checkpoint import CheckpointFile, CheckpointManifest
+from emberscale_api.checkpoint import CheckpointFile, CheckpointManifest, format_of
 from emberscale_api.job import parse_manifest
 from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable
 from emberscale_trainer.checkpoint import WrittenFile
@@ -47,9 +47,15 @@ def checkpoint_manifest(files: Iterable[WrittenFile] = (), **changes: Any) -> Ch
         "training_files": (),
         "evaluation_files": (),
         "training_seconds": 1.0,
-        "files": tuple(CheckpointFile(path=file.path, bytes=file.bytes, crc32=file.crc32) for file in files),
+        "files": tuple(CheckpointFile(**vars(file)) for file in files),
         **changes,
     }
+    fields.setdefault(
+        "format_version",
+        format_of(
+            (file.path for file in fields["files"]), incremental=any(file.checkpoint for file in fields["files"])
+        ),
+    )
     if "job" not in fields:
         fields["job"] = parse_manifest(manifest("job", {"data": {"train": ["train.tsv"]}}))
     return CheckpointManifest(**fields)

@@ -7,9 +7,13 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
+from emberscale_api.kernel_cache import share_kernels
+
 # Threads of OpenMP wait for each other in loops: where they share cores with other tests, that takes most of the time.
 # The processes of jobs set their own number.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+share_kernels(os.environ)  # with `make install`, which has compiled them
 
 # Whether an example is slow says how busy the machine is, and kernels are compiled by the first that runs them.
 settings.register_profile("emberscale", deadline=None, suppress_health_check=[HealthCheck.too_slow])

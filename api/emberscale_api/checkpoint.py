@@ -2,12 +2,17 @@
 
 The folder of a checkpoint is `<spec.checkpoint.uri>/<id>/`. Parameter server i writes its files below `ps-<i>/`; the
 master writes the manifest last. A folder without a valid manifest is not a checkpoint.
+
+The name of a file of rows says how their weights are stored: `.rows` as float32, `.q4` as codes of 4 bits, and so on.
+
+A checkpoint that builds on earlier ones lists their files, too: whoever reads it needs its manifest alone, and the
+folders beside its own.
 """
 
 import json
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Literal
 
@@ -16,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from emberscale_api.errors import InvalidError
 from emberscale_api.job import TrainingJob
 from emberscale_api.job.status import EvaluationResult
+from emberscale_api.routing import BUCKETS
 
 MANIFEST_NAME = "manifest.json"
 
@@ -45,11 +51,20 @@ class _Part(BaseModel):
 
 
 class CheckpointFile(_Part):
-    """A file, its path relative to the checkpoint's folder; `crc32` is `zlib.crc32` of its content."""
+    """A file, its path relative to the checkpoint's folder; `crc32` is `zlib.crc32` of its content.
+
+    `checkpoint` is the id of the earlier checkpoint in whose folder the file is; empty: it is in this one's.
+    """
 
     path: str
     bytes: int = Field(ge=0)
     crc32: int = Field(ge=0, lt=1 << 32)
+    checkpoint: str = Field(default="", pattern=r"^(\d{8,})?$")
+
+    @property
+    def key(self) -> str:
+        """The name of the file among all that a checkpoint lists: `<path>`, or `<earlier checkpoint>/<path>`."""
+        return f"{self.checkpoint}/{self.path}" if self.checkpoint else self.path
 
 
 class DataFileIdentity(_Part):
@@ -57,6 +72,33 @@ class DataFileIdentity(_Part):
 
     uri: str
     bytes: int
+
+
+_QUANTISED = re.compile(r"\.q([2348])")
+
+
+def rows_suffix(weight_bits: int) -> str:
+    """How the names of files of rows end whose weights are stored in so many bits; 0: as float32."""
+    return f".q{weight_bits}" if weight_bits else ".rows"
+
+
+def weight_bits_of(path: str) -> int:
+    """The bits of each weight in a file, by its name; 0 for any but quantised rows."""
+    match = _QUANTISED.fullmatch(path[path.rfind(".") :])
+    return int(match[1]) if match else 0
+
+
+def fewest_weight_bits(paths: Iterable[str]) -> int:
+    """The fewest bits of a weight in any of these files; 0 if all are exact."""
+    return min(filter(None, map(weight_bits_of, paths)), default=0)
+
+
+def format_of(paths: Iterable[str], *, incremental: bool = False) -> Literal[1, 2]:
+    """The version of the format of a checkpoint with these files: the oldest that has all that they need.
+
+    `incremental`: some of them are in the folders of earlier checkpoints.
+    """
+    return 2 if incremental or any(map(weight_bits_of, paths)) else 1
 
 
 _SERVER_FOLDER = re.compile(r"ps-\d+")
@@ -69,14 +111,46 @@ class EpochApplied(_Part):
     ranges: tuple[tuple[int, int], ...]
 
 
+class ForgottenShare(_Part):
+    """Batches that count as applied everywhere, though the rows of lost servers have forgotten them.
+
+    * `servers`: who was lost, by index. `checkpoint`: the id of the one that their share was reloaded from.
+    * `epochs`: the batches. `samples`: how many samples these hold.
+    * `buckets`, `pieces`: [first, stop) ranges of the buckets and dense pieces that were lost.
+    * `pls`: what this adds to the portion of lost samples (CPR equation 3, with the share of all buckets that were
+      lost for its 1 / N_emb).
+    """
+
+    servers: tuple[int, ...]
+    checkpoint: str
+    epochs: tuple[EpochApplied, ...]
+    samples: int = Field(ge=0)
+    buckets: tuple[tuple[int, int], ...]
+    pieces: tuple[tuple[int, int], ...]
+    pls: float = Field(ge=0)
+
+    @property
+    def share(self) -> float:
+        """The part of all buckets that was lost, 0 to 1."""
+        return sum(stop - first for first, stop in self.buckets) / BUCKETS
+
+
+NEWEST_FORMAT = 2
+"""The newest version of the format that this version reads."""
+
+
 class CheckpointManifest(_Part):
     """The content of `manifest.json`.
+
+    `format_version` is 2 if weights are quantised or files of earlier checkpoints are needed, which readers of version
+    1 do not know, and else 1. `forgotten` says what partial recoveries took from the rows before the checkpoint.
+    `restores` says how often the rows were restored from quantised weights before, by the bits of these.
 
     `seal` is the CRC-32 of the manifest itself, with `seal` set to 0, sorted keys and no spaces. It covers the document
     as written, including fields of a newer version, which are kept.
     """
 
-    format_version: Literal[1] = 1
+    format_version: Literal[1, 2] = 1
     id: str
     number: int
     created: datetime
@@ -94,14 +168,36 @@ class CheckpointManifest(_Part):
     evaluation_files: tuple[DataFileIdentity, ...]
     training_seconds: float
     files: tuple[CheckpointFile, ...]
+    forgotten: tuple[ForgottenShare, ...] = ()
+    restores: dict[int, int] = {}
     seal: int = 0
 
     @property
     def servers(self) -> tuple[int, ...]:
-        """The indexes of the servers that wrote files: those that owned rows."""
-        folders = {file.path.partition("/")[0] for file in self.files}
+        """The indexes of the servers that owned rows, and so wrote files."""
+        folders = {file.path.partition("/")[0] for file in self.files if not file.checkpoint}
         found = sorted(int(name.removeprefix("ps-")) for name in folders if _SERVER_FOLDER.fullmatch(name))
         return tuple(found) or tuple(range(self.ps_count))
+
+    @property
+    def weight_bits(self) -> int:
+        """The fewest bits in which weights of its tables are stored; 0 if all are exact."""
+        return fewest_weight_bits(file.path for file in self.files)
+
+    @property
+    def builds_on(self) -> tuple[str, ...]:
+        """The ids of the earlier checkpoints of which it needs files, oldest first; none: it has all rows itself."""
+        return tuple(sorted({file.checkpoint for file in self.files if file.checkpoint}, key=int))
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes of the files that were written for it."""
+        return sum(file.bytes for file in self.files if not file.checkpoint)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all its files: what a restore reads."""
+        return sum(file.bytes for file in self.files)
 
     @property
     def applied_samples(self) -> int:
@@ -125,6 +221,11 @@ class CheckpointManifest(_Part):
             manifest = cls.model_validate_json(text, extra="allow")
         except ValidationError as error:
             problem = error.errors()[0]
+            if problem["loc"] == ("format_version",) and isinstance(problem["input"], int):
+                raise DamagedCheckpointError(
+                    f"{name}: has format {problem['input']}, and this version reads formats up to {NEWEST_FORMAT}: use "
+                    "the version of Emberscale that wrote it"
+                ) from error
             where = ".".join(str(part) for part in problem["loc"]) or "content"
             raise DamagedCheckpointError(f"{name}: {where}: {problem['msg']}") from error
         if _seal(json.loads(text)) != manifest.seal:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
-from emberscale_api.job import FaultToleranceStrategy
 from emberscale_api.job.units import measured_time
 from emberscale_api.shape import JobShape
 
@@ -85,7 +84,7 @@ class FaultToleranceAdvice:
 
 
 def expected_pls(interval: float, between_failures: float, ps: int) -> float:
-    """CPR equation 4: the portion of samples whose effect is lost by the end of the job."""
+    """CPR equation 4: the fraction of samples whose effect is lost by the end of the job."""
     return 0.5 * interval / (between_failures * ps)
 
 
@@ -97,8 +96,12 @@ def full_recovery(costs: FailureCosts) -> RecoveryCost:
 
 
 def partial_recovery(costs: FailureCosts) -> RecoveryCost:
-    """CPR equation 2 at the interval that meets the target PLS (equation 4)."""
-    interval = _interval(2 * costs.target_pls * costs.ps * costs.between_failures, costs)
+    """CPR equation 2 at the interval that meets the target PLS (equation 4).
+
+    It is no longer than one after which a single failure would exceed the target: that takes the whole job back.
+    """
+    expected = 2 * costs.target_pls * costs.ps * costs.between_failures
+    interval = _interval(min(expected, costs.target_pls * costs.ps * costs.total_seconds), costs)
     overhead = costs.save / interval + (costs.load + costs.reschedule) / costs.between_failures
     return RecoveryCost(overhead, interval, expected_pls(interval, costs.between_failures, costs.ps))
 
@@ -126,12 +129,15 @@ def _interval(best: float, costs: FailureCosts) -> float:
     return min(max(best, costs.save, 1.0), max(costs.total_seconds, costs.save, 1.0))
 
 
-OFFERED = frozenset(way for way in Recovery if way.value in set(FaultToleranceStrategy))
-"""The ways that a manifest can name."""
+OFFERED = frozenset({Recovery.FULL, Recovery.PARTIAL})
+"""The ways that `Auto` can take."""
+
+LOSSLESS = OFFERED - {Recovery.PARTIAL}
+"""Those of them that a job may be given unasked: they lose no update."""
 
 
 def advise(
-    costs: FailureCosts, least_benefit: float = 0.001, offered: Collection[Recovery] = OFFERED
+    costs: FailureCosts, least_benefit: float = 0.001, offered: Collection[Recovery] = LOSSLESS
 ) -> FaultToleranceAdvice:
     """The cheapest way of those `offered`; full recovery, which always is, unless another saves at least
     `least_benefit` of the job's time.
@@ -198,11 +204,13 @@ def failure_costs(
     save: float,
     load: float,
     reschedule: float,
+    target_pls: float = 0.0,
 ) -> FailureCosts:
     """Returns the costs of PS failures for a job that takes `total_seconds` in all.
 
     Times are in seconds: `save` is the measured cost of a checkpoint, 0 before the first; `load` is the pause for
-    another number of PS, which is a snapshot and a load; `reschedule` is the start of a PS.
+    another number of PS, which is a snapshot and a load; `reschedule` is the start of a PS. `target_pls` is the
+    portion of samples that the job may lose.
     """
     return FailureCosts(
         total_seconds=max(1.0, total_seconds),
@@ -211,4 +219,5 @@ def failure_costs(
         save=save or _FIRST_COST,
         load=load,
         reschedule=reschedule,
+        target_pls=target_pls,
     )

@@ -11,11 +11,18 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from emberscale_jobmaster.transitions import CHECKPOINTING, JOB, MOVE, RESTORE, Transition
+from emberscale_jobmaster.transitions import CHECKPOINTING, JOB, MOVE, REBUILD, RELOAD, RESTORE, Transition
 
 PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
 
-_TABLES = {"job": JOB, "restore": RESTORE, "checkpoint": CHECKPOINTING, "move": MOVE}
+_TABLES = {
+    "job": JOB,
+    "restore": RESTORE,
+    "reload": RELOAD,
+    "checkpoint": CHECKPOINTING,
+    "move": MOVE,
+    "rebuild": REBUILD,
+}
 _DIAGRAM = re.compile(r"(<!-- states: (?P<name>\w+) -->\n).*?(<!-- end of states -->)", re.DOTALL)
 
 

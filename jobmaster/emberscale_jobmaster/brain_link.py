@@ -16,7 +16,7 @@ import grpc
 import structlog
 
 from emberscale_api.environment import BRAIN_CA
-from emberscale_api.job import TrainingJob
+from emberscale_api.job import FaultToleranceStrategy, TrainingJob
 from emberscale_api.rpc import brain_pb2 as pb
 from emberscale_api.rpc.brain_pb2_grpc import BrainStub
 from emberscale_api.rpc.codec import wire_profile
@@ -156,9 +156,15 @@ class BrainLink:
         self._take(self._stub.GetPlan(pb.GetPlanRequest(job_uid=uid), timeout=_CALL_SECONDS))
 
     def _take(self, plan: pb.BrainPlan) -> None:
-        interval = plan.fault_tolerance.checkpoint_interval
+        advised = plan.fault_tolerance
+        ways = {way.strategy: way.checkpoint_interval for way in advised.ways}
+        strategy = self._runtime.spec.fault_tolerance.strategy
+        interval = ways.get(strategy, advised.checkpoint_interval)  # what the manifest names stands
         if math.isfinite(interval) and interval > 0:
-            self._runtime.advise_checkpoints(interval)
+            self._runtime.advise_checkpoints(interval, advised.strategy == FaultToleranceStrategy.PARTIAL_RECOVERY)
+        between = plan.fault_tolerance.between_failures
+        if math.isfinite(between) and between > 0:
+            self._runtime.expect_failures(between)
         given = brain_messages.advice(plan)
         if given is not None and given != self._advice:
             _log.info("plan", version=plan.version, action=plan.action, reason=plan.reason)

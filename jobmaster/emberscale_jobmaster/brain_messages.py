@@ -45,6 +45,7 @@ def submission(job: TrainingJob, uid: str, state: JobState, data_bytes: int) -> 
             data_bytes=data_bytes,
             epochs=spec.training.epochs,
             most_rows=most_rows(spec),
+            target_pls=spec.fault_tolerance.allowed_pls,
         ),
         limits=shape_limits(spec),
         fixed=not spec.leaves_sizes_open,

@@ -11,10 +11,11 @@ The next master undoes a barrier, and continues everything after it.
 from dataclasses import replace
 
 from emberscale_api.checkpoint import FLASH_PREFIX
-from emberscale_api.job import TrainingJobSpec
+from emberscale_api.job import IncrementalMode, TrainingJobSpec
 from emberscale_api.job.run_policy import DEFAULT_INTERVAL
-from emberscale_jobmaster import flash, retry
+from emberscale_jobmaster import chains, flash, quantization, retry
 from emberscale_jobmaster.barrier import BarrierPhase, DrivenBarrier, VoidError
+from emberscale_jobmaster.chains import COSTS_KEPT, Chain, CheckpointCost
 from emberscale_jobmaster.effects import (
     CallServer,
     CheckpointTaken,
@@ -43,7 +44,7 @@ from emberscale_jobmaster.operations import (
     asking_later,
 )
 from emberscale_jobmaster.progress import fail, suspend
-from emberscale_jobmaster.state import JobState, Stage
+from emberscale_jobmaster.state import JobState, Stage, committed_samples
 
 HOLD_SECONDS = 10.0
 """How long a server holds pushes without hearing more of a barrier."""
@@ -89,7 +90,7 @@ def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
 def _begun(state: JobState, spec: TrainingJobSpec, purpose: CheckpointPurpose | None, now: float) -> JobState:
     """Begins a checkpoint of this purpose, unless something is in the way."""
     trouble = state.troubles.get(purpose) if purpose is not None else None
-    if purpose is None or (trouble is not None and now < trouble.next_at):
+    if purpose is None or state.rebuilding is not None or (trouble is not None and now < trouble.next_at):
         return state
     if any(_is_in_the_way(state, taking, purpose, now) for taking in state.checkpointings):
         return state
@@ -100,7 +101,8 @@ def _begun(state: JobState, spec: TrainingJobSpec, purpose: CheckpointPurpose | 
     for taking in state.checkpointings:
         if taking.phase is CheckpointPhase.SAVE and taking.is_flash is is_for_flash:
             state = state.without(taking)
-    table = state.routing.table
+    table, mode = state.routing.table, spec.checkpoint.incremental
+    weight_bits = _weight_bits(state, spec, purpose)
     operation = Checkpointing(
         id=state.next_operation,
         checkpoint=f"{FLASH_PREFIX if is_for_flash else ''}{state.next_checkpoint:08d}",
@@ -109,8 +111,19 @@ def _begun(state: JobState, spec: TrainingJobSpec, purpose: CheckpointPurpose | 
         began_at=now,
         deadline=now + BARRIER_SECONDS,
         barrier=DrivenBarrier(state.next_barrier, table.generation, table.owners),
-        image=Image(state.epoch, state.evaluations, state.clock.training_seconds, table.generation, table.version),
+        image=Image(
+            state.epoch,
+            state.evaluations,
+            state.clock.training_seconds,
+            table.generation,
+            table.version,
+            state.forgotten,
+            state.restores,
+        ),
         flash_bytes=spec.checkpoint.flash.bytes_limit // len(table.owners) if is_for_flash else 0,
+        weight_bits=weight_bits,
+        tracked=mode is not IncrementalMode.FULL and not is_for_flash,
+        since=_since(state, spec, purpose, weight_bits),
     )
     state = replace(
         state,
@@ -119,6 +132,29 @@ def _begun(state: JobState, spec: TrainingJobSpec, purpose: CheckpointPurpose | 
         next_barrier=state.next_barrier + 1,
     )
     return state.asking(operation, *(server.index for server in table.owners))
+
+
+def _since(state: JobState, spec: TrainingJobSpec, purpose: CheckpointPurpose, weight_bits: int) -> str:
+    """The checkpoint on which one of this purpose builds; empty: it has all rows. What ends a job needs no other."""
+    if purpose in (CheckpointPurpose.FLASH, CheckpointPurpose.FINAL):
+        return ""
+    return chains.builds_on(state.chain, spec.checkpoint.incremental, weight_bits)
+
+
+def _weight_bits(state: JobState, spec: TrainingJobSpec, purpose: CheckpointPurpose) -> int:
+    """In how many bits weights are stored; 0: as float32.
+
+    Only in checkpoints that are taken again and again and are mostly never read. What ends a job is what people export
+    and serve, and a suspended one is sure to be restored from its last: these are exact.
+    """
+    if purpose is not CheckpointPurpose.PERIODIC:
+        return 0
+    done = committed_samples(state, spec)
+    left = max(0, spec.training.epochs * state.training_records - done)
+    seconds_left = state.clock.training_seconds * left / max(1, done)
+    servers = len(state.routing.table.owners)
+    expected = quantization.expected_restores(seconds_left, servers, state.between_failures)
+    return quantization.weight_bits(spec.checkpoint.quantization, state.restores, expected)
 
 
 def effects_of(state: JobState, operation: Checkpointing, whom: int, serial: int) -> tuple[Effect, ...]:
@@ -196,7 +232,8 @@ def on_manifest_written(
     """Completes the checkpoint, now that its manifest is written, and continues what it was taken for."""
     seconds = now - operation.began_at
     cost = operation.held_seconds + SLOWED * max(0.0, seconds - operation.held_seconds)
-    size = sum(file.bytes for files in operation.files.values() for file in files)
+    listed = [file for files in operation.files.values() for file in files]
+    size = sum(file.bytes for file in listed)
     if operation.is_flash:
         written = sum(operation.written.values())
         taken = CheckpointTaken(operation.checkpoint, cost, written, seconds, operation.held_seconds)
@@ -212,16 +249,20 @@ def on_manifest_written(
             bytes=size,
         )
         return replace(state.without(operation).untroubled(operation.purpose), flash=newest), (taken,)
+    written = sum(file.bytes for file in listed if not file.checkpoint)
+    spent = CheckpointCost(operation.checkpoint, seconds, operation.held_seconds, written, size)
     pruning = Pruning(state.next_operation, deadline=now + PRUNE_SECONDS)
     state = replace(
         state,
         checkpoint=operation.checkpoint,
+        chain=state.chain.followed_by(operation.checkpoint, listed),
+        checkpoint_costs=(*state.checkpoint_costs, spent)[-COSTS_KEPT:],
         checkpointed_at=now,
         restored=_held(state, operation),
         next_operation=pruning.id + 1,
     )
     state = state.without(operation).untroubled(*_PERSISTENT).asking(pruning, STORAGE)
-    taken = CheckpointTaken(operation.checkpoint, cost, size, seconds, operation.held_seconds)
+    taken = CheckpointTaken(operation.checkpoint, cost, written, seconds, operation.held_seconds, operation.weight_bits)
     match operation.purpose:
         case CheckpointPurpose.FINAL | CheckpointPurpose.SUSPENSION:
             return replace(state, ends_with=operation.purpose), (taken,)
@@ -253,6 +294,8 @@ def give_up(state: JobState, spec: TrainingJobSpec, operation: Checkpointing, pr
     """Gives up the checkpoint. Another begins later; a purpose that cannot wait any longer ends without one."""
     trouble = _trouble(state, spec, operation, problem, now)
     state = replace(state.without(operation), troubles={**state.troubles, operation.purpose: trouble})
+    if operation.phase is CheckpointPhase.WRITE and operation.since:
+        state = replace(state, chain=Chain())  # what it builds on may be missing
     if not retry.exhausted(trouble, now, _patience(operation)):
         return state
     match operation.purpose:
@@ -302,6 +345,8 @@ def _held(state: JobState, operation: Checkpointing) -> Restored:
         image.evaluations,
         tuple((file.uri, file.bytes) for file in files),
         image.training_seconds,
+        image.forgotten,
+        image.restores,
     )
 
 
@@ -353,7 +398,14 @@ def _request(operation: Checkpointing, whom: int) -> ServerRequest:
             return SettleCall(barrier.generation, barrier.number, HOLD_SECONDS, settle, SETTLE_SECONDS)
         case _:
             return SnapshotCall(
-                barrier.generation, barrier.number, HOLD_SECONDS, operation.checkpoint, operation.flash_bytes
+                barrier.generation,
+                barrier.number,
+                HOLD_SECONDS,
+                operation.checkpoint,
+                operation.flash_bytes,
+                operation.weight_bits,
+                operation.tracked,
+                operation.since,
             )
 
 

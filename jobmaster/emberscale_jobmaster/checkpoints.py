@@ -2,14 +2,14 @@
 
 import os
 import re
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from pathlib import Path
 
 import fsspec
 import structlog
 from fsspec.implementations.local import LocalFileSystem
 
-from emberscale_api.checkpoint import MANIFEST_NAME, CheckpointManifest, DamagedCheckpointError
+from emberscale_api.checkpoint import MANIFEST_NAME, CheckpointFile, CheckpointManifest, DamagedCheckpointError
 from emberscale_api.errors import InvalidError
 from emberscale_api.job import Keeper, TrainingJob, broken_fields
 
@@ -51,22 +51,28 @@ class CheckpointFolder:
         manifest = CheckpointManifest.from_json(self._filesystem.cat_file(path), path)
         if manifest.id != identifier:
             raise DamagedCheckpointError(f"{path}: is the manifest of checkpoint {manifest.id}")
-        for file in manifest.files:
-            place = f"{self._root}/{identifier}/{file.path}"
+        self._check_sizes(manifest.id, manifest.files)
+        return manifest
+
+    def _check_sizes(self, identifier: str, files: Iterable[CheckpointFile]) -> None:
+        """Raises DamagedCheckpointError for a file of a checkpoint that is missing or has another size."""
+        for file in files:
+            place = f"{self._root}/{file.checkpoint or identifier}/{file.path}"
             try:
                 size = self._filesystem.size(place)
             except FileNotFoundError:
                 raise DamagedCheckpointError(f"{place}: is missing") from None
             if size != file.bytes:
                 raise DamagedCheckpointError(f"{place}: has {size} bytes, and should have {file.bytes}")
-        return manifest
 
     def write(self, manifest: CheckpointManifest) -> None:
         """Completes a checkpoint by writing its manifest atomically.
 
         Raises FileNotFoundError if the checkpoint has no files: a write that hung may continue after the checkpoint was
-        removed, and must not leave a manifest without files.
+        removed, and must not leave a manifest without files. Raises DamagedCheckpointError if a file of an earlier
+        checkpoint on which it builds is missing.
         """
+        self._check_sizes(manifest.id, [file for file in manifest.files if file.checkpoint])
         content = manifest.to_json().encode()
         path = self._manifest_path(manifest.id)
         if not isinstance(self._filesystem, LocalFileSystem):
@@ -100,12 +106,30 @@ class CheckpointFolder:
             self.delete(identifier)
 
     def prune(self, keep: int, damaged: Container[str] = ()) -> None:
-        """Removes what is older than the newest complete checkpoint, except the `keep` newest that are sound."""
-        kept = [identifier for identifier in self.complete() if identifier not in damaged][-keep:]
+        """Removes what is older than the newest complete checkpoint, except the `keep` newest that are sound.
+
+        What those build on stays, too.
+        """
+        kept: list[str] = []
+        needed: set[str] = set()
+        for identifier in reversed(self.complete()):
+            if len(kept) == keep:
+                break
+            if identifier not in damaged and (manifest := self._read_manifest(identifier)) is not None:
+                kept.append(identifier)
+                needed |= {identifier, *manifest.builds_on}
         for identifier in self.folders():
-            if kept and identifier < kept[-1] and identifier not in kept:
+            if kept and identifier < kept[0] and identifier not in needed:
                 _log.info("checkpoint_removed", checkpoint=identifier)
                 self.delete(identifier)
+
+    def _read_manifest(self, identifier: str) -> CheckpointManifest | None:
+        """The manifest of a checkpoint; None if it is damaged."""
+        path = self._manifest_path(identifier)
+        try:
+            return CheckpointManifest.from_json(self._filesystem.cat_file(path), path)
+        except DamagedCheckpointError:
+            return None
 
     def _manifest_path(self, identifier: str) -> str:
         return f"{self._root}/{identifier}/{MANIFEST_NAME}"

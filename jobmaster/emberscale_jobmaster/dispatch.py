@@ -5,7 +5,7 @@ an earlier call, or to an operation that was given up.
 """
 
 from emberscale_api.job import TrainingJobSpec
-from emberscale_jobmaster import checkpointing, moving, restoring
+from emberscale_jobmaster import checkpointing, moving, reloading, restoring
 from emberscale_jobmaster.effects import Effect, LogEvent
 from emberscale_jobmaster.events import (
     AppliedReport,
@@ -28,6 +28,8 @@ from emberscale_jobmaster.operations import (
     MovePhase,
     Operation,
     Pruning,
+    Reload,
+    ReloadPhase,
     Restore,
 )
 from emberscale_jobmaster.state import JobState
@@ -36,24 +38,28 @@ Dispatched = tuple[JobState, tuple[Effect, ...]]
 
 
 def on_takeover(job: JobState) -> JobState:
-    """Repeats the calls that operations wait for, whose answers the master before this one may have had."""
+    """Repeats the calls that operations wait for: an earlier master may have received the answers."""
     for operation in job.operations:
         match operation:
             case Checkpointing():
                 job = checkpointing.on_takeover(job, operation)
             case Move():
                 job = moving.on_takeover(job, operation)
+            case Reload():
+                job = reloading.on_takeover(job, operation)
             case _:
                 job = job.asking(operation, *{*operation.pending, *operation.again_at})
     return job
 
 
 def on_time_passed(job: JobState, spec: TrainingJobSpec, now: float) -> JobState:
-    """Ends operations whose deadline is over, and repeats calls that are due."""
+    """Ends operations past their deadline, and repeats calls that are due."""
     for number in [operation.id for operation in job.operations]:
         match _operation(job, number):
             case Restore() as operation:
                 job = restoring.on_time_passed(job, spec, operation, now)
+            case Reload() as operation:
+                job = reloading.on_time_passed(job, spec, operation, now)
             case Checkpointing() as operation:
                 job = checkpointing.on_time_passed(job, spec, operation, now)
             case Move() as operation:
@@ -69,6 +75,12 @@ def on_server_answered(job: JobState, event: ServerAnswered, spec: TrainingJobSp
     match operation, event.answer:
         case Restore(), Loaded() as answer:
             return restoring.on_loaded(job, operation, event.server, answer, now), ()
+        case Reload(phase=ReloadPhase.LOAD), Prepared() as answer:
+            return reloading.on_prepared(job, operation, event.server, answer, now), ()
+        case Reload(phase=ReloadPhase.BARRIER), AppliedReport() as answer:
+            return reloading.on_applied(job, spec, operation, event.server, answer, now), ()
+        case Reload(phase=ReloadPhase.SWITCH), AppliedReport():
+            return reloading.on_switched(job, spec, operation, event.server, now)
         case Checkpointing(phase=CheckpointPhase.BARRIER), AppliedReport() as answer:
             return checkpointing.on_applied(job, spec, operation, event.server, answer, now), ()
         case Checkpointing(phase=CheckpointPhase.SAVE), Saved() as answer:
@@ -76,7 +88,7 @@ def on_server_answered(job: JobState, event: ServerAnswered, spec: TrainingJobSp
         case Move(phase=MovePhase.PREPARE), Prepared() as answer:
             return moving.on_prepared(job, operation, event.server, answer, now), ()
         case Move(phase=MovePhase.COPY), CopyReport() as answer:
-            return moving.on_copied(job, operation, event.server, answer, now), ()
+            return moving.on_copied(job, spec, operation, event.server, answer, now), ()
         case Move(phase=MovePhase.BARRIER), AppliedReport() as answer:
             return moving.on_applied(job, spec, operation, event.server, answer, now), ()
         case Move(phase=MovePhase.SWITCH), AppliedReport():
@@ -91,6 +103,8 @@ def on_server_failed(job: JobState, event: ServerFailed, spec: TrainingJobSpec, 
     match operation:
         case Restore():
             return restoring.on_server_failed(job, spec, operation, event.server, event.code, event.problem, now)
+        case Reload():
+            return reloading.on_server_failed(job, spec, operation, event.server, event.code, event.problem, now)
         case Checkpointing():
             return checkpointing.on_server_failed(job, spec, operation, event.server, event.code, event.problem, now)
         case Move():
@@ -100,12 +114,16 @@ def on_server_failed(job: JobState, event: ServerFailed, spec: TrainingJobSpec, 
 
 
 def on_checkpoint_found(job: JobState, event: CheckpointFound, spec: TrainingJobSpec, now: float) -> Dispatched:
-    """Takes the newest sound checkpoint, with those that were found damaged."""
+    """Takes the newest sound checkpoint, and reports damaged ones."""
     operation = _waiting(job, event.operation, STORAGE, event.serial)
-    if not isinstance(operation, Restore):
-        return job, ()
     damaged = tuple(LogEvent("checkpoint_refused", *refused) for refused in sorted(event.damaged.items()))
-    return restoring.on_checkpoint_found(job, spec, operation, event, now), damaged
+    match operation:
+        case Restore():
+            return restoring.on_checkpoint_found(job, spec, operation, event, now), damaged
+        case Reload():
+            return reloading.on_checkpoint_found(job, spec, operation, event, now), damaged
+        case _:
+            return job, ()
 
 
 def on_manifest_written(job: JobState, event: ManifestWritten, spec: TrainingJobSpec, now: float) -> Dispatched:
@@ -128,6 +146,8 @@ def on_storage_failed(job: JobState, event: StorageFailed, spec: TrainingJobSpec
     match operation:
         case Restore():
             job = restoring.try_again(job, spec, "CheckpointUnreachable", event.problem, now)
+        case Reload():
+            job = reloading.on_storage_failed(job, spec, operation, event.problem, now)
         case Checkpointing():
             job = checkpointing.on_storage_failed(job, spec, operation, event.problem, now)
         case Pruning():
@@ -171,6 +191,8 @@ def _calls(job: JobState, spec: TrainingJobSpec, operation: Operation, whom: int
     match operation:
         case Restore():
             return restoring.effects_of(job, operation, whom, serial)
+        case Reload():
+            return reloading.effects_of(job, operation, whom, serial, restoring.newest_flash(job))
         case Checkpointing():
             return checkpointing.effects_of(job, operation, whom, serial)
         case Move():

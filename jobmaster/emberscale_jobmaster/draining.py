@@ -2,29 +2,27 @@
 
     wanted -> (rows move away) -> drained -> the process goes -> a successor joins -> (rows move to it) -> over
        the process goes too early -> the job recovers as from any lost server
+       nobody can take the rows over in time -> given up
 
-A drain makes the server's wanted share 0 (`state.wanted_shares`); the moves follow from that. Nothing rolls back.
+A drain makes the server's wanted share 0 (`state.wanted_shares`); the moves follow from that. Nothing rolls back. For
+the job's only server, another one is started that holds the rows meanwhile (`state.servers_wanted`).
 """
 
 from dataclasses import replace
 
+from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.roles import Role
 from emberscale_jobmaster import reshaping
 from emberscale_jobmaster.membership import Drain, DrainPhase, MemberId, slot_name
 from emberscale_jobmaster.operations import CheckpointPhase
 from emberscale_jobmaster.progress import may_own
-from emberscale_jobmaster.state import JobState, wanted_shares, with_scaling
-
-
-class RefusedDrainError(ValueError):
-    """A server cannot be drained; the text says why."""
+from emberscale_jobmaster.state import JobState, servers_wanted, wanted_shares, with_scaling
 
 
 def begin(state: JobState, index: int, incarnation: str, why: str, now: float, *, replaced: bool = False) -> JobState:
     """The process of this incarnation is to give away all that it owns, and goes by itself then, or is `replaced`.
 
-    Changes nothing while all others are leaving, or have yet to start: it is to ask again. Raises RefusedDrainError
-    where there is no other.
+    Changes nothing while all others are leaving, or have yet to start: it is to ask again.
     """
     name, process = slot_name(Role.PS, index), state.members.slot(Role.PS, index).process
     if state.over or process is None or process.incarnation != incarnation:  # it has a successor
@@ -34,12 +32,12 @@ def begin(state: JobState, index: int, incarnation: str, why: str, now: float, *
         return state
     drained = replace(state, drains={**state.drains, index: Drain(incarnation, why, now, DrainPhase.LEAVES, replaced)})
     servers = len(state.routing.table.servers)
-    if servers == 1:
-        raise RefusedDrainError(f"no other parameter server can take over what {name} owns: scale the job to two first")
     others = [one for one in range(servers) if one != index and state.members.process(Role.PS, one) is not None]
-    if not any(share > 0.0 and one in others for one, share in enumerate(wanted_shares(drained, servers))):
+    takers = any(share > 0.0 and one in others for one, share in enumerate(wanted_shares(drained, servers)))
+    if not takers and (servers > 1 or index >= servers):  # another one stands in for the only server alone
         return state
-    return _told(drained, "PlannedDrain", f"{name} is to give its rows away: {why}", 0.0)
+    to_whom = "" if takers else f" to ps-{servers}, which stands in for it"
+    return _told(drained, "PlannedDrain", f"{name} is to give its rows away{to_whom}: {why}", 0.0)
 
 
 def may_go(state: JobState, index: int, incarnation: str) -> bool:
@@ -54,24 +52,37 @@ def may_go(state: JobState, index: int, incarnation: str) -> bool:
     return not writes and not may_own(state, index, incarnation)
 
 
-def advance(state: JobState, now: float) -> JobState:
-    """Notes how far drains have come, and has drained servers replaced."""
+def advance(state: JobState, spec: TrainingJobSpec, now: float) -> JobState:
+    """Notes how far drains have come, has drained servers replaced, and gives up drains that nobody comes for."""
     if state.over:
         return state
     for index, drain in state.drains.items():
-        state = _advanced(state, index, drain, now)
+        state = _advanced(_given_up(state, spec, index, drain, now), index, drain, now)
     return state
+
+
+def _given_up(state: JobState, spec: TrainingJobSpec, index: int, drain: Drain, now: float) -> JobState:
+    """Ends a drain whose rows wait for a server that does not start."""
+    last, seconds = servers_wanted(state, spec) - 1, now - drain.began_at
+    waits = drain.phase is DrainPhase.LEAVES and state.members.process(Role.PS, last) is None
+    if not waits or not state.routing.ready or seconds < spec.scaling.timeout:
+        return state
+    why = f": {state.scaling.waits}" if state.scaling.waits else ""
+    message = f"{slot_name(Role.PS, index)} keeps its rows, as ps-{last} did not join within {seconds:.0f} s{why}"
+    return _told(_over(state, index), "GaveUpDrain", message, seconds)
 
 
 def _advanced(state: JobState, index: int, drain: Drain, now: float) -> JobState:
     name, slot = slot_name(Role.PS, index), state.members.slot(Role.PS, index)
     process, seconds = slot.process, now - drain.began_at
     if process is not None and process.incarnation == drain.incarnation:
-        if (
-            drain.phase is not DrainPhase.LEAVES
-            or not state.routing.ready
-            or not may_go(state, index, drain.incarnation)
-        ):
+        if not state.routing.ready:
+            return state
+        if not may_go(state, index, drain.incarnation):
+            if drain.phase is DrainPhase.DRAINED:  # the job has rolled back, and gave it rows again
+                return _with(state, index, replace(drain, phase=DrainPhase.LEAVES, began_at=now))
+            return state
+        if drain.phase is not DrainPhase.LEAVES:
             return state
         state = _with(state, index, replace(drain, phase=DrainPhase.DRAINED))
         state = _told(state, "DrainedServer", f"{name} owns nothing any more, and may go", seconds)

@@ -6,6 +6,7 @@ reported. Losing an effect that has no such answer does no harm.
 
 from dataclasses import dataclass
 
+from emberscale_api.checkpoint import ForgottenShare
 from emberscale_api.job.roles import Role
 from emberscale_api.routing import PsAddress, RoutingTable
 from emberscale_jobmaster.operations import HandedPull, Image, SnapshotFile
@@ -54,7 +55,9 @@ class SettleCall:
 class SnapshotCall:
     """Take a snapshot for the checkpoint with this id, resume pushes, and report all batches in it.
 
-    `flash_bytes` is what the server may have in Redis, for a flash checkpoint.
+    `flash_bytes` is what the server may have in Redis, for a flash checkpoint. `weight_bits` is in how many bits a
+    persistent one stores weights; 0: as float32. Of it, only what changed since the one with the id `since` is written;
+    empty: all rows. `tracked`: later ones may build on this one.
     """
 
     generation: int
@@ -62,6 +65,9 @@ class SnapshotCall:
     hold_seconds: float
     checkpoint: str
     flash_bytes: int = 0
+    weight_bits: int = 0
+    tracked: bool = False
+    since: str = ""
 
 
 @dataclass(frozen=True)
@@ -85,13 +91,17 @@ class SavedCall:
 class PrepareCall:
     """Make room for the rows that a move to this table brings.
 
-    `since` is the version that the server must serve; 0: none, since it owns nothing.
+    `since` is the version that the server must serve; 0: none, since it owns nothing. `checkpoint` is what a server
+    that replaces a lost one loads its rows from; empty: none was lost. `lost` is the index of a server
+    whose rows the others are to rebuild for its successor; None: rows move.
     """
 
     move: int
     since: int
     table: RoutingTable
     wait_seconds: float
+    checkpoint: str = ""
+    lost: int | None = None
 
 
 @dataclass(frozen=True)
@@ -249,9 +259,10 @@ class StartedUp:
 
 @dataclass(frozen=True)
 class CheckpointTaken:
-    """A checkpoint is complete, and cost so many seconds of training.
+    """A checkpoint is complete; says how many seconds of training it cost.
 
-    `bytes` were written, in so many `seconds`; pushes were held for `held_seconds` of them.
+    `bytes` were written, in so many `seconds`; pushes were held for `held_seconds` of them. Weights are stored in
+    `weight_bits`; 0: as float32.
     """
 
     checkpoint: str
@@ -259,6 +270,7 @@ class CheckpointTaken:
     bytes: int
     seconds: float = 0.0
     held_seconds: float = 0.0
+    weight_bits: int = 0
 
 
 @dataclass(frozen=True)
@@ -276,8 +288,16 @@ class Moved:
 
 
 @dataclass(frozen=True)
+class Reloaded:
+    """Lost servers are replaced, `seconds` after they were lost; `forgotten` is what their rows have lost."""
+
+    forgotten: ForgottenShare
+    seconds: float
+
+
+@dataclass(frozen=True)
 class LogEvent:
-    """A log event for people; `event` is in snake_case, `problem` says what was wrong."""
+    """A log event; `event` is in snake_case, `problem` says what went wrong."""
 
     event: str
     subject: str
@@ -295,5 +315,6 @@ Effect = (
     | StartedUp
     | CheckpointTaken
     | Moved
+    | Reloaded
     | LogEvent
 )

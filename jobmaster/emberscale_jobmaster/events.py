@@ -122,7 +122,7 @@ class FailureReported(_At):
 
 @dataclass(frozen=True, kw_only=True)
 class BadRecordsFound(_At):
-    """`distinct` malformed records are known by now, `fresh` among them for the first time."""
+    """`distinct` malformed records are known; `fresh` are the new ones among them."""
 
     distinct: int
     fresh: tuple[BadRecord, ...]
@@ -185,9 +185,20 @@ class PlanMissed(_At):
 
 @dataclass(frozen=True, kw_only=True)
 class IntervalAdvised(_At):
-    """The brain advises the checkpoint interval of least cost, in seconds."""
+    """The brain advises the checkpoint interval of least cost, in seconds.
+
+    `partial`: partial recovery is expected to cost least, of what the manifest allows.
+    """
 
     seconds: float
+    partial: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailuresExpected(_At):
+    """The brain expects a loss of a parameter server of the job every so many seconds."""
+
+    between_failures: float
 
 
 # Answers to effects
@@ -227,9 +238,14 @@ class Saved:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Answers `PrepareCall`: whether it is done. A CopyReport answers `CopyCall`."""
+    """Answers `PrepareCall`: whether it is done. A CopyReport answers `CopyCall`.
+
+    `loaded_bytes` and `problem` are those of rows that are loaded from a checkpoint.
+    """
 
     done: bool
+    loaded_bytes: int = 0
+    problem: str = ""
 
 
 ServerAnswer = Loaded | AppliedReport | Saved | Prepared | CopyReport
@@ -316,6 +332,7 @@ Event = (
     | Advised
     | PlanMissed
     | IntervalAdvised
+    | FailuresExpected
     | ServerAnswered
     | ServerFailed
     | CheckpointFound

@@ -18,7 +18,9 @@ from emberscale_jobmaster import (
     lifecycle,
     moving,
     progress,
+    rebuilding,
     relief,
+    reloading,
     reshaping,
     restoring,
     scaling,
@@ -36,6 +38,7 @@ from emberscale_jobmaster.events import (
     Event,
     Exited,
     FailureReported,
+    FailuresExpected,
     GrantLost,
     HeartbeatReceived,
     IntervalAdvised,
@@ -140,8 +143,10 @@ def _handled(state: MasterState, event: Event, spec: TrainingJobSpec) -> Stepped
             return replace(state, job=scaling.follow(job, spec, advice, now, wall)), ()
         case PlanMissed(why=why):
             return replace(state, job=scaling.stop_waiting(job, spec, why)), ()
-        case IntervalAdvised(seconds=seconds):
-            return replace(state, job=replace(job, advised_interval=seconds)), ()
+        case IntervalAdvised(seconds=seconds, partial=partial):
+            return replace(state, job=replace(job, advised_interval=seconds, advised_partial=partial)), ()
+        case FailuresExpected(between_failures=seconds):
+            return replace(state, job=replace(job, between_failures=seconds)), ()
         case ServerAnswered():
             job, effects = dispatch.on_server_answered(job, event, spec, now)
             return replace(state, job=job), effects
@@ -210,7 +215,7 @@ def _slow_found(
     job: JobState, seen: Observations, spec: TrainingJobSpec, now: float, clock: float
 ) -> tuple[JobState, Observations, tuple[LogEvent, ...]]:
     """Compares members with their peers, takes the leases of workers that have become slow, and replaces some."""
-    if job.stage is not Stage.TRAIN:
+    if job.stage is not Stage.TRAIN or job.reload is not None:
         return job, seen, ()
     before, seen = seen, seen.compared(job.members, now)
     slow = stragglers.newly_slow(before, seen)
@@ -251,6 +256,8 @@ def _heartbeat_received(state: MasterState, event: HeartbeatReceived, spec: Trai
             job = lifecycle.count_truncated(job, work.truncated_records)
         seen = seen.worked(member, event.sequence, work, event.now, training=job.stage is Stage.TRAIN)
     if event.served is not None and member.role is Role.PS:
+        if event.served.protected_version:
+            job = rebuilding.note_protected(job, member, event.generation, event.served.protected_version)
         seen = seen.served(member, event.served, event.now, training=job.stage is Stage.TRAIN)
     return replace(state, job=job, seen=seen), (LeasesVoid(tuple(dropped)),)
 
@@ -267,7 +274,7 @@ def _task_wanted(state: MasterState, event: TaskWanted, member: MemberId, spec: 
 def _can_move(job: JobState) -> bool:
     """Whether the leases of workers can move: not before the servers are ready, nor while a barrier may hold pushes."""
     held = any(taking.phase is CheckpointPhase.BARRIER for taking in job.checkpointings)
-    held = held or (job.move is not None and job.move.holds)
+    held = held or (job.move is not None and job.move.holds) or job.rebuilding is not None
     return job.routing.ready and job.stage in (Stage.TRAIN, Stage.EVALUATE) and not held
 
 
@@ -281,12 +288,13 @@ def _settled(
             job = progress.advance(before.job, job, spec)
         begun = restoring.begin_if_due(job, spec, clock)
         if after.seen.has_heard_servers(begun.members):  # a barrier would end one that is held for a switch
+            begun = reloading.advance_if_due(begun, spec, clock)
             begun = checkpointing.begin_if_due(begun, spec, clock)
             begun = moving.begin_if_due(begun, spec, clock)
         if begun is job:
             break
         job = begun
-    job = draining.advance(reshaping.note_members(job, spec, clock), clock)
+    job = draining.advance(reshaping.note_members(job, spec, clock), spec, clock)
     counted_at = after.counted_at
     if job is not before.job and not before.job.over:
         phase = phase_of(before.job, spec)
@@ -294,7 +302,7 @@ def _settled(
             elapsed, counted_at = max(0.0, now - counted_at), max(now, counted_at)
             job = replace(job, clock=lifecycle.count_time(job.clock, elapsed, training=phase is JobPhase.TRAINING))
     seen = after.seen
-    if before.job.routing.ready and not job.routing.ready:
+    if job.routing.table.generation != before.job.routing.table.generation:
         seen = seen.rolled_back()
     if job.ledger is not before.job.ledger:
         job.ledger.check()

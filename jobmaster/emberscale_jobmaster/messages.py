@@ -102,6 +102,7 @@ def server_report(report: pb.PsReport) -> ServerReport:
         dict(report.stage_seconds),
         {table: (told.admitted, told.refused, told.evicted) for table, told in report.admission.items()},
         report.delays_for_memory,
+        report.protected_version,
     )
 
 

@@ -4,6 +4,7 @@
        before SWITCH: whatever fails is undone, and the move is tried again later or not at all
        a barrier that fails -> COPY, which goes on where it was
        from SWITCH on: the next master finishes it; a server that refuses the switch -> the job recovers
+       rows of a lost server, rebuilt for its successor (`rebuilding`): from COPY to SWITCH, without a barrier
 
 SWITCH is durable before any server adopts the new table, so the ledger knows of every table that a server may have. A
 server holds the barrier of a move long enough for the next master; where even that lapsed, what the receivers have is
@@ -15,7 +16,7 @@ from dataclasses import replace
 from emberscale_api.job import TrainingJobSpec
 from emberscale_api.job.roles import Role
 from emberscale_api.routing import PsAddress, RoutingTable
-from emberscale_jobmaster import reshaping, retry, scaling
+from emberscale_jobmaster import rebuilding, reshaping, retry, scaling
 from emberscale_jobmaster.barrier import BarrierPhase, DrivenBarrier, VoidError
 from emberscale_jobmaster.effects import (
     AbandonCall,
@@ -37,7 +38,7 @@ from emberscale_jobmaster.operations import CheckpointPhase, CopyReport, Move, M
 from emberscale_jobmaster.placement import placed
 from emberscale_jobmaster.progress import recover
 from emberscale_jobmaster.recovery import Failure
-from emberscale_jobmaster.state import JobState, Routing, Stage, limits_of, sizes_of, wanted_shares
+from emberscale_jobmaster.state import JobState, Routing, Stage, limits_of, servers_wanted, sizes_of, wanted_shares
 
 KIND = "Move"
 HOLD_SECONDS = 10.0
@@ -65,19 +66,24 @@ _AGAIN = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"})
 def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState:
     """Begins a move to the wanted servers and shares, and its barrier; drops one that is not wanted any more."""
     move = state.move
+    if move is not None and move.lost is not None:
+        gone = _present(state, move.parties) != move.parties
+        return rebuilding.failed(state, spec, move, "a server is gone", now) if gone and not move.holds else state
+    if state.rebuilding is not None:
+        return rebuilding.begin_if_due(state, spec, now)
     if move is not None:
-        if move.phase in (MovePhase.PREPARE, MovePhase.COPY) and not _is_wanted(state, move):
+        if move.phase in (MovePhase.PREPARE, MovePhase.COPY) and not _is_wanted(state, spec, move):
             return state.without(move)
         return _barrier_begun(state, move, now) if _may_hold(state, move, now) else state
     trouble = state.troubles.get(KIND)
-    target = state.scaling.target
-    if target is None and trouble is not None and _follows_shares(state):
+    target, servers = state.scaling.target, servers_wanted(state, spec)
+    if target is None and trouble is not None and _follows_shares(state, servers):
         return state.untroubled(KIND)  # a recovery or an edit has brought what a move was to bring
-    due = scaling.move_due(state) if target is not None else _shares_due(state)
-    if not due or (trouble is not None and now < trouble.next_at):
+    due = scaling.move_due(state) if target is not None else _shares_due(state, servers)
+    all_servers = _all_servers(state, servers)
+    if not due or len(all_servers) < servers or (trouble is not None and now < trouble.next_at):
         return state
-    target = target or sizes_of(state, spec)
-    planned = _planned(state, target.ps.replicas)
+    planned = _planned(state, servers)
     owning = {one.index for table in (state.routing.table, planned) for one in table.owners}
     move = Move(
         id=state.next_operation,
@@ -85,13 +91,13 @@ def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
         phase=MovePhase.PREPARE,
         began_at=now,
         deadline=now + PREPARE_SECONDS,
-        sizes=target,
+        sizes=target or sizes_of(state, spec),
         table=planned,
-        servers=_all_servers(state, target.ps.replicas),
-        shares=wanted_shares(state, target.ps.replicas),
+        servers=all_servers,
+        shares=wanted_shares(state, servers),
         members=tuple(sorted(owning)),
     )
-    if not _is_wanted(state, move):  # one that is to own something is not there
+    if not _is_wanted(state, spec, move):  # one that is to own something is not there
         return state
     state = replace(
         state,
@@ -140,7 +146,9 @@ def on_prepared(state: JobState, operation: Move, server: int, answer: Prepared,
     return state.asking(copying, *operation.everyone)
 
 
-def on_copied(state: JobState, operation: Move, server: int, answer: CopyReport, now: float) -> JobState:
+def on_copied(
+    state: JobState, spec: TrainingJobSpec, operation: Move, server: int, answer: CopyReport, now: float
+) -> JobState:
     """A server says how far it is. It is asked on: one that hears no more of a move gives it up."""
     before = operation.copied.get(server)
     newly_ready = answer.ready and server not in operation.done
@@ -151,6 +159,8 @@ def on_copied(state: JobState, operation: Move, server: int, answer: CopyReport,
         done=operation.done | {server} if answer.ready else operation.done,
         deadline=now + COPY_SECONDS if gets_on else operation.deadline,
     )
+    if operation.lost is not None and len(operation.done) == len(operation.parties):
+        return rebuilding.copied(state, spec, answered(operation, server))
     if answer.ready:
         return state.having(asking_later(operation, server, now + KEPT_SECONDS))
     return state.asking(answered(operation, server), server)
@@ -187,6 +197,8 @@ def on_switched(state: JobState, operation: Move, server: int, now: float) -> tu
     operation = replace(operation, done=operation.done | {server})
     if len(operation.done) < len(operation.parties):
         return state.having(operation), ()
+    if operation.lost is not None:
+        return _sized(rebuilding.completed(state, operation, now), operation), ()
     pause = now - operation.held_at
     asked_at = state.scaling.target_since if state.scaling.target is not None else operation.began_at
     copied_bytes, rounds = _copied(operation)
@@ -201,10 +213,16 @@ def on_switched(state: JobState, operation: Move, server: int, now: float) -> tu
     left = (*state.routing.left, *operation.leavers)
     state = replace(state, routing=Routing(operation.table, True, _present(state, left), operation.shares))
     started = StartedUp(Role.PS, max(0.0, now - asked_at - pause), pause)
-    if operation.sizes != state.scaling.sizes:
-        state = scaling.complete_move(state, operation.sizes)
+    state = _sized(state, operation)
     table = operation.table
     return reshaping.note_switched(state, len(table.servers), table.version, pause, now - asked_at), (moved, started)
+
+
+def _sized(state: JobState, operation: Move) -> JobState:
+    """The rows are on the servers of the move's shape. A master that took a switch over has that as its target."""
+    scaled = state.scaling
+    reached = operation.sizes == scaled.sizes and operation.sizes != scaled.target
+    return state if reached else scaling.complete_move(state, operation.sizes)
 
 
 def on_server_failed(
@@ -260,7 +278,9 @@ def _request(state: JobState, operation: Move, whom: int) -> ServerRequest:
     if operation.phase is MovePhase.PREPARE:
         present = state.routing.table
         since = present.version if operation.servers[whom] in present.owners else 0
-        return PrepareCall(number, since, operation.table, WAIT_SECONDS)
+        return PrepareCall(number, since, operation.table, WAIT_SECONDS, lost=operation.lost)
+    if operation.lost is not None and operation.phase is MovePhase.SWITCH:
+        return SwitchCall(operation.table.generation, number, number, rebuilding.rebuilt(operation) or {})
     if operation.phase is MovePhase.COPY or barrier is None:
         return CopyCall(number, WAIT_SECONDS, 0.0 if scaling.is_urgent(state) else SPARE_SECONDS)
     if operation.phase is MovePhase.SWITCH:
@@ -286,16 +306,16 @@ def _planned(state: JobState, servers: int) -> RoutingTable:
     )
 
 
-def _shares_due(state: JobState) -> bool:
-    """Whether the routing table does not follow the wanted shares, and rows can move now."""
-    if not scaling.may_move(state) or _follows_shares(state):
+def _shares_due(state: JobState, servers: int) -> bool:
+    """Whether the routing table does not follow the wanted servers and shares, and rows can move now."""
+    if not scaling.may_move(state) or _follows_shares(state, servers):
         return False
     return _present(state, state.routing.table.owners) == state.routing.table.owners
 
 
-def _follows_shares(state: JobState) -> bool:
-    """Whether the routing table was planned by the wanted shares."""
-    return wanted_shares(state, len(state.routing.table.servers)) == state.routing.shares
+def _follows_shares(state: JobState, servers: int) -> bool:
+    """Whether the routing table was planned for so many servers, by the wanted shares."""
+    return servers == len(state.routing.table.servers) and wanted_shares(state, servers) == state.routing.shares
 
 
 def _all_servers(state: JobState, servers: int) -> tuple[PsAddress, ...]:
@@ -325,11 +345,10 @@ def _gone(state: JobState, servers: tuple[PsAddress, ...]) -> tuple[int, ...]:
     )
 
 
-def _is_wanted(state: JobState, move: Move) -> bool:
-    """Whether the job still is to have this shape, and all servers of the move are there."""
-    target = state.scaling.target
-    replicas = len(state.routing.table.servers) if target is None else target.ps.replicas
-    if replicas != move.sizes.ps.replicas or wanted_shares(state, replicas) != move.shares:
+def _is_wanted(state: JobState, spec: TrainingJobSpec, move: Move) -> bool:
+    """Whether the job still is to have these servers and shares, and all servers of the move are there."""
+    servers = servers_wanted(state, spec)
+    if servers != len(move.table.servers) or wanted_shares(state, servers) != move.shares:
         return False
     if state.suspending or state.over:
         return False
@@ -400,6 +419,8 @@ def _barrier_failed(state: JobState, spec: TrainingJobSpec, operation: Move, pro
 
 def _given_up(state: JobState, spec: TrainingJobSpec, operation: Move, problem: str, now: float) -> JobState:
     """The move came to nothing. Another is begun later, unless moves have failed for long."""
+    if operation.lost is not None:
+        return rebuilding.failed(state, spec, operation, problem, now)
     trouble = retry.failed_again(state.troubles.get(KIND), now, "MoveFailed", problem)
     state = state.without(operation)
     if retry.exhausted(trouble, now):

@@ -73,6 +73,8 @@ class ServerReport:
     """By table with admission or eviction: keys that got a row, pushes that were only counted, rows evicted."""
     delays_for_memory: bool = False
     """Whether pushes wait, as the server is near its limit of memory."""
+    protected_version: int = 0
+    """The routing table under which others hold parity of all its rows; 0: none."""
 
 
 @dataclass(frozen=True)
@@ -152,9 +154,9 @@ class Observations:
     meter: RateMeter = field(default_factory=RateMeter)
     window: ProgressiveWindow = field(default_factory=ProgressiveWindow)
     slow: Mapping[str, Slowness] = field(default_factory=dict)
-    """Slots whose member may be slower than its peers."""
+    """Slots of members that may be slower than their peers."""
     rests: Mapping[str, Rest] = field(default_factory=dict)
-    """Slots whose worker was found to hold the others up."""
+    """Slots of workers that delay the others."""
     reliefs: Mapping[str, Relief] = field(default_factory=dict)
     unheard: frozenset[str] = frozenset()
     """Slots of parameter servers that have yet to speak to this master."""
@@ -214,7 +216,7 @@ class Observations:
         return sequence > self.sightings[member.slot].sequence
 
     def granted(self, member: MemberId, batches: int) -> "Observations":
-        """A worker was granted a lease of so many batches."""
+        """A worker got a lease of this number of batches."""
         known = self.sightings[member.slot]
         return self._with(
             member, replace(known, leases=known.leases + 1, leased_batches=known.leased_batches + batches)

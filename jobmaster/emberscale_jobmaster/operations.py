@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TypeVar
 
+from emberscale_api.checkpoint import ForgottenShare
 from emberscale_api.job.status import EvaluationResult
 from emberscale_api.routing import PsAddress, RoutingTable
 from emberscale_jobmaster.barrier import DrivenBarrier
@@ -25,20 +26,28 @@ class Restored:
     """The state in a checkpoint, to which parameter servers roll back: batches applied on all, by epoch.
 
     `data` is the (uri, bytes) of each data file that the checkpoint saw, None where they started from nothing.
+    `forgotten` tells what earlier partial recoveries took from the rows. `restores` counts how often the rows were
+    restored from quantised weights before, by their bits.
     """
 
     applied: Mapping[int, Ranges] = field(default_factory=dict)
     evaluations: tuple[EvaluationResult, ...] = ()
     data: tuple[tuple[str, int], ...] | None = None
     training_seconds: float = 0.0
+    forgotten: tuple[ForgottenShare, ...] = ()
+    restores: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Source:
-    """A checkpoint to restore: its id, and what its manifest says beyond the applied batches."""
+    """A checkpoint to restore: its id, and what its manifest says beyond the applied batches.
+
+    `weight_bits`: the fewest in which it stores weights; 0: all are exact.
+    """
 
     checkpoint: str
     restored: Restored
+    weight_bits: int = 0
 
 
 class RestorePhase(StrEnum):
@@ -73,6 +82,75 @@ class Restore:
     again_at: Mapping[int, float] = field(default_factory=dict)
 
 
+class ReloadPhase(StrEnum):
+    """The phase of a reload."""
+
+    WAIT = "Wait"
+    """The successors of the lost servers are awaited."""
+    FIND = "Find"
+    """The newest sound checkpoint is looked for."""
+    LOAD = "Load"
+    """The successors load their rows; the survivors know of the table to come."""
+    BARRIER = "Barrier"
+    """The survivors hold pushes."""
+    SWITCH = "Switch"
+    """The new table counts, and not all servers are known to have adopted it."""
+
+
+@dataclass(frozen=True)
+class Reload:
+    """Replaces lost servers: their successors load the lost rows from a checkpoint, the survivors keep theirs.
+
+    * `reason`: who was lost, for people.
+    * `began_at`, `deadline`: on the job's clock; in phases LOAD and BARRIER it has failed at the deadline unless it
+      gets on before.
+    * `lost`: the servers whose rows are lost. In phase WAIT, one that was silent may speak again.
+    * `source`: the checkpoint. `number`: names the change of table to the servers, as that of a move.
+    * `table`: the next routing table, from phase LOAD on.
+    * `loaded`, `problems`: each successor's progress, in bytes, and what it is trying again.
+    * `done`: those that have finished their part of this phase.
+    * `barrier`: its number, which ascends as those of all barriers.
+    * `attempts`: barriers that failed, and calls that were refused.
+    * `held`: what each survivor had applied when it began to hold. `applied`: what all of them had.
+    """
+
+    id: int
+    phase: ReloadPhase
+    reason: str
+    began_at: float
+    deadline: float = 0.0
+    lost: tuple[PsAddress, ...] = ()
+    source: Source | None = None
+    number: int = 0
+    table: RoutingTable | None = None
+    loaded: Mapping[int, int] = field(default_factory=dict)
+    problems: Mapping[int, str] = field(default_factory=dict)
+    done: frozenset[int] = frozenset()
+    barrier: int = 0
+    attempts: int = 0
+    held: Mapping[int, Applied] = field(default_factory=dict)
+    applied: Applied = field(default_factory=dict)
+    pending: Mapping[int, int] = field(default_factory=dict)
+    again_at: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def successors(self) -> tuple[PsAddress, ...]:
+        """Those that load rows."""
+        indexes = {server.index for server in self.lost}
+        return tuple(server for server in self.parties if server.index in indexes)
+
+    @property
+    def survivors(self) -> tuple[PsAddress, ...]:
+        """Those that keep their rows."""
+        indexes = {server.index for server in self.lost}
+        return tuple(server for server in self.parties if server.index not in indexes)
+
+    @property
+    def parties(self) -> tuple[PsAddress, ...]:
+        """All servers that will own something; none before phase LOAD."""
+        return () if self.table is None else self.table.owners
+
+
 class CheckpointPurpose(StrEnum):
     """The purpose of a checkpoint."""
 
@@ -102,15 +180,21 @@ class Image:
     training_seconds: float
     generation: int
     version: int
+    forgotten: tuple[ForgottenShare, ...] = ()
+    restores: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class SnapshotFile:
-    """A file of a checkpoint, its path relative to the checkpoint's folder, and `zlib.crc32` of its content."""
+    """A file of a checkpoint, its path relative to the checkpoint's folder, and `zlib.crc32` of its content.
+
+    `checkpoint` is the earlier checkpoint in whose folder it is; empty: it is in that of this one.
+    """
 
     path: str
     bytes: int
     crc32: int
+    checkpoint: str = ""
 
 
 @dataclass(frozen=True)
@@ -124,6 +208,8 @@ class Checkpointing:
     * `written`, `problems`, `files`: each server's report on its snapshot.
     * `again_at`: when a server, or the folder, is asked again whose last call failed.
     * `flash_bytes`: what each server may have in Redis, of a flash checkpoint.
+    * `weight_bits`: in which weights are stored; 0: as float32.
+    * `tracked`: whether later checkpoints may build on it. `since`: the one on which it builds; empty: none.
     """
 
     id: int
@@ -141,6 +227,9 @@ class Checkpointing:
     files: Mapping[int, tuple[SnapshotFile, ...]] = field(default_factory=dict)
     again_at: Mapping[int, float] = field(default_factory=dict)
     flash_bytes: int = 0
+    weight_bits: int = 0
+    tracked: bool = False
+    since: str = ""
 
     @property
     def is_flash(self) -> bool:
@@ -149,7 +238,7 @@ class Checkpointing:
 
     @property
     def servers(self) -> tuple[PsAddress, ...]:
-        """The servers whose rows it holds."""
+        """The servers that save their rows in it."""
         return self.barrier.servers
 
 
@@ -168,12 +257,16 @@ class MovePhase(StrEnum):
 
 @dataclass(frozen=True)
 class CopyReport:
-    """A server's progress in sending the rows that it gives away; `changed_rows` are those of its last round."""
+    """A server's progress in sending the rows that it gives away; `changed_rows` are those of its last round.
+
+    Of the rows of a lost server, `rebuilt` are the batches in them.
+    """
 
     ready: bool
     copied_bytes: int
     rounds: int
     changed_rows: int
+    rebuilt: Applied = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -204,6 +297,7 @@ class Move:
     * `barrier`, `held_at`: the barrier, in phases BARRIER and SWITCH, and when it began on the job's clock.
     * `shares`: by which `table` is planned, as `Routing.shares`.
     * `began_at`, `deadline`: on the job's clock.
+    * `lost`: the index of a server whose rows the others rebuild for its successor, without a barrier; None: rows move.
     """
 
     id: int
@@ -221,6 +315,7 @@ class Move:
     shares: tuple[float, ...] = ()
     members: tuple[int, ...] = ()
     pulls: tuple[HandedPull, ...] = ()
+    lost: int | None = None
     pending: Mapping[int, int] = field(default_factory=dict)
     again_at: Mapping[int, float] = field(default_factory=dict)
 
@@ -255,8 +350,8 @@ class Pruning:
     again_at: Mapping[int, float] = field(default_factory=dict)
 
 
-Operation = Restore | Checkpointing | Move | Pruning
-AnyOperation = TypeVar("AnyOperation", Restore, Checkpointing, Move, Pruning)
+Operation = Restore | Reload | Checkpointing | Move | Pruning
+AnyOperation = TypeVar("AnyOperation", Restore, Reload, Checkpointing, Move, Pruning)
 
 
 def answered(operation: AnyOperation, whom: int) -> AnyOperation:

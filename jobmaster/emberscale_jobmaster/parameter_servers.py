@@ -126,7 +126,14 @@ class ServerChannels:
             ):
                 uri = checkpoint if is_flash(checkpoint) else f"{self._uri_of(checkpoint)}/"
                 barrier = _barrier(call.server, generation, number, seconds)
-                snapshot = pb.SnapshotRequest(barrier=barrier, uri=uri, flash_bytes=take.flash_bytes)
+                snapshot = pb.SnapshotRequest(
+                    barrier=barrier,
+                    uri=uri,
+                    flash_bytes=take.flash_bytes,
+                    weight_bits=take.weight_bits,
+                    tracked=take.tracked,
+                    since=take.since,
+                )
                 return stub.Snapshot, snapshot, _snapshot_said
             case ResumeCall(generation=generation, barrier=number):
                 return stub.Resume, pb.ResumeRequest(barrier=_barrier(call.server, generation, number, 0.0)), _nothing
@@ -138,7 +145,7 @@ class ServerChannels:
                     incarnation=call.server.incarnation,
                 )
                 return stub.GetSaved, saved, _saved
-            case PrepareCall(move=move, since=since, table=table, wait_seconds=seconds):
+            case PrepareCall(move=move, since=since, table=table, wait_seconds=seconds) as prepared:
                 prepare = pb.PrepareRequest(
                     move=move,
                     since=since,
@@ -146,6 +153,8 @@ class ServerChannels:
                     manifest_json=self._manifest,
                     wait_seconds=seconds,
                     incarnation=call.server.incarnation,
+                    checkpoint_uri=self._uri_of(prepared.checkpoint) if prepared.checkpoint else "",
+                    lost=prepared.lost,
                 )
                 return stub.Prepare, prepare, _prepared
             case CopyCall(move=move, wait_seconds=seconds, spare_seconds=spare):
@@ -185,11 +194,12 @@ def _loaded(reply: pb.AssignReply) -> Loaded:
 
 
 def _prepared(reply: pb.PrepareReply) -> Prepared:
-    return Prepared(reply.done)
+    return Prepared(reply.done, reply.loaded_bytes, reply.problem)
 
 
 def _copied(reply: pb.CopyReply) -> CopyReport:
-    return CopyReport(reply.ready, reply.copied_bytes, reply.rounds, reply.changed_rows)
+    rebuilt = messages.applied(reply.rebuilt)
+    return CopyReport(reply.ready, reply.copied_bytes, reply.rounds, reply.changed_rows, rebuilt)
 
 
 def _said(reply: pb.HoldReply | pb.SettleReply | pb.SwitchReply) -> AppliedReport:
@@ -206,7 +216,7 @@ def _snapshot_said(reply: pb.SnapshotReply) -> AppliedReport:
 
 
 def _saved(reply: pb.GetSavedReply) -> Saved:
-    files = tuple(SnapshotFile(file.path, file.bytes, file.crc32) for file in reply.files)
+    files = tuple(SnapshotFile(file.path, file.bytes, file.crc32, file.checkpoint) for file in reply.files)
     return Saved(reply.done, reply.written_bytes, reply.problem, files)
 
 

@@ -4,27 +4,44 @@ from dataclasses import replace
 
 from emberscale_api.checkpoint import is_flash
 from emberscale_api.job import TrainingJobSpec
+from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
 from emberscale_api.routing import BUCKETS, DENSE_PIECES, PsAddress, RoutingTable
+from emberscale_jobmaster import reshaping
+from emberscale_jobmaster.chains import Chain
 from emberscale_jobmaster.ledger import Ledger
 from emberscale_jobmaster.membership import MemberId
-from emberscale_jobmaster.operations import CheckpointPurpose, Restored
+from emberscale_jobmaster.operations import CheckpointPhase, CheckpointPurpose, Reload, ReloadPhase, Restored
 from emberscale_jobmaster.placement import NOBODY, placed
-from emberscale_jobmaster.recovery import Estimates, Failure, Protection, RollBack, choose
+from emberscale_jobmaster.recovery import (
+    Decode,
+    Estimates,
+    Failure,
+    Parity,
+    Partial,
+    Protection,
+    Rebuilding,
+    RollBack,
+    choose,
+)
 from emberscale_jobmaster.state import (
     PREPARATION,
     JobEnd,
     JobState,
     Routing,
     Stage,
+    allowed_pls,
     batches_of,
+    committed_samples,
     limits_of,
     live_servers,
     phase_of,
     routed_servers,
+    samples_in,
     servers_missing,
     sizes_of,
     switching_move,
+    switching_reload,
     wanted_shares,
     with_scaling,
 )
@@ -48,8 +65,8 @@ def advance(before: JobState, state: JobState, spec: TrainingJobSpec) -> JobStat
     """Applies all automatic transitions to `state`; `before` is the state before the event."""
     while (following := _following(state, spec)) is not state:
         state = following
-    told = (phase_of(before, spec), before.members.given_up(), routed_servers(before))
-    if told != (phase_of(state, spec), state.members.given_up(), routed_servers(state)):
+    told = (phase_of(before, spec), before.members.given_up(), routed_servers(before, spec))
+    if told != (phase_of(state, spec), state.members.given_up(), routed_servers(state, spec)):
         state = replace(state, plan_version=state.plan_version + 1)
     return state
 
@@ -93,7 +110,8 @@ def on_takeover(state: JobState, spec: TrainingJobSpec, wall: float, alone: bool
     state = with_fresh_numbers(state, wall)
     if state.members.slots:  # else no master before had any server to assign
         state = _with_fresh_generation(state, wall)
-    if state.routing.ready and not state.over:  # else a restore looks which checkpoints there are
+    holds_rows = state.routing.ready or state.reload is not None
+    if holds_rows and not state.over:  # else a restore looks which checkpoints there are
         state = replace(
             state,
             next_checkpoint=state.next_checkpoint + LOST_CHECKPOINTS,
@@ -134,10 +152,14 @@ def unroute(state: JobState, spec: TrainingJobSpec) -> JobState:
         routing=Routing(_unowned(generation, state.next_version)),
         next_generation=generation + 1,
         next_version=state.next_version + 1,
+        chain=Chain(),
         restore=None,
+        reload=None,
         checkpointings=(),
         move=None,
         ends_with=None,
+        parity=Parity(),
+        rebuilding=None,
     )
     if state.stage in PREPARATION or state.stage is Stage.READY:
         return state
@@ -151,20 +173,112 @@ def on_server_lost(state: JobState, lost: MemberId, spec: TrainingJobSpec) -> Jo
     """Handles the loss of a parameter server and its rows."""
     if state.over or (lost.index, lost.incarnation) not in _holders(state):
         return state
-    if not state.routing.ready or state.stage in PREPARATION:  # no row has changed since it was assigned
-        return unroute(state, spec)
-    return recover(state, spec, Failure((lost.index,), f"{lost.slot} is lost"))
+    known = state.rebuilding
+    if known is not None and (known.server, known.incarnation) == (lost.index, lost.incarnation):
+        return state
+    if state.stage in PREPARATION or not (state.routing.ready or state.reload is not None):
+        return unroute(state, spec)  # no row has changed since it was assigned
+    if state.reload is not None and lost.incarnation in {server.incarnation for server in state.reload.lost}:
+        return state
+    if switching_move(state) is not None or switching_reload(state) is not None:
+        return recover(state, spec, Failure((lost.index,), f"{lost.slot} is lost while servers change their table"))
+    return recover(state, spec, Failure((lost.index,), f"{lost.slot} is lost", is_loss=True))
 
 
 def recover(state: JobState, spec: TrainingJobSpec, failure: Failure) -> JobState:
     """Starts the recovery that costs least."""
     newest = state.flash.taken_at if state.flash.checkpoint else 0.0
+    is_flash_newest = newest > state.checkpointed_at
     since = state.clock.active_seconds - max(state.checkpointed_at, newest)
-    protection = Protection(state.flash.checkpoint if newest > state.checkpointed_at else state.checkpoint)
-    match choose(failure, protection, Estimates(lost_seconds=since)):
+    survivors = _survivors(state, failure)
+    owned = sum(owner in survivors for owner in state.routing.table.bucket_owners)
+    lost_samples = 0  # since a flash checkpoint: its manifest will tell
+    if not is_flash_newest and state.stage not in PREPARATION:
+        held = samples_in(state, spec, state.restored.applied)
+        lost_samples = max(0, committed_samples(state, spec) - held)
+    total = max(1, spec.training.epochs * state.training_records)
+    protection = Protection(
+        state.flash.checkpoint if is_flash_newest else state.checkpoint,
+        len(survivors),
+        allowed_pls(state, spec),
+        in_parity(state),
+    )
+    estimates = Estimates(since, state.pls + lost_samples / total * (1 - owned / BUCKETS))
+    match choose(failure, protection, estimates):
+        case Decode(server):
+            return _degraded(state, server, failure.reason)
+        case Partial():
+            return _await_successors(state, failure)
+        case RollBack(why=why) if why:
+            return roll_back(state, spec, failure.reason, why)
         case RollBack():
-            scaling = replace(state.scaling, sizes=sizes_of(state, spec))  # whatever the manifest says meanwhile
-            return unroute(replace(state, recoveries=state.recoveries + 1, scaling=scaling), spec)
+            return _roll_back(state, spec)
+
+
+def roll_back(state: JobState, spec: TrainingJobSpec, reason: str, why: str) -> JobState:
+    """All servers go back to the newest checkpoint, of a job that may recover partially; `why` it does not is told."""
+    told = tell_recovery(state, "RolledBack", f"{reason}; the whole job goes back to a checkpoint: {why}", 0.0)
+    return _roll_back(told, spec)
+
+
+def tell_recovery(state: JobState, reason: str, message: str, seconds: float) -> JobState:
+    """Adds a recovery to the steps that people are told of once each."""
+    return with_scaling(state, reshaping.with_step(state.scaling, reason, message, seconds))
+
+
+def _roll_back(state: JobState, spec: TrainingJobSpec) -> JobState:
+    scaling = replace(state.scaling, sizes=sizes_of(state, spec))  # whatever the manifest says meanwhile
+    return unroute(replace(state, recoveries=state.recoveries + 1, scaling=scaling), spec)
+
+
+def _survivors(state: JobState, failure: Failure) -> frozenset[int]:
+    """The indexes of the servers whose rows are as the routing table says."""
+    present = (
+        (server, state.members.process(Role.PS, server.index))
+        for server in state.routing.table.owners
+        if server.index not in failure.servers
+    )
+    return frozenset(
+        server.index for server, process in present if process is not None and process.incarnation == server.incarnation
+    )
+
+
+def _await_successors(state: JobState, failure: Failure) -> JobState:
+    """Begins a reload, or begins it again where another server is lost meanwhile. Checkpoints and moves end."""
+    before = state.reload
+    lost = tuple(server for server in state.routing.table.owners if server.index in failure.servers)
+    operation = Reload(
+        state.next_operation if before is None else before.id,
+        ReloadPhase.WAIT,
+        failure.reason if before is None else f"{before.reason}, {failure.reason}",
+        state.clock.active_seconds if before is None else before.began_at,
+        lost=lost if before is None else (*before.lost, *lost),
+    )
+    return replace(
+        state,
+        next_operation=max(state.next_operation, operation.id + 1),
+        routing=replace(state.routing, ready=False),
+        reload=operation,
+        checkpointings=(),
+        move=None,
+    )
+
+
+def in_parity(state: JobState) -> frozenset[int]:
+    """The servers of which the others can rebuild any one now."""
+    table, parity = state.routing.table, state.parity
+    owners = frozenset(server.index for server in table.owners)
+    whole = (parity.generation, parity.version, parity.servers) == (table.generation, table.version, owners)
+    trains = state.stage in (Stage.TRAIN, Stage.EVALUATE) and state.routing.ready
+    return owners if whole and trains and switching_move(state) is None and state.rebuilding is None else frozenset()
+
+
+def _degraded(state: JobState, server: int, reason: str) -> JobState:
+    """The rows of a server are to be rebuilt. What the others do for anything else ends, as it needs all of them."""
+    incarnation = state.routing.table.servers[server].incarnation
+    lost = Rebuilding(server, incarnation, reason, state.clock.active_seconds)
+    written = tuple(taking for taking in state.checkpointings if taking.phase is CheckpointPhase.WRITE)
+    return replace(state, rebuilding=lost, move=None, checkpointings=written)
 
 
 def surpass_history(
@@ -176,15 +290,16 @@ def surpass_history(
     all. What was granted under that table must not count, so the job recovers, under numbers beyond it.
     """
     table = state.routing.table
-    switching = switching_move(state)
-    newest = table.version if switching is None else switching.table.version
+    switching = _next_table(state)
+    newest = table.version if switching is None else switching.version
     left = {(one.index, one.incarnation) for one in state.routing.left}
     known = (server.index, server.incarnation) in _holders(state) | left
     surpassed = (generation, version) > (table.generation, newest)
     foreign = not known and generation == table.generation
     if state.over or generation == 0 or not (surpassed or foreign):
         return state
-    state = recover(state, spec, Failure((server.index,), f"{server.slot} holds rows that the ledger does not know"))
+    reason = f"{server.slot} holds rows that the ledger does not know"
+    state = recover(state, spec, Failure((server.index,), reason))
     beyond = state.routing.table
     following = _unowned(max(beyond.generation, generation + 1), max(beyond.version, version + 1))
     return replace(state, routing=Routing(following), next_version=following.version + 1)
@@ -217,7 +332,7 @@ def surpass_checkpoints(state: JobState, next_checkpoint: int) -> JobState:
 
 
 def begin_assignment(state: JobState, spec: TrainingJobSpec) -> JobState:
-    """The table by which the live servers are to be assigned; the same state while one is missing."""
+    """Begins to assign the rows to the live servers; returns the same state while one is missing."""
     if servers_missing(state, spec):
         return state
     servers = live_servers(state, spec)
@@ -309,6 +424,7 @@ def _at_checkpoint(state: JobState, spec: TrainingJobSpec) -> JobState:
         None,
     )
     results = tuple(result for result in state.restored.evaluations if epoch is None or result.epoch <= epoch)
+    state = replace(state, forgotten=state.restored.forgotten)
     if epoch is None:
         return replace(state, stage=Stage.SAVE, epoch=spec.training.epochs - 1, evaluations=results)
     return replace(state, stage=Stage.TRAIN, epoch=epoch, ledger=ledgers[epoch], evaluations=results)
@@ -361,9 +477,19 @@ def may_own(state: JobState, index: int, incarnation: str) -> bool:
 
 def _holders(state: JobState) -> set[tuple[int, str]]:
     """The servers that may own rows, by index and incarnation."""
-    switching = switching_move(state)
-    servers = state.routing.table.owners if switching is None else switching.parties
+    moving, reloading = switching_move(state), switching_reload(state)
+    servers = state.routing.table.owners
+    if moving is not None or reloading is not None:
+        servers = moving.parties if moving is not None else reloading.parties if reloading is not None else ()
     return {(server.index, server.incarnation) for server in servers}
+
+
+def _next_table(state: JobState) -> RoutingTable | None:
+    """The table that some servers may have adopted, and not all."""
+    moving, reloading = switching_move(state), switching_reload(state)
+    if moving is not None:
+        return moving.table
+    return None if reloading is None else reloading.table
 
 
 def _unowned(generation: int, version: int) -> RoutingTable:
@@ -376,8 +502,10 @@ def _ended(state: JobState, outcome: JobEnd) -> JobState:
         outcome=outcome,
         ledger=state.ledger.revoke_all(),
         restore=None,
+        reload=None,
         checkpointings=(),
         move=None,
+        rebuilding=None,
         prunings=(),
         troubles={},
         ends_with=None,

@@ -2,40 +2,133 @@
 
 from dataclasses import dataclass
 
+NO_SURVIVOR = "no parameter server has kept its rows"
+
 
 @dataclass(frozen=True)
 class Failure:
-    """Parameter servers, by index, whose rows are lost or whose history the master does not know."""
+    """Parameter servers, by index, whose rows are lost or whose history the master does not know.
+
+    * `is_loss`: those servers are gone, and all others serve the table that the ledger knows.
+    """
 
     servers: tuple[int, ...]
     reason: str
+    is_loss: bool = False
 
 
 @dataclass(frozen=True)
 class Protection:
-    """The sources of recovery; `checkpoint` is the id of the newest complete checkpoint, empty if there is none."""
+    """The sources of recovery.
+
+    * `checkpoint`: the id of the newest complete checkpoint, empty if there is none.
+    * `survivors`: how many parameter servers keep their rows.
+    * `allowed_pls`: the portion of lost samples that the job may reach; 0: it may lose nothing.
+    * `parity`: servers of which the others can rebuild any one.
+    """
 
     checkpoint: str
+    survivors: int = 0
+    allowed_pls: float = 0.0
+    parity: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
 class Estimates:
-    """The cost of each recovery; `lost_seconds` is the training that a roll-back to the newest checkpoint repeats."""
+    """The cost of each recovery.
+
+    * `lost_seconds`: the training that a roll-back to the newest checkpoint repeats.
+    * `pls`: the portion of lost samples after a partial recovery, those of earlier ones included.
+    """
 
     lost_seconds: float
+    pls: float = 0.0
 
 
 @dataclass(frozen=True)
 class RollBack:
-    """All servers, and the ledger with them, go back to the newest sound checkpoint or to nothing: a new generation."""
+    """All servers, and the ledger with them, go back to the newest sound checkpoint or to nothing: a new generation.
+
+    `why` says why a job that may recover partially does not; empty for all others.
+    """
+
+    checkpoint: str
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Partial:
+    """The lost servers alone go back to the newest sound checkpoint; the others keep their rows (CPR section 2.3)."""
 
     checkpoint: str
 
 
-Recovery = RollBack
+@dataclass(frozen=True)
+class Decode:
+    """The others rebuild the rows of this server from parity, for its successor: nothing rolls back."""
+
+    server: int
+
+
+Recovery = RollBack | Partial | Decode
 """One of the ways; what is kept of each decides what follows."""
 
 
+@dataclass(frozen=True)
+class Parity:
+    """The servers, by index, that have parity of all their rows on others, under a routing table of this version."""
+
+    generation: int = 0
+    version: int = 0
+    servers: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Rebuilding:
+    """A lost server whose rows are being rebuilt.
+
+    * `incarnation`: the process that is lost. `reason`: for people, who were `told`.
+    * `began_at`, `next_at`: when it was lost, and before when nothing is tried again; on the job's clock.
+    * `attempts`: moves that were begun for it.
+    """
+
+    server: int
+    incarnation: str
+    reason: str
+    began_at: float
+    told: bool = False
+    attempts: int = 0
+    next_at: float = 0.0
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """How many servers were rebuilt, the last of them, its seconds from the loss on, and the bytes of its rows."""
+
+    count: int = 0
+    server: str = ""
+    seconds: float = 0.0
+    bytes: int = 0
+
+
 def choose(failure: Failure, protection: Protection, estimates: Estimates) -> Recovery:
-    """Returns the recovery from a failure. With checkpoints as the only protection, it is a roll-back."""
-    return RollBack(protection.checkpoint)
+    """Returns the recovery from a failure: from parity where that covers what is lost, else a partial one where the
+    job allows it and can have it, else a roll-back.
+    """
+    if failure.is_loss and len(failure.servers) == 1 and protection.parity.issuperset(failure.servers):
+        return Decode(failure.servers[0])
+    if not protection.allowed_pls:
+        return RollBack(protection.checkpoint)
+    if not failure.is_loss:
+        return RollBack(protection.checkpoint, failure.reason)
+    if not protection.checkpoint:
+        return RollBack(protection.checkpoint, "there is no checkpoint to reload from")
+    if not protection.survivors:
+        return RollBack(protection.checkpoint, NO_SURVIVOR)
+    if estimates.pls > protection.allowed_pls:
+        return RollBack(
+            protection.checkpoint,
+            f"the portion of lost samples would be {estimates.pls:.4f}, "
+            f"and faultTolerance.targetPLS allows {protection.allowed_pls:g}",
+        )
+    return Partial(protection.checkpoint)

@@ -42,7 +42,8 @@ def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
     """Begins a restore once all servers are there and none is under way."""
     trouble = state.troubles.get(KIND)
     waits = trouble is not None and now < trouble.next_at
-    if state.over or state.routing.ready or state.restore is not None or waits or servers_missing(state, spec):
+    is_under_way = state.restore is not None or state.reload is not None
+    if state.over or state.routing.ready or is_under_way or waits or servers_missing(state, spec):
         return state
     operation = Restore(state.next_operation, RestorePhase.FIND, deadline=now + FIND_SECONDS)
     state = replace(state, next_operation=state.next_operation + 1)
@@ -54,7 +55,7 @@ def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState
 def effects_of(state: JobState, operation: Restore, whom: int, serial: int) -> tuple[Effect, ...]:
     """The call that the operation waits for."""
     if whom == STORAGE:
-        return (FindCheckpoint(operation.id, serial, tuple(sorted(state.damaged)), _newest_flash(state)),)
+        return (FindCheckpoint(operation.id, serial, tuple(sorted(state.damaged)), newest_flash(state)),)
     table = state.routing.table
     checkpoint = operation.source.checkpoint if operation.source is not None else ""
     request = AssignCall(table, checkpoint, WAIT_SECONDS)
@@ -96,6 +97,10 @@ def on_loaded(state: JobState, operation: Restore, server: int, answer: Loaded, 
     held = Restored() if source is None else source.restored
     restored = replace(held, applied=on_all(list(operation.applied.values())))
     state = state.without(operation).untroubled(KIND)
+    before = dict(held.restores)  # of these rows: what became of others since the checkpoint is undone
+    if source is not None and (bits := source.weight_bits):
+        before[bits] = before.get(bits, 0) + 1
+    state = replace(state, restores=before)
     return complete_assignment(state, restored, source.checkpoint if source is not None else "")
 
 
@@ -138,7 +143,7 @@ def on_time_passed(state: JobState, spec: TrainingJobSpec, operation: Restore, n
     return state.asking(operation, *due) if due else state
 
 
-def _newest_flash(state: JobState) -> str:
+def newest_flash(state: JobState) -> str:
     """The flash checkpoint that is newer than all others that the ledger knows of; empty if none is."""
     newest = state.flash.checkpoint
     if not newest or newest in state.damaged:

@@ -19,11 +19,21 @@ from emberscale_api.job import FaultToleranceStrategy, TrainingJob, TrainingJobS
 from emberscale_api.job.data import BadRecord
 from emberscale_jobmaster import progress
 from emberscale_jobmaster.checkpointing import interval
-from emberscale_jobmaster.effects import CheckpointTaken, Effect, Granted, LeasesVoid, LogEvent, Moved, StartedUp
+from emberscale_jobmaster.effects import (
+    CheckpointTaken,
+    Effect,
+    Granted,
+    LeasesVoid,
+    LogEvent,
+    Moved,
+    Reloaded,
+    StartedUp,
+)
 from emberscale_jobmaster.events import (
     BadRecordsFound,
     CallReceived,
     Event,
+    FailuresExpected,
     GrantLost,
     IntervalAdvised,
     Rescaled,
@@ -42,6 +52,9 @@ _LONGEST_TICK_SECONDS = 0.25
 _LONG_SAVE_SECONDS = 0.5
 _CHECKPOINT_COSTS = 16
 _START_UPS = 64
+_ABOUT = 1.1
+"""By how much an expectation changes before it is worth a note."""
+
 _T = TypeVar("_T")
 
 
@@ -210,7 +223,7 @@ class JobRuntime:
                 self._step(CallReceived(now=self.now(), member=member))
 
     def next_effect(self) -> Effect:
-        """The next effect that is to be carried out; waits for it. Raises ClosingError."""
+        """Waits for the next effect to carry out. Raises ClosingError."""
         with self._changed:
             self._changed.wait_for(self._has_effect)
             if self._closing:
@@ -257,15 +270,25 @@ class JobRuntime:
         costs = list(self._checkpoint_costs)
         return sum(costs) / len(costs) if costs else 0.0
 
-    def advise_checkpoints(self, seconds: float) -> None:
-        """The interval that is cheapest; the manifest's stands, and without `Auto` the default does."""
+    def advise_checkpoints(self, seconds: float, partial: bool = False) -> None:
+        """The cheapest interval; the manifest's stands, and under `FullRecovery` the default does.
+
+        `partial`: partial recovery is expected to cost least.
+        """
         job, _ = self.snapshot()
-        if self.spec.fault_tolerance.strategy is not FaultToleranceStrategy.AUTO or job.advised_interval == seconds:
+        is_open = self.spec.fault_tolerance.strategy is not FaultToleranceStrategy.FULL_RECOVERY
+        if not is_open or (job.advised_interval, job.advised_partial) == (seconds, partial):
             return
         before = interval(job, self.spec)
-        self.note(IntervalAdvised(now=self.now(), seconds=seconds))
+        self.note(IntervalAdvised(now=self.now(), seconds=seconds, partial=partial))
         if (after := interval(self.snapshot()[0], self.spec)) != before:
             _log.info("checkpoint_interval_changed", seconds=round(after, 3), before=round(before, 3))
+
+    def expect_failures(self, between_seconds: float) -> None:
+        """Notes how long parameter servers last, unless it is about what was noted before."""
+        known = self.snapshot()[0].between_failures
+        if known is None or not known / _ABOUT <= between_seconds <= known * _ABOUT:
+            self.note(FailuresExpected(now=self.now(), between_failures=between_seconds))
 
     def take_start_ups(self) -> list[StartUp]:
         """The start-ups since the last call."""
@@ -301,6 +324,16 @@ class JobRuntime:
                         seconds=round(effect.seconds, 3),
                         pause_seconds=round(effect.paused_seconds, 3),
                     )
+                case Reloaded(forgotten=lost):
+                    _log.warning(
+                        "recovered_partially",
+                        servers=list(lost.servers),
+                        checkpoint=lost.checkpoint,
+                        forgotten_samples=lost.samples,
+                        share=round(lost.share, 4),
+                        pls=round(self._state.job.pls, 6),
+                        seconds=round(effect.seconds, 3),
+                    )
                 case CheckpointTaken():
                     if not is_flash(effect.checkpoint):
                         self._checkpoint_costs.append(effect.cost_seconds)
@@ -308,6 +341,7 @@ class JobRuntime:
                         "checkpoint_complete",
                         checkpoint=effect.checkpoint,
                         bytes=effect.bytes,
+                        weight_bits=effect.weight_bits,
                         seconds=round(effect.seconds, 3),
                         held_seconds=round(effect.held_seconds, 4),
                         cost_seconds=round(effect.cost_seconds, 3),

@@ -98,7 +98,8 @@ def follow_manifest(
     `before` is the shape in force by the manifest as it was; `now` is on the job's clock, `wall` in seconds since 1970;
     `waits` says what keeps new servers from starting, None: as before.
     """
-    scaling, servers = state.scaling, len(state.routing.table.servers)
+    scaling = state.scaling
+    servers = min(len(state.routing.table.servers), (scaling.sizes or before).ps.replicas)  # without one that stands in
     scaling = replace(scaling, waits=scaling.waits if waits is None else waits)
     if state.over or scaling.waits_for_plan:
         return with_scaling(state, scaling)
@@ -169,7 +170,7 @@ def move_due(state: JobState) -> bool:
 
 
 def may_move(state: JobState) -> bool:
-    """Whether training goes on, so that rows can move."""
+    """Returns whether the job trains, so that rows can move."""
     return not state.over and not state.suspending and state.stage is Stage.TRAIN and state.routing.ready
 
 

@@ -14,7 +14,6 @@ from emberscale_api.job.roles import Role
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc import master_pb2_grpc as rpc
 from emberscale_jobmaster import draining, messages, status, stragglers, tasks
-from emberscale_jobmaster.draining import RefusedDrainError
 from emberscale_jobmaster.effects import Granted, LeasesVoid
 from emberscale_jobmaster.events import (
     DrainWanted,
@@ -84,7 +83,6 @@ _CODES: dict[type[Exception], grpc.StatusCode] = {
     InvalidReportError: grpc.StatusCode.INVALID_ARGUMENT,
     StoreUnavailableError: grpc.StatusCode.UNAVAILABLE,
     ClosingError: grpc.StatusCode.UNAVAILABLE,
-    RefusedDrainError: grpc.StatusCode.FAILED_PRECONDITION,
     DatasetNotReadyError: grpc.StatusCode.UNAVAILABLE,
     ValidationError: grpc.StatusCode.INVALID_ARGUMENT,
 }
@@ -259,7 +257,7 @@ class MasterService(rpc.MasterServicer):
 
     @_answering
     def Replace(self, request: pb.DrainRequest, context: grpc.ServicerContext) -> pb.DrainReply:
-        """A parameter server is to be replaced; answers when it owns nothing, or after the wait."""
+        """Begins to drain a parameter server; answers once it owns nothing, or after the wait."""
         return self._drained(request, replaced=True)
 
     def _drained(self, request: pb.DrainRequest, *, replaced: bool) -> pb.DrainReply:

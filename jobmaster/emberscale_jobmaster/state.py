@@ -4,11 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from emberscale_api.job import TrainingJobSpec
+from emberscale_api.checkpoint import ForgottenShare
+from emberscale_api.job import FaultToleranceStrategy, TrainingJobSpec
 from emberscale_api.job.data import BadRecord
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import EvaluationResult, JobPhase
 from emberscale_api.routing import PsAddress, RoutingTable
+from emberscale_jobmaster.chains import Chain, CheckpointCost
 from emberscale_jobmaster.flash import Flash
 from emberscale_jobmaster.ledger import Ledger
 from emberscale_jobmaster.membership import Drain, Membership, Process
@@ -19,9 +21,13 @@ from emberscale_jobmaster.operations import (
     MovePhase,
     Operation,
     Pruning,
+    Reload,
+    ReloadPhase,
     Restore,
     Restored,
 )
+from emberscale_jobmaster.ranges import Applied
+from emberscale_jobmaster.recovery import Parity, Rebuilding, Rebuilt
 from emberscale_jobmaster.retry import Trouble
 from emberscale_jobmaster.sizes import RoleShapes, Scaling, combined, manifest_sizes
 from emberscale_jobmaster.statistics import Tally
@@ -95,8 +101,9 @@ class Clock:
 class JobState:
     """Everything that must survive the master. Immutable; `machine.step` returns a new one.
 
-    * `restore`, `checkpointings`, `move`, `prunings`: the operations under way, on the parameter servers and the
-      checkpoints. All checkpoints but the last one have their snapshots.
+    * `restore`, `reload`, `checkpointings`, `move`, `prunings`: the operations under way, on the parameter servers and
+      the checkpoints. All checkpoints but the last one have their snapshots.
+    * `forgotten`: what partial recoveries took from the rows, oldest first.
     * `troubles`: what is tried again, by `restoring.KIND`, `moving.KIND` or the purpose of a checkpoint.
     * `next_version`: of a routing table; greater than any that a server may have adopted. `next_generation`: of a
       history; greater than any that a master before may have begun.
@@ -104,8 +111,12 @@ class JobState:
       A server with the share 0 is to own nothing. Rows move until the routing table follows.
     * `drains`: servers that are to go, by index, until their successors have their shares.
     * `replaced_at`: when a server was last replaced for being slow, by index; in seconds on the job's clock.
+    * `parity`, `rebuilding`, `rebuilt`: whose rows the others can rebuild, whose they rebuild now, and whose they did.
     * `checkpoint`: the newest complete persistent one, or the flash checkpoint that the rows were last restored from.
+    * `chain`: the persistent checkpoints on which the next one may build. `checkpoint_costs`: of the newest ones.
     * `checkpointed_at`: when, on the job's clock, the interval to the next checkpoint began.
+    * `restores`: how often the rows were restored from quantised weights, by their bits.
+    * `between_failures`: seconds between losses of a parameter server that the brain expects.
     * `damaged`: checkpoints that failed their checksums, and how.
     * `ends_with`: the purpose of a checkpoint that ends the job, once it is complete.
     """
@@ -135,15 +146,22 @@ class JobState:
     next_version: int = 2
     next_generation: int = 2
     restore: Restore | None = None
+    reload: Reload | None = None
     checkpointings: tuple[Checkpointing, ...] = ()
     move: Move | None = None
     prunings: tuple[Pruning, ...] = ()
     troubles: Mapping[str, Trouble] = field(default_factory=dict)
     checkpoint: str = ""
+    chain: Chain = field(default_factory=Chain)
+    checkpoint_costs: tuple[CheckpointCost, ...] = ()
     checkpointed_at: float = 0.0
+    restores: Mapping[int, int] = field(default_factory=dict)
+    between_failures: float | None = None
     damaged: Mapping[str, str] = field(default_factory=dict)
     advised_interval: float | None = None
     """Seconds between checkpoints that the brain advises."""
+    advised_partial: bool = False
+    """Whether the brain expects partial recovery to cost least, of what the manifest allows."""
     suspending: bool = False
     ends_with: CheckpointPurpose | None = None
     outcome: JobEnd | None = None
@@ -153,6 +171,10 @@ class JobState:
     shares: Mapping[int, float] = field(default_factory=dict)
     drains: Mapping[int, Drain] = field(default_factory=dict)
     replaced_at: Mapping[int, float] = field(default_factory=dict)
+    forgotten: tuple[ForgottenShare, ...] = ()
+    parity: Parity = field(default_factory=Parity)
+    rebuilding: Rebuilding | None = None
+    rebuilt: Rebuilt = field(default_factory=Rebuilt)
 
     @property
     def training_records(self) -> int:
@@ -168,14 +190,17 @@ class JobState:
     def operations(self) -> tuple[Operation, ...]:
         """The operations in progress."""
         restores = () if self.restore is None else (self.restore,)
+        reloads = () if self.reload is None else (self.reload,)
         moves = () if self.move is None else (self.move,)
-        return (*restores, *self.checkpointings, *moves, *self.prunings)
+        return (*restores, *reloads, *self.checkpointings, *moves, *self.prunings)
 
     def having(self, operation: Operation) -> "JobState":
         """Returns the state with this operation, which replaces its earlier state or is new."""
         match operation:
             case Restore():
                 return replace(self, restore=operation)
+            case Reload():
+                return replace(self, reload=operation)
             case Checkpointing():
                 checkpointings = {one.id: one for one in self.checkpointings} | {operation.id: operation}
                 return replace(self, checkpointings=tuple(checkpointings.values()))
@@ -186,10 +211,12 @@ class JobState:
                 return replace(self, prunings=tuple(prunings.values()))
 
     def without(self, operation: Operation) -> "JobState":
-        """The state without this operation."""
+        """Returns the state without this operation."""
         match operation:
             case Restore():
                 return replace(self, restore=None)
+            case Reload():
+                return replace(self, reload=None)
             case Checkpointing():
                 return replace(self, checkpointings=tuple(one for one in self.checkpointings if one.id != operation.id))
             case Move():
@@ -198,16 +225,21 @@ class JobState:
                 return replace(self, prunings=tuple(one for one in self.prunings if one.id != operation.id))
 
     def asking(self, operation: Operation, *whom: int) -> "JobState":
-        """The state with this operation, which waits for answers of `whom` to calls that are made now."""
+        """Returns the state with this operation, which calls `whom` now and waits for their answers."""
         again_at = {index: at for index, at in operation.again_at.items() if index not in whom}
         pending = {**operation.pending, **dict.fromkeys(whom, self.next_serial)}
         asked = replace(operation, pending=pending, again_at=again_at)
         return replace(self.having(asked), next_serial=self.next_serial + 1)
 
     def untroubled(self, *kinds: str) -> "JobState":
-        """The state once what failed in operations of these kinds works again."""
+        """Returns the state once operations of these kinds succeed again."""
         left = {kind: trouble for kind, trouble in self.troubles.items() if kind not in kinds}
         return replace(self, troubles=left)
+
+    @property
+    def pls(self) -> float:
+        """The portion of samples whose effect on the model partial recoveries have lost (CPR equation 3)."""
+        return sum((share.pls for share in self.forgotten), 0.0)
 
     @property
     def over(self) -> bool:
@@ -226,34 +258,50 @@ def batches_of(records: int, batch_size: int) -> int:
 
 
 def sizes_of(state: JobState, spec: TrainingJobSpec) -> RoleShapes:
-    """The shape in force: rows are spread over so many parameter servers."""
+    """The shape in force: the rows are spread over its parameter servers."""
     return state.scaling.sizes or manifest_sizes(spec)
 
 
 def with_scaling(state: JobState, scaling: Scaling) -> JobState:
-    """The state with another scaling, which is news for the operator: a new version of the plan."""
+    """Returns the state with another scaling; the operator learns of it by a new version of the plan."""
     return state if scaling == state.scaling else replace(state, scaling=scaling, plan_version=state.plan_version + 1)
 
 
 def wanted_sizes(state: JobState, spec: TrainingJobSpec) -> RoleShapes:
-    """The processes that should run: those of the shape in force, and those that another shape needs first."""
+    """The processes that should run: for the shape in force, and for a target or a drain that needs more."""
     wanted, target = sizes_of(state, spec), state.scaling.target
     if target is not None:
         wanted = combined(wanted, target)
-    return wanted if state.move is None else combined(wanted, state.move.sizes)
+    if state.move is not None:
+        wanted = combined(wanted, state.move.sizes)
+    if not state.routing.ready and state.reload is None:
+        return wanted
+    servers = max(wanted.ps.replicas, len(state.routing.table.servers), servers_wanted(state, spec))
+    return replace(wanted, ps=replace(wanted.ps, replicas=servers))
 
 
-def routed_servers(state: JobState) -> int:
-    """The servers in the routing table, and those that have joined to take rows over; 0 without a table."""
-    servers, target = len(state.routing.table.servers), state.scaling.target
-    if not servers or target is None:
-        return servers
-    joined = [state.members.process(Role.PS, index) for index in range(servers, target.ps.replicas)]
+def servers_wanted(state: JobState, spec: TrainingJobSpec) -> int:
+    """The number of parameter servers in the routing table that the job is to have.
+
+    Where all servers of the job's shape are being drained, one more stands in for them until one has a successor.
+    """
+    servers = (state.scaling.target or sizes_of(state, spec)).ps.replicas
+    trains = state.routing.ready and not state.suspending and not state.over
+    stands_in = trains and all(_is_drained(state, index) for index in range(servers))
+    return servers + stands_in
+
+
+def routed_servers(state: JobState, spec: TrainingJobSpec) -> int:
+    """The number of servers in the routing table or ready to take over rows; 0 without a table."""
+    servers = len(state.routing.table.servers)
+    if not servers:
+        return 0
+    joined = [state.members.process(Role.PS, index) for index in range(servers, servers_wanted(state, spec))]
     return servers + sum(process is not None for process in joined)
 
 
 def wanted_shares(state: JobState, servers: int) -> tuple[float, ...]:
-    """What each of so many servers is to own relative to the others; empty: all alike.
+    """Returns the share of each server relative to the others; empty if all are equal.
 
     One that is being drained is to own nothing, until another process has taken its place.
     """
@@ -275,8 +323,13 @@ def limits_of(shares: tuple[float, ...]) -> tuple[int, ...] | None:
 
 
 def switching_move(state: JobState) -> Move | None:
-    """The move whose table some servers may have adopted."""
+    """The move with a table that some servers may have adopted."""
     return state.move if state.move is not None and state.move.phase is MovePhase.SWITCH else None
+
+
+def switching_reload(state: JobState) -> Reload | None:
+    """The reload whose table some servers may have adopted."""
+    return state.reload if state.reload is not None and state.reload.phase is ReloadPhase.SWITCH else None
 
 
 def live_servers(state: JobState, spec: TrainingJobSpec) -> list[Process]:
@@ -294,6 +347,8 @@ def phase_of(state: JobState, spec: TrainingJobSpec) -> JobPhase:
     """The phase that people see."""
     if state.outcome is not None:
         return state.outcome.phase
+    if state.reload is not None:
+        return JobPhase.RESTORING
     match state.stage:
         case Stage.DISCOVER | Stage.INDEX:
             return JobPhase.PENDING if servers_missing(state, spec) else JobPhase.PREPARING
@@ -317,6 +372,28 @@ def committed_samples(state: JobState, spec: TrainingJobSpec) -> int:
         return (state.epoch + 1) * records
     in_epoch = sum(min(stop * size, records) - start * size for start, stop in state.ledger.done)
     return state.epoch * records + in_epoch
+
+
+def allowed_pls(state: JobState, spec: TrainingJobSpec) -> float:
+    """The portion of lost samples that the job may reach. Under `Auto`, nothing is lost unless that is advised."""
+    is_chosen = spec.fault_tolerance.strategy is FaultToleranceStrategy.PARTIAL_RECOVERY or state.advised_partial
+    return spec.fault_tolerance.allowed_pls if is_chosen else 0.0
+
+
+def applied_batches(state: JobState, spec: TrainingJobSpec) -> Applied:
+    """The batches that the ledger counts as done, by epoch."""
+    whole = ((0, batches_of(state.training_records, spec.training.batch_size)),)
+    if state.stage in PREPARATION or state.stage is Stage.READY:
+        return state.restored.applied
+    present = state.ledger.done if state.stage is Stage.TRAIN else whole
+    return {**dict.fromkeys(range(state.epoch), whole), state.epoch: present}
+
+
+def samples_in(state: JobState, spec: TrainingJobSpec, batches: Applied) -> int:
+    """The samples of batches by epoch; the last batch of an epoch may be short."""
+    size, records = spec.training.batch_size, state.training_records
+    spans = (span for epoch in batches.values() for span in epoch)
+    return sum(max(0, min(stop * size, records) - start * size) for start, stop in spans)
 
 
 def evaluated_samples(state: JobState) -> int:

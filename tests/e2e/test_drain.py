@@ -5,13 +5,19 @@ from collections.abc import Callable
 import psutil
 import pytest
 
-from local_jobs import Job, emberscale
+from local_jobs import ENDLESS, Job, emberscale
 
 
-def wait_for_successor(job: Job, gone: psutil.Process) -> None:
-    assert job.wait_for(lambda: not gone.is_running() and len(job.members("ps")) == 2)
-    first = job.samples()
-    assert job.wait_for(lambda: job.samples() > first + 20_000)
+def wait_for_successor(job: Job, gone: psutil.Process, servers: int) -> None:
+    """Until the server in its place has its share of the rows."""
+    assert job.wait_for(lambda: not gone.is_running() and len(job.members("ps")) == servers)
+    assert job.wait_for(lambda: last_step(job) == "ReplacedServer")
+    assert job.trains_on()
+
+
+def last_step(job: Job) -> str:
+    steps = job.status().sizing.steps
+    return steps[-1].reason if steps else ""
 
 
 def drain_by_command(job: Job) -> None:
@@ -24,24 +30,37 @@ def drain_by_command(job: Job) -> None:
         return "ps-0 gives its rows away and is replaced" in told.stdout
 
     assert job.wait_for(begun)
-    assert job.wait_for(lambda: sum(process.is_running() for process in before) == 1)
-    wait_for_successor(job, next(process for process in before if not process.is_running()))
+    assert job.wait_for(lambda: sum(process.is_running() for process in before) == len(before) - 1)
+    wait_for_successor(job, next(process for process in before if not process.is_running()), len(before))
 
 
 @pytest.mark.timeout(600)
 def test_each_server_is_told_to_end_in_turn_and_nothing_rolls_back(make_job: Callable[..., Job]) -> None:
-    job = make_job({"training": {"epochs": 12}, "ps": {"replicas": 2}, "worker": {"replicas": 1}})
+    job = make_job({"training": {"epochs": ENDLESS}, "ps": {"replicas": 2}, "worker": {"replicas": 1}})
     job.start()
     assert job.wait_for(lambda: job.samples() > 5_000)
     oldest = min(job.members("ps"), key=lambda process: process.create_time())
     oldest.terminate()
-    wait_for_successor(job, oldest)
+    wait_for_successor(job, oldest, 2)
+    drain_by_command(job)
+    finished = job.stop()
+    assert finished.summary["recoveries"] == 0, finished.stderr
+    assert finished.stderr.count("owns nothing any more, and may go") == 2
+    assert finished.stderr.count("has its share of the rows") == 2
+    assert job.audit()["ps_count"] == 2
+
+
+@pytest.mark.timeout(600)
+def test_another_server_stands_in_for_the_only_one(make_job: Callable[..., Job]) -> None:
+    job = make_job({"training": {"epochs": 10}, "ps": {"replicas": 1}, "worker": {"replicas": 1}})
+    job.start()
+    assert job.wait_for(lambda: job.samples() > 5_000)
     drain_by_command(job)
     finished = job.finish()
     summary = finished.summary
     assert (finished.code, summary["phase"]) == (0, "Complete"), finished.stderr
     assert summary["samples"] == summary["expected_samples"]
     assert summary["recoveries"] == 0, finished.stderr
-    assert finished.stderr.count("owns nothing any more, and may go") == 2
-    assert finished.stderr.count("has its share of the rows") == 2
-    assert job.exact_audit()["ps_count"] == 2
+    assert "to ps-1, which stands in for it" in finished.stderr
+    assert finished.stderr.count("has its share of the rows") == 1
+    assert job.exact_audit()["ps_count"] == 1

@@ -17,7 +17,7 @@ import pytest
 import virtual_network
 from certificates import certificate_folder
 from emberscale_api.environment import TLS_FOLDER
-from local_jobs import Job, emberscale
+from local_jobs import ENDLESS, Job, emberscale
 from virtual_network import Fault, Network, open_network, open_redis
 
 PARTITION_SECONDS = 30.0
@@ -67,33 +67,18 @@ def start(tmp_path: Path, network: Network, make_job: Callable[..., Job]) -> Ite
         yield begin
 
 
-def goes_on(job: Job, samples: int) -> bool:
-    """Whether so many more samples are trained before the job ends."""
-    before = job.samples()
-    return job.wait_for(lambda: job.samples() >= before + samples)
-
-
-def ends_exact(job: Job) -> dict[str, Any]:
-    finished = job.finish()
-    assert (finished.code, finished.summary["phase"]) == (0, "Complete"), finished.stderr
-    audit = job.audit()
-    assert (audit["missing"], audit["repeated"], audit["contradictions"]) == (0, 0, [])
-    assert audit["once"] == finished.summary["expected_samples"] == finished.summary["samples"]
-    return finished.summary
-
-
 @pytest.mark.timeout(600)
 def test_training_begins_and_goes_on_in_bad_weather(
     start: Callable[..., Job], network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(TLS_FOLDER, str(certificate_folder(tmp_path / "tls")))
     network.impose((ANY, ANY, WEATHER["delay"]))
-    job = start({"sharding": {"leaseTimeout": "10s"}})
+    job = start({"training": {"epochs": ENDLESS}, "sharding": {"leaseTimeout": "10s"}})
     for fault in WEATHER.values():
         network.impose((ANY, ANY, fault))
-        assert goes_on(job, 1_500)
+        assert job.trains_on(1_500)
     network.impose(NEAR)
-    summary = ends_exact(job)
+    summary = job.stop().summary
     assert summary["recoveries"] == 0
     assert set(summary["restarts"].values()) == {0}
 
@@ -101,13 +86,13 @@ def test_training_begins_and_goes_on_in_bad_weather(
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("between", PARTITIONS if ALL else ["worker-ps"])
 def test_a_partition_heals_without_loss(start: Callable[..., Job], network: Network, between: str) -> None:
-    job = start({"training": {"epochs": 12 if ALL else 3}})
-    assert goes_on(job, 5_000)
+    job = start({"training": {"epochs": ENDLESS}})
+    assert job.trains_on(5_000)
     network.impose((*PARTITIONS[between], {"cut": True}), NEAR)
     time.sleep(PARTITION_SECONDS)  # the fault itself
     network.impose(NEAR)
-    assert goes_on(job, 5_000)
-    summary = ends_exact(job)
+    assert job.trains_on(5_000)
+    summary = job.stop().summary
     if "redis" in between:
         assert summary["recoveries"] == 0, "the master heard its members all the time"
 
@@ -118,12 +103,13 @@ def test_a_partition_heals_without_loss(start: Callable[..., Job], network: Netw
 def test_a_partition_shorter_than_a_lease_costs_no_process(
     start: Callable[..., Job], network: Network, between: str
 ) -> None:
-    job = start({"training": {"epochs": 6}, "sharding": {"leaseTimeout": "90s"}})
-    assert goes_on(job, 5_000)
+    job = start({"training": {"epochs": ENDLESS}, "sharding": {"leaseTimeout": "90s"}})
+    assert job.trains_on(5_000)
     network.impose((*PARTITIONS[between], {"cut": True}), NEAR)
     time.sleep(PARTITION_SECONDS)  # the fault itself
     network.impose(NEAR)
-    summary = ends_exact(job)
+    assert job.trains_on(5_000)
+    summary = job.stop().summary
     assert summary["recoveries"] == 0
     assert set(summary["restarts"].values()) == {0}
 
@@ -132,11 +118,12 @@ def test_a_partition_shorter_than_a_lease_costs_no_process(
 @pytest.mark.skipif(not ALL, reason="EMBERSCALE_NETWORK_FAULTS=all runs it")
 def test_a_move_between_servers_that_are_parted_is_made_later(start: Callable[..., Job], network: Network) -> None:
     job = start({"training": {"epochs": 10}})
-    assert goes_on(job, 5_000)
+    assert job.trains_on(5_000)
     network.impose(("ps-1", "ps-2", {"cut": True}), ("ps-0", "ps-2", {"cut": True}), NEAR)
     assert emberscale("scale", str(job.run_folder), "ps=3", cwd=job.folder).returncode == 0
     assert job.wait_for(lambda: len(job.members("ps")) == 3)
     time.sleep(PARTITION_SECONDS)  # the fault itself
     network.impose(NEAR)
-    ends_exact(job)
-    assert job.audit()["ps_count"] == 3
+    finished = job.finish()
+    assert finished.summary["phase"] == "Complete", finished.stderr
+    assert job.exact_audit()["ps_count"] == 3

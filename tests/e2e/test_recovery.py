@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from emberscale_api.checkpoint import CheckpointManifest
 from local_jobs import Job
 
 # Whole jobs with real processes: each starts torch half a dozen times.
@@ -30,6 +31,46 @@ def test_a_dead_parameter_server_takes_the_job_back_to_its_checkpoint(make_job: 
     assert finished.summary["restarts"]["ps"] == 1
     assert finished.summary["samples"] == finished.summary["expected_samples"]
     job.exact_audit()
+
+
+def test_a_job_goes_back_to_quantised_weights_and_ends_with_exact_ones(make_job: Callable[..., Job]) -> None:
+    job = make_job({"checkpoint": {"interval": "1s", "keep": 100, "quantization": 4}, "training": {"epochs": 4}})
+    job.start()
+    assert job.wait_for(lambda: newest_checkpoint(job))
+    assert job.kill("ps", random.Random(1))
+    finished = job.finish()
+    assert finished.summary["phase"] == "Complete", finished.stderr
+    assert finished.summary["recoveries"] == 1
+    assert finished.summary["evaluations"][-1]["auc"] > 0.5
+    job.exact_audit()
+    manifests = sorted((job.run_folder / "checkpoints").glob("*/manifest.json"))
+    *periodic, last = [CheckpointManifest.from_json(path.read_text(), str(path)) for path in manifests]
+    assert {one.weight_bits for one in periodic} == {4}
+    assert last.weight_bits == 0
+
+
+@pytest.mark.parametrize("mode", ["OneShot", "Consecutive", "Auto"])
+def test_a_dead_parameter_server_takes_the_job_back_to_a_chain_of_checkpoints(
+    make_job: Callable[..., Job], mode: str
+) -> None:
+    job = make_job({"checkpoint": {"interval": "1s", "incremental": mode}, "training": {"epochs": 4}})
+    job.start()
+
+    def builds_on_another() -> bool:
+        newest = newest_checkpoint(job)
+        return newest is not None and json.loads((newest / "manifest.json").read_text())["format_version"] == 2
+
+    assert job.wait_for(builds_on_another)
+    assert job.kill("ps", random.Random(1))
+    finished = job.finish()
+    assert finished.summary["phase"] == "Complete", finished.stderr
+    assert finished.summary["recoveries"] == 1
+    assert finished.summary["samples"] == finished.summary["expected_samples"]
+    job.exact_audit()
+    last = newest_checkpoint(job)
+    assert last is not None
+    assert json.loads((last / "manifest.json").read_text())["format_version"] == 1
+    assert (job.run_folder / "model" / "manifest.json").exists()
 
 
 def test_a_parameter_server_that_dies_before_any_checkpoint_takes_the_job_back_to_its_start(

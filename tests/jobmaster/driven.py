@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from tests.jobmaster.fakes import BATCH, job
 
-from emberscale_api.checkpoint import is_flash, number_of
+from emberscale_api.checkpoint import is_flash, number_of, rows_suffix
 from emberscale_api.job.roles import Role
 from emberscale_api.routing import RoutingTable
 from emberscale_api.shape import RoleShape
@@ -64,7 +64,16 @@ from emberscale_jobmaster.events import (
 from emberscale_jobmaster.machine import MasterState, step
 from emberscale_jobmaster.membership import MemberId, Process
 from emberscale_jobmaster.observations import ServerReport, WorkReport
-from emberscale_jobmaster.operations import Checkpointing, CopyReport, Move, Restore, Restored, SnapshotFile, Source
+from emberscale_jobmaster.operations import (
+    Checkpointing,
+    CopyReport,
+    Move,
+    Reload,
+    Restore,
+    Restored,
+    SnapshotFile,
+    Source,
+)
 from emberscale_jobmaster.ranges import Applied
 from emberscale_jobmaster.scaling import Advice
 from emberscale_jobmaster.sizes import RoleShapes
@@ -99,6 +108,7 @@ class ServerDouble:
     moves_over: int = 0
     owns: bool = False
     switched: int = 0
+    rebuilds: int | None = None
 
 
 @dataclass
@@ -114,7 +124,11 @@ class Fault:
 
 @dataclass
 class Driven:
-    """One job. `now` is the clock; `saves` are the durable states, the last of which a new master begins with."""
+    """One job. `now` is the clock; `saves` are the durable states, the last of which a new master begins with.
+
+    Each server has 10 bytes of rows, of which `changed_bytes` change between two checkpoints. `built_on` is on which
+    checkpoint each was to build, and `stored` how the names of the files of its rows end.
+    """
 
     records: int = 500
     servers: int = 2
@@ -122,6 +136,11 @@ class Driven:
     lease_timeout: float = 15.0
     sizes_open: bool = False
     flash_interval: float | None = None
+    target_pls: float = 0.0
+    incremental: str = "Full"
+    quantization: str = "None"
+    changed_bytes: int = 2
+    parity: bool = False
     now: float = 0.0
 
     def __post_init__(self) -> None:
@@ -133,8 +152,11 @@ class Driven:
                 "uri": "/checkpoints",
                 "interval": self.interval,
                 "keep": 2,
+                "incremental": self.incremental,
+                "quantization": self.quantization,
                 "flash": {"interval": self.flash_interval},
             },
+            faultTolerance=self._tolerance,
         ).spec
         self.ps: dict[int, ServerDouble] = {}
         self.workers: dict[int, MemberId] = {}
@@ -148,6 +170,9 @@ class Driven:
         self.faults: dict[tuple[str, int], Fault] = {}
         self.storage = "works"
         self.checkpoints: dict[str, tuple[Holding, bool]] = {}
+        self.built_on: dict[str, str] = {}
+        self.lost: Holding = {}
+        self.stored: dict[str, str] = {}
         self.unanswered: list[Effect] = []
         self.called: Counter[tuple[str, int]] = Counter()
         self.start_ups: list[StartedUp] = []
@@ -157,6 +182,12 @@ class Driven:
         self.state = MasterState(progress.initial(wall=0.0))
         self.found: list[FindCheckpoint] = []
         self.tell(TakenOver(now=self.now, wall=1000.0, has_flash_store=self._has_flash))
+
+    @property
+    def _tolerance(self) -> dict[str, Any]:
+        if self.parity:
+            return {"strategy": "ErasureCoding"}
+        return {"strategy": "PartialRecovery", "targetPLS": self.target_pls} if self.target_pls else {}
 
     @property
     def _has_flash(self) -> bool:
@@ -232,7 +263,8 @@ class Driven:
     def _served(self, member: MemberId) -> ServerReport:
         self._work(member)
         name = member.incarnation
-        return ServerReport({}, 0, self.worked[name], 0, {"push": self.spent[name]})
+        protected = self.ps[member.index].version if self.parity else 0
+        return ServerReport({}, 0, self.worked[name], 0, {"push": self.spent[name]}, protected_version=protected)
 
     def _speaks(self, member: MemberId) -> bool:
         slot = self.job.members.slot(member.role, member.index)
@@ -273,6 +305,8 @@ class Driven:
 
     def kill(self, role: Role, index: int) -> None:
         member = self.ps[index].member if role is Role.PS else self.workers[index]
+        if role is Role.PS:
+            self.lost = self.ps[index].applied
         self.quiet.add(member.slot)
         self.tell(Exited(now=self.now, member=member, exit_code=137, reason="Killed"))
 
@@ -356,7 +390,9 @@ class Driven:
         source = None
         self.found.append(effect)
         if sound:
-            source = Source(max(sound, key=number_of), Restored(data=(("/data/day_0", 1000),)))
+            newest_sound = max(sound, key=number_of)
+            applied = as_ranges(self.checkpoints[newest_sound][0])
+            source = Source(newest_sound, Restored(applied, data=(("/data/day_0", 1000),)))
         newest = max(map(number_of, self.checkpoints), default=0)
         return CheckpointFound(
             now=self.now, operation=effect.operation, serial=effect.serial, source=source, newest=newest
@@ -426,7 +462,8 @@ class Driven:
                 for epoch, batches in settle.items():
                     server.applied.setdefault(epoch, set()).update(_numbers(batches))
                 return AppliedReport(as_ranges(server.applied))
-            case SnapshotCall(barrier=number, checkpoint=checkpoint):
+            case SnapshotCall(barrier=number, checkpoint=checkpoint, since=since, weight_bits=bits):
+                self.built_on[checkpoint], self.stored[checkpoint] = since, rows_suffix(bits)
                 if server.held != number:
                     return f"barrier {number} is not held"
                 copy = {epoch: set(batches) for epoch, batches in server.applied.items()}
@@ -436,7 +473,12 @@ class Driven:
             case SavedCall(barrier=number):
                 checkpoint, copy = server.snapshots[number]
                 self.checkpoints.setdefault(checkpoint, (copy, False))
-                files = (SnapshotFile(f"ps-{server.member.index}/rows", 10, 1),)
+                stem, since = f"ps-{server.member.index}/table", self.built_on[checkpoint]
+                path = stem + self.stored[checkpoint]
+                files: tuple[SnapshotFile, ...] = (SnapshotFile(path, 10, 1),)
+                if since:
+                    base = SnapshotFile(stem + self.stored[since], 10, 1, since)
+                    files = (base, SnapshotFile(path, self.changed_bytes, 1))
                 return Saved(done=True, written_bytes=10, files=files)
             case PrepareCall() | CopyCall() | HandOverCall() | SwitchCall() | AbandonCall() as request:
                 return self._answer_of_move(server, request)
@@ -455,7 +497,7 @@ class Driven:
             serves = server.version if server.owns and server.generation == request.table.generation else 0
             if serves != request.since and (server.move is None or server.move[0] != request.move):
                 return f"version {serves} is served"
-            server.move = (request.move, request.table)
+            server.move, server.rebuilds = (request.move, request.table), request.lost
         if isinstance(request, AbandonCall):
             server.move, server.moves_over = None, max(server.moves_over, request.move)
             return None
@@ -464,6 +506,8 @@ class Driven:
         match request:
             case PrepareCall():
                 return Prepared(done=True)
+            case CopyCall() if server.rebuilds is not None and server.owns:
+                return CopyReport(True, 1000, 0, 0, as_ranges(self.lost))
             case CopyCall():
                 return CopyReport(ready=True, copied_bytes=1000, rounds=2, changed_rows=3)
             case HandOverCall(barrier=number):
@@ -474,10 +518,12 @@ class Driven:
                 )
             case SwitchCall(barrier=number, applied=applied):
                 table = server.move[1]
-                if server.generation == table.generation and server.held != number:
+                keeps = server.rebuilds is not None and server.owns
+                if server.generation == table.generation and server.held != number and not keeps:
                     return f"barrier {number} is not held"
                 self._let_go(server)
-                server.applied = {epoch: _numbers(batches) for epoch, batches in applied.items()}
+                if server.generation != table.generation and not keeps:  # else what it has applied counts
+                    server.applied = {epoch: _numbers(batches) for epoch, batches in applied.items()}
                 server.owns = any(one.index == server.member.index for one in table.owners)
                 server.generation, server.version = table.generation, table.version
                 server.move, server.moves_over, server.switched = None, request.move, request.move
@@ -505,6 +551,11 @@ class Driven:
             parts.append("silent: " + ", ".join(sorted(member.slot for member in given_up)))
         if held := [server.member.slot for server in self.ps.values() if server.held is not None]:
             parts.append("held: " + ", ".join(held))
+        parts += [
+            f"forgotten by {', '.join(f'ps-{index}' for index in share.servers)}: {share.samples} samples on "
+            f"{share.share:.0%} of the rows, from checkpoint {int(share.checkpoint)}"
+            for share in state.forgotten
+        ]
         slow = [(name, one.told) for name, one in sorted(self.state.seen.slow.items()) if one.lasting]
         parts += [f"slow: {name}, {factor:g} times" for name, factor in slow]
         if state.outcome is not None:
@@ -516,6 +567,8 @@ def _described(operation: object) -> str:
     match operation:
         case Restore(phase=phase):
             return f"restore: {phase}"
+        case Reload(phase=phase):
+            return f"reload: {phase}"
         case Checkpointing(checkpoint=checkpoint, phase=phase, purpose=purpose):
             return f"{purpose} checkpoint {int(checkpoint)}: {phase}"
         case Move(phase=phase, table=table):
@@ -549,6 +602,7 @@ class Scenario:
                     servers=int(values.get("ps", 2)),
                     interval=float(values.get("interval", 1000)),
                     sizes_open="sizes" in values,
+                    target_pls=float(values.get("pls", 0)),
                 )
             case ["start"]:
                 driven.start()

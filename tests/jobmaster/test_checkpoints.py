@@ -72,6 +72,59 @@ def test_only_a_folder_with_a_manifest_is_a_checkpoint(folder: CheckpointFolder,
     assert folder.folders() == ["00000001", "00000002"]
 
 
+def increment(folder: CheckpointFolder, place: Path, identifier: str, *bases: str) -> None:
+    """A checkpoint that has rows in its own folder and in those of earlier ones."""
+    write(folder, place, identifier, complete=False)
+    files = [CheckpointFile(path="ps-0/rows", bytes=4, crc32=9, checkpoint=base) for base in ("", *bases)]
+    folder.write(manifest(identifier, format_version=2, files=tuple(files)))
+
+
+def test_what_a_checkpoint_builds_on_stays_as_long_as_it_does(folder: CheckpointFolder, tmp_path: Path) -> None:
+    write(folder, tmp_path, "00000001")
+    increment(folder, tmp_path, "00000002", "00000001")
+    increment(folder, tmp_path, "00000003", "00000001")
+    folder.prune(keep=1)
+    assert folder.folders() == ["00000001", "00000003"]
+    increment(folder, tmp_path, "00000004", "00000001", "00000003")
+    folder.prune(keep=1)
+    assert folder.folders() == ["00000001", "00000003", "00000004"]
+    write(folder, tmp_path, "00000005")
+    folder.prune(keep=2)
+    assert folder.folders() == ["00000001", "00000003", "00000004", "00000005"]
+    folder.prune(keep=1)
+    assert folder.folders() == ["00000005"]
+
+
+def test_a_checkpoint_whose_manifest_is_damaged_is_not_counted_among_those_that_stay(
+    folder: CheckpointFolder, tmp_path: Path
+) -> None:
+    for identifier in ("00000001", "00000002", "00000003"):
+        write(folder, tmp_path, identifier)
+    (tmp_path / "00000002" / "manifest.json").write_text("{}")
+    folder.prune(keep=2)
+    assert folder.folders() == ["00000001", "00000003"]
+
+
+@pytest.mark.parametrize("damage", ["removed", "cut"])
+def test_damage_to_what_a_checkpoint_builds_on_refuses_it(
+    folder: CheckpointFolder, tmp_path: Path, damage: str
+) -> None:
+    write(folder, tmp_path, "00000001")
+    increment(folder, tmp_path, "00000002", "00000001")
+    assert folder.read("00000002").builds_on == ("00000001",)
+    rows = tmp_path / "00000001" / "ps-0" / "rows"
+    if damage == "removed":
+        rows.unlink()
+    else:
+        rows.write_bytes(b"ro")
+    problem = r"00000001/ps-0/rows: (is missing|has 2 bytes)"
+    with pytest.raises(DamagedCheckpointError, match=problem):
+        folder.read("00000002")
+    with pytest.raises(DamagedCheckpointError, match=problem):
+        increment(folder, tmp_path, "00000003", "00000001")
+    assert folder.complete() == ["00000001", "00000002"]
+
+
 def test_where_nothing_was_written_there_is_no_checkpoint(tmp_path: Path) -> None:
     assert CheckpointFolder(str(tmp_path / "nowhere")).complete() == []
 
@@ -82,7 +135,10 @@ def test_where_nothing_was_written_there_is_no_checkpoint(tmp_path: Path) -> Non
         (lambda text: text.replace('"epoch": 1', '"epoch": 0'), "altered after it was written"),
         (lambda text: text[: len(text) // 2], "manifest.json"),
         (lambda text: text.replace('"ps_count": 1', '"ps_count": "many"'), "ps_count"),
-        (lambda text: text.replace('"format_version": 1', '"format_version": 2'), "format_version"),
+        (
+            lambda text: text.replace('"format_version": 1', '"format_version": 3'),
+            "has format 3, and .* up to 2: use the",
+        ),
     ],
 )
 def test_a_manifest_that_was_altered_is_refused_by_name(

@@ -2,10 +2,14 @@
 
 import pytest
 from tests.jobmaster.driven import Driven, Fault
+from tests.jobmaster.test_rescaling import edit
 
 from emberscale_api.job.roles import Role
-from emberscale_jobmaster import draining
+from emberscale_api.rpc import master_pb2 as pb
+from emberscale_jobmaster import draining, progress, status
 from emberscale_jobmaster.events import DrainWanted
+from emberscale_jobmaster.membership import DrainPhase
+from emberscale_jobmaster.state import servers_wanted
 
 
 def training(servers: int = 2, interval: float = 1000.0) -> Driven:
@@ -96,11 +100,151 @@ def test_a_server_that_goes_before_its_rows_have_moved_costs_a_roll_back() -> No
     assert not driven.job.drains
 
 
-def test_the_only_server_cannot_be_drained() -> None:
+def servers_planned(driven: Driven) -> int:
+    plan = status.plan(driven.job, driven.spec)
+    return next(role.replicas for role in plan.roles if role.role == pb.PS)
+
+
+def test_another_server_stands_in_for_the_only_one() -> None:
     driven = training(servers=1)
-    with pytest.raises(draining.RefusedDrainError, match="no other parameter server can take over what ps-0 owns"):
-        drain(driven, 0)
+    incarnation = drain(driven, 0)
+    assert servers_planned(driven) == 2
+    assert (
+        driven.job.scaling.steps[-1].message == "ps-0 is to give its rows away to ps-1, which stands in for it: a test"
+    )
+    driven.train(2)
+    driven.join(Role.PS, 1)
+    driven.pass_time(5)
+    assert owners(driven) == {1}
+    assert draining.may_go(driven.job, 0, incarnation)
+    driven.kill(Role.PS, 0)
+    driven.train(2)
+    assert servers_planned(driven) == 2
+    driven.join(Role.PS, 0)
+    driven.pass_time(5)
+    assert owners(driven) == {0}
+    assert len(driven.job.routing.table.servers) == 1
+    assert servers_planned(driven) == 1
+    assert draining.may_go(driven.job, 1, driven.ps[1].member.incarnation)
+    assert (driven.job.recoveries, driven.job.routing.table.generation) == (0, 1)
     assert not driven.job.drains
+    assert steps(driven)[-1] == "ReplacedServer"
+
+
+def test_an_edit_of_the_manifest_leaves_the_stand_in_its_rows() -> None:
+    driven = training(servers=1)
+    drain(driven, 0)
+    driven.join(Role.PS, 1)
+    driven.pass_time(5)
+    driven.kill(Role.PS, 0)
+    edit(driven, worker=3)
+    driven.pass_time(5)
+    assert owners(driven) == {1}
+    assert (servers_planned(driven), driven.job.recoveries) == (2, 0)
+    driven.join(Role.PS, 0)
+    driven.pass_time(5)
+    assert owners(driven) == {0}
+    assert (servers_planned(driven), driven.job.recoveries) == (1, 0)
+
+
+def test_a_lost_stand_in_costs_a_roll_back_to_the_shape_of_the_job() -> None:
+    driven = training(servers=1, interval=10)
+    drain(driven, 0)
+    driven.join(Role.PS, 1)
+    driven.pass_time(5)
+    driven.kill(Role.PS, 0)
+    driven.kill(Role.PS, 1)
+    assert (driven.job.recoveries, servers_planned(driven)) == (1, 1)
+    driven.join(Role.PS, 0)
+    driven.pass_time(5)
+    assert owners(driven) == {0}
+    assert not driven.job.drains
+
+
+def test_the_next_master_keeps_the_stand_in() -> None:
+    driven = training(servers=1)
+    drain(driven, 0)
+    driven.join(Role.PS, 1)
+    driven.pass_time(5)
+    driven.kill(Role.PS, 0)
+    driven.master_dies()
+    driven.pass_time(5)
+    assert (owners(driven), servers_planned(driven)) == ({1}, 2)
+    driven.join(Role.PS, 0)
+    driven.pass_time(10)
+    assert (owners(driven), servers_planned(driven), driven.job.recoveries) == ({0}, 1, 0)
+
+
+def test_a_drain_is_given_up_where_no_stand_in_starts() -> None:
+    driven = training(servers=1)
+    drain(driven, 0)
+    driven.pass_time(driven.spec.scaling.timeout + 1)
+    assert not driven.job.drains
+    assert (owners(driven), servers_planned(driven)) == ({0}, 1)
+    assert steps(driven)[-1] == "GaveUpDrain"
+    assert "ps-0 keeps its rows, as ps-1 did not join within" in driven.job.scaling.steps[-1].message
+
+
+def test_a_server_that_gets_rows_again_by_a_roll_back_is_drained_again() -> None:
+    driven = training(servers=1)
+    drain(driven, 0)
+    driven.join(Role.PS, 1)
+    driven.pass_time(5)
+    driven.kill(Role.PS, 1)
+    driven.pass_time(5)
+    assert (owners(driven), servers_planned(driven)) == ({0}, 2)
+    assert driven.job.drains[0].phase is DrainPhase.LEAVES
+    driven.pass_time(driven.spec.scaling.timeout + 1)
+    assert (owners(driven), servers_planned(driven)) == ({0}, 1)
+    assert not driven.job.drains
+    assert steps(driven)[-1] == "GaveUpDrain"
+
+
+def test_a_stand_in_is_not_drained_before_it_has_the_rows() -> None:
+    driven = training(servers=1)
+    incarnation = drain(driven, 0)
+    driven.faults["Copy", 0] = Fault(hangs=True)
+    driven.join(Role.PS, 1)
+    driven.pass_time(1)
+    drain(driven, 1)
+    assert list(driven.job.drains) == [0]
+    driven.pass_time(90)
+    assert owners(driven) == {1}
+    assert draining.may_go(driven.job, 0, incarnation)
+
+
+def test_a_job_that_is_to_rest_starts_no_stand_in() -> None:
+    driven = training(servers=1)
+    drain(driven, 0)
+    suspending = progress.begin_suspension(driven.job)
+    assert (servers_wanted(driven.job, driven.spec), servers_wanted(suspending, driven.spec)) == (2, 1)
+
+
+def test_an_edit_gives_the_rows_of_the_stand_in_to_all_servers_of_the_new_shape() -> None:
+    driven = training(servers=1)
+    drain(driven, 0)
+    driven.join(Role.PS, 1)
+    driven.pass_time(5)
+    driven.kill(Role.PS, 0)
+    edit(driven, ps=2)
+    driven.pass_time(5)
+    assert owners(driven) == {1}
+    driven.join(Role.PS, 0)
+    driven.pass_time(5)
+    assert (owners(driven), servers_planned(driven), driven.job.recoveries) == ({0, 1}, 2, 0)
+
+
+def test_a_job_that_shrinks_while_its_first_server_is_drained_keeps_the_other_until_the_successor_joins() -> None:
+    driven = training(servers=2)
+    incarnation = drain(driven, 0)
+    edit(driven, ps=1)
+    driven.pass_time(5)
+    assert (owners(driven), servers_planned(driven)) == ({1}, 2)
+    assert draining.may_go(driven.job, 0, incarnation)
+    driven.kill(Role.PS, 0)
+    driven.join(Role.PS, 0)
+    driven.pass_time(5)
+    assert (owners(driven), servers_planned(driven), driven.job.recoveries) == ({0}, 1, 0)
 
 
 def test_the_last_that_is_left_is_drained_once_the_first_has_a_successor() -> None:

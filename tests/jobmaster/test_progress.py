@@ -304,3 +304,15 @@ def test_a_suspended_job_has_trained_what_its_checkpoint_holds() -> None:
     driven.tell(SuspensionWanted(now=driven.now))
     assert phase_of(driven.job, driven.spec) is JobPhase.SUSPENDED
     assert committed_samples(driven.job, driven.spec) == 7 * driven.spec.training.batch_size
+
+
+def test_figures_of_training_that_a_roll_back_undoes_are_not_shown() -> None:
+    driven = Driven(interval=20, target_pls=1.0)
+    driven.start()
+    driven.train(10)
+    driven.pass_time(22)
+    driven.kill(Role.PS, 1)
+    assert driven.state.seen.window.slices  # the other server keeps what it has learned
+    driven.kill(Role.PS, 0)
+    assert driven.job.recoveries == 1
+    assert not driven.state.seen.window.slices

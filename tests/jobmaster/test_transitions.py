@@ -17,9 +17,9 @@ from emberscale_jobmaster.effects import Effect
 from emberscale_jobmaster.events import Event
 from emberscale_jobmaster.ledger import LedgerError
 from emberscale_jobmaster.machine import MasterState, step
-from emberscale_jobmaster.operations import CheckpointPhase, MovePhase, RestorePhase
+from emberscale_jobmaster.operations import CheckpointPhase, MovePhase, ReloadPhase, RestorePhase
 from emberscale_jobmaster.state import phase_of
-from emberscale_jobmaster.transitions import CHECKPOINTING, JOB, MOVE, RESTORE, Transition
+from emberscale_jobmaster.transitions import CHECKPOINTING, JOB, MOVE, RELOAD, RESTORE, Transition
 
 ROOT = Path(__file__).parents[2]
 SCENARIOS = sorted((ROOT / "tests" / "jobmaster" / "scenarios").glob("*.txt"))
@@ -32,15 +32,16 @@ def test_the_diagrams_are_those_of_the_tables() -> None:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     page = module.PAGE.read_text()
-    assert page.count("stateDiagram-v2") == 4
+    assert page.count("stateDiagram-v2") == 6
     assert page == module.drawn(page), "run .venv/bin/python deploy/site/state_diagrams.py"
 
 
 @pytest.mark.parametrize(
-    ("table", "phases"), [(RESTORE, RestorePhase), (CHECKPOINTING, CheckpointPhase), (MOVE, MovePhase)]
+    ("table", "phases"),
+    [(RESTORE, RestorePhase), (RELOAD, ReloadPhase), (CHECKPOINTING, CheckpointPhase), (MOVE, MovePhase)],
 )
 def test_every_phase_of_an_operation_can_be_entered_and_left(
-    table: tuple[Transition, ...], phases: type[RestorePhase | CheckpointPhase | MovePhase]
+    table: tuple[Transition, ...], phases: type[RestorePhase | ReloadPhase | CheckpointPhase | MovePhase]
 ) -> None:
     assert {one.after for one in table} == {*phases, ""}
     assert {one.before for one in table} == {*phases, ""}

@@ -1,12 +1,15 @@
 """Nodes are drained under training: rows leave parameter servers ahead of their eviction, and nothing rolls back."""
 
+import sys
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from cluster import RECORDS, Job, Place, assert_exact, eventually, get, kubectl, manifest, submit
+from cluster import RECORDS, Job, Place, assert_exact, eventually, get, kubectl, manifest, run, submit
 
+COMMAND = Path(sys.executable).with_name("emberscale")
 EPOCHS = 100
 """So that the job outlasts both drains."""
 
@@ -41,6 +44,22 @@ def settled(job: Job) -> bool | None:
     runs = all(len(job.running(role)) == 2 for role in ("ps", "worker"))
     reasons = told(job)
     return (runs and reasons["DrainedServer"] == reasons["ReplacedServer"]) or None
+
+
+def test_another_server_stands_in_for_the_only_one(place: Place) -> None:
+    document = manifest("alone", place, epochs=EPOCHS)
+    patient = {**document["spec"]["ps"]["resources"], "limits": {"cpu": "1", "memory": "40Gi"}}
+    document["spec"]["ps"] |= {"replicas": 1, "resources": patient}  # the limit gives it seven minutes to leave
+    job = submit(document, place)
+    job.wait_for_samples(10_000)
+    assert "gives its rows away" in run(str(COMMAND), "drain", "alone", "ps-0", "--namespace", place.namespace)
+    eventually("it has a successor", lambda: told(job)["ReplacedServer"] or None, seconds=420)
+    eventually("only that is left", lambda: len(job.pods("ps")) == 1 or None, seconds=120)
+    reasons = told(job)
+    assert (reasons["PlannedDrain"], reasons["DrainedServer"], reasons["ReplacedServer"]) == (1, 1, 1)
+    status = job.wait_complete(600)
+    assert status["progress"].get("recoveries", 0) == 0
+    assert_exact(job, place, EPOCHS * RECORDS)
 
 
 def test_every_node_is_drained_in_turn_and_nothing_rolls_back(nodes: list[str], place: Place) -> None:

@@ -289,6 +289,11 @@ def test_no_master_gets_more_servers_than_the_manifest_allows(ps: dict[str, int]
     assert fewer.standing.applied_ps == 2
 
 
+def test_one_more_server_may_stand_in_for_the_only_one() -> None:
+    asks = replace(HEARD, sizes=sized(3))
+    assert look(intent(ps={"replicas": 1}), ALL, standing=TRAINING, master=asks).standing.applied_ps == 2
+
+
 def test_what_keeps_a_server_from_starting_is_told_once() -> None:
     waits = replace(intent(), waits="ps-1: Unschedulable: 0/1 nodes")
     told = look(waits, ALL, standing=TRAINING, master=replace(HEARD, asked=Scale(1, 1)))

@@ -17,7 +17,7 @@ ENVIRONMENT = JobEnvironment(
     manifest_file=Path("job.json"),
     redis_url="redis://",
     socket_folder=Path("sockets"),
-    numba_cache=Path("numba"),
+    kernel_cache=Path("kernels"),
 )
 
 

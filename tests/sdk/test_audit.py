@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emberscale._run.audit import AuditReport, Counts, Runs, audit_applied
+from emberscale._run.audit import (
+    AuditReport,
+    Counts,
+    Runs,
+    ServerRecord,
+    audit_applied,
+    contradictions_of,
+    with_forgotten,
+)
+from emberscale_api.checkpoint import EpochApplied, ForgottenShare
 
 APPLIED = st.dictionaries(st.integers(0, 12), st.integers(1, 3), max_size=12)
 """How often each batch was applied."""
@@ -78,12 +87,48 @@ def test_the_document_adds_the_epochs_up() -> None:
         "missing": 1,
         "once": 9,
         "repeated": 0,
+        "forgotten": 0,
         "epochs": [
-            {"epoch": 0, "missing": 1, "once": 4, "repeated": 0},
-            {"epoch": 1, "missing": 0, "once": 5, "repeated": 0},
+            {"epoch": 0, "missing": 1, "once": 4, "repeated": 0, "forgotten": 0},
+            {"epoch": 1, "missing": 0, "once": 5, "repeated": 0, "forgotten": 0},
         ],
         "contradictions": [],
+        "pls": 0.0,
+        "forgotten_shares": [],
         "checkpoint": "00000007",
         "ps_count": 2,
     }
     assert not report.total.exact
+
+
+def share(*ranges: tuple[int, int], pieces: tuple[int, int] = (0, 1)) -> ForgottenShare:
+    """What a partial recovery made one piece, and the first half of all buckets, forget."""
+    return ForgottenShare(
+        servers=(0,),
+        checkpoint="00000001",
+        epochs=(EpochApplied(epoch=0, ranges=ranges),),
+        samples=10,
+        buckets=((0, 512),),
+        pieces=(pieces,),
+        pls=0.05,
+    )
+
+
+def test_what_is_forgotten_is_counted_once_and_is_neither_missing_nor_exact() -> None:
+    shares = (share((2, 5)), share((3, 10)))
+    counts = with_forgotten(audit_applied(95, 10, 1, [{0: [(0, 10, 1)]}]), shares, 95, 10)
+    assert counts == {0: Counts(once=95, forgotten=75)}
+    report = AuditReport(counts, (), "00000001", 1, shares)
+    assert report.accounted
+    assert not report.exact
+    assert report.pls == pytest.approx(0.1)
+
+
+def test_a_piece_must_lack_the_steps_that_it_forgot_and_no_others() -> None:
+    applied: dict[int, Runs] = {0: [(0, 10, 1)]}
+    shares = (share((2, 5)), share((3, 6)))
+    assert contradictions_of([ServerRecord(applied, {0: 6, 1: 10})], shares) == ()
+    for steps in ({0: 10, 1: 10}, {0: 7, 1: 10}, {0: 6, 1: 6}):
+        assert contradictions_of([ServerRecord(applied, steps)], shares)
+    (line,) = contradictions_of([ServerRecord(applied, {0: 5})], shares)
+    assert line == "ps-0 recorded 10 pushes and forgot 4, but dense piece 0 took 5 steps"

@@ -11,6 +11,7 @@ from emberscale._cli import app
 from emberscale._run.audit import Runs
 from emberscale._run.folder import open_run
 from emberscale._run.record import RunStatus
+from emberscale_api.checkpoint import EpochApplied, ForgottenShare
 from emberscale_api.job import OptimizerType, TrainingJob, load_manifest
 from emberscale_trainer.checkpoint import WrittenFile
 from emberscale_trainer.checkpoint.files import PartitionFile, TablePart
@@ -29,7 +30,14 @@ class Run:
             held.save(status=status)
             self.uid, self.job = held.record.uid, held.job
 
-    def checkpoint(self, cut: int, servers: list[Runs], uid: str | None = None, steps: int | None = None) -> Path:
+    def checkpoint(
+        self,
+        cut: int,
+        servers: list[Runs],
+        uid: str | None = None,
+        steps: int | None = None,
+        forgotten: tuple[ForgottenShare, ...] = (),
+    ) -> Path:
         """Each server has a dense piece, stepped once for each push that it recorded or `steps` times."""
         folder = self.root / "checkpoints" / f"{cut:08}"
         files = []
@@ -54,6 +62,7 @@ class Run:
             ps_count=len(servers),
             batch_size=BATCH,
             training_records=RECORDS,
+            forgotten=forgotten,
         )
         return folder
 
@@ -176,3 +185,27 @@ def test_epochs_that_are_alike_are_one_row(manifest: Path, tmp_path: Path) -> No
     shown = CliRunner().invoke(app, ["audit", str(run.root)]).stdout
     assert "2 to 150, each" in shown
     assert len(shown.splitlines()) < 15
+
+
+def test_what_a_partial_recovery_forgot_is_named_and_told_apart_from_what_is_lost(run: Run) -> None:
+    share = ForgottenShare(
+        servers=(1,),
+        checkpoint="00000004",
+        epochs=(EpochApplied(epoch=0, ranges=((4, 8),)),),
+        samples=4 * BATCH,
+        buckets=((512, 1024),),
+        pieces=((0, 2),),
+        pls=0.128,
+    )
+    run.checkpoint(9, [EXACT, EXACT], steps=12, forgotten=(share,))
+    code, printed, _ = audit(run)
+    said = " ".join(printed.split())
+    assert code == 0
+    assert "forgotten on 50.00% of the rows, those of ps-1" in said
+    assert "256 samples, batches 4 to 7 of epoch 1" in said
+    assert "every sample applied once, and 256 of them forgotten on some rows: portion of lost samples 0.1280" in said
+    report = json.loads(audit(run, "--output", "json")[1])
+    assert (report["once"], report["forgotten"], report["pls"]) == (RECORDS, 256, 0.128)
+
+    run.checkpoint(10, [EXACT, EXACT], steps=12)
+    assert audit(run)[0] == 1, "steps are missing that nothing forgot"

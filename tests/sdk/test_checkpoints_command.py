@@ -134,6 +134,39 @@ class TestDiff:
         assert "spec.model.architecture" in checkpoints("diff", run.root, other.root)[1]
 
 
+class TestQuantised:
+    @pytest.fixture
+    def quantised(self, run: TrainedRun) -> TrainedRun:
+        run.checkpoint(4, weight_bits=4)
+        return run
+
+    def test_the_bits_of_weights_are_listed(self, quantised: TrainedRun) -> None:
+        assert [one["weight_bits"] for one in listed(quantised.root)] == [4, 0, 0, 0]
+        shown = checkpoints("list", quantised.root)[1]
+        assert "4 bits" in shown
+        assert "float32" in shown
+
+    def test_what_each_table_takes_is_shown_beside_what_it_would_take_exactly(self, quantised: TrainedRun) -> None:
+        shown = json.loads(checkpoints("show", quantised.root, "--output", "json")[1])
+        users, *_, dense = shown["tables"]
+        assert users["weight_bits"] == 4
+        assert users["exact_bytes"] == 32 * len(KEYS)  # key, 4 weights, an accumulator, pushes
+        assert users["bytes"] == (8 + 8 + 2 + 4 + 4) * len(KEYS)
+        assert dense["weight_bits"] == 0
+        assert "instead of" in checkpoints("show", quantised.root)[1]
+
+    def test_every_byte_is_verified(self, quantised: TrainedRun) -> None:
+        code, printed, _ = checkpoints("verify", quantised.root)
+        assert code == 0
+        assert "weights of 4 bits" in printed
+        flip_a_bit(next(folder_of(quantised, 4).rglob("*.q4")))
+        assert checkpoints("verify", quantised.root)[0] == 1
+
+    def test_the_encoding_is_among_the_differences(self, quantised: TrainedRun) -> None:
+        printed = checkpoints("diff", folder_of(quantised, 3), folder_of(quantised, 4), "--output", "json")[1]
+        assert json.loads(printed)["figures"]["weights"] == ["float32", "4 bits"]
+
+
 class TestPrune:
     def test_nothing_is_removed_before_it_is_confirmed(self, run: TrainedRun) -> None:
         code, printed, _ = checkpoints("prune", run.root, "--keep", 1)
@@ -171,3 +204,58 @@ def test_the_last_batch_of_an_epoch_may_be_short(ranges: list[tuple[int, int]], 
     applied = (EpochApplied(epoch=0, ranges=tuple(ranges)),)
     manifest = checkpoint_manifest(batch_size=64, training_records=1000, applied=applied)
     assert manifest.applied_samples == samples
+
+
+class TestChains:
+    """Checkpoints that build on earlier ones."""
+
+    @pytest.fixture
+    def chain(self, tmp_path: Path) -> TrainedRun:
+        run = TrainedRun(tmp_path / "run")
+        run.chain(3)
+        run.checkpoint(4)
+        return run
+
+    def test_increments_are_listed_below_what_they_build_on(self, chain: TrainedRun) -> None:
+        lines = [line.split("│") for line in checkpoints("list", chain.root)[1].splitlines() if "complete" in line]
+        assert [cells[1].strip() for cells in lines] == ["00000004", "00000001", "├ 00000002", "└ 00000003"]
+        full, third, second, first = listed(chain.root)
+        assert third["builds_on"] == ["00000001", "00000002"]
+        assert first["builds_on"] == full["builds_on"] == []
+        assert second["bytes"] < first["bytes"] / 4
+        assert third["restore_bytes"] > first["restore_bytes"]
+
+    def test_the_rows_of_a_chain_are_counted_once(self, chain: TrainedRun) -> None:
+        shown = json.loads(checkpoints("show", folder_of(chain, 3), "--output", "json")[1])
+        assert len(KEYS) - 10 <= shown["tables"][0]["rows"] < len(KEYS)
+        assert "00000001, 00000002" in checkpoints("show", folder_of(chain, 3))[1]
+
+    def test_damage_to_a_base_damages_all_that_build_on_it_and_another_is_named(self, chain: TrainedRun) -> None:
+        rows = next(folder_of(chain, 1).rglob("table-0-0.rows"))
+        flip_a_bit(rows)
+        code, printed, _ = checkpoints("verify", chain.root)
+        assert code == 1
+        told = {line.split(": ")[1]: line for line in printed.splitlines()}
+        for number in (1, 2, 3):
+            line = told[f"{number:08}"]
+            assert f"{rows} was altered" in line
+            assert line.endswith("00000004 is sound")
+        rows.unlink()
+        shown = checkpoints("list", chain.root)[1]
+        assert shown.count(f"{rows}: is missing; 00000004 can be restored instead") == 3
+
+    def test_pruning_never_breaks_a_chain(self, tmp_path: Path) -> None:
+        run = TrainedRun(tmp_path / "run")
+        run.chain(4, one_shot=True)
+        code, printed, _ = checkpoints("prune", run.root, "--keep", 1, "--yes")
+        assert code == 0
+        assert "00000004: whole, and stays; so do 00000001, on which they build" in printed
+        assert [one["id"] for one in listed(run.root)] == ["00000004", "00000001"]
+        assert checkpoints("verify", run.root)[0] == 0
+
+    def test_chains_that_end_alike_hold_the_same_rows(self, tmp_path: Path) -> None:
+        consecutive, one_shot = TrainedRun(tmp_path / "a"), TrainedRun(tmp_path / "b")
+        consecutive.chain(4)
+        one_shot.chain(4, one_shot=True)
+        figures = json.loads(checkpoints("diff", consecutive.root, one_shot.root, "--output", "json")[1])["figures"]
+        assert len({*figures["rows of user"]}) == 1

@@ -234,7 +234,6 @@ def test_a_drain_that_has_to_wait_for_another_is_refused(server: ApiServer) -> N
     [
         ((0, 1), "Evaluating", "ps-1: TrainingJob ctr is Evaluating: rows move only while it trains"),
         ((0, 2), "Training", "ps-1: TrainingJob ctr has no such parameter server; it has ps-0, ps-2"),
-        ((1,), "Training", "ps-1: no other can take over its rows; scale first: emberscale scale ctr ps=2"),
     ],
 )
 def test_a_drain_that_would_lose_rows_is_refused(

@@ -20,12 +20,11 @@ __all__ = ["held"]
 
 
 class Master(MasterServicer):
-    """A master that says `reply` of a drain, or refuses it with the words of `refusal`; ps-0 and ps-1 are there."""
+    """A master that says `reply` of a drain; ps-0 and ps-1 are there."""
 
     def __init__(self) -> None:
         self.asked: list[pb.DrainRequest] = []
         self.reply = pb.DrainReply(begun=True)
-        self.refusal = ""
 
     def GetStatus(self, request: pb.GetStatusRequest, context: grpc.ServicerContext) -> pb.JobStatus:
         members = [pb.Member(role=pb.PS, index=index, incarnation=f"life-{index}") for index in range(3)]
@@ -34,8 +33,6 @@ class Master(MasterServicer):
 
     def Replace(self, request: pb.DrainRequest, context: grpc.ServicerContext) -> pb.DrainReply:
         self.asked.append(request)
-        if self.refusal:
-            context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.refusal)
         return self.reply
 
 
@@ -63,11 +60,6 @@ def test_the_master_of_the_run_is_asked(held: Path, master: Master) -> None:
     assert drain(held, "ps-1") == (0, told)
     (asked,) = master.asked
     assert (asked.index, asked.incarnation) == (1, "life-1")
-
-
-def test_what_the_master_refuses_is_said(held: Path, master: Master) -> None:
-    master.refusal = "no other parameter server can take over what ps-0 owns"
-    assert drain(held, "ps-0") == (2, f"error: ps-0: {master.refusal}")
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,8 @@ class Folder:
                     continue
                 image = manifest.effect.image
                 restored = Restored(
+                    applied=manifest.applied,
+                    forgotten=image.forgotten,
                     evaluations=image.evaluations,
                     data=(*manifest.effect.training_files, *manifest.effect.evaluation_files),
                     training_seconds=image.training_seconds,

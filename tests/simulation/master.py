@@ -417,10 +417,7 @@ class Master(Process):
     def drain(self, index: int, incarnation: str) -> Task[bool]:
         """A server is to go; returns whether it may."""
         asked = DrainWanted(now=self.world.now, index=index, incarnation=incarnation, why="told to end")
-        try:
-            job, _ = yield from self._changing(asked)
-        except draining.RefusedDrainError as error:
-            raise CallError("FAILED_PRECONDITION", str(error)) from error
+        job, _ = yield from self._changing(asked)
         return draining.may_go(job, index, incarnation)
 
     def report_exit(self, member: MemberId, code: int, reason: str) -> Task[None]:
@@ -468,8 +465,8 @@ def _request(server: ParameterServer, incarnation: str, request: Any) -> Task[Se
         case SnapshotCall(generation, barrier, _, checkpoint):
             applied, held = yield from server.snapshot(generation, barrier, checkpoint)
             return AppliedReport(ranges_of(applied), held)
-        case PrepareCall(move, since, table):
-            return Prepared((yield from server.prepare(move, since, table)))
+        case PrepareCall(move, since, table, _, checkpoint):
+            return Prepared((yield from server.prepare(move, since, table, checkpoint)))
         case CopyCall(move, wait, _):
             ready, rounds = yield from server.copy(move, wait)
             return CopyReport(ready, rounds, rounds, 0)

@@ -8,7 +8,9 @@
   until the history ends with its generation.
 * A gradient is no staler than the bound allows.
 * No push of a lease is applied on a server that knows that the lease has ended.
-* A complete checkpoint holds all rows, with the same batches in each.
+* A complete checkpoint holds all rows, with the same batches in each; what partial recoveries took from some rows is
+  what the checkpoint says that they took.
+* A partial recovery takes nothing but what its server had, goes into the record, and stays within the target.
 * A snapshot is taken in a barrier that has not lapsed.
 * The job goes back to no older checkpoint than the newest sound one.
 * One master at a time writes the state, and no token stands for two leases.
@@ -19,11 +21,11 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from tests.simulation.folder import Manifest
-from tests.simulation.scenario import RESTORED, SWITCHED
+from tests.simulation.scenario import RELOAD, RELOADED, RESTORED, SAVED, SWITCHED
 from tests.simulation.units import UNITS, Batch, Unit, owner, touched
 from tests.simulation.world import SimulationError
 
-from emberscale_api.routing import RoutingTable
+from emberscale_api.routing import RoutingTable, bucket_of
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_api.wire import Flag, Header
 from emberscale_jobmaster import ranges
@@ -54,6 +56,8 @@ class Model:
         self._writer = ""
         self._barrier_of: dict[tuple[str, str], int] = {}
         """The barrier in which a server, by its incarnation, took its part of a checkpoint."""
+        self._forgotten: defaultdict[tuple[int, Unit], set[Batch]] = defaultdict(set)
+        """By generation: batches that count as applied to a unit, and that a partial recovery took from it."""
         self._trained: set[tuple[str, int]] = set()
         """Incarnations of servers, and the generations in which they have applied pushes."""
 
@@ -74,6 +78,29 @@ class Model:
             for unit in UNITS:
                 self._committed.pop((table.generation, unit), None)
         self._tables[table.generation, table.version] = table
+        manifest = self._cluster.folder.manifests().get(checkpoint)
+        for unit in UNITS:
+            if owner(table, unit) == server.index:
+                self._forgotten[table.generation, unit] = (
+                    forgotten_by(manifest, unit) if manifest is not None else set()
+                )
+
+    def reloaded(
+        self, server: "ParameterServer", table: RoutingTable, settled: AppliedBatches, rows: dict[Unit, set[Batch]]
+    ) -> None:
+        """A server replaces a lost one, with rows from a checkpoint and the survivors' record of batches."""
+        self._cluster.reaches(RELOADED)
+        record = recorded(settled)
+        for unit in UNITS:
+            if owner(table, unit) != server.index:
+                continue
+            held = rows.get(unit, set())
+            counted = {batch for batch in record if unit in touched(batch)}
+            if unknown := self._committed[table.generation, unit] - counted:
+                self._broken(f"{server.name} replaces a lost server, and its record lacks {sorted(unknown)} for {unit}")
+            if unknown := held - counted:
+                self._broken(f"{server.name} loads {sorted(unknown)} of {unit}, which its record lacks")
+            self._forgotten[table.generation, unit] = counted - held
 
     def switched(self, server: "ParameterServer", table: RoutingTable) -> None:
         """A server has adopted a later table of its generation."""
@@ -95,7 +122,8 @@ class Model:
         """A server answers a pull."""
         self._owned(server, units)
         for unit in units:
-            if missing := self._committed[header.generation, unit] - server.rows.get(unit, set()):
+            known = server.rows.get(unit, set()) | self._forgotten[header.generation, unit]
+            if missing := self._committed[header.generation, unit] - known:
                 self._broken(f"{server.name} answers a pull of {unit} without the committed batches {sorted(missing)}")
         if not header.flags & Flag.READ_ONLY:
             batch = (header.epoch, header.batch)
@@ -175,6 +203,14 @@ class Model:
         self._trace_step(master, before, after)
         if after.move is not None and (before.move is None or before.move.phase is not after.move.phase):
             self._cluster.reaches(after.move.phase)
+        if after.reload is not None and (before.reload is None or before.reload.phase is not after.reload.phase):
+            self._cluster.reaches(f"{RELOAD}{after.reload.phase}")
+        if len(after.forgotten) > len(before.forgotten):
+            allowed = self._cluster.spec.fault_tolerance.allowed_pls
+            if after.pls > allowed:
+                self._broken(f"the portion of lost samples is {after.pls}, and {allowed} is allowed")
+            if after.routing.table.generation != before.routing.table.generation:
+                self._broken("a partial recovery changes the generation")
         if after.routing.table.generation < before.routing.table.generation:
             self._broken(f"{master.name} goes back to generation {after.routing.table.generation}")
         if before.restore is None and after.restore is not None:
@@ -242,6 +278,7 @@ class Model:
     def completed(self, manifest: Manifest) -> None:
         """A checkpoint is complete."""
         self._cluster.world.trace("storage", f"checkpoint {manifest.checkpoint} is complete")
+        self._cluster.reaches(SAVED)
         self._consistent(manifest)
 
     def _consistent(self, manifest: Manifest) -> None:
@@ -259,10 +296,14 @@ class Model:
                 if unit in holders:
                     self._broken(f"{path} and {holders[unit]} both hold {unit}")
                 holders[unit] = path
-                expected = {batch for batch in batches if unit in touched(batch)}
+                expected = {batch for batch in batches if unit in touched(batch)} - forgotten_by(manifest, unit)
                 if rows != expected:
                     self._broken(f"{path} says that it holds {sorted(expected)}, and {unit} holds {sorted(rows)}")
-        changed = {unit for batch in batches for unit in touched(batch)}
+        changed = {
+            unit
+            for unit in UNITS
+            if {batch for batch in batches if unit in touched(batch)} - forgotten_by(manifest, unit)
+        }
         if whole and (missing := changed - holders.keys()):
             self._broken(f"checkpoint {manifest.checkpoint} lacks {sorted(missing)}")
 
@@ -301,11 +342,25 @@ class Model:
                 continue  # its rows are gone, and the history with them
             for batch in batches:
                 for unit in touched(batch):
+                    if batch in self._forgotten[table.generation, unit]:
+                        continue
                     if owner(found.table, unit) == found.index and batch not in found.rows.get(unit, ()):
                         self._broken(f"{who} batch {batch}, which {found.name} has not applied to {unit}")
 
     def _broken(self, what: str) -> None:
         raise SimulationError(what)
+
+
+def forgotten_by(manifest: Manifest, unit: Unit) -> set[Batch]:
+    """The batches that a checkpoint says are forgotten on a unit, though it counts them."""
+    kind, number = unit
+    place = bucket_of(number) if kind == "key" else number
+    batches: set[Batch] = set()
+    for share in manifest.effect.image.forgotten:
+        spans = share.buckets if kind == "key" else share.pieces
+        if any(first <= place < stop for first, stop in spans):
+            batches |= batches_of({part.epoch: part.ranges for part in share.epochs})
+    return {batch for batch in batches if unit in touched(batch)}
 
 
 def batches_of(applied: Applied) -> set[Batch]:

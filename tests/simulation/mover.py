@@ -44,6 +44,18 @@ class _Outgoing:
         before.set()
 
 
+class DamagedError(Exception):
+    """A file fails its checksum."""
+
+
+@dataclass
+class Loading:
+    """The loading of a lost server's rows."""
+
+    done: bool = False
+    error: DamagedError | None = None
+
+
 class SimulatedMover:
     """The moves of one server."""
 
@@ -55,15 +67,36 @@ class SimulatedMover:
         self._heard: dict[int, int] = {}
         """By who sends, the number of the last message that was taken."""
         self._outgoing: _Outgoing | None = None
+        self._loading: Loading | None = None
 
     # What the master asks for
 
-    def prepare(self, move: int, since: int, table: RoutingTable) -> bool:
-        """Takes part in a move. Raises as the core does."""
-        core, before = self._server.core, self._server.core.transfer
-        if core.prepare(move, since, table, self._server.index, self._server.world.now) is not before:
-            self._staged, self._heard = {}, {}
-        return True
+    def prepare(self, move: int, since: int, table: RoutingTable, checkpoint: str) -> bool:
+        """Takes part in a move; whether it has the rows that it needs for that. Raises as the core does."""
+        server, before = self._server, self._server.core.transfer
+        transfer = server.core.prepare(move, since, table, server.index, server.world.now, replaces=bool(checkpoint))
+        if transfer is not before:
+            self._staged, self._heard, self._loading = {}, {}, None
+        if not (checkpoint and transfer.joins):
+            return True
+        if self._loading is None:
+            self._loading = Loading()
+            server.spawn(self._load(transfer, checkpoint, self._loading))
+        if self._loading.error is not None:
+            raise self._loading.error
+        return self._loading.done
+
+    def _load(self, transfer: Transfer, checkpoint: str, loading: "Loading") -> Task[None]:
+        server = self._server
+        own = {unit for unit in UNITS if owner(transfer.table, unit) == server.index}
+        try:
+            rows, _ = yield from server.load(checkpoint, own)
+        except DamagedError as error:
+            loading.error = error
+            return
+        if self._loading is loading:
+            self._staged = rows
+            loading.done = True
 
     def copy(self, move: int, wait: float) -> Task[tuple[bool, int]]:
         """Sends what is given away; whether little is left, and the rounds so far. Raises NotHeldError."""
@@ -114,6 +147,8 @@ class SimulatedMover:
         if switched is not None:
             kept = {} if switched.joins else server.rows
             rows = {**kept, **self._staged}
+            if switched.replaces and switched.joins:
+                server.cluster.model.reloaded(server, switched.table, settled, rows)
             server.rows = {unit: rows[unit] for unit in rows if owner(switched.table, unit) == server.index}
             server.table = switched.table
             self._staged = {}

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from operator import methodcaller
 from typing import TYPE_CHECKING, TypeVar
 
-from tests.simulation.mover import SimulatedMover
+from tests.simulation.mover import DamagedError, SimulatedMover
 from tests.simulation.network import BrokenError, End, Stream, UnavailableError
 from tests.simulation.units import UNITS, Batch, Unit, owner, request
 from tests.simulation.world import Process, Signal, Task
@@ -30,10 +30,6 @@ class CallError(Exception):
     def __init__(self, code: str, problem: str) -> None:
         super().__init__(f"{code}: {problem}")
         self.code = code
-
-
-class DamagedError(Exception):
-    """A file fails its checksum."""
 
 
 @dataclass(frozen=True)
@@ -247,17 +243,8 @@ class ParameterServer(Process):
 
     def _load(self, wanted: Assignment, table: RoutingTable, checkpoint: str, loading: _Loading) -> Task[None]:
         own = {unit for unit in UNITS if owner(table, unit) == self.index}
-        rows: dict[Unit, set[Batch]] = {}
-        records: list[AppliedBatches] = []
         try:
-            yield self.sleep(self.world.random.uniform(0.05, 0.5))
-            for path in self.cluster.folder.files_of(checkpoint) if checkpoint else ():
-                content = yield from self._read(path, loading)
-                loading.bytes += 1
-                records.append(content.applied)
-                for unit, batches in content.rows.items():
-                    if unit in own:
-                        rows.setdefault(unit, set()).update(batches)
+            rows, records = yield from self.load(checkpoint, own, loading)
         except DamagedError as error:
             loading.error = error
             self.core.give_up(wanted)
@@ -274,6 +261,23 @@ class ParameterServer(Process):
             loading.applied = applied
             self.cluster.model.adopted(self, table, checkpoint)
         self.notify()
+
+    def load(
+        self, checkpoint: str, own: set[Unit], loading: _Loading | None = None
+    ) -> Task[tuple[dict[Unit, set[Batch]], list[AppliedBatches]]]:
+        """What a checkpoint holds of some units, and its records of batches. Raises DamagedError."""
+        loading = _Loading() if loading is None else loading
+        rows: dict[Unit, set[Batch]] = {}
+        records: list[AppliedBatches] = []
+        yield self.sleep(self.world.random.uniform(0.05, 0.5))
+        for path in self.cluster.folder.files_of(checkpoint) if checkpoint else ():
+            content = yield from self._read(path, loading)
+            loading.bytes += 1
+            records.append(content.applied)
+            for unit, batches in content.rows.items():
+                if unit in own:
+                    rows.setdefault(unit, set()).update(batches)
+        return rows, records
 
     def _read(self, path: str, loading: _Loading) -> Task[ServerFile]:
         while True:
@@ -348,10 +352,13 @@ class ParameterServer(Process):
                 self.notify()
                 return
 
-    def prepare(self, move: int, since: int, table: RoutingTable) -> Task[bool]:
+    def prepare(self, move: int, since: int, table: RoutingTable, checkpoint: str) -> Task[bool]:
         """Begins a move."""
         yield self.sleep(self.world.random.uniform(0.0, 0.3))
-        return self._controlled(lambda: self.mover.prepare(move, since, table))
+        try:
+            return self._controlled(lambda: self.mover.prepare(move, since, table, checkpoint))
+        except DamagedError as error:
+            raise CallError("DATA_LOSS", str(error)) from error
 
     def copy(self, move: int, wait: float) -> Task[tuple[bool, int]]:
         """How far a move is copied."""

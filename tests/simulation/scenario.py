@@ -5,7 +5,7 @@ from enum import StrEnum
 from random import Random
 
 from emberscale_api.job import TrainingJob, TrainingJobSpec
-from emberscale_jobmaster.operations import MovePhase
+from emberscale_jobmaster.operations import MovePhase, ReloadPhase
 
 
 class Kind(StrEnum):
@@ -50,12 +50,23 @@ RESTORED = "Restored"
 """Servers were assigned after a roll-back, and the master has just noted that all have loaded."""
 
 
+RELOAD = "Reload "
+"""Begins the names of the moments at which a reload comes into a phase."""
+
+RELOADED = "Reloaded"
+"""The successor of a lost server has adopted the table that replaces it."""
+
+
+SAVED = "Saved"
+"""A checkpoint is complete."""
+
+
 @dataclass(frozen=True, order=True)
 class Fault:
     """One thing that goes wrong, `at` so many seconds, for `seconds` where it lasts.
 
-    `role` and `index` name the member that it strikes. With `during`, it strikes once, so many seconds after a move has
-    come into that phase, or a restore is at that moment.
+    `role` and `index` name the member that it strikes. With `during`, it strikes once, so many seconds after a move or
+    a reload has come into that phase, or a restore is at that moment, or a checkpoint complete.
     """
 
     at: float
@@ -88,6 +99,7 @@ class Scenario:
     * `edits`: when a person edits the numbers in the manifest, and to which: PS and workers.
     * `drains`: when a parameter server is asked to go, as its node is to be emptied, and which.
     * `room`: how many servers the cluster has room for; those beyond it are never placed.
+    * `target_pls`: the portion of samples that partial recoveries may lose; 0: every recovery is full.
     * `dawdling`: the chance that the master takes long to make a call, as one that gets no processor does.
     """
 
@@ -109,6 +121,7 @@ class Scenario:
     edits: tuple[tuple[float, int, int], ...] = ()
     drains: tuple[tuple[float, int], ...] = ()
     room: int = MOST_SERVERS
+    target_pls: float = 0.0
 
     @property
     def quiet_after(self) -> float:
@@ -144,6 +157,9 @@ class Scenario:
                     "sharding": {"minBatches": 1, "maxBatches": 6, "leaseTimeout": "8s", "heartbeatInterval": "2s"},
                     "scaling": {"timeout": "6s"},
                     "checkpoint": {"uri": "/checkpoints", "interval": f"{self.interval:g}s"},
+                    "faultTolerance": (
+                        {"strategy": "PartialRecovery", "targetPLS": self.target_pls} if self.target_pls else {}
+                    ),
                 },
             }
         ).spec
@@ -190,7 +206,39 @@ def scenario_of(seed: int) -> Scenario:
     edited = _edited(Random(f"edits of {seed}"), rescaled)
     parted = _switched_in_part(Random(f"switches of {seed}"), edited)
     drained = _drained(Random(f"drains of {seed}"), parted)
-    return _restored_in_vain(Random(f"restores of {seed}"), drained)
+    restored = _restored_in_vain(Random(f"restores of {seed}"), drained)
+    return _recovered_partially(Random(f"reloads of {seed}"), restored)
+
+
+def _recovered_partially(random: Random, base: Scenario) -> Scenario:
+    """A third of the scenarios with several servers recover partially, and get faults that strike just then."""
+    if base.servers < 2 or random.random() > 0.35:
+        return base
+    servers = base.servers
+    lost = random.sample(range(servers), random.choice((1, 1, 1, 2)) if servers > 2 else 1)
+    at = round(random.uniform(0.0, 2.5), 3)
+    faults = [Fault(at, Kind.KILL, "ps", index, during=SAVED) for index in lost]
+    for _ in range(random.choice((0, 0, 1, 1, 2))):
+        during = random.choice((*(f"{RELOAD}{phase}" for phase in ReloadPhase), RELOADED))
+        at = random.choice((0.0, 0.0, 0.002, 0.01, 0.1, 0.4))
+        kind = random.choice((Kind.KILL, Kind.KILL, Kind.KILL, Kind.HANG, Kind.CUT, Kind.SPLIT, Kind.LOST_TAIL))
+        role = random.choice(("ps", "ps", "ps", "master", "master", "redis", "worker"))
+        if kind in (Kind.SPLIT, Kind.LOST_TAIL):
+            faults.append(Fault(at, kind, during=during))
+            continue
+        if kind is Kind.CUT:
+            role = "ps"
+        index = random.randrange({"ps": servers, "worker": base.workers}.get(role, 1))
+        lasting = random.choice((0.3, 3.0, 9.0, 20.0)) if kind is Kind.HANG else 0.0
+        faults.append(Fault(at, kind, role, index, lasting, during))
+    return replace(
+        base,
+        batches=base.batches + random.randint(6, 16),
+        interval=random.choice((1.0, 1.5, 3.0)),
+        compute_seconds=random.choice((0.2, 0.3, 0.6)),
+        target_pls=random.choice((1.0, 1.0, 0.3, 0.05)),
+        faults=tuple(sorted((*base.faults, *faults))),
+    )
 
 
 def _rescaled(random: Random, base: Scenario) -> Scenario:
@@ -218,13 +266,12 @@ def _drained(random: Random, base: Scenario) -> Scenario:
     times = sorted(random.sample(range(5, 80), random.choice((0, 0, 0, 0, 1, 1, 2, 4))))
     if not times:
         return base
-    servers = max(2, base.servers)
+    servers = base.servers
     first = random.randrange(servers)
     drains = tuple((time / 10, (first + number) % servers) for number, time in enumerate(times))
     faults = [fault for _ in range(random.choice((0, 0, 1, 1))) for fault in _move_faults(random, servers)]
     return replace(
         base,
-        servers=servers,
         batches=base.batches + random.randint(0, 8),
         compute_seconds=random.choice((0.2, 0.3, 0.6)),
         drains=drains,

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -78,3 +79,4 @@ class BrainProcess:
                     return int(json.loads(line)["port"])
             if ended:
                 raise RuntimeError(f"the brain ended: {self.log.read_text()}")
+            time.sleep(0.02)  # the brain needs the core

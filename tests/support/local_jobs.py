@@ -24,6 +24,8 @@ from emberscale_api.rpc.token import open_channel
 from emberscale_operator.local import RunFolder
 
 BATCH = 256
+ENDLESS = 10_000
+"""Epochs of a job that a test stops once it has seen what it is about."""
 CLI = str(Path(sys.executable).with_name("emberscale"))
 
 
@@ -140,6 +142,21 @@ class Job:
         """As Ctrl-C does."""
         assert self.process is not None
         self.process.send_signal(signal.SIGINT)
+
+    def trains_on(self, samples: int = 20_000) -> bool:
+        """Waits until the job has committed so many samples more. False if it ended first."""
+        before = self.samples()
+        return self.wait_for(lambda: self.samples() > before + samples)
+
+    def stop(self) -> "Finished":
+        """Interrupts the job, which saves what it has trained: every server must have applied it once, and no more."""
+        self.interrupt()
+        finished = self.finish()
+        assert finished.code == 130, finished.stderr
+        audit = self.audit()
+        assert (audit["repeated"], audit["contradictions"]) == (0, [])
+        assert audit["once"] == finished.summary["samples"]
+        return finished
 
     def logs(self) -> str:
         return "".join(file.read_text() for file in sorted((self.run_folder / "logs").glob("*.log")))

@@ -38,12 +38,13 @@ def table_that_owns(owned: Ownership, version: int, generation: int = 1) -> Rout
 class MovingServer:
     """One server on a Unix socket."""
 
-    def __init__(self, index: int, folder: Path) -> None:
+    def __init__(self, index: int, folder: Path, incarnation: str = "") -> None:
         self.index = index
+        self.incarnation = incarnation or f"ps-{index}"
         self.state = ServerState()
         self.mover = RowMover(self.state, TOKEN)
-        self.listener, self.address = listen(f"unix://{folder}/ps-{index}.sock")
-        DataPlane(self.listener, self.state, TOKEN, f"ps-{index}", streams=self.mover.streams).start()
+        self.listener, self.address = listen(f"unix://{folder}/{self.incarnation}.sock")
+        DataPlane(self.listener, self.state, TOKEN, self.incarnation, streams=self.mover.streams).start()
 
     def assign(self, table: RoutingTable, tables: TableStore) -> None:
         """Serves these tables, as a new generation."""

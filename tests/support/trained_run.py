@@ -2,14 +2,16 @@
 
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from emberscale._run.folder import open_run
 from emberscale_api.job import parse_manifest, resolve_model
 from emberscale_api.routing import buckets_of
-from emberscale_trainer.checkpoint import Share, Work, WrittenFile, write_snapshot
+from emberscale_trainer.checkpoint import ChainWriter, Share, Work, WrittenFile, owned_rows, write_snapshot
 from emberscale_trainer.models import build_model
 from emberscale_trainer.models.architectures import flat_copy
 from emberscale_trainer.partition import AppliedBatches
@@ -45,24 +47,56 @@ class TrainedRun:
             held.save()
             self.uid, self.job = held.record.uid, held.job
 
-    def checkpoint(self, cut: int) -> Path:
+    def checkpoint(self, cut: int, weight_bits: int = 0) -> Path:
         """Saves rows of all keys for the first table and none for the others, by two servers."""
-        folder = self.root / "checkpoints" / f"{cut:08}"
-        files = [file for index in range(SERVERS) for file in self._write(folder, index, cut)]
+        folder = self._folder(cut)
+        files = [file for index in range(SERVERS) for file in self._write(folder, index, cut, weight_bits)]
+        return self._complete(cut, files)
+
+    def chain(self, cuts: int, changed: int = 100, *, one_shot: bool = False) -> list[Path]:
+        """Saves all rows, and then some times those that changed: so many keys, a tenth of them retired.
+
+        Each builds on the one before, or with `one_shot` on the first.
+        """
+        servers = [self._server(index, 1.0) for index in range(SERVERS)]
+        writers = [ChainWriter() for _ in servers]
+        since, folders = "", []
+        for cut in range(1, cuts + 1):
+            files = []
+            for (store, share), writer in zip(servers, writers, strict=True):
+                if cut > 1:
+                    mine = KEYS[:changed][share.owned.buckets[buckets_of(KEYS[:changed])]]
+                    self._push(store, mine, 1.0)
+                    store.retire(0, mine[: len(mine) // 10])
+                draft = writer.begin(store, nullcontext(), share.owned, tracked=True, since=since)
+                part = replace(share, rows=owned_rows(store, share.owned))
+                files += writer.write(draft, store.specs, part, str(self._folder(cut)), Work())
+            folders.append(self._complete(cut, files))
+            since = folders[0 if one_shot else -1].name
+        return folders
+
+    def _folder(self, cut: int) -> Path:
+        return self.root / "checkpoints" / f"{cut:08}"
+
+    def _complete(self, cut: int, files: list[WrittenFile]) -> Path:
+        folder = self._folder(cut)
         write_manifest(folder, files, id=folder.name, number=cut, job_uid=self.uid, job=self.job, ps_count=SERVERS)
         return folder
 
-    def _write(self, folder: Path, index: int, gradient: float) -> list[WrittenFile]:
+    def _write(self, folder: Path, index: int, gradient: float, weight_bits: int) -> list[WrittenFile]:
+        store, share = self._server(index, gradient)
+        snapshot = store.snapshot(Reader.CHECKPOINT, nullcontext())
+        return write_snapshot(snapshot, store.specs, share, str(folder), Work(), weight_bits)
+
+    def _server(self, index: int, gradient: float) -> tuple[TableStore, Share]:
         spec = self.job.spec
         resolved = resolve_model(spec)
         dense = flat_copy(build_model(spec.model, resolved, seed=0)).numpy()
         store = TableStore(resolved.tables, DensePieces.of(dense, spec.optimizers.dense))
         share = Share(index, owned(SERVERS, index), AppliedBatches(), len(dense))
-        mine = KEYS[share.owned.buckets[buckets_of(KEYS)]]
-        store.push(
-            np.array([len(mine), *[0] * len(resolved.tables)], np.uint32),
-            mine,
-            np.full(4 * len(mine), gradient, np.float32),
-        )
-        snapshot = store.snapshot(Reader.CHECKPOINT, nullcontext())
-        return write_snapshot(snapshot, store.specs, share, str(folder), Work())
+        self._push(store, KEYS[share.owned.buckets[buckets_of(KEYS)]], gradient)
+        return store, share
+
+    def _push(self, store: TableStore, keys: NDArray[np.int64], gradient: float) -> None:
+        counts = np.array([len(keys), *[0] * (len(store.specs) - 1)], np.uint32)
+        store.push(counts, keys, np.full(4 * len(keys), gradient, np.float32))

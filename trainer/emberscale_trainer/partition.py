@@ -149,6 +149,17 @@ class Ownership:
         """Returns the difference: owned here and not there."""
         return Ownership(self.buckets & ~other.buckets, self.pieces & ~other.pieces)
 
+    def copy(self) -> "Ownership":
+        """Returns one that can change by itself."""
+        return Ownership(self.buckets.copy(), self.pieces.copy())
+
+    def add(self, keys: NDArray[np.int64], dense: bool) -> None:
+        """Adds the buckets of `keys`, int64 [n]. With `dense` they are numbers of dense pieces."""
+        if dense:
+            self.pieces[keys] = True
+        else:
+            self.buckets[buckets_of(keys)] = True
+
     def among(self, keys: NDArray[np.int64], dense: bool) -> NDArray[np.bool_]:
         """Which of `keys`, int64 [n], are owned: bool [n]. With `dense` they are numbers of dense pieces."""
         return self.pieces[keys] if dense else self.buckets[buckets_of(keys)]

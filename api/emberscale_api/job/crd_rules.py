@@ -49,6 +49,12 @@ def _fixed_within(section: str, optional: bool = False) -> list[dict[str, str]]:
     return [_fixed(f"{parent}.{field}", field, optional) for parent, _, field in kept if parent == section]
 
 
+def _at_least(field: str) -> str:
+    """Whether a number of parameter servers is enough for the parity."""
+    parity = "(has(self.faultTolerance.parity) ? self.faultTolerance.parity : 1)"
+    return f"(has(self.ps.{field}) && self.ps.{field} > {parity})"
+
+
 # A default is held against the rules before those of its fields are filled in: a rule asks for every field whether it
 # is there.
 RULES: Mapping[str, list[dict[str, str]]] = {
@@ -58,6 +64,13 @@ RULES: Mapping[str, list[dict[str, str]]] = {
             "rule": "self.data.format != 'CriteoTSV' || !has(self.model.embeddings.tables) || "
             "self.model.embeddings.tables.all(name, name.matches('^C([1-9]|1[0-9]|2[0-6])$'))",
             "message": "model.embeddings.tables: no such categorical column; CriteoTSV has C1 to C26",
+        },
+        {
+            "rule": "!has(self.faultTolerance) || !has(self.faultTolerance.strategy) || "
+            "self.faultTolerance.strategy != 'ErasureCoding' || (has(self.ps) && "
+            f"({_at_least('replicas')} || {_at_least('minReplicas')}))",
+            "message": "faultTolerance.parity takes more parameter servers: give ps.replicas or ps.minReplicas as one "
+            "more than parity at least",
         },
     ],
     "DataSpec": [

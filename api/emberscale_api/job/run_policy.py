@@ -1,8 +1,9 @@
 """When a job gives up, who sizes it, how its state is saved, and how it recovers from a failure."""
 
 from enum import StrEnum
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from emberscale_api.job.schema import ManifestPart
 from emberscale_api.job.units import Quantity, Seconds, memory_bytes
@@ -12,7 +13,7 @@ DEFAULT_INTERVAL = 300.0
 
 
 class FlashMode(StrEnum):
-    """`Auto` and `Enabled` need a Redis for rows; only `Enabled` reports that there is none."""
+    """`Auto` and `Enabled` need a Redis for rows; only `Enabled` reports a missing one."""
 
     AUTO = "Auto"
     ENABLED = "Enabled"
@@ -36,34 +37,125 @@ class FlashSpec(ManifestPart):
         return memory_bytes(self.max_bytes)
 
 
+class Quantization(StrEnum):
+    """How the weights of embedding rows are stored in checkpoints: `None` as float32, else in so many bits each.
+
+    `Auto` takes the fewest bits that are expected to cost the job no more than 0.01% of its accuracy, by the number of
+    its restores (Check-N-Run section 5.2.1).
+    """
+
+    NONE = "None"
+    BITS_8 = "8"
+    BITS_4 = "4"
+    BITS_3 = "3"
+    BITS_2 = "2"
+    AUTO = "Auto"
+
+
+def _as_text(value: object) -> object:
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+class IncrementalMode(StrEnum):
+    """What a checkpoint writes (Check-N-Run section 4.1): all rows, or what changed since an earlier checkpoint.
+
+    `OneShot`: since the first one. `Consecutive`: since the one before. `Intermittent`: as OneShot, but all rows again
+    once that is expected to write less. `Auto` is `Intermittent`. The last checkpoint of a job has all rows.
+    """
+
+    FULL = "Full"
+    ONE_SHOT = "OneShot"
+    CONSECUTIVE = "Consecutive"
+    INTERMITTENT = "Intermittent"
+    AUTO = "Auto"
+
+
 class CheckpointSpec(ManifestPart):
     """Checkpoints go to any fsspec URI, at an interval and at the end; `flash` adds a faster tier in Redis.
 
     Without a `uri`, `emberscale run` uses a folder of its run. Without an `interval`, the brain advises one if
-    `faultTolerance.strategy` is `Auto`; until then, and without a brain, it is five minutes.
+    `faultTolerance.strategy` is `Auto`; until then, and without a brain, it is five minutes. `quantization` is for the
+    checkpoints taken at the interval; the one at the end of a job, or of a suspended one, is exact. `keep` counts
+    checkpoints that can be restored; those that they build on stay, too.
     """
 
     uri: str | None = Field(default=None, description="Folder of the checkpoints: a path or an fsspec URI")
     interval: Seconds | None = Field(default=None, gt=0, description="Interval between checkpoints")
+    incremental: IncrementalMode = Field(
+        default=IncrementalMode.FULL, description="Whether checkpoints have all rows, or build on earlier ones"
+    )
+    quantization: Annotated[Quantization, BeforeValidator(_as_text)] = Field(
+        default=Quantization.NONE, description="Bits of a weight in checkpoints taken at the interval"
+    )
     keep: int = Field(default=2, ge=1, le=1000, description="Number of complete checkpoints to keep")
     flash: FlashSpec = FlashSpec()
 
 
 class FaultToleranceStrategy(StrEnum):
-    """`FullRecovery`: when a parameter server dies, all servers and the ledger go back to the last checkpoint."""
+    """`FullRecovery`: when a parameter server dies, all servers and the ledger go back to the last checkpoint.
+
+    `PartialRecovery`: only the rows of the server that died go back; training does not repeat anything.
+    `ErasureCoding`: the servers hold parity of each other's rows. When one dies, the others rebuild its rows for its
+    successor and nothing goes back; with more than one at a time, it is as with `FullRecovery`.
+    """
 
     AUTO = "Auto"
     FULL_RECOVERY = "FullRecovery"
+    PARTIAL_RECOVERY = "PartialRecovery"
+    ERASURE_CODING = "ErasureCoding"
+
+
+DEFAULT_TARGET_PLS = 0.1
+"""The portion of lost samples that CPR section 4.2 calls a rough, conservative choice."""
+
+
+_LOSE_NOTHING = frozenset({FaultToleranceStrategy.FULL_RECOVERY, FaultToleranceStrategy.ERASURE_CODING})
 
 
 class FaultToleranceSpec(ManifestPart):
-    """`Auto` picks the strategy that is expected to cost least."""
+    """`Auto` picks the strategy that is expected to cost least, and none that loses updates unless `targetPLS` is set.
+
+    `ErasureCoding` takes `parity`; `Auto` does not pick it yet. With it, a push is answered once the servers that hold
+    its parity have stored its changes.
+
+    `targetPLS` bounds the portion of lost samples of the whole job (PLS, CPR equation 3).
+    """
 
     strategy: FaultToleranceStrategy = FaultToleranceStrategy.AUTO
+    target_pls: float | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        alias="targetPLS",
+        description="Portion of samples whose effect partial recoveries may lose; 0.1 if PartialRecovery is chosen",
+    )
+
+    parity: int = Field(
+        default=1, ge=1, le=1, description="With ErasureCoding: parameter servers that may be lost at a time"
+    )
+
+    @property
+    def least_servers(self) -> int:
+        """The number of parameter servers that the strategy takes."""
+        return 1 + self.parity if self.strategy is FaultToleranceStrategy.ERASURE_CODING else 1
+
+    @property
+    def allowed_pls(self) -> float:
+        """The portion of lost samples that the job may reach: 0 where nothing allows partial recovery."""
+        if self.strategy in _LOSE_NOTHING:
+            return 0.0
+        by_strategy = DEFAULT_TARGET_PLS if self.strategy is FaultToleranceStrategy.PARTIAL_RECOVERY else 0.0
+        return by_strategy if self.target_pls is None else self.target_pls
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.strategy in _LOSE_NOTHING and self.target_pls is not None:
+            raise ValueError(f"targetPLS: {self.strategy} loses no sample; leave it out, or choose PartialRecovery")
+        return self
 
 
 class CleanPodPolicy(StrEnum):
-    """Pods to remove when the job has ended: those that still run, all, or only those that would never end."""
+    """Pods to remove when the job has ended: running ones, all, or only those that would never end."""
 
     RUNNING = "Running"
     ALL = "All"

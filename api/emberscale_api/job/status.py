@@ -36,7 +36,8 @@ class JobPhase(StrEnum):
 class ConditionType(StrEnum):
     """`PROGRESSING`: nothing blocks the job. `SCALING`: its shape is changing. `SLOW`: a member is much slower than its
     peers. `LOW_MEMORY`: a parameter server is near its memory limit and delays pushes. `FLASH_CHECKPOINT`: flash
-    checkpoints are taken. The others as in batch/v1.
+    checkpoints are taken. `PROTECTED`: the rows of any parameter server can be rebuilt from parity. The others as in
+    batch/v1.
     """
 
     PROGRESSING = "Progressing"
@@ -47,6 +48,7 @@ class ConditionType(StrEnum):
     SLOW = "SlowMembers"
     LOW_MEMORY = "LowMemory"
     FLASH_CHECKPOINT = "FlashCheckpoint"
+    PROTECTED = "Protected"
 
 
 class _Status(ManifestPart):
@@ -80,10 +82,15 @@ class EvaluationResult(_Status):
     calibration: float | None = None
 
 
-class Progress(_Status):
-    """How far training is. `loss` and `auc` are over a recent window; `percent` and `eta` are for people.
+RECOVERY_STEPS = frozenset({"Degraded", "Recovered", "RecoveredPartially", "Returned", "RolledBack"})
+"""Reasons of steps that tell how the job recovered from the loss of a parameter server, not how its shape changed."""
 
-    `warnings` are signs that the job may not be what the user wanted, each with its remedy.
+
+class Progress(_Status):
+    """The progress of training. `loss` and `auc` are over a recent window; `percent` and `eta` are for people.
+
+    `pls` is the portion of samples whose effect partial recoveries have lost. `warnings` are signs that the job may not
+    be what the user wanted, each with its remedy.
     """
 
     samples: int = 0
@@ -98,6 +105,7 @@ class Progress(_Status):
     evaluations: tuple[EvaluationResult, ...] = ()
     checkpoint: str = ""
     recoveries: int = 0
+    pls: float = 0.0
     bad_records: int = 0
     truncated_records: int = 0
     warnings: tuple[str, ...] = ()

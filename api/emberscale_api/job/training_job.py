@@ -1,9 +1,9 @@
 """The TrainingJob as a whole."""
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from emberscale_api.job.data import DataSpec
 from emberscale_api.job.model import ModelSpec
@@ -59,6 +59,17 @@ class TrainingJobSpec(ManifestPart):
         default=False, description="On a cluster: true takes a checkpoint and deletes the pods, false resumes from it"
     )
 
+    @model_validator(mode="after")
+    def _servers_for_parity(self) -> Self:
+        least, role = self.fault_tolerance.least_servers, self.ps
+        if least > 1 and role.initial_replicas < least:
+            field = "replicas" if role.replicas is not None else "minReplicas"
+            raise ValueError(
+                f"faultTolerance.parity ({self.fault_tolerance.parity}) takes {least} parameter servers or more: "
+                f"give ps.{field} as {least} at least"
+            )
+        return self
+
     @property
     def leaves_sizes_open(self) -> bool:
         """Whether somebody else may decide on a number of processes, or on their cores or memory."""
@@ -80,7 +91,9 @@ class TrainingJobSpec(ManifestPart):
             for name, role, replicas in (("ps", self.ps, ps), ("worker", self.worker, worker))
             if replicas is not None and replicas != (role.replicas or 0)
         }
-        return self.model_copy(update=changes) if changes else self
+        if not changes:
+            return self
+        return type(self).model_validate({**dict(self), **changes, **(self.__pydantic_extra__ or {})}, extra="allow")
 
 
 class TrainingJob(ManifestPart):
@@ -92,7 +105,7 @@ class TrainingJob(ManifestPart):
     spec: TrainingJobSpec
 
     def to_json(self) -> str:
-        """The manifest with its defaults filled in, as it travels to the job's processes; unknown fields stay in it."""
+        """The manifest with defaults filled in, for the job's processes; it keeps unknown fields."""
         return self.model_dump_json(by_alias=True, exclude_none=True)
 
     @classmethod

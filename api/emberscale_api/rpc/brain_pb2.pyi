@@ -105,6 +105,7 @@ class JobDescription(_message.Message):
     DATA_BYTES_FIELD_NUMBER: _builtins.int
     EPOCHS_FIELD_NUMBER: _builtins.int
     MOST_ROWS_FIELD_NUMBER: _builtins.int
+    TARGET_PLS_FIELD_NUMBER: _builtins.int
     architecture: _builtins.str
     batch_size: _builtins.int
     """samples per worker and iteration"""
@@ -121,6 +122,8 @@ class JobDescription(_message.Message):
     epochs: _builtins.int
     most_rows: _builtins.int
     """of all tables together, as eviction leaves them; 0: there is no bound"""
+    target_pls: _builtins.float
+    """portion of samples that partial recoveries may lose; 0: the job allows none"""
     def __init__(
         self,
         *,
@@ -135,10 +138,11 @@ class JobDescription(_message.Message):
         data_bytes: _builtins.int = ...,
         epochs: _builtins.int = ...,
         most_rows: _builtins.int = ...,
+        target_pls: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "batch_size", b"batch_size", "data_bytes", b"data_bytes", "dense_bytes", b"dense_bytes", "embedding_dimension", b"embedding_dimension", "epochs", b"epochs", "most_rows", b"most_rows", "name", b"name", "optimizer", b"optimizer", "tables", b"tables", "total_samples", b"total_samples"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "batch_size", b"batch_size", "data_bytes", b"data_bytes", "dense_bytes", b"dense_bytes", "embedding_dimension", b"embedding_dimension", "epochs", b"epochs", "most_rows", b"most_rows", "name", b"name", "optimizer", b"optimizer", "tables", b"tables", "target_pls", b"target_pls", "total_samples", b"total_samples"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

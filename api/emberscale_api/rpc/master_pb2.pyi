@@ -404,6 +404,7 @@ class PsReport(_message.Message):
     NEXT_CHECKPOINT_FIELD_NUMBER: _builtins.int
     ADMISSION_FIELD_NUMBER: _builtins.int
     DELAYS_FOR_MEMORY_FIELD_NUMBER: _builtins.int
+    PROTECTED_VERSION_FIELD_NUMBER: _builtins.int
     table_bytes: _builtins.int
     applied_batches: _builtins.int
     generation: _builtins.int
@@ -419,6 +420,8 @@ class PsReport(_message.Message):
     """the same of checkpoints, in any generation"""
     delays_for_memory: _builtins.bool
     """pushes wait, as the server is near its limit of memory"""
+    protected_version: _builtins.int
+    """the routing table under which others hold parity of all its rows; 0: none"""
     @_builtins.property
     def rows(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """per table"""
@@ -446,10 +449,11 @@ class PsReport(_message.Message):
         next_checkpoint: _builtins.int = ...,
         admission: _abc.Mapping[_builtins.str, Global___AdmissionCounts] | None = ...,
         delays_for_memory: _builtins.bool = ...,
+        protected_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "applied_batches", b"applied_batches", "delays_for_memory", b"delays_for_memory", "generation", b"generation", "next_barrier", b"next_barrier", "next_checkpoint", b"next_checkpoint", "next_token", b"next_token", "repeated_batches", b"repeated_batches", "routing_version", b"routing_version", "rows", b"rows", "stage_seconds", b"stage_seconds", "table_bytes", b"table_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "applied_batches", b"applied_batches", "delays_for_memory", b"delays_for_memory", "generation", b"generation", "next_barrier", b"next_barrier", "next_checkpoint", b"next_checkpoint", "next_token", b"next_token", "protected_version", b"protected_version", "repeated_batches", b"repeated_batches", "routing_version", b"routing_version", "rows", b"rows", "stage_seconds", b"stage_seconds", "table_bytes", b"table_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1330,6 +1334,11 @@ class JobStatus(_message.Message):
     WARNINGS_FIELD_NUMBER: _builtins.int
     FLASH_FIELD_NUMBER: _builtins.int
     ADMISSION_FIELD_NUMBER: _builtins.int
+    PLS_FIELD_NUMBER: _builtins.int
+    ALLOWED_PLS_FIELD_NUMBER: _builtins.int
+    FORGOTTEN_FIELD_NUMBER: _builtins.int
+    CHECKPOINTS_FIELD_NUMBER: _builtins.int
+    PROTECTION_FIELD_NUMBER: _builtins.int
     phase: Global___Phase.ValueType
     reason: _builtins.str
     message: _builtins.str
@@ -1362,6 +1371,10 @@ class JobStatus(_message.Message):
     """pushes that a PS had applied before and ignored"""
     truncated_records: _builtins.int
     """had a list that was cut to maxLength"""
+    pls: _builtins.float
+    """portion of lost samples so far"""
+    allowed_pls: _builtins.float
+    """0: a lost parameter server always takes the whole job back"""
     @_builtins.property
     def evaluations(self) -> _containers.RepeatedCompositeFieldContainer[Global___EvaluationStatus]: ...
     @_builtins.property
@@ -1383,6 +1396,18 @@ class JobStatus(_message.Message):
     @_builtins.property
     def admission(self) -> _containers.MessageMap[_builtins.str, Global___AdmissionCounts]:
         """per table, over the parameter servers that run now"""
+
+    @_builtins.property
+    def forgotten(self) -> _containers.RepeatedCompositeFieldContainer[Global___ForgottenShare]:
+        """what partial recoveries lost, oldest first"""
+
+    @_builtins.property
+    def checkpoints(self) -> _containers.RepeatedCompositeFieldContainer[Global___CheckpointCost]:
+        """what the newest persistent checkpoints cost, oldest first"""
+
+    @_builtins.property
+    def protection(self) -> Global___ProtectionStatus:
+        """absent: the job keeps no parity"""
 
     def __init__(
         self,
@@ -1415,14 +1440,146 @@ class JobStatus(_message.Message):
         warnings: _abc.Iterable[_builtins.str] | None = ...,
         flash: Global___FlashStatus | None = ...,
         admission: _abc.Mapping[_builtins.str, Global___AdmissionCounts] | None = ...,
+        pls: _builtins.float = ...,
+        allowed_pls: _builtins.float = ...,
+        forgotten: _abc.Iterable[Global___ForgottenShare] | None = ...,
+        checkpoints: _abc.Iterable[Global___CheckpointCost] | None = ...,
+        protection: Global___ProtectionStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["flash", b"flash", "sizing", b"sizing"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["flash", b"flash", "protection", b"protection", "sizing", b"sizing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "auc", b"auc", "bad_record_samples", b"bad_record_samples", "bad_records", b"bad_records", "checkpoint", b"checkpoint", "epoch", b"epoch", "epochs", b"epochs", "eta_seconds", b"eta_seconds", "evaluated_samples", b"evaluated_samples", "evaluations", b"evaluations", "expected_samples", b"expected_samples", "flash", b"flash", "generation", b"generation", "loss", b"loss", "members", b"members", "message", b"message", "phase", b"phase", "reason", b"reason", "recoveries", b"recoveries", "repeated_batches", b"repeated_batches", "routing_version", b"routing_version", "rows", b"rows", "samples", b"samples", "samples_per_second", b"samples_per_second", "sizing", b"sizing", "training_seconds", b"training_seconds", "truncated_records", b"truncated_records", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "allowed_pls", b"allowed_pls", "auc", b"auc", "bad_record_samples", b"bad_record_samples", "bad_records", b"bad_records", "checkpoint", b"checkpoint", "checkpoints", b"checkpoints", "epoch", b"epoch", "epochs", b"epochs", "eta_seconds", b"eta_seconds", "evaluated_samples", b"evaluated_samples", "evaluations", b"evaluations", "expected_samples", b"expected_samples", "flash", b"flash", "forgotten", b"forgotten", "generation", b"generation", "loss", b"loss", "members", b"members", "message", b"message", "phase", b"phase", "pls", b"pls", "protection", b"protection", "reason", b"reason", "recoveries", b"recoveries", "repeated_batches", b"repeated_batches", "routing_version", b"routing_version", "rows", b"rows", "samples", b"samples", "samples_per_second", b"samples_per_second", "sizing", b"sizing", "training_seconds", b"training_seconds", "truncated_records", b"truncated_records", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___JobStatus: _TypeAlias = JobStatus  # noqa: Y015
+
+@_typing.final
+class ForgottenShare(_message.Message):
+    """What one partial recovery lost."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERVERS_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
+    PLS_FIELD_NUMBER: _builtins.int
+    BATCHES_FIELD_NUMBER: _builtins.int
+    checkpoint: _builtins.str
+    """id of the one that their rows were reloaded from"""
+    samples: _builtins.int
+    """whose effect on these rows is lost"""
+    share: _builtins.float
+    """of all rows, 0 to 1"""
+    pls: _builtins.float
+    """added to the portion of lost samples"""
+    @_builtins.property
+    def servers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """who was lost, by index"""
+
+    @_builtins.property
+    def batches(self) -> _containers.RepeatedCompositeFieldContainer[Global___AppliedBatches]: ...
+    def __init__(
+        self,
+        *,
+        servers: _abc.Iterable[_builtins.int] | None = ...,
+        checkpoint: _builtins.str = ...,
+        samples: _builtins.int = ...,
+        share: _builtins.float = ...,
+        pls: _builtins.float = ...,
+        batches: _abc.Iterable[Global___AppliedBatches] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "checkpoint", b"checkpoint", "pls", b"pls", "samples", b"samples", "servers", b"servers", "share", b"share"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForgottenShare: _TypeAlias = ForgottenShare  # noqa: Y015
+
+@_typing.final
+class CheckpointCost(_message.Message):
+    """What a persistent checkpoint cost."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    HELD_SECONDS_FIELD_NUMBER: _builtins.int
+    WRITTEN_BYTES_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    checkpoint: _builtins.str
+    seconds: _builtins.float
+    """that it took"""
+    held_seconds: _builtins.float
+    """for which it held pushes"""
+    written_bytes: _builtins.int
+    """in its own folder"""
+    bytes: _builtins.int
+    """of it and of what it builds on: what a restore reads"""
+    def __init__(
+        self,
+        *,
+        checkpoint: _builtins.str = ...,
+        seconds: _builtins.float = ...,
+        held_seconds: _builtins.float = ...,
+        written_bytes: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "checkpoint", b"checkpoint", "held_seconds", b"held_seconds", "seconds", b"seconds", "written_bytes", b"written_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckpointCost: _TypeAlias = CheckpointCost  # noqa: Y015
+
+@_typing.final
+class ProtectionStatus(_message.Message):
+    """Whether the rows of any parameter server can be rebuilt from parity."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROTECTED_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
+    REBUILDS_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    REBUILT_FIELD_NUMBER: _builtins.int
+    protected: _builtins.bool
+    """nothing is lost with any one server"""
+    problem: _builtins.str
+    """why it is not; empty: nothing is wrong"""
+    lost: _builtins.str
+    """the server whose rows are being rebuilt, such as ps-1; empty: none is"""
+    rebuilds: _builtins.int
+    """so far"""
+    seconds: _builtins.float
+    """that the last one took, from the loss to the routing table with the successor"""
+    bytes: _builtins.int
+    """that it sent to the successor"""
+    rebuilt: _builtins.str
+    """the server that was rebuilt last"""
+    def __init__(
+        self,
+        *,
+        protected: _builtins.bool = ...,
+        problem: _builtins.str = ...,
+        lost: _builtins.str = ...,
+        rebuilds: _builtins.int = ...,
+        seconds: _builtins.float = ...,
+        bytes: _builtins.int = ...,
+        rebuilt: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "lost", b"lost", "problem", b"problem", "protected", b"protected", "rebuilds", b"rebuilds", "rebuilt", b"rebuilt", "seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProtectionStatus: _TypeAlias = ProtectionStatus  # noqa: Y015
 
 @_typing.final
 class FlashStatus(_message.Message):
@@ -2123,10 +2280,19 @@ class SnapshotRequest(_message.Message):
     BARRIER_FIELD_NUMBER: _builtins.int
     URI_FIELD_NUMBER: _builtins.int
     FLASH_BYTES_FIELD_NUMBER: _builtins.int
+    WEIGHT_BITS_FIELD_NUMBER: _builtins.int
+    TRACKED_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
     uri: _builtins.str
     """folder of this checkpoint, or the id of a flash checkpoint"""
     flash_bytes: _builtins.int
     """that this server may have in Redis; of a flash checkpoint"""
+    weight_bits: _builtins.int
+    """in which the weights of embedding rows are stored; 0: as float32"""
+    tracked: _builtins.bool
+    """a later checkpoint may build on this one: keep track of what changes from now on"""
+    since: _builtins.str
+    """id of the checkpoint to build on: write what changed since; empty: all rows. A server"""
     @_builtins.property
     def barrier(self) -> Global___Barrier: ...
     def __init__(
@@ -2135,10 +2301,13 @@ class SnapshotRequest(_message.Message):
         barrier: Global___Barrier | None = ...,
         uri: _builtins.str = ...,
         flash_bytes: _builtins.int = ...,
+        weight_bits: _builtins.int = ...,
+        tracked: _builtins.bool = ...,
+        since: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["barrier", b"barrier"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["barrier", b"barrier", "flash_bytes", b"flash_bytes", "uri", b"uri"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["barrier", b"barrier", "flash_bytes", b"flash_bytes", "since", b"since", "tracked", b"tracked", "uri", b"uri", "weight_bits", b"weight_bits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2184,6 +2353,8 @@ class PrepareRequest(_message.Message):
     WAIT_SECONDS_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     SINCE_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_URI_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
     move: _builtins.int
     """ascending over the life of the job"""
     manifest_json: _builtins.str
@@ -2192,6 +2363,10 @@ class PrepareRequest(_message.Message):
     """of the server that is meant"""
     since: _builtins.int
     """the version that the server must serve; 0: none, since it owns nothing"""
+    checkpoint_uri: _builtins.str
+    """what servers that replace lost ones load their rows from; empty: none was lost"""
+    lost: _builtins.int
+    """a server whose rows the others rebuild for its successor; absent: rows move"""
     @_builtins.property
     def routing(self) -> Global___Routing:
         """what the move leads to"""
@@ -2205,12 +2380,16 @@ class PrepareRequest(_message.Message):
         wait_seconds: _builtins.float = ...,
         incarnation: _builtins.str = ...,
         since: _builtins.int = ...,
+        checkpoint_uri: _builtins.str = ...,
+        lost: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["routing", b"routing"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_lost", b"_lost", "lost", b"lost", "routing", b"routing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "manifest_json", b"manifest_json", "move", b"move", "routing", b"routing", "since", b"since", "wait_seconds", b"wait_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lost", b"_lost", "checkpoint_uri", b"checkpoint_uri", "incarnation", b"incarnation", "lost", b"lost", "manifest_json", b"manifest_json", "move", b"move", "routing", b"routing", "since", b"since", "wait_seconds", b"wait_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__lost: _TypeAlias = _typing.Literal["lost"]  # noqa: Y015
+    _WhichOneofArgType__lost: _TypeAlias = _typing.Literal["_lost", b"_lost"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lost) -> _WhichOneofReturnType__lost | None: ...
 
 Global___PrepareRequest: _TypeAlias = PrepareRequest  # noqa: Y015
 
@@ -2219,16 +2398,24 @@ class PrepareReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     DONE_FIELD_NUMBER: _builtins.int
+    LOADED_BYTES_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
     done: _builtins.bool
     """absent: ask again"""
+    loaded_bytes: _builtins.int
+    """from the checkpoint so far"""
+    problem: _builtins.str
+    """the problem that is being retried, for people; empty if there is none"""
     def __init__(
         self,
         *,
         done: _builtins.bool = ...,
+        loaded_bytes: _builtins.int = ...,
+        problem: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "loaded_bytes", b"loaded_bytes", "problem", b"problem"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2271,6 +2458,7 @@ class CopyReply(_message.Message):
     COPIED_BYTES_FIELD_NUMBER: _builtins.int
     ROUNDS_FIELD_NUMBER: _builtins.int
     CHANGED_ROWS_FIELD_NUMBER: _builtins.int
+    REBUILT_FIELD_NUMBER: _builtins.int
     ready: _builtins.bool
     """what remains fits into a barrier"""
     copied_bytes: _builtins.int
@@ -2279,6 +2467,10 @@ class CopyReply(_message.Message):
     """the first is of all rows, the others of those that changed meanwhile"""
     changed_rows: _builtins.int
     """in the last round"""
+    @_builtins.property
+    def rebuilt(self) -> _containers.RepeatedCompositeFieldContainer[Global___AppliedBatches]:
+        """of a rebuild that is ready: the batches in the rows of the lost server"""
+
     def __init__(
         self,
         *,
@@ -2286,10 +2478,11 @@ class CopyReply(_message.Message):
         copied_bytes: _builtins.int = ...,
         rounds: _builtins.int = ...,
         changed_rows: _builtins.int = ...,
+        rebuilt: _abc.Iterable[Global___AppliedBatches] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed_rows", b"changed_rows", "copied_bytes", b"copied_bytes", "ready", b"ready", "rounds", b"rounds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed_rows", b"changed_rows", "copied_bytes", b"copied_bytes", "ready", b"ready", "rebuilt", b"rebuilt", "rounds", b"rounds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2550,20 +2743,24 @@ class SavedFile(_message.Message):
     PATH_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
     CRC32_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
     path: _builtins.str
     """relative to the checkpoint's folder"""
     bytes: _builtins.int
     crc32: _builtins.int
+    checkpoint: _builtins.str
+    """the earlier checkpoint in whose folder it is; empty: in this one's"""
     def __init__(
         self,
         *,
         path: _builtins.str = ...,
         bytes: _builtins.int = ...,
         crc32: _builtins.int = ...,
+        checkpoint: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "crc32", b"crc32", "path", b"path"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "checkpoint", b"checkpoint", "crc32", b"crc32", "path", b"path"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -67,7 +67,8 @@ class JobMetadata:
 
     `total_samples` counts all `epochs`; rows appear in the first. `dense_bytes` is DLRover-RM's M (the dense
     parameters), `embedding_dimension` its D (the sum over tables of the embedding's width, in floats per sample),
-    `batch_size` its m (samples per worker and iteration). `most_rows` is what eviction leaves of all tables together, 0
+    `batch_size` its m (samples per worker and iteration). `target_pls` is the portion of
+    samples that partial recoveries may lose, 0 for none. `most_rows` is what eviction leaves of all tables together, 0
     where it does not bound each of them.
     """
 
@@ -82,6 +83,7 @@ class JobMetadata:
     data_bytes: int = 0
     epochs: int = 1
     most_rows: int = 0
+    target_pls: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "dense_bytes", "embedding_dimension", "total_samples", "epochs"):
@@ -289,7 +291,7 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class PlannedShape:
-    """The plan for one job. `reason` is for people; `explanation` holds its numbers."""
+    """The plan for one job. `reason` says why in words; `explanation` holds the numbers."""
 
     shape: JobShape | None
     action: PlanAction

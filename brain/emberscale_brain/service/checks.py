@@ -82,6 +82,7 @@ def check_submission(request: pb.SubmitJobRequest) -> None:
         ("total_samples", MOST_SAMPLES),
         ("data_bytes", LARGEST),
         ("most_rows", LARGEST),
+        ("target_pls", 1),
     ):
         check_number(f"description.{name}", getattr(description, name), 0, most)
     check_shape("limits.least", limits.least)

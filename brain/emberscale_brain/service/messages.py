@@ -67,6 +67,7 @@ def submission_from(request: pb.SubmitJobRequest, defaults: ShapeBounds, now: fl
             data_bytes=description.data_bytes,
             epochs=max(1, description.epochs),
             most_rows=description.most_rows,
+            target_pls=description.target_pls,
         )
     except ValueError as error:
         raise MalformedRequestError(f"description: {error}") from error
@@ -107,7 +108,7 @@ def _bounds_from(limits: pb.ShapeLimits, defaults: ShapeBounds) -> ShapeBounds:
 
 
 def profile_from(job: JobId, message: pb.Profile) -> ProfileReported:
-    """A profile as it was reported, unchecked but for sequence and shape. Raises MalformedRequestError."""
+    """Decodes a reported profile, and checks only its sequence and shape. Raises MalformedRequestError."""
     check_number("sequence", message.sequence, 0, LARGEST)
     check_stages(list(message.stage_fractions))
     check_shape("shape", message.shape)
@@ -119,7 +120,7 @@ def profile_from(job: JobId, message: pb.Profile) -> ProfileReported:
 
 
 def start_up_from(job: JobId, message: pb.StartUp, now: float) -> StartUpObserved:
-    """A start-up as it was reported, unchecked; one from the future counts as of now."""
+    """Decodes a reported start-up without checks; a time in the future becomes now."""
     return StartUpObserved(job, message.role, min(message.time or now, now), message.seconds, message.paused_seconds)
 
 

@@ -9,7 +9,14 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from emberscale_api.shape import JobProfile, JobShape
-from emberscale_brain.fault_tolerance import FailureRecord, FaultToleranceAdvice, advise, failure_costs
+from emberscale_brain.fault_tolerance import (
+    LOSSLESS,
+    OFFERED,
+    FailureRecord,
+    FaultToleranceAdvice,
+    advise,
+    failure_costs,
+)
 from emberscale_brain.history.changes import (
     COMPLETE,
     Change,
@@ -113,7 +120,7 @@ class BrainState:
         self.history.extend(past)
 
     def recall(self, job: JobId, earlier: Sequence[ProfileReported]) -> bool:
-        """Puts profiles of before the job was known here, oldest first, in front of those since. Whether any were."""
+        """Prepends profiles from before this brain knew the job, oldest first. Returns whether there were any."""
         known = self.jobs[job]
         first = known.profiles[0].time if known.profiles else float("inf")
         older = [report for report in earlier if report.profile.time < first]
@@ -180,7 +187,7 @@ class BrainState:
         ]
 
     def overheads(self) -> ScalingOverheads:
-        """Medians of the latest start-ups; the defaults while there are none."""
+        """Medians of the latest start-ups, or the defaults without any."""
         base = ScalingOverheads()
 
         def learned(role: str, which: int, default: float) -> float:
@@ -210,8 +217,9 @@ class BrainState:
             save=latest.checkpoint_cost,
             load=overheads.ps_pause_seconds,
             reschedule=overheads.ps_start_seconds,
+            target_pls=known.submitted.metadata.target_pls,
         )
-        return advise(costs)
+        return advise(costs, offered=OFFERED if costs.target_pls else LOSSLESS)
 
     def _apply_profile(self, change: ProfileReported) -> None:
         job = self.jobs.get(change.job)

@@ -8,6 +8,7 @@ from typing import Any
 
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import (
+    RECOVERY_STEPS,
     Condition,
     ConditionType,
     EvaluationResult,
@@ -89,7 +90,7 @@ def build_status(before: TrainingJobStatus, facts: Facts) -> TrainingJobStatus:
 
 
 def to_document(status: TrainingJobStatus) -> dict[str, Any]:
-    """The status as it is sent."""
+    """The status to send."""
     document = status.model_dump(mode="json", by_alias=True, exclude_none=True)
     # there may be a thousand: each says only what there is to say
     members = [member.model_dump(mode="json", by_alias=True, exclude_defaults=True) for member in status.members]
@@ -165,8 +166,9 @@ def _conditions(before: Iterable[Condition], facts: Facts) -> tuple[Condition, .
     elif ConditionType.SUSPENDED in conditions and phase is not JobPhase.SUSPENDING:
         put(ConditionType.SUSPENDED, False, "JobResumed", "the job resumes from its last checkpoint")
     sizing = facts.plan.sizing if facts.plan is not None else pb.Sizing()
-    if not resting and sizing.steps and (last := sizing.steps[-1]).reason:
-        put(ConditionType.SCALING, sizing.scaling, last.reason, last.message)
+    changes = [step for step in sizing.steps if step.reason and step.reason not in RECOVERY_STEPS]
+    if not resting and changes:
+        put(ConditionType.SCALING, sizing.scaling, changes[-1].reason, changes[-1].message)
     elif resting and ConditionType.SCALING in conditions:
         put(ConditionType.SCALING, False, str(phase), "the job rests")
     slow = [] if resting or facts.master is None else [one for one in facts.master.members if one.HasField("slowness")]
@@ -189,6 +191,10 @@ def _conditions(before: Iterable[Condition], facts: Facts) -> tuple[Condition, .
         put(ConditionType.FLASH_CHECKPOINT, False, str(phase), "the job rests")
     elif not resting and facts.master is not None and facts.master.HasField("flash"):
         put(ConditionType.FLASH_CHECKPOINT, *_flash(facts.master.flash))
+    if resting and ConditionType.PROTECTED in conditions:
+        put(ConditionType.PROTECTED, False, str(phase), "the job rests")
+    elif not resting and facts.master is not None and facts.master.HasField("protection"):
+        put(ConditionType.PROTECTED, *_protection(facts.master.protection))
     order = {str(kind): number for number, kind in enumerate(ConditionType)}
     # others may have written conditions of types that this version does not know: they stay, behind its own
     return tuple(sorted(conditions.values(), key=lambda condition: order.get(condition.type, len(order))))
@@ -202,6 +208,14 @@ def _slow_text(member: pb.MemberStatus) -> str:
 
 def _member_name(member: pb.MemberStatus) -> str:
     return f"{pb.Role.Name(member.member.role).lower()}-{member.member.index}"
+
+
+def _protection(protection: pb.ProtectionStatus) -> tuple[bool, str, str]:
+    """Whether any one parameter server can be lost without a roll-back, a reason, and a message."""
+    if protection.protected:
+        return True, "Protected", "the rows of any one parameter server can be rebuilt from parity on the others"
+    reason = "Rebuilding" if protection.lost else "Unprotected"
+    return False, reason, f"{protection.problem}; a parameter server that is lost now takes the job back"
 
 
 def _flash(flash: pb.FlashStatus) -> tuple[bool, str, str]:
@@ -230,6 +244,7 @@ def _progress(status: pb.JobStatus, ended: bool) -> Progress:
         evaluations=tuple(_rounded(evaluation_from_wire(result)) for result in status.evaluations),
         checkpoint=status.checkpoint,
         recoveries=status.recoveries,
+        pls=round(status.pls, 6),
         bad_records=status.bad_records,
         truncated_records=status.truncated_records,
         warnings=tuple(warning[:1024] for warning in status.warnings),

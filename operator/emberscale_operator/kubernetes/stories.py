@@ -5,7 +5,14 @@ from datetime import datetime
 
 from emberscale_api.job import memory_quantity
 from emberscale_api.job.roles import Role
-from emberscale_api.job.status import ConditionType, JobPhase, MemberStatus, PlanStatus, TrainingJobStatus
+from emberscale_api.job.status import (
+    RECOVERY_STEPS,
+    ConditionType,
+    JobPhase,
+    MemberStatus,
+    PlanStatus,
+    TrainingJobStatus,
+)
 from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.kubernetes.events import EventRecorder
 from emberscale_operator.kubernetes.job import Job
@@ -16,7 +23,7 @@ from emberscale_operator.machine import RESTING, InstanceId, JobStanding
 
 _NOUNS = {Role.MASTER: "Master", Role.PS: "PS", Role.WORKER: "Worker", Role.REDIS: "Redis", Role.BRAIN: "Brain"}
 _ROLES = {pb.PS: Role.PS, pb.WORKER: Role.WORKER}
-_SETBACKS = frozenset({"GaveUpScaling"})
+_SETBACKS = frozenset({"GaveUpDrain", "GaveUpScaling", *RECOVERY_STEPS}) - {"Recovered", "Returned"}
 _PHASES = {
     JobPhase.PREPARING: ("PreparedPods", "the parameter servers are ready; workers index the data"),
     JobPhase.RESTORING: ("RestoringRows", "the parameter servers load their rows, new or from the last checkpoint"),
@@ -29,7 +36,7 @@ _PHASES = {
 
 
 def tell_phase(recorder: EventRecorder, job: Job, before: JobPhase, status: TrainingJobStatus) -> None:
-    """The job came from one phase to another."""
+    """The job changed its phase."""
     recoveries = status.progress.recoveries if status.progress else 0
     key = f"{before}-{status.phase}-{job.generation}-{recoveries}"
     match status.phase:
@@ -101,7 +108,7 @@ def tell_scaling(recorder: EventRecorder, job: Job, before: pb.Plan | None, afte
 
 
 def tell_steps(recorder: EventRecorder, job: Job, before: PlanStatus | None, after: pb.Plan) -> None:
-    """Steps of a change of shape that are done since the status was written."""
+    """Steps of a change of shape that are done since the status was written, and recoveries."""
     known = before.step if before is not None else 0
     for step in after.sizing.steps:
         if step.number > known and step.reason:

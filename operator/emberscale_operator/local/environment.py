@@ -1,12 +1,12 @@
 """The environment of a job's processes."""
 
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from emberscale_api import environment as names
+from emberscale_api import kernel_cache
 from emberscale_api.job.roles import Role
 from emberscale_operator.machine import InstanceId, Resources
 
@@ -15,7 +15,7 @@ _THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", 
 
 @dataclass(frozen=True)
 class JobEnvironment:
-    """The environment that all processes of a job share, and the secrets that only some of them get."""
+    """The environment that all processes of a job share, and secrets for some of them."""
 
     job_name: str
     job_uid: str
@@ -26,7 +26,7 @@ class JobEnvironment:
     manifest_file: Path
     redis_url: str
     socket_folder: Path
-    numba_cache: Path
+    kernel_cache: Path
     brain_address: str = ""
     brain_token: str = ""
     brain_authority: bytes | None = None
@@ -39,7 +39,7 @@ class JobEnvironment:
     def of_fork_server(self, inherited: Mapping[str, str]) -> dict[str, str]:
         """Returns the variables that libraries read when imported, and so must be set before a process is forked."""
         variables = {**inherited, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
-        variables.setdefault("NUMBA_CACHE_DIR", str(self.numba_cache))
+        variables.setdefault(kernel_cache.VARIABLE, str(self.kernel_cache))
         return variables
 
     def of(self, instance: InstanceId, resources: Resources, inherited: Mapping[str, str]) -> dict[str, str]:
@@ -81,14 +81,3 @@ class JobEnvironment:
         if resources.memory_bytes is not None:
             variables[names.MEMORY_BYTES] = str(resources.memory_bytes)
         return variables
-
-
-def numba_cache_folder(environment: Mapping[str, str], fallback: Path) -> Path:
-    """Returns the folder of compiled kernels: in the user's cache folder, or `fallback` if there is none."""
-    home = environment.get("XDG_CACHE_HOME") or str(Path(environment.get("HOME", "/nonexistent"), ".cache"))
-    folder = Path(home, "emberscale", "numba")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return fallback
-    return folder if os.access(folder, os.W_OK) else fallback

@@ -15,6 +15,7 @@ from typing import Self
 from emberscale_api.environment import mounted_certificates
 from emberscale_api.job import FlashMode, TrainingJob
 from emberscale_api.job.roles import Role
+from emberscale_api.kernel_cache import kernel_cache
 from emberscale_operator.controller import JobController
 from emberscale_operator.local.backend import LocalBackend, StopRequests, policy_of
 from emberscale_operator.local.brain import BrainAddress, BrainSeat, EmbeddedBrain
@@ -26,7 +27,7 @@ from emberscale_operator.local.embedded_redis import (
     configure_flash_redis,
     configure_redis,
 )
-from emberscale_operator.local.environment import JobEnvironment, numba_cache_folder
+from emberscale_operator.local.environment import JobEnvironment
 from emberscale_operator.local.folder import RunFolder, make_socket_folder, remove_socket_folder
 from emberscale_operator.local.manifest import WatchedManifest
 from emberscale_operator.local.port import reserve_port
@@ -154,7 +155,7 @@ class LocalJob:
                 manifest_file=folder.manifest.resolve(),
                 redis_url=redis.url if redis is not None else self._redis_url or "",
                 socket_folder=sockets,
-                numba_cache=numba_cache_folder(os.environ, folder.state.resolve() / "numba"),
+                kernel_cache=kernel_cache(os.environ) or folder.state.resolve() / "numba",
                 brain_address=brain.address,
                 brain_token=brain.token,
                 brain_authority=brain.authority,
@@ -220,7 +221,7 @@ class LocalJob:
         return BrainAddress(self._seat.address, self._seat.token, self._authority)
 
     def _flash_redis(self, sockets: Path) -> EmbeddedRedis | None:
-        """A Redis of its own for rows: they never delay the master's state. None with a Redis that others manage."""
+        """A separate Redis for rows, so that they never delay the master's state. None with an external Redis."""
         flash = self._job.spec.checkpoint.flash
         if self._redis_url is not None or flash.mode is FlashMode.DISABLED:
             return None

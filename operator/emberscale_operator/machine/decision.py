@@ -111,13 +111,13 @@ def _applied_ps(job: JobIntent, before: JobStanding, master: MasterReport) -> in
     """Returns how many parameter servers must run: rows leave a server before it goes, and only the master knows when.
 
     What a master said before the job rested does not count any more. No master gets more than the manifest allows, or
-    allowed when those that run were created: it runs a team's own code.
+    allowed when those that run were created: it runs a team's own code. Where that is one, another may stand in for it.
     """
     role = job.spec.ps
     if not before.rests:
         planned, most = (master.sizes or {}).get(Role.PS), role.replicas or role.max_replicas
         if planned is not None and planned.replicas:
-            return planned.replicas if most is None else min(planned.replicas, max(most, before.applied_ps or 0))
+            return planned.replicas if most is None else min(planned.replicas, max(most, 2, before.applied_ps or 0))
         if before.applied_ps is not None:
             return before.applied_ps
     return role.replicas

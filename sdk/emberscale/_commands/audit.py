@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.table import Table
 
 from emberscale._commands.options import Output, OutputFormat, bad_input_exits, paragraphs
-from emberscale._run.audit import AuditReport
+from emberscale._run.audit import AuditReport, Counts
 from emberscale._run.checkpoints import SavedCheckpoints, audit_checkpoints
 from emberscale._run.record import RunPaths, RunRecord, RunStatus, read_record
+from emberscale_api.checkpoint import ForgottenShare
 from emberscale_api.errors import InvalidError
 
 HELP = paragraphs("""\
@@ -23,6 +24,9 @@ Every parameter server records how often it applied each batch, and saves that w
 checkpoint of the run this counts the samples of each epoch that some server never applied ([red]missing[/]), that
 every server applied exactly once, and that some server applied more often ([red]repeated[/]). The dense parameters
 count their steps by themselves, where they change; a server whose count is not that of its record is named.
+
+What a partial recovery made the rows of a lost server forget is [yellow]forgotten[/]: applied once, and gone from
+that share of the rows. The audit names each such share, and its dense parameters must lack these steps and no others.
 
 Exit code [green]0[/] only if nothing is missing or repeated and the counts agree. What an unfinished run has not
 trained yet is missing, and it is called unfinished if nothing is repeated.
@@ -47,7 +51,7 @@ def audit(
         typer.echo(json.dumps(report.as_document(), indent=2))
     else:
         _print(report, record.status)
-    raise typer.Exit(0 if report.exact else 1)
+    raise typer.Exit(0 if report.accounted else 1)
 
 
 def _audit(paths: RunPaths) -> tuple[AuditReport, RunRecord]:
@@ -66,18 +70,39 @@ def _audit(paths: RunPaths) -> tuple[AuditReport, RunRecord]:
 
 def _print(report: AuditReport, status: RunStatus) -> None:
     table = Table(title=f"Samples applied, checkpoint {report.checkpoint}, {report.ps_count} parameter servers")
-    for column in ("epoch", "missing", "once", "repeated"):
+    for column in ("epoch", *_columns(report)):
         table.add_column(column, justify="right")
     for counts, alike in groupby(sorted(report.epochs.items()), key=itemgetter(1)):
         epochs = [epoch + 1 for epoch, _ in alike]
         name = str(epochs[0]) if len(epochs) == 1 else f"{epochs[0]} to {epochs[-1]}, each"
-        table.add_row(name, f"{counts.missing:,}", f"{counts.once:,}", f"{counts.repeated:,}")
-    total = report.total
+        table.add_row(name, *_columns(report, counts))
     table.add_section()
-    table.add_row("all", f"{total.missing:,}", f"{total.once:,}", f"{total.repeated:,}", style="bold")
+    table.add_row("all", *_columns(report, report.total), style="bold")
     console = Console()
     console.print(table)
+    for share in report.shares:
+        console.print(_told(share))
     console.print(_verdict(report, status))
+
+
+def _columns(report: AuditReport, counts: Counts | None = None) -> list[str]:
+    """The names of the columns, or the counts in them; what is forgotten only where something is."""
+    wanted = ("missing", "once", *(("forgotten",) if report.shares else ()), "repeated")
+    return [name if counts is None else f"{getattr(counts, name):,}" for name in wanted]
+
+
+def _told(share: ForgottenShare) -> str:
+    """What one partial recovery made which rows forget."""
+    servers = ", ".join(f"ps-{index}" for index in share.servers)
+    batches = ", ".join(
+        f"batches {first:,} to {stop - 1:,} of epoch {part.epoch + 1}"
+        for part in share.epochs
+        for first, stop in part.ranges
+    )
+    return (
+        f"[yellow]forgotten[/] on {share.share:.2%} of the rows, those of {servers} when it was lost and went back to "
+        f"checkpoint {share.checkpoint}: {share.samples:,} samples, {batches or 'no batch'}"
+    )
 
 
 def _verdict(report: AuditReport, status: RunStatus) -> str:
@@ -86,6 +111,11 @@ def _verdict(report: AuditReport, status: RunStatus) -> str:
         return "".join(f"[red]not exactly once: {line}[/]\n" for line in report.contradictions).rstrip()
     if total.exact:
         return "[green]every sample exactly once[/]"
+    if total.accounted:
+        return (
+            f"[yellow]every sample applied once, and {total.forgotten:,} of them forgotten on some rows: "
+            f"portion of lost samples {report.pls:.4f}[/]"
+        )
     if status is not RunStatus.COMPLETE and not total.repeated:
         return (
             f"[yellow]unfinished: {total.once:,} of {total.once + total.missing:,} samples are applied, each exactly "

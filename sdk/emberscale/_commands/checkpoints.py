@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterator, Sequence
 from datetime import UTC
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,7 +20,8 @@ from emberscale_api.errors import InvalidError
 from emberscale_api.job.continuity import differences
 
 HELP = paragraphs("""\
-Lists checkpoints, shows what one holds, verifies every byte, compares two, and removes old ones.
+Lists checkpoints, shows what one holds, verifies every byte, compares two, and removes old ones. A checkpoint may build
+on earlier ones (spec.checkpoint.incremental): it is whole only if they are.
 
 PLACE is the folder of a run, the URI of a job's checkpoints (spec.checkpoint.uri), or the folder of one checkpoint in
 it. Where one checkpoint is needed and PLACE holds several, the newest that can be restored is taken.
@@ -38,6 +40,8 @@ EXAMPLES = """\
   emberscale checkpoints prune s3://bucket/checkpoints/criteo-dlrm --keep 1 --yes
 """
 _ONE = re.compile(r"\d{8,}")
+_NAMED = 3
+"""Checkpoints that are named one by one."""
 
 checkpoints_app = typer.Typer(no_args_is_help=True, help=HELP, epilog=EXAMPLES, rich_markup_mode="rich")
 _METAVAR = "PLACE"
@@ -79,12 +83,21 @@ class _Storage:
         problems = "".join(f"\n{entry.id}: {entry.problem}" for entry in self.entries)
         raise InvalidError(f"{_METAVAR}: {self.place}: nothing can be restored{problems}")
 
+    def instead_of(self, damaged: SavedCheckpoint) -> str:
+        """Says which checkpoint to take instead of a damaged one; empty if it is not, or was never completed."""
+        if not damaged.problem or damaged.incomplete:
+            return ""
+        sound = [entry.id for entry in self.entries if entry.manifest is not None and not entry.problem]
+        older = [identifier for identifier in sound if int(identifier) < int(damaged.id)]
+        return f"; {(older or sound)[0]} can be restored instead" if sound else "; no other can be restored"
+
 
 @checkpoints_app.command("list")
 def list_checkpoints(places: _Places, output: OutputFormat = Output.TEXT) -> None:
     """Lists checkpoints, the newest first, with what is damaged and what still restores.
 
-    The manifest and the sizes of files are looked at; `verify` reads their content, too.
+    Those that build on another one are below it. The manifest and the sizes of files are looked at; `verify` reads
+    their content, too.
     """
     with bad_input_exits():
         found = [_Storage(place) for place in places]
@@ -95,11 +108,12 @@ def list_checkpoints(places: _Places, output: OutputFormat = Output.TEXT) -> Non
     console = Console()
     for one in found:
         table = Table(title=one.place, title_justify="left")
-        for column in ("checkpoint", "created", "epoch", "samples", "AUC", "servers", "MB"):
-            table.add_column(column, justify="left" if column == "created" else "right", no_wrap=True)
+        for column in ("checkpoint", "created", "epoch", "samples", "AUC", "servers", "weights", "MB", "to restore"):
+            left = column in ("checkpoint", "created")
+            table.add_column(column, justify="left" if left else "right", no_wrap=True)
         table.add_column("state", overflow="fold")
-        for entry in one.entries:
-            table.add_row(*_row(entry))
+        for mark, entry in _tree(one.entries):
+            table.add_row(f"{mark}{entry.id}", *_row(entry, one.instead_of(entry)))
         console.print(table)
 
 
@@ -121,7 +135,10 @@ def show(place: _Place, output: OutputFormat = Output.TEXT) -> None:
         ("samples", f"{manifest.applied_samples:,}, in epoch {manifest.epoch + 1}"),
         ("training", f"{manifest.training_seconds:,.1f} s"),
         ("servers", str(manifest.ps_count)),
-        ("restoring it reads", f"{sum(file.bytes for file in manifest.files) / 1e6:,.1f} MB"),
+        ("weights", _weights(manifest.weight_bits)),
+        ("builds on", _span(manifest.builds_on)),
+        ("written for it", f"{manifest.own_bytes / 1e6:,.1f} MB"),
+        ("restoring it reads", f"{manifest.total_bytes / 1e6:,.1f} MB"),
     ):
         facts.add_row(name, value)
     console.print(facts)
@@ -141,7 +158,7 @@ def verify(places: _Places, output: OutputFormat = Output.TEXT) -> None:
     """
     with bad_input_exits():
         found = [_Storage(place) for place in places]
-        total = sum(entry.bytes for one in found for entry in one.entries if not entry.problem)
+        total = sum(one.folder.bytes_to_verify(one.entries) for one in found)
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
         verdicts: list[tuple[_Storage, SavedCheckpoint, list[str]]] = []
         with progress_on_terminals(*columns) as progress:
@@ -161,8 +178,12 @@ def verify(places: _Places, output: OutputFormat = Output.TEXT) -> None:
         typer.echo(json.dumps(lines, indent=2))
     else:
         for one, entry, problems in verdicts:
-            words = "; ".join(problems) or f"sound, {entry.bytes / 1e6:,.1f} MB read"
-            typer.echo(f"{one.place}: {entry.id}: {words}")
+            bits, size = (0, 0) if entry.manifest is None else (entry.manifest.weight_bits, entry.manifest.total_bytes)
+            quantised = f", weights of {bits} bits" if bits else ""
+            words = "; ".join(problems) or f"sound, {size / 1e6:,.1f} MB{quantised}"
+            whole = [found.id for place, found, wrong in verdicts if place is one and not wrong]
+            hint = f"; {whole[0]} is sound" if problems and whole and not entry.incomplete else ""
+            typer.echo(f"{one.place}: {entry.id}: {words}{hint}")
     raise typer.Exit(int(any(problems and not entry.incomplete for _, entry, problems in verdicts)))
 
 
@@ -180,6 +201,7 @@ def diff(first: _Place, second: _Place, output: OutputFormat = Output.TEXT) -> N
     figures: dict[str, list[Any]] = {
         "samples": [manifest.applied_samples for manifest in chosen],
         "servers": [manifest.ps_count for manifest in chosen],
+        "weights": [_weights(manifest.weight_bits) for manifest in chosen],
         "training seconds": [round(manifest.training_seconds, 1) for manifest in chosen],
         **{f"rows of {name}": [held.get(name) for held in rows] for name in dict.fromkeys([*rows[0], *rows[1]])},
     }
@@ -201,8 +223,8 @@ def prune(
 ) -> None:
     """Removes what is older than the newest checkpoint that can be restored, but for the `--keep` newest of those.
 
-    Every byte of those that stay is read before, and a damaged one does not count. What is newer than all of them
-    stays: a job may be writing it.
+    What those build on stays, too. Every byte of those that stay is read before, and a damaged one does not count. What
+    is newer than all of them stays: a job may be writing it.
     """
     with bad_input_exits():
         storage = _Storage(place)
@@ -217,24 +239,49 @@ def prune(
                 kept += [] if problems else [entry]
         if not kept:
             raise InvalidError(f"{_METAVAR}: {place}: nothing can be restored, so nothing is removed")
-        old = [entry for entry in storage.entries if int(entry.id) < int(kept[0].id) and entry not in kept]
+        needed = {identifier for entry in kept for identifier in (entry.id, *entry.builds_on)}
+        old = [entry for entry in storage.entries if int(entry.id) < int(kept[0].id) and entry.id not in needed]
         for entry in old:
             if yes:
                 storage.folder.remove(entry.id)
             typer.echo(f"{entry.id}: {'removed' if yes else 'would be removed'}, {entry.bytes / 1e6:,.1f} MB")
     stays = ", ".join(entry.id for entry in kept)
-    hint = "" if yes or not old else "; --yes removes what is listed"
+    built_on = sorted(needed - {entry.id for entry in kept}, key=int)
+    hint = f"; so do {_span(built_on)}, on which they build" if built_on else ""
+    hint += "" if yes or not old else "; --yes removes what is listed"
     typer.echo(f"{stays}: whole, and stays{hint}" if len(kept) == 1 else f"{stays}: whole, and stay{hint}")
 
 
-def _row(entry: SavedCheckpoint) -> tuple[str, ...]:
+def _tree(entries: Sequence[SavedCheckpoint]) -> Iterator[tuple[str, SavedCheckpoint]]:
+    """The entries in their order, the newest first, but those that build on others after these, each with its mark."""
+    there = {entry.id for entry in entries}
+    built: dict[str, list[SavedCheckpoint]] = {}
+    for entry in entries:
+        base = next((identifier for identifier in entry.builds_on if identifier in there), "")
+        built.setdefault(base, []).insert(0, entry)
+    for root in reversed(built.pop("", [])):
+        yield "", root
+        branches = built.get(root.id, [])
+        for number, entry in enumerate(branches, start=1):
+            yield "└ " if number == len(branches) else "├ ", entry
+
+
+def _span(identifiers: Sequence[str]) -> str:
+    """Names some checkpoints, but not all of many."""
+    if len(identifiers) > _NAMED:
+        return f"{identifiers[0]} to {identifiers[-1]}, {len(identifiers)} of them"
+    return ", ".join(identifiers) or "none"
+
+
+def _row(entry: SavedCheckpoint, instead: str) -> tuple[str, ...]:
     size, manifest = f"{entry.bytes / 1e6:,.1f}", entry.manifest
     if manifest is None:
-        return entry.id, "-", "-", "-", "-", "-", size, f"[red]{entry.problem}[/]"
+        return "-", "-", "-", "-", "-", "-", size, "-", f"[red]{entry.problem}{instead}[/]"
     auc = _digits(manifest.evaluations[-1].auc) if manifest.evaluations else "-"
-    state = f"[red]{entry.problem}[/]" if entry.problem else "[green]complete[/]"
-    samples = f"{manifest.applied_samples:,}"
-    return entry.id, _time_of(manifest), str(manifest.epoch + 1), samples, auc, str(manifest.ps_count), size, state
+    state = f"[red]{entry.problem}{instead}[/]" if entry.problem else "[green]complete[/]"
+    samples, reads = f"{manifest.applied_samples:,}", f"{manifest.total_bytes / 1e6:,.1f}"
+    epoch, servers, weights = str(manifest.epoch + 1), str(manifest.ps_count), _weights(manifest.weight_bits)
+    return _time_of(manifest), epoch, samples, auc, servers, weights, size, reads, state
 
 
 def _document(entry: SavedCheckpoint) -> dict[str, Any]:
@@ -244,20 +291,31 @@ def _document(entry: SavedCheckpoint) -> dict[str, Any]:
     manifest = entry.manifest
     return {
         **document,
+        "builds_on": [*manifest.builds_on],
+        "restore_bytes": manifest.total_bytes,
         "job": manifest.job.metadata.name,
         "created": manifest.created.isoformat(),
         "epoch": manifest.epoch + 1,
         "samples": manifest.applied_samples,
         "servers": manifest.ps_count,
+        "weight_bits": manifest.weight_bits,
         "evaluations": [result.model_dump(mode="json") for result in manifest.evaluations],
     }
 
 
 def _tables(tables: list[TableRows]) -> Table:
-    shown = Table("table", "rows", "dimension", "optimizer", "MB", title="Tables", title_justify="left")
+    shown = Table("table", "rows", "dimension", "optimizer", "weights", "MB", title="Tables", title_justify="left")
     for table in tables:
-        shown.add_row(table.name, f"{table.rows:,}", str(table.dimension), table.optimizer, f"{table.bytes / 1e6:,.1f}")
+        size = f"{table.bytes / 1e6:,.1f}"
+        if table.weight_bits:
+            size += f" instead of {table.exact_bytes / 1e6:,.1f}"
+        weights = _weights(table.weight_bits)
+        shown.add_row(table.name, f"{table.rows:,}", str(table.dimension), table.optimizer, weights, size)
     return shown
+
+
+def _weights(bits: int) -> str:
+    return f"{bits} bits" if bits else "float32"
 
 
 def _time_of(manifest: CheckpointManifest) -> str:

@@ -16,17 +16,17 @@ JOB is a run on this machine, by its name or its folder; where there is none, or
 TrainingJob on the cluster that KUBECONFIG names. SERVER is such as [cyan]ps-1[/]; [cyan]emberscale status[/] lists
 those of a TrainingJob.
 
-The server's rows move to the other servers. Then it ends, another process starts in its place, and gets a share of the
-rows back. Nothing rolls back, and no sample counts twice. Each step is told with its duration: by
-[cyan]emberscale run[/], or as Events of the TrainingJob ([cyan]PlannedDrain[/], [cyan]DrainedServer[/],
-[cyan]ReplacedServer[/]).
+The server's rows move to the other servers; for the only one, another is started that holds them meanwhile. Then it
+ends, another process starts in its place, and gets its share of the rows back. Nothing rolls back, and no sample counts
+twice. Each step is told with its duration: by [cyan]emberscale run[/], or as Events of the TrainingJob
+([cyan]PlannedDrain[/], [cyan]DrainedServer[/], [cyan]ReplacedServer[/]).
 
 On a cluster this is an eviction, as by [cyan]kubectl drain[/]: the pod is killed where its rows have not moved within
 its grace period ([cyan]emberscale explain[/] shows it), and the job then goes back to its last checkpoint. The next
 pod may come to the same node; cordon that first if it is to be emptied.
 
-Refused where nobody can take the rows over: for the only parameter server (give the job a second one first), while
-others have yet to start, and on a cluster while another one is away.
+Refused where nobody can take the rows over: while the others leave or have yet to start, and on a cluster while
+another one is away.
 """)
 EXAMPLES = """\
 [bold]Examples[/]

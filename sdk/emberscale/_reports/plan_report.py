@@ -36,6 +36,14 @@ def plan_report(explanation: pb.PlanExplanation, job: str) -> Iterator[str | Tab
         yield f"[bold]memory[/]    {_memory(explanation.memory)}"
     if plan.HasField("fault_tolerance"):
         yield f"[bold]recovery[/]  {escape(plan.fault_tolerance.reason)}"
+        for way in plan.fault_tolerance.ways:
+            lost = (
+                f", loses the effect of {way.expected_pls:.2%} of the samples"
+                if way.expected_pls
+                else ", loses nothing"
+            )
+            every = clock_time(way.checkpoint_interval)
+            yield f"  {escape(way.strategy)}: {way.overhead:.2%} of the job's time, a checkpoint every {every}{lost}"
     for similar in explanation.similar:
         name = escape(similar.job_uid or "a job of another owner")
         shape = shape_from_wire(similar.shape).describe()

@@ -1,8 +1,9 @@
-"""A run's summary for people."""
+"""A run's summary as a table."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from pathlib import Path
+from typing import Any
 
 from rich.columns import Columns
 from rich.console import Group, RenderableType
@@ -41,6 +42,18 @@ def _measured(values: Mapping[str, float | None], where: str = "") -> list[tuple
     return [(title, "   ".join([first, *(f"{name} {value}" for name, value in others), *([where] if where else [])]))]
 
 
+def _costs(costs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """What checkpoints cost together, and what a restore from the last one reads."""
+    written, held = (sum(cost[name] for cost in costs) for name in ("written_bytes", "held_seconds"))
+    seconds = sum(cost["seconds"] for cost in costs)
+    return (
+        f"{len(costs)} in {seconds:,.1f}s",
+        f"{written / 1e6:,.1f} MB written",
+        f"pushes held {held * 1e3:,.0f} ms",
+        f"a restore reads {costs[-1]['bytes'] / 1e6:,.1f} MB",
+    )
+
+
 def _lines(summary: Summary) -> list[tuple[str, str | tuple[str, ...]]]:
     """Names and values; a value of several parts is not broken within one."""
     share = f" of {summary.expected_samples:,}" if summary.samples != summary.expected_samples else ""
@@ -76,6 +89,13 @@ def _lines(summary: Summary) -> list[tuple[str, str | tuple[str, ...]]]:
     troubles = [count_of(count, f"{role} restart") for role, count in summary.restarts.items() if count]
     if summary.recoveries:
         troubles.append(f"{count_of(summary.recoveries, 'recovery', 'recoveries')} from a checkpoint")
+    if summary.forgotten:
+        count = count_of(len(summary.forgotten), "partial recovery", "partial recoveries")
+        samples = sum(share["samples"] for share in summary.forgotten)
+        lost = f"{samples:,} samples forgotten on the rows of lost servers, portion of lost samples {summary.pls:.4f}"
+        lines.append(("forgotten", f"{lost}, in {count}"))
+    if summary.rebuilds:
+        troubles.append(f"{count_of(summary.rebuilds, 'parameter server')} rebuilt from parity")
     if summary.bad_records:
         troubles.append(count_of(summary.bad_records, "malformed record"))
     if summary.truncated_records:
@@ -88,4 +108,6 @@ def _lines(summary: Summary) -> list[tuple[str, str | tuple[str, ...]]]:
             ("plan", f"{summary.plan['message']}   ({scalings} change{'' if scalings == 1 else 's'} of shape)")
         )
     lines.append(("checkpoint", summary.checkpoint or "none"))
+    if summary.checkpoints:
+        lines.append(("checkpoints", _costs(summary.checkpoints)))
     return lines

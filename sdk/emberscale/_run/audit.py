@@ -2,13 +2,15 @@
 
 The record of applied batches is also what keeps a batch from being applied twice, so it alone could not show that one
 was. Each push steps every dense piece of a server, and a piece counts its steps where rows are changed: the two must
-agree.
+agree, but for what the checkpoint says that partial recoveries made the piece forget.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
+
+from emberscale_api.checkpoint import ForgottenShare
 
 Runs = Sequence[tuple[int, int, int]]
 """(first, stop, times): each batch in [first, stop) was applied `times` times."""
@@ -18,20 +20,32 @@ Runs = Sequence[tuple[int, int, int]]
 class Counts:
     """Samples that some server applied zero times, that every one applied once, and that some applied repeatedly.
 
-    A sample that one server missed and another repeated is in both `missing` and `repeated`.
+    A sample that one server missed and another repeated is in both `missing` and `repeated`. `forgotten` are those of
+    the samples that some rows have lost again, in a partial recovery.
     """
 
     missing: int = 0
     once: int = 0
     repeated: int = 0
+    forgotten: int = 0
 
     def __add__(self, other: "Counts") -> "Counts":
-        return Counts(self.missing + other.missing, self.once + other.once, self.repeated + other.repeated)
+        return Counts(
+            self.missing + other.missing,
+            self.once + other.once,
+            self.repeated + other.repeated,
+            self.forgotten + other.forgotten,
+        )
+
+    @property
+    def accounted(self) -> bool:
+        """Whether no sample was lost or repeated, but for what partial recoveries made rows forget."""
+        return self.missing == 0 and self.repeated == 0
 
     @property
     def exact(self) -> bool:
-        """Whether no sample was lost or repeated."""
-        return self.missing == 0 and self.repeated == 0
+        """Whether no sample was lost, repeated or forgotten."""
+        return self.accounted and self.forgotten == 0
 
 
 @dataclass(frozen=True)
@@ -56,17 +70,29 @@ class AuditReport:
     """Counts by epoch, over all servers of a checkpoint.
 
     * `contradictions`: where the dense parameters of a server took more or fewer steps than its record tells of.
+    * `shares`: what each partial recovery made which rows forget, oldest first.
     """
 
     epochs: Mapping[int, Counts]
     contradictions: tuple[str, ...]
     checkpoint: str
     ps_count: int
+    shares: tuple[ForgottenShare, ...] = ()
 
     @property
     def exact(self) -> bool:
-        """Whether every sample was applied once, by record and by count."""
+        """Whether every sample was applied once, by record and by count, and none is forgotten."""
         return self.total.exact and not self.contradictions
+
+    @property
+    def accounted(self) -> bool:
+        """Whether every sample was applied once, and only what partial recoveries tell of is forgotten."""
+        return self.total.accounted and not self.contradictions
+
+    @property
+    def pls(self) -> float:
+        """The portion of lost samples (CPR equation 3)."""
+        return sum((share.pls for share in self.shares), 0.0)
 
     @property
     def total(self) -> Counts:
@@ -79,23 +105,63 @@ class AuditReport:
             **asdict(self.total),
             "epochs": [{"epoch": epoch, **asdict(counts)} for epoch, counts in sorted(self.epochs.items())],
             "contradictions": list(self.contradictions),
+            "pls": self.pls,
+            "forgotten_shares": [{**share.model_dump(mode="json"), "share": share.share} for share in self.shares],
             "checkpoint": self.checkpoint,
             "ps_count": self.ps_count,
         }
 
 
-def contradictions_of(servers: Sequence[ServerRecord]) -> tuple[str, ...]:
-    """Returns a line for each server whose dense pieces were not stepped once for each push that it recorded."""
+def contradictions_of(servers: Sequence[ServerRecord], shares: Sequence[ForgottenShare] = ()) -> tuple[str, ...]:
+    """Returns a line for each server whose dense pieces were not stepped once for each push that it recorded.
+
+    A piece lacks the steps of what it has forgotten by `shares`, and no others.
+    """
     lines = []
     for index, server in enumerate(servers):
-        wrong = {piece: steps for piece, steps in server.dense_steps.items() if steps != server.pushes}
+        forgotten = {piece: _batches_forgotten(shares, piece) for piece in server.dense_steps}
+        wrong = {
+            piece: steps for piece, steps in server.dense_steps.items() if steps != server.pushes - forgotten[piece]
+        }
         if wrong:
             piece, steps = next(iter(wrong.items()))
+            without = f" and forgot {forgotten[piece]:,}" if forgotten[piece] else ""
             lines.append(
-                f"ps-{index} recorded {server.pushes:,} pushes, but dense piece {piece} took {steps:,} steps"
+                f"ps-{index} recorded {server.pushes:,} pushes{without}, but dense piece {piece} took {steps:,} steps"
                 + (f", and {len(wrong) - 1} more pieces disagree" if len(wrong) > 1 else "")
             )
     return tuple(lines)
+
+
+def _batches_forgotten(shares: Iterable[ForgottenShare], piece: int) -> int:
+    """The batches that a dense piece has forgotten; those of two recoveries from one checkpoint count once."""
+    touching = [share for share in shares if any(first <= piece < stop for first, stop in share.pieces)]
+    spans: dict[int, list[tuple[int, int]]] = {}
+    for share in touching:
+        for part in share.epochs:
+            spans.setdefault(part.epoch, []).extend(part.ranges)
+    return sum(_covered(ranges) for ranges in spans.values())
+
+
+def _covered(ranges: Iterable[tuple[int, int]]) -> int:
+    """The numbers in [first, stop) ranges that may overlap."""
+    covered, reached = 0, 0
+    for first, stop in sorted(ranges):
+        covered += max(0, stop - max(first, reached))
+        reached = max(reached, stop)
+    return covered
+
+
+def with_forgotten(
+    counts: Mapping[int, Counts], shares: Sequence[ForgottenShare], records: int, batch_size: int
+) -> dict[int, Counts]:
+    """The counts of each epoch, with the samples that some rows have forgotten: those of two recoveries once."""
+    result = dict(counts)
+    for epoch, each in counts.items():
+        ranges = [span for share in shares for part in share.epochs if part.epoch == epoch for span in part.ranges]
+        samples = [(first * batch_size, min(stop * batch_size, records)) for first, stop in ranges]
+        result[epoch] = replace(each, forgotten=_covered(samples))
+    return result
 
 
 def audit_applied(

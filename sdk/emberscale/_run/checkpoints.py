@@ -2,16 +2,26 @@
 
 import re
 import shutil
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import fsspec
 
-from emberscale._run.audit import AuditReport, ServerRecord, audit_applied, contradictions_of
+from emberscale._run.audit import AuditReport, ServerRecord, audit_applied, contradictions_of, with_forgotten
 from emberscale._run.preflight import local_path
-from emberscale_api.checkpoint import MANIFEST_NAME, CheckpointManifest, DamagedCheckpointError
+from emberscale_api.checkpoint import (
+    MANIFEST_NAME,
+    CheckpointFile,
+    CheckpointManifest,
+    DamagedCheckpointError,
+    weight_bits_of,
+)
 from emberscale_api.errors import InvalidError, UnavailableError
+
+if TYPE_CHECKING:
+    from emberscale_trainer.checkpoint.files import PartitionFile, TablePart
 
 _PATIENCE_SECONDS = 10.0
 """The time for which a storage that does not answer is retried."""
@@ -36,6 +46,11 @@ class SavedCheckpoint:
     bytes: int
 
     @property
+    def builds_on(self) -> tuple[str, ...]:
+        """The earlier checkpoints of which it needs files, oldest first."""
+        return () if self.manifest is None else self.manifest.builds_on
+
+    @property
     def incomplete(self) -> bool:
         """Whether it was never completed, or is not yet."""
         return self.problem == INCOMPLETE
@@ -46,13 +61,20 @@ INCOMPLETE = "has no manifest: it is being written, or was given up"
 
 @dataclass(frozen=True)
 class TableRows:
-    """The rows of one table over all servers. `bytes` are those of the records: weights, optimizer state and counts."""
+    """The rows of one table over all servers.
+
+    `bytes` are those of its files, with what later ones replace: weights, optimizer state and counts. `exact_bytes` are
+    what its rows would take with weights as float32; `weight_bits` is in how few bits weights are stored, 0 if all are
+    float32.
+    """
 
     name: str
     rows: int
     dimension: int
     optimizer: str
     bytes: int
+    exact_bytes: int
+    weight_bits: int
 
 
 @dataclass(frozen=True)
@@ -72,6 +94,7 @@ class SavedCheckpoints:
             self._filesystem, self._root = fsspec.core.url_to_fs(uri)
         except (ValueError, ImportError, OSError) as error:
             raise InvalidError(f"spec.checkpoint.uri: {uri}: {error}") from error
+        self._verified: dict[CheckpointFile, str] = {}
 
     def refuse_if_used(self) -> None:
         """Raises InvalidError if there are checkpoints: a job would continue from them."""
@@ -91,18 +114,24 @@ class SavedCheckpoints:
         try:
             self._filesystem.invalidate_cache()
             names = {path.rstrip("/").rpartition("/")[2] for path in self._filesystem.ls(self._root, detail=False)}
-            return tuple(self._entry(name) for name in sorted(filter(_ID.fullmatch, names), key=int, reverse=True))
+            found = sorted(filter(_ID.fullmatch, names), key=int, reverse=True)
+            sizes = {name: self._sizes(name) for name in found}
+            return tuple(self._entry(name, sizes) for name in found)
         except FileNotFoundError:
             return ()
         except OSError as error:
             raise InvalidError(f"{self._uri}: cannot be read: {error}") from error
 
-    def _entry(self, identifier: str) -> SavedCheckpoint:
+    def _sizes(self, identifier: str) -> dict[str, int]:
+        """The size of each file in the folder of a checkpoint, by its path."""
         root = f"{self._root}/{identifier}"
-        sizes = {path: int(info["size"]) for path, info in self._filesystem.find(root, detail=True).items()}
+        return {path: int(info["size"]) for path, info in self._filesystem.find(root, detail=True).items()}
+
+    def _entry(self, identifier: str, sizes: Mapping[str, Mapping[str, int]]) -> SavedCheckpoint:
+        root, taken = f"{self._root}/{identifier}", sum(sizes[identifier].values())
         path, manifest, problem = f"{root}/{MANIFEST_NAME}", None, ""
-        if path not in sizes:
-            return SavedCheckpoint(identifier, None, INCOMPLETE, sum(sizes.values()))
+        if path not in sizes[identifier]:
+            return SavedCheckpoint(identifier, None, INCOMPLETE, taken)
         try:
             manifest = CheckpointManifest.from_json(self._filesystem.cat_file(path), path)
             if manifest.id != identifier:
@@ -110,12 +139,14 @@ class SavedCheckpoints:
         except DamagedCheckpointError as error:
             problem = str(error)
         for file in () if manifest is None or problem else manifest.files:
-            found = sizes.get(f"{root}/{file.path}")
+            holder = file.checkpoint or identifier
+            place = f"{self._root}/{holder}/{file.path}"
+            found = sizes.get(holder, {}).get(place)
             if found != file.bytes:
                 held = "is missing" if found is None else f"has {found} bytes, and should have {file.bytes}"
-                problem = f"{root}/{file.path}: {held}"
+                problem = f"{place}: {held}"
                 break
-        return SavedCheckpoint(identifier, manifest, problem, sum(sizes.values()))
+        return SavedCheckpoint(identifier, manifest, problem, taken)
 
     def find(self, job_uids: Container[str] | None) -> FoundCheckpoints:
         """The complete checkpoints of a run, whose jobs have these uids; None means any. Raises InvalidError."""
@@ -126,22 +157,33 @@ class SavedCheckpoints:
             tuple(one.problem for one in found if one.problem and not one.incomplete),
         )
 
+    def bytes_to_verify(self, entries: Iterable[SavedCheckpoint]) -> int:
+        """Bytes that `verify` reads of all these together."""
+        whole = [entry.manifest for entry in entries if entry.manifest is not None and not entry.problem]
+        return sum({file: file.bytes for manifest in whole for file in _shared(manifest)}.values())
+
     def verify(self, manifest: CheckpointManifest, read: Callable[[int], None]) -> list[str]:
-        """Reads every byte of a checkpoint and returns what is wrong with it; `read` is called with bytes read."""
+        """Reads every byte of a checkpoint and returns what is wrong with it; `read` is called with bytes read.
+
+        A file on which several checkpoints build is read once.
+        """
         # the trainer's tables take a second to import, which only reading rows should cost
         from emberscale_trainer.checkpoint import CheckpointFiles, StorageUnreachableError, Work
 
-        problems = []
+        problems: list[str] = []
         try:
             files = CheckpointFiles(self.uri_of(manifest), Work(_PATIENCE_SECONDS, missing_seconds=0))
         except (DamagedCheckpointError, StorageUnreachableError) as error:
             return [str(error)]
-        for file in manifest.files:
-            try:
-                files.read(file.path)
-            except (DamagedCheckpointError, StorageUnreachableError) as error:
-                problems.append(str(error))
-            read(file.bytes)
+        for file, shared in zip(manifest.files, _shared(manifest), strict=True):
+            if shared not in self._verified:
+                self._verified[shared] = ""
+                try:
+                    files.read(file.key)
+                except (DamagedCheckpointError, StorageUnreachableError) as error:
+                    self._verified[shared] = str(error)
+                read(file.bytes)
+            problems += filter(None, [self._verified[shared]])
         return problems
 
     def remove(self, identifier: str) -> None:
@@ -165,16 +207,9 @@ class SavedCheckpoints:
             shares = [files.parse(f"ps-{index}/partition.json", PartitionFile) for index in manifest.servers]
         except StorageUnreachableError as error:
             raise DamagedCheckpointError(f"{self.uri_of(manifest)}: cannot be read: {error}") from error
-        return [
-            TableRows(
-                parts[0].name,
-                rows := sum(part.rows for part in parts),
-                parts[0].dimension,
-                parts[0].optimizer,
-                rows * parts[0].stride,
-            )
-            for parts in zip(*([*share.tables, share.dense] for share in shares), strict=True)
-        ]
+        sizes = {file.key: file.bytes for file in manifest.files}
+        held = zip(*([(share, part) for part in (*share.tables, share.dense)] for share in shares), strict=True)
+        return [_table_rows(parts, sizes) for parts in held]
 
     def records(self, manifest: CheckpointManifest) -> list[ServerRecord]:
         """Returns each server's saved record. Raises DamagedCheckpointError, also for an unreadable one."""
@@ -195,6 +230,27 @@ class SavedCheckpoints:
             raise InvalidError(f"spec.checkpoint.uri: {self._uri}: cannot be read: {error}") from error
 
 
+def _table_rows(parts: Sequence[tuple["PartitionFile", "TablePart"]], sizes: Mapping[str, int]) -> TableRows:
+    """One table: its part on each server, and the sizes of all files by their keys."""
+    first = parts[0][1]
+    rows = sum(part.rows for _, part in parts)
+    keys = [share.key_of(name) for share, part in parts for name in part.files]
+    return TableRows(
+        first.name,
+        rows,
+        first.dimension,
+        first.optimizer,
+        sum(sizes.get(key, 0) for key in keys),
+        rows * first.stride,
+        min(filter(None, map(weight_bits_of, keys)), default=0),
+    )
+
+
+def _shared(manifest: CheckpointManifest) -> list[CheckpointFile]:
+    """The files of a checkpoint as others list them, too: each with the checkpoint in whose folder it is."""
+    return [file.model_copy(update={"checkpoint": file.checkpoint or manifest.id}) for file in manifest.files]
+
+
 def audit_checkpoints(folder: SavedCheckpoints, found: FoundCheckpoints) -> tuple[AuditReport | None, list[str]]:
     """The audit of the newest checkpoint that is whole, and why newer ones are not."""
     refused = list(found.damaged)
@@ -210,7 +266,10 @@ def audit_checkpoints(folder: SavedCheckpoints, found: FoundCheckpoints) -> tupl
             manifest.job.spec.training.epochs,
             [server.applied for server in servers],
         )
-        return AuditReport(counts, contradictions_of(servers), manifest.id, manifest.ps_count), refused
+        shares = manifest.forgotten
+        counts = with_forgotten(counts, shares, manifest.training_records, manifest.batch_size)
+        contradictions = contradictions_of(servers, shares)
+        return AuditReport(counts, contradictions, manifest.id, manifest.ps_count, shares), refused
     return None, refused
 
 

@@ -17,7 +17,8 @@ _REASON = "`emberscale drain`"
 def drain_run(root: Path, index: int) -> None:
     """Has a parameter server of the run in this folder drained and replaced; returns once that has begun.
 
-    Raises InvalidError with the reason for a refusal, and UnavailableError if the run's master does not answer.
+    Raises InvalidError with the reason where the server cannot be drained, and UnavailableError if the master does
+    not answer.
     """
     folder = folder_under_way(root)
     try:
@@ -30,8 +31,6 @@ def drain_run(root: Path, index: int) -> None:
         try:
             _replace(stub, index)
         except grpc.RpcError as error:
-            if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
-                raise InvalidError(f"ps-{index}: {error.details()}") from error
             raise UnavailableError(f"{root}: the master of the run does not answer ({error.details()})") from error
 
 

@@ -29,6 +29,9 @@ class Summary:
     where a resume continues.
     `warnings` are signs that the job is not what was wanted, each with what to do. `plan` is the shape that the job
     ended with and why. `flash` is the newest flash checkpoint and what it cost; None where there was none.
+    `checkpoints` are the newest persistent ones, oldest first: the `seconds` that each took, the `held_seconds` for
+    which it held pushes, the `written_bytes` in its own folder, and the `bytes` that a restore reads. `pls` is the
+    portion of lost samples (CPR equation 3), and `forgotten` what each partial recovery lost.
     """
 
     name: str
@@ -58,8 +61,13 @@ class Summary:
     evaluations: tuple[Mapping[str, float], ...]
     plan: Mapping[str, Any]
     flash: Mapping[str, Any] | None = None
+    checkpoints: tuple[Mapping[str, Any], ...] = ()
     admission: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Of tables with admission or eviction: `admitted` ids, `refused` pushes and `evicted` rows."""
+    pls: float = 0.0
+    forgotten: tuple[Mapping[str, Any], ...] = ()
+    rebuilds: int = 0
+    """Parameter servers whose rows were rebuilt from parity."""
 
     def as_document(self) -> dict[str, Any]:
         """Plain types, for JSON."""
@@ -96,6 +104,30 @@ def _flash(flash: pb.FlashStatus) -> dict[str, Any] | None:
     }
 
 
+def _forgotten(share: pb.ForgottenShare) -> dict[str, Any]:
+    return {
+        "servers": list(share.servers),
+        "checkpoint": share.checkpoint,
+        "samples": share.samples,
+        "share": share.share,
+        "pls": share.pls,
+        "batches": {
+            part.epoch: [list(span) for span in zip(part.ranges[::2], part.ranges[1::2], strict=True)]
+            for part in share.batches
+        },
+    }
+
+
+def _cost(cost: pb.CheckpointCost) -> dict[str, Any]:
+    return {
+        "checkpoint": cost.checkpoint,
+        "seconds": cost.seconds,
+        "held_seconds": cost.held_seconds,
+        "written_bytes": cost.written_bytes,
+        "bytes": cost.bytes,
+    }
+
+
 def summarize(name: str, outcome: RunOutcome, wall_seconds: float, saved: AuditReport | None = None) -> Summary:
     """Puts the master's last status and the observations of the processes together.
 
@@ -129,8 +161,12 @@ def summarize(name: str, outcome: RunOutcome, wall_seconds: float, saved: AuditR
         bad_records=status.bad_records,
         truncated_records=status.truncated_records,
         recoveries=status.recoveries,
+        rebuilds=status.protection.rebuilds,
         warnings=tuple(status.warnings),
+        pls=status.pls,
+        forgotten=tuple(_forgotten(share) for share in status.forgotten),
         flash=_flash(status.flash),
+        checkpoints=tuple(_cost(cost) for cost in status.checkpoints),
         checkpoint=saved.checkpoint if saved is not None else status.checkpoint or None,
         checkpoint_samples=saved.total.once if saved is not None else None,
         evaluations=tuple(evaluation_from_wire(result).model_dump() for result in status.evaluations),

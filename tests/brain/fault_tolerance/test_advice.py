@@ -121,3 +121,12 @@ def test_what_a_manifest_cannot_say_is_not_advised(job: FailureCosts) -> None:
     advice = advise(job)
     assert advice.strategy.value in set(FaultToleranceStrategy)
     assert advice.strategy in advice.costs
+    assert Recovery.PARTIAL not in advice.costs, "nobody has allowed a loss"
+
+
+@given(costs)
+def test_one_loss_at_the_worst_moment_stays_within_the_target_of_partial_recovery(job: FailureCosts) -> None:
+    """The lost server's share of all samples since the checkpoint, if it dies just before the next one."""
+    interval = partial_recovery(job).interval
+    forgotten = interval / job.total_seconds / job.ps
+    assert forgotten <= job.target_pls * (1 + 1e-9) or interval <= max(job.save, 1.0)

@@ -157,7 +157,7 @@ def run_brain(tmp_path: Path, fake_planners: Path) -> Iterator[Callable[..., Bra
         brain.stop()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def submission() -> Callable[..., pb.SubmitJobRequest]:
     def make(job: str = "job-1", **changes: object) -> pb.SubmitJobRequest:
         request = pb.SubmitJobRequest(

@@ -1,6 +1,6 @@
 """A job's token opens what is about the job, and nothing else."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
@@ -35,15 +35,19 @@ def request_for(method: Any, job_uid: str) -> Any:
     return request
 
 
-@pytest.fixture
-def address(run_brain: Callable[..., BrainProcess], submission: Callable[..., pb.SubmitJobRequest]) -> str:
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory, submission: Callable[..., pb.SubmitJobRequest]) -> Iterator[str]:
     """A brain that knows two jobs; its key is `a-token`."""
-    brain = run_brain()
-    with open_channel(brain.address, "a-token") as channel:
-        stub = brain_pb2_grpc.BrainStub(channel)
+    folder = tmp_path_factory.mktemp("brain")
+    (folder / "token").write_text("a-token")
+    settings = (f"database=sqlite:///{folder / 'brain.db'}", "cluster.cpu=100", "planning.interval=1h")
+    brain = BrainProcess(folder / "token", folder / "log", settings)
+    try:
         for job in ("mine", "theirs"):
-            stub.SubmitJob(submission(job), timeout=60)
-    return brain.address
+            brain.stub.SubmitJob(submission(job), timeout=60)
+        yield brain.address
+    finally:
+        brain.stop()
 
 
 def test_another_jobs_calls_are_refused_whichever_they_are(address: str) -> None:

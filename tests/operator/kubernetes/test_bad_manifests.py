@@ -60,6 +60,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a lease that is too short": ({"sharding": {"leaseTimeout": "1s"}}, "at least twice heartbeatInterval"),
     "a duration that is none": ({"checkpoint": {"interval": "5 minutes"}}, "spec.checkpoint.interval"),
     "a checkpoint every 0 seconds": ({"checkpoint": {"interval": 0}}, "must be above 0"),
+    "weights of five bits": ({"checkpoint": {"quantization": 5}}, "spec.checkpoint.quantization"),
     "no checkpoint kept": ({"checkpoint": {"keep": 0}}, "spec.checkpoint.keep"),
     "a negative backoffLimit": ({"runPolicy": {"backoffLimit": -1}}, "spec.runPolicy.backoffLimit"),
     "a negative TTL": ({"runPolicy": {"ttlAfterFinished": -5}}, "must not be negative"),
@@ -142,6 +143,9 @@ def test_what_cannot_change_is_refused_with_the_reason(created: str, section: st
         {"suspend": False},
         {"runPolicy": {"backoffLimit": 2, "ttlAfterFinished": "1d", "priorityClassName": "high"}},
         {"checkpoint": {"interval": "1m", "keep": 5}},
+        {"checkpoint": {"quantization": 4}},
+        {"checkpoint": {"quantization": "2"}},
+        {"checkpoint": {"quantization": "Auto"}},
     ],
 )
 def test_what_may_change_is_taken(created: str, change: dict[str, Any]) -> None:

@@ -201,6 +201,32 @@ def test_flash_checkpoints_that_fail_are_told_once_and_when_they_are_taken_again
     ]
 
 
+def test_a_job_with_parity_says_whether_a_server_may_be_lost() -> None:
+    def of(protected: bool, problem: str = "", lost: str = "") -> pb.JobStatus:
+        protection = pb.ProtectionStatus(protected=protected, problem=problem, lost=lost)
+        return pb.JobStatus(phase=pb.TRAINING, protection=protection)
+
+    def protected(status: TrainingJobStatus) -> tuple[str, str]:
+        return next((one.status, one.reason) for one in status.conditions if one.type == "Protected")
+
+    status = build_status(TrainingJobStatus(), facts(JobPhase.TRAINING, master=pb.JobStatus(phase=pb.TRAINING)))
+    assert "Protected" not in conditions(status)
+    said = []
+    for master in (of(False, "rows of ps-0 are still sent"), of(True), of(False, "ps-1 is lost", "ps-1"), of(True)):
+        status = build_status(status, facts(JobPhase.TRAINING, master=master))
+        said.append(protected(status))
+    assert said == [("False", "Unprotected"), ("True", "Protected"), ("False", "Rebuilding"), ("True", "Protected")]
+    assert protected(build_status(status, facts(JobPhase.SUSPENDED, master=of(True)))) == ("False", "Suspended")
+
+
+def test_a_lost_server_is_told_as_a_warning() -> None:
+    recorder = Recorder()
+    job = read_job(job_body())
+    status = build_status(TrainingJobStatus(), facts(JobPhase.TRAINING, plan=steps("PlannedScaling")))
+    tell_steps(recorder, job, status.plan, steps("PlannedScaling", "Degraded", "Recovered"))  # type: ignore[arg-type]
+    assert [told[:2] for told in recorder.told] == [("Warning", "Degraded"), ("Normal", "Recovered")]
+
+
 def test_steps_are_told_once() -> None:
     recorder = Recorder()
     job = read_job(job_body())

@@ -56,6 +56,48 @@ def push(core: ServerCore, request: Header, session: int = 0, now: float = 0.0) 
     return decision
 
 
+class TestReplacedServers:
+    """The table of a partial recovery names another process in the place of one that was lost."""
+
+    def replaced(
+        self, core: ServerCore, bound: StalenessBound | None = None, record: AppliedBatches | None = None
+    ) -> None:
+        core.prepare(7, core.known[1], table_of(2), 0, 0.0, replaces=True)
+        if core.serving:
+            core.hold(1, 1, 5, 10, 0)
+            core.settle(1, 5, [], 10, 0)
+        core.switch(1, 5, 7, record or AppliedBatches(), bound, 0.0)
+
+    def test_a_survivor_keeps_its_own_record(self) -> None:
+        core = serving()
+        push(core, header(0))
+        self.replaced(core, record=AppliedBatches())
+        assert push(core, header(0, version=2)) is Status.REPEATED
+        assert push(core, header(1, version=2)) is Status.OK
+
+    def test_a_survivor_serves_nobody_that_may_still_ask_the_lost_server(self) -> None:
+        core = serving()
+        self.replaced(core)
+        for flags in (Flag.NONE, Flag.READ_ONLY):
+            old = header(3)._replace(flags=flags)
+            assert core.pull(0, old, NO_COUNTS, NO_KEYS, 0.0, 0.0) is Status.MOVED
+            assert core.pull(0, old._replace(version=2), NO_COUNTS, NO_KEYS, 0.0, 0.0) is Status.OK
+
+    def test_a_successor_takes_for_applied_what_the_survivors_have(self) -> None:
+        core = ServerCore()
+        self.replaced(core, record=AppliedBatches.from_runs([(0, [(0, 4, 1)])]))
+        assert push(core, header(3, version=2)) is Status.REPEATED
+        assert push(core, header(4, version=2)) is Status.OK
+
+    def test_a_successor_that_orders_staleness_refuses_gradients_whose_pulls_were_lost(self) -> None:
+        core = ServerCore()
+        self.replaced(core, StalenessBound(2))
+        assert push(core, header(0, version=2), session=1) is Status.REFRESH
+        assert core.admit(2, header(0, version=2), 0.0) is Status.OK
+        assert push(core, header(0, version=2), session=2) is Status.OK
+        assert push(core, header(0, version=2), session=2) is Status.REPEATED
+
+
 class TestVersionsAndGenerations:
     def test_a_request_of_another_generation_is_told_to_refresh_whatever_else_it_says(self) -> None:
         core = serving(generation=2, version=5)

@@ -1,5 +1,6 @@
 """Checkpoints: writing a server's part of a snapshot, and reading what all servers wrote, with any number of them."""
 
+from emberscale_trainer.checkpoint.chains import ChainDraft, ChainWriter, owned_rows
 from emberscale_trainer.checkpoint.files import CheckpointFiles
 from emberscale_trainer.checkpoint.flash import FlashDraft, FlashFiles, FlashWriter
 from emberscale_trainer.checkpoint.flash_redis import FlashUnusableError
@@ -9,6 +10,8 @@ from emberscale_trainer.checkpoint.writer import Share, WrittenFile, write_snaps
 
 __all__ = [
     "AbandonedError",
+    "ChainDraft",
+    "ChainWriter",
     "CheckpointFiles",
     "FlashDraft",
     "FlashFiles",
@@ -19,6 +22,7 @@ __all__ = [
     "Work",
     "WrittenFile",
     "load_partition",
+    "owned_rows",
     "read_dense",
     "read_records",
     "server_history",

@@ -3,9 +3,13 @@
 <checkpoint>/manifest.json                by the master, last; lists every file with its size and checksum
 <checkpoint>/ps-<i>/partition.json        what the server held
 <checkpoint>/ps-<i>/table-<n>-<part>.rows records of table n, as they lie in its slab
+<checkpoint>/ps-<i>/table-<n>-<part>.q4   the same with weights as codes of 4 bits, or as many as the name says
 <checkpoint>/ps-<i>/sketches-<n>-<part>.rows the sketches of table n, which say what keys without a row have counted
 <checkpoint>/ps-<i>/dense-<part>.rows     the same of the dense table, whose keys are the numbers of pieces
+<checkpoint>/ps-<i>/table-<n>-<part>.keys keys of rows that were retired since the checkpoint on which it builds
 <checkpoint>/ps-<i>/applied.json          how often each batch was applied
+
+A checkpoint that builds on earlier ones also lists their files, which stay in their folders.
 """
 
 import zlib
@@ -35,9 +39,11 @@ class _Part(BaseModel):
 class TablePart(_Part):
     """One table's share on one server.
 
-    * `files`: whole records each, in any order. In a flash checkpoint, later files replace rows of earlier ones, and
-      those that end with RETIRED hold the keys of rows that were retired, int64 each.
-    * `stride`: bytes of a record.
+    * `files`: in the server's folder, or `<earlier checkpoint>/<name>` in its folder there. They hold whole records,
+      in any order. Rows of later files replace those of earlier ones, and a file that ends with RETIRED holds the keys
+      of rows, int64 each, that were retired before its successors were written.
+    * `rows`: that the table has in the end.
+    * `stride`: bytes of a record in memory.
     * `evicted`: whether rows of the table are, so that each says when it was touched.
     """
 
@@ -50,16 +56,15 @@ class TablePart(_Part):
     evicted: bool = False
 
     @classmethod
-    def of(cls, spec: TableSpec, files: Sequence[str], record_bytes: int) -> "TablePart":
-        """The share of a table that is in these files, whose records take so many bytes."""
-        stride = RowLayout.of(spec).stride
+    def of(cls, spec: TableSpec, files: Sequence[str], rows: int) -> "TablePart":
+        """The share of a table that is in these files."""
         return cls(
             name=spec.name,
             files=list(files),
-            rows=record_bytes // stride,
+            rows=rows,
             dimension=spec.dimension,
             optimizer=spec.optimizer.type,
-            stride=stride,
+            stride=RowLayout.of(spec).stride,
             evicted=spec.eviction.removes_rows,
         )
 
@@ -110,6 +115,11 @@ class PartitionFile(_Part):
         """All tables in the order of a store's."""
         return (*self.sketches, *self.tables, self.dense)
 
+    def key_of(self, name: str) -> str:
+        """The key, as `CheckpointFile.key`, of one of a table's files."""
+        earlier, slash, name = name.rpartition("/")
+        return f"{earlier}{slash}ps-{self.index}/{name}"
+
 
 class EpochRuns(_Part):
     """Batches of one epoch as `(first, stop, times)`; batches in no run were applied zero times."""
@@ -130,6 +140,11 @@ def ranges_of(owned: NDArray[np.bool_]) -> list[tuple[int, int]]:
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
+def _beside(folder: str, file: CheckpointFile) -> str:
+    """The place of a file that the checkpoint in `folder` lists."""
+    return f"{folder.rpartition('/')[0] if file.checkpoint else folder}/{file.key}"
+
+
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
@@ -143,7 +158,8 @@ class CheckpointFiles:
     def __init__(self, uri: str, work: Work | None = None) -> None:
         self._uri = uri
         self._work = Work() if work is None else work
-        self._filesystem, self._root = fsspec.core.url_to_fs(uri)
+        self._filesystem, root = fsspec.core.url_to_fs(uri)
+        self._root = root.rstrip("/")
         name = f"{uri}/{MANIFEST_NAME}"
         try:
             text = self._work.patiently(name, lambda: self._filesystem.cat_file(f"{self._root}/{MANIFEST_NAME}"))
@@ -153,44 +169,48 @@ class CheckpointFiles:
 
     @cached_property
     def _listed(self) -> dict[str, CheckpointFile]:
-        return {file.path: file for file in self.manifest.files}
+        return {file.key: file for file in self.manifest.files}
 
-    def read(self, path: str) -> bytes:
+    def read(self, key: str) -> bytes:
         """Returns the content of a file, whose size and checksum are those of the manifest."""
-        listed = self._entry(path)
-        name = f"{self._uri}/{path}"
+        listed = self._entry(key)
+        name = self._name(listed)
         try:
-            content = self._work.patiently(name, lambda: self._content(path, listed.bytes))
+            content = self._work.patiently(name, lambda: self._content(listed))
         except FileNotFoundError as error:
             raise DamagedCheckpointError(f"{name} is missing") from error
-        self._check(path, content)
+        self._check(key, content)
         return content
 
-    def _entry(self, path: str) -> CheckpointFile:
-        listed = self._listed.get(path)
+    def _entry(self, key: str) -> CheckpointFile:
+        listed = self._listed.get(key)
         if listed is None:
-            raise DamagedCheckpointError(f"{self._uri}/{path} is not listed in the manifest")
+            raise DamagedCheckpointError(f"{self._uri}/{key} is not listed in the manifest")
         return listed
 
-    def _check(self, path: str, content: bytes) -> None:
-        listed = self._entry(path)
+    def _name(self, listed: CheckpointFile) -> str:
+        """What errors call a file."""
+        return _beside(self._uri.rstrip("/"), listed)
+
+    def _check(self, key: str, content: bytes) -> None:
+        listed = self._entry(key)
         if len(content) != listed.bytes:
             raise DamagedCheckpointError(
-                f"{self._uri}/{path} does not have the {listed.bytes} bytes it was written with"
+                f"{self._name(listed)} does not have the {listed.bytes} bytes it was written with"
             )
         if zlib.crc32(content) != listed.crc32:
-            raise DamagedCheckpointError(f"{self._uri}/{path} was altered: its checksum does not match")
+            raise DamagedCheckpointError(f"{self._name(listed)} was altered: its checksum does not match")
 
-    def read_all(self, paths: Sequence[str]) -> Iterator[bytes]:
+    def read_all(self, keys: Sequence[str]) -> Iterator[bytes]:
         """Yields the contents of several files in order, each as `read` returns it."""
-        for path in paths:
-            yield self.read(path)
+        for key in keys:
+            yield self.read(key)
 
-    def _content(self, path: str, most: int) -> bytes:
-        """Returns the content, or its first bytes if it is longer than `most`. Raises OSError."""
+    def _content(self, listed: CheckpointFile) -> bytes:
+        """Returns the content, or its first bytes if it is longer than listed. Raises OSError."""
         try:
-            with self._filesystem.open(f"{self._root}/{path}", "rb") as file:
-                content: bytes = file.read(most + 1)
+            with self._filesystem.open(_beside(self._root, listed), "rb") as file:
+                content: bytes = file.read(listed.bytes + 1)
         except FileNotFoundError as error:
             if not self._filesystem.exists(f"{self._root}/{MANIFEST_NAME}"):  # a volume may disappear and come back
                 raise OSError("the checkpoint's folder is missing") from error
@@ -198,12 +218,12 @@ class CheckpointFiles:
         self._work.advance(len(content))
         return content
 
-    def parse(self, path: str, model: type[_Model]) -> _Model:
+    def parse(self, key: str, model: type[_Model]) -> _Model:
         """A JSON file."""
         try:
-            return model.model_validate_json(self.read(path))
+            return model.model_validate_json(self.read(key))
         except ValidationError as error:
-            raise DamagedCheckpointError(f"{self._uri}/{path} does not have the expected form") from error
+            raise DamagedCheckpointError(f"{self._uri}/{key} does not have the expected form") from error
 
     def partitions(self, specs: Sequence[TableSpec], parameters: int) -> list[PartitionFile]:
         """Returns what each server held. It must match the tables, the dense one last, and the number of parameters."""

@@ -36,7 +36,7 @@ from emberscale_trainer.checkpoint.flash_inventory import FlashInventory
 from emberscale_trainer.checkpoint.flash_redis import Command, FlashRedis, FlashUnusableError, RedisFullError
 from emberscale_trainer.checkpoint.work import AbandonedError, Work
 from emberscale_trainer.checkpoint.writer import Share, WrittenFile, parts_of
-from emberscale_trainer.table import Reader, Snapshot, SnapshotAbandonedError, TableStore
+from emberscale_trainer.table import Reader, RowLayout, Snapshot, SnapshotAbandonedError, TableStore
 from emberscale_trainer.table.snapshot import Lock
 
 CHUNK_BYTES = 4 << 20
@@ -273,7 +273,7 @@ def _documents(tables: TableStore, after: _Chain, share: Share) -> list[tuple[st
     parts = []
     for spec, names in zip(tables.specs, after.files, strict=True):
         sizes = [after.written[f"ps-{share.index}/{name}"].bytes for name in names if not name.endswith(RETIRED)]
-        parts.append(TablePart.of(spec, names, sum(sizes)))
+        parts.append(TablePart.of(spec, names, sum(sizes) // RowLayout.of(spec).stride))
     partition = PartitionFile.of(share.index, share.owned, tables.specs, parts, share.parameters)
     epochs = [EpochRuns(epoch=epoch, runs=share.applied.runs(epoch)) for epoch in share.applied.epochs()]
     applied = AppliedFile(epochs=epochs)

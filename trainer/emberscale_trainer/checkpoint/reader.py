@@ -9,10 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emberscale_api.checkpoint import DamagedCheckpointError
-from emberscale_api.routing import DENSE_PIECES, buckets_of, piece_length
+from emberscale_api.routing import BUCKETS, DENSE_PIECES, buckets_of, piece_length
+from emberscale_trainer.checkpoint.encoding import RowEncoding
 from emberscale_trainer.checkpoint.files import RETIRED, AppliedFile, CheckpointFiles, PartitionFile, TablePart
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.table import TableStore, keys_of
+from emberscale_trainer.table.layout import KEY_BYTES
 
 _MOST_THREADS = 3
 """That load tables, each from its own connection: one alone indexes rows more slowly than Redis sends them."""
@@ -55,7 +57,8 @@ def _load(
         buckets = np.zeros_like(owned.buckets)
         for first, stop in part.buckets:
             buckets[first:stop] = owned.buckets[first:stop]
-        for retired, records in _read_changes(files, part, part.stored[number]):
+        table = part.stored[number]
+        for retired, records in _read_changes(files, part, table, table.files):
             if len(retired):
                 tables.retire(number, retired[buckets[buckets_of(retired)]])
             tables.load(number, records, buckets)
@@ -72,31 +75,59 @@ def _load_dense(
         held = np.zeros_like(owned.pieces)
         for first, stop in part.pieces:
             held[first:stop] = owned.pieces[first:stop]
-        for _, records in _read_changes(files, part, part.dense):
+        for _, records in _read_changes(files, part, part.dense, part.dense.files):
             tables.load(len(tables.specs) - 1, records[held[_pieces(records, part)]])
             yield
 
 
 def read_records(files: CheckpointFiles, part: PartitionFile, table: TablePart) -> Iterator[NDArray[np.uint8]]:
-    """One server's records of a table, some megabytes at a time, as uint8 [n, stride].
+    """One server's rows of a table, some megabytes at a time, as uint8 [n, stride]: each row once, as it was last.
 
     Raises as CheckpointFiles does.
     """
-    for _, records in _read_changes(files, part, table):
-        yield records
+    if not any("/" in name for name in table.files):
+        for _, records in _read_changes(files, part, table, table.files):
+            yield records
+        return
+    seen = np.zeros(0, np.int64)  # sorted: keys of which all older files tell nothing any more
+    for retired, records in _read_changes(files, part, table, table.files[::-1]):
+        keys = keys_of(records)
+        fresh = ~_among(keys, seen)
+        if table is not part.dense:
+            fresh &= _owned(keys, part)
+        if fresh.any():
+            yield records[fresh]
+        seen = np.union1d(seen, np.concatenate([keys, retired]))
+
+
+def _among(keys: NDArray[np.int64], seen: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which keys are in a sorted array."""
+    if not len(seen):
+        return np.zeros(len(keys), np.bool_)
+    places = np.minimum(np.searchsorted(seen, keys), len(seen) - 1)
+    return np.equal(seen[places], keys)
+
+
+def _owned(keys: NDArray[np.int64], part: PartitionFile) -> NDArray[np.bool_]:
+    """Which keys are in buckets of the part: others were given away after an earlier checkpoint."""
+    owned = np.zeros(BUCKETS, np.bool_)
+    for first, stop in part.buckets:
+        owned[first:stop] = True
+    return owned[buckets_of(keys)]
 
 
 def _read_changes(
-    files: CheckpointFiles, part: PartitionFile, table: TablePart
+    files: CheckpointFiles, part: PartitionFile, table: TablePart, names: Sequence[str]
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint8]]]:
-    """Yields the files of a table in order: keys to retire, int64 [n], or records, uint8 [n, stride]."""
-    contents = files.read_all([f"ps-{part.index}/{name}" for name in table.files])
-    for name, content in zip(table.files, contents, strict=True):
-        retires = name.endswith(RETIRED)
-        if len(content) % (8 if retires else table.stride):
-            raise DamagedCheckpointError(f"ps-{part.index}/{name} ends within a record")
+    """Yields files of a table in this order: keys to retire, int64 [n], or records, uint8 [n, stride]."""
+    keys = [part.key_of(name) for name in names]
+    for key, content in zip(keys, files.read_all(keys), strict=True):
+        retires = key.endswith(RETIRED)
+        if retires and len(content) % KEY_BYTES:
+            raise DamagedCheckpointError(f"{key} ends within a key")
         retired = np.frombuffer(content if retires else b"", dtype=np.int64)
-        yield retired, np.frombuffer(b"" if retires else content, dtype=np.uint8).reshape(-1, table.stride)
+        encoding = RowEncoding.of_file(table.layout, key)
+        yield retired, encoding.decode(b"" if retires else content, key)
 
 
 def read_dense(

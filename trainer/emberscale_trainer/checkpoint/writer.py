@@ -3,8 +3,9 @@
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import fsspec
@@ -13,10 +14,11 @@ from fsspec.implementations.local import LocalFileSystem
 from numpy.typing import NDArray
 
 from emberscale_api.job import TableSpec
-from emberscale_trainer.checkpoint.files import AppliedFile, EpochRuns, PartitionFile, TablePart
+from emberscale_trainer.checkpoint.encoding import RowEncoding
+from emberscale_trainer.checkpoint.files import RETIRED, AppliedFile, EpochRuns, PartitionFile, TablePart
 from emberscale_trainer.checkpoint.work import AbandonedError, Work
 from emberscale_trainer.partition import AppliedBatches, Ownership
-from emberscale_trainer.table import Snapshot, SnapshotAbandonedError, holds_sketches, keys_of
+from emberscale_trainer.table import Snapshot, SnapshotAbandonedError, UnquantizableError, holds_sketches, keys_of
 
 _PART_BYTES = 16 << 20
 """A file of records ends with the chunk that reaches this size: it is kept in memory until the storage has it."""
@@ -24,11 +26,15 @@ _PART_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class WrittenFile:
-    """A file as it was written; `path` is relative to the checkpoint's folder."""
+    """A file as it was written; `path` is relative to the checkpoint's folder.
+
+    `checkpoint` is the earlier checkpoint in whose folder it is; empty: it is in that of this one.
+    """
 
     path: str
     bytes: int
     crc32: int
+    checkpoint: str = ""
 
 
 @dataclass(frozen=True)
@@ -36,61 +42,142 @@ class Share:
     """One server's part of a checkpoint: who it is, what it owned, and what its rows have seen.
 
     `parameters` is the length of the dense vector. Rows of the tables that are not owned are left out: they are on
-    the move, or wait to be removed after one.
+    the move, or wait to be removed after one. `rows` are those of each table that are owned, for a part that writes
+    only some of them.
     """
 
     index: int
     owned: Ownership
     applied: AppliedBatches
     parameters: int
+    rows: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Link:
+    """The rows of one server in a checkpoint, for a later one that builds on it.
+
+    * `names`: by table, the files in order, as `TablePart.files` has them. `files`: all of them.
+    * `left_out`: the buckets and pieces with rows that the server held and did not own yet. No file has these.
+    """
+
+    checkpoint: str
+    names: tuple[tuple[str, ...], ...]
+    files: tuple[WrittenFile, ...]
+    left_out: Ownership
+
+    def lacks(self, owned: Ownership) -> bool:
+        """Whether the files lack rows that the server owns by now, and that need not have changed since."""
+        return bool((self.left_out.buckets & owned.buckets).any() or (self.left_out.pieces & owned.pieces).any())
+
+    def names_from_later(self, table: int) -> list[str]:
+        """The names of the files of a table in the partition file of a later checkpoint."""
+        return [name if "/" in name else f"{self.checkpoint}/{name}" for name in self.names[table]]
+
+    def files_from_later(self) -> list[WrittenFile]:
+        """The files as a later checkpoint lists them."""
+        return [replace(file, checkpoint=file.checkpoint or self.checkpoint) for file in self.files]
 
 
 def write_snapshot(
-    snapshot: Snapshot, specs: Sequence[TableSpec], share: Share, uri: str, work: Work
+    snapshot: Snapshot, specs: Sequence[TableSpec], share: Share, uri: str, work: Work, weight_bits: int = 0
 ) -> list[WrittenFile]:
-    """Writes one server's files below the checkpoint's folder `uri`; the dense table is the last of `specs`.
+    """Writes all rows of one server below the checkpoint's folder `uri`; the dense table is the last of `specs`.
+
+    The weights of embedding rows are quantised to `weight_bits`, while they are written; 0 leaves them as they are.
 
     All of it is on disk when this returns, where the folder is local. Commits the snapshot then, or else gives it
-    back. Raises StorageUnreachableError and AbandonedError.
+    back. Raises StorageUnreachableError and AbandonedError, and UnquantizableError for a table with weights that are
+    not finite.
     """
     try:
-        written = _write(snapshot, specs, share, _Folder(uri, f"ps-{share.index}", work))
+        written, _ = write_part(snapshot, specs, share, uri, work, weight_bits)
         snapshot.commit()
+    except SnapshotAbandonedError as error:
+        raise AbandonedError from error
+    return written
+
+
+def write_part(
+    snapshot: Snapshot,
+    specs: Sequence[TableSpec],
+    share: Share,
+    uri: str,
+    work: Work,
+    weight_bits: int = 0,
+    before: Link | None = None,
+) -> tuple[list[WrittenFile], Link]:
+    """Writes what the snapshot holds; returns the files of the server's part, and its rows as a link of a chain.
+
+    With `before`, the snapshot holds what changed since that, and the part is both together. The snapshot stays open,
+    unless this fails: then it is given back. Raises as `write_snapshot`.
+    """
+    folder = _Folder(uri, f"ps-{share.index}", work)
+    left_out = Ownership.of_nothing() if before is None else before.left_out.copy()
+    try:
+        new = [
+            _write_table(folder, snapshot, number, spec, share, left_out, weight_bits)
+            for number, spec in enumerate(specs)
+        ]
+        earlier = [] if before is None else before.files_from_later()
+        rows_of_all = [*earlier, *folder.written]
+        names, tables = [], []
+        for number, (spec, (added, rows)) in enumerate(zip(specs, new, strict=True)):
+            names.append((*([] if before is None else before.names_from_later(number)), *added))
+            tables.append(TablePart.of(spec, names[-1], rows if before is None else share.rows[number]))
+        epochs = [EpochRuns(epoch=epoch, runs=share.applied.runs(epoch)) for epoch in share.applied.epochs()]
+        folder.write("applied.json", AppliedFile(epochs=epochs).model_dump_json().encode())
+        partition = PartitionFile.of(share.index, share.owned, specs, tables, share.parameters)
+        folder.write("partition.json", partition.to_json())
+        folder.flush()
     except SnapshotAbandonedError as error:
         raise AbandonedError from error
     except BaseException:
         snapshot.give_back()
         raise
-    return written
+    link = Link(uri.rstrip("/").rpartition("/")[2], tuple(names), tuple(rows_of_all), left_out)
+    return [*earlier, *folder.written], link
 
 
-def _write(snapshot: Snapshot, specs: Sequence[TableSpec], share: Share, folder: "_Folder") -> list[WrittenFile]:
-    tables = [
-        _write_table(folder, spec, _owned_rows(snapshot, spec, number, share)) for number, spec in enumerate(specs)
-    ]
-    epochs = [EpochRuns(epoch=epoch, runs=share.applied.runs(epoch)) for epoch in share.applied.epochs()]
-    folder.write("applied.json", AppliedFile(epochs=epochs).model_dump_json().encode())
-    partition = PartitionFile.of(share.index, share.owned, specs, tables, share.parameters)
-    folder.write("partition.json", partition.to_json())
-    folder.flush()
-    return folder.written
-
-
-def _owned_rows(snapshot: Snapshot, spec: TableSpec, number: int, share: Share) -> Iterator[NDArray[np.uint8]]:
-    """The records of a table that belong in the checkpoint, uint8 [n, stride]."""
+def _owned_rows(
+    snapshot: Snapshot, spec: TableSpec, number: int, share: Share, left_out: Ownership
+) -> Iterator[NDArray[np.uint8]]:
+    """The records of a table that belong in the checkpoint, uint8 [n, stride]; notes where the others belong."""
     for records in snapshot.read(number):
-        yield records[share.owned.among(keys_of(records), dense=spec.column < 0)]
+        keys = keys_of(records)
+        owned = share.owned.among(keys, dense=spec.column < 0)
+        left_out.add(keys[~owned], dense=spec.column < 0)
+        yield records[owned]
 
 
-def _write_table(folder: "_Folder", spec: TableSpec, chunks: Iterable[NDArray[np.uint8]]) -> TablePart:
+def _write_table(
+    folder: "_Folder",
+    snapshot: Snapshot,
+    number: int,
+    spec: TableSpec,
+    share: Share,
+    left_out: Ownership,
+    weight_bits: int,
+) -> tuple[list[str], int]:
+    """Writes the retired keys and the rows of a table; returns the names of the files, and how many rows they hold."""
     stem = "dense" if spec.column < 0 else f"table-{spec.number}"
     if holds_sketches(spec):
         stem = f"sketches-{-1 - spec.number}"
-    files, size = [], 0
-    for part, content in enumerate(parts_of(chunks, _PART_BYTES)):
-        files.append(folder.write(f"{stem}-{part}.rows", content))
-        size += len(content)
-    return TablePart.of(spec, files, size)
+    encoding = RowEncoding.to_write(spec, weight_bits)
+    retired = snapshot.retired[number]
+    keys = [(RETIRED, retired.view(np.uint8).data)] if len(retired) else []
+    encoded = map(encoding.encode, _owned_rows(snapshot, spec, number, share, left_out))
+    rows = ((encoding.suffix, content) for content in parts_of(encoded, _PART_BYTES))
+    names, size = [], 0
+    try:
+        for part, (suffix, content) in enumerate(chain(keys, rows)):
+            names.append(folder.write(f"{stem}-{part}{suffix}", content))
+            size += 0 if suffix == RETIRED else len(content)
+    except UnquantizableError as error:
+        raise UnquantizableError(
+            f"table {spec.name}: {error}; with spec.checkpoint.quantization None it is saved as it is"
+        ) from error
+    return names, size // encoding.stride
 
 
 def parts_of(chunks: Iterable[NDArray[np.uint8]], size_bytes: int) -> Iterator[memoryview]:

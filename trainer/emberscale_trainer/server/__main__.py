@@ -86,6 +86,7 @@ def _serve(identity: ProcessIdentity, stopping: threading.Event) -> int:
         request.ps.generation, request.ps.routing_version = state.known
         request.ps.stage_seconds.update(stage_seconds(state))
         request.ps.delays_for_memory = state.delays_for_memory
+        request.ps.protected_version = mover.protection.version
         request.memory_bytes = max(request.memory_bytes, memory.used())
 
     def heed(reply: master_pb2.HeartbeatReply) -> None:

@@ -2,21 +2,23 @@
 
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import grpc
 import structlog
 
 from emberscale_api.checkpoint import DamagedCheckpointError, is_flash
-from emberscale_api.job import TrainingJob, resolve_model
+from emberscale_api.job import FaultToleranceStrategy, TableSpec, TrainingJob, resolve_model
 from emberscale_api.routing import RoutingTable
 from emberscale_api.rpc import master_pb2, master_pb2_grpc
 from emberscale_trainer.checkpoint import (
     AbandonedError,
+    ChainDraft,
+    ChainWriter,
     CheckpointFiles,
-    FlashDraft,
     FlashFiles,
     FlashUnusableError,
     FlashWriter,
@@ -25,7 +27,7 @@ from emberscale_trainer.checkpoint import (
     Work,
     WrittenFile,
     load_partition,
-    write_snapshot,
+    owned_rows,
 )
 from emberscale_trainer.membership import routing_from_proto
 from emberscale_trainer.models import build_model
@@ -37,10 +39,11 @@ from emberscale_trainer.server.barrier import NotHeldError
 from emberscale_trainer.server.core import Assigning, Assignment, LaterError
 from emberscale_trainer.server.metrics import ServerMetrics
 from emberscale_trainer.server.mover import RowMover
+from emberscale_trainer.server.moves import Transfer
 from emberscale_trainer.server.reports import Taken
 from emberscale_trainer.server.staleness import OutstandingPull, StalenessBound, Ticket
 from emberscale_trainer.server.state import NotSettledError, ServerState
-from emberscale_trainer.table import DensePieces, Reader, Snapshot, TableStore, trim_heap
+from emberscale_trainer.table import DensePieces, Snapshot, TableStore, UnquantizableError, trim_heap
 from emberscale_trainer.table.snapshot import Lock
 
 log = structlog.get_logger()
@@ -59,6 +62,7 @@ _STATUS: dict[type[Exception], grpc.StatusCode] = {
     DamagedCheckpointError: grpc.StatusCode.DATA_LOSS,
     EntrypointError: grpc.StatusCode.INVALID_ARGUMENT,
     StorageUnreachableError: grpc.StatusCode.UNAVAILABLE,
+    UnquantizableError: grpc.StatusCode.INVALID_ARGUMENT,
     FlashUnusableError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     AbandonedError: grpc.StatusCode.ABORTED,
 }
@@ -86,11 +90,17 @@ class _Saving:
 
 @dataclass(frozen=True)
 class _Staging:
-    """Empty tables that are being made for a move to a server without rows."""
+    """Tables that are being made for a move to a server without rows: empty, or loaded from a checkpoint."""
 
     move: int
     job: TrainingJob
     background: Background[bool]
+
+
+_Write = Callable[[Sequence[TableSpec], Share, Work], list[WrittenFile]]
+"""Writes what a snapshot holds of these tables."""
+
+_Begun = tuple[Snapshot, _Write]
 
 
 @dataclass(frozen=True)
@@ -115,6 +125,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
     ) -> None:
         self._flash = flash
         self._flash_writer = None if flash is None else FlashWriter(flash.url, flash.job_uid, incarnation)
+        self._chain_writer = ChainWriter()
         self._index = index
         self._incarnation = incarnation
         self._state = state
@@ -125,6 +136,8 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         self._savings: dict[bool, _Saving] = {}  # by whether they are flash checkpoints
         self._staging: _Staging | None = None
         self._ordering: tuple[int, TrainingJob] | None = None
+        self._parity = False
+        self._next: RoutingTable | None = None  # of the move under way
 
     # The names of the methods are the proto's.
 
@@ -169,6 +182,9 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
             bound = _staleness_bound(job, applied) if routing.owners[0].index == self._index else None
             if not self._state.adopt(wanted, tables, owned, applied, bound):
                 raise AbandonedError
+            self._parity = _wants_parity(job)
+            if self._parity:
+                self._mover.protection.form(routing, self._index)
         except BaseException as error:
             self._state.give_up(wanted)
             if not isinstance(error, AbandonedError):
@@ -219,18 +235,15 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
         """Ends a barrier with a snapshot, and begins to write it."""
         barrier = request.barrier
 
-        drafts: list[FlashDraft] = []
+        writes: list[_Write] = []
 
         def begin(tables: TableStore, lock: Lock) -> Snapshot:
-            if not is_flash(request.uri):
-                return tables.snapshot(Reader.CHECKPOINT, lock)
-            if self._flash_writer is None:
-                raise FlashUnusableError("this parameter server knows of no Redis for flash checkpoints")
-            drafts.append(self._flash_writer.begin(tables, lock, request.flash_bytes))
-            return drafts[0].snapshot
+            snapshot, write = self._begin(request, tables, lock)
+            writes.append(write)
+            return snapshot
 
         def take(taken: Taken) -> None:
-            self._save(barrier, request.uri, taken, *drafts)
+            self._save(barrier, request.uri, taken, writes[0])
 
         with _told(context):
             self._require(barrier.incarnation)
@@ -243,10 +256,36 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
             settled_seconds=outcome.settled_seconds,
         )
 
-    def _save(self, barrier: master_pb2.Barrier, uri: str, taken: Taken, draft: FlashDraft | None = None) -> None:
+    def _begin(self, request: master_pb2.SnapshotRequest, tables: TableStore, lock: Lock) -> _Begun:
+        """Takes the snapshot of a checkpoint of either tier; returns also how it is written."""
+        if not is_flash(request.uri):
+            draft = self._chain_writer.begin(
+                tables, lock, self._state.owned, tracked=request.tracked, since=request.since
+            )
+            return draft.snapshot, partial(self._write_chain, draft, request)
+        writer = self._flash_writer
+        if writer is None:
+            raise FlashUnusableError("this parameter server knows of no Redis for flash checkpoints")
+        begun = writer.begin(tables, lock, request.flash_bytes)
+        return begun.snapshot, lambda _, share, work: writer.write(begun, request.uri, share, work)
+
+    def _write_chain(
+        self,
+        draft: ChainDraft,
+        request: master_pb2.SnapshotRequest,
+        specs: Sequence[TableSpec],
+        share: Share,
+        work: Work,
+    ) -> list[WrittenFile]:
+        files = self._chain_writer.write(draft, specs, share, request.uri, work, request.weight_bits)
+        trim_heap()
+        return files
+
+    def _save(self, barrier: master_pb2.Barrier, uri: str, taken: Taken, write_share: _Write) -> None:
         """Called at the moment of the snapshot, before any other push. The tiers do not disturb each other."""
         tables = taken.tables
-        share = Share(self._index, taken.owned, taken.outcome.applied, tables.dense_parameters)
+        rows = owned_rows(tables, taken.owned)
+        share = Share(self._index, taken.owned, taken.outcome.applied, tables.dense_parameters, rows)
         specs = tables.specs
         earlier = self._savings.pop(is_flash(uri), None)
         if earlier is not None:
@@ -254,11 +293,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
 
         def write(work: Work) -> list[WrittenFile]:
             began = time.monotonic()
-            if draft is not None and self._flash_writer is not None:
-                files = self._flash_writer.write(draft, uri, share, work)
-            else:
-                files = write_snapshot(taken.snapshot, specs, share, uri, work)
-                trim_heap()
+            files = write_share(specs, share, work)
             self._metrics.checkpoint_written(time.monotonic() - began, work.moved_bytes)
             return files
 
@@ -284,31 +319,49 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
             done=files is not None,
             written_bytes=work.moved_bytes,
             problem=work.problem,
-            files=[master_pb2.SavedFile(path=file.path, bytes=file.bytes, crc32=file.crc32) for file in files or ()],
+            files=[
+                master_pb2.SavedFile(path=file.path, bytes=file.bytes, crc32=file.crc32, checkpoint=file.checkpoint)
+                for file in files or ()
+            ],
         )
 
     def Prepare(self, request: master_pb2.PrepareRequest, context: grpc.ServicerContext) -> master_pb2.PrepareReply:
-        """Begins a move; a server without rows makes empty tables for it."""
-        routing = routing_from_proto(request.routing)
+        """Begins a move; a server without rows makes tables for it, with a lost server's rows if it replaces one."""
+        routing, checkpoint = routing_from_proto(request.routing), request.checkpoint_uri
         with _told(context):
             self._require(request.incarnation)
-            transfer = self._state.prepare(request.move, request.since, routing, self._index)
+            lost = request.lost if request.HasField("lost") else None
+            transfer = self._state.prepare(
+                request.move, request.since, routing, self._index, replaces=bool(checkpoint), lost=lost
+            )
+            if transfer.joins:
+                self._parity = _wants_parity(TrainingJob.from_json(request.manifest_json))
+            self._next = routing
             begins = transfer.orders and (transfer.joins or not self._state.orders)
             self._ordering = (request.move, TrainingJob.from_json(request.manifest_json)) if begins else None
             if not transfer.joins:
                 return master_pb2.PrepareReply(done=True)
-            staging = self._staged(request.move, TrainingJob.from_json(request.manifest_json))
-            return master_pb2.PrepareReply(done=staging.background.result(request.wait_seconds) is not None)
+            staging = self._staged(transfer, TrainingJob.from_json(request.manifest_json), checkpoint)
+            is_done = staging.background.result(request.wait_seconds) is not None
+            work = staging.background.work
+            return master_pb2.PrepareReply(done=is_done, loaded_bytes=work.moved_bytes, problem=work.problem)
 
-    def _staged(self, move: int, job: TrainingJob) -> _Staging:
-        def make(_: Work) -> bool:
-            self._state.stage(move, _empty_tables(job))
+    def _staged(self, transfer: Transfer, job: TrainingJob, checkpoint: str) -> _Staging:
+        move = transfer.number
+
+        def make(work: Work) -> bool:
+            tables = _empty_tables(job)
+            if checkpoint:
+                load_partition(self._files(checkpoint, work), transfer.after, tables, tables.dense_parameters)
+            self._state.stage(move, tables)
             return True
 
         with self._starting:
             if self._staging is not None and move < self._staging.move:
                 raise NotHeldError(f"move {move} is over")
             if self._staging is None or self._staging.move < move:
+                if self._staging is not None:
+                    self._staging.background.abandon()
                 self._staging = _Staging(move, job, Background("stage", make))
             return self._staging
 
@@ -322,6 +375,7 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
             copied_bytes=progress.copied_bytes,
             rounds=progress.rounds,
             changed_rows=progress.changed_rows,
+            rebuilt=[] if progress.rebuilt is None else _applied_to_proto(progress.rebuilt),
         )
 
     def HandOver(self, request: master_pb2.HandOverRequest, context: grpc.ServicerContext) -> master_pb2.HandOverReply:
@@ -353,6 +407,12 @@ class ParameterServerControl(master_pb2_grpc.ParameterServerServicer):
             self._require(barrier.incarnation)
             outcome = self._state.switch(barrier.generation, barrier.number, request.move, settled, bound)
         generation, version = self._state.known
+        if (
+            self._parity
+            and self._next is not None
+            and (self._next.generation, self._next.version) == (generation, version)
+        ):
+            self._mover.protection.form(self._next, self._index)
         log.info("switched", move=request.move, generation=generation, version=version)
         return master_pb2.SwitchReply(applied=_applied_to_proto(outcome.applied))
 
@@ -386,6 +446,10 @@ def _told(context: grpc.ServicerContext) -> Iterator[None]:
         yield
     except _TOLD as error:
         context.abort(_STATUS[type(error)], str(error) or "the work was abandoned for a later call")
+
+
+def _wants_parity(job: TrainingJob) -> bool:
+    return job.spec.fault_tolerance.strategy is FaultToleranceStrategy.ERASURE_CODING
 
 
 def _empty_tables(job: TrainingJob) -> TableStore:

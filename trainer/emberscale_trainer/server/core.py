@@ -78,7 +78,9 @@ class _Serving:
     """The served rows. `version` and `owned` change with a switch, `applied` with every push.
 
     `trained`: a batch was applied since the rows were loaded. `ordered_since`: the version by which the server began or
-    ceased to order the staleness of all. `handed_over`: the move by which another one is about to.
+    ceased to order the staleness of all. `handed_over`: the move by which another one is about to. `whole_since`: the
+    version by which lost servers were replaced: an earlier table names some that may go on serving rows of before.
+    `knows_pulls`: False where the pulls are lost that another server had admitted.
     """
 
     generation: int
@@ -89,6 +91,8 @@ class _Serving:
     trained: bool = False
     ordered_since: int = 0
     handed_over: int = 0
+    whole_since: int = 0
+    knows_pulls: bool = True
 
 
 class ServerCore:
@@ -266,7 +270,8 @@ class ServerCore:
             return Status.REFRESH
         training = not header.flags & Flag.READ_ONLY
         if header.version != serving.version and (
-            (training and header.version < serving.ordered_since)
+            header.version < serving.whole_since
+            or (training and header.version < serving.ordered_since)
             or not serving.owned
             or not serving.owned.owns(counts, keys)
         ):
@@ -288,6 +293,8 @@ class ServerCore:
                 bound.forget(ticket)
             return Status.FENCED
         repeated = batch in serving.applied
+        if bound is not None and not (repeated or serving.knows_pulls or bound.is_outstanding(ticket)):
+            return Status.REFRESH  # nobody knows how stale it is
         if not repeated and (held_until := self._barrier.held_until(batch, now)) is not None:
             return Wait(held_until)
         if (delay := self.pressure.delay) and not repeated and now < arrived + delay and not self._barrier.is_held(now):
@@ -359,11 +366,23 @@ class ServerCore:
         """The server's part in the move under way, if there is one."""
         return self._moves.transfer
 
-    def prepare(self, number: int, since: int, table: RoutingTable, index: int, now: float) -> Transfer:
+    def prepare(
+        self,
+        number: int,
+        since: int,
+        table: RoutingTable,
+        index: int,
+        now: float,
+        *,
+        replaces: bool = False,
+        lost: int | None = None,
+    ) -> Transfer:
         """Joins a move to a table of a later version, which replaces any move before; or attaches to it.
 
+        `replaces`: the table replaces servers that are lost.
+
         The server must serve version `since`, or own nothing where that is 0: a master whose ledger has lost its end
-        plans from a table that is not in force any more.
+        plans from a table that is not in force any more. `lost` is as in `Transfer`.
         """
         current, serving = self._moves.transfer, self._serving
         if current is not None and current.number == number:
@@ -382,7 +401,7 @@ class ServerCore:
         if serving is not None and serving.generation < table.generation:  # rows of that history count for nothing
             self._leave()
             self._wanted = None
-        transfer = Transfer(number, table, index, before)
+        transfer = Transfer(number, table, index, before, replaces, lost)
         self._moves.begin(transfer, now)
         return transfer
 
@@ -415,8 +434,9 @@ class ServerCore:
     ) -> tuple[Outcome, Transfer | None]:
         """Lets go of a settled barrier, and owns what the move's table says; returns what the move was, the first time.
 
-        A server without rows holds no barrier: it serves from now on, with `settled` as applied. One that begins to
-        order the staleness of all does so by this `bound`.
+        A server without rows holds no barrier: it serves from now on, with `settled` as applied. Nor do those that keep
+        what they own while a lost server is replaced. One that begins to order the staleness of all does so by this
+        `bound`.
         """
         if again := self._barrier.again(number, f"switch {move}"):
             self._of(generation)
@@ -432,13 +452,21 @@ class ServerCore:
             outcome = self._barrier.finish_unheld(number, f"switch {move}", settled)
         else:
             serving = self._of(generation)
-            outcome = self._barrier.finish(number, f"switch {move}", serving.applied, now)
+            call = f"switch {move}"
+            outcome = (
+                self._barrier.finish(number, call, serving.applied, now)
+                if transfer.lost is None
+                else self._barrier.finish_unheld(number, call, serving.applied)
+            )
             serving.version, serving.owned = table.version, transfer.after
         if transfer.orders is (serving.bound is None):
             serving.bound, serving.ordered_since = bound if transfer.orders else None, table.version
+            serving.knows_pulls = not (transfer.replaces or transfer.lost is not None)
             if serving.bound is not None:
                 for session in self._ended:
                     serving.bound.forget_session(session)
+        if transfer.replaces or transfer.lost is not None:
+            serving.whole_since = table.version
         self._known = (generation, table.version)
         self._moves.end()
         return outcome, transfer

@@ -15,9 +15,11 @@ from dataclasses import dataclass
 
 import structlog
 
-from emberscale_trainer.partition import Ownership
+from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server.barrier import NotHeldError
 from emberscale_trainer.server.moves import Transfer, move_of, stream_of
+from emberscale_trainer.server.protection import RowProtection, is_parity_stream
+from emberscale_trainer.server.rebuild import Rebuild
 from emberscale_trainer.server.state import ServerState
 from emberscale_trainer.stream import Item, ItemKind, StreamLostError, StreamReceivers, StreamSender
 from emberscale_trainer.stream.receiver import Deliver
@@ -45,12 +47,14 @@ class CopyProgress:
 
     * `ready`: what remains fits into a barrier.
     * `rounds`: those that are done. `changed_rows`: rows of the last one.
+    * `rebuilt`: where the rows of a lost server were rebuilt, the batches in them.
     """
 
     ready: bool
     copied_bytes: int = 0
     rounds: int = 0
     changed_rows: int = 0
+    rebuilt: AppliedBatches | None = None
 
 
 class RowMover:
@@ -63,6 +67,8 @@ class RowMover:
         self._context = context
         self._lock = threading.Lock()
         self._sending: _Sending | None = None
+        self._rebuild: Rebuild | None = None
+        self.protection = RowProtection(state, token, context)
         self.streams = StreamReceivers(self._accept)
 
     def copy(self, move: int, wait_seconds: float, spare_seconds: float = 0.0) -> CopyProgress:
@@ -71,7 +77,10 @@ class RowMover:
         For up to `spare_seconds` since it began, it rests most of the time. Raises NotHeldError for a move that is not
         under way, and for one that has failed.
         """
-        sending = self._sending_of(self._state.wanted(move))
+        transfer = self._state.wanted(move)
+        if transfer.lost is not None:
+            return self._rebuilt(transfer, wait_seconds)
+        sending = self._sending_of(transfer)
         if sending is None:
             return CopyProgress(ready=True)
         sending.spare(spare_seconds)
@@ -92,10 +101,28 @@ class RowMover:
         with self._lock:
             if self._sending is not None and self._sending.move <= move:
                 self._sending.close("it was abandoned")
+            if self._rebuild is not None and self._rebuild.move <= move:
+                self._rebuild.close()
 
     def look(self) -> None:
         """Gives up a move that the master has not spoken of for long; to be called now and then."""
         self._state.lapse()
+
+    def _rebuilt(self, transfer: Transfer, wait_seconds: float) -> CopyProgress:
+        """Rebuilds the rows of a lost server for its successor, or attaches to that."""
+        if transfer.joins:
+            return CopyProgress(ready=True)
+        with self._lock:
+            rebuild = self._rebuild
+            if rebuild is None or rebuild.move < transfer.number:
+                group = self.protection.group
+                if group is None:
+                    raise NotHeldError("no parity is held here")
+                if rebuild is not None:
+                    rebuild.close()
+                rebuild = self._rebuild = Rebuild(self._state, group, transfer, self._token, self._context)
+        progress = rebuild.progress(wait_seconds)
+        return CopyProgress(progress.applied is not None, progress.sent_bytes, rebuilt=progress.applied)
 
     def _sending_of(self, transfer: Transfer) -> "_Sending | None":
         with self._lock:
@@ -110,6 +137,8 @@ class RowMover:
             return self._sending
 
     def _accept(self, stream: int, generation: int) -> Deliver:
+        if is_parity_stream(stream):
+            return self.protection.accept(stream, generation)
         move = move_of(stream)
         try:
             transfer = self._state.wanted(move)

@@ -21,12 +21,18 @@ _SERVERS = 1 << 10
 
 @dataclass(frozen=True, eq=False)
 class Transfer:
-    """The part of the server with this index in a move: it owns `before` until `table` comes into force."""
+    """The part of the server with this index in a move: it owns `before` until `table` comes into force.
+
+    * `replaces`: the table replaces servers that are lost. Nobody sends rows: who is new has them from a checkpoint.
+    * `lost`: the index of a server whose rows the others rebuild for the process in its place; None: rows move.
+    """
 
     number: int
     table: RoutingTable
     index: int
     before: Ownership
+    replaces: bool = False
+    lost: int | None = None
 
     @cached_property
     def after(self) -> Ownership:

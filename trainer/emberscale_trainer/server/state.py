@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 import structlog
@@ -30,6 +31,20 @@ Clock = Callable[[], float]
 
 BeginSnapshot = Callable[[TableStore, Lock], Snapshot]
 """Takes a snapshot of the tables; the lock guards them and is held."""
+
+
+class Guard(Protocol):
+    """What keeps the rows of a server safe beyond its own memory."""
+
+    def pushed(self, epoch: int, batch: int) -> None:
+        """A push has changed rows. The lock is held."""
+
+    def settle(self) -> None:
+        """Waits until all that was pushed is safe. The lock is not held."""
+
+    def end(self) -> None:
+        """The rows are no longer served, or guarded by something else. The lock is held."""
+
 
 Fatal = Callable[[BaseException], None]
 """Ends the process, because its state is half changed."""
@@ -76,6 +91,7 @@ class ServerState:
         self._tables: TableStore | None = None
         self._staged: TableStore | None = None
         self._given_away: list[int] = []
+        self._guard: Guard | None = None
         self._waiting: Counter[int] = Counter()
         self._ended: set[int] = set()
         self._totals = Totals()
@@ -160,7 +176,35 @@ class ServerState:
         self._given_away = []
         self._changed.notify_all()
 
+    @property
+    def lock(self) -> Lock:
+        """Guards the rows, and all decisions about them."""
+        return self._changed
+
+    @property
+    def tables(self) -> TableStore:
+        """The rows that are served; the caller holds the lock. Raises NotHeldError."""
+        if self._tables is None:
+            raise NotHeldError("nothing is served here")
+        return self._tables
+
+    @property
+    def applied(self) -> AppliedBatches:
+        """As `ServerCore.applied`; the caller holds the lock."""
+        return self._core.applied
+
+    def serves(self, generation: int, version: int) -> bool:
+        """Whether rows are served under exactly this table."""
+        return self._core.serving and self._core.known == (generation, version)
+
+    def guarded_by(self, guard: Guard | None) -> None:
+        """Has the rows guarded by this from now on, and by nothing else; the caller holds the lock."""
+        if self._guard is not None:
+            self._guard.end()
+        self._guard = guard
+
     def _serve(self, tables: TableStore | None) -> None:
+        self.guarded_by(None)
         self._tables = tables
         self._eviction.serve(tables)
 
@@ -252,10 +296,26 @@ class ServerState:
     ) -> Status:
         """Applies a batch unless it is applied already; waits while a barrier or the staleness bound holds it.
 
+        Returns once the batch is safe, where a guard sees to that.
+
         A batch is applied completely or not at all: everything that can fail precedes its record, and a later failure
         is fatal. Raises NonFiniteGradientError, ValueError, MemoryError and SessionEndedError; the state is then
         unchanged.
         """
+        status = self._push(session, header, counts, keys, gradients)
+        guard = self._guard
+        if guard is not None and status in (Status.OK, Status.REPEATED):
+            guard.settle()
+        return status
+
+    def _push(
+        self,
+        session: int,
+        header: Header,
+        counts: NDArray[np.uint32],
+        keys: NDArray[np.int64],
+        gradients: NDArray[np.float32],
+    ) -> Status:
         arrived = self._clock()
         problem = _not_finite(gradients)
         with self._changed:
@@ -280,6 +340,8 @@ class ServerState:
                 tables.push_reserved(counts, keys, gradients)
                 if evicts:
                     self._eviction.applied(tables.clock, self._core.owned.buckets)
+                if self._guard is not None:
+                    self._guard.pushed(header.epoch, header.batch)
             except BaseException as error:
                 self._fatal(error)
                 raise
@@ -337,11 +399,20 @@ class ServerState:
 
     # Moves
 
-    def prepare(self, number: int, since: int, table: RoutingTable, index: int) -> Transfer:
+    def prepare(
+        self,
+        number: int,
+        since: int,
+        table: RoutingTable,
+        index: int,
+        *,
+        replaces: bool = False,
+        lost: int | None = None,
+    ) -> Transfer:
         """As `ServerCore.prepare`. What an earlier move has left here is gone before rows of this one can come."""
         with self._changed:
             before = self._core.transfer
-            transfer = self._core.prepare(number, since, table, index, self._clock())
+            transfer = self._core.prepare(number, since, table, index, self._clock(), replaces=replaces, lost=lost)
             if transfer is not before:
                 self._drop_received(before)
                 if self._tables is not None and not self._core.serving:

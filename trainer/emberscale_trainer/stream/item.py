@@ -24,7 +24,15 @@ class ItemKind(IntEnum):
     CHANGES = 2
     """Rows that changed since they were sent: the rows of `keys` are retired first, then `records` are put."""
     DELTA = 3
-    """The changes of one batch: `records[i]` is `old ^ new` of the row in slot `keys[i]`."""
+    """The changes of one batch, for parity: `records` are deltas (`table.deltas`) of any tables, `keys` one number: the
+    last item that all holders have."""
+    FILL = 4
+    """As DELTA, of no batch."""
+    BASE = 5
+    """The first item for parity: `keys` are the batches in the rows, as `epoch, first, stop, times` each."""
+    WITHDRAWN = 6
+    """The last item for parity: nothing of the sender is left. `keys` are the lost member, and how many items came
+    of it."""
 
 
 def _no_keys() -> NDArray[np.int64]:
@@ -37,7 +45,7 @@ class Item:
 
     * `table`: number of the table.
     * `records`: uint8 [n, stride], contiguous.
-    * `keys`: int64 [k]; of CHANGES the keys that were retired, of DELTA the slots, one a record.
+    * `keys`: int64 [k]; of CHANGES the keys that were retired, else as the kind says.
     * `epoch`, `batch`: of DELTA, the batch.
     """
 

@@ -12,7 +12,7 @@ from emberscale_trainer.transport import Connection
 _MOST_STREAMS = 4096
 
 Deliver = Callable[[Item], None]
-"""Deals with an item, whose arrays are valid during the call. Raises ValueError to refuse the stream."""
+"""Handles an item; its arrays are valid during the call. Raises ValueError to refuse the stream."""
 
 Accept = Callable[[int, int], Deliver]
 """Says what deals with the items of a stream of a generation. Raises StreamLostError for one that is not wanted."""
@@ -35,12 +35,7 @@ class StreamReceivers:
     def __init__(self, accept: Accept) -> None:
         self._accept = accept
         self._lock = threading.Lock()
-        self._streams: OrderedDict[int, _Incoming] = OrderedDict()
-
-    def forget(self, stream: int) -> None:
-        """Drops a stream; if it is opened again, it begins at item 1."""
-        with self._lock:
-            self._streams.pop(stream, None)
+        self._streams: OrderedDict[tuple[int, int], _Incoming] = OrderedDict()
 
     def serve(self, connection: Connection, opened: Header) -> None:
         """Takes the items of a stream from a connection whose last request was OPEN, and never returns.
@@ -49,7 +44,7 @@ class StreamReceivers:
         """
         stream = opened.shard
         deliver = self._accept(stream, opened.generation)
-        incoming = self._incoming(stream)
+        incoming = self._incoming(stream, opened.generation)
         with incoming.lock:  # an item of an earlier connection is dealt with, or will never be
             mine = incoming.order.connect()
             stands_at = incoming.order.delivered_count
@@ -65,10 +60,11 @@ class StreamReceivers:
                 stands_at = incoming.order.delivered_count
             connection.send(Header(Status.OK, batch=stands_at))
 
-    def _incoming(self, stream: int) -> _Incoming:
+    def _incoming(self, stream: int, generation: int) -> _Incoming:
+        name = (stream, generation)  # numbers of moves and versions may begin again in a new history
         with self._lock:
-            incoming = self._streams.setdefault(stream, _Incoming())
-            self._streams.move_to_end(stream)
+            incoming = self._streams.setdefault(name, _Incoming())
+            self._streams.move_to_end(name)
             if len(self._streams) > _MOST_STREAMS:
                 self._streams.popitem(last=False)
             return incoming

@@ -56,7 +56,7 @@ class StreamSender:
         threading.Thread(target=self._run, name="stream", daemon=True).start()
 
     def put(self, item: Item, wait_seconds: float) -> int:
-        """Takes an item over, whose arrays must not change until it is acknowledged; returns its number.
+        """Queues an item; its arrays must not change until it is acknowledged. Returns its number.
 
         Waits for room. Raises TimeoutError, and StreamLostError once the stream has ended.
         """
@@ -71,6 +71,16 @@ class StreamSender:
         with self._changed:
             wanted = self._window.put_count
             self._wait(lambda: self._window.acknowledged_count >= wanted, wait_seconds, "acknowledgements")
+
+    @property
+    def acknowledged_count(self) -> int:
+        """The number of items, from the first, that the receiver has dealt with."""
+        return self._window.acknowledged_count
+
+    def reach(self, number: int, wait_seconds: float) -> None:
+        """Waits until the receiver has dealt with all items up to this one. Raises as `put` does."""
+        with self._changed:
+            self._wait(lambda: self._window.acknowledged_count >= number, wait_seconds, "acknowledgements")
 
     def close(self) -> None:
         """Ends the stream; what is not acknowledged may have arrived or not."""

@@ -5,7 +5,8 @@
 `rows`       the one place where rows change         `index`     from key to slot
 `dense`      the dense parameters as rows            `kernels`   the entry points
 `admission`  which keys get rows                     `eviction`  which rows leave
-`compaction`  memory goes back to the system
+`compaction`  memory goes back to the system         `deltas`    what parity of the rows is made of
+`quantization`  weights as codes of a few bits
 `optimizers`, `initializers`  the arithmetic
 `compiled`, `memory`, `vector`  what Numba lacks: options, addresses, and registers of eight floats
 """
@@ -13,9 +14,11 @@
 from emberscale_trainer.table.admission import AdmissionCounts, holds_sketches, with_sketches
 from emberscale_trainer.table.compaction import Compaction, compact, trim_heap
 from emberscale_trainer.table.compiled import warm_up
+from emberscale_trainer.table.deltas import DeltaLog
 from emberscale_trainer.table.dense import DensePieces, NonFiniteGradientError, require_finite
 from emberscale_trainer.table.eviction import Eviction, Sweep
 from emberscale_trainer.table.layout import RowLayout, keys_of
+from emberscale_trainer.table.quantization import PackedRows, UnquantizableError
 from emberscale_trainer.table.slab import Reader
 from emberscale_trainer.table.snapshot import Lock, Snapshot, SnapshotAbandonedError
 from emberscale_trainer.table.store import TableStore
@@ -23,16 +26,19 @@ from emberscale_trainer.table.store import TableStore
 __all__ = [
     "AdmissionCounts",
     "Compaction",
+    "DeltaLog",
     "DensePieces",
     "Eviction",
     "Lock",
     "NonFiniteGradientError",
+    "PackedRows",
     "Reader",
     "RowLayout",
     "Snapshot",
     "SnapshotAbandonedError",
     "Sweep",
     "TableStore",
+    "UnquantizableError",
     "compact",
     "holds_sketches",
     "keys_of",

@@ -8,6 +8,8 @@ what must know of every change belongs there.
 Between calls of a kernel, a row has counted a push or more, and a slot without a row is all zero: the bytes of a slot
 say by themselves whether it is live.
 
+A table whose changes are logged (`deltas`) also writes `old ^ new` of each row that changes, in the same pass.
+
 Each reader of a table costs nothing until it is active. One that tracks changes has a bitmap of them, one bit a slot.
 One with an open snapshot gets a copy of a row's old bytes, unless it has passed the row or the row is not in its scope;
 room for the copies is made before the change, as room for rows is.
@@ -18,6 +20,7 @@ from typing import Any
 
 from emberscale_trainer.table import optimizers
 from emberscale_trainer.table.compiled import part, routine
+from emberscale_trainer.table.deltas import begin_delta, end_delta
 from emberscale_trainer.table.index import geometry_of, row_address
 from emberscale_trainer.table.initializers import initial_weights
 from emberscale_trainer.table.layout import FLOAT_BYTES, KEY_BYTES
@@ -41,6 +44,7 @@ from emberscale_trainer.table.slab import (
     FREE,
     FREE_COUNT,
     INITIALIZER,
+    LOGGED,
     NEXT_SLOT,
     OPTIMIZER,
     PARAMETERS_AT,
@@ -191,7 +195,9 @@ def put_row(table: int, slot: int, record: int) -> None:
     """Replaces a row, or fills a slot that held none, by a live record."""
     row = row_address(geometry_of(table), slot)
     _tell_readers_of_one(table, slot, row)
+    delta = begin_delta(table, slot, row)
     copy(row, record, load_int64(table + STRIDE))
+    end_delta(table, delta, row)
 
 
 @routine
@@ -199,7 +205,9 @@ def retire_row(table: int, slot: int) -> None:
     """Zeroes a row and gives its slot back; the list of free slots has room for it."""
     row = row_address(geometry_of(table), slot)
     _tell_readers_of_one(table, slot, row)
+    delta = begin_delta(table, slot, row)
     zero(row, load_int64(table + STRIDE))
+    end_delta(table, delta, row)
     free = load_int64(table + FREE_COUNT)
     store_uint32(load_int64(table + FREE) + 4 * free, slot)
     store_int64(table + FREE_COUNT, free + 1)
@@ -249,6 +257,7 @@ def count_push(sketches: int, slot: int, key_hash: int, period: int) -> int:
     """
     row = row_address(geometry_of(sketches), slot)
     _tell_readers_of_one(sketches, slot, row)
+    delta = begin_delta(sketches, slot, row)
     counters = row + KEY_BYTES
     first = counters + (shift_right(key_hash, _FIRST_COUNTER) & _COUNTER_MASK)
     second = counters + (shift_right(key_hash, _SECOND_COUNTER) & _COUNTER_MASK)
@@ -264,16 +273,12 @@ def count_push(sketches: int, slot: int, key_hash: int, period: int) -> int:
             store_int64(counter, shift_right(load_int64(counter), 1) & _HALVED)
         pushes >>= 1
     store_uint32(row + load_int64(sketches + PUSHES), pushes)
+    end_delta(sketches, delta, row)
     return lowest + 1
 
 
 @routine
-def step_rows(table: int, slots: int, rows: int, count: int, gradients: int) -> None:
-    """Applies `count` gradients to rows, one after another, and counts them.
-
-    `slots` and `rows` are the addresses of int64[count]: slots, and where their rows begin.
-    """
-    _tell_readers(table, slots, rows, count)
+def _step(table: int, rows: int, count: int, gradients: int) -> None:
     if load_int64(table + TOUCHED) != 0:
         _touch(table, rows, count)
     optimizer = load_int64(table + OPTIMIZER)
@@ -291,3 +296,28 @@ def step_rows(table: int, slots: int, rows: int, count: int, gradients: int) -> 
         _step_momentum(table, rows, count, gradients)
     else:
         _step_sgd(table, rows, count, gradients)
+
+
+@routine
+def _step_logged(table: int, slots: int, rows: int, count: int, gradients: int) -> None:
+    """Row by row, as a row that is stepped twice has two deltas."""
+    size = FLOAT_BYTES * load_int64(table + DIMENSION)
+    for at in range(0, 8 * count, 8):
+        row = load_int64(rows + at)
+        delta = begin_delta(table, load_int64(slots + at), row)
+        _step(table, rows + at, 1, gradients)
+        end_delta(table, delta, row)
+        gradients += size
+
+
+@routine
+def step_rows(table: int, slots: int, rows: int, count: int, gradients: int) -> None:
+    """Applies `count` gradients to rows, one after another, and counts them.
+
+    `slots` and `rows` are the addresses of int64[count]: slots, and where their rows begin.
+    """
+    _tell_readers(table, slots, rows, count)
+    if load_int64(table + LOGGED) != 0:
+        _step_logged(table, slots, rows, count, gradients)
+    else:
+        _step(table, rows, count, gradients)

@@ -64,6 +64,9 @@ TABLE = np.dtype(
         ("scale", "<f8"),
         ("parameters", "<f8", (PARAMETERS,)),
         ("readers", READER, (len(Reader),)),
+        ("number", "<i8"),  # of the table in its store
+        ("logged", "<i8"),  # rows in slots below this log their deltas; 0: none do
+        ("logs", "<i8"),  # address of int64[]: for each segment, the address of what says where its next delta goes
     ]
 )
 
@@ -100,6 +103,9 @@ SEED = _offset("seed")
 SCALE = _offset("scale")
 PARAMETERS_AT = _offset("parameters")
 READERS_AT = _offset("readers")
+NUMBER = _offset("number")
+LOGGED = _offset("logged")
+LOGS = _offset("logs")
 
 READER_BYTES = READER.itemsize
 CHANGED = _offset("changed", READER)

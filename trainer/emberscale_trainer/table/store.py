@@ -1,7 +1,7 @@
 """All tables of one parameter server."""
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,7 @@ from emberscale_api.routing import BUCKETS
 from emberscale_trainer.table import initializers, kernels, optimizers
 from emberscale_trainer.table.admission import AdmissionCounts, with_sketches
 from emberscale_trainer.table.compiled import warm_up
+from emberscale_trainer.table.deltas import DELTA_BYTES, DeltaLog
 from emberscale_trainer.table.dense import DensePieces
 from emberscale_trainer.table.index import ENTRY_BYTES
 from emberscale_trainer.table.layout import RowLayout, keys_of
@@ -54,6 +55,7 @@ class TableStore:
         self._segments: list[list[Segment]] = [[] for _ in self.specs]
         self._segment_addresses = [np.zeros(8, np.int64) for _ in self.specs]
         self._free = [np.zeros(0, np.uint32) for _ in self.specs]
+        self._log: DeltaLog | None = None
         self._changes: dict[Reader, Changes] = {}
         self._snapshots: dict[Reader, Snapshot] = {}
         self._scratch = np.zeros(kernels.SCRATCH_BYTES, np.uint8)
@@ -64,6 +66,7 @@ class TableStore:
         for number, (spec, layout) in enumerate(zip(self.specs, self.layouts, strict=True)):
             self._describe(number, spec, layout)
         self._sketches = self._describe_sketches()
+        self._delta_bytes = self._bytes_of_deltas()
         self._dense = dense
         if dense is not None:
             self._describe_dense(dense)
@@ -74,6 +77,7 @@ class TableStore:
         segment_rows = rows_per_segment(layout.stride)
         table["directory"] = address_of(self._directories[number])
         table["bucket_rows"] = address_of(self._bucket_rows[number])
+        table["number"] = number
         table["segments"] = address_of(self._segment_addresses[number])
         table["segment_rows"] = segment_rows
         table["slot_bits"] = (segment_rows - 1).bit_length()
@@ -96,6 +100,12 @@ class TableStore:
             self._tables[number]["sketch"] = self._descriptor(sketches)
             self._tables[number]["min_count"] = self.specs[number].admission.min_count
         return {number: sketches for sketches, number in enumerate(owners)}
+
+    def _bytes_of_deltas(self) -> NDArray[np.int64]:
+        """The bytes of what one key of each table of requests adds to a log at most: int64[tables]."""
+        sizes = [DELTA_BYTES + layout.stride for layout in self.layouts]
+        numbers = range(self._first, len(self.specs))
+        return np.array([sizes[one] + (sizes[self._sketches[one]] if one in self._sketches else 0) for one in numbers])
 
     def _describe_dense(self, dense: DensePieces) -> None:
         table = self._tables[-1]
@@ -154,13 +164,15 @@ class TableStore:
         while True:
             table = kernels.lacking(self._requested_address, len(counts), address_of(counts), len(keys), len(gradients))
             if table == kernels.NONE:
-                return
+                break
             if table == kernels.MISMATCH:
                 raise self._mismatch()
             rows, number = int(counts[table]), self._first + table
             self._make_room(number, rows, rows)
             if number in self._sketches:
                 self._make_room(self._sketches[number], min(rows, BUCKETS), min(rows, BUCKETS))
+        if self._log is not None:
+            self._log.make_room(int(self._delta_bytes @ counts))
 
     def push(self, counts: NDArray[np.uint32], keys: NDArray[np.int64], gradients: NDArray[np.float32]) -> None:
         """Steps the rows of the keys by `gradients: float32[values_per_request(counts)]`, making missing rows first.
@@ -269,6 +281,17 @@ class TableStore:
         if reader not in self._changes:
             raise ValueError(f"no changes are tracked for {reader.name}")
         return self._begin(reader, lock, whole=False)
+
+    def commit(self, reader: Reader) -> None:
+        """Ends the reader's snapshot, which it has read: what changed before it is forgotten."""
+        self._snapshots.pop(reader).commit()
+
+    def log_deltas(self, lanes: int, lane_of: Callable[[int, int], int]) -> DeltaLog:
+        """Logs from now on what changes, until the log is stopped; one that was begun before is."""
+        if self._log is not None:
+            self._log.stop()
+        self._log = DeltaLog(self._tables, self._segments, lanes, lane_of)
+        return self._log
 
     def abandon_snapshots(self) -> None:
         """Gives all open snapshots back, so that no read keeps the rows in memory when the store is dropped."""
@@ -492,6 +515,8 @@ class TableStore:
             self._add_segment(table)
         for snapshot in self._snapshots.values():
             snapshot.make_room(table, changed)
+        if self._log is not None:
+            self._log.make_room(changed * (DELTA_BYTES + self.layouts[table].stride))
 
     def _add_segment(self, table: int) -> None:
         descriptor, segments = self._tables[table], self._segments[table]
@@ -509,6 +534,8 @@ class TableStore:
         addresses[len(segments)] = segment.address
         segments.append(segment)
         descriptor["segment_count"] = len(segments)
+        if self._log is not None:
+            self._log.add_segments(table)
 
 
 def _free_indexes(tables: NDArray[np.void], directories: NDArray[np.int64], bucket_rows: NDArray[np.uint32]) -> None:

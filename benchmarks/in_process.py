@@ -23,9 +23,13 @@ class InProcessTraining:
         self._replica = ModelReplica(job)
         initial = flat_copy(build_model(job.spec.model, resolve_model(job.spec), job.spec.training.seed)).numpy()
         self._planner = KeyPlanner(even_table(servers), self._replica.tables, len(initial))
-        pieces = DensePieces.of(initial, job.spec.optimizers.dense)
-        self._dense_length = pieces.initial.size
-        self.stores = [TableStore(self._replica.tables, pieces) for _ in range(servers)]
+        self._pieces = DensePieces.of(initial, job.spec.optimizers.dense)
+        self._dense_length = self._pieces.initial.size
+        self.stores = [self.empty_store() for _ in range(servers)]
+
+    def empty_store(self) -> TableStore:
+        """The tables of a server without rows."""
+        return TableStore(self._replica.tables, self._pieces)
 
     def train(self, batch: Batch) -> float:
         """Trains on a batch; its mean loss before the step."""

@@ -1,0 +1,242 @@
+"""What incremental checkpoints write and keep, beside figures 8 and 9 of Check-N-Run (section 5.1).
+
+A parameter server trains on ids of a power law for WINDOWS intervals, and a checkpoint is taken after each by each mode
+of `spec.checkpoint.incremental`, from the same pushes, with the product's own rules and files. The law is fitted to the
+dirty rates of the paper: 26% of the rows change in one interval, 52% in ten.
+
+* Bandwidth (figure 8): the bytes that a checkpoint writes, over those of all rows.
+* Capacity (figure 9): the bytes that must stay so that the newest checkpoint can be restored, over those of all rows.
+* Exact: the newest checkpoint of each mode is restored at the end and compared with the rows, byte by byte. Restoring
+  is timed; the files are in the system's memory.
+
+It does not quantise, and shows nothing of the time that a checkpoint holds training (`checkpoint_stall.py`).
+"""
+
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from emberscale_api.job import IncrementalMode, InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
+from emberscale_jobmaster.chains import Chain, builds_on
+from emberscale_jobmaster.operations import SnapshotFile
+from emberscale_trainer.checkpoint import ChainWriter, CheckpointFiles, Share, Work, load_partition, owned_rows
+from emberscale_trainer.partition import AppliedBatches
+from emberscale_trainer.table import DensePieces, Reader, TableStore
+from master_stand_in import owned, write_manifest
+from reporting import Ratio, arguments, report, say
+
+ROWS, DIMENSION, DENSE = 300_000, 32, 10_000
+WINDOWS = 12
+"""Checkpoints: the paper shows as many intervals of 30 minutes."""
+DIRTY_ONE, DIRTY_TEN = 0.26, 0.52
+"""The share of rows that change in one interval and in ten: Check-N-Run, figures 3 and 8."""
+SPLITS = 20
+"""Pushes of a window."""
+MODES = (IncrementalMode.FULL, IncrementalMode.ONE_SHOT, IncrementalMode.CONSECUTIVE, IncrementalMode.INTERMITTENT)
+PAPER_ONE_SHOT = {2: 0.25, 11: 0.50}
+"""Figure 8: an increment is 25% of the model at first, and above 50% after 10 intervals."""
+PAPER_INTERMITTENT_ANEW = 8
+"""Figure 8: the interval whose checkpoint has all rows again."""
+PAPER_CONSECUTIVE_SAVING = 0.67
+"""Section 5.1: what consecutive increments write on average in 12 intervals, over the other modes."""
+PAPER_CONSECUTIVE_CAPACITY = {11: 4.0}
+"""Section 5.1: almost 4 times the model after 11 intervals."""
+PAPER_SAVING = 0.5
+"""Section 1: increments write less than half of what full checkpoints do."""
+
+
+def dirty(weights: NDArray[np.float64], draws: float) -> float:
+    """The expected share of rows that so many draws touch."""
+    return float(np.mean(-np.expm1(-draws * weights)))
+
+
+def law(rows: int, one: float, ten: float) -> tuple[NDArray[np.float64], int]:
+    """The probabilities of rows, float64 [rows], and the draws of a window, that give these shares after 1 and 10."""
+    ranks = np.arange(1, rows + 1, dtype=np.float64)
+    low, high = 0.2, 4.0
+    for _ in range(40):
+        exponent = (low + high) / 2
+        weights = ranks**-exponent
+        weights /= weights.sum()
+        fewest, most = 1.0, 1e15
+        for _ in range(100):
+            draws = (fewest * most) ** 0.5
+            fewest, most = (draws, most) if dirty(weights, draws) < one else (fewest, draws)
+        low, high = (exponent, high) if dirty(weights, 10 * draws) > ten else (low, exponent)
+    return weights, round(draws)
+
+
+def touched(weights: NDArray[np.float64], draws: int, random: np.random.Generator) -> Iterator[NDArray[np.int64]]:
+    """The distinct rows of each push of a window, int64 [n]."""
+    for _ in range(SPLITS):
+        yield np.flatnonzero(random.random(len(weights)) < -np.expm1(-draws / SPLITS * weights))
+
+
+@dataclass
+class Taken:
+    """What one mode wrote: `written` and `kept` of each checkpoint in bytes, and where the newest is."""
+
+    folder: Path
+    written: list[int] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)
+    bases: list[int] = field(default_factory=list)
+    chain: Chain = field(default_factory=Chain)
+    restore_seconds: float = 0.0
+
+
+class Server:
+    """A parameter server that is saved by one mode."""
+
+    def __init__(self, mode: IncrementalMode, folder: Path, rows: int) -> None:
+        optimizer = OptimizerSpec(type=OptimizerType.ROW_WISE_ADAGRAD)
+        self._specs = (TableSpec(0, "C1", 0, DIMENSION, optimizer, InitializerSpec(), seed=1),)
+        self._dense = DensePieces.of(np.zeros(DENSE, np.float32), OptimizerSpec())
+        self._mode = mode
+        self._writer = ChainWriter()
+        self.tables = self._empty()
+        self.taken = Taken(folder)
+        self.push(np.arange(rows, dtype=np.int64))
+
+    def _empty(self) -> TableStore:
+        return TableStore(self._specs, self._dense)
+
+    def push(self, keys: NDArray[np.int64]) -> None:
+        """Steps these rows and all dense pieces."""
+        counts = np.array([len(keys), 64], np.uint32)
+        values = np.full(self.tables.values_per_request(counts), 0.01, np.float32)
+        self.tables.push(counts, np.concatenate([keys, np.arange(64)]), values)
+
+    def save(self, number: int) -> None:
+        """Takes a checkpoint, and removes what the newest does not need."""
+        since = builds_on(self.taken.chain, self._mode)
+        everything, lock = owned(1, 0), nullcontext()
+        tracked = self._mode is not IncrementalMode.FULL
+        draft = self._writer.begin(self.tables, lock, everything, tracked=tracked, since=since)
+        share = Share(0, everything, AppliedBatches(), DENSE, owned_rows(self.tables, everything))
+        folder = self.taken.folder / f"{number:08}"
+        files = self._writer.write(draft, self.tables.specs, share, str(folder), Work())
+        write_manifest(folder, files, id=folder.name, number=number)
+        self.taken.chain = self.taken.chain.followed_by(folder.name, [SnapshotFile(**vars(file)) for file in files])
+        manifest = self.newest().manifest
+        for other in self.taken.folder.iterdir():
+            if other.name not in (folder.name, *manifest.builds_on):
+                shutil.rmtree(other)
+        self.taken.written.append(size_of(folder))
+        self.taken.kept.append(sum(size_of(one) for one in self.taken.folder.iterdir()))
+        if not manifest.builds_on:
+            self.taken.bases.append(number)
+
+    def newest(self) -> CheckpointFiles:
+        """The newest checkpoint."""
+        return CheckpointFiles(str(max(self.taken.folder.iterdir())))
+
+    def restores_exactly(self) -> bool:
+        """Whether the newest checkpoint has every row as it is; notes how long reading it takes."""
+        restored = self._empty()
+        began = time.perf_counter()
+        load_partition(self.newest(), owned(1, 0), restored, DENSE)
+        self.taken.restore_seconds = time.perf_counter() - began
+        return contents(restored) == contents(self.tables)
+
+
+def contents(tables: TableStore) -> list[list[bytes]]:
+    """The records of each table, in the order of their keys."""
+    snapshot = tables.snapshot(Reader.FLASH, nullcontext())
+    return [
+        sorted(record.tobytes() for records in snapshot.read(number) for record in records)
+        for number in range(len(tables.specs))
+    ]
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of the files in a folder, manifest and all."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def measure(rows: int, folder: Path) -> dict[IncrementalMode, Taken]:
+    """Trains, and takes a checkpoint by each mode after each window."""
+    weights, draws = law(rows, DIRTY_ONE, DIRTY_TEN)
+    say(f"one window touches {dirty(weights, draws):.1%} of {rows:,} rows, ten {dirty(weights, 10 * draws):.1%}")
+    servers = {mode: Server(mode, folder / mode, rows) for mode in MODES}
+    order = np.random.default_rng(0).permutation(rows)  # which rows are popular has nothing to do with their places
+    random = np.random.default_rng(1)
+    for number in range(1, WINDOWS + 1):
+        for keys in touched(weights, draws, random) if number > 1 else ():
+            for server in servers.values():
+                server.push(order[keys])
+        for server in servers.values():
+            server.save(number)
+    for mode, server in servers.items():
+        if not server.restores_exactly():
+            raise SystemExit(f"{mode}: the newest checkpoint does not restore what was there")
+    return {mode: server.taken for mode, server in servers.items()}
+
+
+def draw(path: Path, found: dict[IncrementalMode, Taken], whole: int) -> None:
+    """Both figures of the paper, with its numbers as crosses."""
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    bandwidth, capacity = figure.subplots(1, 2)
+    intervals = range(1, WINDOWS + 1)
+    for mode, taken in found.items():
+        bandwidth.plot(intervals, [size / whole for size in taken.written], marker=".", label=mode)
+        capacity.plot(intervals, [size / whole for size in taken.kept], marker=".", label=mode)
+    bandwidth.plot(*zip(*PAPER_ONE_SHOT.items(), strict=True), "kx", label="paper: OneShot")
+    bandwidth.plot([PAPER_INTERMITTENT_ANEW], [1.0], "k+", markersize=10, label="paper: Intermittent anew")
+    capacity.plot(*zip(*PAPER_CONSECUTIVE_CAPACITY.items(), strict=True), "kx", label="paper: Consecutive")
+    bandwidth.set(xlabel="checkpoint", ylabel="bytes written / bytes of all rows", ylim=(0, 1.1))
+    capacity.set(xlabel="checkpoint", ylabel="bytes kept / bytes of all rows", ylim=(0, 5))
+    for axes in (bandwidth, capacity):
+        axes.legend(fontsize="small")
+    figure.suptitle(f"Incremental checkpoints, {DIRTY_ONE:.0%} of the rows changing between two")
+    figure.savefig(path, dpi=120)
+
+
+def mean(sizes: Sequence[int], whole: int) -> float:
+    """The mean over all checkpoints, as a share of all rows."""
+    return statistics.mean(sizes) / whole
+
+
+def main() -> None:
+    """Measures all modes and reports."""
+    options = arguments(__doc__).parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        found = measure(ROWS // 10 if options.quick else ROWS, Path(folder))
+    whole = found[IncrementalMode.FULL].written[0]
+    for mode, taken in found.items():
+        shares = " ".join(f"{size / whole:.2f}" for size in taken.written)
+        say(
+            f"{mode:13} written {shares}; mean {mean(taken.written, whole):.3f}; kept at most "
+            f"{max(taken.kept) / whole:.2f}; all rows in {taken.bases}; restored in {taken.restore_seconds:.2f} s"
+        )
+    if options.plot:
+        draw(options.plot, found, whole)
+    one_shot, consecutive = found[IncrementalMode.ONE_SHOT], found[IncrementalMode.CONSECUTIVE]
+    intermittent = found[IncrementalMode.INTERMITTENT]
+    report(
+        "checkpoint_bytes",
+        {
+            "first increment / all rows (paper 0.25)": Ratio([(one_shot.written[1], whole)], 0.28, "max"),
+            "increment after ten intervals / all rows (0.5)": Ratio([(one_shot.written[10], whole)], 0.56, "max"),
+            "Intermittent written / Full (paper < 0.5)": Ratio(
+                [(sum(intermittent.written), whole * WINDOWS)], PAPER_SAVING, "max"
+            ),
+            "Consecutive written / Intermittent (paper 0.67)": Ratio(
+                [(sum(consecutive.written), sum(intermittent.written))], PAPER_CONSECUTIVE_SAVING + 0.1, "max"
+            ),
+            "Intermittent kept at most / all rows": Ratio([(max(intermittent.kept), whole)], 1.6, "max"),
+        },
+        options.output,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""What restores from quantised checkpoints cost a model: held-out AUC against the same training without any restore.
+
+A DLRM is trained in one process, by the workers' and servers' own code, batch after batch, so that two runs of a seed
+differ by nothing but the restores: at points spread evenly over the run (as in figure 10 of Check-N-Run), the servers
+write a checkpoint with quantised weights and load it again, as after a failure. Each seed trains the undisturbed run
+and then all others in turn, on the same records (300,000 synthetic ones; 100,000 and fewer seeds with --quick).
+
+The paper's bounds are a loss of accuracy of at most 0.01% over the life of a job: one restore from 2 bits, 3 from 3, 20
+from 4 and 100 from 8. Here the loss is that of the AUC, in percent of the undisturbed run's, the mean over the seeds.
+Restores from exact checkpoints show what the procedure itself costs: nothing.
+"""
+
+import tempfile
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from sklearn.metrics import roc_auc_score
+
+from emberscale_api.job import TrainingJob, parse_manifest
+from emberscale_api.rpc.master_pb2 import EVALUATION_DATA, TRAINING_DATA
+from emberscale_trainer.checkpoint import CheckpointFiles, Share, Work, load_partition, write_snapshot
+from emberscale_trainer.data.source import Batch
+from emberscale_trainer.partition import AppliedBatches
+from emberscale_trainer.table import Reader
+from in_process import InProcessTraining
+from master_stand_in import owned, write_manifest
+from plain_torch import indexed
+from reporting import Ratio, arguments, report, say
+from whole_run import manifest, synthesise
+
+SERVERS = 2
+ALLOWED = 0.01
+"""Percent of accuracy that the paper allows to lose."""
+
+PAPER = {2: 1, 3: 3, 4: 20, 8: 100}
+"""By bits, the restores that stay below it in the paper (section 5.2.1)."""
+
+RESTORES = {0: (5,), 2: (1, 2, 4), 3: (1, 3, 6), 4: (5, 20), 8: (20,)}
+"""With as few from 8 bits as from 4: they take long, and lose less than can be seen."""
+
+SEEDS, QUICK_SEEDS = 8, 4
+IN_MEMORY = Path("/dev/shm")
+Setting = tuple[int, int]
+"""Bits, and how often rows are restored."""
+
+
+def job(data: Path, seed: int) -> TrainingJob:
+    """The example job, in smaller."""
+    return parse_manifest(
+        manifest(
+            "quantised-training",
+            {
+                "data": {"train": [str(data / "train-*.tsv")], "evaluation": [str(data / "evaluation.tsv")]},
+                "model": {"architecture": "DLRM", "embeddings": {"dimension": 16}},
+                "training": {"batchSize": 1024, "seed": seed},
+            },
+        )
+    )
+
+
+class Data:
+    """The batches of a seed, read once."""
+
+    def __init__(self, of: TrainingJob) -> None:
+        source = indexed(of)
+        self.training = list(source.batches(TRAINING_DATA, 0, 0, source.records(TRAINING_DATA)))
+        self.evaluation = list(source.batches(EVALUATION_DATA, 0, 0, source.records(EVALUATION_DATA)))
+
+
+def restore(training: InProcessTraining, folder: Path, bits: int) -> None:
+    """Writes a checkpoint, and has the servers begin anew from it."""
+    files = []
+    for index, store in enumerate(training.stores):
+        share = Share(index, owned(SERVERS, index), AppliedBatches(), store.dense_parameters)
+        snapshot = store.snapshot(Reader.CHECKPOINT, nullcontext())
+        files += write_snapshot(snapshot, store.specs, share, str(folder), Work(), bits)
+    uri = write_manifest(folder, files, ps_count=SERVERS)
+    for index in range(SERVERS):
+        store = training.empty_store()
+        load_partition(CheckpointFiles(uri), owned(SERVERS, index), store, store.dense_parameters)
+        training.stores[index] = store
+
+
+def auc_after(of: TrainingJob, data: Data, folder: Path, bits: int, restores: int) -> float:
+    """Trains with restores at even distances, and evaluates."""
+    training = InProcessTraining(of, SERVERS)
+    due = {round(len(data.training) * number / (restores + 1)) for number in range(1, restores + 1)}
+    for number, batch in enumerate(data.training):
+        if number in due:
+            restore(training, folder / f"{bits}-{restores}-{number}", bits)
+        training.train(batch)
+    return auc(training, data.evaluation)
+
+
+def auc(training: InProcessTraining, batches: Sequence[Batch]) -> float:
+    """The held-out AUC."""
+    predicted = np.concatenate([training.predict(batch) for batch in batches]).astype(np.float64)
+    return float(roc_auc_score(np.concatenate([batch.labels for batch in batches]), predicted))
+
+
+def draw(path: Path, lost: dict[Setting, list[float]]) -> None:
+    """The loss by restores, a line for each number of bits, with the paper's bounds."""
+    figure = Figure(figsize=(11, 5.5), layout="constrained")
+    axis = figure.subplots()
+    for bits in (bits for bits in RESTORES if bits):
+        settings = [setting for setting in lost if setting[0] == bits]
+        means = [mean(lost[setting]) for setting in settings]
+        errors = [_error(lost[setting]) for setting in settings]
+        counts = [count for _, count in settings]
+        bars = axis.errorbar(counts, means, errors, marker="o", capsize=3, label=f"{bits} bits")
+        axis.axvline(PAPER[bits], linestyle=":", color=bars[0].get_color())
+    axis.axhline(ALLOWED, linestyle="--", color="black", label="allowed by the paper")
+    axis.axhline(0, color="grey", linewidth=0.5)
+    axis.set(
+        xscale="log",
+        xlabel="restores over the run (dotted: where the paper's loss reaches the bound)",
+        ylabel="loss of held-out AUC, % (mean over seeds, standard error)",
+    )
+    axis.legend()
+    figure.savefig(path, dpi=120)
+
+
+def _named(bits: int, restores: int) -> str:
+    return f"{restores} restores from {f'{bits} bits' if bits else 'exact checkpoints'}"
+
+
+def _error(values: Sequence[float]) -> float:
+    return stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
+
+
+def main() -> None:
+    """Trains and reports."""
+    options = arguments(__doc__).parse_args()
+    torch.set_num_threads(1)
+    lost: dict[Setting, list[float]] = {}
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY if IN_MEMORY.is_dir() else None) as name:
+        folder = Path(name)
+        synthesise(folder / "data", 100_000 if options.quick else 300_000)
+        for seed in range(QUICK_SEEDS if options.quick else SEEDS):
+            of = job(folder / "data", seed)
+            data = Data(of)
+            undisturbed = auc_after(of, data, folder, 0, 0)
+            say(f"seed {seed}: AUC {undisturbed:.5f} undisturbed")
+            for bits, counts in RESTORES.items():
+                for count in counts:
+                    with tempfile.TemporaryDirectory(dir=folder) as run:
+                        found = auc_after(of, data, Path(run), bits, count)
+                    loss = 100 * (undisturbed - found) / undisturbed
+                    say(f"seed {seed}, {_named(bits, count)}: AUC lower by {loss:.4f}%")
+                    lost.setdefault((bits, count), []).append(loss)
+    ratios: dict[str, Ratio] = {}
+    for (bits, count), values in lost.items():
+        label = _named(bits, count)
+        say(f"{label}: AUC lower by {mean(values):.4f}% (standard error {_error(values):.4f})")
+        if bits and count == min(PAPER[bits], max(RESTORES[bits])):
+            ratios[f"AUC lost / {ALLOWED}%: {label}"] = Ratio([(mean(values), ALLOWED)], 1.0, "max")
+    exact: Any = max(map(abs, lost[0, 5]))
+    ratios["AUC lost by exact restores, %"] = Ratio([(exact, 1.0)], 0.0, "max")
+    if options.plot:
+        draw(options.plot, lost)
+    report("quantised_training", ratios, options.output)
+
+
+if __name__ == "__main__":
+    main()

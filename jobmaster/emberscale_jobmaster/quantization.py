@@ -1,0 +1,46 @@
+"""In how many bits a checkpoint stores weights, so that its restores cost no accuracy that matters.
+
+Weights are quantised in checkpoints alone, so only a restore costs accuracy, and each adds to the cost of those before.
+Check-N-Run (section 5.2.1) measured how many restores stay below a loss of 0.01% over the life of a job: RESTORES. It
+takes the fewest bits that allow the restores it expects, and 8 bits once there were more. Here that is one budget: a
+restore spends 1 / RESTORES[bits] of it, and the next checkpoint gets the fewest bits with which the restores still
+expected do not overspend what is left.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from emberscale_api.job import Quantization
+
+RESTORES: Mapping[int, int] = MappingProxyType({2: 1, 3: 3, 4: 20, 8: 100})
+"""By bits, how many restores of a job lose at most 0.01% of accuracy together."""
+
+_MOST_BITS = max(RESTORES)
+_ROUNDING = 1e-9
+
+BELIEVED_BETWEEN_FAILURES = 86_400 / 0.015
+"""Seconds between failures of one parameter server until the brain says more (DLRover-RM section 2.2)."""
+
+
+def weight_bits(wanted: Quantization, restores: Mapping[int, int], expected: float) -> int:
+    """Returns the bits of a weight in the next checkpoint; 0 stands for float32.
+
+    `restores` are those of the job so far, by the bits of what they restored; `expected` are those still to come, of
+    which there is at least one: else the checkpoint serves nothing.
+    """
+    match wanted:
+        case Quantization.NONE:
+            return 0
+        case Quantization.AUTO:
+            left = 1 - sum(count / RESTORES.get(bits, 1) for bits, count in restores.items())
+            affordable = (
+                bits for bits, allowed in RESTORES.items() if max(1.0, expected) / allowed <= left + _ROUNDING
+            )
+            return min(affordable, default=_MOST_BITS)
+        case _:
+            return int(wanted)
+
+
+def expected_restores(seconds_left: float, servers: int, between_failures: float | None) -> float:
+    """Restores still to come in so many seconds of training; `between_failures` is what the brain says of the job."""
+    return seconds_left / (between_failures or BELIEVED_BETWEEN_FAILURES / max(1, servers))

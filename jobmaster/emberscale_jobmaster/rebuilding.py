@@ -1,0 +1,147 @@
+"""Rebuilds the rows of a lost parameter server from the parity that the others hold, for the process in its place.
+
+    lost -> (a successor joins) -> a move with `lost`: PREPARE -> COPY -> SWITCH -> over
+       another server is lost, or it fails again and again -> the job rolls back
+       the server speaks again before anybody was told -> over
+       its successor is lost -> the next one, from what is rebuilt already
+
+The others keep their rows, the generation stays, and nobody holds a barrier: what they own does not change, and the
+rows of the lost server do not either. A batch that only some have applied comes again from its worker.
+"""
+
+from dataclasses import replace
+
+from emberscale_api.job import TrainingJobSpec
+from emberscale_api.job.roles import Role
+from emberscale_api.routing import PsAddress
+from emberscale_jobmaster import reshaping
+from emberscale_jobmaster.membership import MemberId, slot_name
+from emberscale_jobmaster.operations import Move, MovePhase
+from emberscale_jobmaster.progress import in_parity, recover
+from emberscale_jobmaster.ranges import Applied
+from emberscale_jobmaster.recovery import Failure, Parity, Rebuilt
+from emberscale_jobmaster.state import JobState, Routing, Stage, sizes_of, with_scaling
+
+MOST_ATTEMPTS = 5
+AGAIN_SECONDS = 1.0
+PREPARE_SECONDS = 180.0
+"""How long the successor may take to build the model and its tables."""
+_MIB = 1 << 20
+
+
+def note_protected(state: JobState, member: MemberId, generation: int, version: int) -> JobState:
+    """A server says that others hold parity of all its rows under a table of this version."""
+    table = state.routing.table
+    if (generation, version) != (table.generation, table.version) or not state.routing.ready:
+        return state
+    if (member.index, member.incarnation) not in {(one.index, one.incarnation) for one in table.owners}:
+        return state
+    parity = state.parity
+    if (parity.generation, parity.version) != (generation, version):
+        parity = Parity(generation, version)
+    if member.index in parity.servers:
+        return state
+    return replace(state, parity=replace(parity, servers=parity.servers | {member.index}))
+
+
+def unprotected_reason(state: JobState) -> str:
+    """Why a lost server could not be rebuilt now, for people; empty where it could."""
+    if in_parity(state):
+        return ""
+    if state.rebuilding is not None:
+        return f"ps-{state.rebuilding.server} is lost, and its rows are being rebuilt"
+    if state.stage not in (Stage.TRAIN, Stage.EVALUATE) or not state.routing.ready:
+        return "the job does not train"
+    if len(state.routing.table.owners) < 2:
+        return "only one parameter server has rows"
+    said = state.parity.servers if state.parity.version == state.routing.table.version else frozenset()
+    waiting = sorted({one.index for one in state.routing.table.owners} - said)
+    names = ", ".join(slot_name(Role.PS, index) for index in waiting)
+    return f"rows of {names} are still sent to their parity servers" if names else "rows change their servers"
+
+
+def begin_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState:
+    """Begins the move to the successor of a lost server once there is one."""
+    lost = state.rebuilding
+    if lost is None or state.over:
+        return state
+    if not lost.told:
+        message = f"{lost.reason}: its rows are rebuilt from parity once it has a successor"
+        return _told(replace(state, rebuilding=replace(lost, told=True)), "Degraded", message, 0.0)
+    process = state.members.process(Role.PS, lost.server)
+    if process is None or now < lost.next_at:
+        return state
+    if process.incarnation == lost.incarnation:
+        if not lost.attempts:
+            return _told(replace(state, rebuilding=None), "Returned", f"ps-{lost.server} speaks again", 0.0)
+        return _roll_back(state, spec, f"ps-{lost.server} speaks again while its rows are rebuilt")
+    table = state.routing.table
+    successor = PsAddress(lost.server, process.incarnation, process.data_address, process.control_address)
+    servers = tuple(successor if one.index == lost.server else one for one in table.servers)
+    move = Move(
+        id=state.next_operation,
+        number=state.next_barrier,
+        phase=MovePhase.PREPARE,
+        began_at=now,
+        deadline=now + PREPARE_SECONDS,
+        sizes=sizes_of(state, spec),
+        table=replace(table, version=state.next_version, servers=servers),
+        servers=servers,
+        shares=state.routing.shares,
+        members=tuple(one.index for one in table.owners),
+        lost=lost.server,
+    )
+    state = replace(
+        state,
+        rebuilding=replace(lost, attempts=lost.attempts + 1),
+        next_operation=state.next_operation + 1,
+        next_barrier=state.next_barrier + 1,
+        next_version=state.next_version + 1,
+    )
+    return state.asking(move, *move.everyone)
+
+
+def failed(state: JobState, spec: TrainingJobSpec, move: Move, problem: str, now: float) -> JobState:
+    """A move came to nothing: another follows, or the job rolls back."""
+    lost, state = state.rebuilding, state.without(move)
+    if lost is None or lost.attempts >= MOST_ATTEMPTS:
+        return _roll_back(state, spec, f"the rows could not be rebuilt: {problem}")
+    return replace(state, rebuilding=replace(lost, next_at=now + AGAIN_SECONDS))
+
+
+def copied(state: JobState, spec: TrainingJobSpec, move: Move) -> JobState:
+    """All holders have sent what they have rebuilt. They must agree on the batches in it."""
+    if rebuilt(move) is None:
+        return _roll_back(state, spec, f"the servers do not agree on what ps-{move.lost} had applied")
+    return state.asking(replace(move, phase=MovePhase.SWITCH, done=frozenset()), *move.everyone)
+
+
+def rebuilt(move: Move) -> Applied | None:
+    """The batches in the rebuilt rows, None where servers differ about them."""
+    said = [report.rebuilt for index, report in move.copied.items() if index != move.lost]
+    return said[0] if said and all(one == said[0] for one in said) else None
+
+
+def completed(state: JobState, move: Move, now: float) -> JobState:
+    """All servers have adopted the table with the successor."""
+    lost, sent = state.rebuilding, sum(report.copied_bytes for report in move.copied.values())
+    seconds = now - (move.began_at if lost is None else lost.began_at)
+    name = slot_name(Role.PS, move.lost or 0)
+    state = replace(
+        state.without(move),
+        routing=Routing(move.table, True, state.routing.left, move.shares),
+        rebuilding=None,
+        parity=Parity(),
+        rebuilt=Rebuilt(state.rebuilt.count + 1, name, seconds, sent),
+    )
+    message = f"{name} has its {sent / _MIB:,.1f} MiB of rows again, rebuilt from parity, by routing table"
+    return _told(state, "Recovered", f"{message} {move.table.version}; nothing was rolled back", seconds)
+
+
+def _roll_back(state: JobState, spec: TrainingJobSpec, reason: str) -> JobState:
+    lost = state.rebuilding
+    return recover(state, spec, Failure(() if lost is None else (lost.server,), reason))
+
+
+def _told(state: JobState, reason: str, message: str, seconds: float) -> JobState:
+    return with_scaling(state, reshaping.with_step(state.scaling, reason, message, seconds))

@@ -1,0 +1,352 @@
+"""Partial recovery (CPR section 2.3): the successors of lost servers load the lost rows, all others keep theirs.
+
+    WAIT -> FIND -> LOAD -> BARRIER -> SWITCH -> done
+       another loss, a new master, a damaged checkpoint -> WAIT
+       a barrier that fails -> LOAD, where nothing is left to load
+       no sound checkpoint, too many lost samples, what cannot be finished -> the job rolls back
+
+In the barrier, nothing is settled: without the lost servers no worker can finish a batch. Instead, a successor takes
+for applied what all survivors have applied. Of that, its rows lack what came after the checkpoint: they have forgotten
+it. A batch that only some survivors have is retried by its worker, and stepped on the servers that lack it.
+
+SWITCH is durable before any server adopts the new table, as in a move.
+"""
+
+from dataclasses import replace
+
+from emberscale_api.checkpoint import EpochApplied, ForgottenShare
+from emberscale_api.job import TrainingJobSpec
+from emberscale_api.job.roles import Role
+from emberscale_api.routing import BUCKETS, PsAddress
+from emberscale_jobmaster import retry
+from emberscale_jobmaster.effects import (
+    CallServer,
+    Effect,
+    FindCheckpoint,
+    HoldCall,
+    PrepareCall,
+    Reloaded,
+    ServerRequest,
+    SettleCall,
+    SwitchCall,
+)
+from emberscale_jobmaster.events import AppliedReport, CheckpointFound, Prepared
+from emberscale_jobmaster.operations import STORAGE, Reload, ReloadPhase, answered, asking_later
+from emberscale_jobmaster.progress import fail, roll_back, tell_recovery
+from emberscale_jobmaster.ranges import Applied, differing, minus, normalised, on_all
+from emberscale_jobmaster.recovery import NO_SURVIVOR
+from emberscale_jobmaster.state import JobState, Routing, applied_batches, samples_in
+
+KIND = "Reload"
+FIND_SECONDS = 60.0
+LOAD_SECONDS = 180.0
+"""How long a successor may load without any progress; before the first row it builds the model and compiles kernels."""
+HOLD_SECONDS = 10.0
+"""How long a survivor holds pushes without hearing more of the barrier."""
+HELD_SECONDS = 30.0
+"""How long it does so once it only waits for the switch: another master takes over within that."""
+BARRIER_SECONDS = 15.0
+ATTEMPTS = 3
+"""Barriers that may fail, and calls that may be refused, before the job rolls back."""
+WAIT_SECONDS = 1.0
+CALL_SECONDS = 8.0
+AGAIN_SECONDS = 0.25
+KEPT_SECONDS = 2.0
+"""How often a server that is ready hears that the change of table is still wanted."""
+
+_AGAIN = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"})
+
+
+def advance_if_due(state: JobState, spec: TrainingJobSpec, now: float) -> JobState:
+    """Looks for the checkpoint once the lost servers have successors; ends a reload that nobody needs any more."""
+    operation = state.reload
+    if operation is None and KIND in state.troubles:
+        return state.untroubled(KIND)  # the job rolls back, or nobody was lost after all
+    if operation is None or state.over:
+        return state
+    if operation.phase is not ReloadPhase.WAIT:
+        return _waiting(state, operation) if _is_alone(state, operation) else state
+    lost = tuple(server for server in state.routing.table.owners if not _is_present(state, server))
+    if not lost:  # who was silent speaks again, and nobody has done anything yet
+        return replace(state.without(operation), routing=replace(state.routing, ready=True))
+    if len(lost) == len(state.routing.table.owners):  # one that spoke again is lost after all
+        return roll_back(state, spec, operation.reason, NO_SURVIVOR)
+    trouble = state.troubles.get(KIND)
+    if any(_successor(state, server) is None for server in lost) or (trouble is not None and now < trouble.next_at):
+        return state
+    found = replace(operation, phase=ReloadPhase.FIND, lost=lost, deadline=now + FIND_SECONDS)
+    return state.asking(found, STORAGE)
+
+
+def effects_of(state: JobState, operation: Reload, whom: int, serial: int, flash: str) -> tuple[Effect, ...]:
+    """The call that the operation waits for; `flash` is the flash checkpoint that is newer than all others, if one."""
+    if whom == STORAGE:
+        return (FindCheckpoint(operation.id, serial, tuple(sorted(state.damaged)), flash),)
+    server = next(one for one in operation.parties if one.index == whom)
+    return (CallServer(operation.id, serial, server, _request(state, operation, server), CALL_SECONDS),)
+
+
+def on_checkpoint_found(
+    state: JobState, spec: TrainingJobSpec, operation: Reload, event: CheckpointFound, now: float
+) -> JobState:
+    """The checkpoint folder was read: the successors load, unless too much would be lost."""
+    state = replace(state.untroubled(KIND), damaged={**state.damaged, **event.damaged})
+    source = event.source
+    if source is None or event.incompatible:
+        return roll_back(state, spec, operation.reason, event.incompatible or "no checkpoint can be used")
+    operation = replace(answered(operation, STORAGE), source=source)
+    if why := _too_much(state, spec, operation, applied_batches(state, spec)):
+        return roll_back(state, spec, operation.reason, why)
+    table = state.routing.table
+    servers = list(table.servers)
+    for server in operation.lost:
+        successor = _successor(state, server)
+        if successor is None:
+            return _waiting(state, operation)
+        servers[server.index] = successor
+    operation = replace(
+        operation,
+        phase=ReloadPhase.LOAD,
+        number=state.next_barrier,
+        table=replace(table, version=state.next_version, servers=tuple(servers)),
+        deadline=now + LOAD_SECONDS,
+    )
+    state = replace(state, next_barrier=state.next_barrier + 1, next_version=state.next_version + 1)
+    return state.asking(operation, *(server.index for server in operation.parties))
+
+
+def on_prepared(state: JobState, operation: Reload, server: int, answer: Prepared, now: float) -> JobState:
+    """A successor says how far it is in loading; a survivor knows of the table to come."""
+    before = operation.loaded.get(server, 0)
+    gets_on = answer.loaded_bytes > before or (answer.done and server not in operation.done)
+    operation = replace(
+        answered(operation, server),
+        loaded={**operation.loaded, server: max(answer.loaded_bytes, before)},
+        problems={**operation.problems, server: answer.problem},
+        deadline=now + LOAD_SECONDS if gets_on else operation.deadline,
+    )
+    if not answer.done:
+        return state.asking(operation, server)
+    operation = replace(operation, done=operation.done | {server})
+    if len(operation.done) < len(operation.parties):
+        return state.having(asking_later(operation, server, now + KEPT_SECONDS))
+    holding = replace(
+        operation,
+        phase=ReloadPhase.BARRIER,
+        done=frozenset(),
+        barrier=state.next_barrier,
+        held={},
+        deadline=now + BARRIER_SECONDS,
+        pending={},
+        again_at={},
+    )
+    state = replace(state, next_barrier=state.next_barrier + 1)
+    return state.asking(holding, *(one.index for one in operation.survivors))
+
+
+def on_applied(
+    state: JobState, spec: TrainingJobSpec, operation: Reload, server: int, answer: AppliedReport, now: float
+) -> JobState:
+    """A survivor holds pushes, and later goes on holding them until the switch."""
+    operation = answered(operation, server)
+    if now >= operation.deadline:  # survivors may have let pushes through
+        return _barrier_failed(state, spec, operation, "the barrier took too long", now)
+    if server not in operation.held:
+        operation = replace(operation, held={**operation.held, server: answer.applied})
+        if len(operation.held) < len(operation.survivors):
+            return state.having(operation)
+        operation = replace(operation, deadline=now + BARRIER_SECONDS)
+        return state.asking(operation, *operation.held)
+    if difference := differing(operation.held[server], answer.applied):
+        return _barrier_failed(state, spec, operation, f"ps-{server} applied {difference} in the barrier", now)
+    operation = replace(operation, done=operation.done | {server})
+    if len(operation.done) < len(operation.survivors):
+        return state.having(operation)
+    if not all(_is_present(state, one) for one in operation.parties):
+        return _waiting(state, operation)
+    return _switching(state, spec, replace(operation, applied=on_all(list(operation.held.values()))))
+
+
+def on_switched(
+    state: JobState, spec: TrainingJobSpec, operation: Reload, server: int, now: float
+) -> tuple[JobState, tuple[Effect, ...]]:
+    """A server has adopted the new table. Once all have, training goes on."""
+    operation = answered(operation, server)
+    operation = replace(operation, done=operation.done | {server})
+    if operation.table is None or len(operation.done) < len(operation.parties):
+        return state.having(operation), ()
+    lost = _forgotten(state, spec, operation, operation.applied)
+    left = tuple(one for one in state.routing.left if _is_present(state, one))
+    state = replace(
+        state.without(operation),
+        routing=Routing(operation.table, True, left, state.routing.shares),
+        forgotten=(*state.forgotten, lost),
+    )
+    if operation.source is not None and (bits := operation.source.weight_bits):
+        state = replace(state, restores={**state.restores, bits: state.restores.get(bits, 0) + 1})
+    seconds = max(0.0, now - operation.began_at)
+    names = ", ".join(f"ps-{index}" for index in lost.servers)
+    message = (
+        f"{operation.reason}: {names} reloaded checkpoint {lost.checkpoint}, and nobody else went back; "
+        f"{lost.samples:,} samples are forgotten on {lost.share:.1%} of the rows, "
+        f"portion of lost samples {state.pls:.4f} of {spec.fault_tolerance.allowed_pls:g}"
+    )
+    return tell_recovery(state, "RecoveredPartially", message, seconds), (Reloaded(lost, seconds),)
+
+
+def on_server_failed(
+    state: JobState, spec: TrainingJobSpec, operation: Reload, server: int, code: str, problem: str, now: float
+) -> JobState:
+    """A call to a server has failed."""
+    if operation.phase is ReloadPhase.BARRIER:
+        return _barrier_failed(state, spec, operation, f"ps-{server}: {problem}", now)
+    if code in _AGAIN:
+        return state.having(asking_later(operation, server, now + AGAIN_SECONDS))
+    if operation.phase is ReloadPhase.SWITCH:
+        return roll_back(state, spec, operation.reason, f"ps-{server} refuses the switch: {problem}")
+    if code == "INVALID_ARGUMENT":
+        return fail(state, "ModelRefused", f"ps-{server}: {problem}")
+    if code == "DATA_LOSS" and operation.source is not None:
+        damaged = {**state.damaged, operation.source.checkpoint: problem}
+        return _waiting(replace(state, damaged=damaged), operation)
+    attempts = operation.attempts + 1
+    if code == "FAILED_PRECONDITION" and attempts < ATTEMPTS:  # another process answers there, and will register
+        return state.having(asking_later(replace(operation, attempts=attempts), server, now + KEPT_SECONDS))
+    return roll_back(state, spec, operation.reason, f"ps-{server}: {problem}")
+
+
+def on_storage_failed(state: JobState, spec: TrainingJobSpec, operation: Reload, problem: str, now: float) -> JobState:
+    """The checkpoint folder cannot be read. It is tried again, as a roll-back would have to; later the job fails."""
+    trouble = retry.failed_again(state.troubles.get(KIND), now, "CheckpointUnreachable", problem)
+    if retry.exhausted(trouble, now):
+        return fail(state, trouble.reason, trouble.message)
+    return _waiting(replace(state, troubles={**state.troubles, KIND: trouble}), operation)
+
+
+def on_time_passed(state: JobState, spec: TrainingJobSpec, operation: Reload, now: float) -> JobState:
+    """Asks again what is due, and gives up what does not get on; never a switch, which some may have made."""
+    if operation.phase is ReloadPhase.WAIT:
+        return state
+    if operation.phase is ReloadPhase.SWITCH:
+        if gone := [one.index for one in operation.parties if not _is_present(state, one)]:
+            return roll_back(state, spec, operation.reason, f"ps-{gone[0]} is lost too, and may have switched")
+    elif now >= operation.deadline:
+        waiting = sorted({*operation.pending, *operation.again_at} - operation.done - {STORAGE})
+        names = ", ".join(f"ps-{server}" for server in waiting)
+        said = "; ".join(operation.problems[server] for server in waiting if operation.problems.get(server))
+        if operation.phase is ReloadPhase.FIND:
+            problem = f"spec.checkpoint.uri ({spec.checkpoint.uri}) does not answer within {FIND_SECONDS:g} s"
+            return on_storage_failed(state, spec, operation, problem, now)
+        if operation.phase is ReloadPhase.BARRIER:
+            return _barrier_failed(state, spec, operation, f"{names} did not answer", now)
+        problem = f"{names} loaded nothing for {LOAD_SECONDS:g} s"
+        return roll_back(state, spec, operation.reason, f"{problem}: {said}" if said else problem)
+    due = [whom for whom, at in operation.again_at.items() if now >= at]
+    return state.asking(operation, *due) if due else state
+
+
+def on_takeover(state: JobState, operation: Reload) -> JobState:
+    """A new master finishes what may have been switched, and begins anew with anything else."""
+    if operation.phase is ReloadPhase.SWITCH:
+        return state.asking(operation, *operation.pending, *operation.again_at)
+    return _waiting(state, operation)
+
+
+def _request(state: JobState, operation: Reload, server: PsAddress) -> ServerRequest:
+    present, source = state.routing.table, operation.source
+    assert operation.table is not None, "servers are asked from phase LOAD on"
+    match operation.phase:
+        case ReloadPhase.BARRIER if server.index not in operation.held or len(operation.held) < len(
+            operation.survivors
+        ):
+            return HoldCall(present.generation, present.version, operation.barrier, HOLD_SECONDS)
+        case ReloadPhase.BARRIER:
+            return SettleCall(present.generation, operation.barrier, HELD_SECONDS, {}, WAIT_SECONDS)
+        case ReloadPhase.SWITCH:
+            return SwitchCall(present.generation, operation.barrier, operation.number, operation.applied)
+        case _:
+            since = present.version if server in present.owners else 0
+            checkpoint = source.checkpoint if source is not None else ""
+            return PrepareCall(operation.number, since, operation.table, WAIT_SECONDS, checkpoint)
+
+
+def _switching(state: JobState, spec: TrainingJobSpec, operation: Reload) -> JobState:
+    source = operation.source
+    foreign = differing(minus(source.restored.applied, operation.applied), {}) if source is not None else ""
+    if foreign:
+        why = f"the checkpoint holds {foreign}, which not all that kept their rows have applied"
+        return roll_back(state, spec, operation.reason, why)
+    if why := _too_much(state, spec, operation, operation.applied):
+        return roll_back(state, spec, operation.reason, why)
+    operation = replace(operation, phase=ReloadPhase.SWITCH, done=frozenset(), pending={}, again_at={})
+    return state.asking(operation, *(server.index for server in operation.parties))
+
+
+def _too_much(state: JobState, spec: TrainingJobSpec, operation: Reload, applied: Applied) -> str:
+    """Why the reload would lose more than the job may lose, once `applied` is on all survivors; empty otherwise."""
+    pls, allowed = state.pls + _forgotten(state, spec, operation, applied).pls, spec.fault_tolerance.allowed_pls
+    if pls <= allowed:
+        return ""
+    return f"the portion of lost samples would be {pls:.4f}, and faultTolerance.targetPLS allows {allowed:g}"
+
+
+def _forgotten(state: JobState, spec: TrainingJobSpec, operation: Reload, applied: Applied) -> ForgottenShare:
+    """What the lost rows lack of `applied` in the checkpoint, by CPR equation 3."""
+    table, source = state.routing.table, operation.source
+    assert source is not None, "a checkpoint is found before anything is forgotten"
+    lost = {server.index for server in operation.lost}
+    batches = minus(applied, source.restored.applied)
+    samples = samples_in(state, spec, batches)
+    buckets = normalised((number, number + 1) for number, owner in enumerate(table.bucket_owners) if owner in lost)
+    share = sum(stop - first for first, stop in buckets) / BUCKETS
+    return ForgottenShare(
+        servers=tuple(sorted(lost)),
+        checkpoint=source.checkpoint,
+        epochs=tuple(EpochApplied(epoch=epoch, ranges=spans) for epoch, spans in sorted(batches.items())),
+        samples=samples,
+        buckets=buckets,
+        pieces=normalised((number, number + 1) for number, owner in enumerate(table.piece_owners) if owner in lost),
+        pls=samples * share / (spec.training.epochs * state.training_records),
+    )
+
+
+def _barrier_failed(state: JobState, spec: TrainingJobSpec, operation: Reload, problem: str, now: float) -> JobState:
+    """Another barrier is begun, until too many have failed."""
+    if operation.attempts + 1 >= ATTEMPTS:
+        return roll_back(state, spec, operation.reason, f"{ATTEMPTS} barriers failed, the last as {problem}")
+    loaded = replace(
+        operation,
+        phase=ReloadPhase.LOAD,
+        attempts=operation.attempts + 1,
+        done=frozenset(),
+        deadline=now + LOAD_SECONDS,
+        pending={},
+        again_at={server.index: now + AGAIN_SECONDS for server in operation.parties},
+    )
+    return state.having(loaded)
+
+
+def _waiting(state: JobState, operation: Reload) -> JobState:
+    """The operation from its beginning; calls under way count for nothing."""
+    before = operation
+    return state.having(Reload(before.id, ReloadPhase.WAIT, before.reason, before.began_at, lost=before.lost))
+
+
+def _is_alone(state: JobState, operation: Reload) -> bool:
+    """Whether a successor is gone before the switch."""
+    if operation.phase in (ReloadPhase.WAIT, ReloadPhase.SWITCH):
+        return False
+    return not all(_is_present(state, server) for server in operation.successors)
+
+
+def _is_present(state: JobState, server: PsAddress) -> bool:
+    process = state.members.process(Role.PS, server.index)
+    return process is not None and process.incarnation == server.incarnation
+
+
+def _successor(state: JobState, lost: PsAddress) -> PsAddress | None:
+    """The process that has taken the place of a lost server."""
+    process = state.members.process(Role.PS, lost.index)
+    if process is None or process.incarnation == lost.incarnation:
+        return None
+    return PsAddress(lost.index, process.incarnation, process.data_address, process.control_address)

@@ -1,0 +1,43 @@
+"""Manifests of jobs whose parameter servers hold parity of each other."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from emberscale_api.job import FaultToleranceStrategy, TrainingJobSpec
+
+
+def spec(ps: dict[str, Any], **tolerance: Any) -> TrainingJobSpec:
+    asked = {"strategy": "ErasureCoding", **tolerance}
+    return TrainingJobSpec.model_validate({"data": {"train": ["/data"]}, "ps": ps, "faultTolerance": asked})
+
+
+@pytest.mark.parametrize("ps", [{"replicas": 2}, {"minReplicas": 2}, {"minReplicas": 3, "maxReplicas": 4}])
+def test_parity_takes_two_servers(ps: dict[str, Any]) -> None:
+    assert spec(ps).fault_tolerance.least_servers == 2
+
+
+@pytest.mark.parametrize(
+    ("ps", "field"), [({"replicas": 1}, "replicas"), ({}, "minReplicas"), ({"maxReplicas": 4}, "minReplicas")]
+)
+def test_with_fewer_a_manifest_is_refused_by_the_field_that_must_change(ps: dict[str, Any], field: str) -> None:
+    with pytest.raises(ValidationError, match=rf"takes 2 parameter servers or more: give ps.{field} as 2 at least"):
+        spec(ps)
+
+
+def test_more_parity_than_one_is_refused() -> None:
+    with pytest.raises(ValidationError, match="less than or equal to 1"):
+        spec({"replicas": 5}, parity=2)
+
+
+def test_a_job_with_parity_is_not_scaled_below_it() -> None:
+    job = spec({"replicas": 3})
+    assert job.resized(ps=2).ps.replicas == 2
+    with pytest.raises(ValidationError, match="takes 2 parameter servers"):
+        job.resized(ps=1)
+
+
+def test_other_strategies_take_one() -> None:
+    for strategy in (FaultToleranceStrategy.AUTO, FaultToleranceStrategy.FULL_RECOVERY):
+        assert spec({"replicas": 1}, strategy=strategy).fault_tolerance.least_servers == 1

@@ -1,0 +1,94 @@
+"""Jobs whose parameter servers hold parity of each other: one that is killed costs no training."""
+
+import random
+import signal
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from local_jobs import Job
+
+# Whole jobs with real processes: each starts torch half a dozen times.
+pytestmark = pytest.mark.timeout(600)
+
+NO_CHECKPOINTS = {"interval": "1h", "flash": {"mode": "Disabled"}}
+"""What a roll-back would go back to is the start."""
+
+
+def coded(servers: int = 3, epochs: int = 4) -> dict[str, Any]:
+    return {
+        "ps": {"replicas": servers},
+        "faultTolerance": {"strategy": "ErasureCoding"},
+        "checkpoint": NO_CHECKPOINTS,
+        "training": {"epochs": epochs},
+    }
+
+
+def is_protected(job: Job) -> bool:
+    return job.samples() > 0 and job.status().protection.protected
+
+
+def has_rebuilt(job: Job, servers: int) -> bool:
+    return job.status().protection.rebuilds == servers
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_killed_server_is_rebuilt_and_nothing_goes_back(make_job: Callable[..., Job], index: int) -> None:
+    """The first server also orders the staleness of all."""
+    job = make_job(coded())
+    job.start()
+    assert job.wait_for(lambda: is_protected(job) and job.samples() > 10_000)
+    before = job.status()
+    job.member("ps", index).send_signal(signal.SIGKILL)
+    assert job.wait_for(partial(has_rebuilt, job, 1))
+    after = job.status()
+    assert after.generation == before.generation
+    assert after.routing_version > before.routing_version
+    assert after.samples >= before.samples
+    assert (after.protection.rebuilt, after.protection.bytes > 0) == (f"ps-{index}", True)
+    finished = job.finish()
+    assert finished.summary["phase"] == "Complete", finished.stderr
+    assert (finished.summary["recoveries"], finished.summary["rebuilds"]) == (0, 1)
+    assert finished.summary["samples"] == finished.summary["expected_samples"]
+    job.exact_audit()
+
+
+def test_servers_are_rebuilt_one_after_the_other(make_job: Callable[..., Job]) -> None:
+    job = make_job(coded(epochs=8))
+    job.start()
+    for number in range(3):
+        assert job.wait_for(lambda: is_protected(job))
+        assert job.kill("ps", random.Random(number))
+        assert job.wait_for(partial(has_rebuilt, job, number + 1))
+    finished = job.finish()
+    assert finished.summary["phase"] == "Complete", finished.stderr
+    assert finished.summary["recoveries"] == 0
+    job.exact_audit()
+
+
+def test_two_servers_at_a_time_are_beyond_one_parity(make_job: Callable[..., Job]) -> None:
+    job = make_job(coded())
+    job.start()
+    assert job.wait_for(lambda: is_protected(job) and job.samples() > 10_000)
+    for process in [job.member("ps", 0), job.member("ps", 2)]:
+        process.send_signal(signal.SIGKILL)
+    finished = job.finish()
+    assert finished.summary["phase"] == "Complete", finished.stderr
+    assert finished.summary["recoveries"] == 1
+    job.exact_audit()
+
+
+def test_a_master_that_dies_while_rows_are_rebuilt_is_followed_by_another(
+    make_job: Callable[..., Job],
+) -> None:
+    job = make_job(coded())
+    job.start()
+    assert job.wait_for(lambda: is_protected(job) and job.samples() > 10_000)
+    job.member("ps", 1).send_signal(signal.SIGKILL)
+    assert job.kill("master", random.Random(0))
+    finished = job.finish()
+    assert finished.summary["phase"] == "Complete", finished.stderr
+    assert finished.summary["samples"] == finished.summary["expected_samples"]
+    job.exact_audit()

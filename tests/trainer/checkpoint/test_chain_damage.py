@@ -1,0 +1,182 @@
+"""Chains of checkpoints, written by the servers' writer and the master's folder: deaths, and bytes that change.
+
+The newest checkpoint that is whole restores exactly, and each newer one is refused with the name of the wrong file.
+"""
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from tests.trainer.checkpoint.test_chains import INITIAL, Contents, Server, files_of, restored
+
+from emberscale_api.checkpoint import CheckpointFile, DamagedCheckpointError
+from emberscale_api.job import IncrementalMode
+from emberscale_jobmaster.chains import Chain, builds_on
+from emberscale_jobmaster.checkpoints import CheckpointFolder
+from emberscale_jobmaster.operations import SnapshotFile
+from emberscale_trainer.checkpoint import WrittenFile, load_partition
+from master_stand_in import checkpoint_manifest
+
+SERVERS = 2
+MODES = (IncrementalMode.ONE_SHOT, IncrementalMode.CONSECUTIVE, IncrementalMode.INTERMITTENT)
+
+
+class KilledError(BaseException):
+    """The process is dead: nothing that it does has an effect any more."""
+
+
+@contextmanager
+def dying_after(steps: int) -> Iterator[None]:
+    """Lets so many operations on files through; the next has half of its effect or none, and later ones have none."""
+    left = steps
+
+    def counted(operation: Callable[..., Any], by_half: Callable[..., Any] | None = None) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left == -1 and by_half is not None:
+                by_half(*arguments, **options)
+            if left < 0:
+                raise KilledError
+            return operation(*arguments, **options)
+
+        return call
+
+    def tear(descriptor: int) -> None:
+        if not Path(f"/proc/self/fd/{descriptor}").is_dir():
+            os.ftruncate(descriptor, os.fstat(descriptor).st_size // 2)
+
+    with pytest.MonkeyPatch.context() as patch:
+        # a process dies here, and no machine: what it wrote before is there without a flush, which costs a disk seconds
+        patch.setattr(os, "fsync", counted(lambda _: None, tear))
+        for name in ("replace", "rename", "unlink", "remove", "rmdir", "mkdir"):
+            patch.setattr(os, name, counted(getattr(os, name)))
+        yield
+
+
+class Life:
+    """A job, and its folder of checkpoints."""
+
+    def __init__(self, folder: Path, mode: IncrementalMode, keep: int = 2) -> None:
+        self.folder, self.mode = CheckpointFolder(str(folder)), mode
+        self.place, self.keep = folder, keep
+        self.number = 0
+        self.at: dict[str, Contents] = {}
+        self.servers = [Server(SERVERS, index) for index in range(SERVERS)]
+        self.chain = Chain()
+        self.chains = [self.chain]
+
+    def all_die(self, newest: str) -> None:
+        """All processes are replaced: they begin with the newest checkpoint, or with nothing."""
+        self.servers = [Server(SERVERS, index) for index in range(SERVERS)]
+        for server in self.servers if newest else ():
+            load_partition(files_of(self.place / newest), server.owned, server.tables, len(INITIAL))
+        self.chain = Chain()
+
+    def master_dies(self, lost: int) -> None:
+        """The servers stay; the next master knows nothing of the last checkpoints that were completed."""
+        self.chain = self.chains[max(0, len(self.chains) - 1 - lost)]
+
+    def push(self, keys: list[int]) -> None:
+        for server in self.servers:
+            server.push(keys)
+            server.tables.retire(1, np.array(keys[:1]))
+
+    def save(self) -> None:
+        self.number += 1
+        name, since = f"{self.number:08}", builds_on(self.chain, self.mode)
+        begun = [server.begin(since) for server in self.servers]
+        self.at[name] = {key: row for server in self.servers for key, row in server.contents().items()}
+        files: list[WrittenFile] = []
+        for server, one in zip(self.servers, begun, strict=True):
+            files += server.write(one, self.place / name)
+        self.folder.write(checkpoint_manifest(id=name, number=self.number, ps_count=SERVERS, files=files))
+        self.chain = self.chain.followed_by(name, [SnapshotFile(**vars(file)) for file in files])
+        self.chains.append(self.chain)
+        self.folder.prune(keep=self.keep)
+
+    def newest(self) -> tuple[str, dict[str, str]]:
+        """The newest checkpoint that restores, which must be exact, and what was said of those that do not."""
+        refused: dict[str, str] = {}
+        for name in reversed(self.folder.complete()):
+            try:
+                self.folder.read(name)
+                found = restored(self.place / name, 1)
+            except DamagedCheckpointError as error:
+                refused[name] = str(error)
+                continue
+            assert found == self.at[name]
+            return name, refused
+        return "", refused
+
+
+def manifest_files(folder: Path) -> tuple[CheckpointFile, ...]:
+    return files_of(folder).manifest.files
+
+
+keys = st.lists(st.integers(0, 40), min_size=1, max_size=8)
+
+
+@pytest.mark.parametrize("survivors", ["none", "servers"])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_death_at_any_write_loses_nothing_of_the_newest_complete_checkpoint(
+    tmp_path: Path, mode: IncrementalMode, survivors: str
+) -> None:
+    """Each operation of a checkpoint, and of the removal of those before it, is once the last."""
+    life, random = Life(tmp_path, mode, keep=1), np.random.default_rng(7)
+    newest = ""
+    for steps in itertools.count():
+        life.push(random.integers(0, 40, 5).tolist())
+        try:
+            with dying_after(steps):
+                life.save()
+        except KilledError:
+            after, refused = life.newest()
+            assert not refused  # what was not completed is no checkpoint, and nothing else was touched
+            assert after in (newest, f"{life.number:08}")
+            if survivors == "servers":
+                life.master_dies(lost=steps % 3)
+            else:
+                life.all_die(after)
+        else:
+            break
+        life.push(random.integers(0, 40, 5).tolist())
+        life.save()
+        newest = f"{life.number:08}"
+        assert life.newest() == (newest, {})
+    assert steps > 20
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(MODES), st.lists(keys, min_size=3, max_size=6), st.data())
+def test_a_changed_byte_anywhere_refuses_what_needs_it_and_nothing_else(
+    tmp_path_factory: pytest.TempPathFactory, mode: IncrementalMode, story: list[list[int]], data: st.DataObject
+) -> None:
+    life = Life(tmp_path_factory.mktemp("checkpoints"), mode)
+    for pushed in story:
+        life.push(pushed)
+        life.save()
+    complete = life.folder.complete()
+    needed = {
+        name: {
+            str(life.place / (file.checkpoint or name) / file.path)
+            for file in files_of(life.place / name).manifest.files
+        }
+        for name in complete
+    }
+    victim = data.draw(st.sampled_from(sorted(str(path) for path in life.place.rglob("ps-*/*") if path.stat().st_size)))
+    content = bytearray(Path(victim).read_bytes())
+    content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    Path(victim).write_bytes(content)
+    newest, refused = life.newest()
+    expected = [name for name in complete if victim not in needed[name]]
+    assert newest == max(expected, default="")
+    assert set(refused) == {name for name in complete if name > newest}
+    assert all("/".join(Path(victim).parts[-3:]) in problem for problem in refused.values())

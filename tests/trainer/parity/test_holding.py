@@ -1,0 +1,228 @@
+"""What servers hold for each other, with a loss after any item of any push."""
+
+import threading
+from collections import deque
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from numpy.typing import NDArray
+
+from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
+from emberscale_trainer.parity import Holding, ParityBlocks, ParityLayout, SourceOverError, TableShape, blocks
+from emberscale_trainer.partition import AppliedBatches
+from emberscale_trainer.table import Reader, TableStore, keys_of
+from emberscale_trainer.table.layout import RowLayout
+from emberscale_trainer.table.slab import Segment
+from eventually import unwrap
+from snapshots import records_of
+
+# rows of some 40 kB, so that a few keys fill segments
+TABLES = [
+    TableSpec(number, f"C{number}", number, 10_000, OptimizerSpec(type=OptimizerType.SGD), InitializerSpec(), seed=3)
+    for number in range(2)
+]
+SHAPES = [TableShape(RowLayout.of(spec)) for spec in TABLES]
+Sent = tuple[int, tuple[int, int] | None, NDArray[np.uint8]]
+
+
+class Member:
+    """A server: its rows, what it has sent to each other one, and how far that has come."""
+
+    def __init__(self, me: int, members: int) -> None:
+        layout = ParityLayout(members)
+        self.me = me
+        self.store = TableStore(TABLES)
+        self.log = self.store.log_deltas(members, lambda table, segment: layout.lane(me, table, segment))
+        self.holding = Holding(ParityBlocks(layout, me, SHAPES), me, members)
+        self.links: dict[int, deque[Sent]] = {peer: deque() for peer in range(members) if peer != me}
+        self.sent = 0
+        self.arrived = dict.fromkeys(self.links, 0)
+        self.at: dict[int, tuple[list[dict[int, bytes]], set[int]]] = {}
+        self.batches: set[int] = set()
+        self.whole_at = 0
+
+    def send(self, batch: int | None) -> None:
+        """One item for each other member."""
+        settled = min(self.arrived.values())
+        self.sent += 1
+        if self.log.is_whole and not self.whole_at:
+            self.whole_at = self.sent
+        for peer, deltas in enumerate(self.log.take()):
+            if peer != self.me:
+                self.links[peer].append((settled, None if batch is None else (0, batch), deltas.copy()))
+        self.at[self.sent] = (rows_of(self.store), set(self.batches))
+
+
+def rows_of(store: TableStore) -> list[dict[int, bytes]]:
+    return [records_of(store.snapshot(Reader.FLASH, threading.RLock()), number) for number in range(len(TABLES))]
+
+
+class Group(RuleBasedStateMachine):
+    """Members that push, whose items arrive at any time, until one of them is lost."""
+
+    @initialize(members=st.integers(2, 4))
+    def begin(self, members: int) -> None:
+        self.members = [Member(me, members) for me in range(members)]
+        self.batch = 0
+        self.lost: int | None = None
+        for one in self.members:
+            one.sent += 1
+            one.at[1] = (rows_of(one.store), set())
+            for peer in one.links:
+                self.members[peer].holding.begin(one.me, AppliedBatches())
+                one.arrived[peer] = 1
+
+    @precondition(lambda self: self.lost is None)
+    @rule(data=st.data(), keys=st.lists(st.integers(0, 400), min_size=1, max_size=6))
+    def push(self, data: st.DataObject, keys: list[int]) -> None:
+        one = data.draw(st.sampled_from(self.members))
+        counts = np.array([len(keys), 1], np.uint32)
+        named = np.array([*keys, keys[0]], np.int64)  # keys may come twice
+        one.store.push(counts, named, np.full(len(named) * 10_000, self.batch + 1, np.float32))
+        one.batches.add(self.batch)
+        one.send(self.batch)
+        self.batch += 1
+
+    @precondition(lambda self: self.lost is None)
+    @rule(data=st.data(), keys=st.lists(st.integers(0, 400), min_size=1, max_size=6))
+    def retire(self, data: st.DataObject, keys: list[int]) -> None:
+        one = data.draw(st.sampled_from(self.members))
+        one.store.retire(0, np.array(keys, np.int64))
+        one.send(None)
+
+    @precondition(lambda self: self.lost is None)
+    @rule(data=st.data())
+    def fill(self, data: st.DataObject) -> None:
+        one = data.draw(st.sampled_from(self.members))
+        one.log.fill(100_000)
+        one.send(None)
+
+    @precondition(lambda self: self.lost is None)
+    @rule(data=st.data(), items=st.integers(1, 8))
+    def arrive(self, data: st.DataObject, items: int) -> None:
+        one = data.draw(st.sampled_from(self.members))
+        peer = data.draw(st.sampled_from(sorted(one.links)))
+        self._deliver(one, peer, items)
+
+    def _deliver(self, one: Member, peer: int, items: int) -> None:
+        for _ in range(min(items, len(one.links[peer]))):
+            self.members[peer].holding.take(one.me, *one.links[peer].popleft())
+            one.arrived[peer] += 1
+
+    @precondition(lambda self: self.lost is None and any(one.log.is_whole for one in self.members))
+    @rule(data=st.data())
+    def lose(self, data: st.DataObject) -> None:
+        whole = [one for one in self.members if one.log.is_whole]
+        lost = data.draw(st.sampled_from(whole))
+        self.lost = lost.me
+        rest = [one for one in self.members if one is not lost]
+        agreed = min(one.holding.lose(lost.me) for one in rest)
+        for one in rest:
+            while not one.log.is_empty:
+                one.log.withdraw(150_000)
+                one.send(None)
+            for peer in one.links.keys() - {lost.me}:
+                self._deliver(one, peer, len(one.links[peer]))
+                self.members[peer].holding.withdraw(one.me)
+        rows: list[dict[int, bytes]] = [{} for _ in TABLES]
+        for one in rest:
+            one.holding.agree(lost.me, agreed)
+            for table, shape in enumerate(SHAPES):
+                for block in one.holding.blocks.blocks(table):
+                    live = block[shape.layout.fields(block)["pushes"] != 0]
+                    keys = keys_of(live).tolist()
+                    assert not rows[table].keys() & set(keys)
+                    rows[table].update(zip(keys, (row.tobytes() for row in live), strict=True))
+        expected, batches = lost.at[agreed]
+        if lost.whole_at and agreed >= lost.whole_at:  # else it was not protected yet
+            assert rows == expected
+        for one in rest:
+            assert set(_numbers(one.holding.applied(lost.me))) == batches
+
+    @precondition(lambda self: self.lost is not None)
+    @rule()
+    def hear_of_the_lost(self) -> None:
+        lost = unwrap(self.lost)
+        for one in self.members:
+            if one.me != lost:
+                with pytest.raises(SourceOverError):
+                    one.holding.take(lost, 0, None, np.zeros(0, np.uint8))
+
+    @invariant()
+    def nothing_is_applied_that_some_holder_lacks(self) -> None:
+        for one in getattr(self, "members", []):
+            for peer in one.links:
+                if self.lost is None:
+                    assert self.members[peer].holding.received(one.me) == one.arrived[peer]
+
+
+def _numbers(applied: AppliedBatches) -> list[int]:
+    return [number for first, stop in applied.ranges(0) for number in range(first, stop)]
+
+
+TestLosses = Group.TestCase
+TestLosses.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    for deltas in (np.zeros(5, np.uint8), np.full(200, 255, np.uint8), _delta(0, 1), _delta(1 << 25, 1)):
+        holding = Holding(ParityBlocks(ParityLayout(3), 0, SHAPES), 0, 3)
+        holding.begin(1, AppliedBatches())
+        holding.take(1, 0, None, deltas)
+        with pytest.raises(ValueError, match="server 1 sends"):
+            holding.take(1, 2, None, np.zeros(0, np.uint8))
+
+
+def _delta(slot: int, table: int) -> NDArray[np.uint8]:
+    """A delta of one row whose parity is not here."""
+    layout = ParityLayout(3)
+    assert layout.lane(1, table, slot >> SHAPES[table].slot_bits) != 0 or slot
+    head = np.array([slot, 1 | table << 16], "<u4").view(np.uint8)
+    return np.concatenate([head, np.zeros(SHAPES[table].layout.stride, np.uint8)])
+
+
+def test_a_lost_source_is_heard_no_more() -> None:
+    holding = Holding(ParityBlocks(ParityLayout(3), 0, SHAPES), 0, 3)
+    holding.begin(1, AppliedBatches())
+    assert holding.lose(1) == 1
+    with pytest.raises(SourceOverError, match="nothing more of server 1"):
+        holding.take(1, 0, None, np.zeros(0, np.uint8))
+    with pytest.raises(ValueError, match="2 items of server 1 were agreed on"):
+        holding.agree(1, 2)
+
+
+def test_an_item_for_which_there_was_no_memory_may_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, holding = Member(0, 2), Member(1, 2).holding
+    while not source.log.is_whole:
+        source.log.fill(1 << 20)
+    keys = np.arange(2, dtype=np.int64)
+    source.store.push(np.ones(2, np.uint32), keys, np.ones(20_000, np.float32))
+    deltas = np.concatenate(source.log.take()).copy()
+    holding.begin(0, AppliedBatches())
+    holding.take(0, 0, (0, 7), deltas)
+    room = [True]
+
+    def segment(rows: int, stride: int, *, huge: bool) -> Segment:
+        if not room:
+            raise MemoryError
+        room.pop()
+        return Segment(rows, stride, huge=huge)
+
+    monkeypatch.setattr(blocks, "Segment", segment)
+    with pytest.raises(MemoryError):
+        holding.take(0, 2, (0, 8), deltas)
+    assert holding.received(0) == 2
+    room += [True] * 2
+    holding.take(0, 2, (0, 8), deltas)
+    assert holding.received(0) == 3
+    for table, shape in enumerate(SHAPES):
+        found = [
+            row
+            for block in holding.blocks.blocks(table)
+            for row in block
+            if shape.layout.fields(row[None])["pushes"][0]
+        ]
+        assert keys_of(np.array(found)).tolist() == [table]

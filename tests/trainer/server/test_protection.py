@@ -1,0 +1,324 @@
+"""Parity between servers over real sockets: one is lost at any moment, and its rows come back to the bit."""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
+from emberscale_api.routing import DENSE_PIECES, PsAddress, RoutingTable, buckets_of, piece_length
+from emberscale_api.wire import Header, Kind, Status
+from emberscale_trainer.partition import AppliedBatches, Ownership
+from emberscale_trainer.server.barrier import NotHeldError
+from emberscale_trainer.server.core import Assignment
+from emberscale_trainer.table import DensePieces, Reader, TableStore
+from eventually import eventually
+from moves import EVERYTHING, SECONDS, MovingServer, table_of
+from snapshots import records_of
+
+PARAMETERS = 500
+LENGTH = piece_length(PARAMETERS)
+ADAM = OptimizerSpec(type=OptimizerType.ADAM, learning_rate=0.1)
+TABLES = [TableSpec(number, f"C{number}", number, 4, ADAM, InitializerSpec(), seed=0) for number in range(2)]
+KEYS = 3000
+
+
+def tables() -> TableStore:
+    return TableStore(TABLES, DensePieces.of(np.zeros(PARAMETERS, dtype=np.float32), ADAM))
+
+
+def rows_of(store: TableStore) -> list[dict[int, bytes]]:
+    return [records_of(store.snapshot(Reader.FLASH, threading.RLock()), number) for number in range(3)]
+
+
+class Batch:
+    """The gradients of one batch, and the part of them that a server gets."""
+
+    def __init__(self, random: np.random.Generator, number: int, rows: int = 100) -> None:
+        self.number = number
+        self._keys = [np.sort(random.choice(KEYS, rows, replace=False)).astype(np.int64) for _ in TABLES]
+        self._gradients = [random.standard_normal((rows, 4)).astype(np.float32) for _ in TABLES]
+        self._dense = random.standard_normal((DENSE_PIECES, LENGTH)).astype(np.float32)
+
+    def part(self, owned: Ownership) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.float32]]:
+        masks = [owned.buckets[buckets_of(named)] for named in self._keys]
+        counts = np.array([*(int(mask.sum()) for mask in masks), int(owned.pieces.sum())], np.uint32)
+        pieces = np.flatnonzero(owned.pieces).astype(np.int64)
+        keys = np.concatenate([*(named[mask] for named, mask in zip(self._keys, masks, strict=True)), pieces])
+        values = [part[mask].reshape(-1) for part, mask in zip(self._gradients, masks, strict=True)]
+        return counts, keys, np.concatenate([*values, self._dense[owned.pieces].reshape(-1)])
+
+
+class Servers:
+    """Servers that protect each other, a twin of each that is never lost, and what a master would do."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self._folder = folder
+        self.made = [MovingServer(index, folder) for index in range(count)]
+        self.serving = list(self.made)
+        self.table = table_of(1, [server.address for server in self.serving])
+        self.stores = [tables() for _ in range(count)]
+        self.twins = [tables() for _ in range(count)]
+        self.applied = [AppliedBatches() for _ in range(count)]
+        self.random = np.random.default_rng(0)
+        self.batches = 0
+        for server, store in zip(self.serving, self.stores, strict=True):
+            server.assign(self.table, store)
+
+    def protect(self) -> None:
+        """Every server forms its group; returns when all rows are protected."""
+        for server in self.serving:
+            server.mover.protection.form(self.table, server.index)
+        protections = [server.mover.protection for server in self.serving]
+        eventually(lambda: all(one.version == self.table.version for one in protections))
+
+    def batch(self) -> Batch:
+        self.batches += 1
+        return Batch(self.random, self.batches - 1)
+
+    def push(self, batch: Batch, *indexes: int) -> list[Status]:
+        """Pushes a batch to these servers, all if none is named; the twins follow what is applied."""
+        said = []
+        for index in indexes or range(len(self.serving)):
+            part = batch.part(Ownership.of(self.table, index))
+            header = Header(
+                Kind.PUSH,
+                generation=self.table.generation,
+                version=self.table.version,
+                batch=batch.number,
+                token=1,
+                tables=len(TABLES) + 1,
+            )
+            said.append(self.serving[index].state.push(0, header, *part))
+            if said[-1] is Status.OK:
+                self.twins[index].push(*part)
+                self.applied[index].record(0, batch.number)
+        return said
+
+    def successor(self, lost: int) -> tuple[MovingServer, RoutingTable]:
+        """A process in the place of one that is lost, and the table with it."""
+        joined = MovingServer(lost, self._folder, f"ps-{lost}-{len(self.made)}")
+        self.made.append(joined)
+        address = PsAddress(lost, joined.incarnation, joined.address, "")
+        addresses = [*self.table.servers]
+        addresses[lost] = address
+        return joined, replace(self.table, version=self.table.version + 1, servers=tuple(addresses))
+
+    def rebuild(self, lost: int, joined: MovingServer, table: RoutingTable, number: int) -> list[AppliedBatches]:
+        """What each survivor says is in the rows that it sent."""
+        others = [server for server in self.serving if server.index != lost]
+        for server in others:
+            server.state.prepare(number, self.table.version, table, server.index, lost=lost)
+        assert joined.state.prepare(number, 0, table, lost, lost=lost).joins
+        store = tables()
+        joined.state.stage(number, store)
+        assert joined.mover.copy(number, SECONDS).ready
+        with ThreadPoolExecutor(len(others)) as threads:
+            said = [*threads.map(lambda server: server.mover.copy(number, SECONDS), others)]
+        assert all(one.ready for one in said)
+        self.stores[lost] = store
+        return [one.rebuilt for one in said if one.rebuilt is not None]
+
+    def switch(self, lost: int, joined: MovingServer, table: RoutingTable, number: int, rest: AppliedBatches) -> None:
+        """The successor serves, and all others know it."""
+        self.serving[lost] = joined
+        for server in self.serving:
+            server.state.switch(table.generation, number, number, rest)
+        self.table = table
+        self.protect()
+
+    def replace(self, lost: int) -> AppliedBatches:
+        """Loses a server and rebuilds it; returns the batches in its rows."""
+        joined, table = self.successor(lost)
+        rebuilt = self.rebuild(lost, joined, table, table.version)
+        assert len({_ranges(one) for one in rebuilt}) == 1
+        self.switch(lost, joined, table, table.version, rebuilt[0])
+        return rebuilt[0]
+
+    def check(self) -> None:
+        """All rows are to the bit those of the twins."""
+        for store, twin in zip(self.stores, self.twins, strict=True):
+            assert rows_of(store) == rows_of(twin)
+
+    def close(self) -> None:
+        for server in self.made:
+            server.close()
+
+
+def _ranges(applied: AppliedBatches) -> tuple[tuple[int, int], ...]:
+    return tuple(applied.ranges(0))
+
+
+@pytest.fixture
+def make_servers(tmp_path: Path) -> Iterator[Callable[[int], Servers]]:
+    made: list[Servers] = []
+
+    def make(count: int) -> Servers:
+        made.append(Servers(tmp_path, count))
+        return made[-1]
+
+    yield make
+    for servers in made:
+        servers.close()
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_a_lost_servers_rows_are_rebuilt_to_the_bit(make_servers: Callable[[int], Servers], count: int) -> None:
+    servers = make_servers(count)
+    for _ in range(10):
+        servers.push(servers.batch())  # before there is parity
+    servers.protect()
+    for lost in (0, count - 1, count // 2):
+        for _ in range(10):
+            assert set(servers.push(servers.batch())) == {Status.OK}
+        rest = servers.replace(lost)
+        assert _ranges(rest) == _ranges(servers.applied[lost])
+        servers.check()
+    servers.push(servers.batch())
+    servers.check()
+
+
+def test_a_batch_that_some_servers_lack_is_applied_where_it_is_lacking(make_servers: Callable[[int], Servers]) -> None:
+    servers = make_servers(3)
+    servers.protect()
+    servers.push(servers.batch())
+    half, other = servers.batch(), servers.batch()
+    assert servers.push(half, 0, 1) == [Status.OK, Status.OK]
+    assert servers.push(other, 0) == [Status.OK]
+    servers.replace(1)
+    assert servers.push(half) == [Status.REPEATED, Status.REPEATED, Status.OK]
+    assert servers.push(other) == [Status.REPEATED, Status.OK, Status.OK]
+    servers.check()
+
+
+def test_a_push_is_answered_only_when_all_other_servers_have_its_deltas(make_servers: Callable[[int], Servers]) -> None:
+    servers = make_servers(3)
+    servers.protect()
+    group = servers.serving[2].mover.protection.group
+    assert group is not None
+    batch, answered = servers.batch(), threading.Event()
+
+    def push() -> None:
+        servers.push(batch, 0)
+        answered.set()
+
+    with group.changed:  # as if the holder were slow
+        pushing = threading.Thread(target=push)
+        pushing.start()
+        eventually(lambda: servers.serving[0].state.totals.pushes == 1)
+        assert not answered.wait(0.3)
+    pushing.join(SECONDS)
+    assert answered.is_set()
+
+
+def test_what_a_lost_server_did_not_get_to_all_others_is_undone(make_servers: Callable[[int], Servers]) -> None:
+    servers = make_servers(3)
+    servers.protect()
+    servers.push(servers.batch())
+    torn = servers.batch()
+    group = servers.serving[2].mover.protection.group
+    assert group is not None
+    joined, table = servers.successor(1)
+    with ThreadPoolExecutor(1) as threads:
+        with group.changed:  # it is lost while one of two has the deltas
+            part = torn.part(Ownership.of(servers.table, 1))
+            header = Header(Kind.PUSH, generation=1, version=1, batch=torn.number, token=1, tables=len(TABLES) + 1)
+            pushing = threads.submit(servers.serving[1].state.push, 0, header, *part)
+            holder = servers.serving[0].mover.protection.group
+            assert holder is not None
+            eventually(lambda: servers.serving[1].state.totals.pushes == 2)
+            before = holder.holding
+            eventually(lambda: before.received(1) == group.holding.received(1) + 1)
+            group.holding.lose(1)
+        rebuilt = servers.rebuild(1, joined, table, 2)
+        lost = servers.serving[1]
+        assert not pushing.done(), "a push whose deltas are not everywhere was answered"
+        lost.state.guarded_by(None)  # the process ends
+        pushing.result(SECONDS)
+    assert [_ranges(one) for one in rebuilt] == [((0, 1),), ((0, 1),)]
+    servers.switch(1, joined, table, 2, rebuilt[0])
+    servers.check()
+    assert servers.push(torn) == [Status.OK] * 3
+    servers.check()
+
+
+def test_a_successor_that_is_lost_too_is_followed_by_another(make_servers: Callable[[int], Servers]) -> None:
+    servers = make_servers(3)
+    servers.protect()
+    for _ in range(5):
+        servers.push(servers.batch())
+    first, table = servers.successor(1)
+    servers.rebuild(1, first, table, 2)
+    second, table = servers.successor(1)
+    rebuilt = servers.rebuild(1, second, table, 3)
+    servers.switch(1, second, table, 3, rebuilt[0])
+    servers.check()
+
+
+def test_a_server_whose_rows_are_not_protected_yet_cannot_be_rebuilt(make_servers: Callable[[int], Servers]) -> None:
+    servers = make_servers(2)
+    joined, table = servers.successor(1)
+    survivor = servers.serving[0]
+    survivor.state.prepare(2, 1, table, 0, lost=1)
+    with pytest.raises(NotHeldError, match="no parity is held here"):
+        survivor.mover.copy(2, SECONDS)
+    joined.close()
+
+
+def test_retired_rows_leave_nothing_in_the_parity(make_servers: Callable[[int], Servers]) -> None:
+    servers = make_servers(3)
+    servers.protect()
+    for _ in range(5):
+        servers.push(servers.batch())
+    keys = np.arange(0, KEYS, 2)
+    with servers.serving[1].state.lock:
+        for number in range(len(TABLES)):
+            servers.stores[1].retire(number, keys)
+            servers.twins[1].retire(number, keys)
+    servers.push(servers.batch())
+    servers.replace(1)
+    servers.check()
+
+
+def test_rows_that_a_lost_server_did_not_own_are_not_rebuilt(make_servers: Callable[[int], Servers]) -> None:
+    servers = make_servers(3)
+    servers.protect()
+    servers.push(servers.batch())
+    other = tables()
+    other.push(*servers.batch().part(Ownership.of(servers.table, 0)))
+    snapshot = other.snapshot(Reader.FLASH, threading.RLock())
+    with servers.serving[1].state.lock:  # as in a move that is given up, or of which the retiring goes on
+        for number in range(len(TABLES) + 1):
+            for records in snapshot.read(number):
+                servers.stores[1].load(number, records)
+    servers.push(servers.batch())
+    servers.replace(1)
+    servers.check()
+
+
+def test_a_history_of_the_same_version_is_protected_anew(make_servers: Callable[[int], Servers]) -> None:
+    servers = make_servers(2)
+    servers.protect()
+    for _ in range(20):
+        servers.push(servers.batch())
+    servers.table = replace(servers.table, generation=2)  # of a master that has lost its ledger
+    servers.stores, servers.twins = [tables() for _ in range(2)], [tables() for _ in range(2)]
+    for server, store in zip(servers.serving, servers.stores, strict=True):
+        server.assign(servers.table, store)
+    servers.protect()
+    assert servers.push(servers.batch()) == [Status.OK, Status.OK]
+    servers.replace(1)
+    servers.check()
+
+
+def test_a_new_assignment_ends_protection(make_servers: Callable[[int], Servers]) -> None:
+    servers = make_servers(2)
+    servers.protect()
+    assert EVERYTHING
+    servers.serving[0].state.assign(Assignment(2, 2, ""))
+    assert servers.serving[0].mover.protection.version == 0

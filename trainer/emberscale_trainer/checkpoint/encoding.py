@@ -1,0 +1,59 @@
+"""How rows lie in a file of a checkpoint: as in their slab, or with quantised weights."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emberscale_api.checkpoint import DamagedCheckpointError, rows_suffix, weight_bits_of
+from emberscale_api.job import TableSpec
+from emberscale_trainer.table import PackedRows, RowLayout, holds_sketches
+
+
+@dataclass(frozen=True)
+class RowEncoding:
+    """The encoding of one table's rows in a file.
+
+    * `layout`: how they lie in memory.
+    * `weight_bits`: of a weight in the file; 0: records are as in memory.
+    """
+
+    layout: RowLayout
+    weight_bits: int = 0
+
+    @classmethod
+    def to_write(cls, spec: TableSpec, weight_bits: int) -> "RowEncoding":
+        """The encoding for a table: only the weights of embedding rows are quantised (Check-N-Run, section 4)."""
+        is_exact = spec.column < 0 or holds_sketches(spec)
+        return cls(RowLayout.of(spec), 0 if is_exact else weight_bits)
+
+    @classmethod
+    def of_file(cls, layout: RowLayout, name: str) -> "RowEncoding":
+        """The encoding of a file, by its name."""
+        return cls(layout, weight_bits_of(name))
+
+    @cached_property
+    def _packed(self) -> PackedRows | None:
+        return PackedRows.of(self.layout, self.weight_bits) if self.weight_bits else None
+
+    @property
+    def suffix(self) -> str:
+        """How names of such files end."""
+        return rows_suffix(self.weight_bits)
+
+    @property
+    def stride(self) -> int:
+        """Bytes of a row in the file."""
+        return self.layout.stride if self._packed is None else self._packed.stride
+
+    def encode(self, records: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Returns uint8 [n, self.stride] of records, uint8 [n, layout.stride]. Raises UnquantizableError."""
+        return records if self._packed is None else self._packed.pack(records)
+
+    def decode(self, content: bytes, name: str) -> NDArray[np.uint8]:
+        """Returns the records of a file, uint8 [n, layout.stride]. Raises DamagedCheckpointError, which names it."""
+        if len(content) % self.stride:
+            raise DamagedCheckpointError(f"{name} ends within a record")
+        rows = np.frombuffer(content, np.uint8).reshape(-1, self.stride)
+        return rows if self._packed is None else self._packed.unpack(rows)

@@ -1,0 +1,115 @@
+"""What one server holds for the other members of its group: parity, and how far that of each of them goes.
+
+A source numbers what it sends from 1, and sends each holder one item for each push. A holder keeps an item until the
+source has declared it settled, which says that all holders have it; only then it applies the item. A push that died in
+the middle has reached some holders: when its server is lost, the others agree on the last number that all of them
+have, and drop what is beyond it. So the rows that they rebuild, and the record of the batches in them, are those of
+one moment; a batch that was acknowledged is in them, and one that was not may be.
+
+There is no clock, no thread and no socket here.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emberscale_trainer.parity.blocks import ParityBlocks
+from emberscale_trainer.partition import AppliedBatches
+
+Batch = tuple[int, int]
+
+
+class SourceOverError(Exception):
+    """The source counts as lost, or has withdrawn its rows: nothing more of it is taken."""
+
+
+@dataclass
+class _Source:
+    """What came from one source.
+
+    * `received`, `applied`: the last item that came, and the last that is in the parity.
+    * `kept`: those in between: the batch, if it is of one, and the deltas.
+    * `batches`: those in the parity.
+    * `lost`: nothing more is taken. `withdrawn`: nothing of its rows is left in the parity.
+    """
+
+    received: int = 0
+    applied: int = 0
+    kept: deque[tuple[Batch | None, NDArray[np.uint8]]] = field(default_factory=deque)
+    batches: AppliedBatches = field(default_factory=AppliedBatches)
+    lost: bool = False
+    withdrawn: bool = False
+
+
+class Holding:
+    """One member's holding. `blocks` gets the deltas of all the others."""
+
+    def __init__(self, blocks: ParityBlocks, member: int, members: int) -> None:
+        self.blocks = blocks
+        self._sources = {source: _Source() for source in range(members) if source != member}
+
+    def begin(self, source: int, batches: AppliedBatches) -> None:
+        """Takes the first item of a source: all batches in its rows as it begins."""
+        one = self._of(source)
+        one.batches = batches
+        self.take(source, 0, None, np.zeros(0, np.uint8))
+
+    def take(self, source: int, settled: int, batch: Batch | None, deltas: NDArray[np.uint8]) -> None:
+        """Takes the next item of a source, whose items up to `settled` are settled; the deltas are kept as they are.
+
+        Raises SourceOverError, and ValueError for what are no deltas. After a MemoryError the item has not come.
+        """
+        one = self._of(source)
+        self._apply(source, min(settled, one.received))
+        one.kept.append((batch, deltas))
+        one.received += 1
+
+    def received(self, source: int) -> int:
+        """The number of items that came from a source."""
+        return self._sources[source].received
+
+    def lose(self, source: int) -> int:
+        """Takes no more from a source, as it is lost; returns the number of its items that came."""
+        one = self._sources[source]
+        one.lost = True
+        return one.received
+
+    def agree(self, source: int, agreed: int) -> None:
+        """Applies the items of a lost source up to the last that all holders have, and drops the others.
+
+        Raises ValueError if more is applied here already.
+        """
+        one = self._sources[source]
+        if not one.lost or not one.applied <= agreed <= one.received:
+            raise ValueError(f"{agreed} items of server {source} were agreed on, and {one.applied} are applied here")
+        self._apply(source, agreed)
+        one.kept.clear()
+        one.received = agreed
+
+    def withdraw(self, source: int) -> None:
+        """A source that lives has sent all its rows once more: nothing of them is left in the parity."""
+        one = self._of(source)
+        self._apply(source, one.received)
+        one.withdrawn = True
+
+    def applied(self, source: int) -> AppliedBatches:
+        """The batches of a source that are in the parity."""
+        return self._sources[source].batches
+
+    def _of(self, source: int) -> _Source:
+        one = self._sources[source]
+        if one.lost or one.withdrawn:
+            raise SourceOverError(f"nothing more of server {source} is taken here")
+        return one
+
+    def _apply(self, source: int, number: int) -> None:
+        one = self._sources[source]
+        while one.applied < number:
+            batch, deltas = one.kept[0]
+            if batch is not None:
+                one.batches.record(*batch)
+            self.blocks.apply(source, deltas)
+            one.kept.popleft()
+            one.applied += 1

@@ -1,0 +1,317 @@
+"""Parity between parameter servers: each logs what changes in its rows, and sends it to those that hold parity of them.
+
+The servers of a routing table are a group. A push is answered once all of them have its deltas, so what is answered is
+never lost with one server. When one is lost, the others *withdraw* their own rows from the parity: what remains in it
+are the rows of the lost server, which each holder then sends to the process that takes its place. Nobody else changes,
+and nothing rolls back. With the new routing table a new group begins, and the rows are filled in behind training.
+
+Lock order: that of the state, then that of a group.
+"""
+
+import ssl
+import threading
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from emberscale_api.routing import RoutingTable
+from emberscale_trainer.parity import Holding, ParityBlocks, ParityLayout, SourceOverError, TableShape
+from emberscale_trainer.partition import AppliedBatches
+from emberscale_trainer.server.barrier import NotHeldError
+from emberscale_trainer.server.state import ServerState
+from emberscale_trainer.stream import Item, ItemKind, StreamLostError, StreamSender
+from emberscale_trainer.stream.receiver import Deliver
+from emberscale_trainer.table import DeltaLog
+from emberscale_trainer.transport import ConnectionLostError
+
+log = structlog.get_logger()
+
+_PARITY_STREAM = 1 << 63
+_SERVERS = 1 << 10
+_FILL_BYTES = 256 << 10
+_UNBOUNDED = 1 << 62
+_WAIT_SECONDS = 5.0
+_NOTHING = np.zeros((0, 8), np.uint8)
+
+
+def is_parity_stream(stream: int) -> bool:
+    """Whether a row stream carries deltas for parity, and not rows of a move."""
+    return bool(stream & _PARITY_STREAM)
+
+
+class Group:
+    """One server's part in the group of one routing table, until another table or assignment ends it."""
+
+    def __init__(
+        self,
+        state: ServerState,
+        table: RoutingTable,
+        index: int,
+        token: str,
+        context: ssl.SSLContext | None = None,
+    ) -> None:
+        """The caller holds the lock of the state, which serves rows under this table."""
+        members = tuple(server.index for server in table.owners)
+        self.table = table
+        self.members = members
+        self.me = members.index(index)
+        self.changed = threading.Condition()
+        self._state = state
+        self._over = False
+        self._whole = False
+        self._lost: int | None = None
+        self._received = 0
+        self._marks: dict[int, tuple[int, int]] = {}
+        self._withdrawing = threading.Lock()
+        self._rest: AppliedBatches | None = None
+        self._put = 0
+        tables = state.tables
+        layout = ParityLayout(len(members))
+        self._log: DeltaLog = tables.log_deltas(
+            len(members), lambda number, segment: layout.lane(self.me, number, segment)
+        )
+        shapes = [TableShape(one) for one in tables.layouts]
+        self.holding = Holding(ParityBlocks(layout, self.me, shapes), self.me, len(members))
+        stream = _PARITY_STREAM | table.version * _SERVERS | index
+        self._senders = {
+            member: StreamSender(
+                server.data, server.incarnation, token, stream, table.generation, context, window_bytes=_UNBOUNDED
+            )
+            for member, server in enumerate(table.owners)
+            if member != self.me
+        }
+        self._send(Item(ItemKind.BASE, 0, _NOTHING, _flat(state.applied)) for _ in members)
+        threading.Thread(target=self._fill, name="parity", daemon=True).start()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all rows of this server are protected."""
+        return self._whole and self._lost is None and not self._over
+
+    # What this server sends
+
+    def pushed(self, epoch: int, batch: int) -> None:
+        """Sends what a push has changed. The caller holds the lock of the state."""
+        self._send_deltas(ItemKind.DELTA, epoch, batch)
+
+    def settle(self) -> None:
+        """Returns when all that was pushed until now is stored by all holders that live, or the group is over."""
+        number = self._put
+        for member, sender in self._senders.items():
+            while not self._over and member != self._lost:
+                try:
+                    sender.reach(number, _WAIT_SECONDS)
+                    break
+                except TimeoutError:
+                    continue
+                except StreamLostError:  # the holder is lost, or takes this server for lost: the master will tell
+                    with self.changed:
+                        self.changed.wait(_WAIT_SECONDS)
+
+    def end(self) -> None:
+        """Another group, or none, comes after this one; whoever waits for it goes on."""
+        self._log.stop()
+        with self.changed:
+            self._over = True
+            self.changed.notify_all()
+        for sender in self._senders.values():
+            sender.close()
+
+    def _send_deltas(self, kind: ItemKind, epoch: int = 0, batch: int = 0) -> None:
+        settled = np.array([self._settled()], np.int64)
+        deltas = [one.reshape(1, -1) if len(one) else _NOTHING for one in self._log.take()]
+        self._send(Item(kind, 0, records, settled, epoch, batch) for records in deltas)
+
+    def _send(self, items: Iterable[Item]) -> None:
+        """One item for each member, in their order."""
+        self._put += 1
+        for member, item in enumerate(items):
+            if member not in (self.me, self._lost):
+                try:
+                    self._senders[member].put(item, _WAIT_SECONDS)
+                except StreamLostError:
+                    continue  # `settle` waits for the master
+
+    def _settled(self) -> int:
+        counts = [one.acknowledged_count for member, one in self._senders.items() if member != self._lost]
+        return min(counts, default=0)
+
+    def _fill(self) -> None:
+        """Protects the rows that were there before, piece by piece."""
+        whole = False
+        while not whole:
+            with self._state.lock:
+                if self._over or self._lost is not None:
+                    return
+                self._log.fill(_FILL_BYTES)
+                self._send_deltas(ItemKind.FILL)
+                whole = self._log.is_whole
+            self.settle()
+        self._whole = True
+        log.info("rows_protected", version=self.table.version, servers=len(self.members))
+
+    # What others send
+
+    def receive(self, source: int, item: Item) -> None:
+        """Takes an item of another member. Raises StreamLostError, and ValueError for what makes no sense."""
+        with self.changed:
+            if self._over:
+                raise StreamLostError("the group is over")
+            try:
+                self._take(source, item)
+            except SourceOverError as error:
+                raise StreamLostError(str(error)) from error
+            self.changed.notify_all()
+
+    def _take(self, source: int, item: Item) -> None:
+        keys = item.keys.tolist()
+        match item.kind:
+            case ItemKind.BASE:
+                self.holding.begin(source, _from_flat(item.keys))
+            case ItemKind.DELTA:
+                self.holding.take(source, keys[0], (item.epoch, item.batch), item.records.reshape(-1).copy())
+            case ItemKind.FILL:
+                self.holding.take(source, keys[0], None, item.records.reshape(-1).copy())
+            case ItemKind.WITHDRAWN:
+                self.holding.withdraw(source)
+                self._marks[source] = (keys[0], keys[1])
+            case _:
+                raise ValueError(f"an item of kind {item.kind} in a stream of parity")
+
+    # The loss of a member
+
+    def rebuild(self, lost: int) -> AppliedBatches:
+        """Leaves nothing in the parity but the rows of a lost member; returns the batches in them.
+
+        Takes as long as all other members need for it. Raises NotHeldError where this group cannot.
+        """
+        with self._withdrawing:
+            if self._rest is None:
+                self._begin_rebuild(lost)
+                self._withdraw()
+                self._rest = self._agreed(lost)
+            if self._lost != lost:
+                raise NotHeldError("the rows of another server were rebuilt from this parity")
+            return self._rest
+
+    def rest(self) -> Iterator[tuple[int, bool, NDArray[np.uint8]]]:
+        """The rows of the member that was rebuilt, as far as their parity is here.
+
+        Yields tables, whether each is the dense one, and uint8[n, stride].
+        """
+        tables = self._state.tables
+        for table, (spec, layout) in enumerate(zip(tables.specs, tables.layouts, strict=True)):
+            for block in self.holding.blocks.blocks(table):
+                records = block[layout.fields(block)["pushes"] != 0]
+                if len(records):
+                    yield table, spec.column < 0, records
+
+    def _begin_rebuild(self, lost: int) -> None:
+        with self._state.lock, self.changed:
+            if self._over or not self._whole or self._lost not in (None, lost):
+                raise NotHeldError("this server's rows are not protected")
+            self._lost = lost
+            self._received = self.holding.lose(lost)
+            self.changed.notify_all()
+        self._senders[lost].close()
+
+    def _withdraw(self) -> None:
+        empty = False
+        while not empty:
+            with self._state.lock:
+                self._require()
+                self._log.withdraw(_FILL_BYTES)
+                self._send_deltas(ItemKind.FILL)
+                empty = self._log.is_empty
+            self.settle()
+        mark = np.array([self._lost, self._received], np.int64)
+        with self._state.lock:
+            self._require()
+            self._send(Item(ItemKind.WITHDRAWN, 0, _NOTHING, mark) for _ in self.members)
+        self.settle()
+
+    def _agreed(self, lost: int) -> AppliedBatches:
+        """Waits for all others; the batches that the rows of the lost server have in all parity of them."""
+        others = self._senders.keys() - {lost}
+        with self.changed:
+            self.changed.wait_for(lambda: self._over or others <= self._marks.keys())
+            self._require()
+            if any(self._marks[one][0] != lost for one in others):
+                raise NotHeldError("the servers do not agree on which one is lost")
+            self.holding.agree(lost, min([self._received, *(self._marks[one][1] for one in others)]))
+            return self.holding.applied(lost)
+
+    def _require(self) -> None:
+        if self._over:
+            raise NotHeldError("the group is over")
+
+
+class RowProtection:
+    """The parity of one server, where its job wants any. Any thread may call in."""
+
+    def __init__(self, state: ServerState, token: str, context: ssl.SSLContext | None = None) -> None:
+        """With a context, streams to other machines go over TLS."""
+        self._state = state
+        self._token = token
+        self._context = context
+        self._changed = threading.Condition()
+        self._group: Group | None = None
+
+    @property
+    def version(self) -> int:
+        """The version of the routing table under which all rows of this server are protected; 0: they are not."""
+        group = self._group
+        return group.table.version if group is not None and group.is_whole else 0
+
+    @property
+    def group(self) -> Group | None:
+        """The group of the newest table."""
+        return self._group
+
+    def form(self, table: RoutingTable, index: int) -> None:
+        """Begins the group of a table that is in force here, unless it or a later one has begun."""
+        with self._state.lock, self._changed:
+            if not self._state.serves(table.generation, table.version) or self._is_current(table):
+                return
+            owners = [server.index for server in table.owners]
+            self._group = None
+            if index in owners and len(owners) > 1:
+                self._group = Group(self._state, table, index, self._token, self._context)
+            self._state.guarded_by(self._group)
+            self._changed.notify_all()
+
+    def _is_current(self, table: RoutingTable) -> bool:
+        group = self._group
+        return group is not None and (group.table.generation, group.table.version) == (table.generation, table.version)
+
+    def accept(self, stream: int, generation: int) -> Deliver:
+        """Takes the deltas of another server, once this one has the same table.
+
+        Raises StreamLostError for a stream of an earlier table.
+        """
+        version, source = (stream & ~_PARITY_STREAM) // _SERVERS, stream % _SERVERS
+        asked = (generation, version)
+        with self._changed:
+            self._changed.wait_for(lambda: self._newest() >= asked, _WAIT_SECONDS)
+            group = self._group
+            if group is None or self._newest() < asked:
+                raise ConnectionLostError(f"there is no group of version {version} here yet")
+            if self._newest() > asked or source not in group.members:
+                raise StreamLostError(f"server {source} is not of the group of version {self._newest()[1]}")
+        member = group.members.index(source)
+        return lambda item: group.receive(member, item)
+
+    def _newest(self) -> tuple[int, int]:
+        return (0, 0) if self._group is None else (self._group.table.generation, self._group.table.version)
+
+
+def _flat(applied: AppliedBatches) -> NDArray[np.int64]:
+    """All runs of a record, as `epoch, first, stop, times` after each other."""
+    runs = [(epoch, *run) for epoch in applied.epochs() for run in applied.runs(epoch)]
+    return np.array(runs, np.int64).reshape(-1)
+
+
+def _from_flat(keys: NDArray[np.int64]) -> AppliedBatches:
+    return AppliedBatches.from_runs((epoch, [run]) for epoch, *run in keys.reshape(-1, 4).tolist())

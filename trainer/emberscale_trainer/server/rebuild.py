@@ -1,0 +1,111 @@
+"""Sends the rows of a lost server, as its group has rebuilt them, to the process that takes its place."""
+
+import ssl
+import threading
+import time
+from dataclasses import dataclass
+
+import structlog
+
+from emberscale_trainer.parity import SourceOverError
+from emberscale_trainer.partition import AppliedBatches, Ownership
+from emberscale_trainer.server.barrier import NotHeldError
+from emberscale_trainer.server.moves import Transfer, stream_of
+from emberscale_trainer.server.protection import Group
+from emberscale_trainer.server.state import ServerState
+from emberscale_trainer.stream import Item, ItemKind, StreamLostError, StreamSender
+from emberscale_trainer.table import keys_of
+
+log = structlog.get_logger()
+
+_STALLED_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class RebuildProgress:
+    """How far a server is: bytes that it has sent, and once all are there the batches in the lost rows."""
+
+    sent_bytes: int = 0
+    applied: AppliedBatches | None = None
+
+
+class Rebuild:
+    """One server's part in the rebuild of a lost one, in a thread that ends with it."""
+
+    def __init__(
+        self, state: ServerState, group: Group, transfer: Transfer, token: str, context: ssl.SSLContext | None
+    ) -> None:
+        """`transfer` names the lost server, which is of the group, and the table with its successor."""
+        if transfer.lost is None or transfer.lost not in group.members:
+            raise NotHeldError("the lost server is not of this group")
+        self.move = transfer.number
+        self._state = state
+        self._group = group
+        self._lost = group.members.index(transfer.lost)
+        self._owned = Ownership.of(transfer.table, transfer.lost)
+        self._changed = threading.Condition()
+        self._progress = RebuildProgress()
+        self._problem = ""
+        self._closed = False
+        successor = transfer.table.servers[transfer.lost]
+        self._sender = StreamSender(
+            successor.data,
+            successor.incarnation,
+            token,
+            stream_of(transfer.number, transfer.index),
+            transfer.table.generation,
+            context,
+        )
+        threading.Thread(target=self._run, name="rebuild", daemon=True).start()
+
+    def progress(self, wait_seconds: float) -> RebuildProgress:
+        """Returns the progress, once all is sent or after the wait. Raises NotHeldError if it has failed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._progress.applied is not None or self._problem, wait_seconds)
+            if self._problem:
+                raise NotHeldError(f"the rebuild of move {self.move} has failed here: {self._problem}")
+            return self._progress
+
+    def close(self) -> None:
+        """Ends the stream and, soon, the thread; calls that wait fail."""
+        self._closed = True
+        self._sender.close()
+        self._fail("it is over")
+
+    def _fail(self, problem: str) -> None:
+        with self._changed:
+            self._problem = self._problem or problem
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        began = time.monotonic()
+        try:
+            applied = self._group.rebuild(self._lost)
+            rows = self._send()
+            self._sender.flush(_STALLED_SECONDS)
+        except (NotHeldError, StreamLostError, SourceOverError, TimeoutError, MemoryError, ValueError) as error:
+            if not self._closed:
+                log.warning("rebuild_failed", move=self.move, problem=str(error))
+            self._fail(str(error))
+            return
+        except BaseException as error:
+            self._fail(repr(error))
+            raise
+        with self._changed:
+            self._progress = RebuildProgress(self._progress.sent_bytes, applied)
+            self._changed.notify_all()
+        log.info("rows_rebuilt", move=self.move, rows=rows, seconds=round(time.monotonic() - began, 3))
+
+    def _send(self) -> int:
+        """Sends what the lost server owned; it may have had more rows, of a move before or one that came to nothing."""
+        rows = 0
+        for table, is_dense, found in self._group.rest():
+            records = found[self._owned.among(keys_of(found), is_dense)]
+            if not len(records):
+                continue
+            item = Item(ItemKind.ROWS, table, records)
+            self._sender.put(item, _STALLED_SECONDS)
+            rows += len(records)
+            with self._changed:
+                self._progress = RebuildProgress(self._progress.sent_bytes + item.nbytes)
+        return rows

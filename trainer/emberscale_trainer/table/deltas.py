@@ -1,0 +1,250 @@
+"""The log of what changes in a table's rows, as `old ^ new`: what parity of the rows is made of.
+
+A log has a fixed number of *lanes*, one for each server that holds parity of these rows; the segment of a row says
+which lane its deltas go to. A delta is `slot: uint32 | rows: uint16 | table: uint16 | old ^ new: uint8[rows, stride]`,
+little-endian, with the rows of consecutive slots. Deltas commute, and those of a row may come in any number.
+
+Rows that were there before the log are *filled in*: their bytes are a delta from nothing. They are filled in slot by
+slot, up to the slot below which changes are logged (`logged`), so that training goes on meanwhile: a change of a row
+that is still to be filled in need not be logged. `withdraw` is the way back, which leaves nothing of these rows in
+the parity. Whoever calls holds the lock of the store.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emberscale_trainer.table.compiled import entry, part
+from emberscale_trainer.table.memory import (
+    address_of,
+    copy,
+    load_int64,
+    load_uint32,
+    store_int64,
+    store_uint32,
+    zero,
+)
+from emberscale_trainer.table.slab import LOGGED, LOGS, NUMBER, PUSHES, SLOT_BITS, STRIDE, Segment
+
+DELTA_BYTES = 8
+"""Bytes of a delta before its rows."""
+
+EVERY_SLOT = 1 << 40
+"""More than the highest slot."""
+
+_MOST_ROWS = 0xFFFF
+_CHUNK_BYTES = 1 << 20
+"""Of the memory that a lane writes to before it takes more."""
+
+APPLIED = -1
+"""All deltas are applied."""
+MALFORMED = -2
+"""What follows is no delta of these tables."""
+
+TableDeltas = np.dtype(
+    [
+        ("stride", "<i8"),
+        ("slot_bits", "<i8"),
+        ("segment_rows", "<i8"),
+        ("blocks", "<i8"),  # address of int64[]: where the block of each segment is; 0: there is none yet
+        ("segments", "<i8"),  # length of it
+    ]
+)
+"""What `apply_deltas` knows of a table of the server whose deltas it applies."""
+
+_ENTRY_BYTES = TableDeltas.itemsize
+
+
+@part
+def begin_delta(table: int, slot: int, row: int) -> int:
+    """Begins the delta of a row that is about to change; returns where its bytes go, 0 where it is not logged.
+
+    A slot that holds no live row counts as all zero, whatever it holds.
+    """
+    if slot >= load_int64(table + LOGGED):
+        return 0
+    lane = load_int64(load_int64(table + LOGS) + 8 * (slot >> load_int64(table + SLOT_BITS)))
+    at = load_int64(lane)
+    stride = load_int64(table + STRIDE)
+    store_uint32(at, slot)
+    store_uint32(at + 4, 1 | load_int64(table + NUMBER) << 16)
+    if load_uint32(row + load_int64(table + PUSHES)) != 0:
+        copy(at + DELTA_BYTES, row, stride)
+    else:
+        zero(at + DELTA_BYTES, stride)
+    store_int64(lane, at + DELTA_BYTES + stride)
+    return at + DELTA_BYTES
+
+
+@part
+def end_delta(table: int, delta: int, row: int) -> None:
+    """Ends the delta of a row that has changed."""
+    if delta != 0:
+        _xor(delta, row, load_int64(table + STRIDE))
+
+
+@part
+def _xor(target: int, source: int, size: int) -> None:
+    """`size` is a multiple of 8."""
+    for at in range(0, size, 8):
+        store_int64(target + at, load_int64(target + at) ^ load_int64(source + at))
+
+
+@entry
+def apply_deltas(deltas: int, first: int, size: int, tables: int, table_count: int) -> int:
+    """Applies the deltas from offset `first` on to the blocks of `tables: TableDeltas[table_count]`.
+
+    Returns APPLIED, MALFORMED, or the offset of the first delta whose block is not there.
+    """
+    at = first
+    while at < size:
+        if size - at < DELTA_BYTES:
+            return MALFORMED
+        slot, word = load_uint32(deltas + at), load_uint32(deltas + at + 4)
+        rows, number = word & _MOST_ROWS, word >> 16
+        if number >= table_count:
+            return MALFORMED
+        table = tables + _ENTRY_BYTES * number
+        stride, bits = load_int64(table), load_int64(table + 8)
+        segment, row = slot >> bits, slot & ((1 << bits) - 1)
+        if row + rows > load_int64(table + 16) or size - at - DELTA_BYTES < rows * stride:
+            return MALFORMED
+        if segment >= load_int64(table + 32):
+            return at
+        block = load_int64(load_int64(table + 24) + 8 * segment)
+        if block == 0:
+            return at
+        _xor(block + stride * row, deltas + at + DELTA_BYTES, stride * rows)
+        at += DELTA_BYTES + stride * rows
+    return APPLIED
+
+
+class DeltaLog:
+    """The log of one store; `lane_of(table, segment)` says where the deltas of a segment go."""
+
+    def __init__(
+        self,
+        tables: NDArray[np.void],
+        segments: Sequence[Sequence[Segment]],
+        lanes: int,
+        lane_of: Callable[[int, int], int],
+    ) -> None:
+        """Begins a log of `tables: slab.TABLE[n]`, of which no row is filled in yet; the caller keeps `segments`."""
+        self._tables = tables
+        self._segments = segments
+        self._lane_of = lane_of
+        self._cells = np.zeros(lanes, np.int64)
+        self._chunks = [np.zeros(0, np.uint8) for _ in range(lanes)]
+        self._taken = [0] * lanes
+        self._full: list[list[NDArray[np.uint8]]] = [[] for _ in range(lanes)]
+        self._lanes_of = [np.zeros(0, np.int64) for _ in segments]
+        for lane in range(lanes):
+            self._begin_chunk(lane, 0)
+        for table in range(len(segments)):
+            self.add_segments(table)
+
+    def add_segments(self, table: int) -> None:
+        """Takes note of the segments that a table has got."""
+        count = len(self._segments[table])
+        known = self._lanes_of[table]
+        if count > len(known):
+            cells = address_of(self._cells)
+            added = [cells + 8 * self._lane_of(table, segment) for segment in range(len(known), count)]
+            self._lanes_of[table] = np.concatenate([known, np.array(added, np.int64)])
+            self._tables[table]["logs"] = address_of(self._lanes_of[table])
+
+    def make_room(self, size: int) -> None:
+        """Sees that deltas of `size` bytes, their headers included, can be written. Raises MemoryError."""
+        for lane, chunk in enumerate(self._chunks):
+            if address_of(chunk) + len(chunk) - int(self._cells[lane]) < size:
+                self._begin_chunk(lane, size)
+
+    def take(self) -> list[NDArray[np.uint8]]:
+        """The deltas that were written since the last call, lane by lane: uint8[]. They are the caller's."""
+        taken = []
+        for lane in range(len(self._chunks)):
+            parts = [*self._full[lane], self._rest(lane)]
+            self._full[lane] = []
+            self._taken[lane] = int(self._cells[lane]) - address_of(self._chunks[lane])
+            taken.append(parts[0] if len(parts) == 1 else np.concatenate(parts))
+        return taken
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all rows are filled in."""
+        return bool((self._tables["logged"] == EVERY_SLOT).all())
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no row is filled in."""
+        return not self._tables["logged"].any()
+
+    def fill(self, most_bytes: int) -> None:
+        """Fills in the next rows, about so many bytes of them. Raises MemoryError, and has then lost nothing."""
+        for table in range(len(self._tables)):
+            entry = self._tables[table]
+            first, end = int(entry["logged"]), int(entry["next_slot"])
+            if first == EVERY_SLOT:
+                continue
+            if first >= end:
+                entry["logged"] = EVERY_SLOT
+                continue
+            bits = int(entry["slot_bits"])
+            rest = min(end, (first >> bits << bits) + int(entry["segment_rows"])) - first
+            count = self._count(table, rest, most_bytes)
+            self._write(table, first, count)
+            following = first + count
+            in_segment = following & ((1 << bits) - 1)
+            entry["logged"] = following if in_segment < int(entry["segment_rows"]) else ((first >> bits) + 1) << bits
+            return
+
+    def withdraw(self, most_bytes: int) -> None:
+        """Takes the last rows that are filled in out again, about so many bytes of them. Raises as `fill` does."""
+        for table in range(len(self._tables)):
+            entry = self._tables[table]
+            end = min(int(entry["logged"]), int(entry["next_slot"]))
+            bits, segment_rows = int(entry["slot_bits"]), int(entry["segment_rows"])
+            if end & ((1 << bits) - 1) == 0 and end:  # the slots between two segments are none
+                end = ((end >> bits) - 1 << bits) + segment_rows
+            if end == 0:
+                entry["logged"] = 0
+                continue
+            in_segment = (end - 1 & ((1 << bits) - 1)) + 1
+            count = self._count(table, in_segment, most_bytes)
+            self._write(table, end - count, count)
+            entry["logged"] = end - count
+            return
+
+    def stop(self) -> None:
+        """Logs no more."""
+        self._tables["logged"] = 0
+
+    def _count(self, table: int, rows: int, most_bytes: int) -> int:
+        return min(rows, _MOST_ROWS, max(1, most_bytes // int(self._tables[table]["stride"])))
+
+    def _write(self, table: int, first: int, count: int) -> None:
+        """One delta of rows of one segment, from nothing or to nothing."""
+        entry = self._tables[table]
+        stride, bits = int(entry["stride"]), int(entry["slot_bits"])
+        size = DELTA_BYTES + count * stride
+        self.make_room(size)
+        segment, row = first >> bits, first & ((1 << bits) - 1)
+        lane = self._lane_of(table, segment)
+        at = int(self._cells[lane]) - address_of(self._chunks[lane])
+        delta = self._chunks[lane][at : at + size]
+        delta[:DELTA_BYTES] = np.array([first, count | table << 16], "<u4").view(np.uint8)
+        delta[DELTA_BYTES:] = self._segments[table][segment].rows[row : row + count].reshape(-1)
+        self._cells[lane] += size
+
+    def _rest(self, lane: int) -> NDArray[np.uint8]:
+        chunk = self._chunks[lane]
+        return chunk[self._taken[lane] : int(self._cells[lane]) - address_of(chunk)]
+
+    def _begin_chunk(self, lane: int, size: int) -> None:
+        chunk = np.empty(max(size, _CHUNK_BYTES), np.uint8)
+        rest = self._rest(lane) if len(self._chunks[lane]) else chunk[:0]
+        if len(rest):
+            self._full[lane].append(rest)
+        self._chunks[lane], self._taken[lane] = chunk, 0
+        self._cells[lane] = address_of(chunk)
