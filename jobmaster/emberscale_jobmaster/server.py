@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from emberscale_api import metrics
 from emberscale_api.environment import ProcessIdentity
 from emberscale_api.errors import UnavailableError
-from emberscale_api.job import RoleSpec, TrainingJob, TrainingJobSpec
+from emberscale_api.job import FaultToleranceStrategy, RoleSpec, TrainingJob, TrainingJobSpec
 from emberscale_api.job.roles import Role
 from emberscale_api.job.status import JobPhase
 from emberscale_api.rpc import master_pb2 as pb
@@ -27,6 +27,7 @@ from emberscale_jobmaster.brain_link import BrainLink
 from emberscale_jobmaster.conductor import Conductor
 from emberscale_jobmaster.messages import wire_member
 from emberscale_jobmaster.operations import CheckpointPurpose
+from emberscale_jobmaster.progress import in_parity
 from emberscale_jobmaster.runtime import JobRuntime
 from emberscale_jobmaster.service import STEERING, MasterService
 from emberscale_jobmaster.state import JobState, committed_samples, phase_of
@@ -191,6 +192,20 @@ class JobMetrics(Collector):
         yield CounterMetricFamily(metrics.LEASES_EXPIRED_TOTAL, "Lapsed leases", seen.lapses)
         yield CounterMetricFamily(metrics.RECOVERIES_TOTAL, "Roll-backs to a checkpoint", state.recoveries)
         yield from _flash(state, spec)
+        yield from _protection(state, spec)
+
+
+def _protection(state: JobState, spec: TrainingJobSpec) -> Iterator[Metric]:
+    if spec.fault_tolerance.strategy is not FaultToleranceStrategy.ERASURE_CODING:
+        return
+    protected, rebuilt = bool(in_parity(state)), state.rebuilt
+    yield GaugeMetricFamily(metrics.JOB_PROTECTED, "Whether any parameter server can be rebuilt from parity", protected)
+    yield CounterMetricFamily(metrics.JOB_REBUILDS_TOTAL, "Parameter servers rebuilt from parity", rebuilt.count)
+    yield GaugeMetricFamily(metrics.JOB_REBUILD_SECONDS, "Time that the last rebuild took", rebuilt.seconds)
+    move = state.move
+    if move is not None and move.lost is not None:
+        sent = sum(report.copied_bytes for report in move.copied.values())
+        yield GaugeMetricFamily(metrics.JOB_REBUILD_SENT_BYTES, "Bytes that the rebuild under way has sent", sent)
 
 
 def _flash(state: JobState, spec: TrainingJobSpec) -> Iterator[Metric]:

@@ -1,11 +1,19 @@
 import urllib.request
+from typing import cast
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.jobmaster.conftest import Cluster
+from tests.jobmaster.driven import Driven
 
 from emberscale_api import metrics
+from emberscale_api.job import TrainingJobSpec
+from emberscale_api.job.roles import Role
 from emberscale_api.rpc import master_pb2 as pb
+from emberscale_jobmaster.observations import Observations
+from emberscale_jobmaster.runtime import JobRuntime
+from emberscale_jobmaster.server import JobMetrics
+from emberscale_jobmaster.state import JobState
 
 
 def test_the_job_can_be_scraped(cluster: Cluster) -> None:
@@ -21,3 +29,37 @@ def test_the_job_can_be_scraped(cluster: Cluster) -> None:
     assert samples[metrics.JOB_PROGRESS_RATIO,] == 1.0
     assert samples[metrics.RECOVERIES_TOTAL,] == 0.0
     assert samples[metrics.LOSS,] == pytest.approx(0.05)
+
+
+class Still:
+    """A runtime at one moment of a driven job."""
+
+    def __init__(self, driven: Driven) -> None:
+        self._driven = driven
+
+    def view(self) -> tuple[JobState, Observations, TrainingJobSpec]:
+        return self._driven.job, self._driven.state.seen, self._driven.spec
+
+    def now(self) -> float:
+        return self._driven.now
+
+
+def test_protection_and_rebuilds_can_be_scraped() -> None:
+    driven = Driven(servers=3, interval=1000.0, parity=True)
+
+    def scraped() -> dict[str, float]:
+        families = JobMetrics(cast(JobRuntime, Still(driven))).collect()
+        return {sample.name: sample.value for family in families for sample in family.samples}
+
+    driven.start()
+    assert scraped()[metrics.JOB_PROTECTED] == 0
+    driven.train(4)
+    driven.pass_time(1)
+    assert scraped()[metrics.JOB_PROTECTED] == 1
+    driven.kill(Role.PS, 1)
+    assert scraped()[metrics.JOB_PROTECTED] == 0
+    driven.join(Role.PS, 1)
+    driven.pass_time(1)
+    after = scraped()
+    assert (after[metrics.JOB_PROTECTED], after[metrics.JOB_REBUILDS_TOTAL]) == (1, 1)
+    assert after[metrics.JOB_REBUILD_SECONDS] == driven.job.rebuilt.seconds

@@ -18,6 +18,7 @@ from emberscale_api.rpc import master_pb2 as pb
 from emberscale_operator.local import RunView
 from emberscale_trainer.data.synthetic import DatasetSpec, write_dataset
 from emberscale_trainer.server.metrics import ServerMetrics
+from emberscale_trainer.server.protection import RowProtection
 from emberscale_trainer.server.state import ServerState
 from emberscale_trainer.worker.statistics import WorkerMetrics, WorkerStatistics
 
@@ -78,7 +79,8 @@ def test_what_the_processes_serve_is_what_a_profile_needs() -> None:
     statistics.planned(26, 13)
     statistics.moved(100, 50)
     registry.register(WorkerMetrics(statistics))
-    ServerMetrics(ServerState(), servers)
+    state = ServerState()
+    ServerMetrics(state, RowProtection(state, "secret"), servers)
     status = pb.JobStatus(phase=pb.TRAINING)
     serving = []
     for role, exposed in ((pb.WORKER, registry), (pb.PS, servers)):

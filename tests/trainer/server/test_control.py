@@ -61,9 +61,9 @@ class Server:
     def __init__(self) -> None:
         self.job = make_job()
         self.state = ServerState()
-        self.control = ParameterServerControl(
-            0, "i", self.state, RowMover(self.state, "secret"), ServerMetrics(self.state, CollectorRegistry())
-        )
+        mover = RowMover(self.state, "secret")
+        metrics = ServerMetrics(self.state, mover.protection, CollectorRegistry())
+        self.control = ParameterServerControl(0, "i", self.state, mover, metrics)
         resolved = resolve_model(self.job.spec)
         parameters = len(flat_copy(build_model(self.job.spec.model, resolved, 0)))
         self.length = piece_length(parameters)

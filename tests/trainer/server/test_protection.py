@@ -9,13 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from prometheus_client import CollectorRegistry
 
+from emberscale_api import metrics
 from emberscale_api.job import InitializerSpec, OptimizerSpec, OptimizerType, TableSpec
 from emberscale_api.routing import DENSE_PIECES, PsAddress, RoutingTable, buckets_of, piece_length
 from emberscale_api.wire import Header, Kind, Status
 from emberscale_trainer.partition import AppliedBatches, Ownership
 from emberscale_trainer.server.barrier import NotHeldError
 from emberscale_trainer.server.core import Assignment
+from emberscale_trainer.server.metrics import ServerMetrics
 from emberscale_trainer.table import DensePieces, Reader, TableStore
 from eventually import eventually
 from moves import EVERYTHING, SECONDS, MovingServer, table_of
@@ -214,6 +217,21 @@ def test_a_push_is_answered_only_when_all_other_servers_have_its_deltas(make_ser
         assert not answered.wait(0.3)
     pushing.join(SECONDS)
     assert answered.is_set()
+
+
+def test_what_a_server_sends_and_holds_can_be_scraped(make_servers: Callable[[int], Servers]) -> None:
+    servers, registry = make_servers(2), CollectorRegistry()
+    server = servers.serving[0]
+    ServerMetrics(server.state, server.mover.protection, registry)
+    assert registry.get_sample_value(metrics.PS_PARITY_LAG_ITEMS) is None
+    servers.protect()
+    before = registry.get_sample_value(metrics.PS_PARITY_DELTAS_TOTAL) or 0.0
+    servers.push(servers.batch())
+    assert registry.get_sample_value(metrics.PS_PARITY_DELTAS_TOTAL) == before + 1
+    assert (registry.get_sample_value(metrics.PS_PARITY_SENT_BYTES_TOTAL) or 0.0) > 100 * 4
+    assert registry.get_sample_value(metrics.PS_PARITY_LAG_ITEMS) == 0
+    servers.push(servers.batch())  # says that the batch before is settled
+    assert (registry.get_sample_value(metrics.PS_PARITY_BYTES) or 0.0) > 0
 
 
 def test_what_a_lost_server_did_not_get_to_all_others_is_undone(make_servers: Callable[[int], Servers]) -> None:

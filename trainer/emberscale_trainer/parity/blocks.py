@@ -41,12 +41,9 @@ class ParityBlocks:
         self._member = member
         self._shapes = tuple(tables)
         self._blocks: dict[tuple[int, int], Segment] = {}
-        self._directories = {source: _Directory(self._shapes) for source in range(layout.members) if source != member}
-
-    @property
-    def nbytes(self) -> int:
+        self.nbytes = 0
         """Bytes of all blocks; what was never written takes no memory."""
-        return sum(block.rows.nbytes for block in self._blocks.values())
+        self._directories = {source: _Directory(self._shapes) for source in range(layout.members) if source != member}
 
     def apply(self, source: int, deltas: NDArray[np.uint8]) -> None:
         """Applies deltas of another member.
@@ -86,6 +83,7 @@ class ParityBlocks:
             shape = self._shapes[table]
             block = Segment(shape.segment_rows, shape.layout.stride, huge=segment > 0)
             self._blocks[table, stripe] = block
+            self.nbytes += block.rows.nbytes
         self._directories[source].put(table, segment, block.address)
 
 

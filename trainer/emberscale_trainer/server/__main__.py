@@ -48,7 +48,7 @@ def _serve(identity: ProcessIdentity, stopping: threading.Event) -> int:
     context = identity.certificates.server_context if identity.certificates is not None else None
     peers = identity.certificates.client_context if identity.certificates is not None else None
     mover = RowMover(state, identity.token, peers)
-    metrics = ServerMetrics(state, registry)
+    metrics = ServerMetrics(state, mover.protection, registry)
     flash = FlashStore(identity.flash_redis_url, identity.job_uid) if identity.flash_redis_url else None
     control = ParameterServerControl(identity.index, identity.incarnation, state, mover, metrics, flash)
     master_pb2_grpc.add_ParameterServerServicer_to_server(control, grpc_server)

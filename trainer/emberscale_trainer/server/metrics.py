@@ -7,14 +7,16 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from emberscale_api import metrics
+from emberscale_trainer.server.protection import RowProtection
 from emberscale_trainer.server.state import ServerState
 
 
 class ServerMetrics(Collector):
-    """Counters of the state, read when scraped, and measurements of checkpoints."""
+    """Counters of the state and of its protection, read when scraped, and measurements of checkpoints."""
 
-    def __init__(self, state: ServerState, registry: CollectorRegistry) -> None:
+    def __init__(self, state: ServerState, protection: RowProtection, registry: CollectorRegistry) -> None:
         self._state = state
+        self._protection = protection
         self._snapshot_pause = Histogram(
             metrics.SNAPSHOT_PAUSE_SECONDS,
             "Seconds for which pushes were held beyond settling, for a snapshot",
@@ -70,6 +72,20 @@ class ServerMetrics(Collector):
             evicted.add_metric([table], counts.evicted)
         yield from (admitted, refused, evicted)
         yield GaugeMetricFamily(metrics.TABLE_BYTES, "Memory of the tables", value=figures.table_bytes)
+        yield from self._parity()
+
+    def _parity(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
+        figures = self._protection.figures()
+        if figures is None:
+            return
+        lag = "Items of deltas that a server which holds their parity has yet to acknowledge"
+        yield GaugeMetricFamily(metrics.PS_PARITY_LAG_ITEMS, lag, value=figures.lag_items)
+        sent = "Items of deltas sent to the servers that hold their parity"
+        yield CounterMetricFamily(metrics.PS_PARITY_DELTAS_TOTAL, sent, value=figures.sent_items)
+        yield CounterMetricFamily(metrics.PS_PARITY_SENT_BYTES_TOTAL, "Bytes of these items", value=figures.sent_bytes)
+        yield GaugeMetricFamily(
+            metrics.PS_PARITY_BYTES, "Memory of the parity held for other servers", value=figures.held_bytes
+        )
 
 
 def stage_seconds(state: ServerState) -> dict[str, float]:

@@ -20,6 +20,7 @@ from emberscale_api.routing import RoutingTable
 from emberscale_trainer.parity import Holding, ParityBlocks, ParityLayout, SourceOverError, TableShape
 from emberscale_trainer.partition import AppliedBatches
 from emberscale_trainer.server.barrier import NotHeldError
+from emberscale_trainer.server.reports import ParityFigures, ParityTotals
 from emberscale_trainer.server.state import ServerState
 from emberscale_trainer.stream import Item, ItemKind, StreamLostError, StreamSender
 from emberscale_trainer.stream.receiver import Deliver
@@ -50,7 +51,8 @@ class Group:
         table: RoutingTable,
         index: int,
         token: str,
-        context: ssl.SSLContext | None = None,
+        context: ssl.SSLContext | None,
+        totals: ParityTotals,
     ) -> None:
         """The caller holds the lock of the state, which serves rows under this table."""
         members = tuple(server.index for server in table.owners)
@@ -59,6 +61,7 @@ class Group:
         self.me = members.index(index)
         self.changed = threading.Condition()
         self._state = state
+        self._totals = totals
         self._over = False
         self._whole = False
         self._lost: int | None = None
@@ -89,6 +92,11 @@ class Group:
     def is_whole(self) -> bool:
         """Whether all rows of this server are protected."""
         return self._whole and self._lost is None and not self._over
+
+    @property
+    def lag(self) -> int:
+        """How many of its items the holder that is furthest behind has yet to acknowledge."""
+        return self._put - self._settled()
 
     # What this server sends
 
@@ -131,12 +139,14 @@ class Group:
             if member not in (self.me, self._lost):
                 try:
                     self._senders[member].put(item, _WAIT_SECONDS)
+                    self._totals.items += 1
+                    self._totals.bytes += item.nbytes
                 except StreamLostError:
                     continue  # `settle` waits for the master
 
     def _settled(self) -> int:
         counts = [one.acknowledged_count for member, one in self._senders.items() if member != self._lost]
-        return min(counts, default=0)
+        return min(counts, default=self._put)
 
     def _fill(self) -> None:
         """Protects the rows that were there before, piece by piece."""
@@ -257,6 +267,7 @@ class RowProtection:
         self._token = token
         self._context = context
         self._changed = threading.Condition()
+        self._totals = ParityTotals()
         self._group: Group | None = None
 
     @property
@@ -270,6 +281,13 @@ class RowProtection:
         """The group of the newest table."""
         return self._group
 
+    def figures(self) -> ParityFigures | None:
+        """The figures of this moment; None where no parity is kept."""
+        group, totals = self._group, self._totals
+        if group is None:
+            return None
+        return ParityFigures(group.lag, totals.items, totals.bytes, group.holding.blocks.nbytes)
+
     def form(self, table: RoutingTable, index: int) -> None:
         """Begins the group of a table that is in force here, unless it or a later one has begun."""
         with self._state.lock, self._changed:
@@ -278,7 +296,7 @@ class RowProtection:
             owners = [server.index for server in table.owners]
             self._group = None
             if index in owners and len(owners) > 1:
-                self._group = Group(self._state, table, index, self._token, self._context)
+                self._group = Group(self._state, table, index, self._token, self._context, self._totals)
             self._state.guarded_by(self._group)
             self._changed.notify_all()
 

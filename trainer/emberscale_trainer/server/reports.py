@@ -36,6 +36,29 @@ class Figures:
     admission: Mapping[str, AdmissionCounts] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
+class ParityTotals:
+    """What a server has sent for parity since it started, under all routing tables: items, and their bytes."""
+
+    items: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class ParityFigures:
+    """A server's part in the parity of its job.
+
+    * `lag_items`: items that a server which holds their parity has yet to acknowledge; of the server furthest behind.
+    * `sent_items`, `sent_bytes`: as in `ParityTotals`.
+    * `held_bytes`: memory of the parity that is held here for others.
+    """
+
+    lag_items: int
+    sent_items: int
+    sent_bytes: int
+    held_bytes: int
+
+
 @dataclass(frozen=True, eq=False)
 class Taken:
     """The rows as of a barrier that ended with a snapshot.
